@@ -1,18 +1,14 @@
-"""Updates of large parameters on the CPU, a block at a time."""
+"""Updates of all parameters in one pass on the CPU: chainer_compat/updates.py."""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
-from chainer_compat._patch import patch
-
-if TYPE_CHECKING:
-    import numpy as np
-
-#: Elements. The temporary arrays of a block stay in the cache of a core.
-BLOCK = 1 << 14
+from chainer_compat._patch import edit, patch
 
 #: Rules that compute each element by itself, and change their states in place.
 RULES = {
@@ -28,13 +24,28 @@ RULES = {
 }
 
 
-class _Block:
-    """A part of a parameter, as update rules use it."""
+@patch('chainer')
+def fused_updates(module: ModuleType) -> None:
+    """All versions: CHAINER_FUSED_UPDATES sets the new option ``chainer.config.fused_updates``."""
+    module.global_config.fused_updates = os.environ.get('CHAINER_FUSED_UPDATES', '1') != '0'
 
-    def __init__(self, data: np.ndarray, grad: np.ndarray) -> None:
-        self.data = data
-        self.grad = grad
-        self.dtype = data.dtype
+
+@edit('chainer.optimizer')
+def updates_in_one_pass() -> dict[str, str]:
+    """All versions: an update called the rule of each parameter.
+
+    For small parameters, most of the time was spent in calls; for large ones, it was memory-bound.
+    Without PyTorch, results are bitwise identical.
+    """
+    return {
+        'for param in self.target.params():\n                param.update()':
+            'from chainer_compat.updates import update\n            update(self.target.params())',
+        "for name, param in self.target.namedparams(False):\n"
+        "            with variable._AllowArrayAccessWithNonstandardLayout():":
+            "for param in self.target.params(False):\n"
+            "            if param._grad is not None: continue\n"
+            "            with variable._AllowArrayAccessWithNonstandardLayout():",
+    }
 
 
 @patch(*RULES)
@@ -43,34 +54,39 @@ def updates_in_blocks(module: Any) -> None:
 
     It was memory-bound. Results are bitwise identical.
     """
+    from chainer_compat import updates
+    from chainer_compat.torch_kernels.dispatch import with_kernel
+
     rule = getattr(module, RULES[module.__name__])
-    rule.update_core_cpu = _in_blocks(rule.update_core_cpu)
+    rule.update_core_cpu = with_kernel('updates.update_core')(_in_blocks(rule.update_core_cpu))
+    updates.cores.add(rule.update_core_cpu)
 
 
 def _in_blocks(update: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    from chainer_compat import updates
 
     @functools.wraps(update)
     def update_core_cpu(self: Any, param: Any) -> None:
         whole = self.state
         states = whole or {}
         arrays = [param.data, param.grad, *states.values()]
-        if not _is_divisible(arrays):
+        if not _is_divisible(arrays, updates.BLOCK):
             return update(self, param)
         data, grad, *flat = [array.reshape(-1) for array in arrays]
         try:
-            for start in range(0, data.size, BLOCK):
-                part = slice(start, start + BLOCK)
+            for start in range(0, data.size, updates.BLOCK):
+                part = slice(start, start + updates.BLOCK)
                 self._state = {name: state[part] for name, state in zip(states, flat, strict=True)}
-                update(self, _Block(data[part], grad[part]))
+                update(self, updates.Block(data[part], grad[part]))
         finally:
             self._state = whole
 
     return update_core_cpu
 
 
-def _is_divisible(arrays: list[Any]) -> bool:
+def _is_divisible(arrays: list[Any], block: int) -> bool:
     import numpy as np
 
     data = arrays[0]
-    return all(type(array) is np.ndarray and array.size == data.size > BLOCK
+    return all(type(array) is np.ndarray and array.size == data.size > block
                and array.flags.c_contiguous for array in arrays)

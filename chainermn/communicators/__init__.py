@@ -20,7 +20,7 @@ from chainermn._operations import common_error
 from chainermn._operations.call import entered
 from chainermn._operations.exceptions import CollectiveMismatchError
 from chainermn._operations.ranks import ranks_text
-from chainermn._process import lazy_names
+from chainermn._process import cpu, lazy_names
 from chainermn._process.mpi import MPI
 from chainermn._types import Object
 from chainermn.communicators import (  # noqa: F401  (they need no GPU)
@@ -163,7 +163,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     call = f'create_communicator({name!r}' + ''.join(
         f', {item}={value!r}' for item, value in sorted(config.items())) + ')'
     ranks = rank_info.exchange(
-        mpi_comm, Arguments(call, failure, lacks_nccl, _has_torch()))
+        mpi_comm, Arguments(call, failure, lacks_nccl, _has_torch(), cpu.vector_instructions()))
     arguments = [each.arguments for each in ranks if each.arguments is not None]
     calls, failures = [each.call for each in arguments], [each.failure for each in arguments]
     common = None
@@ -179,6 +179,9 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         if communicator_class is not _class_of('pure_nccl'):
             config.pop('allreduce_grad_dtype', None)
     assert communicator_class is not None
+    if len({(each.has_torch, each.cpu) for each in arguments}) > 1:
+        # PyTorch's updates would differ in rounding, and so the replicas of the model.
+        chainer.global_config.fused_updates = False
     with rank_info.exchanged(mpi_comm, ranks):
         communicator = communicator_class(mpi_comm=mpi_comm)
     for item, value in config.items():

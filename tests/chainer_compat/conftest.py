@@ -1,5 +1,6 @@
 """Gives the tests of chainer_compat a fresh Python each, with warnings as errors."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -25,3 +26,26 @@ def python(tmp_path: pathlib.Path) -> Callable[..., str]:
         return result.stdout.strip() if check else f'{result.returncode} {result.stdout}'
 
     return run
+
+
+@pytest.fixture
+def operators():
+    """Return a context that fills a set with the names of the operators that PyTorch runs."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Recorder(TorchDispatchMode):
+        def __init__(self, names):
+            super().__init__()
+            self.names = names
+
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            self.names.add(operator.overloadpacket.__name__)
+            return operator(*args, **(kwargs or {}))
+
+    @contextlib.contextmanager
+    def record():
+        names = set()
+        with Recorder(names):
+            yield names
+
+    return record

@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 import chainermn
 from chainermn import communicators
+from chainermn._process import cpu
 from chainermn.communicators import (
     _CLASSES,
     CommunicatorBase,
@@ -55,6 +56,7 @@ def test_auto_is_flat_unless_every_rank_has_nccl(caplog, monkeypatch, same_error
 
 def test_a_rank_without_torch_gives_one_warning(monkeypatch):
     """Warnings are errors here, so the other ranks print none."""
+    monkeypatch.setattr(chainer.global_config, 'fused_updates', True)
     monkeypatch.setattr('importlib.util.find_spec', lambda name: object())
     is_without = WORLD.rank == WORLD.size - 1
     expected = contextlib.nullcontext()
@@ -66,6 +68,17 @@ def test_a_rank_without_torch_gives_one_warning(monkeypatch):
         assert [warning.filename for warning in caught] == [__file__]
     with chainer.using_config('use_torch', 'never'):
         create_communicator('naive').finalize()
+
+
+@pytest.mark.parametrize('capability', ['default', 'avx2'])
+def test_different_processors_disable_updates_by_pytorch(capability, monkeypatch):
+    """They round differently, so that the replicas of a model would diverge."""
+    monkeypatch.setattr(chainer.global_config, 'fused_updates', True)
+    is_other = WORLD.rank == WORLD.size - 1 and capability == 'default'
+    monkeypatch.setenv('ATEN_CPU_CAPABILITY', capability if is_other else 'avx2')
+    monkeypatch.setattr(cpu, 'vector_instructions', cpu.vector_instructions.__wrapped__)
+    create_communicator('naive').finalize()
+    assert chainer.config.fused_updates == (capability == 'avx2' or WORLD.size == 1)
 
 
 def test_auto_needs_the_same_arguments_on_all_ranks(same_error):

@@ -1,36 +1,11 @@
 """Compares Chainer's functions with and without PyTorch's kernels."""
 
-import contextlib
-
 import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
 
 TOLERANCE = {'e': 1e-2, 'f': 2e-4, 'd': 1e-9}
-
-
-@pytest.fixture
-def operators():
-    """Return a context that fills a set with the names of the operators that PyTorch runs."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Recorder(TorchDispatchMode):
-        def __init__(self, names):
-            super().__init__()
-            self.names = names
-
-        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-            self.names.add(operator.overloadpacket.__name__)
-            return operator(*args, **(kwargs or {}))
-
-    @contextlib.contextmanager
-    def record():
-        names = set()
-        with Recorder(names):
-            yield names
-
-    return record
 
 
 @pytest.fixture

@@ -1,0 +1,144 @@
+"""Updates of many parameters by PyTorch's fused optimizers, with Chainer's formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from chainer import config
+from chainer.optimizers.ada_grad import AdaGradRule
+from chainer.optimizers.adam import AdamRule
+from chainer.optimizers.momentum_sgd import MomentumSGDRule
+from chainer.optimizers.sgd import SGDRule
+
+from chainer_compat.torch_kernels.arrays import tensor
+from chainer_compat.torch_kernels.dispatch import Unsupported
+
+if TYPE_CHECKING:
+    from chainer_compat.updates import Array, Member
+
+    #: A function of lists of tensors: data, gradients and each state.
+    Kernel = Callable[..., None]
+
+
+def update_group(rule: Any, members: list[Member], grads: list[Array]) -> None:
+    """Update parameters with equal rules.
+
+    Raises:
+        Unsupported: For other rules, and unless ``chainer.config.fused_updates``.
+    """
+    call = _kernel(rule, len(members))
+    for member in members:
+        if member.tensors is None:
+            member.tensors = [torch.from_numpy(array) for array in (member.data, *member.states)]
+    data, *states = zip(*[member.tensors for member in members], strict=True)
+    call(data, [torch.from_numpy(grad) for grad in grads], *states)
+
+
+def update_core(rule: Any, param: Any) -> None:
+    """Update one parameter with the same rounding, as ``UpdateRule.update_core_cpu``.
+
+    Ranks must get the same bits, also if only one has a hook of the parameter, for example.
+
+    Raises:
+        Unsupported: As above, and for other dtypes.
+    """
+    arrays = [param.data, *(rule.state or {}).values()]
+    if not all(type(array) is np.ndarray and array.shape == arrays[0].shape
+               and array.dtype == arrays[0].dtype for array in [*arrays, param.grad]):
+        raise Unsupported  # a missing gradient, for example
+    call = _kernel(rule, 1)
+    used = [array if array.flags.carray else array.copy() for array in arrays]
+    call(*([tensor(array)] for array in (used[0], param.grad, *used[1:])))
+    for array, result in zip(arrays, used, strict=True):
+        if array is not result:
+            array[...] = result
+
+
+def _kernel(rule: Any, n: int) -> Kernel:
+    kernel = KERNELS.get(type(rule).update_core_cpu)
+    if kernel is None or not getattr(config, 'fused_updates', False):
+        raise Unsupported
+    return kernel(rule, [*rule._state], n)
+
+
+def _numbers(rule: Any, *names: str) -> list[float]:
+    values = [getattr(rule.hyperparam, name) for name in names]
+    if not all(isinstance(value, float | int) for value in values):
+        raise Unsupported  # arrays, for example
+    return [float(value) for value in values]
+
+
+def _adam(rule: Any, names: list[str], n: int) -> Kernel:
+    alpha, beta1, beta2, eps, eta, decay = _numbers(
+        rule, 'alpha', 'beta1', 'beta2', 'eps', 'eta', 'weight_decay_rate')
+    amsgrad = bool(rule.hyperparam.amsgrad)
+    if (rule.hyperparam.adabound or names != ['m', 'v', 'vhat'][:2 + amsgrad]
+            or (decay and not alpha) or type(rule).alpha_t is not AdamRule.alpha_t):
+        raise Unsupported
+    rule._check_eps(rule._state['m'].dtype.type)
+    steps = [torch.tensor(float(rule.t))] * n
+    options = {
+        'lr': alpha * eta, 'beta1': beta1, 'beta2': beta2,
+        # Chainer's eps is added to v before the correction of its bias.
+        'eps': eps / math.sqrt(1 - beta2 ** rule.t),
+        'weight_decay': decay / alpha if decay else 0., 'amsgrad': amsgrad, 'maximize': False}
+    function = torch._fused_adamw_ if decay else torch._fused_adam_
+    empty: list[torch.Tensor] = []
+
+    def call(data: Any, grads: Any, m: Any, v: Any, vhat: Any = empty) -> None:
+        function(data, grads, m, v, vhat, steps, **options)
+
+    return call
+
+
+def _ada_grad(rule: Any, names: list[str], n: int) -> Kernel:
+    if names != ['h']:
+        raise Unsupported
+    lr, eps = _numbers(rule, 'lr', 'eps')
+    steps = [torch.tensor(float(rule.t)) for _ in range(n)]
+
+    def call(data: Any, grads: Any, h: Any) -> None:
+        torch._fused_adagrad_(data, grads, h, steps, lr=lr, lr_decay=0., weight_decay=0., eps=eps,
+                              maximize=False)
+
+    return call
+
+
+def _momentum_sgd(rule: Any, names: list[str], n: int) -> Kernel:
+    if names != ['v']:
+        raise Unsupported
+    lr, momentum = _numbers(rule, 'lr', 'momentum')
+    if not momentum:
+        raise Unsupported  # PyTorch has no velocity then
+
+    def call(data: Any, grads: Any, v: Any) -> None:
+        # Chainer's velocity contains the learning rate.
+        torch._fused_sgd_(data, grads, v, lr=-1., momentum=momentum, dampening=1 + lr, **_SGD)
+
+    return call
+
+
+def _sgd(rule: Any, names: list[str], n: int) -> Kernel:
+    if names:
+        raise Unsupported
+    lr, = _numbers(rule, 'lr')
+
+    def call(data: Any, grads: Any) -> None:
+        torch._fused_sgd_(data, grads, [], lr=lr, momentum=0., dampening=0., **_SGD)
+
+    return call
+
+
+_SGD: dict[str, Any] = {
+    'weight_decay': 0., 'nesterov': False, 'maximize': False, 'is_first_step': False}
+
+KERNELS: dict[Any, Callable[[Any, list[str], int], Kernel]] = {
+    AdaGradRule.update_core_cpu: _ada_grad,
+    AdamRule.update_core_cpu: _adam,
+    MomentumSGDRule.update_core_cpu: _momentum_sgd,
+    SGDRule.update_core_cpu: _sgd,
+}
