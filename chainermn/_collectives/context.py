@@ -95,7 +95,8 @@ class Context:
         self._to_free: list[Callable[[], object]] = [
             functools.partial(lifecycle.remove_check, self.check),
             signatures.Free, self.mpi_comm.Free]
-        lifetime.hold(self.messages, self.check.record.key, self._to_free, self.messages.pending)
+        lifetime.hold(self.messages, self.check.record.key, self._to_free, self.messages.pending,
+                      self.messages.record)
         self.topology = topology.of(self.rank, [each.place for each in ranks])
         self.group = Group(self.mpi_comm, self.topology, weakref.ref(self.check.record),
                            prepared=_prepared_by(self.check))

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from chainermn._diagnostics.flight_recorder import Key
+from chainermn._diagnostics.flight_recorder import Key, MessageRecord
 from chainermn._process import runtime
 from chainermn._process.mpi import MPI
 from chainermn._transport.pending import Pending
@@ -26,6 +26,7 @@ class _Resources(NamedTuple):
 
     free: list[Callable[[], object]]  # collective
     pending: Pending  # messages that may still be in flight
+    messages: MessageRecord  # for which other ranks may wait: kept for the search for deadlocks
 
 
 class _Communicators(runtime.ProcessState):
@@ -37,7 +38,8 @@ class _Communicators(runtime.ProcessState):
         self.collect_at = _COLLECT_EVERY  # number of held communicators
 
 
-def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pending) -> None:
+def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pending,
+         messages: MessageRecord) -> None:
     """Record the resources to free once ``owner``, a part of a communicator, is unreferenced.
 
     Args:
@@ -45,9 +47,10 @@ def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pen
         key: The key of the communicator.
         free: Called in this order, on all ranks; the list may still grow.
         pending: The communicator is not freed before these messages are received.
+        messages: Its flight record of messages.
     """
     communicators = runtime.get(_Communicators)
-    communicators.held[key] = _Resources(free, pending)
+    communicators.held[key] = _Resources(free, pending, messages)
     weakref.finalize(owner, communicators.unreferenced.add, key).atexit = False
 
 

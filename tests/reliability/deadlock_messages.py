@@ -1,5 +1,6 @@
 """Deadlocks of messages."""
 
+import gc
 import threading
 
 from deadlock_case import ARRAY, LARGE, deadlock
@@ -256,3 +257,15 @@ def on_a_split_communicator(comm, second):
         reverse.recv(1, 0)  # 1 waits for 0
     else:
         reverse.recv(0, 0)  # 0 waits for 1
+
+
+@deadlock(2)
+def of_a_communicator_without_references(comm):
+    """Rank 1 has dropped the communicator of the message, which is not freed, as rank 0 uses it."""
+    own = comm.split(0, comm.rank)
+    if comm.rank == 0:
+        own.recv(1, 0)  # 0 waits for 1
+    else:
+        del own
+        gc.collect()
+        comm.recv(0, 0)  # 1 waits for 0
