@@ -121,6 +121,17 @@ def progress_bar_arguments() -> dict[str, str]:
     }
 
 
+@edit('chainer.training.triggers.minmax_value_trigger')
+def best_value_without_values() -> dict[str, str]:
+    """All versions: MinValueTrigger and MaxValueTrigger failed after resuming.
+
+    If the extension that saves the trainer ran before them, they fire again in the next iteration,
+    without a new value.
+    """
+    return {'value = float(stats[key])': 'if key not in stats: return False\n'
+                                         '        value = float(stats[key])'}
+
+
 @edit('chainer.training.extensions.parameter_statistics')
 def parameter_without_gradient() -> dict[str, str]:
     """All versions: ParameterStatistics failed if a parameter had no gradient, or no data yet.

@@ -237,6 +237,14 @@ Normal = chainer.distributions.MultivariateNormal
 normal = Normal(numpy.zeros(2, 'f'), scale_tril=numpy.eye(2, dtype='f'))
 assert numpy.isfinite(normal.log_prob(numpy.ones(2, 'f')).array)
 ''',
+    'best_value_without_values': '''
+import chainer, types
+trigger = chainer.training.triggers.MinValueTrigger('loss', (1, 'iteration'))
+trainer = types.SimpleNamespace(updater=types.SimpleNamespace(iteration=1), observation={})
+assert trigger(trainer) is False
+trainer.updater.iteration, trainer.observation['loss'] = 2, .5
+assert trigger(trainer) is True
+''',
     'dtype_of_clip': KERNEL + '''
 from chainer.functions.math.clip import Clip
 clip = Clip(numpy.zeros(1, 'f'), numpy.ones(1, 'f'))
@@ -346,6 +354,7 @@ TESTS = {
     'parameter_without_gradient': [
         '../extensions/test_parameter_statistics.py::test_accumulated_gradients'],
     'variable_statistics_state': [RESUMED + '::test_every_extension_and_trigger'],
+    'best_value_without_values': [RESUMED + '::test_every_extension_and_trigger'],
     'shift_state': [RESUMED + '::test_every_extension_and_trigger'],
     'finished_shift': [RESUMED + '::test_every_extension_and_trigger'],
     'autoload_first': ['../extensions/test__multi_node_snapshot.py::'
