@@ -7,6 +7,9 @@ from chainer_compat.shims import (
     iterator_state,
     numpy_changes,
     old_arguments,
+    old_links,
+    old_names,
+    old_optimizers,
     optimizer_states,
     optimizer_updates,
     protobuf_changes,
@@ -15,6 +18,7 @@ from chainer_compat.shims import (
     saved_state,
     scipy_changes,
     setuptools_changes,
+    volatile,
 )
 
 __all__ = [
@@ -24,6 +28,9 @@ __all__ = [
     'iterator_state',
     'numpy_changes',
     'old_arguments',
+    'old_links',
+    'old_names',
+    'old_optimizers',
     'optimizer_states',
     'optimizer_updates',
     'protobuf_changes',
@@ -32,4 +39,5 @@ __all__ = [
     'saved_state',
     'scipy_changes',
     'setuptools_changes',
+    'volatile',
 ]
