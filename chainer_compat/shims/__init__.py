@@ -3,6 +3,7 @@
 from chainer_compat.shims import (
     chainer_bugs,
     cupy_changes,
+    dialect,
     iterator_errors,
     iterator_state,
     numpy_changes,
@@ -21,6 +22,7 @@ from chainer_compat.shims import (
 __all__ = [
     'chainer_bugs',
     'cupy_changes',
+    'dialect',
     'iterator_errors',
     'iterator_state',
     'numpy_changes',
@@ -35,3 +37,5 @@ __all__ = [
     'scipy_changes',
     'setuptools_changes',
 ]
+
+dialect.register()
