@@ -3,6 +3,7 @@
 from chainer_compat.shims import (
     chainer_bugs,
     cupy_changes,
+    dialect,
     iterator_errors,
     iterator_state,
     numpy_changes,
@@ -10,6 +11,7 @@ from chainer_compat.shims import (
     old_links,
     old_names,
     old_optimizers,
+    old_pickles,
     optimizer_states,
     optimizer_updates,
     protobuf_changes,
@@ -24,6 +26,7 @@ from chainer_compat.shims import (
 __all__ = [
     'chainer_bugs',
     'cupy_changes',
+    'dialect',
     'iterator_errors',
     'iterator_state',
     'numpy_changes',
@@ -31,6 +34,7 @@ __all__ = [
     'old_links',
     'old_names',
     'old_optimizers',
+    'old_pickles',
     'optimizer_states',
     'optimizer_updates',
     'protobuf_changes',
@@ -41,3 +45,5 @@ __all__ = [
     'setuptools_changes',
     'volatile',
 ]
+
+dialect.register()

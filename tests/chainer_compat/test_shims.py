@@ -296,6 +296,7 @@ except AttributeError as e:
 # What tests that the modules of a shim behave. A new shim needs a line here, and a program in USES
 # if these tests need a GPU, start processes, or pass without it.
 RESUMED = '../extensions/test_resumed_logs.py'
+OLD_SNAPSHOTS = 'old_snapshots/test_old_snapshots.py::'
 
 TESTS = {
     'atomic_add_of_float16': ['shims/test_cupy_changes.py::test_binary_hierarchical_softmax',
@@ -377,6 +378,13 @@ TESTS = {
     'arguments_without_effect': ['shims/test_old_arguments.py::test_values_without_effect'],
     'old_arguments': ['shims/test_old_arguments.py::test_the_same_bits',
                       'shims/test_old_arguments.py::test_one_warning_per_line'],
+    **dict.fromkeys(['best_value', 'dumped_graph', 'shift_of_version_1'], (
+        f'{OLD_SNAPSHOTS}test_trainer',)),
+    **dict.fromkeys(['objects_not_in_hdf5', 'text_of_python_2', 'updates_of_parameters'], (
+        f'{OLD_SNAPSHOTS}test_trainer', f'{OLD_SNAPSHOTS}test_optimizers')),
+    **dict.fromkeys(['attributes_of_old_pickles', 'methods_of_old_pickles', 'old_pickled_links',
+                     'old_pickled_parameters'], (f'{OLD_SNAPSHOTS}test_pickled_model',)),
+    'old_pickled_optimizers': [f'{OLD_SNAPSHOTS}test_pickled_optimizer'],
     'shift_of_integers': ['test_training.py::test_loading_into_a_shift_that_has_started'],
     'scalar_hyperparameters': ['test_scalar_options.py::test_optimizers'],
     'scalar_options': ['test_every_function.py::test_options_can_be_numpy_scalars'],

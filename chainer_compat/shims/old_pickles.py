@@ -1,0 +1,205 @@
+"""Pickled models and optimizers of Chainer 1 to 6 can be loaded.
+
+Pickles name modules and contain the attributes of that version, without its number.
+"""
+
+import functools
+import sys
+from types import ModuleType
+from typing import Any
+
+from chainer_compat._patch import moved, patch
+
+_RNN = ('gru', 'lstm', 'mgu', 'n_step_gru', 'n_step_lstm', 'n_step_rnn', 'peephole', 'tree_lstm',
+        'zoneoutlstm')
+# Until version 6.
+moved.update({f'chainer.links.connection.{name}': f'chainer.links.rnn.{name}' for name in _RNN})
+moved.update({f'chainer.functions.connection.{name}': f'chainer.functions.rnn.{name}'
+              for name in ('n_step_gru', 'n_step_lstm', 'n_step_rnn')})
+moved.update({f'chainer.functions.activation.{name}': f'chainer.functions.rnn.{name}'
+              for name in ('lstm', 'slstm', 'tree_lstm')})
+for _name in ('chainer.flag', 'chainer.function_set'):  # in version 1 only
+    moved.setdefault(_name, __name__)
+
+#: By module and class: attributes that later versions added.
+ADDED: dict[str, dict[str, dict[str, Any]]] = {
+    'chainer.links.connection.convolution_2d': {'Convolution2D': {
+        'cudnn_fast': False, 'dilate': (1, 1), 'groups': 1, 'x_layout': None,
+        'in_channels': lambda link: link.W.shape[1] * link.groups}},
+    'chainer.links.connection.deconvolution_2d': {'Deconvolution2D': {
+        'dilate': (1, 1), 'groups': 1}},
+    'chainer.links.connection.linear': {'Linear': {
+        'in_size': lambda link: None if link.W.array is None else link.W.shape[1]}},
+    'chainer.links.normalization.batch_normalization': {'BatchNormalization': {
+        '_highprec_dtype': lambda link: _promoted(link.avg_mean.dtype),
+        '_initial_avg_mean': None, '_initial_avg_var': None, 'axis': None}},
+    'chainer.links.rnn.n_step_rnn': {'NStepRNNBase': {
+        'ws': lambda link: _weights(link, 'w'), 'bs': lambda link: _weights(link, 'b')}},
+}
+
+
+class Flag:
+    """The value of ``volatile`` in pickles of version 1. Only they use it."""
+
+    def __init__(self, value: bool | None) -> None:
+        """Ignore the value, since saved variables are not part of a graph."""
+        _accept_flags()
+
+
+def __getattr__(name: str) -> Any:
+    if name != 'FunctionSet':  # also the base class of models in programs of version 1
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    import chainer
+
+    return getattr(chainer, 'FunctionSet', chainer.Chain)
+
+
+@patch(*ADDED)
+def attributes_of_old_pickles(module: ModuleType) -> None:
+    """All versions: pickled links of Chainer 1 to 5 lack attributes that later versions added."""
+    for name, attributes in ADDED[module.__name__].items():
+        for attribute, value in attributes.items():
+            holder = getattr(module, name)
+            if callable(value):
+                value = functools.cached_property(value)
+                value.__set_name__(holder, attribute)
+            setattr(holder, attribute, value)
+
+
+@patch('chainer.device_resident')
+def methods_of_old_pickles(module: Any) -> None:
+    """All versions: objects that Chainer 1 to 5 pickled could not be moved between devices."""
+    module.DeviceResident._overridden_to_methods = ()
+
+
+@patch('chainer.link')
+def old_pickled_links(link: Any) -> None:
+    """All versions: links that Chainer 1 to 5 pickled could not be used."""
+
+    def set_state(self: Any, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if '_Link__init_done' in state:
+            return
+        attributes = dict(state)
+        link.Link.__init__(self)
+        self.__dict__.update(attributes)
+        for name in ('_cpu', '_device_id'):
+            self.__dict__.pop(name, None)
+        self._params, self._persistent = set(self._params), set(self._persistent)
+        if isinstance(self, link.Chain):
+            self._children = set(self._children)
+        for name in self._params:
+            _make_parameter(getattr(self, name))
+
+    link.Link.__setstate__ = set_state
+
+
+@patch('chainer.variable')
+def old_pickled_parameters(module: Any) -> None:
+    """All versions: parameters that Chainer 2 to 5 pickled could not be loaded."""
+    recover = module._recover_parameter
+
+    @functools.wraps(recover)
+    def recover_any(*args: Any) -> Any:
+        if len(args) == 5:  # without device
+            device = module.backend.get_device_from_array(args[0])
+            args = (*args, device or module.backend.CpuDevice())
+        return recover(*args)
+
+    module._recover_parameter = recover_any
+
+
+@functools.cache
+def _accept_flags() -> None:
+    """Make Variable accept the arguments that version 1 pickled."""
+    from chainer import Variable
+
+    original = Variable.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, data: Any = None, *args: Any, **kwargs: Any) -> None:
+        if args and isinstance(args[0], Flag):
+            kwargs.update(zip(('name', 'grad'), args[1:], strict=False))
+            args = ()
+        original(self, data, *args, **kwargs)
+
+    Variable.__init__ = init
+
+
+@patch('chainer.optimizer')
+def old_pickled_optimizers(optimizer: Any) -> None:
+    """All versions: optimizers that Chainer 1 to 5 pickled could not be used."""
+
+    def set_rule(self: Any, state: dict[str, Any]) -> None:
+        if '_hookable' in state:
+            self.__dict__.update(state)
+            return
+        self.__dict__.update(
+            {'_fp32_param': None, '_use_fp32_update': False,
+             **_with_hooks(state, optimizer._Hookable())})
+        _add_hyperparameters(self)
+
+    def set_optimizer(self: Any, state: dict[str, Any]) -> None:
+        if '_hookable' in state:
+            self.__dict__.update(state)
+        elif '_states' in state:
+            set_optimizer_of_version_1(self, **state)
+        else:
+            self.__dict__.update(_with_hooks(state, optimizer._OptimizerHookable(self)))
+            _add_hyperparameters(self)
+
+    def set_optimizer_of_version_1(
+            self: Any, _states: dict[str, Any], _hooks: dict[str, Any], target: Any, **others: Any
+    ) -> None:
+        self.__init__()
+        self.setup(target)
+        for name, hook in _hooks.items():
+            self.add_hook(hook, name)
+        for name, value in others.items():
+            setattr(self, name, value)
+        for name, param in target.namedparams():
+            param.update_rule.t, param.update_rule._state = self.t, _states.get(name)
+
+    optimizer.UpdateRule.__setstate__ = set_rule
+    optimizer.Optimizer.__setstate__ = set_optimizer
+
+
+def _with_hooks(state: dict[str, Any], hookable: Any) -> dict[str, Any]:
+    """Return the attributes of an optimizer or update rule, with the hooks in ``hookable``."""
+    others = dict(state)
+    for before, now in (('_hooks', '_pre_update_hooks'),  # version 3 and earlier
+                        ('_pre_update_hooks', '_pre_update_hooks'),
+                        ('_post_update_hooks', '_post_update_hooks')):
+        if hooks := others.pop(before, None):
+            setattr(hookable, now, hooks)
+    return {**others, '_hookable': hookable}
+
+
+def _add_hyperparameters(owner: Any) -> None:
+    """Add those of later versions, with their defaults."""
+    default = next(filter(None, (getattr(sys.modules[base.__module__], '_default_hyperparam', None)
+                                 for base in type(owner).__mro__)), None)
+    for name, value in (default.get_dict() if default else {}).items():
+        if name not in owner.hyperparam.get_dict():
+            setattr(owner.hyperparam, name, value)
+
+
+def _make_parameter(variable: Any) -> None:
+    """Turn a variable into a parameter, wherever it is referenced."""
+    import chainer
+
+    if not isinstance(variable, chainer.Parameter):
+        like = chainer.Parameter(variable.array)
+        variable.__class__ = chainer.Parameter
+        for name in like.__dict__.keys() - variable.__dict__.keys():
+            setattr(variable, name, getattr(like, name))
+
+
+def _promoted(dtype: Any) -> Any:
+    import chainer
+
+    return chainer.get_dtype(dtype, map_mixed16='float32')
+
+
+def _weights(link: Any, letter: str) -> list[list[Any]]:
+    return [[getattr(layer, f'{letter}{i}') for i in range(link.n_weights)] for layer in link]
