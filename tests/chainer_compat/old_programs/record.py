@@ -23,8 +23,13 @@ HERE = pathlib.Path(__file__).parent
 LOSSES = HERE / 'losses.json'
 PAGE = HERE.parents[2] / 'docs' / 'migrating.md'
 
-#: Programs whose results depend on values that changed: they need ``CHAINER_COMPAT_DIALECT``.
-DIALECT: dict[str, str] = {}
+#: Programs that depend on values that changed, and so need ``CHAINER_COMPAT_DIALECT``.
+DIALECT = {
+    '1.5.1/custom_function.py': '`y.grad` is kept by `y.backward()`',
+    '1.24.0/batchnorm_cnn.py': 'the running variance starts at 0',
+    '1.24.0/gan.py': 'the running variance starts at 0',
+    '2.1.0/cnn_init_scope.py': 'the order of data in later epochs, the running variance',
+}
 
 
 #: Programs of ChainerMN 1.0 to 1.3, and what computes the same in one process.
@@ -73,12 +78,13 @@ def record(versions):
 def table():
     """Return the table of docs/migrating.md: what each program is, from its docstring."""
     losses = json.loads(LOSSES.read_text(encoding='utf-8'))
-    lines = ['| version | program | what it is | values compared |', '|---|---|---|---|']
+    lines = ['| version | program | what it is | values compared | needs the dialect for |',
+             '|---|---|---|---|---|']
     for version, paths in programs().items():
         for path in paths:
             about = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))).split('\n')[0]
             lines.append(f'| {version} | `{path.stem}` | {about.rstrip(".")} '
-                         f'| {len(losses[name_of(path)])} |')
+                         f'| {len(losses[name_of(path)])} | {DIALECT.get(name_of(path), "")} |')
     return '\n'.join(lines)
 
 
@@ -92,4 +98,4 @@ def write_table():
 if __name__ == '__main__':
     if sys.argv[1:]:
         record(sys.argv[1])
-    # write_table()
+    write_table()
