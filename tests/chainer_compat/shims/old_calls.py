@@ -215,6 +215,16 @@ def made(**kw):
         lambda trainer: calls.append(trainer.updater.iteration))
 
 
+def inception_train():
+    link = L.InceptionBN(2, 0, 2, 2, 2, 2, 'max')
+    before = link.train
+    link.train = False
+    link(Variable(BATCH))
+    means = link.conv3n.avg_mean.tolist()
+    link(Variable(BATCH), test=False)
+    return [before, link.train, means, means == link.conv3n.avg_mean.tolist()]
+
+
 def missing(call):
     try:
         call()
@@ -323,6 +333,7 @@ CASES = {
     'GRU_names': lambda: gru(n_units=3, n_inputs=2),
     'InceptionBN': lambda: L.InceptionBN(
         2, 0, 2, 2, 2, 2, 'max')(Variable(BATCH), test=True).data.shape,
+    'InceptionBN_train': inception_train,
     'function': lambda: [old_function(both) for both in (False, True)],
     'volatile_on': lambda: state_of('on'),
     'volatile_True': lambda: state_of(True, lambda h: F.dropout(h, train=False)),
