@@ -140,9 +140,9 @@ def _wscale(value: Any, others: Arguments, path: str) -> Arguments:
     scale, given = math.sqrt(value), others.get(name)
     if given is None:
         return {name: initializers.LeCunNormal(scale)}
-    if scale == 1 or not callable(given):
+    if not callable(given):
         return {name: given * scale}
-    return {name: functools.partial(_initialize, given, scale)}
+    return {name: functools.partial(_initialize, given, scale) if scale != 1 else given}
 
 
 def _initialize(initializer: Any, scale: float, array: Any) -> None:

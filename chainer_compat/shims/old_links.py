@@ -6,6 +6,7 @@ from typing import Any
 
 from chainer_compat._patch import patch
 from chainer_compat.shims.old_arguments import warn
+from chainer_compat.shims.old_options import set_options
 
 
 @patch('chainer.links.rnn.gru')
@@ -35,6 +36,22 @@ def stateless_gru(module: ModuleType) -> None:
         return module.StatelessGRU.forward(self, *args)
 
     gru.__init__, gru.forward = init_gru, call
+
+
+@patch('chainer.links.connection.inceptionbn', 'chainer.links.rnn.zoneoutlstm')
+def train_attributes(module: ModuleType) -> None:
+    """All versions: the attribute ``train`` of InceptionBN and StatefulZoneoutLSTM works again.
+
+    Chainer 7.8.1 ignored it.
+    """
+    link: Any = getattr(module, 'InceptionBN', None) or module.StatefulZoneoutLSTM
+
+    def set_train(self: Any, value: bool) -> None:
+        warn("train is an attribute of Chainer 1: use chainer.using_config('train', ...).")
+        set_options(self, {'train': bool(value)})
+
+    link.train = property(
+        lambda self: vars(self).get('_old_options', {}).get('train', True), set_train)
 
 
 @patch('chainer.link')

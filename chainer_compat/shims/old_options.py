@@ -26,7 +26,7 @@ def set_options(link: Any, options: Options) -> None:
     """Let all calls of ``link`` use ``options``."""
     options = {key: x for key, x in options.items() if x != 'always'}  # as by default
     if options:
-        link._old_options = options
+        link._old_options = {**vars(link).get('_old_options', {}), **options}
         _hook(next(cls for cls in type(link).__mro__ if 'forward' in vars(cls)))
 
 

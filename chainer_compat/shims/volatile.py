@@ -50,7 +50,7 @@ def _get(variable: Any) -> Flag:
 def _set(variable: Any, value: Any) -> None:
     variable._volatile = Flag(value)
     warn('volatile is the interface of Chainer 1: use chainer.no_backprop_mode() or remove it.')
-    if variable._volatile is ON:
+    if variable._volatile is not OFF:
         _hook_functions()
 
 
@@ -70,9 +70,8 @@ def _hook_functions() -> None:
                 outputs = apply(self, inputs)
         else:
             outputs = apply(self, inputs)
-        if flag is not AUTO:
-            for y in outputs:
-                y._volatile = flag
+        for y in outputs:
+            y._volatile = flag
         return outputs
 
     @functools.wraps(init)
