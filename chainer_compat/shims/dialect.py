@@ -194,7 +194,7 @@ def length_of_variable(module: Any) -> None:
 
 
 @until(1, 'chainer.training.extensions.evaluator')
-def evaluator_in_training_mode(module: Any) -> None:
+def evaluator_in_train_mode(module: Any) -> None:
     """Leave the mode to the model."""
     module.configuration = types.SimpleNamespace(
         using_config=lambda name, value: contextlib.nullcontext())
@@ -265,7 +265,7 @@ def eps_in_running_variance(module: Any) -> None:
     _replace(module, 'BatchNormalization.forward', change)
 
 
-def _shuffle_in_place(module: Any) -> None:
+def order_in_place(module: Any) -> None:
     """Shuffle the order of the last epoch, instead of drawing a new one."""
     class ShuffleOrderSampler(module.ShuffleOrderSampler):
         def __call__(self, current_order: Any, current_position: int) -> Any:
@@ -276,9 +276,9 @@ def _shuffle_in_place(module: Any) -> None:
     module.ShuffleOrderSampler = ShuffleOrderSampler
 
 
-until(2, 'chainer.iterators.multiprocess_iterator')(_shuffle_in_place)
+until(2, 'chainer.iterators.multiprocess_iterator')(order_in_place)
 until(4, 'chainer.iterators.multithread_iterator', 'chainer.iterators.serial_iterator')(
-    _shuffle_in_place)
+    order_in_place)
 
 
 @until(5, 'chainer.functions.math.clip')
