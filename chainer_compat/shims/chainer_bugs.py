@@ -121,6 +121,31 @@ def progress_bar_arguments() -> dict[str, str]:
     }
 
 
+@patch('chainer.variable')
+def gradients_without_variables(variable: Any) -> None:
+    """All versions: ``backward(retain_grad=True)`` lost the gradients of intermediate variables.
+
+    They were in Variables only, which end with the last reference. Programs that walk the graph, by
+    ``creator`` and ``inputs``, found ``None``.
+    """
+    node = variable.VariableNode
+    store, stored = node._set_grad_var_if_available, node.grad_var.fget
+
+    def store_in_node(self: Any, grad: Any) -> None:
+        store(self, grad)
+        self._retained_grad = grad
+
+    def grad_var(self: Any) -> Any:
+        return getattr(self, '_retained_grad', None) if self._variable() is None else stored(self)
+
+    def grad(self: Any) -> Any:
+        return None if self.grad_var is None else self.grad_var.array
+
+    node._set_grad_var_if_available = store_in_node
+    node.grad_var = property(grad_var, doc=node.grad_var.__doc__)
+    node.grad = property(grad, doc=node.grad.__doc__)
+
+
 @edit('chainer.training.triggers.minmax_value_trigger')
 def best_value_without_values() -> dict[str, str]:
     """All versions: MinValueTrigger and MaxValueTrigger failed after resuming.

@@ -245,6 +245,16 @@ assert trigger(trainer) is False
 trainer.updater.iteration, trainer.observation['loss'] = 2, .5
 assert trigger(trainer) is True
 ''',
+    'gradients_without_variables': '''
+import chainer, numpy
+x = chainer.Variable(numpy.array(3, 'f'))
+loss = chainer.functions.exp((x * x) / 9)
+loss.backward(retain_grad=True)
+node = loss.creator.inputs[0]
+assert node.grad == node.grad_var.array == loss.array
+assert node.creator.inputs[0].grad == loss.array / numpy.float32(9)
+assert x.node.grad == x.grad
+''',
     'dtype_of_clip': KERNEL + '''
 from chainer.functions.math.clip import Clip
 clip = Clip(numpy.zeros(1, 'f'), numpy.ones(1, 'f'))
@@ -356,6 +366,7 @@ TESTS = {
         '../extensions/test_parameter_statistics.py::test_accumulated_gradients'],
     'variable_statistics_state': [RESUMED + '::test_every_extension_and_trigger'],
     'best_value_without_values': [RESUMED + '::test_every_extension_and_trigger'],
+    'gradients_without_variables': ['old_programs/test_old_programs.py::test_losses'],
     'shift_state': [RESUMED + '::test_every_extension_and_trigger'],
     'finished_shift': [RESUMED + '::test_every_extension_and_trigger'],
     'autoload_first': ['../extensions/test__multi_node_snapshot.py::'

@@ -28,7 +28,10 @@ DIALECT = {
     '1.5.1/custom_function.py': '`y.grad` is kept by `y.backward()`',
     '1.24.0/batchnorm_cnn.py': 'the running variance starts at 0',
     '1.24.0/gan.py': 'the running variance starts at 0',
+    '1.24.0/inception_highway.py': 'the running variance starts at 0',
+    '1.24.0/ctc_crf.py': 'the initial forget bias of an LSTM is 0',
     '2.1.0/cnn_init_scope.py': 'the order of data in later epochs, the running variance',
+    '4.5.0/relational.py': 'the order of data in later epochs, the running variance',
 }
 
 

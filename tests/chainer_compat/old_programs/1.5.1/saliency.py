@@ -30,12 +30,12 @@ y = forward(image)
 y.grad = np.zeros_like(y.data)
 y.grad[0, t[0]] = 1
 y.backward(retain_grad=True)
-v, path = y, []
+v = y
 while v.creator is not None:
-    path.append(v.creator.label)
+    label = v.creator.label
     v = v.creator.inputs[0]
-    print(path[-1], float(np.abs(v.grad).sum()))
-print('length', len(path))
+    if label in ('LinearFunction', 'ReLU', 'Convolution2DFunction'):
+        print(label, float(np.abs(v.grad).sum()))
 assert v.rank == 0
 activation = y.creator.inputs[0].data
 print('activation', float(activation.sum()))
