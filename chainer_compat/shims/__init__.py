@@ -8,6 +8,9 @@ from chainer_compat.shims import (
     iterator_state,
     numpy_changes,
     old_arguments,
+    old_links,
+    old_names,
+    old_optimizers,
     old_pickles,
     optimizer_states,
     optimizer_updates,
@@ -17,6 +20,7 @@ from chainer_compat.shims import (
     saved_state,
     scipy_changes,
     setuptools_changes,
+    volatile,
 )
 
 __all__ = [
@@ -27,6 +31,9 @@ __all__ = [
     'iterator_state',
     'numpy_changes',
     'old_arguments',
+    'old_links',
+    'old_names',
+    'old_optimizers',
     'old_pickles',
     'optimizer_states',
     'optimizer_updates',
@@ -36,6 +43,7 @@ __all__ = [
     'saved_state',
     'scipy_changes',
     'setuptools_changes',
+    'volatile',
 ]
 
 dialect.register()
