@@ -128,6 +128,23 @@ def _set_defaults(old: dict[tuple[str, str, str], Any]) -> _patch.Patch:
     return old_defaults
 
 
+@until(1, 'chainer.links.connection.convolution_nd', 'chainer.links.connection.deconvolution_nd')
+def no_bias(module: Any) -> None:
+    """Create no bias with ``initial_bias=None``, the default of ConvolutionND."""
+    def change(default: Any, init: Any) -> Any:
+        @functools.wraps(init)
+        def init_without_bias(self: Any, *args: Any, **kwargs: Any) -> None:
+            if len(args) < 7 and kwargs.get('initial_bias', default) is None:
+                kwargs.setdefault('nobias', True)
+            init(self, *args, **kwargs)
+
+        return init_without_bias
+
+    for name, default in {'ConvolutionND': None, 'DeconvolutionND': 0}.items():
+        if hasattr(module, name):
+            _replace(module, f'{name}.__init__', functools.partial(change, default))
+
+
 @until(1, *(f'chainer.{module}' for module, _ in POSITIONS))
 def old_positions(module: Any) -> None:
     """Take arguments in the order of version 1."""
@@ -158,23 +175,6 @@ def one_section(module: Any) -> None:
         return split
 
     _replace(module, 'split_axis', change)
-
-
-@until(1, 'chainer.links.connection.convolution_nd', 'chainer.links.connection.deconvolution_nd')
-def no_bias(module: Any) -> None:
-    """Create no bias with ``initial_bias=None``, the default of ConvolutionND."""
-    def change(default: Any, init: Any) -> Any:
-        @functools.wraps(init)
-        def init_without_bias(self: Any, *args: Any, **kwargs: Any) -> None:
-            if kwargs.get('initial_bias', default) is None and not _is_called_by_chainer():
-                kwargs.setdefault('nobias', True)
-            init(self, *args, **kwargs)
-
-        return init_without_bias
-
-    for name, default in {'ConvolutionND': None, 'DeconvolutionND': 0}.items():
-        if hasattr(module, name):
-            _replace(module, f'{name}.__init__', functools.partial(change, default))
 
 
 @until(1, 'chainer.initializer')

@@ -1,6 +1,7 @@
 """Pickled models and optimizers of Chainer 1 to 6 can be loaded.
 
-Pickles name modules and contain the attributes of that version, without its number.
+Pickles contain the attributes of that version, but not its number. `old_names` has the modules that
+they name.
 """
 
 import functools
@@ -8,18 +9,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from chainer_compat._patch import moved, patch
-
-_RNN = ('gru', 'lstm', 'mgu', 'n_step_gru', 'n_step_lstm', 'n_step_rnn', 'peephole', 'tree_lstm',
-        'zoneoutlstm')
-# Until version 6.
-moved.update({f'chainer.links.connection.{name}': f'chainer.links.rnn.{name}' for name in _RNN})
-moved.update({f'chainer.functions.connection.{name}': f'chainer.functions.rnn.{name}'
-              for name in ('n_step_gru', 'n_step_lstm', 'n_step_rnn')})
-moved.update({f'chainer.functions.activation.{name}': f'chainer.functions.rnn.{name}'
-              for name in ('lstm', 'slstm', 'tree_lstm')})
-for _name in ('chainer.flag', 'chainer.function_set'):  # in version 1 only
-    moved.setdefault(_name, __name__)
+from chainer_compat._patch import patch
 
 #: By module and class: attributes that later versions added.
 ADDED: dict[str, dict[str, dict[str, Any]]] = {
@@ -36,22 +26,6 @@ ADDED: dict[str, dict[str, dict[str, Any]]] = {
     'chainer.links.rnn.n_step_rnn': {'NStepRNNBase': {
         'ws': lambda link: _weights(link, 'w'), 'bs': lambda link: _weights(link, 'b')}},
 }
-
-
-class Flag:
-    """The value of ``volatile`` in pickles of version 1. Only they use it."""
-
-    def __init__(self, value: bool | None) -> None:
-        """Ignore the value, since saved variables are not part of a graph."""
-        _accept_flags()
-
-
-def __getattr__(name: str) -> Any:
-    if name != 'FunctionSet':  # also the base class of models in programs of version 1
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    import chainer
-
-    return getattr(chainer, 'FunctionSet', chainer.Chain)
 
 
 @patch(*ADDED)
@@ -107,23 +81,6 @@ def old_pickled_parameters(module: Any) -> None:
         return recover(*args)
 
     module._recover_parameter = recover_any
-
-
-@functools.cache
-def _accept_flags() -> None:
-    """Make Variable accept the arguments that version 1 pickled."""
-    from chainer import Variable
-
-    original = Variable.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, data: Any = None, *args: Any, **kwargs: Any) -> None:
-        if args and isinstance(args[0], Flag):
-            kwargs.update(zip(('name', 'grad'), args[1:], strict=False))
-            args = ()
-        original(self, data, *args, **kwargs)
-
-    Variable.__init__ = init
 
 
 @patch('chainer.optimizer')

@@ -390,8 +390,9 @@ TESTS = {
                       'shims/test_old_arguments.py::test_one_warning_per_line'],
     **dict.fromkeys(['best_value', 'dumped_graph', 'shift_of_version_1'], (
         f'{OLD_SNAPSHOTS}test_trainer',)),
-    **dict.fromkeys(['objects_not_in_hdf5', 'text_of_python_2', 'updates_of_parameters'], (
+    **dict.fromkeys(['text_of_python_2', 'updates_of_parameters'], (
         f'{OLD_SNAPSHOTS}test_trainer', f'{OLD_SNAPSHOTS}test_optimizers')),
+    'objects_not_in_hdf5': [f'{OLD_SNAPSHOTS}test_object_not_in_hdf5'],
     **dict.fromkeys(['attributes_of_old_pickles', 'methods_of_old_pickles', 'old_pickled_links',
                      'old_pickled_parameters'], (f'{OLD_SNAPSHOTS}test_pickled_model',)),
     'old_pickled_optimizers': [f'{OLD_SNAPSHOTS}test_pickled_optimizer'],

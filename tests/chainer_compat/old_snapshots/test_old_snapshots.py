@@ -110,3 +110,12 @@ def test_trainer(folder, same, kind):
         n = 2 if version < '3' else 3 if version < '5' else None
         np.testing.assert_allclose(
             resumed['log_losses'][:n], reference['trainer/log_losses'][:n], 1e-4)
+
+
+def test_object_not_in_hdf5():
+    deserializer = object.__new__(serializers.HDF5Deserializer)  # without h5py
+    deserializer.group, deserializer.strict = None, True
+    with pytest.raises(KeyError, match='name'):
+        deserializer['child']['grandchild']('name', 0)
+    deserializer.strict = False
+    assert deserializer['child']('name', 3) == 3
