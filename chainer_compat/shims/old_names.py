@@ -60,11 +60,16 @@ def init_weight(weights: Any, initializer: Any, scale: float = 1.) -> None:
 class MaxPooling2D(str):
     """The class ``F.MaxPooling2D``, which is also the value of ``pooling`` in other functions."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the function."""
+    def __call__(self, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True,
+                 use_cudnn: bool = True) -> Any:
+        """Return the function, with the attributes that unpooling reads."""
         from chainer.functions.pooling import max_pooling_nd
 
-        return max_pooling_nd.MaxPoolingND(2, *args, **kwargs)
+        function = max_pooling_nd.MaxPoolingND(2, ksize, stride, pad, cover_all)
+        function.kh, function.kw = function.ksize
+        function.sy, function.sx = function.stride
+        function.ph, function.pw = function.pad
+        return function
 
 
 #: By module and name: the path of today, or what to use now, and an object that does the same.
@@ -117,7 +122,23 @@ def _look_up(module: str, name: str) -> Any:
     if found is not None or now in sys.modules:
         return found or sys.modules[now]
     owner, _, attribute = now.rpartition('.')
-    return getattr(importlib.import_module(owner), attribute)
+    named = getattr(importlib.import_module(owner), attribute)
+    if module == 'chainer.functions' and now.startswith(module) and isinstance(named, type):
+        _ignore_use_cudnn(named)
+    return named
+
+
+def _ignore_use_cudnn(function: Any) -> None:
+    """Let the constructor of a function class accept ``use_cudnn``, as in Chainer 1."""
+    create = function.__init__
+    if hasattr(create, '__wrapped__'):
+        return
+
+    @functools.wraps(create)
+    def init(self: Any, *args: Any, use_cudnn: bool = True, **kwargs: Any) -> None:
+        create(self, *args, **kwargs)
+
+    function.__init__ = init
 
 
 def _search(package: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Own links: Link(W=shape), function classes such as F.ReLU(), new_epoch, compute_grads_norm."""
+"""Own links: Link(W=shape), function classes such as F.ReLU, new_epoch, compute_grads_norm."""
 import numpy as np
 import chainer
 from chainer import Variable, link, optimizers
@@ -37,10 +37,10 @@ x = rng.randn(40, 5).astype(np.float32)
 t = x[:, :3].argmax(1).astype(np.int32)
 while optimizer.epoch < 3:
     for i in range(0, 40, 10):
-        h = F.ReLU()(model['first'](Variable(x[i:i + 10])))
+        h = F.ReLU(use_cudnn=False)(model['first'](Variable(x[i:i + 10])))
         h = F.Concat(axis=1)(*F.SplitAxis(2, axis=1)(h))
         y = model['second'](F.Dropout(0.1)(model['scaled'](h)))
-        loss = F.SoftmaxCrossEntropy()(y, Variable(t[i:i + 10]))
+        loss = F.SoftmaxCrossEntropy(use_cudnn=False)(y, Variable(t[i:i + 10]))
         optimizer.zero_grads()
         loss.backward(retain_grad=True)
         norm = optimizer.compute_grads_norm()
