@@ -67,4 +67,4 @@ def _with_options(cls: Any, options: tuple[tuple[str, Any], ...]) -> Any:
         return method
 
     return type(cls.__name__, (cls,), {
-        'forward': using('forward'), 'backward': using('backward'), '__module__': cls.__module__})
+        'apply': using('apply'), 'backward': using('backward'), '__module__': cls.__module__})
