@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from chainer_compat._patch import moved, patch
-from chainer_compat.shims.old_arguments import warn
+from chainer_compat.shims.old_arguments import warn, with_old_arguments
 
 moved.update({
     'chainer.flag': 'chainer_compat.flag',
@@ -60,16 +60,14 @@ def init_weight(weights: Any, initializer: Any, scale: float = 1.) -> None:
 class MaxPooling2D(str):
     """The class ``F.MaxPooling2D``, which is also the value of ``pooling`` in other functions."""
 
-    def __call__(self, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True,
-                 use_cudnn: bool = True) -> Any:
-        """Return the function, with the attributes that unpooling reads."""
-        from chainer.functions.pooling import max_pooling_nd
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the function."""
+        from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 
-        function = max_pooling_nd.MaxPoolingND(2, ksize, stride, pad, cover_all)
-        function.kh, function.kw = function.ksize
-        function.sy, function.sx = function.stride
-        function.ph, function.pw = function.pad
-        return function
+        node = _with_use_cudnn(MaxPoolingND)(2, *args, **kwargs)
+        (node.kh, node.kw), (node.sy, node.sx), (node.ph, node.pw) = (
+            node.ksize, node.stride, node.pad)
+        return node
 
 
 #: By module and name: the path of today, or what to use now, and an object that does the same.
@@ -122,23 +120,14 @@ def _look_up(module: str, name: str) -> Any:
     if found is not None or now in sys.modules:
         return found or sys.modules[now]
     owner, _, attribute = now.rpartition('.')
-    named = getattr(importlib.import_module(owner), attribute)
-    if module == 'chainer.functions' and now.startswith(module) and isinstance(named, type):
-        _ignore_use_cudnn(named)
-    return named
+    found = getattr(importlib.import_module(owner), attribute)
+    return _with_use_cudnn(found) if hasattr(found, 'apply') else found
 
 
-def _ignore_use_cudnn(function: Any) -> None:
-    """Let the constructor of a function class accept ``use_cudnn``, as in Chainer 1."""
-    create = function.__init__
-    if hasattr(create, '__wrapped__'):
-        return
-
-    @functools.wraps(create)
-    def init(self: Any, *args: Any, use_cudnn: bool = True, **kwargs: Any) -> None:
-        create(self, *args, **kwargs)
-
-    function.__init__ = init
+@functools.cache
+def _with_use_cudnn(cls: Any) -> Any:
+    cls.__init__ = with_old_arguments(cls.__init__, sys.maxsize, ['use_cudnn'])
+    return cls
 
 
 def _search(package: str, name: str) -> str:
