@@ -121,6 +121,17 @@ def progress_bar_arguments() -> dict[str, str]:
     }
 
 
+@edit('chainer.variable')
+def zerograd_of_read_only() -> dict[str, str]:
+    """All versions: ``zerograd`` failed if the gradient is a read-only array, as that of F.sum."""
+    indent = '\n' + 20 * ' '
+    return {
+        f'gv.unchain(){indent}self._grad.fill(0)':
+            f'gv.unchain(){indent}if not getattr(self._grad.flags, "writeable", True):'
+            f'{indent}    self.grad = self._grad.copy(){indent}self._grad.fill(0)',
+    }
+
+
 @patch('chainer.variable')
 def gradients_without_variables(variable: Any) -> None:
     """All versions: ``backward(retain_grad=True)`` lost the gradients of intermediate variables.

@@ -255,6 +255,18 @@ assert node.grad == node.grad_var.array == loss.array
 assert node.creator.inputs[0].grad == loss.array / numpy.float32(9)
 assert x.node.grad == x.grad
 ''',
+    'alias_table': '''
+from chainer.utils import WalkerAlias
+assert WalkerAlias([1, 2, 3]).values.tolist() == [0, 1, 1, 2, 2, 0]  # as in Chainer 1.24 and 3.5
+''',
+    'zerograd_of_read_only': '''
+import chainer, numpy, warnings
+x = chainer.Variable(numpy.ones(3, 'f'))
+chainer.functions.sum(x).backward()
+warnings.simplefilter('ignore')
+x.zerograd()
+assert x.grad.tolist() == [0, 0, 0] and x.grad.flags.writeable
+''',
     'dtype_of_clip': KERNEL + '''
 from chainer.functions.math.clip import Clip
 clip = Clip(numpy.zeros(1, 'f'), numpy.ones(1, 'f'))
@@ -367,6 +379,8 @@ TESTS = {
     'variable_statistics_state': [RESUMED + '::test_every_extension_and_trigger'],
     'best_value_without_values': [RESUMED + '::test_every_extension_and_trigger'],
     'gradients_without_variables': ['old_programs/test_old_programs.py::test_losses'],
+    'alias_table': ['old_programs/test_old_programs.py::test_losses'],
+    'zerograd_of_read_only': ['old_programs/test_old_programs.py::test_losses'],
     'shift_state': [RESUMED + '::test_every_extension_and_trigger'],
     'finished_shift': [RESUMED + '::test_every_extension_and_trigger'],
     'autoload_first': ['../extensions/test__multi_node_snapshot.py::'
