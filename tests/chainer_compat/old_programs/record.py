@@ -37,6 +37,7 @@ DIALECT = {
 
 #: Programs of ChainerMN 1.0 to 1.3, and what computes the same in one process.
 CHAINERMN = 'chainermn'
+NAMES = {CHAINERMN: 'ChainerMN 1'}
 SINGLE = {path.with_name(path.name.replace('_single', '')): path
           for path in HERE.joinpath(CHAINERMN).glob('*_single.py')}
 
@@ -81,12 +82,12 @@ def record(versions):
 def table():
     """Return the table of docs/migrating.md: what each program is, from its docstring."""
     losses = json.loads(LOSSES.read_text(encoding='utf-8'))
-    lines = ['| version | program | what it is | values compared | needs the dialect for |',
+    lines = ['| Chainer | program | what it is | values compared | needs the dialect for |',
              '|---|---|---|---|---|']
     for version, paths in programs().items():
         for path in paths:
             about = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))).split('\n')[0]
-            lines.append(f'| {version} | `{path.stem}` | {about.rstrip(".")} '
+            lines.append(f'| {NAMES.get(version, version)} | `{path.stem}` | {about.rstrip(".")} '
                          f'| {len(losses[name_of(path)])} | {DIALECT.get(name_of(path), "")} |')
     return '\n'.join(lines)
 

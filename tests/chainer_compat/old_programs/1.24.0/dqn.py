@@ -1,4 +1,4 @@
-"""DQN in a toy corridor: replay memory, target network by deepcopy and copyparams, RMSpropGraves."""
+"""DQN in a toy environment: target network by deepcopy and copyparams, RMSpropGraves."""
 import copy
 import random
 import numpy as np

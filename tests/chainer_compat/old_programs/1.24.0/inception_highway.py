@@ -1,4 +1,4 @@
-"""Inception, InceptionBN, MLPConvolution2D, Highway and PReLU in one network."""
+"""Inception, InceptionBN, MLPConvolution2D, Highway and PReLU."""
 import numpy as np
 import chainer
 from chainer import Variable, initializers, optimizers

@@ -1,4 +1,4 @@
-"""Language model with a Trainer: own iterator, BPTT updater, L.LSTM, GradientClipping, perplexity."""
+"""Language model with a Trainer: own iterator, truncated BPTT updater, L.LSTM."""
 import copy
 import numpy as np
 import chainer

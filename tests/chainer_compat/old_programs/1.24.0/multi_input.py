@@ -1,4 +1,4 @@
-"""Two inputs and two losses, dict batches, an Evaluator subclass."""
+"""Two inputs and two losses: dict batches, subclass of Evaluator."""
 import numpy as np
 import chainer
 from chainer import reporter as reporter_module

@@ -1,4 +1,4 @@
-"""REINFORCE with a baseline: sampled actions, one loss of many steps, learning rate decay by hand."""
+"""REINFORCE with a baseline: F.select_item, learning rate decay by hand."""
 import numpy as np
 import chainer
 from chainer import Variable, optimizers

@@ -1,4 +1,4 @@
-"""Training is interrupted, and resumed from a snapshot of the trainer."""
+"""Training resumed from a snapshot of the trainer."""
 import numpy as np
 import chainer
 import chainer.functions as F

@@ -1,4 +1,4 @@
-"""Segmentation: MaxPooling2D objects whose indexes go to upsampling_2d, class_weight, RoI pooling."""
+"""Segmentation: F.MaxPooling2D objects, upsampling_2d, class_weight, RoI pooling."""
 import numpy as np
 import chainer
 from chainer import Variable, optimizers

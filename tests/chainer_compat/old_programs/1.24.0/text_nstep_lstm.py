@@ -1,4 +1,4 @@
-"""Text classification: EmbedID and NStepLSTM with train flags, variable lengths, own converter."""
+"""Text classification: EmbedID, NStepLSTM with train flags, variable lengths."""
 import numpy as np
 import chainer
 from chainer import Variable

@@ -1,4 +1,4 @@
-"""Variational autoencoder: an own loop, F.gaussian, bernoulli_nll, volatile='on' for the test."""
+"""Variational autoencoder: F.gaussian, bernoulli_nll, volatile='on' for the test."""
 import numpy as np
 import chainer
 from chainer import cuda, optimizers

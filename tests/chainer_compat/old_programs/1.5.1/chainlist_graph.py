@@ -1,4 +1,4 @@
-"""Deep network of a ChainList: add_link, computational graph written as a .dot file."""
+"""Deep network as a ChainList: add_link, computational graph as a .dot file."""
 import numpy as np
 import chainer
 from chainer import Variable, optimizers

@@ -1,4 +1,4 @@
-"""Convolutional network: FunctionSet, use_cudnn and wscale, learning rate lowered by hand."""
+"""CNN: FunctionSet, use_cudnn, wscale, lower learning rate by hand."""
 import numpy as np
 import chainer
 from chainer import optimizers

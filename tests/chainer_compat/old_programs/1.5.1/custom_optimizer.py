@@ -1,4 +1,4 @@
-"""Own optimizer: init_state_cpu, update_one_cpu, and an own hook."""
+"""Own optimizers: init_state_cpu, update_one_cpu; own hook."""
 import numpy as np
 import chainer
 from chainer import Chain, Variable, cuda, optimizer

@@ -1,4 +1,4 @@
-"""Training on two copies of a model, with batches from a pool of processes: addgrads, copyparams."""
+"""Two copies of a model, batches from a pool of processes: addgrads, copyparams, pickle."""
 import multiprocessing
 import threading
 import numpy as np

@@ -1,4 +1,4 @@
-"""Perceptron: FunctionSet, zero_grads, weight_decay, volatile evaluation."""
+"""MLP: FunctionSet, zero_grads, weight_decay, volatile evaluation."""
 from __future__ import print_function
 import numpy as np
 from chainer import cuda, Variable, FunctionSet, optimizers

@@ -1,4 +1,4 @@
-"""Saliency and dreams: the graph is walked by creator and inputs, gradients of the image."""
+"""Saliency map: walks the graph by creator and inputs; gradient ascent on an image."""
 import numpy as np
 import chainer
 from chainer import Variable, optimizers

@@ -1,4 +1,4 @@
-"""Encoder and decoder for sequences: links in lists of steps, volatile='auto', argmax decoding."""
+"""Sequence to sequence: LSTM encoder and decoder, volatile='auto', pickle."""
 import pickle
 import numpy as np
 from chainer import Chain, Variable, cuda, functions, links, optimizer, optimizers

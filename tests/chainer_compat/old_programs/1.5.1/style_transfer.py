@@ -1,4 +1,4 @@
-"""Neural style: an image is optimized, the network is fixed; volatile features, Gram matrices."""
+"""Neural style: optimizes an image; volatile features, Gram matrices, L.Parameter."""
 import numpy as np
 from chainer import Chain, Variable, optimizers
 import chainer.functions as F

@@ -1,4 +1,4 @@
-"""Denoising autoencoder: tied weights, a link used from F, zerograds."""
+"""Denoising autoencoder: tied weights, add_param, zerograds."""
 import numpy as np
 import chainer
 import chainer.functions as F

@@ -1,4 +1,4 @@
-"""Function with retain_inputs and retain_outputs, a numpy array as input, force_backprop_mode."""
+"""Own functions: retain_inputs, retain_outputs, force_backprop_mode, GradientHardClipping."""
 import numpy as np
 import chainer
 from chainer import Function, Variable

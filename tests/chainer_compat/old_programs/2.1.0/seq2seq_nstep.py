@@ -1,4 +1,4 @@
-"""Translation: NStepLSTM encoder and decoder, sequences of variable lengths, no_backprop_mode."""
+"""Translation: NStepLSTM encoder and decoder, variable lengths, no_backprop_mode."""
 import numpy as np
 import chainer
 import chainer.functions as F

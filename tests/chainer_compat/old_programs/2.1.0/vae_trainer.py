@@ -1,4 +1,4 @@
-"""VAE with a Trainer: a loss function given to the updater, children in a loop, AdaGrad."""
+"""VAE with a Trainer: loss function of the updater, eval_func, AdaGrad."""
 import numpy as np
 import chainer
 import chainer.functions as F

@@ -1,4 +1,4 @@
-"""Extensions and triggers: make_extension, MinValueTrigger, ManualScheduleTrigger."""
+"""Trainer: make_extension, MinValueTrigger, ManualScheduleTrigger, own extension."""
 import numpy as np
 import chainer
 import chainer.functions as F

@@ -1,4 +1,4 @@
-"""WGAN with gradient penalty: chainer.grad, enable_double_backprop, two optimizers, an own updater."""
+"""WGAN with gradient penalty: chainer.grad, enable_double_backprop, own updater."""
 import numpy as np
 import chainer
 import chainer.functions as F

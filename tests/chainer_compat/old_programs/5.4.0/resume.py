@@ -1,4 +1,4 @@
-"""Resumes a trainer with snapshot_object of the optimizer, with shuffled data and triggers."""
+"""Training resumed: shuffled data, intervals, ExponentialShift, snapshot_object of the optimizer."""
 import numpy as np
 import chainer
 import chainer.functions as F

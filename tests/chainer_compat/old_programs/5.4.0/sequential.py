@@ -1,4 +1,4 @@
-"""Sequential, link hooks and function hooks, Adam with AMSGrad, hooks after the update."""
+"""Sequential: link hooks, function hooks, AMSGrad, hooks after the update."""
 import collections
 import numpy as np
 import chainer

@@ -1,4 +1,4 @@
-"""Batch normalization over all ranks, broadcast_data, allreduce_grad, MultiNodeChainList."""
+"""MultiNodeBatchNormalization, broadcast_data, allreduce_grad, MultiNodeChainList."""
 import numpy as np
 import chainer
 import chainer.functions as F
