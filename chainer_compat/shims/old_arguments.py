@@ -5,6 +5,7 @@ constructors during all calls of the link. Each call site gets a DeprecationWarn
 to write it now.
 """
 
+import contextlib
 import functools
 import inspect
 import math
@@ -48,13 +49,9 @@ CALLS: dict[str, dict[str, tuple[int, str]]] = {
         'fixed_batch_normalization': (6, 'use_cudnn')},
     'chainer.functions.pooling.max_pooling_nd': {
         'max_pooling_2d': (5, 'use_cudnn'), 'max_pooling_nd': (5, 'use_cudnn')},
-    'chainer.functions.rnn.n_step_gru': {
-        'n_step_gru': (6, 'train use_cudnn'), 'n_step_bigru': (6, 'train use_cudnn')},
-    'chainer.functions.rnn.n_step_lstm': {
-        'n_step_lstm': (7, 'train use_cudnn'), 'n_step_bilstm': (7, 'train use_cudnn')},
-    'chainer.functions.rnn.n_step_rnn': {
-        'n_step_rnn': (6, 'train use_cudnn activation'),
-        'n_step_birnn': (6, 'train use_cudnn activation')},
+    **{f'chainer.functions.rnn.n_step_{name}': {f'n_step_{name}': row, f'n_step_bi{name}': row}
+       for name, row in {'gru': (6, 'train use_cudnn'), 'lstm': (7, 'train use_cudnn'),
+                         'rnn': (6, 'train use_cudnn activation')}.items()},
     'chainer.links.activation.maxout': {'Maxout.__init__': (4, 'wscale initialW initial_bias')},
     'chainer.links.caffe.caffe_function': {'CaffeFunction.forward': (4, 'train')},
     'chainer.links.connection.convolution_2d': {'Convolution2D.__init__': (
@@ -99,15 +96,11 @@ CALLS: dict[str, dict[str, tuple[int, str]]] = {
 _OUTSIDE_OF_PROGRAMS = ('chainer', 'chainer_compat')
 
 Arguments = dict[str, Any]
-#: Returns what replaces an argument: options of ``chainer.config``, and other arguments. ``None``
-#: if there is nothing. It gets the value, the other arguments, and the path of the function.
-Translation = Callable[[Any, Arguments, str], Arguments | None]
+#: Returns what replaces an argument: options of ``chainer.config``, and other arguments.
+#: It gets the value, the other arguments, and the path of the function.
+Translation = Callable[[Any, Arguments, str], Arguments]
 
 _OPTIONS = frozenset({'train', 'enable_backprop', 'use_cudnn', 'cudnn_deterministic'})
-
-
-def _train(value: Any, others: Arguments, path: str) -> Arguments:
-    return {'train': bool(value)}
 
 
 def _test(value: Any, others: Arguments, path: str) -> Arguments:
@@ -115,21 +108,10 @@ def _test(value: Any, others: Arguments, path: str) -> Arguments:
     return {'train': not value or bool(others.get('finetune'))} if value is not None else {}
 
 
-def _volatile(value: Any, others: Arguments, path: str) -> Arguments | None:
-    try:
-        return {'enable_backprop': False} if Flag(value) is ON else {}
-    except KeyError:
-        return None
-
-
 def _use_cudnn(value: Any, others: Arguments, path: str) -> Arguments:
     if path == 'NStepRNNBase.__init__' and not isinstance(value, int):
         return {'initialW': value}  # in its position in Chainer 3
     return {'use_cudnn': 'always' if value else 'never'}
-
-
-def _deterministic(value: Any, others: Arguments, path: str) -> Arguments:
-    return {'cudnn_deterministic': True} if value else {}
 
 
 def _wscale(value: Any, others: Arguments, path: str) -> Arguments:
@@ -150,38 +132,27 @@ def _initialize(initializer: Any, scale: float, array: Any) -> None:
     array *= scale
 
 
-def _bias(value: Any, others: Arguments, path: str) -> Arguments:
-    return {'initial_bias': value} if others.get('initial_bias') is None else {}
-
-
-def _filename(value: Any, others: Arguments, path: str) -> Arguments:
-    return {'file': value}
-
-
-def _pooling_class(value: Any, others: Arguments, path: str) -> Arguments:
-    return {'pooling': value}
-
-
-def _invoke_before_training(value: Any, others: Arguments, path: str) -> Arguments:
-    return {'call_before_training': bool(value)} if path == 'Trainer.extend' else {}
-
-
-def _trigger(value: Any, others: Arguments, path: str) -> Arguments:
-    return {}
-
-
 #: The translation of an argument, and how to write it now.
 TRANSLATIONS: dict[str, tuple[Translation, str]] = {
-    'bias': (_bias, 'pass initial_bias'),
-    'deterministic': (_deterministic, 'set chainer.config.cudnn_deterministic'),
-    'filename': (_filename, 'pass file'),
-    'invoke_before_training': (_invoke_before_training, 'pass call_before_training=True'),
-    'pooling_class': (_pooling_class, "pass pooling='max'"),
+    'bias': (lambda value, others, path:
+             {} if others.get('initial_bias') is not None else {'initial_bias': value},
+             'pass initial_bias'),
+    'deterministic': (lambda value, others, path: {'cudnn_deterministic': True} if value else {},
+                      'set chainer.config.cudnn_deterministic'),
+    'filename': (lambda value, others, path: {'file': value}, 'pass file'),
+    'invoke_before_training': (
+        lambda value, others, path:
+            {'call_before_training': bool(value)} if path == 'Trainer.extend' else {},
+        'pass call_before_training=True'),
+    'pooling_class': (lambda value, others, path: {'pooling': value}, "pass pooling='max'"),
     'test': (_test, "use chainer.using_config('train', False)"),
-    'train': (_train, "use chainer.using_config('train', ...)"),
-    'trigger': (_trigger, 'pass trigger to Trainer.extend'),
+    'train': (lambda value, others, path: {'train': bool(value)},
+              "use chainer.using_config('train', ...)"),
+    'trigger': (lambda value, others, path: {}, 'pass trigger to Trainer.extend'),
     'use_cudnn': (_use_cudnn, "use chainer.using_config('use_cudnn', 'always' or 'never')"),
-    'volatile': (_volatile, 'use chainer.no_backprop_mode()'),
+    'volatile': (lambda value, others, path:
+                 {'enable_backprop': False} if Flag(value) is ON else {},
+                 'use chainer.no_backprop_mode()'),
     'wscale': (_wscale, 'pass initialW=chainer.initializers.LeCunNormal(sqrt(wscale))'),
 }
 
@@ -209,7 +180,9 @@ def invoke_before_training(module: ModuleType) -> None:
 
     @functools.wraps(extend)
     def extend_trainer(self: Any, extension: Any, *args: Any, **kwargs: Any) -> None:
-        if getattr(extension, 'invoke_before_training', False):
+        # PolynomialShift still has the attribute.
+        if (getattr(extension, 'invoke_before_training', False)
+                and not type(extension).__module__.startswith('chainer.')):
             warn('invoke_before_training is the interface of Chainer 1: use initialize.')
             kwargs.setdefault('call_before_training', True)
         extend(self, extension, *args, **kwargs)
@@ -235,11 +208,9 @@ def _accepting(function: Any, n_same: int, names: list[str]) -> Any:
 
 
 def _accepts(function: Any, args: tuple[Any, ...], kwargs: Arguments) -> bool:
-    try:
-        inspect.signature(function).bind(*args, **kwargs)
-    except TypeError:
-        return False
-    return True
+    with contextlib.suppress(TypeError):
+        return bool(inspect.signature(function).bind(*args, **kwargs))
+    return False
 
 
 def _call(function: Any, n_same: int, names: list[str], args: tuple[Any, ...],
@@ -253,12 +224,10 @@ def _call(function: Any, n_same: int, names: list[str], args: tuple[Any, ...],
               for name in names if name in modern and name in TRANSLATIONS}
     options: Arguments = {}
     for name, value in values.items():
-        translated = TRANSLATIONS[name][0](value, modern, path)
-        if translated is None:
-            return function(*args, **kwargs)  # raises the error
-        for key, x in translated.items():
+        translate, now = TRANSLATIONS[name]
+        for key, x in translate(value, modern, path).items():
             (options if key in _OPTIONS else modern)[key] = x
-        warn(f'{path}({name}=...) is the interface of Chainer 1: {TRANSLATIONS[name][1]}.')
+        warn(f'{path}({name}=...) is the interface of Chainer 1: {now}.')
     if path.endswith('.__init__'):
         function(*args[:n_same], **modern)
         return set_options(args[0], options)

@@ -62,9 +62,9 @@ class MaxPooling2D(str):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the function."""
-        from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
+        from chainer.functions.pooling import max_pooling_nd
 
-        return MaxPoolingND(2, *args, **kwargs)
+        return max_pooling_nd.MaxPoolingND(2, *args, **kwargs)
 
 
 #: By module and name: the path of today, or what to use now, and an object that does the same.
@@ -114,13 +114,9 @@ def _look_up(module: str, name: str) -> Any:
     now, found = (path, None) if isinstance(path, str) else path
     if now.rpartition('.')[0] not in moved:  # those warn when they are used
         warn(f'{module}.{name} is a name of an old version of Chainer: use {now}.')
-    return _resolve(now) if found is None else found
-
-
-def _resolve(path: str) -> Any:
-    if path in sys.modules:
-        return sys.modules[path]
-    owner, _, attribute = path.rpartition('.')
+    if found is not None or now in sys.modules:
+        return found or sys.modules[now]
+    owner, _, attribute = now.rpartition('.')
     return getattr(importlib.import_module(owner), attribute)
 
 
@@ -144,14 +140,10 @@ def called_functions(module: ModuleType) -> None:
 
     Chainer 7.8.1 raised an error that names the method ``apply``.
     """
-    node: Any = module.FunctionNode
-    reject = node.__call__
+    module.FunctionNode.__call__ = _apply
 
-    def call(self: Any, *inputs: Any) -> Any:
-        if not type(self).__module__.startswith('chainer.'):
-            return reject(self, *inputs)
-        warn(f'{self.label} is a class of Chainer 1: use the function of chainer.functions.')
-        outputs = self.apply(inputs)
-        return outputs[0] if len(outputs) == 1 else outputs
 
-    node.__call__ = call
+def _apply(function: Any, *inputs: Any) -> Any:
+    warn(f'{function.label} is a class of Chainer 1: use the function of chainer.functions.')
+    outputs = function.apply(inputs)
+    return outputs[0] if len(outputs) == 1 else outputs

@@ -14,13 +14,11 @@ def old_optimizers(module: ModuleType) -> None:
 
     Also optimizers that define ``init_state`` and ``update_one`` instead of an update rule.
     """
-    methods: tuple[Any, ...] = (
-        zero_grads, compute_grads_norm, clip_grads, weight_decay, accumulate_grads)
-    for method in methods:
-        setattr(module.Optimizer, method.__name__, method)
-    methods = create_update_rule, init_state, update_one
-    for method in methods:
-        setattr(module.GradientMethod, method.__name__, method)
+    methods: list[Any] = [zero_grads, compute_grads_norm, clip_grads, weight_decay,
+                          accumulate_grads, create_update_rule, init_state, update_one]
+    for function in methods:
+        owner = module.Optimizer if function in methods[:5] else module.GradientMethod
+        setattr(owner, function.__name__, function)
     # Old classes do not call the constructor.
     module.GradientMethod._use_fp32_update = False
 
@@ -71,17 +69,13 @@ def create_update_rule(self: Any) -> Any:
     warn('update_one is a method of Chainer 1: use chainer.optimizer.UpdateRule.')
 
     rule = UpdateRule()
-    rule.init_state = functools.partial(_init_state, self, rule)
-    rule.update_core = functools.partial(_update_core, self, rule)
+    rule.init_state = functools.partial(_with_state, self.init_state, rule)
+    rule.update_core = functools.partial(_with_state, self.update_one, rule)
     return rule
 
 
-def _init_state(optimizer: Any, rule: Any, param: Any) -> None:
-    optimizer.init_state(param, rule.state)
-
-
-def _update_core(optimizer: Any, rule: Any, param: Any) -> None:
-    optimizer.update_one(param, rule.state)
+def _with_state(method: Any, rule: Any, param: Any) -> None:
+    method(param, rule.state)
 
 
 def init_state(self: Any, param: Any, state: dict[str, Any]) -> None:
@@ -95,6 +89,4 @@ def update_one(self: Any, param: Any, state: dict[str, Any]) -> None:
 
 
 def _device(param: Any) -> str:
-    import numpy
-
-    return 'cpu' if isinstance(param.array, numpy.ndarray) else 'gpu'
+    return 'cpu' if param.device.xp.__name__ == 'numpy' else 'gpu'

@@ -22,14 +22,14 @@ def volatile(module: ModuleType) -> None:
     Chainer 7.8.1 raised an error for the argument, and ignored the attribute.
     """
     variable: Any = module.Variable
-    check, ndarray = variable.__init__, module.numpy.ndarray
+    check, arrays = variable.__init__, (module.numpy.ndarray, module.cuda.ndarray)
 
     def init(self: Any, data: Any = None, volatile: Any = None, name: Any = None,
              grad: Any = None, *, requires_grad: bool = True, _grad_valid: bool = True,
              layout: Any = None, **unknown: Any) -> None:
         if volatile is not None:
             _set(self, volatile)
-        if unknown or type(data) is not ndarray or requires_grad not in (True, False):
+        if unknown or type(data) not in arrays or requires_grad not in (True, False):
             check(self, data, name=name, grad=grad, requires_grad=requires_grad,
                   _grad_valid=_grad_valid, layout=layout, **unknown)
         else:
