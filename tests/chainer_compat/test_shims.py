@@ -383,7 +383,6 @@ TESTS = {
     'objects_not_in_hdf5': [f'{OLD_SNAPSHOTS}test_object_not_in_hdf5'],
     **dict.fromkeys(['attributes_of_old_pickles', 'methods_of_old_pickles', 'old_pickled_links',
                      'old_pickled_parameters'], (f'{OLD_SNAPSHOTS}test_pickled_model',)),
-    'old_pickled_optimizers': [f'{OLD_SNAPSHOTS}test_pickled_optimizer'],
     'shift_of_integers': ['test_training.py::test_loading_into_a_shift_that_has_started'],
     'scalar_hyperparameters': ['test_scalar_options.py::test_optimizers'],
     'scalar_options': ['test_every_function.py::test_options_can_be_numpy_scalars'],
