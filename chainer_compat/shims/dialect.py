@@ -79,8 +79,10 @@ POSITIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ('training.extension', 'make_extension'): (3, 'invoke_before_training', 'finalizer'),
 }
 
-#: Other entries: the last version, the modules, and the patch.
-PATCHES: list[tuple[int, tuple[str, ...], _patch.Patch]] = []
+#: Other entries: the last version, the module, and the patch.
+PATCHES: list[tuple[int, str, _patch.Patch]] = []
+
+Function = Callable[..., Any]
 
 
 def version() -> int | None:
@@ -97,29 +99,19 @@ def register() -> None:
     selected = version()
     if selected is None:
         return
-    for last, modules, patch in PATCHES:
+    for last, module, patch in PATCHES:
         if selected <= last:
-            _patch.patch(*modules)(patch)
+            _patch.patch(module)(patch)
     old = {key: value for key, (last, value) in DEFAULTS.items() if selected <= last}
     if old:
         _patch.patch(*{module for module, _, _ in old})(_set_defaults(old))
 
 
-def until(last: int, *modules: str) -> Callable[[_patch.Patch], _patch.Patch]:
-    """Add a patch that restores what version ``last`` and earlier did."""
-
-    def add(patch: _patch.Patch) -> _patch.Patch:
-        PATCHES.append((last, modules, patch))
-        return patch
-
-    return add
-
-
 def _set_defaults(old: dict[tuple[str, str, str], Any]) -> _patch.Patch:
-    def old_defaults(module: types.ModuleType) -> None:
+    def old_defaults(module: Any) -> None:
         for (name, path, argument), value in old.items():
             if name == module.__name__:
-                function = inspect.unwrap(_get(module, path))
+                function = inspect.unwrap(functools.reduce(getattr, path.split('.'), module))
                 names = inspect.getfullargspec(function).args
                 defaults = list(function.__defaults__)
                 defaults[names.index(argument) - len(names)] = value
@@ -128,203 +120,154 @@ def _set_defaults(old: dict[tuple[str, str, str], Any]) -> _patch.Patch:
     return old_defaults
 
 
-@until(1, 'chainer.links.connection.convolution_nd', 'chainer.links.connection.deconvolution_nd')
-def no_bias(module: Any) -> None:
-    """Create no bias with ``initial_bias=None``, the default of ConvolutionND."""
-    def change(default: Any, init: Any) -> Any:
-        @functools.wraps(init)
-        def init_without_bias(self: Any, *args: Any, **kwargs: Any) -> None:
-            if len(args) < 7 and kwargs.get('initial_bias', default) is None:
-                kwargs.setdefault('nobias', True)
-            init(self, *args, **kwargs)
+def instead(last: int, module: str, path: str, inside: bool = True) -> Callable[
+        [Function], Function]:
+    """Add a function that is called instead of one of Chainer's, until version ``last``.
 
-        return init_without_bias
+    It gets the original as first argument. Without ``inside``, Chainer's own calls stay as they
+    are: they rely on the present meaning.
+    """
+    def add(function: Function) -> Function:
+        def patch(module: Any) -> None:
+            owner, _, name = path.rpartition('.')
+            holder = getattr(module, owner) if owner else module
+            original = getattr(holder, name)
 
-    for name, default in {'ConvolutionND': None, 'DeconvolutionND': 0}.items():
-        if hasattr(module, name):
-            _replace(module, f'{name}.__init__', functools.partial(change, default))
+            @functools.wraps(original, updated=())
+            def call(*args: Any, **kwargs: Any) -> Any:
+                caller = sys._getframe(1).f_globals['__name__'].partition('.')[0]
+                if not inside and caller in ('chainer', 'chainer_compat', 'chainermn'):
+                    return original(*args, **kwargs)
+                return function(original, *args, **kwargs)
 
+            setattr(holder, name, call)
 
-@until(1, *(f'chainer.{module}' for module, _ in POSITIONS))
-def old_positions(module: Any) -> None:
-    """Take arguments in the order of version 1."""
-    for (name, path), (first, *names) in POSITIONS.items():
-        if f'chainer.{name}' == module.__name__:
-            _replace(module, path, functools.partial(_by_name, first, names))
+        patch.__name__ = function.__name__
+        PATCHES.append((last, f'chainer.{module}', patch))
+        return function
 
-
-def _by_name(first: int, names: list[str], function: Any) -> Any:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if len(args) <= first or _is_called_by_chainer():
-            return function(*args, **kwargs)
-        return function(*args[:first], **dict(zip(names, args[first:], strict=False)), **kwargs)
-
-    return call
+    return add
 
 
-@until(1, 'chainer.functions.array.split_axis')
-def one_section(module: Any) -> None:
+@instead(1, 'links.connection.convolution_nd', 'ConvolutionND.__init__')
+def no_bias(init: Function, *args: Any, **kwargs: Any) -> None:
+    """Create no bias without ``initial_bias``."""
+    if len(args) < 8 and kwargs.get('initial_bias') is None:
+        kwargs.setdefault('nobias', True)
+    init(*args, **kwargs)
+
+
+@instead(1, 'links.connection.deconvolution_nd', 'DeconvolutionND.__init__')
+def no_bias_if_none(init: Function, *args: Any, initial_bias: Any = 0, **kwargs: Any) -> None:
+    """Create no bias with ``initial_bias=None``."""
+    if len(args) < 8:
+        kwargs = {'nobias': initial_bias is None, 'initial_bias': initial_bias, **kwargs}
+    init(*args, **kwargs)
+
+
+def _add_positions(module: str, path: str, first: int, *names: str) -> None:
+    @instead(1, module, path, inside=False)
+    def old_positions(original: Function, *args: Any, **kwargs: Any) -> Any:
+        """Take arguments in the order of version 1."""
+        return original(*args[:first], **dict(zip(names, args[first:], strict=False)), **kwargs)
+
+
+for _key, _positions in POSITIONS.items():
+    _add_positions(*_key, *_positions)
+
+
+@instead(1, 'functions.array.split_axis', 'split_axis', inside=False)
+def one_section(split_axis: Function, x: Any, indices_or_sections: Any, axis: int,
+                force_tuple: bool = False) -> Any:
     """Return one section as a variable, not as a tuple."""
-    def change(split_axis: Any) -> Any:
-        @functools.wraps(split_axis)
-        def split(x: Any, indices_or_sections: Any, axis: int, force_tuple: bool = False) -> Any:
-            force_tuple = force_tuple or _is_called_by_chainer()
-            return split_axis(x, indices_or_sections, axis, force_tuple)
-
-        return split
-
-    _replace(module, 'split_axis', change)
+    return split_axis(x, indices_or_sections, axis, force_tuple)
 
 
-@until(1, 'chainer.initializer')
-def fan_out(module: Any) -> None:
+@instead(1, 'initializer', 'get_fans')
+def fan_out(get_fans: Function, shape: tuple[int, ...]) -> tuple[int, int]:
     """Compute the fan-out of convolutions without the size of the kernel."""
-    get_fans = module.get_fans
-    module.get_fans = lambda shape: (get_fans(shape)[0], shape[0])
+    return get_fans(shape)[0], shape[0]
 
 
-@until(1, 'chainer.variable')
-def length_of_variable(module: Any) -> None:
+@instead(1, 'variable', 'Variable.__len__', inside=False)
+def length_of_variable(length: Function, variable: Any) -> Any:
     """Return the number of elements."""
-    def change(length: Any) -> Any:
-        return lambda self: length(self) if _is_called_by_chainer() else self.size
-
-    _replace(module, 'Variable.__len__', change)
+    return variable.size
 
 
-@until(1, 'chainer.training.extensions.evaluator')
 def evaluator_in_train_mode(module: Any) -> None:
-    """Leave the mode to the model."""
+    """Let Evaluator leave the mode to the model."""
     module.configuration = types.SimpleNamespace(
         using_config=lambda name, value: contextlib.nullcontext())
 
 
-@until(1, *(f'chainer.links.model.vision.{name}' for name in ('googlenet', 'resnet', 'vgg')))
-def vision_models_in_test_mode(module: Any) -> None:
+PATCHES.append((1, 'chainer.training.extensions.evaluator', evaluator_in_train_mode))
+
+
+@instead(1, 'links.model.vision.googlenet', 'GoogLeNet.forward')
+@instead(1, 'links.model.vision.resnet', 'ResNetLayers.forward')
+@instead(1, 'links.model.vision.vgg', 'VGGLayers.forward')
+def vision_models_in_test_mode(forward: Function, *args: Any, **kwargs: Any) -> Any:
     """Use the test mode unless an argument says otherwise."""
-    from chainer.configuration import using_config
+    import chainer
 
-    def change(forward: Any) -> Any:
-        @functools.wraps(forward)
-        def forward_in_test_mode(*args: Any, **kwargs: Any) -> Any:
-            with using_config('train', False):
-                return forward(*args, **kwargs)
-
-        return forward_in_test_mode
-
-    for name in {'GoogLeNet', 'ResNetLayers', 'VGGLayers'} & set(vars(module)):
-        _replace(module, f'{name}.forward', change)
+    with chainer.using_config('train', False):
+        return forward(*args, **kwargs)
 
 
-@until(1, 'chainer.optimizer')
-def late_parameters(module: Any) -> None:
+@instead(1, 'optimizer', 'GradientMethod.update')
+def late_parameters(update: Function, optimizer: Any, *args: Any, **kwargs: Any) -> None:
     """Update parameters that were added after setup."""
-    def change(update: Any) -> Any:
-        @functools.wraps(update)
-        def update_all(self: Any, *args: Any, **kwargs: Any) -> None:
-            for param in self.target.params():
-                if param.update_rule is None:
-                    param.update_rule = self.create_update_rule()
-            update(self, *args, **kwargs)
-
-        return update_all
-
-    _replace(module, 'GradientMethod.update', change)
+    for param in optimizer.target.params():
+        if param.update_rule is None:
+            param.update_rule = optimizer.create_update_rule()
+    update(optimizer, *args, **kwargs)
 
 
-@until(2, 'chainer.functions.math.matmul')
-def columns_in_matmul(module: Any) -> None:
+@instead(2, 'functions.math.matmul', 'matmul', inside=False)
+def columns_in_matmul(matmul: Function, a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
     """Treat vectors as matrices with one column."""
-    def change(matmul: Any) -> Any:
-        @functools.wraps(matmul)
-        def matmul_of_columns(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
-            if not _is_called_by_chainer():
-                a, b = (x.reshape(-1, 1) if x.ndim == 1 else x for x in (a, b))
-            return matmul(a, b, *args, **kwargs)
-
-        return matmul_of_columns
-
-    _replace(module, 'matmul', change)
+    a, b = (x.reshape(-1, 1) if x.ndim == 1 else x for x in (a, b))
+    return matmul(a, b, *args, **kwargs)
 
 
-@until(3, 'chainer.functions.normalization.batch_normalization')
-def eps_in_running_variance(module: Any) -> None:
+@instead(3, 'functions.normalization.batch_normalization', 'BatchNormalization.forward')
+def eps_in_running_variance(forward: Function, function: Any, inputs: Any) -> Any:
     """Add ``eps`` to the variance, which is then averaged."""
-    def change(forward: Any) -> Any:
-        @functools.wraps(forward)
-        def forward_and_add(self: Any, inputs: Any) -> Any:
-            outputs = forward(self, inputs)
-            m = inputs[0].size // inputs[1].size
-            if self.running_var is not None:
-                self.running_var += (1 - self.decay) * m / max(m - 1, 1) * self.eps
-            return outputs
-
-        return forward_and_add
-
-    _replace(module, 'BatchNormalization.forward', change)
+    outputs = forward(function, inputs)
+    m = inputs[0].size // inputs[1].size
+    if function.running_var is not None:
+        function.running_var += (1 - function.decay) * m / max(m - 1, 1) * function.eps
+    return outputs
 
 
-def order_in_place(module: Any) -> None:
+@instead(2, 'iterators.multiprocess_iterator', 'ShuffleOrderSampler')
+@instead(4, 'iterators.multithread_iterator', 'ShuffleOrderSampler')
+@instead(4, 'iterators.serial_iterator', 'ShuffleOrderSampler')
+def order_in_place(sampler: Any) -> Any:
     """Shuffle the order of the last epoch, instead of drawing a new one."""
-    class ShuffleOrderSampler(module.ShuffleOrderSampler):
+    class OrderInPlace(sampler):
         def __call__(self, current_order: Any, current_position: int) -> Any:
             order = current_order.copy()
             self._random.shuffle(order)
             return order
 
-    module.ShuffleOrderSampler = ShuffleOrderSampler
+    return OrderInPlace()
 
 
-until(2, 'chainer.iterators.multiprocess_iterator')(order_in_place)
-until(4, 'chainer.iterators.multithread_iterator', 'chainer.iterators.serial_iterator')(
-    order_in_place)
-
-
-@until(5, 'chainer.functions.math.clip')
-def gradient_of_clip(module: Any) -> None:
+@instead(5, 'functions.math.clip', 'ClipGrad.__init__')
+def gradient_of_clip(init: Function, function: Any, x: Any, x_min: Any, x_max: Any) -> None:
     """Return no gradient where the input equals a bound."""
-    def change(init: Any) -> Any:
-        @functools.wraps(init)
-        def init_without_bounds(self: Any, x: Any, x_min: Any, x_max: Any) -> None:
-            init(self, x, x_min, x_max)
-            self.cond = self.cond & (x != x_min) & (x != x_max)
-
-        return init_without_bounds
-
-    _replace(module, 'ClipGrad.__init__', change)
+    init(function, x, x_min, x_max)
+    function.cond = function.cond & (x != x_min) & (x != x_max)
 
 
-@until(5, 'chainer.variable')
-def gradient_of_outputs(module: Any) -> None:
+@instead(5, 'variable', 'Variable.backward')
+def gradient_of_outputs(backward: Function, variable: Any, *args: Any, **kwargs: Any) -> None:
     """Keep the gradient of the variable whose backward is called."""
-    def change(backward: Any) -> Any:
-        @functools.wraps(backward)
-        def backward_and_keep(self: Any, *args: Any, **kwargs: Any) -> None:
-            grad = self.grad_var
-            backward(self, *args, **kwargs)
-            if grad is None and self.size == 1:
-                scale = kwargs.get('loss_scale') or 1
-                grad = module.Variable(self.xp.full_like(self.array, scale))
-            self.grad_var = grad
-
-        return backward_and_keep
-
-    _replace(module, 'Variable.backward', change)
-
-
-def _is_called_by_chainer() -> bool:
-    """Return whether Chainer's own code called the function that asks."""
-    name: str = sys._getframe(2).f_globals['__name__']
-    return name.partition('.')[0] in ('chainer', 'chainer_compat', 'chainermn')
-
-
-def _get(module: Any, path: str) -> Any:
-    return functools.reduce(getattr, path.split('.'), module)
-
-
-def _replace(module: Any, path: str, change: Callable[[Any], Any]) -> None:
-    """Replace a function or method of a module by what ``change`` returns for it."""
-    owner, _, name = path.rpartition('.')
-    holder = _get(module, owner) if owner else module
-    setattr(holder, name, change(getattr(holder, name)))
+    if variable.grad_var is None and variable.size == 1:
+        grad = variable.xp.full_like(variable.array, kwargs.get('loss_scale') or 1)
+    else:
+        grad = variable.grad
+    backward(variable, *args, **kwargs)
+    variable.grad = grad

@@ -1,11 +1,10 @@
-"""Pickled models and optimizers of Chainer 1 to 6 can be loaded.
+"""Pickled models of Chainer 1 to 6 can be loaded.
 
 Pickles contain the attributes of that version, but not its number. `old_names` has the modules that
 they name.
 """
 
 import functools
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -81,64 +80,6 @@ def old_pickled_parameters(module: Any) -> None:
         return recover(*args)
 
     module._recover_parameter = recover_any
-
-
-@patch('chainer.optimizer')
-def old_pickled_optimizers(optimizer: Any) -> None:
-    """All versions: optimizers that Chainer 1 to 5 pickled could not be used."""
-
-    def set_rule(self: Any, state: dict[str, Any]) -> None:
-        if '_hookable' in state:
-            self.__dict__.update(state)
-            return
-        self.__dict__.update(
-            {'_fp32_param': None, '_use_fp32_update': False,
-             **_with_hooks(state, optimizer._Hookable())})
-        _add_hyperparameters(self)
-
-    def set_optimizer(self: Any, state: dict[str, Any]) -> None:
-        if '_hookable' in state:
-            self.__dict__.update(state)
-        elif '_states' in state:
-            set_optimizer_of_version_1(self, **state)
-        else:
-            self.__dict__.update(_with_hooks(state, optimizer._OptimizerHookable(self)))
-            _add_hyperparameters(self)
-
-    def set_optimizer_of_version_1(
-            self: Any, _states: dict[str, Any], _hooks: dict[str, Any], target: Any, **others: Any
-    ) -> None:
-        self.__init__()
-        self.setup(target)
-        for name, hook in _hooks.items():
-            self.add_hook(hook, name)
-        for name, value in others.items():
-            setattr(self, name, value)
-        for name, param in target.namedparams():
-            param.update_rule.t, param.update_rule._state = self.t, _states.get(name)
-
-    optimizer.UpdateRule.__setstate__ = set_rule
-    optimizer.Optimizer.__setstate__ = set_optimizer
-
-
-def _with_hooks(state: dict[str, Any], hookable: Any) -> dict[str, Any]:
-    """Return the attributes of an optimizer or update rule, with the hooks in ``hookable``."""
-    others = dict(state)
-    for before, now in (('_hooks', '_pre_update_hooks'),  # version 3 and earlier
-                        ('_pre_update_hooks', '_pre_update_hooks'),
-                        ('_post_update_hooks', '_post_update_hooks')):
-        if hooks := others.pop(before, None):
-            setattr(hookable, now, hooks)
-    return {**others, '_hookable': hookable}
-
-
-def _add_hyperparameters(owner: Any) -> None:
-    """Add those of later versions, with their defaults."""
-    default = next(filter(None, (getattr(sys.modules[base.__module__], '_default_hyperparam', None)
-                                 for base in type(owner).__mro__)), None)
-    for name, value in (default.get_dict() if default else {}).items():
-        if name not in owner.hyperparam.get_dict():
-            setattr(owner.hyperparam, name, value)
 
 
 def _make_parameter(variable: Any) -> None:

@@ -402,14 +402,6 @@ TESTS = {
     'removed_aliases': ['test_numpy_aliases.py::test_error'],
     'old_arguments': ['shims/test_old_arguments.py::test_the_same_bits',
                       'shims/test_old_arguments.py::test_one_warning_per_line'],
-    **dict.fromkeys(['best_value', 'dumped_graph', 'shift_of_version_1'], (
-        f'{OLD_SNAPSHOTS}test_trainer',)),
-    **dict.fromkeys(['text_of_python_2', 'updates_of_parameters'], (
-        f'{OLD_SNAPSHOTS}test_trainer', f'{OLD_SNAPSHOTS}test_optimizers')),
-    'objects_not_in_hdf5': [f'{OLD_SNAPSHOTS}test_object_not_in_hdf5'],
-    **dict.fromkeys(['attributes_of_old_pickles', 'methods_of_old_pickles', 'old_pickled_links',
-                     'old_pickled_parameters'], (f'{OLD_SNAPSHOTS}test_pickled_model',)),
-    'old_pickled_optimizers': [f'{OLD_SNAPSHOTS}test_pickled_optimizer'],
     'called_functions': ['shims/test_old_calls.py::test_values'],
     'invoke_before_training': ['shims/test_old_calls.py::test_values'],
     'old_names': ['shims/test_old_calls.py::test_names'],
@@ -418,6 +410,13 @@ TESTS = {
     'train_attributes': ['shims/test_old_calls.py::test_values'],
     'uninitialized_params': ['shims/test_old_calls.py::test_values'],
     'volatile': ['shims/test_old_calls.py::test_values'],
+    **dict.fromkeys(['best_value', 'dumped_graph', 'shift_of_version_1'], (
+        f'{OLD_SNAPSHOTS}test_trainer',)),
+    **dict.fromkeys(['text_of_python_2', 'updates_of_parameters'], (
+        f'{OLD_SNAPSHOTS}test_trainer', f'{OLD_SNAPSHOTS}test_optimizers')),
+    'objects_not_in_hdf5': [f'{OLD_SNAPSHOTS}test_object_not_in_hdf5'],
+    **dict.fromkeys(['attributes_of_old_pickles', 'methods_of_old_pickles', 'old_pickled_links',
+                     'old_pickled_parameters'], (f'{OLD_SNAPSHOTS}test_pickled_model',)),
     'shift_of_integers': ['test_training.py::test_loading_into_a_shift_that_has_started'],
     'scalar_hyperparameters': ['test_scalar_options.py::test_optimizers'],
     'scalar_options': ['test_every_function.py::test_options_can_be_numpy_scalars'],

@@ -50,7 +50,7 @@ def python(code, folder, version):
 
 
 def equal(value, old):
-    return np.shape(value) == old.shape and np.allclose(value, old, 1e-6, 1e-7)
+    return np.shape(value) == old.shape and np.allclose(value, old, 1e-5, 1e-6)
 
 
 @pytest.mark.parametrize('version', VERSIONS)

@@ -159,6 +159,59 @@ CASES = {
     'given_gradient': (5, given_gradient),
     'clip': (5, gradient_at_bounds),
 }
+VERSION = os.environ.get('CHAINER_COMPAT_DIALECT', chainer.__version__[0])
+X, W, IMAGE = values(2, 4), values(3, 2, 3, 3), values(2, 2, 5, 5)
+
+#: Calls with arguments in the order of version 1.
+POSITIONS = {
+    'Linear': lambda: L.Linear(4, 3, 2., .5),
+    'Linear nobias': lambda: L.Linear(4, 3, 1, 0, True),
+    'Convolution2D': lambda: L.Convolution2D(2, 3, 3, 1, 1, 1.41),
+    'Convolution2D all': lambda: L.Convolution2D(
+        2, 3, 3, 1, 1, 1, 0., False, False, W, values(3), True),
+    'Deconvolution2D': lambda: L.Deconvolution2D(2, 3, 3, 1, 1, 2., .1, False, (6, 6)),
+    'DilatedConvolution2D': lambda: L.DilatedConvolution2D(2, 3, 3, 1, 1, 2, 2., .1),
+    'ConvolutionND': lambda: L.ConvolutionND(2, 2, 3, 3, 1, 0, W, values(3)),
+    'DeconvolutionND': lambda: L.DeconvolutionND(
+        2, 2, 3, 3, 1, 0, None, values(2, 3, 3, 3), values(3)),
+    'MLPConvolution2D': lambda: L.MLPConvolution2D(2, (3, 2), 1, 1, 0, 2., F.tanh, True)(IMAGE),
+    'Maxout': lambda: L.Maxout(4, 3, 2, 2.),
+    'GRU': lambda: L.GRU(3, 4)(chainer.Variable(values(2, 3)), chainer.Variable(X)),
+    'BatchNormalization': lambda: L.BatchNormalization(
+        3, .9, 2e-5, np.float32, True, True, None, None, False),
+    'softmax': lambda: F.softmax(X, False),
+    'log_softmax': lambda: F.log_softmax(X, True),
+    'convolution_2d': lambda: F.convolution_2d(IMAGE, W, None, 2, 0, False, True),
+    'convolution_nd': lambda: F.convolution_nd(IMAGE, W, None, 2, 0, False, True),
+    'deconvolution_nd': lambda: F.deconvolution_nd(
+        IMAGE, values(2, 3, 3, 3), None, 1, 0, None, False),
+    'dilated_convolution_2d': lambda: F.dilated_convolution_2d(
+        IMAGE, W, None, 1, 0, 2, False, True),
+    'fixed_batch_normalization': lambda: F.fixed_batch_normalization(
+        X, *[values(4) + 2] * 4 + [2e-5, False]),
+    'max_pooling_2d': lambda: F.max_pooling_2d(IMAGE, 3, 2, 0, True, False),
+    'max_pooling_nd': lambda: F.max_pooling_nd(IMAGE, 3, 2, 0, True, False),
+    'average_pooling_nd': lambda: F.average_pooling_nd(IMAGE, 2, 2, 1, False),
+    'softmax_cross_entropy': lambda: F.softmax_cross_entropy(
+        X, np.array([1, 3], 'i'), False, False, True, None, 1),
+    'sigmoid_cross_entropy': lambda: F.sigmoid_cross_entropy(
+        X, np.array([[0, 1, 1, -1]] * 2, 'i'), False, False),
+    'n_step_rnn': lambda: F.n_step_rnn(
+        1, .5, values(1, 2, 3), [[values(3, 2), values(3, 3)]], [[values(3), values(3)]],
+        [values(2, 2)] * 2, False, False, 'relu')[0],
+    'inside': lambda: L.Inception(2, 1, 1, 1, 1, 1, 1)(IMAGE),
+}
+
+
+def arrays(result):
+    if isinstance(result, chainer.Link):
+        return [param.data for _, param in sorted(result.namedparams())]
+    return result.data
+
+
+if VERSION == '1':
+    CASES.update({'positions of ' + name: (1, lambda call=call: arrays(call()))
+                  for name, call in POSITIONS.items()})
 if hasattr(iterators, 'MultithreadIterator'):
     CASES['multithread'] = (4, lambda: orders(iterators.MultithreadIterator(
         list(range(7)), 3, n_threads=1)))

@@ -85,11 +85,6 @@ def test_optimizers(folder, same, kind):
         compare_updates(name, optimizer, model, same)
 
 
-def test_pickled_optimizer(folder, same):
-    optimizer, model = pickle.loads((folder / 'adam.pickle').read_bytes(), encoding='latin1')
-    compare_updates('adam', optimizer, model, same)
-
-
 @pytest.mark.parametrize('kind', ['npz', 'h5'])
 def test_trainer(folder, same, kind):
     path = folder / f'trainer.{kind}'

@@ -215,7 +215,8 @@ def write(folder):
 
     model = make_model()
     fill(model)
-    serializers.save_npz(path('model.npz'), model)
+    model.cleargrads()
+    serializers.save_npz(path('model.npz'), model, compression=False)
     with open(path('model.pickle'), 'wb') as file:
         pickle.dump(model, file)
     reference = {'outputs/' + name: array for name, array in outputs(model).items()}
@@ -229,9 +230,6 @@ def write(folder):
             save = serializers.save_npz if kind == 'npz' else serializers.save_hdf5
             save(path('%s_model.%s' % (name, kind)), model)
             save(path('%s.%s' % (name, kind)), optimizer)
-        if name == 'adam':
-            with open(path('adam.pickle'), 'wb') as file:
-                pickle.dump((optimizer, model), file)
         update(optimizer, model)
         for param, array in parameters(model).items():
             reference['updated/%s%s' % (name, param)] = array
@@ -244,7 +242,7 @@ def write(folder):
     os.rename(path('result/snapshot_iter_%d' % SAVED_AT), path('trainer.npz'))
     if IS_PYTHON2:
         os.rename(path('result/h5_%d' % SAVED_AT), path('trainer.h5'))
-    np.savez_compressed(path('reference.npz'), **reference)
+    np.savez(path('reference.npz'), **reference)
     target = os.path.join(
         folder, chainer.__version__ + ('-python2.zip' if IS_PYTHON2 else '.zip'))
     with zipfile.ZipFile(target, 'w', zipfile.ZIP_DEFLATED) as archive:
