@@ -124,12 +124,8 @@ def progress_bar_arguments() -> dict[str, str]:
 @edit('chainer.variable')
 def zerograd_of_read_only() -> dict[str, str]:
     """All versions: ``zerograd`` failed if the gradient is a read-only array, as that of F.sum."""
-    indent = '\n' + 20 * ' '
-    return {
-        f'gv.unchain(){indent}self._grad.fill(0)':
-            f'gv.unchain(){indent}if not getattr(self._grad.flags, "writeable", True):'
-            f'{indent}    self.grad = self._grad.copy(){indent}self._grad.fill(0)',
-    }
+    return {'self._grad.fill(0)': 'self._grad.fill(0) if getattr(self._grad.flags, "writeable", '
+                                  'True) else setattr(self, "grad", xp.zeros_like(arr))'}
 
 
 @patch('chainer.variable')
@@ -164,8 +160,8 @@ def best_value_without_values() -> dict[str, str]:
     If the extension that saves the trainer ran before them, they fire again in the next iteration,
     without a new value.
     """
-    return {'value = float(stats[key])': 'if key not in stats: return False\n'
-                                         '        value = float(stats[key])'}
+    return {'if not self._interval_trigger(trainer):':
+            'if not self._interval_trigger(trainer) or key not in summary._summaries:'}
 
 
 @edit('chainer.training.extensions.parameter_statistics')
