@@ -7,7 +7,6 @@ to write it now.
 
 import contextlib
 import functools
-import inspect
 import math
 import sys
 import warnings
@@ -166,7 +165,7 @@ def old_arguments(module: ModuleType) -> None:
     for path, (n_same, names) in CALLS[module.__name__].items():
         owner, _, name = path.rpartition('.')
         holder = getattr(module, owner) if owner else module
-        setattr(holder, name, _accepting(getattr(holder, name), n_same, names.split()))
+        setattr(holder, name, with_old_arguments(getattr(holder, name), n_same, names.split()))
 
 
 @patch('chainer.training.trainer')
@@ -190,24 +189,28 @@ def invoke_before_training(module: ModuleType) -> None:
     trainer.extend = extend_trainer
 
 
-def _accepting(function: Any, n_same: int, names: list[str]) -> Any:
+def with_old_arguments(function: Any, n_same: int, names: list[str]) -> Any:
     """Return ``function`` with its old arguments; others are passed without a look."""
     old = frozenset(names) & TRANSLATIONS.keys()
 
     @functools.wraps(function)
     def accepting(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs or old.isdisjoint(kwargs):
-            try:
+        try:
+            if not kwargs:
+                return function(*args)
+            if old.isdisjoint(kwargs):
                 return function(*args, **kwargs)
-            except TypeError:
-                if len(args) <= n_same or _accepts(function, args, kwargs):
-                    raise
+        except TypeError:
+            if len(args) <= n_same or _accepts(function, args, kwargs):
+                raise
         return _call(function, n_same, names, args, kwargs)
 
     return accepting
 
 
 def _accepts(function: Any, args: tuple[Any, ...], kwargs: Arguments) -> bool:
+    import inspect
+
     with contextlib.suppress(TypeError):
         return bool(inspect.signature(function).bind(*args, **kwargs))
     return False
@@ -223,11 +226,12 @@ def _call(function: Any, n_same: int, names: list[str], args: tuple[Any, ...],
     values = {name: modern.pop(name)
               for name in names if name in modern and name in TRANSLATIONS}
     options: Arguments = {}
+    shown = type(args[0]).__name__ if path.endswith('.__init__') else path
     for name, value in values.items():
         translate, now = TRANSLATIONS[name]
         for key, x in translate(value, modern, path).items():
             (options if key in _OPTIONS else modern)[key] = x
-        warn(f'{path}({name}=...) is the interface of Chainer 1: {now}.')
+        warn(f'{shown}({name}=...) is the interface of Chainer 1: {now}.')
     if path.endswith('.__init__'):
         function(*args[:n_same], **modern)
         return set_options(args[0], options)

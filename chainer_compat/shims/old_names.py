@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from chainer_compat._patch import moved, patch
-from chainer_compat.shims.old_arguments import warn
+from chainer_compat.shims.old_arguments import warn, with_old_arguments
 
 moved.update({
     'chainer.flag': 'chainer_compat.flag',
@@ -62,9 +62,12 @@ class MaxPooling2D(str):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the function."""
-        from chainer.functions.pooling import max_pooling_nd
+        from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 
-        return max_pooling_nd.MaxPoolingND(2, *args, **kwargs)
+        node = _with_use_cudnn(MaxPoolingND)(2, *args, **kwargs)
+        (node.kh, node.kw), (node.sy, node.sx), (node.ph, node.pw) = (
+            node.ksize, node.stride, node.pad)
+        return node
 
 
 #: By module and name: the path of today, or what to use now, and an object that does the same.
@@ -117,7 +120,14 @@ def _look_up(module: str, name: str) -> Any:
     if found is not None or now in sys.modules:
         return found or sys.modules[now]
     owner, _, attribute = now.rpartition('.')
-    return getattr(importlib.import_module(owner), attribute)
+    found = getattr(importlib.import_module(owner), attribute)
+    return _with_use_cudnn(found) if hasattr(found, 'apply') else found
+
+
+@functools.cache
+def _with_use_cudnn(cls: Any) -> Any:
+    cls.__init__ = with_old_arguments(cls.__init__, sys.maxsize, ['use_cudnn'])
+    return cls
 
 
 def _search(package: str, name: str) -> str:

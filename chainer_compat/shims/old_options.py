@@ -23,9 +23,11 @@ def call_with(options: Options, function: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def set_options(link: Any, options: Options) -> None:
-    """Let all calls of ``link`` use ``options``."""
+    """Let all calls of ``link``, or the call of a function, use ``options``."""
     options = {key: x for key, x in options.items() if x != 'always'}  # as by default
-    if options:
+    if options and hasattr(link, 'apply'):
+        link.__class__ = _with_options(link.__class__, tuple(options.items()))
+    elif options:
         link._old_options = {**vars(link).get('_old_options', {}), **options}
         _hook(next(cls for cls in type(link).__mro__ if 'forward' in vars(cls)))
 
@@ -55,10 +57,14 @@ def _hook(cls: Any) -> None:
 
 @functools.cache
 def _with_options(cls: Any, options: tuple[tuple[str, Any], ...]) -> Any:
-    """Return the class of functions ``cls`` with gradients that use ``options``."""
+    """Return the class of functions ``cls`` whose calls and gradients use ``options``."""
 
-    def backward(self: Any, *args: Any) -> Any:
-        with _using(dict(options)):
-            return cls.backward(self, *args)
+    def using(name: str) -> Any:
+        def method(self: Any, *args: Any) -> Any:
+            with _using(dict(options)):
+                return getattr(cls, name)(self, *args)
 
-    return type(cls.__name__, (cls,), {'backward': backward, '__module__': cls.__module__})
+        return method
+
+    return type(cls.__name__, (cls,), {
+        'apply': using('apply'), 'backward': using('backward'), '__module__': cls.__module__})

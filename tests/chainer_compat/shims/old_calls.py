@@ -240,6 +240,11 @@ def accumulate(optimizer, model):
     optimizer.accumulate_grads([p.data for p in model.params()])
 
 
+def unpooled(h):
+    p = F.MaxPooling2D(2, 2, use_cudnn=False)
+    return F.upsampling_2d(p(h), p.indexes, (p.kh, p.kw), (p.sy, p.sx), (p.ph, p.pw), (4, 4))
+
+
 def npz():
     path = os.path.join(tempfile.mkdtemp(), 'a')
     link, other = L.Linear(3, 2, **K), L.Linear(3, 2)
@@ -294,6 +299,8 @@ CASES = {
     'pooling_class': lambda: applied(
         lambda h: F.spatial_pyramid_pooling_2d(h, 2, pooling_class=F.MaxPooling2D), BATCH),
     'MaxPooling2D': lambda: applied(lambda h: F.MaxPooling2D(3, 2, 1, False)(h), BATCH),
+    'unpooled': lambda: applied(unpooled, BATCH),
+    'Softmax': lambda: applied(lambda h: F.Softmax(use_cudnn=False)(h), x(2, 3)),
     'n_step_birnn': lambda: F.n_step_birnn(*N_STEP, train=False, activation='relu')[0].data,
     'n_step_birnn_position': lambda: F.n_step_birnn(*([*N_STEP, False, False, 'tanh']))[0].data,
     'called_function': lambda: applied(

@@ -225,6 +225,7 @@ OPTIONS_OF_LINKS = [
     (lambda: L.Convolution2D(2, 1, 1, use_cudnn=True, deterministic=False), ('auto', False)),
     (lambda: lambda x: F.max_pooling_2d(x, 2, use_cudnn=False), ('never', False)),
     (lambda: lambda x: F.relu(x, False), ('never', False)),
+    (lambda: F.ReLU(use_cudnn=False), ('never', False)),
     (lambda: lambda x: F.convolution_2d(
         x, variable(2, 2, 1, 1), deterministic=True), ('auto', True))]
 
