@@ -201,7 +201,29 @@ def evaluator_in_train_mode(module: Any) -> None:
         using_config=lambda name, value: contextlib.nullcontext())
 
 
-PATCHES.append((1, 'chainer.training.extensions.evaluator', evaluator_in_train_mode))
+def variables_for_models(module: Any) -> None:
+    """Call the model with variables, not with arrays."""
+    original = module.convert._call_converter
+
+    def to_variable(value: Any) -> Any:
+        import chainer
+
+        return chainer.Variable(value) if isinstance(value, chainer.get_array_types()) else value
+
+    def call_converter(*args: Any) -> Any:
+        batch = original(*args)
+        if isinstance(batch, tuple):
+            return tuple(map(to_variable, batch))
+        if isinstance(batch, dict):
+            return {key: to_variable(value) for key, value in batch.items()}
+        return to_variable(batch)
+
+    module.convert = types.SimpleNamespace(_call_converter=call_converter)
+
+
+PATCHES += [(1, 'chainer.training.extensions.evaluator', evaluator_in_train_mode),
+            (1, 'chainer.training.extensions.evaluator', variables_for_models),
+            (1, 'chainer.training.updaters.standard_updater', variables_for_models)]
 
 
 @instead(1, 'links.model.vision.googlenet', 'GoogLeNet.forward')

@@ -7,7 +7,6 @@ to write it now.
 
 import contextlib
 import functools
-import inspect
 import math
 import sys
 import warnings
@@ -196,18 +195,22 @@ def with_old_arguments(function: Any, n_same: int, names: list[str]) -> Any:
 
     @functools.wraps(function)
     def accepting(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs or old.isdisjoint(kwargs):
-            try:
+        try:
+            if not kwargs:
+                return function(*args)
+            if old.isdisjoint(kwargs):
                 return function(*args, **kwargs)
-            except TypeError:
-                if len(args) <= n_same or _accepts(function, args, kwargs):
-                    raise
+        except TypeError:
+            if len(args) <= n_same or _accepts(function, args, kwargs):
+                raise
         return _call(function, n_same, names, args, kwargs)
 
     return accepting
 
 
 def _accepts(function: Any, args: tuple[Any, ...], kwargs: Arguments) -> bool:
+    import inspect
+
     with contextlib.suppress(TypeError):
         return bool(inspect.signature(function).bind(*args, **kwargs))
     return False

@@ -73,6 +73,19 @@ def epochs_of_optimizer():
     return optimizer.epoch
 
 
+def are_variables():
+    model, optimizer, seen = Model(), optimizers.SGD(), []
+    optimizer.setup(model)
+
+    def loss(x):
+        seen.append(isinstance(x, chainer.Variable))
+        return model(x)
+
+    training.StandardUpdater(dataset(4), optimizer, loss_func=loss).update()
+    extensions.Evaluator(dataset(2, repeat=False), model, eval_func=loss)()
+    return seen
+
+
 def late_link():
     model, optimizer = Model(), optimizers.SGD(.1)
     optimizer.setup(model)
@@ -142,6 +155,7 @@ CASES = {
     'glorot': (1, glorot),
     'len': (1, lambda: len(chainer.Variable(values(2, 3)))),
     'evaluator': (1, evaluated),
+    'variables': (1, are_variables),
     'vision': (1, lambda: Vision()(values(2, 50))['prob'].data),
     'late_link': (1, late_link),
     'positions': (1, takes_old_positions),
