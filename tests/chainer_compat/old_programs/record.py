@@ -30,6 +30,7 @@ DIALECT = {
     '1.24.0/gan.py': 'the running variance starts at 0',
     '1.24.0/inception_highway.py': 'the running variance starts at 0',
     '1.24.0/ctc_crf.py': 'the initial forget bias of an LSTM is 0',
+    '1.24.0/multi_input.py': 'the updater passes Variables to the model',
     '2.1.0/cnn_init_scope.py': 'the order of data in later epochs, the running variance',
     '4.5.0/relational.py': 'the order of data in later epochs, the running variance',
 }

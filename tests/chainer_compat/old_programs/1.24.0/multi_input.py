@@ -1,4 +1,4 @@
-"""Two inputs and two losses: dict batches, subclass of Evaluator."""
+"""Two inputs and two losses: dict batches, noise as a Variable, subclass of Evaluator."""
 import numpy as np
 import chainer
 from chainer import reporter as reporter_module
@@ -16,6 +16,10 @@ class TwoTower(chainer.Chain):
         self.train = True
 
     def __call__(self, word, image, label, score):
+        xp = chainer.cuda.get_array_module(image.data)
+        if self.train:
+            noise = np.random.normal(0, 0.1, image.data.shape)
+            image += chainer.Variable(xp.asarray(noise, dtype='f'), volatile=image.volatile)
         h = F.concat([F.sum(self.words(word), axis=1), F.relu(self.image(image))])
         h = F.dropout(F.relu(self.merge(h)), train=self.train)
         loss_label = F.softmax_cross_entropy(self.label(h), label)
