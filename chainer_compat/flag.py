@@ -30,6 +30,8 @@ class Flag(enum.Enum):
     def __repr__(self) -> str:
         return self.name
 
+    __str__ = __repr__
+
 
 ON, OFF, AUTO = Flag
 

@@ -43,6 +43,8 @@ CALLS: dict[str, dict[str, tuple[int, str]]] = {
         'pooling.average_pooling_2d': (4, 'use_cudnn'),
         'pooling.average_pooling_nd': (4, 'use_cudnn'),
         'pooling.spatial_pyramid_pooling_2d': (2, 'pooling_class use_cudnn')}.items()},
+    'chainer.datasets.sub_dataset': {
+        'get_cross_validation_datasets_random': (3, 'n_fold')},
     'chainer.functions.normalization.batch_normalization': {
         'batch_normalization': (3, 'eps running_mean running_var decay use_cudnn train'),
         'fixed_batch_normalization': (6, 'use_cudnn')},
@@ -143,6 +145,7 @@ TRANSLATIONS: dict[str, tuple[Translation, str]] = {
         lambda value, others, path:
             {'call_before_training': bool(value)} if path == 'Trainer.extend' else {},
         'pass call_before_training=True'),
+    'n_fold': (lambda value, others, path: {'n_folds': value}, 'pass n_folds'),
     'pooling_class': (lambda value, others, path: {'pooling': value}, "pass pooling='max'"),
     'test': (_test, "use chainer.using_config('train', False)"),
     'train': (lambda value, others, path: {'train': bool(value)},

@@ -24,6 +24,7 @@ def volatile(module: ModuleType) -> None:
     variable: Any = module.Variable
     check, arrays = variable.__init__, (module.numpy.ndarray, module.cuda.ndarray)
 
+    @functools.wraps(check)
     def init(self: Any, data: Any = None, volatile: Any = None, name: Any = None,
              grad: Any = None, *, requires_grad: bool = True, _grad_valid: bool = True,
              layout: Any = None, **unknown: Any) -> None:

@@ -135,7 +135,7 @@ def flags():
     from chainer.flag import OFF, Flag, aggregate_flags
     on, off, auto = chainer.ON, chainer.OFF, chainer.AUTO
     return [on == 'on', on == True, bool(on), bool(off), off is OFF, auto == 'auto', on != off,  # noqa: E712
-            Flag('ON') is on, chainer.Flag(None) is auto, repr([on, off, auto]),
+            Flag('ON') is on, chainer.Flag(None) is auto, repr([on, off, auto]), str(on),
             repr(aggregate_flags([on, auto])), repr(aggregate_flags([auto]))]
 
 
@@ -310,6 +310,8 @@ CASES = {
     'moved': lambda: (
         importlib.import_module('chainer.functions.activation.lstm').lstm is F.lstm),
     'npz': npz,
+    'get_cross_validation_datasets_random': lambda: len(
+        chainer.datasets.get_cross_validation_datasets_random(x(6), n_fold=3, seed=0)),
     'init_weight': lambda: [chainer.init_weight(a, 2, 3) or a for a in [x(2, 2)]],
     'numerical_grad': lambda: getattr(
         gradient_check, 'numerical_grad_cpu', gradient_check.numerical_grad)(

@@ -96,3 +96,18 @@ def test_moved_modules_are_the_modules_of_today():
 
     assert old is modern
     assert sys.modules['chainer.links.connection.gru'].__spec__.name == 'chainer.links.rnn.gru'
+
+
+def test_allocators(monkeypatch):
+    from chainer import cuda
+
+    monkeypatch.setitem(sys.modules, 'cupy', np)
+    monkeypatch.setattr(cuda, 'check_cuda_available', lambda: None)
+    like = np.ones((2, 3), 'i')
+    with pytest.warns(DeprecationWarning, match=r'use cupy\.'):
+        found = [cuda.zeros((2, 3)), cuda.ones((2, 3), np.float64), cuda.full((2, 3), 4),
+                 cuda.full((2, 3), 4, 'd'), cuda.zeros_like(like), cuda.full_like(like, 5),
+                 cuda.empty((2, 3), dtype='i'), cuda.empty_like(like)]
+    assert [y.dtype.char for y in found] == list('fdfdiiii')
+    assert all(y.shape == (2, 3) for y in found)
+    assert [y[0, 0] for y in found[:6]] == [0, 1, 4, 4, 0, 5]
