@@ -7,6 +7,7 @@ Environment variables:
     CHAINERMN_OVERLAY: ``0`` does not change ``sys.path``, so ``import chainermn`` finds the old
         package that is part of Chainer.
     CHAINER_COMPAT: ``0`` disables the patches.
+    CHAINER_COMPAT_DIALECT: ``1`` to ``6`` restores results that changed since that version.
     CHAINER_COMPAT_NUMPY_ALIASES: ``1`` restores names that NumPy removed, such as ``np.float``.
     CHAINER_COMPAT_NAMES: ``all`` also restores what else NumPy and Python removed.
 """

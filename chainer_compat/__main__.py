@@ -111,8 +111,10 @@ def _print_shims() -> None:
     if os.environ.get('CHAINER_COMPAT') == '0':
         print('\nShims: disabled by CHAINER_COMPAT=0')
         return
-    from chainer_compat import _patch, shims  # noqa: F401  (fills the registry)
+    from chainer_compat import _patch, shims
 
+    if selected := shims.dialect.version():
+        print(f'\nDialect: Chainer {selected} ({shims.dialect.VARIABLE}={selected})')
     print('\nActive shims:')
     for shim in _patch.find_shims():
         if _patch.is_active(shim):

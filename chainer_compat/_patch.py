@@ -10,9 +10,11 @@ Edited code is compiled at every import, since Chainer's .pyc files still contai
 Compiling is slow, so only the functions and classes that differ are compiled.
 """
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Any
@@ -22,6 +24,8 @@ Patch = Callable[[ModuleType], None]
 
 edits: dict[str, list[Edit]] = {}
 patches: dict[str, list[Patch]] = {}
+#: Modules of old versions, which are now elsewhere.
+moved: dict[str, str] = {}
 
 # PEP 8 asks for two blank lines around functions and classes.
 BETWEEN = '\n\n\n'
@@ -85,6 +89,8 @@ def version(name: str) -> tuple[int, int]:
 
 def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
     """Return the spec of a module of Chainer, with our loader; ``None`` if it has no shims."""
+    if name in moved:
+        return ModuleSpec(name, MovedLoader())
     if name not in edits and name not in patches:
         return None
     spec = find_original_spec(asking, name, path, target)
@@ -126,6 +132,14 @@ class PatchingLoader(SourceFileLoader):
         super().exec_module(module)
         for shim in patches.get(module.__name__, ()):
             shim(module)
+
+
+class MovedLoader(Loader):
+    """Loads a module of an old version: the module that replaces it."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Replace the new module by the one of today."""
+        sys.modules[module.__name__] = importlib.import_module(moved[module.__name__])
 
 
 def _edited(text: str, texts: dict[str, str]) -> str:

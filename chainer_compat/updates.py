@@ -73,7 +73,7 @@ def _nothing() -> None:
     """Return the member of a copied rule."""
 
 
-class Group:
+class ParameterGroup:
     """Parameters with equal rules."""
 
     def __init__(self, rule: Any) -> None:
@@ -84,7 +84,7 @@ class Group:
 
 def update(params: Iterable[Any]) -> None:
     """Call ``update`` of each parameter, or update it together with others."""
-    groups: dict[Hashable, Group] = {}
+    groups: dict[Hashable, ParameterGroup] = {}
     known: dict[tuple[type, type], bool] = {}
     seen: set[int] = set()  # arrays of the groups: tied parameters see each other's updates
     for param in params:
@@ -106,14 +106,14 @@ def update(params: Iterable[Any]) -> None:
                 grad /= param._loss_scale
             group = groups.get(key)
             if group is None:
-                group = groups[key] = Group(rule)
+                group = groups[key] = ParameterGroup(rule)
             group.members.append(member)
             group.grads.append(grad)
             seen.add(member.owner)
     _update_groups(groups)
 
 
-def _update_groups(groups: dict[Hashable, Group]) -> None:
+def _update_groups(groups: dict[Hashable, ParameterGroup]) -> None:
     for group in groups.values():
         update_group(group.rule, group.members, group.grads)
     groups.clear()

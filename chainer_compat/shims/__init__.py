@@ -3,10 +3,15 @@
 from chainer_compat.shims import (
     chainer_bugs,
     cupy_changes,
+    dialect,
     iterator_errors,
     iterator_state,
     numpy_changes,
     old_arguments,
+    old_links,
+    old_names,
+    old_optimizers,
+    old_pickles,
     optimizer_states,
     optimizer_updates,
     protobuf_changes,
@@ -15,15 +20,21 @@ from chainer_compat.shims import (
     saved_state,
     scipy_changes,
     setuptools_changes,
+    volatile,
 )
 
 __all__ = [
     'chainer_bugs',
     'cupy_changes',
+    'dialect',
     'iterator_errors',
     'iterator_state',
     'numpy_changes',
     'old_arguments',
+    'old_links',
+    'old_names',
+    'old_optimizers',
+    'old_pickles',
     'optimizer_states',
     'optimizer_updates',
     'protobuf_changes',
@@ -32,4 +43,7 @@ __all__ = [
     'saved_state',
     'scipy_changes',
     'setuptools_changes',
+    'volatile',
 ]
+
+dialect.register()

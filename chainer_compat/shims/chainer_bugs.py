@@ -121,6 +121,49 @@ def progress_bar_arguments() -> dict[str, str]:
     }
 
 
+@edit('chainer.variable')
+def zerograd_of_read_only() -> dict[str, str]:
+    """All versions: ``zerograd`` failed if the gradient is a read-only array, as that of F.sum."""
+    return {'self._grad.fill(0)': 'self._grad.fill(0) if getattr(self._grad.flags, "writeable", '
+                                  'True) else setattr(self, "grad", xp.zeros_like(arr))'}
+
+
+@patch('chainer.variable')
+def gradients_without_variables(variable: Any) -> None:
+    """All versions: ``backward(retain_grad=True)`` lost the gradients of intermediate variables.
+
+    They were in Variables only, which end with the last reference. Programs that walk the graph, by
+    ``creator`` and ``inputs``, found ``None``.
+    """
+    node = variable.VariableNode
+    store, stored = node._set_grad_var_if_available, node.grad_var.fget
+
+    def store_in_node(self: Any, grad: Any) -> None:
+        store(self, grad)
+        self._retained_grad = grad
+
+    def grad_var(self: Any) -> Any:
+        return getattr(self, '_retained_grad', None) if self._variable() is None else stored(self)
+
+    def grad(self: Any) -> Any:
+        return None if self.grad_var is None else self.grad_var.array
+
+    node._set_grad_var_if_available = store_in_node
+    node.grad_var = property(grad_var, doc=node.grad_var.__doc__)
+    node.grad = property(grad, doc=node.grad.__doc__)
+
+
+@edit('chainer.training.triggers.minmax_value_trigger')
+def best_value_without_values() -> dict[str, str]:
+    """All versions: MinValueTrigger and MaxValueTrigger failed after resuming.
+
+    If the extension that saves the trainer ran before them, they fire again in the next iteration,
+    without a new value.
+    """
+    return {'if not self._interval_trigger(trainer):':
+            'if not self._interval_trigger(trainer) or key not in summary._summaries:'}
+
+
 @edit('chainer.training.extensions.parameter_statistics')
 def parameter_without_gradient() -> dict[str, str]:
     """All versions: ParameterStatistics failed if a parameter had no gradient, or no data yet.

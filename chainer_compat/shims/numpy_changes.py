@@ -19,6 +19,20 @@ def sctypes() -> dict[str, str]:
     }
 
 
+@edit('chainer.utils.walker_alias')
+def alias_table() -> dict[str, str]:
+    """NumPy >= 2.0 computed the table of WalkerAlias in float32, and so drew other samples.
+
+    Chainer and older versions of NumPy used float64. NegativeSampling and BlackOut draw from it.
+    """
+    if version('numpy') < (2, 0):
+        return {}
+    return {
+        'p = prob * len(probs)': 'p = float(prob) * len(probs)',
+        'p -= 1.0 - threshold[ir]': 'p -= 1.0 - float(threshold[ir])',
+    }
+
+
 @edit('chainer._environment_check')
 def distutils() -> dict[str, str]:
     """Python >= 3.12 has no ``numpy.distutils``; on older versions importing it warns.

@@ -55,8 +55,12 @@ def mixed_precision_states(optimizer: Any) -> None:
     serialize = optimizer.Optimizer.serialize
 
     def serialize_all(self: Any, serializer: Any) -> None:
-        serialize(self, serializer)
         is_loading = is_deserializer(serializer)
+        if is_loading and (t := _load(serializer, 't')) is not None:
+            for param in self.target.params():
+                if param.update_rule is not None:
+                    param.update_rule.t = int(t)
+        serialize(self, serializer)
         if self._loss_scaling_is_dynamic:
             for name in ('_loss_scale', '_loss_scaling_isnan_ever'):
                 if not is_loading:
@@ -76,6 +80,29 @@ def mixed_precision_states(optimizer: Any) -> None:
                 serializer[name](_COPY, copy.array)
 
     optimizer.Optimizer.serialize = serialize_all
+
+
+@patch('chainer.optimizer')
+def updates_of_parameters(optimizer: Any) -> None:
+    """All versions: snapshots of optimizers of Chainer 1 and 2 could not be loaded.
+
+    They have one number of updates for all parameters.
+    """
+    serialize = optimizer.UpdateRule.serialize
+
+    class WithUpdates(optimizer.serializer_module.Deserializer):
+        def __init__(self, serializer: Any, t: int) -> None:
+            self._serializer, self._t = serializer, t
+
+        def __call__(self, key: str, value: Any) -> Any:
+            return self._t if key == 't' else self._serializer(key, value)
+
+    def serialize_with_updates(self: Any, serializer: Any) -> None:
+        if is_deserializer(serializer) and _load(serializer, 't') is None:
+            serializer = WithUpdates(serializer, self.t)
+        serialize(self, serializer)
+
+    optimizer.UpdateRule.serialize = serialize_with_updates
 
 
 def _load(serializer: Any, key: str) -> Any:

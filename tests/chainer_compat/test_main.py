@@ -47,6 +47,13 @@ def test_with_cupy(python):
     assert ('float16_header' in said) == found['CuPy'].startswith('14')
 
 
+def test_dialect(python):
+    said = python(WITHOUT_CUPY + MAIN, CHAINER_COMPAT_DIALECT='4')
+    assert 'Dialect: Chainer 4 (CHAINER_COMPAT_DIALECT=4)' in said
+    assert re.search(r'^  gradient_of_clip +chainer\.functions\.math\.clip', said, re.M)
+    assert 'fan_out' not in said  # of version 1
+
+
 def test_a_cupy_that_cannot_be_loaded(python, tmp_path):
     tmp_path.joinpath('cupy.py').write_text('raise ImportError("libcublas.so.12: cannot open")')
     said = python(MAIN)

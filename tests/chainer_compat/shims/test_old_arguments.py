@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import pickle
 import warnings
 
 import chainer
@@ -83,14 +84,8 @@ CASES = {
     'NStepRNNBase.forward':
         lambda: (L.NStepGRU(2, 3, 4, .5), [None, [variable(2, 3), variable(1, 3)]]),
 }
-ROWS = {path: row for rows in old_arguments.CALLS.values() for path, row in rows.items()}
-#: These have tests of their own, or need an old version of protobuf.
-OTHERS = {'MLPConvolution2D.__init__', 'Trainer.extend', 'CaffeFunction.forward'}
-
-
-def test_every_function_has_a_case():
-    assert {*CASES, *OTHERS} == {*ROWS}
-
+ROWS = {path: (n_same, names.split()) for rows in old_arguments.CALLS.values()
+        for path, (n_same, names) in rows.items()}
 
 def flat(x):
     """Return the Variables in nested lists, tuples and dictionaries."""
@@ -139,12 +134,11 @@ def options(config):
 
 def old_calls(row):
     """Yield positional arguments, keyword arguments and options for ``chainer.config``."""
-    n_positional, names = row
-    for name in names:
+    _, names = row
+    for name in MODERN.keys() & {*names} - {'finetune'}:
         for value, config in MODERN[name].items():
-            if name != 'finetune':
-                yield (), {name: value}, config
-    if n_positional is not None:
+            yield (), {name: value}, config
+    if MODERN.keys() >= {*names} and row != ROWS['rrelu']:
         n_values = max(len(MODERN[name]) for name in names)
         repeated = [itertools.cycle(MODERN[name].items()) for name in names]
         for values in itertools.islice(zip(*repeated, strict=True), n_values):
@@ -173,7 +167,7 @@ def test_the_same_bits(name, monkeypatch):
 @pytest.mark.parametrize('name', CASES)
 def test_one_warning_per_line(name):
     function, args = CASES[name]()
-    for argument in set(ROWS[name][1]) - {'finetune'}:
+    for argument in MODERN.keys() & {*ROWS[name][1]} - {'finetune'}:
         for value in True, False:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter('default')
@@ -194,14 +188,14 @@ def test_errors(name):
     for keywords in {'unknown': 1}, {'wscale': 1}, {'training': False}:
         with pytest.raises(TypeError, match='unexpected keyword argument'):
             function(*args, **keywords)
-    if ROWS[name][0] is not None:
-        n = len(ROWS[name][1])
-        with pytest.raises(TypeError, match=r'positional argument|multiple values'):
-            function(*args, *[True] * (n + 1))
+    n = len(ROWS[name][1])
+    with pytest.raises(TypeError, match=r'positional argument|multiple values'):
+        function(*args, *[True] * (n + 3))
+    if name != 'rrelu':
         with pytest.raises((TypeError, ValueError)):
             function(*args, True, **{ROWS[name][1][0]: True})
     if 'volatile' in ROWS[name][1]:
-        with pytest.raises(ValueError, match='volatile argument is not supported'):
+        with pytest.raises(ValueError, match='maybe'):
             function(*args, volatile='maybe')
 
 
@@ -221,21 +215,65 @@ def test_finetune_uses_the_batch():
     assert old.N == new.N == 1
 
 
-def test_wscale():
-    def weights(**keywords):
-        np.random.seed(0)
-        return [p.array for p in L.MLPConvolution2D(2, (3, 4), 3, **keywords).params()]
+OPTIONS_OF_LINKS = [
+    (lambda: L.Convolution2D(2, 1, 1, use_cudnn=False, deterministic=True), ('never', True)),
+    (lambda: L.Deconvolution2D(2, 1, 1, deterministic=True), ('auto', True)),
+    (lambda: L.DilatedConvolution2D(2, 1, 1, use_cudnn=False), ('never', False)),
+    (lambda: L.ConvolutionND(2, 2, 1, 1, use_cudnn=False), ('never', False)),
+    (lambda: L.DeconvolutionND(2, 2, 1, 1, use_cudnn=False), ('never', False)),
+    (lambda: L.BatchNormalization(2, use_cudnn=False), ('never', False)),
+    (lambda: L.Convolution2D(2, 1, 1, use_cudnn=True, deterministic=False), ('auto', False)),
+    (lambda: lambda x: F.max_pooling_2d(x, 2, use_cudnn=False), ('never', False)),
+    (lambda: lambda x: F.relu(x, False), ('never', False)),
+    (lambda: F.ReLU(use_cudnn=False), ('never', False)),
+    (lambda: lambda x: F.convolution_2d(
+        x, variable(2, 2, 1, 1), deterministic=True), ('auto', True))]
 
-    with pytest.warns(DeprecationWarning, match='conv_init'):
-        found = weights(wscale=2)
-    expected = weights(conv_init=chainer.initializers.LeCunNormal(2 ** .5))
-    for x, y in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(x, y)
-    with pytest.warns(DeprecationWarning, match='conv_init'):
-        for x, y in zip(weights(wscale=1), weights(), strict=True):
-            np.testing.assert_array_equal(x, y)
-    with pytest.raises(ValueError, match='wscale is not supported anymore'):
-        weights(wscale=2, conv_init=chainer.initializers.One())
+
+@pytest.mark.parametrize('make, expected', OPTIONS_OF_LINKS)
+def test_options_also_apply_to_later_calls_and_gradients(make, expected, monkeypatch):
+    seen, apply = [], chainer.FunctionNode.apply
+
+    def record(node, inputs):
+        seen.append((chainer.config.use_cudnn, chainer.config.cudnn_deterministic))
+        return apply(node, inputs)
+
+    monkeypatch.setattr(chainer.FunctionNode, 'apply', record)
+    with pytest.warns(DeprecationWarning):
+        link = make()
+        if isinstance(link, chainer.Link):
+            link = pickle.loads(pickle.dumps(link)).copy()
+        y = link(variable(1, 2, 4, 4))
+    n_forward = len(seen)
+    y.grad = np.ones(y.shape, 'f')
+    y.backward()
+    assert len(seen) > n_forward > 0
+    assert {*seen} == {expected}
+    seen.clear()
+    F.relu(L.Convolution2D(2, 1, 1)(variable(1, 2, 4, 4)))
+    assert {*seen} == {('auto', False)}
+
+
+def test_train_of_a_link():
+    with pytest.warns(DeprecationWarning):
+        link = L.StatefulZoneoutLSTM(2, 3, 1., 1., False)
+    trained = L.StatefulZoneoutLSTM(2, 3, 1., 1.)
+    np.testing.assert_array_equal(trained(variable(1, 2)).array, 0)  # all old
+    assert np.all(link(variable(1, 2)).array != 0)
+
+
+def test_pickled_initializer():
+    with pytest.warns(DeprecationWarning):
+        link = L.Linear(None, 3, wscale=4, initialW=chainer.initializers.One())
+    loaded = pickle.loads(pickle.dumps(link))
+    loaded(variable(1, 2))
+    np.testing.assert_array_equal(loaded.W.array, 2)
+
+
+def test_mlp_convolution_with_an_initializer():
+    with pytest.warns(DeprecationWarning, match='wscale'):
+        link = L.MLPConvolution2D(2, (3,), 3, wscale=4, conv_init=chainer.initializers.One())
+    np.testing.assert_array_equal(link[0].W.array, 2)
 
 
 @pytest.mark.parametrize('before', [True, False])
@@ -252,33 +290,3 @@ def test_invoke_before_training(before, tmp_path):
     assert caught[0].filename == __file__
     trainer.run()
     assert calls == [0] * before + [1, 2]
-
-
-WITHOUT_EFFECT = [
-    (lambda **keywords: chainer.Variable(np.ones(2, 'f'), **keywords), 'volatile',
-     [False, 'off', 'auto'], [True, 'on', None]),
-    (lambda **keywords: L.Convolution2D(1, 1, 1, **keywords), 'deterministic', [False], [True]),
-    (lambda **keywords: L.Deconvolution2D(1, 1, 1, **keywords), 'deterministic', [False], [True]),
-    (lambda **keywords: F.convolution_2d(variable(1, 1, 3, 3), variable(1, 1, 2, 2), **keywords),
-     'deterministic', [False], [True]),
-    (lambda **keywords: F.deconvolution_2d(variable(1, 1, 3, 3), variable(1, 1, 2, 2), **keywords),
-     'deterministic', [False], [True]),
-    (lambda **keywords: L.NStepLSTM(1, 2, 3, .5, **keywords), 'use_cudnn', [True], [False]),
-    (lambda **keywords: L.NStepLSTM(1, 2, 3, .5, **keywords), 'use_bi_direction', [], [True]),
-    (lambda **keywords: L.StatefulZoneoutLSTM(2, 3, **keywords), 'train', [], [True, False]),
-    (chainer.training.make_extension, 'invoke_before_training',
-     [False], [True]),
-]
-
-
-@pytest.mark.parametrize('call, name, ignored, rejected', WITHOUT_EFFECT)
-def test_values_without_effect(call, name, ignored, rejected):
-    for value in ignored:
-        with pytest.warns(DeprecationWarning, match=f'{name}={value!r} is ignored') as caught:
-            call(**{name: value})
-        assert [w.filename for w in caught] == [__file__]
-    for value in rejected:
-        with pytest.raises(ValueError, match=r'not supported|has been removed'):
-            call(**{name: value})
-    with pytest.raises(TypeError, match='unexpected keyword'):
-        call(unknown=1)
