@@ -40,11 +40,8 @@ def updates_in_one_pass() -> dict[str, str]:
     return {
         'for param in self.target.params():\n                param.update()':
             'from chainer_compat.updates import update\n            update(self.target.params())',
-        "for name, param in self.target.namedparams(False):\n"
-        "            with variable._AllowArrayAccessWithNonstandardLayout():":
-            "for param in self.target.params(False):\n"
-            "            if param._grad is not None: continue\n"
-            "            with variable._AllowArrayAccessWithNonstandardLayout():",
+        'for name, param in self.target.namedparams(False):':
+            'for param in (param for param in self.target.params(False) if param._grad is None):',
     }
 
 

@@ -54,7 +54,7 @@ worker.start()
 worker.join()
 assert worker.exitcode == 3, worker.exitcode
 assert comm.allreduce_obj(1) == 2
-print('finished', flush=True)
+print('finished\\n', end='', flush=True)
 '''
 
 
