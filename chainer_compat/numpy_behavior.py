@@ -9,7 +9,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import GeneratorType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -155,23 +155,9 @@ def _renamed(old: str, new: str) -> Callable[[Method], Method]:
     return wrap
 
 
-def _of_generators(function: Method) -> Method:
-    """Accept a generator as the first argument."""
-
-    def call(first: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(first, GeneratorType):
-            if function.__name__ == 'sum':
-                return sum(first)
-            first = list(first)
-        return function(first, *args, **options)
-
-    return call
-
-
 WRAPPERS: dict[str, Callable[[Method], Method]] = {
     **dict.fromkeys(('array', 'asanyarray', 'asarray'), _creating),
     **dict.fromkeys(('percentile', 'quantile', 'nanpercentile', 'nanquantile'),
                     _renamed('interpolation', 'method')),
-    **dict.fromkeys(('column_stack', 'dstack', 'hstack', 'stack', 'sum', 'vstack'), _of_generators),
     'fromstring': _from_string,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -10,12 +11,12 @@ from importlib import reload
 from types import ModuleType
 from typing import IO
 
-__all__ = ['C_EXTENSION', 'PKG_DIRECTORY', 'PY_COMPILED', 'PY_SOURCE', 'acquire_lock',
+__all__ = ['C_BUILTIN', 'C_EXTENSION', 'PKG_DIRECTORY', 'PY_COMPILED', 'PY_SOURCE', 'acquire_lock',
            'cache_from_source', 'find_module', 'get_suffixes', 'get_tag', 'load_compiled',
            'load_module', 'load_package', 'load_source', 'lock_held', 'new_module', 'release_lock',
            'reload', 'source_from_cache']
 
-PY_SOURCE, PY_COMPILED, C_EXTENSION, PKG_DIRECTORY = 1, 2, 3, 5
+PY_SOURCE, PY_COMPILED, C_EXTENSION, PKG_DIRECTORY, C_BUILTIN = 1, 2, 3, 5, 6
 
 Description = tuple[str, str, int]
 
@@ -39,8 +40,10 @@ def get_suffixes() -> list[Description]:
 
 
 def find_module(name: str, path: list[str] | None = None
-                ) -> tuple[IO[str] | IO[bytes] | None, str, Description]:
+                ) -> tuple[IO[str] | IO[bytes] | None, str | None, Description]:
     """Return the open file of a module, its path and its description."""
+    if path is None and name in sys.builtin_module_names:
+        return None, None, ('', '', C_BUILTIN)
     for folder in sys.path if path is None else path:
         base = os.path.join(folder, name)
         if os.path.isfile(os.path.join(base, '__init__.py')):
@@ -53,9 +56,11 @@ def find_module(name: str, path: list[str] | None = None
     raise ImportError(f'No module named {name!r}', name=name)
 
 
-def load_module(name: str, file: IO[str] | IO[bytes] | None, filename: str,
+def load_module(name: str, file: IO[str] | IO[bytes] | None, filename: str | None,
                 details: Description) -> ModuleType:
     """Load a module that ``find_module`` found; load it again if it is loaded."""
+    if filename is None:
+        return importlib.import_module(name)
     if details[2] == PKG_DIRECTORY:
         return load_package(name, filename)
     return load_source(name, filename)

@@ -25,7 +25,7 @@ class ArgSpec(NamedTuple):
 
 def getargspec(func: Any) -> ArgSpec:
     """Return the arguments of a function without keyword-only ones."""
-    full = inspect.getfullargspec(func)
+    full = inspect.getfullargspec(inspect.unwrap(func))
     if full.kwonlyargs or full.annotations:
         raise ValueError(f'{func!r} has annotations or keyword-only arguments: '
                          'use inspect.signature or inspect.getfullargspec')

@@ -4,10 +4,13 @@ Chainer calls the rule of each parameter. For small parameters, most of the time
 for large ones, each operation of a rule reads them from memory again. Here, parameters with equal
 rules are updated together: by one kernel of PyTorch, or by the rule itself, which gets blocks of
 many parameters, or of a part of one. Blocks stay in the cache, and results are bitwise identical.
+
+Only Chainer's own classes are updated together. Everything else runs as it is, in its turn.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +26,16 @@ if TYPE_CHECKING:
 #: Elements of a block. Its temporary arrays stay in the cache of a core.
 BLOCK = 1 << 14
 
-#: Functions ``update_core_cpu`` of Chainer's rules: they compute each element by itself, and change
+#: By rule: its method ``update_core_cpu``, which computes each element by itself, and changes
 #: states in place.
-cores: set[Any] = set()
+_cores: dict[Any, Any] = {}
 
-#: What members of a group share, each once.
-_kinds: dict[Hashable, Hashable] = {}
+#: Functions around it, by class and name. If a program replaces one, it is called.
+_around: dict[tuple[Any, str], Any] = {}
 
-_CORE = 'update_core_cpu'
-#: Methods of ``UpdateRule`` around it; rules that override them run as they are.
-_AROUND = ('update', 'update_core', '_init_states', '_UpdateRule__update')
+#: What Chainer sets in a rule. ``initial_alpha`` is of Adam with ``adabound``.
+_ATTRIBUTES = frozenset({'_fp32_param', '_hookable', '_state', '_use_fp32_update', 'enabled',
+                         'hyperparam', 'initial_alpha', 't'})
 
 
 class Block:
@@ -47,30 +50,27 @@ class Block:
 class Member:
     """A parameter that is updated with others: its arrays, as they were at its last update."""
 
-    __slots__ = ('data', 'dtype', 'flat', 'kind', 'n_attributes', 'owner', 'shape', 'size',
+    __slots__ = ('data', 'dtype', 'flat', 'kind', 'n_attributes', 'owners', 'shape', 'size',
                  'states', 'tensors')
 
-    def __init__(self, param: Any, rule: Any) -> None:
-        self.data = param._data[0]
+    def __init__(self, data: Array, rule: Any) -> None:
+        self.data = data
         self.states = (*rule._state.values(),)
-        self.dtype = self.data.dtype
-        self.shape = self.data.shape
-        self.size = self.data.size
-        self.owner = id(_owner(self.data))
-        self.n_attributes = len(vars(rule)) + 1  # itself
-        #: Equal for all members of a group. ``initial_alpha`` is of Adam with adabound.
-        kind = type(rule), self.dtype.char, vars(rule).get('initial_alpha')
+        self.dtype = data.dtype
+        self.shape = data.shape
+        self.size = data.size
+        #: What changes by its update; no two members of a group share any of it.
+        self.owners = (id(rule), *(id(_owner(array)) for array in (data, *self.states)))
+        self.n_attributes = len(vars(rule))
+        kind = type(rule), data.dtype.char, vars(rule).get('initial_alpha'), (*rule._state,)
         self.kind = id(_kinds.setdefault(kind, kind))
-        self.flat = [array.reshape(-1) for array in (self.data, *self.states)]
+        self.flat = [array.reshape(-1) for array in (data, *self.states)]
         self.tensors: Any = None  # PyTorch's, which share the memory of the data and states
 
-    def __reduce__(self) -> tuple[Any, tuple[()]]:
-        """Return what pickle and copy restore: nothing, as arrays of a copy are others."""
-        return _nothing, ()
 
-
-def _nothing() -> None:
-    """Return the member of a copied rule."""
+#: What members of a group share, each once.
+_kinds: dict[Hashable, Hashable] = {}
+_members: weakref.WeakKeyDictionary[Any, Member] = weakref.WeakKeyDictionary()
 
 
 class ParameterGroup:
@@ -82,34 +82,56 @@ class ParameterGroup:
         self.grads: list[Array] = []
 
 
+def accept(rule: Any) -> None:
+    """Update parameters with this class of rules together; called before the program runs."""
+    from chainer.optimizer import UpdateRule
+    from chainer.variable import Parameter
+
+    _cores[rule] = rule.update_core_cpu
+    for cls, names in ((Parameter, ('update',)), (UpdateRule, (
+            'update', 'update_core', '_init_states', '_UpdateRule__update'))):
+        _around.update(((cls, name), getattr(cls, name)) for name in names)
+
+
 def update(params: Iterable[Any]) -> None:
     """Call ``update`` of each parameter, or update it together with others."""
+    from chainer.variable import Parameter
+
     groups: dict[Hashable, ParameterGroup] = {}
-    known: dict[tuple[type, type], bool] = {}
-    seen: set[int] = set()  # arrays of the groups: tied parameters see each other's updates
+    seen: set[int] = set()
+    are_numbers: dict[int, bool] = {}  # by hyperparameters of an optimizer
+    accepted = {cls for cls, core in _cores.items() if cls.update_core_cpu is core} if all(
+        getattr(cls, name) is function for (cls, name), function in _around.items()) else set()
     for param in params:
         rule = param.update_rule
-        kinds = type(param), type(rule)
-        if kinds not in known:
-            known[kinds] = _are_known(*kinds)
-        member = _member(param, rule) if known[kinds] else None
-        if member is None or member.owner in seen:
+        member = key = None
+        if type(param) is Parameter and type(rule) in accepted:
+            if not rule.enabled and 'update' not in {*vars(param), *vars(rule)}:
+                continue
+            member = _member(param, rule)
+        if member is not None:
+            own = rule.hyperparam.__dict__
+            parent = own.get('_parent')
+            if id(parent) not in are_numbers:
+                are_numbers[id(parent)] = _are_numbers(parent)
+            if are_numbers[id(parent)] and (len(own) == 1 or _are_numbers(rule.hyperparam)):
+                key = (member.kind, rule.t, id(parent), *(
+                    sorted((name, own[name]) for name in own if name != '_parent')
+                    if len(own) > 1 else ()))
+        if key is None or not seen.isdisjoint(member.owners):  # type: ignore[union-attr]
             _update_groups(groups)
             seen.clear()
-        if member is None:
+        if key is None:
             param.update()
-        elif rule.enabled:
-            key = _key(member, rule)
-            rule.t += 1
-            grad = param._grad
-            if param._loss_scale is not None:
-                grad /= param._loss_scale
-            group = groups.get(key)
-            if group is None:
-                group = groups[key] = ParameterGroup(rule)
-            group.members.append(member)
-            group.grads.append(grad)
-            seen.add(member.owner)
+            continue
+        assert member is not None
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = ParameterGroup(rule)
+        rule.t += 1
+        group.members.append(member)
+        group.grads.append(param._grad)
+        seen.update(member.owners)
     _update_groups(groups)
 
 
@@ -119,21 +141,12 @@ def _update_groups(groups: dict[Hashable, ParameterGroup]) -> None:
     groups.clear()
 
 
-def _are_known(param: type, rule: type) -> bool:
-    from chainer import Parameter
-    from chainer.optimizer import UpdateRule
-
-    return (getattr(param, 'update', None) is Parameter.update
-            and getattr(rule, _CORE, None) in cores
-            and all(getattr(rule, name) is getattr(UpdateRule, name) for name in _AROUND))
-
-
 def _member(param: Any, rule: Any) -> Member | None:
     """Return the member for a parameter; ``None`` if its rule must run by itself."""
-    grad, state = param._grad, rule._state
-    member: Member | None = rule.__dict__.get('_member')
+    grad, state, hooks = param._grad, rule._state, rule._hookable
+    member = _members.get(rule)
     if not (member is not None and member.data is param._data[0]
-            and len(rule.__dict__) == member.n_attributes
+            and member.data.flags.writeable and len(rule.__dict__) == member.n_attributes
             and state is not None and len(state) == len(member.states)):
         member = _new_member(param, rule)
     else:
@@ -141,27 +154,30 @@ def _member(param: Any, rule: Any) -> Member | None:
             if array is not other:
                 member = _new_member(param, rule)
                 break
-    hooks = rule._hookable
-    if (member is None or type(grad) is not np.ndarray or grad.dtype is not member.dtype
-            or grad.shape != member.shape or not grad.flags.carray
-            or hooks._pre_update_hooks or hooks._post_update_hooks or param._layout is not None
-            or not (len(rule.hyperparam.__dict__) == 1 or _are_numbers(rule.hyperparam))):
+    if (member is None or type(grad) is not np.ndarray or grad.dtype != member.dtype
+            or grad.shape != member.shape or not grad.flags.carray or not rule.enabled
+            or hooks._pre_update_hooks or hooks._post_update_hooks
+            or param._loss_scale is not None or param._layout is not None
+            or 'update' in param.__dict__):
         return None
     return member
 
 
-def _are_numbers(hyperparam: Any) -> bool:
-    return all(name == '_parent' or isinstance(value, bool | int | float)
-               for name, value in vars(hyperparam).items())
-
-
-def _key(member: Member, rule: Any) -> Hashable:
-    """Return what is equal for members of a group."""
-    own = rule.hyperparam.__dict__
-    if len(own) == 1 and '_parent' in own:
-        return member.kind, rule.t, id(own['_parent'])
-    return (member.kind, rule.t, id(own.get('_parent')),
-            *((name, own[name]) for name in sorted(own) if name != '_parent'))
+def _new_member(param: Any, rule: Any) -> Member | None:
+    """Return the member for the arrays of a parameter, if others can be updated with it."""
+    data = param._data[0]
+    if not (rule.enabled and rule.__dict__.keys() <= _ATTRIBUTES and type(data) is np.ndarray
+            and data.dtype in (np.float32, np.float64)):
+        return None
+    if rule._state is None:
+        rule._init_states(param)
+    for array in (data, *rule._state.values()):
+        if not (type(array) is np.ndarray and array.shape == data.shape and array.flags.carray
+                and array.dtype == data.dtype and type(_owner(array)) is np.ndarray
+                and _owner(array).flags.owndata):
+            return None
+    member = _members[rule] = Member(data, rule)
+    return member
 
 
 def _owner(array: Array) -> Array:
@@ -169,24 +185,11 @@ def _owner(array: Array) -> Array:
     return array if array.base is None else array.base
 
 
-def _new_member(param: Any, rule: Any) -> Member | None:
-    """Return the member for the arrays of a parameter, if others can be updated with it."""
-    data = param._data[0]
-    rule.__dict__.pop('_member', None)
-    if not rule.enabled or not rule.__dict__.keys().isdisjoint((*_AROUND, _CORE)):
-        return None
-    if type(data) is not np.ndarray or data.dtype not in (np.float32, np.float64):
-        return None
-    if not (type(_owner(data)) is np.ndarray and _owner(data).flags.owndata):
-        return None
-    if rule._state is None:
-        rule._init_states(param)
-    if not all(type(array) is np.ndarray and array.shape == data.shape
-               and array.flags.carray and array.dtype == data.dtype
-               for array in (data, *rule._state.values())):
-        return None
-    rule._member = member = Member(param, rule)
-    return member
+def _are_numbers(hyperparam: Any) -> bool:
+    return hyperparam is None or all(
+        isinstance(value, bool | int | float) or (name == '_parent' and (
+            value is None or _are_numbers(value)))
+        for name, value in vars(hyperparam).items())
 
 
 @with_kernel('updates.update_group')

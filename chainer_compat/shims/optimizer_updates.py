@@ -41,7 +41,7 @@ def updates_in_one_pass() -> dict[str, str]:
         'for param in self.target.params():\n                param.update()':
             'from chainer_compat.updates import update\n            update(self.target.params())',
         'for name, param in self.target.namedparams(False):':
-            'for param in (param for param in self.target.params(False) if param._grad is None):',
+            'for _, param in (x for x in self.target.namedparams(False) if x[1]._grad is None):',
     }
 
 
@@ -56,7 +56,7 @@ def updates_in_blocks(module: Any) -> None:
 
     rule = getattr(module, RULES[module.__name__])
     rule.update_core_cpu = with_kernel('updates.update_core')(_in_blocks(rule.update_core_cpu))
-    updates.cores.add(rule.update_core_cpu)
+    updates.accept(rule)
 
 
 def _in_blocks(update: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

@@ -77,7 +77,8 @@ def _adam(rule: Any, names: list[str], n: int) -> Kernel:
         rule, 'alpha', 'beta1', 'beta2', 'eps', 'eta', 'weight_decay_rate')
     amsgrad = bool(rule.hyperparam.amsgrad)
     if (rule.hyperparam.adabound or names != ['m', 'v', 'vhat'][:2 + amsgrad]
-            or (decay and not alpha) or type(rule).alpha_t is not AdamRule.alpha_t):
+            or (decay and not alpha) or not (0 <= beta1 < 1 and 0 <= beta2 < 1)
+            or type(rule).alpha_t is not AdamRule.alpha_t):
         raise Unsupported
     rule._check_eps(rule._state['m'].dtype.type)
     steps = [torch.tensor(float(rule.t))] * n
@@ -112,8 +113,9 @@ def _momentum_sgd(rule: Any, names: list[str], n: int) -> Kernel:
     if names != ['v']:
         raise Unsupported
     lr, momentum = _numbers(rule, 'lr', 'momentum')
-    if not momentum:
-        raise Unsupported  # PyTorch has no velocity then
+    # Without momentum, PyTorch has no velocity. It computes 1 - (1 + lr) below.
+    if not momentum or lr < 1e-6 or rule._state['v'].dtype != np.float32:
+        raise Unsupported
 
     def call(data: Any, grads: Any, v: Any) -> None:
         # Chainer's velocity contains the learning rate.

@@ -24,7 +24,7 @@ class Arguments(NamedTuple):
     failure: RemoteError | None  # why the call is invalid
     lacks_nccl: str  # why 'auto' cannot use NCCL; '' if it can
     has_torch: bool  # whether PyTorch's kernels compute for Chainer
-    cpu: str  # the vector instructions that its kernels select from
+    rounding: str  # how updates round; '' if Chainer computes them
 
 
 class RankInfo(NamedTuple):

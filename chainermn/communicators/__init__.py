@@ -163,7 +163,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     call = f'create_communicator({name!r}' + ''.join(
         f', {item}={value!r}' for item, value in sorted(config.items())) + ')'
     ranks = rank_info.exchange(
-        mpi_comm, Arguments(call, failure, lacks_nccl, _has_torch(), cpu.vector_instructions()))
+        mpi_comm, Arguments(call, failure, lacks_nccl, _has_torch(), _rounding()))
     arguments = [each.arguments for each in ranks if each.arguments is not None]
     calls, failures = [each.call for each in arguments], [each.failure for each in arguments]
     common = None
@@ -179,7 +179,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         if communicator_class is not _class_of('pure_nccl'):
             config.pop('allreduce_grad_dtype', None)
     assert communicator_class is not None
-    if len({(each.has_torch, each.cpu) for each in arguments}) > 1:
+    if len({(each.has_torch, each.rounding) for each in arguments}) > 1:
         # PyTorch's updates would differ in rounding, and so the replicas of the model.
         chainer.global_config.fused_updates = False
     with rank_info.exchanged(mpi_comm, ranks):
@@ -198,6 +198,12 @@ def _has_torch() -> bool:
     # A module that is there already may lack the specification that find_spec looks for.
     return (sys.modules.get('torch') is not None
             or importlib.util.find_spec('torch') is not None)
+
+
+def _rounding() -> str:
+    """Return how PyTorch would round updates on this rank; ``''`` if Chainer computes them."""
+    is_fused = getattr(chainer.config, 'fused_updates', False)
+    return f'PyTorch {cpu.vector_instructions()}' if is_fused else ''
 
 
 def _warn_of_different_kernels(has_torch: Sequence[bool]) -> None:

@@ -70,15 +70,18 @@ def test_a_rank_without_torch_gives_one_warning(monkeypatch):
         create_communicator('naive').finalize()
 
 
-@pytest.mark.parametrize('capability', ['default', 'avx2'])
-def test_different_processors_disable_updates_by_pytorch(capability, monkeypatch):
-    """They round differently, so that the replicas of a model would diverge."""
-    monkeypatch.setattr(chainer.global_config, 'fused_updates', True)
-    is_other = WORLD.rank == WORLD.size - 1 and capability == 'default'
-    monkeypatch.setenv('ATEN_CPU_CAPABILITY', capability if is_other else 'avx2')
+@pytest.mark.parametrize('different', ['', 'processors', 'options'])
+def test_different_rounding_disables_updates_by_pytorch(different, monkeypatch):
+    """Otherwise the replicas of a model would diverge."""
+    is_other = WORLD.rank == WORLD.size - 1
+    monkeypatch.setattr(chainer.global_config, 'fused_updates',
+                        not (is_other and different == 'options'))
+    monkeypatch.setenv('ATEN_CPU_CAPABILITY',
+                       'default' if is_other and different == 'processors' else 'avx2')
     monkeypatch.setattr(cpu, 'vector_instructions', cpu.vector_instructions.__wrapped__)
+    before = chainer.config.fused_updates
     create_communicator('naive').finalize()
-    assert chainer.config.fused_updates == (capability == 'avx2' or WORLD.size == 1)
+    assert chainer.config.fused_updates == (before if WORLD.size == 1 else not different)
 
 
 def test_auto_needs_the_same_arguments_on_all_ranks(same_error):
