@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import pickle
 import warnings
+from unittest import mock
 
 import chainer
 import chainer.functions as F
@@ -290,3 +291,11 @@ def test_invoke_before_training(before, tmp_path):
     assert caught[0].filename == __file__
     trainer.run()
     assert calls == [0] * before + [1, 2]
+
+
+@pytest.mark.filterwarnings('error')
+def test_extensions_with_any_attribute(tmp_path):
+    """They did not ask for a call before training."""
+    trainer = chainer.training.Trainer(mock.MagicMock(), None, str(tmp_path))
+    trainer.extend(mock.MagicMock(), name='any', trigger=(1, 'epoch'), priority=0)
+    assert not trainer._extensions['any'].call_before_training
