@@ -17,6 +17,7 @@ from typing import Any
 from chainer_compat._patch import patch
 from chainer_compat.flag import ON, Flag
 from chainer_compat.shims.old_options import call_with, set_options
+from chainer_compat.signatures import wraps
 
 #: By module and function: how many positional arguments are the same as in Chainer 1, and those
 #: that followed. They have the positions of Chainer 1 in calls that are invalid now.
@@ -180,7 +181,7 @@ def invoke_before_training(module: ModuleType) -> None:
     trainer: Any = module.Trainer
     extend = trainer.extend
 
-    @functools.wraps(extend)
+    @wraps(extend)
     def extend_trainer(self: Any, extension: Any, *args: Any, **kwargs: Any) -> None:
         if _is_before_training(extension):
             warn('invoke_before_training is the interface of Chainer 1: use initialize.')
@@ -203,7 +204,7 @@ def with_old_arguments(function: Any, n_same: int, names: list[str]) -> Any:
     """Return ``function`` with its old arguments; others are passed without a look."""
     old = frozenset(names) & TRANSLATIONS.keys()
 
-    @functools.wraps(function)
+    @wraps(function)
     def accepting(*args: Any, **kwargs: Any) -> Any:
         try:
             if not kwargs:

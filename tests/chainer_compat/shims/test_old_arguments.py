@@ -1,6 +1,7 @@
 """Calls with arguments of Chainer 1 give the same bits as their modern forms, and one warning."""
 
 import contextlib
+import inspect
 import itertools
 import pickle
 import warnings
@@ -205,6 +206,25 @@ def test_modern_calls_are_silent():
         function, args = CASES[name]()
         function(*args)
     L.BatchNormalization(4)(variable(3, 4), finetune=True)
+
+
+@pytest.mark.parametrize('function, args', [
+    (F.relu, ['x']),
+    (L.Linear.__init__, ['self', 'in_size', 'out_size', 'nobias', 'initialW', 'initial_bias']),
+    (L.GRU.__init__, ['self', 'in_size', 'out_size', 'init', 'inner_init', 'bias_init']),
+    (L.NStepLSTM, ['self', 'n_layers', 'in_size', 'out_size', 'dropout'])])
+def test_signatures(function, args):
+    """Those of Chainer 7.8.1."""
+    assert inspect.getfullargspec(function).args == args
+    positional = [name for name, parameter in inspect.signature(function).parameters.items()
+                  if parameter.kind == parameter.POSITIONAL_OR_KEYWORD]
+    assert positional == args[isinstance(function, type):]
+
+
+def test_signatures_can_be_changed():
+    signature = inspect.signature(F.relu)
+    assert str(pickle.loads(pickle.dumps(signature))) == str(signature) == '(x)'
+    assert str(signature.replace(parameters=[])) == '()'
 
 
 def test_finetune_uses_the_batch():
