@@ -138,7 +138,7 @@ class MovedLoader(Loader):
     """Loads a module of an old version: the module that replaces it."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the new module by the one of today."""
+        """Replace the new module by the current one."""
         sys.modules[module.__name__] = importlib.import_module(moved[module.__name__])
 
 

@@ -135,7 +135,7 @@ def instead(last: int, module: str, path: str, inside: bool = True) -> Callable[
 
             @functools.wraps(original, updated=())
             def call(*args: Any, **kwargs: Any) -> Any:
-                caller = sys._getframe(1).f_globals['__name__'].partition('.')[0]
+                caller = sys._getframe(1).f_globals.get('__name__', '').partition('.')[0]
                 if not inside and caller in ('chainer', 'chainer_compat', 'chainermn'):
                     return original(*args, **kwargs)
                 return function(original, *args, **kwargs)
@@ -263,18 +263,23 @@ def eps_in_running_variance(forward: Function, function: Any, inputs: Any) -> An
     return outputs
 
 
-@instead(2, 'iterators.multiprocess_iterator', 'ShuffleOrderSampler')
-@instead(4, 'iterators.multithread_iterator', 'ShuffleOrderSampler')
-@instead(4, 'iterators.serial_iterator', 'ShuffleOrderSampler')
-def order_in_place(sampler: Any) -> Any:
+def order_in_place(module: Any) -> None:
     """Shuffle the order of the last epoch, instead of drawing a new one."""
-    class OrderInPlace(sampler):
-        def __call__(self, current_order: Any, current_position: int) -> Any:
-            order = current_order.copy()
-            self._random.shuffle(order)
-            return order
+    sampler = module.ShuffleOrderSampler
 
-    return OrderInPlace()
+    def shuffle(self: Any, current_order: Any, current_position: int) -> Any:
+        order = current_order.copy()
+        self._random.shuffle(order)
+        return order
+
+    # Pickles name the class by its module.
+    module.ShuffleOrderSampler = type(sampler.__name__, (sampler,), {
+        '__call__': shuffle, '__module__': module.__name__})
+
+
+PATCHES += [(2, 'chainer.iterators.multiprocess_iterator', order_in_place),
+            (4, 'chainer.iterators.multithread_iterator', order_in_place),
+            (4, 'chainer.iterators.serial_iterator', order_in_place)]
 
 
 @instead(5, 'functions.math.clip', 'ClipGrad.__init__')
@@ -287,6 +292,8 @@ def gradient_of_clip(init: Function, function: Any, x: Any, x_min: Any, x_max: A
 @instead(5, 'variable', 'Variable.backward')
 def gradient_of_outputs(backward: Function, variable: Any, *args: Any, **kwargs: Any) -> None:
     """Keep the gradient of the variable whose backward is called."""
+    if variable.creator_node is None:
+        return  # and set no gradient
     if variable.grad_var is None and variable.size == 1:
         grad = variable.xp.full_like(variable.array, kwargs.get('loss_scale') or 1)
     else:

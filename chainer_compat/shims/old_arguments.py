@@ -17,6 +17,7 @@ from typing import Any
 from chainer_compat._patch import patch
 from chainer_compat.flag import ON, Flag
 from chainer_compat.shims.old_options import call_with, set_options
+from chainer_compat.signatures import wraps
 
 #: By module and function: how many positional arguments are the same as in Chainer 1, and those
 #: that followed. They have the positions of Chainer 1 in calls that are invalid now.
@@ -180,11 +181,9 @@ def invoke_before_training(module: ModuleType) -> None:
     trainer: Any = module.Trainer
     extend = trainer.extend
 
-    @functools.wraps(extend)
+    @wraps(extend)
     def extend_trainer(self: Any, extension: Any, *args: Any, **kwargs: Any) -> None:
-        # PolynomialShift still has the attribute.
-        if (getattr(extension, 'invoke_before_training', False)
-                and not type(extension).__module__.startswith('chainer.')):
+        if _is_before_training(extension):
             warn('invoke_before_training is the interface of Chainer 1: use initialize.')
             kwargs.setdefault('call_before_training', True)
         extend(self, extension, *args, **kwargs)
@@ -192,11 +191,20 @@ def invoke_before_training(module: ModuleType) -> None:
     trainer.extend = extend_trainer
 
 
+def _is_before_training(extension: Any) -> bool:
+    # Without getattr, as __getattr__ may return anything. PolynomialShift still has the attribute.
+    for holder in extension, *type(extension).__mro__:
+        value = getattr(holder, '__dict__', {}).get('invoke_before_training')
+        if value is not None and not getattr(holder, '__module__', '').startswith('chainer.'):
+            return value is True
+    return False
+
+
 def with_old_arguments(function: Any, n_same: int, names: list[str]) -> Any:
     """Return ``function`` with its old arguments; others are passed without a look."""
     old = frozenset(names) & TRANSLATIONS.keys()
 
-    @functools.wraps(function)
+    @wraps(function)
     def accepting(*args: Any, **kwargs: Any) -> Any:
         try:
             if not kwargs:
@@ -247,13 +255,14 @@ def _call(function: Any, n_same: int, names: list[str], args: tuple[Any, ...],
 
 
 def _decorate(decorator: Any, before: bool, extension: Any) -> Any:
-    extension.invoke_before_training = before
+    extension.invoke_before_training = bool(before)
     return decorator(extension)
 
 
 def warn(message: str) -> None:
     """Warn at the line of the program, which is outside of Chainer."""
     frame, level = sys._getframe(), 1
-    while frame.f_back and frame.f_globals['__name__'].split('.')[0] in _OUTSIDE_OF_PROGRAMS:
+    while frame.f_back and (
+            frame.f_globals.get('__name__', '').split('.')[0] in _OUTSIDE_OF_PROGRAMS):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, DeprecationWarning, stacklevel=level)

@@ -7,6 +7,7 @@ from typing import Any
 from chainer_compat._patch import patch
 from chainer_compat.shims.old_arguments import warn
 from chainer_compat.shims.old_options import set_options
+from chainer_compat.signatures import wraps
 
 
 @patch('chainer.links.rnn.gru')
@@ -18,7 +19,7 @@ def stateless_gru(module: ModuleType) -> None:
     gru: Any = module.GRU
     init, forward = gru.__init__, gru.forward
 
-    @functools.wraps(init)
+    @wraps(init)
     def init_gru(self: Any, *sizes: Any, n_units: int | None = None,
                  n_inputs: int | None = None, **kwargs: Any) -> None:
         if n_units is None and len(sizes) == 1 and 'out_size' not in kwargs:
@@ -28,7 +29,7 @@ def stateless_gru(module: ModuleType) -> None:
             sizes = (n_units if n_inputs is None else n_inputs, n_units)
         init(self, *sizes, **kwargs)
 
-    @functools.wraps(forward)
+    @wraps(forward)
     def call(self: Any, *args: Any) -> Any:
         if len(args) != 2:
             return forward(self, *args)

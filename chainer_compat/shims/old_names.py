@@ -1,7 +1,7 @@
 """Names of Chainer 1 to 6 that Chainer 7.8.1 does not have: modules, classes, methods.
 
 Names of modules are looked up when a program uses them. Each line that does gets a
-DeprecationWarning, which says the name of today.
+DeprecationWarning, which gives the current name.
 """
 
 import functools
@@ -70,7 +70,7 @@ class MaxPooling2D(str):
         return node
 
 
-#: By module and name: the path of today, or what to use now, and an object that does the same.
+#: By module and name: the current path, or what to use now, and an object that does the same.
 NAMES: dict[str, dict[str, str | tuple[str, Any]]] = {
     'chainer': {
         'AUTO': 'chainer.flag.AUTO', 'Flag': 'chainer.flag.Flag', 'OFF': 'chainer.flag.OFF',

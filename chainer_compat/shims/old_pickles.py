@@ -49,8 +49,16 @@ def methods_of_old_pickles(module: Any) -> None:
 def old_pickled_links(link: Any) -> None:
     """All versions: links that Chainer 1 to 5 pickled could not be used."""
 
-    def set_state(self: Any, state: dict[str, Any]) -> None:
+    def set_state(self: Any, state: Any) -> None:
+        # Of another base class, which would be called if this did not exist.
+        following = getattr(super(link.Link, self), '__setstate__', None)
+        if following:
+            return following(state)
+        # With __slots__, the state is a tuple.
+        state, slots = state if isinstance(state, tuple) else (state, None)
         self.__dict__.update(state)
+        for name, value in (slots or {}).items():
+            setattr(self, name, value)
         if '_Link__init_done' in state:
             return
         attributes = dict(state)

@@ -56,10 +56,6 @@ def mixed_precision_states(optimizer: Any) -> None:
 
     def serialize_all(self: Any, serializer: Any) -> None:
         is_loading = is_deserializer(serializer)
-        if is_loading and (t := _load(serializer, 't')) is not None:
-            for param in self.target.params():
-                if param.update_rule is not None:
-                    param.update_rule.t = int(t)
         serialize(self, serializer)
         if self._loss_scaling_is_dynamic:
             for name in ('_loss_scale', '_loss_scaling_isnan_ever'):
@@ -88,21 +84,27 @@ def updates_of_parameters(optimizer: Any) -> None:
 
     They have one number of updates for all parameters.
     """
-    serialize = optimizer.UpdateRule.serialize
+    serialize = optimizer.Optimizer.serialize
 
     class WithUpdates(optimizer.serializer_module.Deserializer):
         def __init__(self, serializer: Any, t: int) -> None:
             self._serializer, self._t = serializer, t
 
+        def __getitem__(self, key: str) -> Any:
+            return WithUpdates(self._serializer[key], self._t)
+
         def __call__(self, key: str, value: Any) -> Any:
             return self._t if key == 't' else self._serializer(key, value)
 
     def serialize_with_updates(self: Any, serializer: Any) -> None:
-        if is_deserializer(serializer) and _load(serializer, 't') is None:
-            serializer = WithUpdates(serializer, self.t)
+        if is_deserializer(serializer) and (t := _load(serializer, 't')) is not None:
+            # In files of later versions, parameters without a number are new.
+            numbers = (_load(serializer[name], 't') for name, _ in self.target.namedparams())
+            if all(number is None for number in numbers):
+                serializer = WithUpdates(serializer, int(t))
         serialize(self, serializer)
 
-    optimizer.UpdateRule.serialize = serialize_with_updates
+    optimizer.Optimizer.serialize = serialize_with_updates
 
 
 def _load(serializer: Any, key: str) -> Any:

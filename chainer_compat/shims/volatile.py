@@ -29,7 +29,7 @@ def volatile(module: ModuleType) -> None:
              grad: Any = None, *, requires_grad: bool = True, _grad_valid: bool = True,
              layout: Any = None, **unknown: Any) -> None:
         if volatile is not None:
-            _set(self, volatile)
+            _set(self, Flag(volatile))
         if unknown or type(data) not in arrays or requires_grad not in (True, False):
             check(self, data, name=name, grad=grad, requires_grad=requires_grad,
                   _grad_valid=_grad_valid, layout=layout, **unknown)
@@ -41,15 +41,22 @@ def volatile(module: ModuleType) -> None:
     variable.volatile = property(_get, _set)
 
 
-def _get(variable: Any) -> Flag:
+def _get(variable: Any) -> Any:
     import chainer
 
+    if 'volatile' in variable.__dict__:
+        return variable.__dict__['volatile']
     default = AUTO if isinstance(variable, chainer.Parameter) else OFF
     return variable.__dict__.get('_volatile', default)
 
 
 def _set(variable: Any, value: Any) -> None:
-    variable._volatile = Flag(value)
+    try:
+        variable._volatile = Flag(value)
+    except ValueError:  # an attribute of the program's own
+        variable.__dict__['volatile'] = value
+        return
+    variable.__dict__.pop('volatile', None)
     warn('volatile is the interface of Chainer 1: use chainer.no_backprop_mode() or remove it.')
     if variable._volatile is not OFF:
         _hook_functions()
@@ -61,7 +68,7 @@ def _hook_functions() -> None:
     import chainer
 
     node: Any = chainer.FunctionNode
-    apply, init = node.apply, chainer.Variable.__init__
+    apply, init, reduce = node.apply, chainer.Variable.__init__, chainer.Variable.__reduce__
 
     @functools.wraps(apply)
     def volatile_apply(self: Any, inputs: Any) -> Any:
@@ -78,9 +85,22 @@ def _hook_functions() -> None:
     @functools.wraps(init)
     def program_init(self: Any, *args: Any, **kwargs: Any) -> None:
         # Variables were OFF by default; those that Chainer creates take the flag of the others.
-        if sys._getframe(1).f_globals['__name__'].split('.')[0] not in _LIBRARIES:
+        if sys._getframe(1).f_globals.get('__name__', '').split('.')[0] not in _LIBRARIES:
             self._volatile = OFF
         init(self, *args, **kwargs)
 
+    @functools.wraps(reduce)
+    def reduce_with_flag(self: Any) -> Any:
+        flag = self.__dict__.get('_volatile')
+        return reduce(self) if flag is None else (_recover, (flag, *reduce(self)))
+
     node.apply = volatile_apply
-    chainer.Variable.__init__ = program_init
+    chainer.Variable.__init__, chainer.Variable.__reduce__ = program_init, reduce_with_flag
+
+
+def _recover(flag: Flag, create: Any, args: tuple[Any, ...]) -> Any:
+    """Return a Variable from a pickle."""
+    variable = create(*args)
+    variable._volatile = flag
+    _hook_functions()
+    return variable

@@ -71,6 +71,29 @@ def test_values_of_old_versions(tmp_path, version):
         np.testing.assert_allclose(resumed[name], reference[f'trainer/{name}'], 1e-4, err_msg=name)
 
 
+@pytest.mark.parametrize('version', VERSIONS)
+def test_parts(tmp_path, version):
+    """A saved iterator, a sampler with its own generator, and a variable that is no result."""
+    process = python("""
+import chainer, numpy as np, pickle
+from chainer.iterators import serial_iterator
+iterator = chainer.iterators.SerialIterator([1, 2, 3], 2)
+loaded = pickle.loads(pickle.dumps(iterator))
+assert [iterator.next() for _ in range(6)] == [loaded.next() for _ in range(6)]
+sampler = serial_iterator.ShuffleOrderSampler(np.random.RandomState(0))
+assert isinstance(sampler, chainer.iterators.ShuffleOrderSampler)
+assert sampler(np.arange(4), 0).tolist() == np.random.RandomState(0).permutation(4).tolist()
+variable = chainer.Variable(np.ones((), 'f'))
+variable.backward()
+exec("import chainer; length = len(chainer.Variable(variable.array.reshape(1, 1)))", globals())
+exec("import chainer.functions as F; y = F.matmul(x, x, transb=True)",
+     {'x': chainer.Variable(np.ones(3, 'f'))})
+print(variable.grad)
+""", tmp_path, version[0])
+    # As Chainer 1.24, 2.1, 3.5, 4.5, 5.4 and 6.7 print.
+    assert process.stdout.strip() == ('1.0' if version > '6' else 'None'), process.stderr
+
+
 def test_values_without_the_variable():
     values = script.results()
     for version in VERSIONS:

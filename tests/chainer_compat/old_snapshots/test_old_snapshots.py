@@ -3,12 +3,14 @@
 ``write_snapshots.py`` wrote the files and the values, with these versions.
 """
 
+import copy
 import pathlib
 import pickle
 import runpy
 import types
 import zipfile
 
+import chainer
 import numpy as np
 import pytest
 from chainer import serializers
@@ -71,6 +73,32 @@ def test_pickled_model(folder, same):
     assert {p for p, _ in other.namedparams()} == {p for p, _ in model.namedparams()}
     assert model.copy().count_params() == other.count_params() > 0
     assert pickle.loads(pickle.dumps(model)).number == 2.5
+
+
+class WithSlots(chainer.Link):
+    __slots__ = ('extra',)
+
+
+class State:
+    def __getstate__(self):
+        return {'number': self.number}
+
+    def __setstate__(self, state):
+        self.number = state['number'] + 1
+
+
+class WithState(chainer.Chain, State):
+    pass
+
+
+@pytest.mark.parametrize('copied', [copy.copy, copy.deepcopy,
+                                    lambda link: pickle.loads(pickle.dumps(link))])
+def test_links_with_another_state(copied):
+    """Like objects that are no links."""
+    link, other = WithSlots(), WithState()
+    link.extra, link.number, other.number = [1], 2, 3
+    assert (copied(link).extra, copied(link).number, list(copied(link).params())) == ([1], 2, [])
+    assert vars(copied(other)) == {'number': 4}
 
 
 @pytest.mark.parametrize('kind', ['npz', 'h5'])

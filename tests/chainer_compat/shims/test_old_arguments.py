@@ -1,9 +1,11 @@
 """Calls with arguments of Chainer 1 give the same bits as their modern forms, and one warning."""
 
 import contextlib
+import inspect
 import itertools
 import pickle
 import warnings
+from unittest import mock
 
 import chainer
 import chainer.functions as F
@@ -206,6 +208,25 @@ def test_modern_calls_are_silent():
     L.BatchNormalization(4)(variable(3, 4), finetune=True)
 
 
+@pytest.mark.parametrize('function, args', [
+    (F.relu, ['x']),
+    (L.Linear.__init__, ['self', 'in_size', 'out_size', 'nobias', 'initialW', 'initial_bias']),
+    (L.GRU.__init__, ['self', 'in_size', 'out_size', 'init', 'inner_init', 'bias_init']),
+    (L.NStepLSTM, ['self', 'n_layers', 'in_size', 'out_size', 'dropout'])])
+def test_signatures(function, args):
+    """Those of Chainer 7.8.1."""
+    assert inspect.getfullargspec(function).args == args
+    positional = [name for name, parameter in inspect.signature(function).parameters.items()
+                  if parameter.kind == parameter.POSITIONAL_OR_KEYWORD]
+    assert positional == args[isinstance(function, type):]
+
+
+def test_signatures_can_be_changed():
+    signature = inspect.signature(F.relu)
+    assert str(pickle.loads(pickle.dumps(signature))) == str(signature) == '(x)'
+    assert str(signature.replace(parameters=[])) == '()'
+
+
 def test_finetune_uses_the_batch():
     x = variable(3, 4)
     old, new = L.BatchNormalization(4), L.BatchNormalization(4)
@@ -290,3 +311,11 @@ def test_invoke_before_training(before, tmp_path):
     assert caught[0].filename == __file__
     trainer.run()
     assert calls == [0] * before + [1, 2]
+
+
+@pytest.mark.filterwarnings('error')
+def test_extensions_with_any_attribute(tmp_path):
+    """They did not ask for a call before training."""
+    trainer = chainer.training.Trainer(mock.MagicMock(), None, str(tmp_path))
+    trainer.extend(mock.MagicMock(), name='any', trigger=(1, 'epoch'), priority=0)
+    assert not trainer._extensions['any'].call_before_training

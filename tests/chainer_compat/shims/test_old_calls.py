@@ -1,13 +1,16 @@
 """Calls and names of Chainer 1 give what Chainer 1.24.0 gave."""
 
+import copy
 import importlib
 import json
 import pathlib
+import pickle
 import runpy
 import sys
 import textwrap
 import warnings
 
+import chainer
 import numpy as np
 import pytest
 
@@ -96,6 +99,39 @@ def test_moved_modules_are_the_modules_of_today():
 
     assert old is modern
     assert sys.modules['chainer.links.connection.gru'].__spec__.name == 'chainer.links.rnn.gru'
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('flag', ['ON', 'OFF', 'AUTO'])
+def test_copies_keep_volatile(flag, python):
+    """As in Chainer 1.24; also in another process."""
+    variable = chainer.Variable(np.ones(2, 'f'), flag)
+    copies = [copy.copy(variable), copy.deepcopy(variable), pickle.loads(pickle.dumps(variable))]
+    assert [repr(v.volatile) for v in copies] == [flag] * 3
+    assert python(f'import pickle; v = pickle.loads({pickle.dumps(variable)}); y = v + 1;'
+                  'print(v.volatile, y.volatile, y.creator is None)') == str([
+                      flag, flag, flag == 'ON'])[1:-1].replace("'", '').replace(',', '')
+
+
+@pytest.mark.filterwarnings('error')
+def test_volatile_of_a_subclass():
+    """Any value that is no flag, as in Chainer 7."""
+    variable = type('Price', (chainer.Variable,), {})(np.ones(2, 'f'))
+    for value in 'market', [1]:
+        variable.volatile = value
+        assert variable.volatile is value
+        assert (variable + 1).creator is not None
+    with pytest.raises(ValueError, match='market'):
+        chainer.Variable(np.ones(2), volatile='market')
+
+
+def test_code_without_a_module_name():
+    """``exec`` with an empty dictionary does not set it."""
+    names = {}
+    with pytest.warns(DeprecationWarning):
+        exec('import chainer.functions as F, numpy as np\n'
+             'y = F.relu(np.ones(2, "f"), use_cudnn=False)', names)
+    assert names['y'].array.tolist() == [1, 1]
 
 
 def test_allocators(monkeypatch):

@@ -77,3 +77,22 @@ def test_dynamic_loss_scale():
     del arrays['loss_scale'], arrays['loss_scaling_isnan_ever']
     load(loaded, arrays)
     assert loaded._loss_scale == 8
+
+
+@pytest.mark.parametrize('by_rule', [True, False])
+def test_updates_of_new_parameters(by_rule):
+    """They start at 0, as with plain Chainer; Chainer 1 had one number for all parameters."""
+    optimizer = chainer.optimizers.Adam().setup(chainer.Chain(a=L.Linear(2, 2)))
+    x = np.ones((1, 2), 'f')
+    for _ in range(3):
+        optimizer.update(lambda: chainer.functions.sum(optimizer.target.a(x)))
+    arrays = saved(optimizer)
+    if not by_rule:
+        arrays = {key: x for key, x in arrays.items() if not key.endswith('/t')}
+    model = chainer.Chain(a=L.Linear(2, 2), b=L.Linear(2, 2))
+    loaded = chainer.optimizers.Adam().setup(model)
+    chainer.serializers.NpzDeserializer(arrays, strict=False).load(loaded)
+    found = {name: param.update_rule.t for name, param in model.namedparams()}
+    assert found == {'/a/W': 3, '/a/b': 3, **dict.fromkeys(['/b/W', '/b/b'], 0 if by_rule else 3)}
+    with pytest.raises(KeyError):
+        load(loaded, arrays)
