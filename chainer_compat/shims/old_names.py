@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from chainer_compat._patch import moved, patch
+from chainer_compat._patch import edit, moved, patch
 from chainer_compat.shims.old_arguments import warn, with_old_arguments
 
 moved.update({
@@ -60,6 +60,8 @@ def init_weight(weights: Any, initializer: Any, scale: float = 1.) -> None:
 class MaxPooling2D(str):
     """The class ``F.MaxPooling2D``, which is also the value of ``pooling`` in other functions."""
 
+    __name__ = 'MaxPooling2D'
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the function."""
         from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
@@ -87,6 +89,8 @@ NAMES: dict[str, dict[str, str | tuple[str, Any]]] = {
             'BatchNormalization', 'Bilinear', 'BinaryHierarchicalSoftmax', 'Convolution2D',
             'DilatedConvolution2D', 'EmbedID', 'Inception', 'InceptionBN', 'Linear',
             'NegativeSampling', 'PReLU', 'Parameter')}},
+    'chainer.functions.pooling.max_pooling_nd': {
+        'MaxPooling2D': ('chainer.functions.max_pooling_2d', MaxPooling2D('max'))},
     'chainer.gradient_check': {
         'numerical_grad_cpu': 'chainer.gradient_check.numerical_grad',
         'numerical_grad_gpu': 'chainer.gradient_check.numerical_grad'},
@@ -157,3 +161,13 @@ def _apply(function: Any, *inputs: Any) -> Any:
     warn(f'{function.label} is a class of Chainer 1: use the function of chainer.functions.')
     outputs = function.apply(inputs)
     return outputs[0] if len(outputs) == 1 else outputs
+
+
+@edit('chainer.function_node')
+def type_checks_by_expressions() -> dict[str, str]:
+    """All versions: type checks of own functions can use ``in_types.size().eval()`` again.
+
+    Chainer 7.8.1 first checks with numbers, which have no ``eval``, instead of expressions.
+    """
+    return {'except type_check.InvalidType:':
+            'except (type_check.InvalidType, AttributeError):'}

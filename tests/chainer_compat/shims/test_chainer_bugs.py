@@ -1,5 +1,6 @@
 """F.deconvolution_2d has all its gradients, whichever inputs need one."""
 
+import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
@@ -35,3 +36,25 @@ def test_deconvolution_2d(check, normal, needed, stride, pad, outsize, dilate, g
           lambda *xs: transposed_convolution(*xs, **arguments),
           normal(2, 2, 3, 4), normal(2, 3, 3, 3, seed=2), normal(3 * groups, seed=3),
           needed=needed)
+
+
+def test_an_array_is_a_batch_of_its_rows():
+    rows = np.arange(6.).reshape(3, 2)
+    np.testing.assert_array_equal(chainer.dataset.concat_examples(rows), rows)
+    with pytest.raises(ValueError, match='batch is empty'):
+        chainer.dataset.concat_examples(rows[:0])
+
+
+def test_a_type_check_evaluates_expressions():
+    class Same(chainer.Function):
+        def check_type_forward(self, in_types):
+            assert in_types.size().eval() == 1
+            chainer.utils.type_check.expect(in_types[0].ndim == 2)
+
+        def forward(self, xs):
+            return xs
+
+    x = np.ones((2, 3), 'f')
+    np.testing.assert_array_equal(Same()(x).array, x)
+    with pytest.raises(chainer.utils.type_check.InvalidType, match='ndim'):
+        Same()(x[None])
