@@ -399,7 +399,7 @@ TESTS = {
     'use_torch': ['torch_kernels/test_control.py::test_values_of_the_options',
                   'torch_kernels/test_control.py::test_the_configuration'],
     'batch_of_rows': ['shims/test_chainer_bugs.py::test_an_array_is_a_batch_of_its_rows'],
-    'type_checks_by_expressions': [
+    'evaluated_type_checks': [
         'shims/test_chainer_bugs.py::test_a_type_check_evaluates_expressions'],
     'fused_updates': ['test_updates.py::test_switches'],
     'updates_in_blocks': ['shims/test_optimizer_updates.py::test_the_same_bits'],
