@@ -98,10 +98,9 @@ def update(params: Iterable[Any]) -> None:
     from chainer.variable import Parameter
 
     groups: dict[Hashable, ParameterGroup] = {}
-    seen: set[int] = set()
+    seen: set[int] = set()  # what members of the groups change
     are_numbers: dict[int, bool] = {}  # by hyperparameters of an optimizer
-    accepted = {cls for cls, core in _cores.items() if cls.update_core_cpu is core} if all(
-        getattr(cls, name) is function for (cls, name), function in _around.items()) else set()
+    accepted = _accepted()
     for param in params:
         rule = param.update_rule
         member = key = None
@@ -110,21 +109,13 @@ def update(params: Iterable[Any]) -> None:
                 continue
             member = _member(param, rule)
         if member is not None:
-            own = rule.hyperparam.__dict__
-            parent = own.get('_parent')
-            if id(parent) not in are_numbers:
-                are_numbers[id(parent)] = _are_numbers(parent)
-            if are_numbers[id(parent)] and (len(own) == 1 or _are_numbers(rule.hyperparam)):
-                key = (member.kind, rule.t, id(parent), *(
-                    sorted((name, own[name]) for name in own if name != '_parent')
-                    if len(own) > 1 else ()))
-        if key is None or not seen.isdisjoint(member.owners):  # type: ignore[union-attr]
-            _update_groups(groups)
-            seen.clear()
-        if key is None:
+            key = _key(member, rule, are_numbers)
+        if member is None or key is None:
+            _update_groups(groups, seen)
             param.update()
             continue
-        assert member is not None
+        if not seen.isdisjoint(member.owners):
+            _update_groups(groups, seen)
         group = groups.get(key)
         if group is None:
             group = groups[key] = ParameterGroup(rule)
@@ -132,13 +123,37 @@ def update(params: Iterable[Any]) -> None:
         group.members.append(member)
         group.grads.append(param._grad)
         seen.update(member.owners)
-    _update_groups(groups)
+    _update_groups(groups, seen)
 
 
-def _update_groups(groups: dict[Hashable, ParameterGroup]) -> None:
+def _accepted() -> set[Any]:
+    """Return the classes of rules of which the program has replaced no function."""
+    if any(getattr(cls, name) is not function for (cls, name), function in _around.items()):
+        return set()
+    return {cls for cls, core in _cores.items() if cls.update_core_cpu is core}
+
+
+def _key(member: Member, rule: Any, are_numbers: dict[int, bool]) -> Hashable | None:
+    """Return what is equal for members of a group; ``None`` if a hyperparameter is no number."""
+    own = rule.hyperparam.__dict__
+    parent = own.get('_parent')
+    if id(parent) not in are_numbers:
+        are_numbers[id(parent)] = _are_numbers(parent)
+    if not are_numbers[id(parent)]:
+        return None
+    if len(own) == 1:
+        return member.kind, rule.t, id(parent)
+    if not _are_numbers(rule.hyperparam):
+        return None
+    values = sorted((name, own[name]) for name in own if name != '_parent')
+    return member.kind, rule.t, id(parent), *values
+
+
+def _update_groups(groups: dict[Hashable, ParameterGroup], seen: set[int]) -> None:
     for group in groups.values():
         update_group(group.rule, group.members, group.grads)
     groups.clear()
+    seen.clear()
 
 
 def _member(param: Any, rule: Any) -> Member | None:

@@ -28,7 +28,6 @@ moved.update({
 })
 
 
-
 def init(device: Any = None) -> None:
     """Raise an error if CUDA is not available."""
     from chainer.backends import cuda

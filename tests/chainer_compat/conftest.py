@@ -49,3 +49,19 @@ def operators():
             yield names
 
     return record
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    """The number of elements of each block."""
+    from chainer_compat import updates
+
+    seen = []
+
+    class Block(updates.Block):
+        def __init__(self, data, grad):
+            super().__init__(data, grad)
+            seen.append(data.size)
+
+    monkeypatch.setattr(updates, 'Block', Block)
+    return seen

@@ -235,16 +235,8 @@ def test_switches(option, value, monkeypatch):
         np.testing.assert_array_equal(x, y)
 
 
-def test_few_calls_of_rules(monkeypatch):
+def test_few_calls_of_rules(sizes):
     """A step calls a rule once for all small parameters, and once for each block of the others."""
-    sizes = []
-
-    class Block(updates.Block):
-        def __init__(self, data, grad):
-            super().__init__(data, grad)
-            sizes.append(data.size)
-
-    monkeypatch.setattr(updates, 'Block', Block)
     with chainer.using_config('use_torch', 'never'):
         train('MomentumSGD', None)
     small = [n for n in map(np.prod, SHAPES) if 2 * n < updates.BLOCK]

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from chainer import optimizers
 
-from chainer_compat import updates
 from chainer_compat.updates import BLOCK
 
 pytestmark = pytest.mark.mpi_skip
@@ -22,20 +21,6 @@ SHAPE = 3, BLOCK - 5
 def _without_pytorch():
     with chainer.using_config('use_torch', 'never'):
         yield
-
-
-@pytest.fixture
-def sizes(monkeypatch):
-    """The number of elements of each block."""
-    seen = []
-
-    class Block(updates.Block):
-        def __init__(self, data, grad):
-            super().__init__(data, grad)
-            seen.append(data.size)
-
-    monkeypatch.setattr(updates, 'Block', Block)
-    return seen
 
 
 def updated(make, arrays, gradients):
