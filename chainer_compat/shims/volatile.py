@@ -8,7 +8,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from chainer_compat._patch import patch
+from chainer_compat._patch import edit, patch
 from chainer_compat.flag import AUTO, OFF, ON, Flag, aggregate_flags
 from chainer_compat.shims.old_arguments import warn
 
@@ -39,6 +39,12 @@ def volatile(module: ModuleType) -> None:
 
     variable.__init__ = init
     variable.volatile = property(_get, _set)
+
+
+@edit('chainer.links.connection.parameter')
+def parameter_link() -> dict[str, str]:
+    """All versions: calls of ``L.Parameter`` warned of ``volatile``, which it sets itself."""
+    return {'W.volatile = volatile': "if volatile != 'off': W.volatile = volatile"}
 
 
 def _get(variable: Any) -> Any:

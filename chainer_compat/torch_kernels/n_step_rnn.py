@@ -6,6 +6,7 @@ Each layer and direction is one function node, in which PyTorch's autograd compu
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -203,8 +204,11 @@ class Layer(FunctionNode):
         options = [True, 1, 0., False, False]  # biases, layers, dropout, train, bidirectional
         if len(entry) == 1:
             options.append(False)  # batch_first
-        y, *final = self.cell.torch(*entry, states if self.cell.has_cell else states[0], parameters,
-                                    *options)
+        with warnings.catch_warnings():
+            # cuDNN copies weights into one array: as many bytes as torch.cat above.
+            warnings.filterwarnings('ignore', 'RNN module weights are not part of single')
+            y, *final = self.cell.torch(
+                *entry, states if self.cell.has_cell else states[0], parameters, *options)
         y = y.reshape(len(x), -1)
         return y if order is None else y[order], *(s[0] for s in final)
 

@@ -14,7 +14,7 @@ from chainer.optimizers.adam import AdamRule
 from chainer.optimizers.momentum_sgd import MomentumSGDRule
 from chainer.optimizers.sgd import SGDRule
 
-from chainer_compat.torch_kernels.arrays import tensor
+from chainer_compat.torch_kernels.arrays import FLOATS, tensor
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
 if TYPE_CHECKING:
@@ -47,8 +47,9 @@ def update_core(rule: Any, param: Any) -> None:
         Unsupported: As above, and for other dtypes.
     """
     arrays = [param.data, *(rule.state or {}).values()]
-    if not all(type(array) is np.ndarray and array.shape == arrays[0].shape
-               and array.dtype == arrays[0].dtype for array in [*arrays, param.grad]):
+    if arrays[0].dtype not in FLOATS or not all(
+            type(array) is np.ndarray and array.shape == arrays[0].shape
+            and array.dtype == arrays[0].dtype for array in [*arrays, param.grad]):
         raise Unsupported  # a missing gradient, for example
     call = _kernel(rule, 1)
     used = [array if array.flags.carray else array.copy() for array in arrays]

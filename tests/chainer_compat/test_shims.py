@@ -414,6 +414,7 @@ TESTS = {
     'stateless_gru': ['shims/test_old_calls.py::test_values'],
     'train_attributes': ['shims/test_old_calls.py::test_values'],
     'uninitialized_params': ['shims/test_old_calls.py::test_values'],
+    'parameter_link': ['shims/test_old_calls.py::test_no_warning_of_a_link_that_chainer_has'],
     'volatile': ['shims/test_old_calls.py::test_values'],
     **dict.fromkeys(['best_value', 'dumped_graph', 'shift_of_version_1'], (
         f'{OLD_SNAPSHOTS}test_trainer',)),

@@ -24,7 +24,7 @@ OPTIMIZERS = {
     'CorrectedMomentumSGD': lambda: optimizers.CorrectedMomentumSGD(.1),
     'AdaGrad': lambda: optimizers.AdaGrad(.1),
     'AdaDelta': optimizers.AdaDelta,
-    'RMSprop': optimizers.RMSprop,
+    'RMSprop': lambda: optimizers.RMSprop(eps=1e-3),
     'RMSpropGraves': optimizers.RMSpropGraves,
     'Adam': lambda: optimizers.Adam(.01, eps=1e-3),  # where eps matters
     'AdamW': lambda: optimizers.AdamW(.01, weight_decay_rate=.1, eta=.5),
@@ -301,6 +301,19 @@ def test_errors_are_those_of_chainer():
         optimizers.Adam(beta1=1.).setup(model).update()
     optimizers.SGD(np.array([.1, .2, .3], 'f')).setup(model).update()
     np.testing.assert_allclose(model.b.array, .75 - np.array([.1, .2, .3]), rtol=1e-6)
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_float16(name):
+    """PyTorch has no such kernel; the largest error of one step is that of the dtype."""
+    model, expected = chainer.Link(), chainer.Link()
+    for link, dtype in (model, 'e'), (expected, 'd'):
+        with link.init_scope():
+            link.p = chainer.Parameter(np.linspace(-1, 1, 5).astype(dtype))
+        link.p.grad = np.linspace(1, 2, 5).astype(dtype)
+        OPTIMIZERS[name]().setup(link).update()
+    assert model.p.dtype == np.float16
+    np.testing.assert_allclose(model.p.array, expected.p.array, 1e-2, 2e-3)
 
 
 def test_pickles_are_those_of_chainer():

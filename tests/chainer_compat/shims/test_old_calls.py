@@ -49,6 +49,15 @@ def test_values(name):
     assert len({*places}) == len(places)
 
 
+def test_no_warning_of_a_link_that_chainer_has():
+    link = chainer.links.Parameter(np.ones(3, 'f'))
+    link.cleargrads()
+    chainer.functions.sum(link()).backward()  # warnings are errors
+    np.testing.assert_array_equal(link.W.grad, np.ones(3))
+    with pytest.warns(DeprecationWarning, match='volatile'):
+        assert link(volatile='on').creator is None
+
+
 def test_every_argument_is_used():
     source = pathlib.Path(SCRIPT).read_text() + (HERE / 'test_old_arguments.py').read_text()
     paths = {path.removesuffix('.__init__').removesuffix('.forward').split('.')[0]
