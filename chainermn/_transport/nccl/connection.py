@@ -54,9 +54,7 @@ class NcclGroup:
         """Connect the current devices of the ranks, if not connected yet."""
         if self.nccl_comm is not None:
             return
-        # Exchanges of several groups start in program order on all ranks.  Otherwise two GPUs
-        # could each run an exchange that the other cannot start for lack of resources.
-        os.environ.setdefault('NCCL_LAUNCH_ORDER_IMPLICIT', '1')
+        _set_options()
         unique_id = together(self._all_ranks, 'connecting by NCCL', lambda: (
             nccl.get_unique_id() if self._mpi_comm.rank == 0 else None))
         unique_id = self._mpi_comm.bcast(unique_id)
@@ -232,6 +230,21 @@ def together(mpi_comm: MPI.Comm, what: str, call: Callable[[], _Result]) -> _Res
         common_error.mark_failure(common, mpi_comm.rank, failures)
         raise common
     return result
+
+
+def _set_options() -> None:
+    """Set environment variables of NCCL, unless the user did."""
+    # Exchanges of several groups start in program order on all ranks.  Otherwise two GPUs could
+    # each run an exchange that the other cannot start for lack of resources.
+    os.environ.setdefault('NCCL_LAUNCH_ORDER_IMPLICIT', '1')
+    if 'NCCL_RUNTIME_CONNECT' not in os.environ:
+        # Since NCCL 2.22, the first collective of an algorithm blocks the host until all ranks call
+        # it.  A rank that has begun more exchanges than others could not tell them; see
+        # NcclMeanQueue.cancel.
+        os.environ['NCCL_RUNTIME_CONNECT'] = '0'
+        # Before 2.32.3, connecting PAT in advance hangs if nodes have different numbers of ranks
+        # (NCCL issue 2385).
+        os.environ.setdefault('NCCL_PAT_ENABLE', '0')
 
 
 def type_id(dtype: np.dtype | str) -> int:

@@ -53,6 +53,7 @@ struct Mailbox {
 };
 struct SharedState {
   std::atomic<int> joined;
+  std::atomic<int> connecting[SEND];  // ranks that began a collective, by kind
   SharedRank ranks[MAX_RANKS];
   Mailbox mailboxes[MAX_RANKS][MAX_RANKS];
 };
@@ -66,6 +67,7 @@ struct Communicator {
   size_t mapped;  // bytes
   uint64_t step = 0;
   int splits = 0;
+  bool connected[SEND] = {};
   std::atomic<bool> aborted{false};
   virtual_gpu::Position last;  // of its calls
   SharedRank& of(int r) { return shared->ranks[r]; }
@@ -217,8 +219,18 @@ static bool poll_all(Tasks& tasks) {
   }
   return all;
 }
+// Since NCCL 2.22, the first collective of a kind blocks the host until all ranks call it.
+static void connect(const Task& task) {
+  const char* when = getenv("NCCL_RUNTIME_CONNECT");
+  if (task.is_message() || (when && !strcmp(when, "0")) || task.comm->connected[task.call.kind]) return;
+  task.comm->connected[task.call.kind] = true;
+  std::atomic<int>& ranks = task.comm->shared->connecting[task.call.kind];
+  ++ranks;
+  while (ranks.load() < task.comm->size && !task.comm->aborted) usleep(100);
+}
 // Enqueues calls, as one operation on each stream.
 static void submit(std::vector<std::pair<cudaStream_t, Task>> calls) {
+  for (auto& call : calls) connect(call.second);
   std::lock_guard<std::mutex> lock(submitting);
   while (!calls.empty()) {
     cudaStream_t stream = calls.front().first;
