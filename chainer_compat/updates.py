@@ -4,6 +4,7 @@ Chainer calls the rule of each parameter. For small parameters, most of the time
 for large ones, each operation of a rule reads them from memory again. Here, parameters with equal
 rules are updated together: by one kernel of PyTorch, or by the rule itself, which gets blocks of
 many parameters, or of a part of one. Blocks stay in the cache, and results are bitwise identical.
+On a GPU, one launch of the rule's kernel updates them.
 
 Only Chainer's own classes are updated together. Everything else runs as it is, in its turn.
 """
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chainer_compat import device_gradients, elementwise
 from chainer_compat.torch_kernels.dispatch import with_kernel
 
 if TYPE_CHECKING:
@@ -26,16 +28,22 @@ if TYPE_CHECKING:
 #: Elements of a block. Its temporary arrays stay in the cache of a core.
 BLOCK = 1 << 14
 
-#: By rule: its method ``update_core_cpu``, which computes each element by itself, and changes
-#: states in place.
-_cores: dict[Any, Any] = {}
+#: By rule: its methods ``update_core_cpu`` and ``update_core_gpu``, which compute each element by
+#: itself, and change states in place.
+_cores: dict[Any, tuple[Any, Any]] = {}
+
+_DTYPES = np.dtype(np.float32), np.dtype(np.float64)
+_DTYPES_ON_DEVICES = np.dtype(np.float16), *_DTYPES
+
+#: By class of a hook: its ``__call__``, which changes each element of the gradient by itself.
+_hooks: dict[Any, Any] = {}
 
 #: Functions around it, by class and name. If a program replaces one, it is called.
 _around: dict[tuple[Any, str], Any] = {}
 
 #: What Chainer sets in a rule. ``initial_alpha`` is of Adam with ``adabound``.
-_ATTRIBUTES = frozenset({'_fp32_param', '_hookable', '_state', '_use_fp32_update', 'enabled',
-                         'hyperparam', 'initial_alpha', 't'})
+_ATTRIBUTES = frozenset({'_dummy', '_fp32_param', '_hookable', '_state', '_use_fp32_update',
+                         'enabled', 'hyperparam', 'initial_alpha', 't'})
 
 
 class Block:
@@ -50,21 +58,26 @@ class Block:
 class Member:
     """A parameter that is updated with others: its arrays, as they were at its last update."""
 
-    __slots__ = ('data', 'dtype', 'flat', 'kind', 'n_attributes', 'owners', 'shape', 'size',
-                 'states', 'tensors')
+    __slots__ = ('data', 'device', 'dtype', 'flat', 'kind', 'n_attributes', 'owners', 'shape',
+                 'size', 'states', 'tensors', 'type')
 
     def __init__(self, data: Array, rule: Any) -> None:
         self.data = data
         self.states = (*rule._state.values(),)
+        self.type = type(data)
         self.dtype = data.dtype
         self.shape = data.shape
         self.size = data.size
+        #: The number of the GPU; ``None`` for NumPy arrays.
+        self.device = None if isinstance(data, np.ndarray) else data.data.device_id
         #: What changes by its update; no two members of a group share any of it.
-        self.owners = (id(rule), *(id(_owner(array)) for array in (data, *self.states)))
+        self.owners = (id(rule), *(_owner(array) or 0 for array in (data, *self.states)))
         self.n_attributes = len(vars(rule))
-        kind = type(rule), data.dtype.char, vars(rule).get('initial_alpha'), (*rule._state,)
+        kind = (type(rule), data.dtype.char, vars(rule).get('initial_alpha'), (*rule._state,),
+                self.device)
         self.kind = id(_kinds.setdefault(kind, kind))
-        self.flat = [array.reshape(-1) for array in (data, *self.states)]
+        self.flat = ([] if self.device is not None
+                     else [array.reshape(-1) for array in (data, *self.states)])
         self.tensors: Any = None  # PyTorch's, which share the memory of the data and states
 
 
@@ -76,8 +89,9 @@ _members: weakref.WeakKeyDictionary[Any, Member] = weakref.WeakKeyDictionary()
 class ParameterGroup:
     """Parameters with equal rules."""
 
-    def __init__(self, rule: Any) -> None:
+    def __init__(self, rule: Any, loss_scale: float | None) -> None:
         self.rule = rule  # of the first
+        self.loss_scale = loss_scale  # None on the CPU
         self.members: list[Member] = []
         self.grads: list[Array] = []
 
@@ -87,10 +101,15 @@ def accept(rule: Any) -> None:
     from chainer.optimizer import UpdateRule
     from chainer.variable import Parameter
 
-    _cores[rule] = rule.update_core_cpu
+    _cores[rule] = rule.update_core_cpu, rule.update_core_gpu
     for cls, names in ((Parameter, ('update',)), (UpdateRule, (
             'update', 'update_core', '_init_states', '_UpdateRule__update'))):
         _around.update(((cls, name), getattr(cls, name)) for name in names)
+
+
+def accept_hook(hook: Any) -> None:
+    """Call this class of hooks for many parameters together; called before the program runs."""
+    _hooks[hook] = hook.__call__
 
 
 def update(params: Iterable[Any]) -> None:
@@ -109,7 +128,7 @@ def update(params: Iterable[Any]) -> None:
                 continue
             member = _member(param, rule)
         if member is not None:
-            key = _key(member, rule, are_numbers)
+            key = _key(member, rule, param._loss_scale, are_numbers)
         if member is None or key is None:
             _update_groups(groups, seen)
             param.update()
@@ -118,7 +137,7 @@ def update(params: Iterable[Any]) -> None:
             _update_groups(groups, seen)
         group = groups.get(key)
         if group is None:
-            group = groups[key] = ParameterGroup(rule)
+            group = groups[key] = ParameterGroup(rule, param._loss_scale)
         rule.t += 1
         group.members.append(member)
         group.grads.append(param._grad)
@@ -126,32 +145,92 @@ def update(params: Iterable[Any]) -> None:
     _update_groups(groups, seen)
 
 
+def call_hook(hook: Any, params: Iterable[Any]) -> None:
+    """Call a hook for each parameter, on a GPU with one launch if the hook has one."""
+    kind, rest = type(hook), [*params]
+    if kind in _hooks and kind.__call__ is _hooks[kind] and '__call__' not in vars(hook):
+        alike: dict[Hashable, list[Any]] = {}
+        for param in rest:
+            if _is_plain(param):
+                grad = param._grad
+                key = grad.dtype.char, grad.data.device_id, param._loss_scale
+                alike.setdefault(key, []).append(param)
+        memory = [id(x.data.mem) for group in alike.values() for param in group
+                  for x in (param._data[0], param._grad)]
+        if len({*memory}) == len(memory):
+            done = {id(param) for group in alike.values() if _called_together(hook, group)
+                    for param in group}
+            rest = [param for param in rest if id(param) not in done]
+    for param in rest:
+        hook(param.update_rule, param)
+
+
+def not_finite(target: Any) -> list[tuple[str, Any]]:
+    """Return the parameters of a link whose gradients are not finite, with their paths."""
+    named = [*target.namedparams()]
+    are_finite = device_gradients.are_finite([param.grad for _, param in named])
+    if are_finite is None:
+        are_finite = [bool((xp := param.device.xp).all(xp.isfinite(param.grad)))
+                      for _, param in named]
+    return [pair for pair, is_finite in zip(named, are_finite, strict=True) if not is_finite]
+
+
+def _is_plain(param: Any) -> bool:
+    """Whether data and gradient are contiguous CuPy arrays of one shape, dtype and device."""
+    from chainer.variable import Parameter
+
+    if type(param) is not Parameter:
+        return False
+    data, grad = param._data[0], param._grad
+    return data is not None and type(data) is type(grad) is _type_on_devices() and (
+        (data.dtype, data.shape) == (grad.dtype, grad.shape)
+        and all(_is_usable(x, data.data.device_id) for x in (data, grad)))
+
+
+def _called_together(hook: Any, params: list[Any]) -> bool:
+    from chainer.backends.cuda import cupy
+
+    first = params[0]
+    with cupy.cuda.Device(first._grad.data.device_id):
+        with elementwise.recorded() as calls:
+            hook(first.update_rule, first)
+        return len(calls) == 1 and elementwise.launch(
+            calls[0], [first._data[0], first._grad],
+            [[param._data[0] for param in params], [param._grad for param in params]])
+
+
 def _accepted() -> set[Any]:
     """Return the classes of rules of which the program has replaced no function."""
     if any(getattr(cls, name) is not function for (cls, name), function in _around.items()):
         return set()
-    return {cls for cls, core in _cores.items() if cls.update_core_cpu is core}
+    return {cls for cls, (on_cpu, on_gpu) in _cores.items()
+            if cls.update_core_cpu is on_cpu and cls.update_core_gpu is on_gpu}
 
 
-def _key(member: Member, rule: Any, are_numbers: dict[int, bool]) -> Hashable | None:
+def _key(member: Member, rule: Any, loss_scale: float | None, are_numbers: dict[int, bool]
+         ) -> Hashable | None:
     """Return what is equal for members of a group; ``None`` if a hyperparameter is no number."""
     own = rule.hyperparam.__dict__
     parent = own.get('_parent')
+    kind = member.kind if loss_scale is None else (member.kind, loss_scale)
     if id(parent) not in are_numbers:
         are_numbers[id(parent)] = _are_numbers(parent)
     if not are_numbers[id(parent)]:
         return None
     if len(own) == 1:
-        return member.kind, rule.t, id(parent)
+        return kind, rule.t, id(parent)
     if not _are_numbers(rule.hyperparam):
         return None
     values = sorted((name, own[name]) for name in own if name != '_parent')
-    return member.kind, rule.t, id(parent), *values
+    return kind, rule.t, id(parent), *values
 
 
 def _update_groups(groups: dict[Hashable, ParameterGroup], seen: set[int]) -> None:
     for group in groups.values():
-        update_group(group.rule, group.members, group.grads)
+        if group.members[0].device is None:
+            update_group(group.rule, group.members, group.grads)
+        else:
+            update_on_device(group.rule, group.members, group.grads, group.loss_scale)
     groups.clear()
     seen.clear()
 
@@ -161,7 +240,8 @@ def _member(param: Any, rule: Any) -> Member | None:
     grad, state, hooks = param._grad, rule._state, rule._hookable
     member = _members.get(rule)
     if not (member is not None and member.data is param._data[0]
-            and member.data.flags.writeable and len(rule.__dict__) == member.n_attributes
+            and (member.device is not None or member.data.flags.writeable)
+            and len(rule.__dict__) == member.n_attributes
             and state is not None and len(state) == len(member.states)):
         member = _new_member(param, rule)
     else:
@@ -169,10 +249,12 @@ def _member(param: Any, rule: Any) -> Member | None:
             if array is not other:
                 member = _new_member(param, rule)
                 break
-    if (member is None or type(grad) is not np.ndarray or grad.dtype != member.dtype
-            or grad.shape != member.shape or not grad.flags.carray or not rule.enabled
+    if (member is None or type(grad) is not member.type or grad.dtype != member.dtype
+            or grad.shape != member.shape or not _is_usable(grad, member.device)
+            or not rule.enabled or (rule._use_fp32_update and member.dtype == np.float16)
             or hooks._pre_update_hooks or hooks._post_update_hooks
-            or param._loss_scale is not None or param._layout is not None
+            or (param._loss_scale is not None and member.device is None)
+            or param._layout is not None
             or 'update' in param.__dict__):
         return None
     return member
@@ -181,23 +263,44 @@ def _member(param: Any, rule: Any) -> Member | None:
 def _new_member(param: Any, rule: Any) -> Member | None:
     """Return the member for the arrays of a parameter, if others can be updated with it."""
     data = param._data[0]
-    if not (rule.enabled and rule.__dict__.keys() <= _ATTRIBUTES and type(data) is np.ndarray
-            and data.dtype in (np.float32, np.float64)):
+    on_device = type(data) is _type_on_devices()
+    if not (rule.enabled and rule.__dict__.keys() <= _ATTRIBUTES
+            and (on_device or type(data) is np.ndarray)
+            and data.dtype in (_DTYPES_ON_DEVICES if on_device else _DTYPES)
+            and not (rule._use_fp32_update and data.dtype == np.float16)):
         return None
     if rule._state is None:
         rule._init_states(param)
+    device = data.data.device_id if on_device else None
     for array in (data, *rule._state.values()):
-        if not (type(array) is np.ndarray and array.shape == data.shape and array.flags.carray
-                and array.dtype == data.dtype and type(_owner(array)) is np.ndarray
-                and _owner(array).flags.owndata):
+        if not (type(array) is type(data) and array.shape == data.shape
+                and array.dtype == data.dtype and _is_usable(array, device)
+                and _owner(array) is not None):
             return None
     member = _members[rule] = Member(data, rule)
     return member
 
 
-def _owner(array: Array) -> Array:
-    """Return the array that owns the memory, which is equal for arrays that may overlap."""
-    return array if array.base is None else array.base
+def _type_on_devices() -> Any:
+    """Return the type of CuPy arrays; ``None`` without CuPy."""
+    from chainer.backends import cuda
+
+    return cuda.ndarray if cuda.available else None
+
+
+def _is_usable(array: Array, device: int | None) -> bool:
+    """Whether an array is contiguous, and on a GPU or, if ``device`` is ``None``, writable."""
+    if device is None:
+        return array.flags.carray
+    return array.flags.c_contiguous and array.data.device_id == device  # type: ignore[attr-defined]
+
+
+def _owner(array: Array) -> int | None:
+    """Return what is equal for arrays that may overlap; ``None`` if it is not known."""
+    if not isinstance(array, np.ndarray):
+        return id(array.data.mem)
+    owner = array if array.base is None else array.base
+    return id(owner) if type(owner) is np.ndarray and owner.flags.owndata else None
 
 
 def _are_numbers(hyperparam: Any) -> bool:
@@ -223,6 +326,35 @@ def update_group(rule: Any, members: list[Member], grads: list[Array]) -> None:
             rule.update_core_cpu.__wrapped__(rule, Block(arrays[0], grad))  # not PyTorch
     finally:
         rule._state = states
+
+
+def update_on_device(rule: Any, members: list[Member], grads: list[Array],
+                     loss_scale: float | None) -> None:
+    """Update parameters of one GPU, with one launch if the rule has one; see `update_group`.
+
+    Gradients are divided by the loss scale before.
+    """
+    from chainer.backends.cuda import cupy
+
+    names, states = [*rule._state], rule._state
+    first = Block(members[0].data, grads[0])
+    with cupy.cuda.Device(members[0].device):
+        with elementwise.recorded() as calls:
+            rule.update_core_gpu(first)
+        if len(calls) == 1 and elementwise.launch(
+                calls[0], [first.data, first.grad, *members[0].states],
+                [[member.data for member in members], grads,
+                 *zip(*(member.states for member in members), strict=True)],
+                None if loss_scale is None else 1, loss_scale or 1.):
+            return
+        try:
+            for member, grad in zip(members, grads, strict=True):
+                if loss_scale is not None:
+                    grad /= loss_scale
+                rule._state = dict(zip(names, member.states, strict=True))
+                rule.update_core_gpu(Block(member.data, grad))
+        finally:
+            rule._state = states
 
 
 def _blocks(members: list[Member], grads: list[Array]) -> Iterator[tuple[list[Array], Array]]:

@@ -40,9 +40,48 @@ def updates_in_one_pass() -> dict[str, str]:
     return {
         'for param in self.target.params():\n                param.update()':
             'from chainer_compat.updates import update\n            update(self.target.params())',
+        'for param in self.target.params():\n                hook(param.update_rule, param)':
+            'from chainer_compat.updates import call_hook\n'
+            '            call_hook(hook, self.target.params())',
+        'for name, param in self.target.namedparams():\n            xp = param.device.xp':
+            'from chainer_compat.updates import not_finite\n'
+            '        for name, param in not_finite(self.target):',
+        'if not xp.all(xp.isfinite(param.grad)):': 'if True:',
         'for name, param in self.target.namedparams(False):':
             'for _, param in (x for x in self.target.namedparams(False) if x[1]._grad is None):',
     }
+
+
+@patch('chainer.backends.cuda')
+def elementwise_updates(module: Any) -> None:
+    """All versions: an update on a GPU launched a kernel for each parameter."""
+    from chainer_compat import elementwise
+
+    module.elementwise_update = elementwise.elementwise
+
+
+@edit(*RULES, 'chainer.optimizer_hooks.weight_decay')
+def kernels_of_many_parameters() -> dict[str, str]:
+    """All versions: an update on a GPU launched a kernel for each parameter."""
+    return {'cuda.elementwise(': 'cuda.elementwise_update('}
+
+
+@patch('chainer.optimizer_hooks.weight_decay', 'chainer.optimizer_hooks.gradient_clipping')
+def hooks_of_many_parameters(module: Any) -> None:
+    """All versions: a hook launched kernels for each parameter on a GPU."""
+    from chainer_compat import device_gradients, updates
+
+    if hasattr(module, 'WeightDecay'):
+        updates.accept_hook(module.WeightDecay)
+        return
+    call = module.GradientClipping.__call__
+
+    @functools.wraps(call)
+    def clip(self: Any, opt: Any) -> None:
+        if not device_gradients.clip(opt.target.params(False), self.threshold):
+            call(self, opt)
+
+    module.GradientClipping.__call__ = clip
 
 
 @patch(*RULES)

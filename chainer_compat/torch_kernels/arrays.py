@@ -7,7 +7,7 @@ import torch
 from chainer import config
 from chainer.backends import cuda
 
-from chainer_compat.torch_kernels import memory, threads
+from chainer_compat.torch_kernels import gpu_arrays, memory, threads
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -36,7 +36,7 @@ def tensor(array: np.ndarray) -> torch.Tensor:
         if not (is_usable and array.flags.writeable and array.flags.aligned):
             array = array.copy()
         return torch.from_numpy(array)
-    return torch.from_dlpack(array if is_usable else array.copy())
+    return gpu_arrays.tensor(array if is_usable else array.copy())
 
 
 def tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
@@ -52,4 +52,4 @@ def tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
 
 def array(result: torch.Tensor) -> np.ndarray:
     """Return an array that shares the memory of a tensor."""
-    return cuda.cupy.from_dlpack(result) if result.is_cuda else result.numpy()
+    return gpu_arrays.array(result) if result.is_cuda else result.numpy()

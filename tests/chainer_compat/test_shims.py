@@ -402,6 +402,9 @@ TESTS = {
     'evaluated_type_checks': [
         'shims/test_chainer_bugs.py::test_a_type_check_evaluates_expressions'],
     'fused_updates': ['test_updates.py::test_switches'],
+    **dict.fromkeys(['elementwise_updates', 'kernels_of_many_parameters'], (
+        '../gpu/test_updates_on_gpu.py::test_the_bits_of_chainer',)),
+    'hooks_of_many_parameters': ['../gpu/test_updates_on_gpu.py::test_hooks_and_loss_scale'],
     'updates_in_blocks': ['shims/test_optimizer_updates.py::test_the_same_bits'],
     'updates_in_one_pass': ['test_updates.py::test_few_calls_of_rules'],
     'removed_aliases': ['test_numpy_aliases.py::test_error'],

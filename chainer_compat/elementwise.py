@@ -1,0 +1,254 @@
+"""Elementwise kernels of CuPy, launched once for the arrays of many parameters.
+
+Chainer's update rules and hooks launch a kernel for each parameter. They make it by
+:func:`elementwise`, so that the call for one parameter can be recorded; :func:`launch` then builds
+a kernel from the same source, which finds the arrays of all parameters in a table. Each block of
+threads works on a piece of one array.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    Array = Any  # of CuPy
+
+#: Elements of a piece, and threads that work on it.
+LENGTH, THREADS = 4096, 256
+
+PIECE = np.dtype([('start', np.int64), ('array', np.int32), ('size', np.int32)])
+
+#: As CuPy names them.
+C_TYPES = {'float16': 'float16', 'float32': 'float', 'float64': 'double'}
+
+_SOURCE = '''
+#include <cupy/carray.cuh>
+struct Piece {{ long long start; int array; int size; }};
+{types}
+extern "C" __global__ void {name}(
+    const Piece* pieces_, void* const* pointers_, int n_{scalars}) {{
+  const Piece piece_ = pieces_[blockIdx.x];
+  {before}
+  #pragma unroll 4
+  for (int i_ = threadIdx.x; i_ < piece_.size; i_ += blockDim.x) {{
+    {elements}
+    {operation};
+  }}
+}}
+'''
+
+_recording = threading.local()
+
+
+class Parameter(NamedTuple):
+    """A parameter of a kernel."""
+
+    dtype: str  # or a letter, as in 'T x'
+    name: str
+    is_raw: bool
+    is_input: bool
+
+
+class Kernel:
+    """A kernel that is called as CuPy's, or records the call."""
+
+    def __init__(self, in_params: str, out_params: str, operation: str, name: str) -> None:
+        self._arguments = in_params, out_params, operation, name
+        self.operation = operation
+        self.name = name
+        self.parameters = [*_parameters(in_params, True), *_parameters(out_params, False)]
+
+    def __call__(self, *args: Any) -> Any:
+        """Launch it, or record the arguments; return the last one, the only output."""
+        calls = getattr(_recording, 'calls', None)
+        if calls is None:
+            return self._of_cupy(*args)
+        calls.append((self, args))
+        return args[-1]
+
+    @functools.cached_property
+    def _of_cupy(self) -> Any:
+        from chainer.backends import cuda
+
+        cuda.check_cuda_available()
+        return cuda.cupy.ElementwiseKernel(*self._arguments)
+
+
+Call = tuple[Kernel, tuple[Any, ...]]
+
+
+@functools.cache
+def elementwise(in_params: str, out_params: str, operation: str, name: str) -> Kernel:
+    """Return a kernel, with the arguments of ``chainer.backends.cuda.elementwise``."""
+    return Kernel(in_params, out_params, operation, name)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Call]]:
+    """Record the calls of kernels in this thread instead of launching them."""
+    before = getattr(_recording, 'calls', None)
+    calls: list[Call] = []
+    _recording.calls = calls
+    try:
+        yield calls
+    finally:
+        _recording.calls = before
+
+
+def launch(call: Call, of_first: Sequence[Array], arrays: Sequence[Sequence[Array]],
+           divided: int | None = None, divisor: float = 1.) -> bool:
+    """Do for the arrays of all parameters what a call does for those of the first.
+
+    Args:
+        call: The recorded call.
+        of_first: Arrays that the call may have got.
+        arrays: For each of them, those of all parameters: C-contiguous, and on the current device.
+            Shapes and dtypes are equal within a parameter, and dtypes among the parameters.
+        divided: The index of arrays that are divided before.
+        divisor: The divisor.
+
+    Returns:
+        Whether it was launched, which is possible if all other arguments are numbers.
+    """
+    kernel, args = call
+    places: list[int | None] = []  # in arrays; None: not an array
+    dtypes: dict[str, str] = {}
+    for parameter, arg in zip(kernel.parameters, args, strict=True):
+        place = next((i for i, array in enumerate(of_first) if arg is array), None)
+        places.append(None if parameter.is_raw else place)
+        if hasattr(arg, 'dtype') and hasattr(arg, 'data') and not isinstance(arg, np.generic):
+            if dtypes.setdefault(parameter.dtype, arg.dtype.name) != arg.dtype.name or (
+                    place is None and not parameter.is_raw):
+                return False
+        elif not isinstance(arg, int | float | np.number):
+            return False
+    if any(dtypes.get(parameter.dtype) not in C_TYPES for parameter in kernel.parameters):
+        return False
+    used = [i for i in dict.fromkeys(places) if i is not None]
+    if not used:
+        return False
+    if divided is not None and places.count(divided) != 1:
+        return False
+    function = _function(kernel, tuple(sorted(dtypes.items())), tuple(
+        None if i is None else used.index(i) for i in places),
+        None if divided is None else places.index(divided))
+    scalars = [_scalar(arg, dtypes[parameter.dtype]) for parameter, arg, place in zip(
+        kernel.parameters, args, places, strict=True) if place is None and not parameter.is_raw]
+    if divided is not None:
+        dtype = dtypes[kernel.parameters[places.index(divided)].dtype]
+        scalars.append(_scalar(divisor, dtype))
+        if scalars[-1] != divisor:  # not representable
+            return False
+    pieces, pointers = tables([arrays[i] for i in used])
+    if len(pieces):
+        function((len(pieces),), (THREADS,), (
+            pieces, pointers, np.int32(len(arrays[0])), *scalars))
+    return True
+
+
+def _parameters(text: str, is_input: bool) -> Iterator[Parameter]:
+    for each in text.split(','):
+        *raw, dtype, name = each.split()
+        yield Parameter(dtype, name, raw == ['raw'], is_input)
+
+
+def _scalar(value: Any, dtype: str) -> np.generic:
+    """Return a number as the kernel takes it: rounded to a dtype, but float16 in float32."""
+    rounded = np.dtype(dtype).type(value)
+    return np.float32(rounded) if dtype == 'float16' else rounded
+
+
+@functools.lru_cache(maxsize=256)
+def _function(kernel: Kernel, dtypes: tuple[tuple[str, str], ...], places: tuple[int | None, ...],
+              divided: int | None) -> Any:
+    from chainer.backends.cuda import cupy
+
+    code = source(kernel, dict(dtypes), places, divided)
+    return cupy.RawModule(code=code).get_function(_name(kernel))
+
+
+def source(kernel: Kernel, dtypes: dict[str, str], places: Sequence[int | None],
+           divided: int | None = None) -> str:
+    """Return the CUDA source of a kernel.
+
+    Args:
+        kernel: What to compute for an element.
+        dtypes: Of the letters.
+        places: For each parameter, its row in the table of addresses; ``None`` for a number.
+        divided: The parameter that is divided before, by one more number.
+    """
+    types = ''.join(f'typedef {C_TYPES[dtypes[letter]]} {letter};\n' for letter in dtypes)
+    scalars, before, elements = '', [], []
+    for i, (dtype, name, is_raw, is_input) in enumerate(kernel.parameters):
+        place = places[i]
+        if is_raw:  # of a rule that only tells a dtype by it
+            continue
+        if place is None:
+            scalars += f', {_c_type_of_number(dtypes[dtype])} {name}_'
+            before.append(f'const {dtype} {name} = ({dtype}){name}_;')
+            continue
+        before.append(f'{dtype}* __restrict__ {name}_ = '
+                      f'({dtype}*)pointers_[{place} * n_ + piece_.array] + piece_.start;')
+        if i == divided:
+            elements.append(f'const {dtype} {name} = {name}_[i_] /= ({dtype})divisor_;')
+        else:
+            elements.append(f'{"const " * is_input}{dtype}{"&" * (not is_input)} {name} = '
+                            f'{name}_[i_];')
+    if divided is not None:
+        scalars += f', {_c_type_of_number(dtypes[kernel.parameters[divided].dtype])} divisor_'
+    return _SOURCE.format(
+        types=types, name=_name(kernel), scalars=scalars, before='\n  '.join(before),
+        elements='\n    '.join(elements), operation=kernel.operation)
+
+
+def _c_type_of_number(dtype: str) -> str:
+    return 'double' if dtype == 'float64' else 'float'
+
+
+def _name(kernel: Kernel) -> str:
+    return f'{re.sub(r"[^a-z0-9_]", "_", kernel.name)}_of_many'
+
+
+def tables(arrays: Sequence[Sequence[Array]]) -> tuple[Array, Array]:
+    """Return the pieces, and the addresses of the arrays, on the current device."""
+    from chainer.backends.cuda import cupy
+
+    place = cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream().ptr
+    addresses = np.array([[x.data.ptr for x in row] for row in arrays], np.int64)
+    return (_uploaded_pieces(*place, tuple(x.size for x in arrays[0])),
+            _uploaded(*place, addresses.tobytes()))
+
+
+# Memory of a table that is dropped may be taken again: on the same stream, hence after its use.
+
+@functools.lru_cache(maxsize=64)
+def _uploaded_pieces(device: int, stream: int, sizes: tuple[int, ...]) -> Array:
+    from chainer.backends.cuda import cupy
+
+    return cupy.asarray(pieces(sizes).view(np.int64).reshape(-1, 2))
+
+
+@functools.lru_cache(maxsize=64)
+def _uploaded(device: int, stream: int, table: bytes) -> Array:
+    from chainer.backends.cuda import cupy
+
+    return cupy.asarray(np.frombuffer(table, np.int64))
+
+
+def pieces(sizes: Sequence[int]) -> np.ndarray:
+    """Split arrays into pieces of at most ``LENGTH`` elements."""
+    counts = -(-np.array(sizes, np.int64) // LENGTH)
+    which = np.repeat(np.arange(len(counts)), counts)
+    first = np.cumsum(counts) - counts
+    table = np.empty(len(which), PIECE)
+    table['array'] = which
+    table['start'] = (np.arange(len(which)) - first[which]) * LENGTH
+    table['size'] = np.minimum(np.array(sizes)[which] - table['start'], LENGTH)
+    return table
