@@ -4,15 +4,22 @@ import os
 from collections.abc import Callable
 
 
-def start(folder: str) -> tuple[int, Callable[[], None], Callable[[float], float]]:
-    """Join the process group; return the rank, a barrier, and a maximum over the ranks."""
+def start(folder: str, name: str = 'gloo'
+          ) -> tuple[int, Callable[[], None], Callable[[float], float]]:
+    """Join the process group; return the rank, a barrier, and a maximum over the ranks.
+
+    Args:
+        folder: For a file with which the processes find each other.
+        name: Of the file.
+    """
     import torch
     import torch.distributed as dist
 
     rank = int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK', 0)))
     size = int(os.environ.get('PMI_SIZE', os.environ.get('OMPI_COMM_WORLD_SIZE', 1)))
     torch.set_num_threads(1)
-    dist.init_process_group('gloo', init_method=f'file://{folder}/gloo', rank=rank, world_size=size)
+    dist.init_process_group('gloo', init_method=f'file://{folder}/{name}', rank=rank,
+                            world_size=size)
 
     def maximum(x: float) -> float:
         tensor = torch.tensor(x, dtype=torch.float64)

@@ -32,7 +32,10 @@ KINDS = {
     'old': {'CHAINERMN_OVERLAY': '0'},  # the chainermn that Chainer carries
     'chainer': {'CHAINER_USE_TORCH': 'never'},  # ours, without PyTorch's kernels
     'gloo': {},  # torch.distributed, without chainermn
+    'bfloat16': {'CHAINER_TORCH_COMPUTE_DTYPE': 'bfloat16'},  # ours
+    'autocast': {},  # torch.distributed, in bfloat16
 }
+OF_TORCH = ('gloo', 'autocast')
 #: Of Okabe and Ito: people who are color-blind can tell them apart.
 COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000']
 
@@ -134,20 +137,20 @@ class Group:
 def groups(script: str, ranks: int, kinds: Sequence[str] = ('ours', 'old'),
            torch: str = sys.executable, mpiexec: Launcher | None = None,
            ) -> Iterator[dict[str, Group]]:
-    """Start a group of each kind, running ``script --work KIND``; ``gloo`` with that Python.
+    """Start a group of each kind, running ``script --work KIND``; PyTorch's with that Python.
 
     Args:
         script: The benchmark.
         ranks: In each group.
         kinds: Of ``KINDS``.
-        torch: The Python for ``gloo``.
+        torch: The Python of ``OF_TORCH``.
         mpiexec: Makes the command that starts a command on all ranks, by default on this machine.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit('the time is up'))  # ends the groups, too
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         started = {}
         for kind in kinds:
-            python = torch if kind == 'gloo' else sys.executable
+            python = torch if kind in OF_TORCH else sys.executable
             started[kind] = Group(script, kind, ranks, folder, python,
                                   mpiexec or local(ranks))
             stack.push(started[kind].end)

@@ -9,14 +9,19 @@ Step = Callable[[], object]
 Wrap = Callable[[nn.Module], nn.Module]
 
 
-def wrapped(is_parallel: bool, overlap: bool) -> Wrap:
+def wrapped(is_parallel: bool, overlap: bool, in_bfloat16: bool = False) -> Wrap:
     """Return a function that lets the ranks exchange the gradients of a module, or does not.
 
     DDP overlaps the exchange with the backward pass in any case.
     """
-    if not is_parallel:
-        return lambda module: module
-    return lambda module: nn.parallel.DistributedDataParallel(module, broadcast_buffers=False)
+    def wrap(module: nn.Module) -> nn.Module:
+        if in_bfloat16:
+            module.forward = torch.autocast('cpu', torch.bfloat16)(module.forward)
+        if is_parallel:
+            return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False)
+        return module
+
+    return wrap
 
 
 def _classifying(module: nn.Module, optimizer: Callable, shape: tuple[int, ...], n_classes: int,

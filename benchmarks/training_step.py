@@ -20,10 +20,14 @@ largest resident set of rank 0.
 Two hosts of one rank each follow: network namespaces of this machine, whose links have the rate of
 ``--hosts`` in each direction.  They need root and iproute2.  There Chainer exchanges with
 ``overlap=True``, as DDP always does.
+
+With ``--bfloat16``, the steps are also measured with ``chainer.config.torch_compute_dtype``, and
+PyTorch's with autocast, whose LSTM fails on processors without bfloat16 instructions.
 """
 
 import argparse
 import cProfile
+import functools
 import os
 import pathlib
 import pstats
@@ -49,13 +53,14 @@ KERNELS = 'kernels'  # asks for the seconds of a step in PyTorch's functions
 
 def work(kind: str, folder: str) -> None:
     """In a process: takes turns of some steps of a model."""
-    if kind == 'gloo':
+    if kind in _rounds.OF_TORCH:
         import _gloo
         import _steps_of_torch as steps_of
         import torch.distributed
 
-        rank, barrier, maximum = _gloo.start(folder)
+        rank, barrier, maximum = _gloo.start(folder, kind)
         context = torch.distributed.get_world_size() > 1
+        wrapped = functools.partial(steps_of.wrapped, in_bfloat16=kind == 'autocast')
     else:
         import _steps_of_chainer as steps_of
         from mpi4py import MPI
@@ -65,6 +70,7 @@ def work(kind: str, folder: str) -> None:
         world = MPI.COMM_WORLD
         rank, barrier = world.rank, world.Barrier
         context = chainermn.create_communicator('flat') if world.size > 1 else None
+        wrapped = steps_of.wrapped
 
         def maximum(seconds):
             return world.allreduce(seconds, MPI.MAX)
@@ -80,7 +86,7 @@ def work(kind: str, folder: str) -> None:
             step, = steps.values()
             return min(seconds_in_torch(step) for _ in range(n))
         if name not in steps:
-            steps[name] = steps_of.STEPS[name](steps_of.wrapped(context, overlap))
+            steps[name] = steps_of.STEPS[name](wrapped(context, overlap))
             for _ in range(2):
                 steps[name]()  # creates parameters and buffers
         seconds = []
@@ -128,6 +134,11 @@ def measure(name: str, kinds: list[str], ranks: int, args: argparse.Namespace,
             row += f'; {_rounds.times(seconds["chainer"], seconds["gloo"])}'
     print(f'{row}; memory {", ".join(f"{memory[kind]:.0f}" for kind in kinds)} MB; '
           f'{_rounds.load()}', flush=True)
+    if 'autocast' in kinds:
+        print(f'{"":<10} in bfloat16: {middle["bfloat16"]:.2f} ms, autocast '
+              f'{middle["autocast"]:.2f} ms: '
+              f'{_rounds.times(seconds["bfloat16"], seconds["autocast"])}; '
+              f'{_rounds.times(seconds["bfloat16"], seconds["gloo"])} float32', flush=True)
     return seconds
 
 
@@ -137,6 +148,8 @@ def main() -> None:
     parser.add_argument('--ranks', default='1,2', help='default: %(default)s')
     parser.add_argument('--hosts', metavar='RATE', default='1gbit',
                         help='links of two hosts; default: %(default)s; or none')
+    parser.add_argument('--bfloat16', action='store_true',
+                        help="also in bfloat16, and PyTorch's autocast")
     parser.add_argument('--only', help='models, separated by commas')
     args = parser.parse_args()
     if args.work:
@@ -145,7 +158,8 @@ def main() -> None:
     if args.quick:
         args.rounds, args.ranks, args.only, args.hosts = 1, '1', args.only or 'LSTM', 'none'
     has_torch = _rounds.has_torch(args.torch)
-    kinds = ['ours', 'chainer', *(['gloo'] if has_torch else [])]
+    kinds = ['ours', 'chainer', *(['gloo'] if has_torch else []),
+             *(['bfloat16', 'autocast'] if has_torch and args.bfloat16 else [])]
     drawn: dict[str, dict[str, list[float]]] = {'ours': {}, 'chainer': {}}
     only = args.only.split(',') if args.only else None
     for ranks in map(int, args.ranks.split(',')):

@@ -75,6 +75,8 @@ def _torch() -> str:
     else:
         where = 'the CPU and on GPUs' if config.use_torch == 'always' else 'the CPU'
         use = f'computes convolutions and other functions on {where}'
+        if config.torch_compute_dtype:
+            use += f', products of matrices in {config.torch_compute_dtype}'
     return f'{torch.__version__}, {use}'
 
 

@@ -3,7 +3,7 @@
 from types import ModuleType
 
 from chainer_compat._patch import patch
-from chainer_compat.torch_kernels import KERNELS, dispatch
+from chainer_compat.torch_kernels import KERNELS, compute_dtype, dispatch
 
 
 @patch(*KERNELS)
@@ -17,3 +17,9 @@ def torch_kernels(module: ModuleType) -> None:
 def use_torch(module: ModuleType) -> None:
     """All versions: CHAINER_USE_TORCH sets the new option ``chainer.config.use_torch``."""
     module.global_config.use_torch = dispatch.default_mode()
+
+
+@patch('chainer')
+def torch_compute_dtype(module: ModuleType) -> None:
+    """All versions: CHAINER_TORCH_COMPUTE_DTYPE sets the option ``config.torch_compute_dtype``."""
+    module.global_config.torch_compute_dtype = compute_dtype.default()

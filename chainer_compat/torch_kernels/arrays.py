@@ -7,7 +7,7 @@ import torch
 from chainer import config
 from chainer.backends import cuda
 
-from chainer_compat.torch_kernels import gpu_arrays, memory, threads
+from chainer_compat.torch_kernels import compute_dtype, gpu_arrays, memory, threads
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -48,6 +48,37 @@ def tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
     if any(array.dtype != arrays[0].dtype for array in arrays):
         raise Unsupported
     return [tensor(array) for array in arrays]
+
+
+def operands(*arrays: np.ndarray, has_kernel: bool = True) -> list[torch.Tensor]:
+    """Return tensors of arrays for a matrix product, cast as the configuration says.
+
+    Only float32 is cast. Pass results to :func:`product`.
+
+    Args:
+        arrays: Of one dtype.
+        has_kernel: Whether PyTorch has a kernel for CPUs that sums up bfloat16 in float32.
+
+    Raises:
+        Unsupported: As for :func:`tensors`.
+        OptionError: If the option has an invalid value.
+    """
+    found = tensors(*arrays)
+    if not compute_dtype.is_bfloat16(config.torch_compute_dtype) or found[0].dtype != torch.float32:
+        return found
+    found = [each.bfloat16() for each in found]
+    if found[0].is_cuda:
+        return found
+    if not compute_dtype.has_instructions():
+        compute_dtype.warn_once()
+    elif has_kernel:
+        return found
+    return [each.float() for each in found]
+
+
+def product(result: torch.Tensor) -> np.ndarray:
+    """Return the array of a product of :func:`operands`, in the dtype of their arrays."""
+    return array(result.float() if result.dtype == torch.bfloat16 else result)
 
 
 def array(result: torch.Tensor) -> np.ndarray:

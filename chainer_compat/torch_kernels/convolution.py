@@ -10,8 +10,9 @@ import torch
 from chainer import FunctionNode
 from chainer.utils.conv import get_conv_outsize
 
-from chainer_compat.torch_kernels.arrays import array, tensor, tensors
+from chainer_compat.torch_kernels.arrays import array, operands, product, tensor
 from chainer_compat.torch_kernels.dispatch import Unsupported
+from chainer_compat.torch_kernels.gpu_arrays import full_precision
 
 aten = torch.ops.aten
 
@@ -20,9 +21,9 @@ def output(f: FunctionNode, x: np.ndarray, W: np.ndarray, b: np.ndarray | None, 
            ) -> tuple[np.ndarray]:
     """Convolve ``x`` with ``W``, and add ``b``."""
     options = _options(f, x.shape, W.shape)
-    x_, W_ = tensors(x, W)
-    b_ = None if b is None else tensors(x, b)[1]
-    return array(aten.convolution(x_, W_, b_, *options)),
+    x_, W_, *b_ = operands(x, W) if b is None else operands(x, W, b)
+    with full_precision(x_):
+        return product(aten.convolution(x_, W_, b_[0] if b_ else None, *options)),
 
 
 def weight_gradient(f: FunctionNode, x: np.ndarray, gy: np.ndarray, xp: object = None
@@ -32,9 +33,11 @@ def weight_gradient(f: FunctionNode, x: np.ndarray, gy: np.ndarray, xp: object =
         raise Unsupported
     shape = gy.shape[1], x.shape[1] // f.groups, *_kernel_size(f)
     options = _options(f, x.shape, shape, gy.shape)
-    x_, gy_ = tensors(x, gy)
+    x_, gy_ = operands(x, gy)
     W_ = x_.new_empty(shape)  # only its shape is used
-    return array(aten.convolution_backward(gy_, x_, W_, None, *options, [False, True, False])[1]),
+    with full_precision(x_):
+        return product(
+            aten.convolution_backward(gy_, x_, W_, None, *options, [False, True, False])[1]),
 
 
 def input_gradient(f: FunctionNode, gy: np.ndarray, W: np.ndarray, b: np.ndarray | None,
@@ -43,13 +46,15 @@ def input_gradient(f: FunctionNode, gy: np.ndarray, W: np.ndarray, b: np.ndarray
     outs = f.outs if hasattr(f, 'outs') else (f.outh, f.outw)
     shape = len(gy), W.shape[1] * f.groups, *outs
     options = _options(f, shape, W.shape, gy.shape)
-    gy_, W_ = tensors(gy, W)
+    gy_, W_ = operands(gy, W)
     b_ = None if b is None else tensor(b).reshape(-1, *[1] * len(outs))
     x_ = gy_.new_empty(shape)  # only its shape is used
-    gx = aten.convolution_backward(gy_, x_, W_, None, *options, [True, False, False])[0]
+    with full_precision(gy_):
+        gx = product(
+            aten.convolution_backward(gy_, x_, W_, None, *options, [True, False, False])[0])
     if b_ is not None:
-        gx += b_
-    return array(gx),
+        gx += array(b_)
+    return gx,
 
 
 def _kernel_size(f: FunctionNode) -> tuple[int, ...]:

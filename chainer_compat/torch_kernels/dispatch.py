@@ -23,6 +23,14 @@ class Unsupported(Exception):  # noqa: N818 (an answer rather than an error)
     """
 
 
+class OptionError(ValueError):
+    """Raised by kernels if an option of ``chainer.config`` has an invalid value."""
+
+
+class OptionWarning(UserWarning):
+    """Given by kernels if an option of ``chainer.config`` makes them slow."""
+
+
 def default_mode() -> str:
     """Return the initial value of ``chainer.config.use_torch``.
 
@@ -87,6 +95,8 @@ def _dispatched(original: Callable[P, R], name: str) -> Callable[P, R]:
                 return kernel()(*args, **kwargs)
             except Unsupported:
                 pass
+            except (OptionError, OptionWarning):  # a warning if it is turned into an error
+                raise
             except Exception as error:  # of invalid arguments, for which Chainer has other errors
                 failure = error
         result = original(*args, **kwargs)

@@ -11,7 +11,7 @@ from chainer.functions.connection.linear import (
     LinearGradWeight,
 )
 
-from chainer_compat.torch_kernels.arrays import array, tensors
+from chainer_compat.torch_kernels.arrays import operands, product
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
 
@@ -19,19 +19,19 @@ def output(node: LinearFunction, inputs: tuple[np.ndarray, ...]) -> tuple[np.nda
     """Compute ``x W^T + b``."""
     if chainer.config.schedule_func is not None:  # a static graph repeats Chainer's own functions
         raise Unsupported
-    x, W, *b = tensors(*inputs)
+    x, W, *b = operands(*inputs)
     y = torch.nn.functional.linear(x, W, *b)
     _keep(node)
-    return array(y),
+    return product(y),
 
 
 def input_gradient(node: LinearGradData, inputs: tuple[np.ndarray, np.ndarray]
                    ) -> tuple[np.ndarray]:
     """Compute the gradient of the input, ``gy W``."""
-    W, gy = tensors(*inputs)
+    W, gy = operands(*inputs)
     gx = gy.mm(W)
     _keep(node)
-    return array(gx),
+    return product(gx),
 
 
 def weight_gradient(node: LinearGradWeight, inputs: tuple[np.ndarray, np.ndarray]
@@ -39,10 +39,10 @@ def weight_gradient(node: LinearGradWeight, inputs: tuple[np.ndarray, np.ndarray
     """Compute the gradient of the weights, ``gy^T x``."""
     if inputs[0].dtype != node._w_dtype:
         raise Unsupported
-    x, gy = tensors(*inputs)
+    x, gy = operands(*inputs)
     gW = gy.t().mm(x)
     _keep(node)
-    return array(gW),
+    return product(gW),
 
 
 def _keep(node: LinearFunction | LinearGradData | LinearGradWeight) -> None:

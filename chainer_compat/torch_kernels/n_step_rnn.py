@@ -18,8 +18,9 @@ from chainer import FunctionNode, Variable
 from chainer.functions.rnn import n_step_gru, n_step_lstm
 from chainer.functions.rnn.n_step_rnn import _one_directional_loop
 
-from chainer_compat.torch_kernels.arrays import array, tensors
+from chainer_compat.torch_kernels.arrays import operands, product, tensors
 from chainer_compat.torch_kernels.dispatch import Unsupported
+from chainer_compat.torch_kernels.gpu_arrays import full_precision
 
 
 class Cell(NamedTuple):
@@ -179,12 +180,14 @@ class Layer(FunctionNode):
     def forward(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
         """Compute the outputs, and keep PyTorch's graph of the computation."""
         self.retain_inputs(tuple(range(len(inputs))))
-        self._tensors = tensors(*inputs)
+        # Others compute step by step, and add the gradients of the steps in bfloat16.
+        sums_in_float32 = self.cell is LSTM and self._has_equal_lengths()
+        self._tensors = operands(*inputs, has_kernel=sums_in_float32)
         with torch.set_grad_enabled(chainer.config.enable_backprop):
             if chainer.config.enable_backprop:
                 self._tensors = [t.detach().requires_grad_() for t in self._tensors]
             self._results = self._compute(*self._tensors)
-        return tuple(array(result.detach()) for result in self._results)
+        return tuple(product(result.detach()) for result in self._results)
 
     def _compute(self, x: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
         state, weights, biases = self._separate(others)
@@ -197,20 +200,25 @@ class Layer(FunctionNode):
             x = x[order]
         entry: tuple[torch.Tensor, ...]
         sizes = self.sizes
-        if sizes[0] == sizes[-1]:  # no padding is needed, which is faster
+        if self._has_equal_lengths():  # no padding, which is faster
             entry = x.view(len(sizes), sizes[0], -1),
         else:
             entry = x, torch.tensor(sizes)
-        options = [True, 1, 0., False, False]  # biases, layers, dropout, train, bidirectional
+        # cuDNN keeps what backward needs only while training. There is no dropout.
+        is_training = chainer.config.enable_backprop
+        options = [True, 1, 0., is_training, False]  # biases, layers, dropout, train, bidirectional
         if len(entry) == 1:
             options.append(False)  # batch_first
-        with warnings.catch_warnings():
+        with full_precision(x), warnings.catch_warnings():
             # cuDNN copies weights into one array: as many bytes as torch.cat above.
             warnings.filterwarnings('ignore', 'RNN module weights are not part of single')
             y, *final = self.cell.torch(
                 *entry, states if self.cell.has_cell else states[0], parameters, *options)
         y = y.reshape(len(x), -1)
         return y if order is None else y[order], *(s[0] for s in final)
+
+    def _has_equal_lengths(self) -> bool:
+        return self.sizes[0] == self.sizes[-1]
 
     def _separate(self, others: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], ...]:
         """Split the inputs after the first into state, weights and biases."""
@@ -225,10 +233,12 @@ class Layer(FunctionNode):
             return self._differentiable_gradients(indexes, grad_outputs)
         pairs = [(result, grad.array) for result, grad
                  in zip(self._results, grad_outputs, strict=True) if grad is not None]
-        gradients = torch.autograd.grad(
-            [result for result, _ in pairs], [self._tensors[i] for i in indexes],
-            tensors(*(grad for _, grad in pairs)), retain_graph=True)
-        return tuple(chainer.as_variable(array(gradient)) for gradient in gradients)
+        grads = tensors(*(grad for _, grad in pairs))
+        with full_precision(grads[0]):
+            gradients = torch.autograd.grad(
+                [result for result, _ in pairs], [self._tensors[i] for i in indexes],
+                [grad.to(self._results[0].dtype) for grad in grads], retain_graph=True)
+        return tuple(chainer.as_variable(product(gradient)) for gradient in gradients)
 
     def _differentiable_gradients(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 
+import chainer
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -211,6 +212,30 @@ def test_another_version_of_chainer(version, monkeypatch):
     problem = system_info.collect().software['Chainer'].problem
     assert (problem is None) == (version == '7.8.1')
     assert problem is None or 'Chainer 6.0.0 is installed, but' in problem.text
+
+
+@pytest.mark.parametrize(('use_torch', 'has_torch', 'has_instructions', 'devices', 'expected'), [
+    ('auto', True, False, [], 'slow-dtype'),
+    ('auto', True, False, ['GPU'], 'slow-dtype'),  # GPUs do not use PyTorch
+    ('always', True, False, ['GPU'], ''),
+    ('auto', True, True, [], ''),
+    ('never', True, False, [], None),
+    ('auto', False, False, [], None),
+])
+def test_bfloat16(use_torch, has_torch, has_instructions, devices, expected, monkeypatch):
+    monkeypatch.setattr(system_info.compute_dtype, 'has_instructions', lambda: has_instructions)
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: object() if has_torch else None)
+    with chainer.using_config('use_torch', use_torch):
+        assert system_info._chainer(devices) == system_info.Info(
+            '7.8.1, patched', {'version': '7.8.1', 'patched': True})
+        with chainer.using_config('torch_compute_dtype', 'bfloat16'):
+            info = system_info._chainer(devices)
+    assert info.text == '7.8.1, patched' + ', computes in bfloat16' * (expected is not None)
+    assert info.problem is None and (info.hint.code if info.hint else '') == (expected or '')
+    if expected:
+        assert info.hint.text == (
+            'this processor has no bfloat16 instructions, so computing in bfloat16 is slower than '
+            'in float32. Unset CHAINER_TORCH_COMPUTE_DTYPE')
 
 
 @alone

@@ -31,6 +31,8 @@ def test_without_cupy(python):
         assert re.fullmatch(r'2\.\d+\S* computes convolutions .* on the CPU', found['PyTorch'])
         assert 'is \'never\'' in lines(python(WITHOUT_CUPY + MAIN, CHAINER_USE_TORCH='never'))[
             'PyTorch']
+        assert lines(python(WITHOUT_CUPY + MAIN, CHAINER_TORCH_COMPUTE_DTYPE='bfloat16'))[
+            'PyTorch'].endswith(' on the CPU, products of matrices in bfloat16')
     else:
         assert found['PyTorch'].startswith('none (ModuleNotFoundError: ')
     assert re.search(r'^  negative_padding +chainer\.dataset\.convert, ', said, re.M)

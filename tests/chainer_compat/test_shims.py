@@ -300,6 +300,10 @@ assert rule.state['m'].dtype == rule.state['v'].dtype == 'e'
 import chainer
 assert chainer.config.use_torch == 'auto'
 ''',
+    'torch_compute_dtype': '''
+import chainer
+assert chainer.config.torch_compute_dtype is None
+''',
     'torch_kernels': '''
 import chainer, numpy
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
@@ -398,6 +402,9 @@ TESTS = {
                       'torch_kernels/test_control.py::test_import_and_fork'],
     'use_torch': ['torch_kernels/test_control.py::test_values_of_the_options',
                   'torch_kernels/test_control.py::test_the_configuration'],
+    'torch_compute_dtype': [
+        'torch_kernels/test_compute_dtype.py::test_the_environment_variable',
+        'torch_kernels/test_compute_dtype.py::test_values_of_the_option'],
     'batch_of_rows': ['shims/test_chainer_bugs.py::test_an_array_is_a_batch_of_its_rows'],
     'evaluated_type_checks': [
         'shims/test_chainer_bugs.py::test_a_type_check_evaluates_expressions'],

@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import glob
 import importlib
+import importlib.util
 import os
 import pathlib
 import platform
@@ -16,6 +17,7 @@ from importlib import metadata
 from importlib.machinery import PathFinder
 from typing import Any, NamedTuple
 
+from chainer_compat.torch_kernels import compute_dtype
 from chainermn import nccl
 from chainermn._process import environment, mpiexec
 from chainermn._version import __version__
@@ -150,7 +152,22 @@ def _chainer(devices: list[str]) -> Info:
             'unsupported-version', f'Chainer {version} is installed, but ChainerMN 8 needs '
             f'{_CHAINER}, which it contains. Remove the other one: '
             f'{sys.executable} -m pip uninstall chainer'))
-    return info
+    return _add_compute_dtype(info, devices)
+
+
+def _add_compute_dtype(info: Info, devices: list[str]) -> Info:
+    """Add the dtype in which PyTorch's kernels multiply matrices, if an option selects one."""
+    config = importlib.import_module('chainer').config
+    dtype = getattr(config, 'torch_compute_dtype', None)
+    mode = getattr(config, 'use_torch', 'never')
+    if dtype is None or mode == 'never' or importlib.util.find_spec('torch') is None:
+        return info
+    info = info._replace(text=f'{info.text}, computes in {dtype}')
+    if (devices and mode == 'always') or compute_dtype.has_instructions():
+        return info
+    return info._replace(hint=Advice(
+        'slow-dtype', f'this processor has no {dtype} instructions, so computing in {dtype} is '
+        f'slower than in float32. Unset {compute_dtype.VARIABLE}'))
 
 
 def _mpi4py(devices: list[str]) -> Info:

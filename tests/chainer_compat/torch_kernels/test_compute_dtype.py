@@ -1,0 +1,502 @@
+"""bfloat16 in kernels: the products of rounded operands, summed up in float32.
+
+The references are Chainer's NumPy code in float64, with operands rounded here, and PyTorch.
+"""
+
+import warnings
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+torch = pytest.importorskip('torch')
+
+from chainer_compat.torch_kernels import arrays, compute_dtype, dispatch  # noqa: E402
+
+pytestmark = pytest.mark.mpi_skip
+
+EPSILON = 2. ** -8  # of bfloat16: half the distance of two numbers
+
+
+@pytest.fixture(params=[True, False], ids=['instructions', 'no instructions'])
+def has_instructions(request, monkeypatch):
+    """Compute as on processors with or without instructions for bfloat16."""
+    monkeypatch.setattr(compute_dtype, 'has_instructions', lambda: request.param)
+    monkeypatch.setattr(compute_dtype, 'warn_once', lambda: None)
+    return request.param
+
+
+@pytest.fixture
+def slow_processor(monkeypatch):
+    """Pretend that this process has not warned yet, and that it has a slow processor."""
+    monkeypatch.setattr(compute_dtype, 'has_instructions', lambda: False)
+    compute_dtype.warn_once.cache_clear()
+    yield
+    compute_dtype.warn_once.cache_clear()
+
+
+def in_bfloat16():
+    return chainer.using_config('torch_compute_dtype', 'bfloat16')
+
+
+def draw(*shape, seed=0):
+    return np.random.RandomState(seed).standard_normal(shape).astype('f')
+
+
+def rounded(x):
+    """Round float32 to bfloat16, to nearest and ties to even, as float64."""
+    bits = x.view('u4').astype('u8')
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000
+    return bits.astype('u4').view('f').astype('d')
+
+
+def assert_close(found, expected, tolerance):
+    """Compare with a tolerance relative to the largest element."""
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * abs(b).max(initial=1e-30))
+
+
+def backward(f, inputs, gy):
+    """Return the output of ``f`` and the gradients of its inputs."""
+    variables = [chainer.Variable(x) for x in inputs]
+    y = f(*variables)
+    y.grad = gy.astype(y.dtype)
+    y.backward()
+    return [y.array, *(v.grad for v in variables)]
+
+
+def exact(f, x, W, *bias, gy, rounds_bias):
+    """Return the same in float64 from rounded operands, by Chainer's NumPy code.
+
+    The gradient of a bias is a sum of gradients that are not rounded.
+    """
+    operands = rounded(x), rounded(W)
+    exact_bias = [b.astype('d') for b in bias]
+    with chainer.using_config('use_torch', 'never'):
+        y = f(*operands, *(map(rounded, bias) if rounds_bias else exact_bias)).array
+        return [y, *backward(f, [*operands, *exact_bias], rounded(gy))[1:3],
+                *backward(f, [*operands, *exact_bias], gy.astype('d'))[3:]]
+
+
+def by_autocast(f, inputs, gy):
+    leaves = [torch.tensor(x, requires_grad=True) for x in inputs]
+    with torch.autocast('cpu', torch.bfloat16):
+        y = f(*leaves)
+    y.backward(torch.tensor(gy).to(y.dtype))
+    return [t.detach().float().numpy() for t in (y, *(leaf.grad for leaf in leaves))]
+
+
+nn = torch.nn.functional
+
+#: Shapes of the input, the weight and the bias; Chainer's function and PyTorch's, with options.
+CASES = {
+    'convolution': ((4, 8, 9, 8), (6, 8, 3, 3), (6,), F.convolution_2d, {}, nn.conv2d, {}),
+    'strided': ((2, 3, 9, 8), (6, 3, 3, 2), (6,), F.convolution_2d, {'stride': (2, 1), 'pad': 1},
+                nn.conv2d, {'stride': (2, 1), 'padding': 1}),
+    'groups and dilation': (
+        (2, 4, 9, 8), (6, 2, 3, 3), (6,),
+        F.convolution_2d, {'stride': 2, 'pad': 2, 'dilate': 2, 'groups': 2},
+        nn.conv2d, {'stride': 2, 'padding': 2, 'dilation': 2, 'groups': 2}),
+    'depthwise': ((2, 4, 9, 8), (4, 1, 3, 3), (4,), F.convolution_2d, {'pad': 1, 'groups': 4},
+                  nn.conv2d, {'padding': 1, 'groups': 4}),
+    '1x1': ((2, 16, 5, 4), (8, 16, 1, 1), (8,), F.convolution_2d, {}, nn.conv2d, {}),
+    'one dimension': ((2, 3, 9), (6, 3, 3), (6,), F.convolution_nd, {'pad': 1}, nn.conv1d,
+                      {'padding': 1}),
+    'three dimensions': ((2, 2, 5, 4, 6), (4, 2, 3, 3, 3), (4,), F.convolution_nd, {'pad': 1},
+                         nn.conv3d, {'padding': 1}),
+    'deconvolution': ((2, 6, 5, 4), (6, 4, 3, 3), (4,), F.deconvolution_2d, {'stride': 2, 'pad': 1},
+                      nn.conv_transpose2d, {'stride': 2, 'padding': 1}),
+    'deconvolution with groups': (
+        (2, 6, 5, 4), (6, 2, 3, 3), (4,), F.deconvolution_2d, {'dilate': 2, 'groups': 2},
+        nn.conv_transpose2d, {'dilation': 2, 'groups': 2}),
+    'deconvolution in one dimension': (
+        (2, 6, 5), (6, 4, 3), (4,),
+        F.deconvolution_nd, {'stride': 2}, nn.conv_transpose1d, {'stride': 2}),
+    'linear': ((5, 20), (7, 20), (7,), F.linear, {}, nn.linear, {}),
+    'linear with more axes': ((2, 3, 20), (7, 20), (7,), F.linear, {'n_batch_axes': 2},
+                              nn.linear, {}),
+    'linear of one example': ((1, 300), (64, 300), (64,), F.linear, {}, nn.linear, {}),
+}
+
+
+@pytest.mark.parametrize('with_bias', [True, False], ids=['bias', 'no bias'])
+@pytest.mark.parametrize('name', CASES)
+def test_values_and_gradients(name, with_bias, has_instructions):
+    *shapes, function, options, of_torch, torch_options = CASES[name]
+    inputs = [draw(*shape, seed=i) for i, shape in enumerate(shapes[:2 + with_bias])]
+
+    def f(*args):
+        return function(*args, **options)
+
+    gy = draw(*f(*inputs).shape, seed=3)
+    with in_bfloat16():
+        found = backward(f, inputs, gy)
+    assert {array.dtype.char for array in found} == {'f'}
+    # The bias of a deconvolution is added afterwards.
+    expected = exact(f, *inputs, gy=gy, rounds_bias='deconvolution' not in name)
+    # Where the tests run without such instructions, PyTorch also adds some sums in bfloat16.
+    assert_close(found, expected, 4 * EPSILON if has_instructions else 1e-5)
+    # Without rounding, results would differ from these.
+    for array, reference in zip(backward(f, inputs, gy)[:3], expected[:3], strict=True):
+        assert abs(array - reference).max() > EPSILON / 20 * abs(reference).max()
+    assert_close(found, by_autocast(lambda *args: of_torch(*args, **torch_options), inputs, gy),
+                 3 * EPSILON)
+    # As NumPy computes without rounding.
+    with chainer.using_config('use_torch', 'never'):
+        assert_close(found, backward(f, [x.astype('d') for x in inputs], gy), 2e-2)
+
+
+def test_layouts_and_empty_batches(has_instructions):
+    x, W = draw(4, 3, 7, 8), draw(5, 3, 3, 3)
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    matrix, weight = draw(6, 8), draw(5, 8)
+    with in_bfloat16():
+        y, z = F.convolution_2d(x, W).array, F.linear(matrix, weight).array
+        for change in [np.asfortranarray, lambda a: a[::-1].copy()[::-1],
+                       lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
+                       lambda a: np.moveaxis(np.moveaxis(a, 1, -1).copy(), -1, 1)]:
+            np.testing.assert_array_equal(F.convolution_2d(change(x), change(W)).array, y)
+            np.testing.assert_array_equal(F.linear(change(matrix), change(weight)).array, z)
+        np.testing.assert_array_equal(F.convolution_2d(read_only, W).array, y)
+        found = backward(F.linear, [matrix[:0], weight], np.empty((0, 5), 'f'))
+        assert [a.shape for a in found] == [(0, 5), (0, 8), (5, 8)] and not found[2].any()
+        assert F.convolution_2d(x[:0], W).shape == (0, 5, 5, 6)
+        # Chainer computes what PyTorch does not, without rounding.
+        covered = F.convolution_2d(x, W, stride=2, cover_all=True).array
+    with chainer.using_config('use_torch', 'never'):
+        np.testing.assert_array_equal(
+            F.convolution_2d(x, W, stride=2, cover_all=True).array, covered)
+
+
+def test_other_dtypes_and_functions_are_unchanged(has_instructions):
+    x, W, b = draw(4, 3, 7, 8), draw(5, 3, 3, 3), draw(5)
+    of_3 = draw(3)
+
+    def results():
+        for dtype in 'ed':
+            inputs = [a.astype(dtype) for a in (x, W, b)]
+            yield from backward(F.convolution_2d, inputs, draw(4, 5, 5, 6))
+            yield from backward(F.linear, [inputs[0], draw(2, 168).astype(dtype)], draw(4, 2))
+        yield from backward(F.batch_normalization, [x, of_3, of_3], x)
+        for f in (F.relu, F.log_softmax, lambda v: F.max_pooling_2d(v, 2),
+                  lambda v: F.average_pooling_2d(v, 2), lambda v: F.matmul(v, v, transb=True)):
+            v = chainer.Variable(x)
+            y = f(v)
+            F.sum(y * y).backward()
+            yield from (y.array, v.grad)
+
+    expected = list(results())
+    with in_bfloat16():
+        found = list(results())
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def test_second_derivatives(has_instructions):
+    for f, *inputs in [
+        (lambda *v: F.convolution_2d(*v, stride=2), draw(2, 3, 7, 8), draw(4, 3, 3, 3), draw(4)),
+        (lambda *v: F.deconvolution_2d(*v, pad=1), draw(2, 3, 5, 4), draw(3, 4, 3, 3)),
+        (F.linear, draw(5, 8), draw(7, 8), draw(7)),
+        (lambda x, h, *w: F.n_step_gru(1, 0., h, [w[:6]], [w[6:]], [x[:2], x[2:]])[1][0],
+         draw(4, 4), draw(1, 2, 5), *(draw(5, 4 if i < 3 else 5, seed=i) for i in range(6)),
+         *(draw(5, seed=i) for i in range(6))),
+    ]:
+        found = []
+        for dtype, value in ('d', None), ('f', 'bfloat16'):
+            variables = [chainer.Variable(x.astype(dtype)) for x in inputs]
+            with chainer.using_config('torch_compute_dtype', value):
+                y = f(*variables)
+                first = chainer.grad([F.sum(F.sin(y))], variables, enable_double_backprop=True)
+                second = chainer.grad([sum(F.sum(g * g) for g in first)], variables)
+            found.append([g.array for g in second])
+        assert_close(found[1], found[0], 5e-2)
+
+
+# --- recurrent layers --------------------------------------------------------------------------
+
+RECURRENT = {
+    L.NStepLSTM: torch.nn.LSTM, L.NStepBiLSTM: torch.nn.LSTM,
+    L.NStepGRU: torch.nn.GRU, L.NStepBiGRU: torch.nn.GRU,
+    L.NStepRNNTanh: torch.nn.RNN, L.NStepBiRNNTanh: torch.nn.RNN,
+}
+
+
+def recurrent(link, n_layers, n_in=6, n_out=8):
+    """Return a link with random biases."""
+    model = link(n_layers, n_in, n_out, 0)
+    for number, parameter in enumerate(model.params()):
+        parameter.array[...] = draw(*parameter.shape, seed=number) / 3
+    return model
+
+
+def run(model, xs):
+    """Return the outputs, and the gradients of inputs and parameters, of a weighted sum."""
+    model.cleargrads()
+    xs = [chainer.Variable(x) for x in xs]
+    *_, ys = model(*[None] * (2 if 'LSTM' in type(model).__name__ else 1), xs)
+    F.sum(F.concat(ys, 0) * weights_of(sum(map(len, xs)), ys[0].shape[1], ys[0].dtype)).backward()
+    return [y.array for y in ys] + [x.grad for x in xs], [p.grad for p in model.params()]
+
+
+def weights_of(*shape_and_dtype):
+    *shape, dtype = shape_and_dtype
+    return abs(draw(*shape, seed=9)).astype(dtype)
+
+
+def widened(model, change):
+    """Return a copy of a link in float64."""
+    copied = model.copy('copy')
+    for parameter in copied.params():
+        parameter.array = change(parameter.array)
+    return copied
+
+
+def run_in_torch(kind, model, xs):
+    """Return the outputs and the gradients of inputs and weights, of PyTorch in bfloat16.
+
+    Its autocast fails for LSTM on processors without instructions for bfloat16.
+    """
+    is_bidirectional = 'Bi' in type(model).__name__
+    module = kind(xs[0].shape[1], model.out_size, model.n_layers, bidirectional=is_bidirectional)
+    with torch.no_grad():
+        for i, (ws, bs) in enumerate(zip(model.ws, model.bs, strict=True)):
+            layer, direction = divmod(i, 1 + is_bidirectional)
+            name = f'l{layer}' + '_reverse' * direction
+            half = len(ws) // 2
+            for prefix, parts in [('weight_ih', ws[:half]), ('weight_hh', ws[half:]),
+                                  ('bias_ih', bs[:half]), ('bias_hh', bs[half:])]:
+                getattr(module, f'{prefix}_{name}').copy_(
+                    torch.tensor(np.concatenate([part.array for part in parts])))
+    module = module.bfloat16()
+    leaves = [torch.tensor(x, requires_grad=True) for x in xs]
+    packed = torch.nn.utils.rnn.pack_sequence([leaf.bfloat16() for leaf in leaves],
+                                              enforce_sorted=False)
+    padded, lengths = torch.nn.utils.rnn.pad_packed_sequence(module(packed)[0], batch_first=True)
+    ys = [y[:length].float() for y, length in zip(padded, lengths, strict=True)]
+    (torch.cat(ys) * torch.tensor(weights_of(sum(lengths), ys[0].shape[1], 'f'))).sum().backward()
+    return [y.detach().numpy() for y in ys] + [leaf.grad.numpy() for leaf in leaves]
+
+
+@pytest.mark.parametrize('link', RECURRENT, ids=lambda link: link.__name__)
+def test_recurrent_layers(link, has_instructions):
+    for n_layers, lengths in (1, (5, 5)), (1, (4, 6, 1)), (2, (3, 5)):
+        model = recurrent(link, n_layers)
+        xs = [draw(length, 6, seed=i) for i, length in enumerate(lengths)]
+        plain = run(model, xs)
+        with in_bfloat16():
+            found = run(model, xs)
+        assert {a.dtype.char for part in found for a in part} == {'f'}
+        with chainer.using_config('use_torch', 'never'):
+            wide = run(widened(model, lambda a: a.astype('d')), [x.astype('d') for x in xs])
+            same = run(widened(model, rounded), [rounded(x) for x in xs])
+        for part, reference in zip(found, wide, strict=True):
+            assert_close(part, reference, 4e-2)
+        if n_layers == 1:  # otherwise, the input of the second layer is rounded, too
+            is_native = has_instructions and 'LSTM' in link.__name__ and len(lengths) == 2
+            for part, reference in zip(found, same, strict=True):
+                assert_close(part, reference, 4e-2 if is_native else 1e-4)
+        assert any((a != b).any() for a, b in zip(found[0], plain[0], strict=True))
+        assert_close(found[0], run_in_torch(RECURRENT[link], model, xs), 5e-2)
+
+
+def test_gradients_of_long_sequences():
+    """PyTorch's autocast adds the gradients of all steps in bfloat16; off by 0.1 and more here."""
+    for link in L.NStepLSTM, L.NStepGRU, L.NStepRNNTanh:
+        # PyTorch's kernel of float32 sums is that for equal lengths, on processors with it.
+        for lengths in [(300, 300), (300, 299)][link is L.NStepLSTM:]:
+            model = recurrent(link, 1)
+            xs = [draw(length, 6, seed=i) for i, length in enumerate(lengths)]
+            expected = run(model, xs)[1]
+            for has in True, False:
+                with pytest.MonkeyPatch.context() as patch, in_bfloat16():
+                    patch.setattr(compute_dtype, 'has_instructions', lambda has=has: has)
+                    patch.setattr(compute_dtype, 'warn_once', lambda: None)
+                    assert_close(run(model, xs)[1], expected, 2e-2)
+
+
+def test_the_option_changes_between_forward_and_backward(has_instructions):
+    model = chainer.Sequential(L.Linear(6, 6), lambda x: [x[:3], x[3:6]], recurrent(L.NStepLSTM, 1))
+    x = draw(6, 6)
+    found = []
+    for forward, backward_ in [(None, None), ('bfloat16', None), (None, 'bfloat16')]:
+        model.cleargrads()
+        with chainer.using_config('torch_compute_dtype', forward):
+            *_, ys = model[2](None, None, model[1](model[0](x)))
+            loss = F.sum(F.concat(ys, 0) ** 2)
+        with chainer.using_config('torch_compute_dtype', backward_):
+            loss.backward()
+        found.append([p.grad for p in model.params()])
+        assert {g.dtype.char for g in found[-1]} == {'f'}
+    for grads in found[1:]:
+        assert_close(grads, found[0], 5e-2)
+
+
+# --- training ----------------------------------------------------------------------------------
+
+class Attention(chainer.Chain):
+    """A block of a transformer, and a classifier of the mean."""
+
+    def __init__(self, size=16, n_heads=2):
+        super().__init__()
+        self.n_heads = n_heads
+        with self.init_scope():
+            self.qkv, self.out = L.Linear(size, 3 * size), L.Linear(size, size)
+            self.up, self.down = L.Linear(size, 4 * size), L.Linear(4 * size, size)
+            self.norm1, self.norm2 = L.LayerNormalization(size), L.LayerNormalization(size)
+            self.classifier = L.Linear(size, 3)
+
+    def forward(self, x):
+        n, length, size = x.shape
+        q, k, v = F.split_axis(self.qkv(self.norm1(x.reshape(-1, size))).reshape(
+            n, length, 3 * self.n_heads, -1).transpose(0, 2, 1, 3), 3, axis=1)
+        attended = F.matmul(F.softmax(F.matmul(q, k, transb=True) / 8 ** .5, axis=3), v)
+        h = x.reshape(-1, size) + self.out(attended.transpose(0, 2, 1, 3).reshape(-1, size))
+        h = h + self.down(F.relu(self.up(self.norm2(h))))
+        return self.classifier(F.mean(h.reshape(n, length, size), axis=1))
+
+
+def cnn():
+    return chainer.Sequential(
+        L.Convolution2D(2, 8, 3, pad=1), L.BatchNormalization(8), F.relu,
+        L.Convolution2D(8, 8, 3, stride=2, pad=1), F.relu,
+        lambda x: F.average_pooling_2d(x, 4), L.Linear(8, 3))
+
+
+def train(network, shape, steps):
+    """Return the losses of training, and the model."""
+    np.random.seed(0)
+    model = L.Classifier(network(), accfun=lambda y, t: F.accuracy(y, t))
+    optimizer = chainer.optimizers.Adam(3e-3).setup(model)
+    random = np.random.RandomState(1)
+    x = random.standard_normal((200, *shape)).astype('f')
+    t = np.argmax(x.reshape(len(x), -1)[:, :3] + 2 * x.reshape(len(x), 3, -1).mean(2), 1)
+    t = np.where(random.rand(len(x)) < .2, random.randint(3, size=len(x)), t).astype('i')
+    losses = []
+    for _ in range(steps):
+        batch = random.randint(len(x), size=16)
+        optimizer.update(model, x[batch], t[batch])
+        losses.append(float(model.loss.array))
+    return losses, model
+
+
+@pytest.mark.parametrize(('network', 'shape'), [(cnn, (2, 9, 8)), (Attention, (6, 16))],
+                         ids=['CNN', 'transformer'])
+def test_losses_of_training(network, shape, monkeypatch):
+    monkeypatch.setattr(compute_dtype, 'warn_once', lambda: None)
+    expected, _ = train(network, shape, 300)
+    with in_bfloat16():
+        found, model = train(network, shape, 300)
+        again, _ = train(network, shape, 20)
+    assert found[:20] == again  # equal seeds, equal results
+    assert found != expected
+    ends = [np.mean(losses[-50:]) for losses in (found, expected)]
+    assert ends[1] < .9 * np.mean(expected[:20])  # it learns
+    assert ends[0] == pytest.approx(ends[1], rel=.05)
+    for parameter in model.params():
+        states = parameter.update_rule.state.values()
+        assert {a.dtype.char for a in (parameter.array, parameter.grad, *states)} == {'f'}
+
+
+# --- control -----------------------------------------------------------------------------------
+
+def test_values_of_the_option():
+    x, W = draw(2, 3, 5, 5), draw(4, 3, 3, 3)
+    for value in 'float16', 'float32', True, '', torch.bfloat16, np.float32:
+        for f, *inputs in (F.convolution_2d, x, W), (F.linear, x, draw(2, 75)):
+            with chainer.using_config('torch_compute_dtype', value), pytest.raises(
+                    ValueError, match=r"torch_compute_dtype is .*\. Use 'bfloat16' or None\."):
+                f(*inputs)
+
+
+PROGRAM = '''
+import warnings
+import chainer, numpy
+warnings.filterwarnings('ignore', 'This processor has no bfloat16')
+x = numpy.full((1, 1), 1.001, 'f')
+print(chainer.config.torch_compute_dtype, chainer.functions.linear(x, x).array[0, 0])
+'''
+
+
+def test_the_environment_variable(python):
+    assert python('import chainer; print(chainer.config.torch_compute_dtype)',
+                  CHAINER_TORCH_COMPUTE_DTYPE='') == 'None'
+    assert python(PROGRAM, CHAINER_TORCH_COMPUTE_DTYPE='bfloat16') == 'bfloat16 1.0'
+    said = python('import chainer', check=False, CHAINER_TORCH_COMPUTE_DTYPE='float16')
+    assert ("ValueError: CHAINER_TORCH_COMPUTE_DTYPE is 'float16'. Use bfloat16, or unset it."
+            in said)
+
+
+def test_without_pytorch_the_option_has_no_effect():
+    x, W = draw(3, 4), draw(2, 4)
+    with chainer.using_config('use_torch', 'never'):
+        expected = F.linear(x, W).array
+        with in_bfloat16():
+            np.testing.assert_array_equal(F.linear(x, W).array, expected)
+
+
+def test_one_warning_on_slow_processors(slow_processor):
+    x, W = draw(3, 4), draw(2, 4)
+    F.linear(x, W)  # none: the option is off
+    with in_bfloat16():
+        F.relu(x)  # none: there is no product of matrices
+        F.linear(x.astype('d'), W.astype('d'))
+        with pytest.warns(UserWarning, match='no bfloat16 instructions.*slower than in float32. '
+                          'Set chainer.config.torch_compute_dtype = None, or unset CHAINER_TORCH'):
+            F.linear(x, W)
+        F.linear(x, W)  # pytest makes an error of a second one
+
+
+def test_the_warning_as_an_error_and_silenced(slow_processor):
+    x, W = draw(3, 4), draw(2, 4)
+    with in_bfloat16():
+        with pytest.raises(UserWarning, match=r'^This processor has no bfloat16'):
+            F.linear(x, W)  # and not the message that a kernel failed
+        with warnings.catch_warnings():
+            warnings.filterwarnings('ignore', 'This processor has no bfloat16')
+            F.linear(x, W)
+        F.linear(x, W)
+
+
+def test_no_warning_on_fast_processors_and_gpus(slow_processor, monkeypatch):
+    class OnDevice:
+        dtype = torch.float32
+        is_cuda = True
+
+        def bfloat16(self):
+            return 'in bfloat16'
+
+    with in_bfloat16():
+        with monkeypatch.context() as patch:
+            patch.setattr(arrays, 'tensors', lambda *arrays: [OnDevice() for _ in arrays])
+            with pytest.raises(AttributeError):  # a string has no attribute is_cuda
+                arrays.operands(None)
+        monkeypatch.setattr(compute_dtype, 'has_instructions', lambda: True)
+        F.linear(draw(3, 4), draw(2, 4))
+
+
+@pytest.mark.parametrize(('text', 'expected'), [
+    ('processor\t: 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile\nbugs\t: \n', True),
+    ('flags\t\t: fpu avx512f amx_bf16\n', True),
+    ('model name\t: bf16\nflags\t\t: fpu avx2 avx512f avx512_bf16x\nbugs\t: bf16\n', False),
+    ('BogoMIPS\t: 243.75\nFeatures\t: fp asimd i8mm bf16 sve\n', True),
+    ('Features\t: fp asimd\n', False),
+    ('cpu\t\t: POWER10\n', True),  # not known
+    ('', True),
+    (None, True),
+])
+def test_instructions_of_a_processor(text, expected, tmp_path, monkeypatch):
+    path = tmp_path / 'cpuinfo'
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(compute_dtype, 'CPUINFO', str(path))
+    assert compute_dtype.has_instructions.__wrapped__() is expected
+
+
+def test_options_errors_are_value_errors():
+    assert issubclass(dispatch.OptionError, ValueError)
