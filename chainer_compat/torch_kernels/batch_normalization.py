@@ -7,6 +7,7 @@ between.
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,11 +33,17 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
     x_, gamma_, beta_ = tensors(x, gamma, beta)
     # With the momentum 1, these become the mean and the unbiased variance. The running statistics
     # can have any layout, and share memory with the other arrays.
-    mean_, var_ = gamma_.new_zeros(2, gamma.size)
+    momentum = 1.
+    if (x_.is_cuda and running_mean is not None and running_var is not None
+            and _are_plain(running_mean, running_var, gamma, beta, x)):
+        mean_, var_ = (t.flatten() for t in tensors(running_mean, running_var))
+        momentum, in_place = 1 - decay, True  # saves launches
+    else:
+        (mean_, var_), in_place = gamma_.new_zeros(2, gamma.size), False
     y, mean, inv_std = aten.native_batch_norm(
-        _flat(x_, gamma_), gamma_.flatten(), beta_.flatten(), mean_, var_, True, 1., eps)
+        _flat(x_, gamma_), gamma_.flatten(), beta_.flatten(), mean_, var_, True, momentum, eps)
     shape = gamma.shape
-    if running_mean is not None and running_var is not None:
+    if running_mean is not None and running_var is not None and not in_place:
         for running, value in (running_mean, mean_), (running_var, var_):
             running *= decay
             running += (1 - decay) * array(value).reshape(shape)
@@ -117,6 +124,12 @@ def _check(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], x: np.nda
     shape = x.shape[1:] if axis == (0,) else x.shape[1:2]
     if not is_supported or any(each.shape != shape for each in by_channel):
         raise Unsupported
+
+
+def _are_plain(*arrays: Any) -> bool:
+    """Whether CuPy arrays are contiguous, of one dtype, and in memory of their own."""
+    return (all(each is not None and each.dtype == arrays[0].dtype and each.flags.c_contiguous
+                for each in arrays) and len({id(each.data.mem) for each in arrays}) == len(arrays))
 
 
 def _flat(x: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
