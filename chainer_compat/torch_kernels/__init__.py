@@ -13,9 +13,10 @@ Scripts do not change: arrays stay NumPy or CuPy arrays, and share their memory 
 The environment variable ``CHAINER_USE_TORCH`` sets the default. What PyTorch does not support,
 Chainer computes, without a message. ``python -m chainer_compat`` shows what is used.
 
-:data:`KERNELS` lists the functions. ``dispatch`` decides for each call, ``arrays`` converts, and
-``memory`` and ``threads`` set options of the process. Each of the other modules contains the
-kernels of one family. They are imported with PyTorch, at the first call.
+:data:`KERNELS` lists the functions. ``dispatch`` decides for each call, ``arrays`` converts,
+``compute_dtype`` says in which dtype matrices are multiplied, and ``memory`` and ``threads`` set
+options of the process. Each of the other modules contains the kernels of one family. They are
+imported with PyTorch, at the first call.
 """
 
 from __future__ import annotations

@@ -355,8 +355,8 @@ class Attention(chainer.Chain):
         n, length, size = x.shape
         q, k, v = F.split_axis(self.qkv(self.norm1(x.reshape(-1, size))).reshape(
             n, length, 3 * self.n_heads, -1).transpose(0, 2, 1, 3), 3, axis=1)
-        attended = F.matmul(F.softmax(F.matmul(q, k, transb=True) / 8 ** .5, axis=3), v)
-        h = x.reshape(-1, size) + self.out(attended.transpose(0, 2, 1, 3).reshape(-1, size))
+        mixed = F.matmul(F.softmax(F.matmul(q, k, transb=True) / 8 ** .5, axis=3), v)
+        h = x.reshape(-1, size) + self.out(mixed.transpose(0, 2, 1, 3).reshape(-1, size))
         h = h + self.down(F.relu(self.up(self.norm2(h))))
         return self.classifier(F.mean(h.reshape(n, length, size), axis=1))
 
@@ -407,7 +407,7 @@ def test_losses_of_training(network, shape, monkeypatch):
 
 def test_values_of_the_option():
     x, W = draw(2, 3, 5, 5), draw(4, 3, 3, 3)
-    for value in 'float16', 'float32', True, '', torch.bfloat16, np.float32:
+    for value in 'float16', 'float32', True, '', torch.bfloat16, np.float32, np.dtype('f'):
         for f, *inputs in (F.convolution_2d, x, W), (F.linear, x, draw(2, 75)):
             with chainer.using_config('torch_compute_dtype', value), pytest.raises(
                     ValueError, match=r"torch_compute_dtype is .*\. Use 'bfloat16' or None\."):
