@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _SOURCE = f'''
 #include <cupy/carray.cuh>
+#include <cupy/float16.cuh>
 struct Piece {{ long long start; int array; int size; }};
 const int THREADS = {THREADS};
 

@@ -30,6 +30,7 @@ C_TYPES = {'float16': 'float16', 'float32': 'float', 'float64': 'double'}
 
 _SOURCE = '''
 #include <cupy/carray.cuh>
+#include <cupy/float16.cuh>
 struct Piece {{ long long start; int array; int size; }};
 {types}
 extern "C" __global__ void {name}(
