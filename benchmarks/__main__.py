@@ -6,8 +6,8 @@ Each benchmark has a time limit; failures and timeouts are reported at the end a
 others.  The folder contains a text file and a PNG for each (no PNG without matplotlib).
 ``--docs`` generates a page with all results, the machine and the date, so that no figure is typed
 by hand.  With names and an existing page, only their sections are replaced, and each states its
-own date and machine.  ``gpu`` needs a GPU, ``gpu_counts`` a virtual one and ``hosts`` root, so
-they only run if they are named.
+own date and machine.  ``gpu`` and ``gpu_step`` need a GPU, ``gpu_counts`` a virtual one and
+``hosts`` root, so they only run if they are named.
 """
 
 import argparse
@@ -46,10 +46,11 @@ LIMITS = {  # minutes, in the order in which they run
     'checkpoint': 10,
     'kvstore_async': 5,
     'gpu': 10,
+    'gpu_step': 10,
     'gpu_counts': 10,
     'hosts': 60,
 }
-ON_REQUEST = ('gpu', 'gpu_counts', 'hosts')
+ON_REQUEST = ('gpu', 'gpu_step', 'gpu_counts', 'hosts')
 ON_MPIEXEC = {'kvstore_async': 4}  # ranks to start it on; the others start their own
 TAKES_TORCH = ('mean_grad', 'weak_scaling', 'training_step', 'hosts')
 

@@ -63,7 +63,7 @@ class Bottleneck(nn.Module):
         return torch.relu(self.layers(x) + self.short(x))
 
 
-def resnet50(wrap: Wrap) -> Step:
+def resnet50_module() -> nn.Module:
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
                                nn.MaxPool2d(3, 2, 1)]
     inputs = 64
@@ -71,8 +71,12 @@ def resnet50(wrap: Wrap) -> Step:
         for n in range(n_blocks):
             layers.append(Bottleneck(inputs, width, 4 * width, 1 if n else first))
             inputs = 4 * width
-    module = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
-    return _classifying(wrap(module), torch.optim.SGD, (4, 3, 224, 224), 1000, lr=.01, momentum=.9)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
+
+
+def resnet50(wrap: Wrap) -> Step:
+    return _classifying(wrap(resnet50_module()), torch.optim.SGD, (4, 3, 224, 224), 1000, lr=.01,
+                        momentum=.9)
 
 
 def perceptron(wrap: Wrap) -> Step:

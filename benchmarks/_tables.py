@@ -119,6 +119,10 @@ TABLES = {
         'How fast are gradients packed and unpacked on a GPU, in GB/s?',
         ['gradients', 'GB', 'pack', 'unpack', 'plain copy'],
         r'^(\S[^\n]*?) +([\d.]+) +(\d+) +(\d+) +(\d+)$'),
+    'gpu_step': Table(
+        'How long does a training step of ResNet-50 take on a GPU, in milliseconds?',
+        ['kind', 'step', 'of which the host needs', 'images/s'],
+        r'^(\S[^\n]*?) +([\d.]+) +([\d.]+) +(\d+)$'),
     'gpu_counts': Table(
         'How much work does exchanging gradients add to an update on a GPU?',
         ['gradients', 'exchange', 'version', 'launches', 'bytes to host', 'bytes to device',

@@ -1,7 +1,8 @@
 """The dtype in which kernels multiply matrices: ``chainer.config.torch_compute_dtype``.
 
 With ``'bfloat16'``, they round float32 operands to bfloat16, and sum up the products in float32.
-``arrays.operands`` casts the operands, ``arrays.product`` the result.
+``arrays.operands`` casts the operands, ``arrays.product`` the result. With ``'tf32'``, GPUs round
+the operands to TF32 (``gpu_arrays.precision``); it has no effect on the CPU.
 
 On processors without bfloat16 instructions, PyTorch's bfloat16 kernels take many times as long as
 those of float32, and some sum up in bfloat16.  There, the kernels of float32 multiply the rounded
@@ -19,6 +20,7 @@ from chainer_compat.torch_kernels.dispatch import OptionError, OptionWarning
 
 VARIABLE = 'CHAINER_TORCH_COMPUTE_DTYPE'
 BFLOAT16 = 'bfloat16'
+TF32 = 'tf32'
 
 CPUINFO = '/proc/cpuinfo'
 #: Instructions that multiply bfloat16: two of x86, and ARM's.
@@ -32,8 +34,8 @@ def default() -> str | None:
         ValueError: If the environment variable has another value.
     """
     value = os.environ.get(VARIABLE) or None
-    if value not in (None, BFLOAT16):
-        raise ValueError(f'{VARIABLE} is {value!r}. Use {BFLOAT16}, or unset it.')
+    if value not in (None, BFLOAT16, TF32):
+        raise ValueError(f'{VARIABLE} is {value!r}. Use {BFLOAT16} or {TF32}, or unset it.')
     return value
 
 
@@ -43,10 +45,10 @@ def is_bfloat16(value: object) -> bool:
     Raises:
         OptionError: If there is no such value.
     """
-    if value not in (None, BFLOAT16):
-        raise OptionError(
-            f'chainer.config.torch_compute_dtype is {value!r}. Use {BFLOAT16!r} or None.')
-    return value is not None
+    if value is None or (isinstance(value, str) and value in (BFLOAT16, TF32)):
+        return value == BFLOAT16
+    raise OptionError(f'chainer.config.torch_compute_dtype is {value!r}. '
+                      f'Use {BFLOAT16!r}, {TF32!r} or None.')
 
 
 @functools.cache

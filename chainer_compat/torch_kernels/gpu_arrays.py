@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from chainer import config
 from chainer.backends.cuda import cupy
+
+from chainer_compat.torch_kernels import compute_dtype
 
 DTYPES: dict[torch.dtype, np.dtype] = {
     torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
@@ -48,26 +51,33 @@ def _use_one_stream(device: int) -> bool:
 
 
 @contextlib.contextmanager
-def full_precision(x: torch.Tensor) -> Iterator[None]:
-    """Let cuDNN multiply float32 as such. By default, PyTorch lets it round to TF32, of 11 bits."""
+def precision(x: torch.Tensor) -> Iterator[None]:
+    """Let a GPU multiply float32 as such, or as TF32 if ``config.torch_compute_dtype`` says so.
+
+    By default, PyTorch lets cuDNN use TF32.
+    """
     if not x.is_cuda:
         yield
         return
-    saved = {}
+    value = TF32 if config.torch_compute_dtype == compute_dtype.TF32 else FULL
+    saved = []
     try:
         for flags, name in FLAGS:
-            saved[flags] = getattr(flags, name)
-            setattr(flags, name, _FULL)
+            saved.append((flags, name, getattr(flags, name)))
+            setattr(flags, name, value)
         yield
     finally:
-        for flags, name in FLAGS:
-            setattr(flags, name, saved[flags])
+        for each in saved:
+            setattr(*each)
 
 
-_cudnn = torch.backends.cudnn
+_cudnn, _matmul = torch.backends.cudnn, torch.backends.cuda.matmul
 FLAGS: list[tuple[object, str]]
-_FULL: object
-if hasattr(_cudnn, 'conv'):  # since PyTorch 2.9, where reading the other flag may raise an error
-    FLAGS, _FULL = [(_cudnn.conv, 'fp32_precision'), (_cudnn.rnn, 'fp32_precision')], 'ieee'
+FULL: object
+TF32: object
+if hasattr(_cudnn, 'conv'):  # since PyTorch 2.9, where reading the old flags may raise an error
+    FLAGS = [(each, 'fp32_precision') for each in (_cudnn.conv, _cudnn.rnn, _matmul)]
+    FULL, TF32 = 'ieee', 'tf32'
 else:
-    FLAGS, _FULL = [(_cudnn, 'allow_tf32')], False
+    FLAGS = [(_cudnn, 'allow_tf32'), (_matmul, 'allow_tf32')]
+    FULL, TF32 = False, True

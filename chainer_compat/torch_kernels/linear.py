@@ -13,6 +13,7 @@ from chainer.functions.connection.linear import (
 
 from chainer_compat.torch_kernels.arrays import operands, product
 from chainer_compat.torch_kernels.dispatch import Unsupported
+from chainer_compat.torch_kernels.gpu_arrays import precision
 
 
 def output(node: LinearFunction, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
@@ -20,7 +21,8 @@ def output(node: LinearFunction, inputs: tuple[np.ndarray, ...]) -> tuple[np.nda
     if chainer.config.schedule_func is not None:  # a static graph repeats Chainer's own functions
         raise Unsupported
     x, W, *b = operands(*inputs)
-    y = torch.nn.functional.linear(x, W, *b)
+    with precision(x):
+        y = torch.nn.functional.linear(x, W, *b)
     _keep(node)
     return product(y),
 
@@ -29,7 +31,8 @@ def input_gradient(node: LinearGradData, inputs: tuple[np.ndarray, np.ndarray]
                    ) -> tuple[np.ndarray]:
     """Compute the gradient of the input, ``gy W``."""
     W, gy = operands(*inputs)
-    gx = gy.mm(W)
+    with precision(gy):
+        gx = gy.mm(W)
     _keep(node)
     return product(gx),
 
@@ -40,7 +43,8 @@ def weight_gradient(node: LinearGradWeight, inputs: tuple[np.ndarray, np.ndarray
     if inputs[0].dtype != node._w_dtype:
         raise Unsupported
     x, gy = operands(*inputs)
-    gW = gy.t().mm(x)
+    with precision(gy):
+        gW = gy.t().mm(x)
     _keep(node)
     return product(gW),
 

@@ -20,7 +20,7 @@ from chainer.functions.rnn.n_step_rnn import _one_directional_loop
 
 from chainer_compat.torch_kernels.arrays import operands, product, tensors
 from chainer_compat.torch_kernels.dispatch import Unsupported
-from chainer_compat.torch_kernels.gpu_arrays import full_precision
+from chainer_compat.torch_kernels.gpu_arrays import precision
 
 
 class Cell(NamedTuple):
@@ -209,7 +209,7 @@ class Layer(FunctionNode):
         options = [True, 1, 0., is_training, False]  # biases, layers, dropout, train, bidirectional
         if len(entry) == 1:
             options.append(False)  # batch_first
-        with full_precision(x), warnings.catch_warnings():
+        with precision(x), warnings.catch_warnings():
             # cuDNN copies weights into one array: as many bytes as torch.cat above.
             warnings.filterwarnings('ignore', 'RNN module weights are not part of single')
             y, *final = self.cell.torch(
@@ -234,7 +234,7 @@ class Layer(FunctionNode):
         pairs = [(result, grad.array) for result, grad
                  in zip(self._results, grad_outputs, strict=True) if grad is not None]
         grads = tensors(*(grad for _, grad in pairs))
-        with full_precision(grads[0]):
+        with precision(grads[0]):
             gradients = torch.autograd.grad(
                 [result for result, _ in pairs], [self._tensors[i] for i in indexes],
                 [grad.to(self._results[0].dtype) for grad in grads], retain_graph=True)

@@ -18,7 +18,7 @@ BENCHMARKS = pathlib.Path(__file__).parents[2] / 'benchmarks'
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob('*.py') if path.stem[0] != '_')
 #: The others are slow.  The first two start few processes.
 MARKS = {'iterator': (), 'collectives': (), 'gpu': pytest.mark.gpu,
-         'gpu_counts': pytest.mark.gpu}
+         'gpu_step': pytest.mark.gpu, 'gpu_counts': pytest.mark.gpu}
 RATIO = re.compile(r'\d\)? times|x old naive +\d|ratios \d|efficiency \d|host waits')
 
 pytestmark = pytest.mark.mpi_skip
@@ -41,7 +41,7 @@ def test_prints_ratios(name, tmp_path):
         pytest.skip(reason)
     done = subprocess.run([sys.executable, BENCHMARKS, name, '--quick', '--out', tmp_path,
                            '--docs', tmp_path / 'page.md'],
-                          cwd=tmp_path, timeout=seconds(380 if name == 'gpu' else 110), text=True,
+                          cwd=tmp_path, timeout=seconds(380 if name.startswith('gpu') else 110), text=True,
                           capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert RATIO.search((tmp_path / f'{name}.txt').read_text()), done.stdout

@@ -163,7 +163,8 @@ def _add_compute_dtype(info: Info, devices: list[str]) -> Info:
     if dtype is None or mode == 'never' or importlib.util.find_spec('torch') is None:
         return info
     info = info._replace(text=f'{info.text}, computes in {dtype}')
-    if (devices and mode == 'always') or compute_dtype.has_instructions():
+    if (dtype == compute_dtype.TF32 or (devices and mode == 'always')
+            or compute_dtype.has_instructions()):
         return info
     return info._replace(hint=Advice(
         'slow-dtype', f'this processor has no {dtype} instructions, so computing in {dtype} is '

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip('torch')
 
-from chainer_compat.torch_kernels import arrays, compute_dtype, dispatch  # noqa: E402
+from chainer_compat.torch_kernels import arrays, compute_dtype, dispatch, gpu_arrays  # noqa: E402
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -410,8 +410,34 @@ def test_values_of_the_option():
     for value in 'float16', 'float32', True, '', torch.bfloat16, np.float32, np.dtype('f'):
         for f, *inputs in (F.convolution_2d, x, W), (F.linear, x, draw(2, 75)):
             with chainer.using_config('torch_compute_dtype', value), pytest.raises(
-                    ValueError, match=r"torch_compute_dtype is .*\. Use 'bfloat16' or None\."):
+                    ValueError, match=r"compute_dtype is .*\. Use 'bfloat16', 'tf32' or None\."):
                 f(*inputs)
+
+
+def test_tf32_has_no_effect_on_the_cpu():
+    x, W = draw(2, 3, 5, 5), draw(4, 3, 3, 3)
+    expected = F.convolution_2d(x, W).array, F.linear(x, draw(2, 75)).array
+    with chainer.using_config('torch_compute_dtype', 'tf32'):
+        results = F.convolution_2d(x, W).array, F.linear(x, draw(2, 75)).array
+    for result, value in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, value)
+
+
+def test_precision_sets_and_restores_the_flags_of_pytorch():
+    class OnDevice:
+        is_cuda = True
+
+    def values():
+        return [getattr(flags, name) for flags, name in gpu_arrays.FLAGS]
+
+    before = values()
+    for dtype, value in (None, gpu_arrays.FULL), ('tf32', gpu_arrays.TF32):
+        with chainer.using_config('torch_compute_dtype', dtype), gpu_arrays.precision(OnDevice()):
+            assert values() == [value] * len(gpu_arrays.FLAGS)
+        assert values() == before
+    with pytest.raises(ZeroDivisionError), gpu_arrays.precision(OnDevice()):
+        raise ZeroDivisionError
+    assert values() == before
 
 
 PROGRAM = '''
@@ -428,8 +454,8 @@ def test_the_environment_variable(python):
                   CHAINER_TORCH_COMPUTE_DTYPE='') == 'None'
     assert python(PROGRAM, CHAINER_TORCH_COMPUTE_DTYPE='bfloat16') == 'bfloat16 1.0'
     said = python('import chainer', check=False, CHAINER_TORCH_COMPUTE_DTYPE='float16')
-    assert ("ValueError: CHAINER_TORCH_COMPUTE_DTYPE is 'float16'. Use bfloat16, or unset it."
-            in said)
+    assert ("ValueError: CHAINER_TORCH_COMPUTE_DTYPE is 'float16'. "
+            'Use bfloat16 or tf32, or unset it.' in said)
 
 
 def test_without_pytorch_the_option_has_no_effect():

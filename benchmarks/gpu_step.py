@@ -1,0 +1,206 @@
+"""On one GPU: a training step of ResNet-50 in Chainer and in PyTorch, and updates of parameters.
+
+``python benchmarks/gpu_step.py [--batch 64] [--rounds 3]``; without a network:
+``tests/gpu/offline.py``.  Needs CuPy, and a PyTorch for GPUs; without it, only Chainer is measured.
+
+Steps: images of 224 x 224 pixels, MomentumSGD.  Kinds of steps take turns, each in a process of its
+own.  ``Chainer``: its own kernels; CuPy 14 has no convolutions of cuDNN.  ``PyTorch's kernels``:
+Chainer with ``CHAINER_USE_TORCH=always``.  Host: the time until ``update`` returns, before the GPU
+has finished.
+
+Updates: one launch for all parameters, over a launch for each.
+"""
+
+import itertools
+import json
+import os
+import pathlib
+import runpy
+import statistics
+import subprocess
+import sys
+import time
+
+import _rounds
+from gpu import why_not
+
+MODELS = pathlib.Path(__file__).parents[1] / 'examples' / 'imagenet' / 'models.py'
+#: Name: whether Chainer makes the step, and the dtype in which matrices are multiplied.
+KINDS = {
+    'Chainer': (True, ''),
+    "PyTorch's kernels": (True, 'float32'),
+    'PyTorch': (False, 'float32'),
+    "PyTorch's kernels, tf32": (True, 'tf32'),
+    'PyTorch, tf32': (False, 'tf32'),
+    "PyTorch's kernels, bfloat16": (True, 'bfloat16'),
+    'PyTorch, bfloat16': (False, 'bfloat16'),
+}
+SHAPES = {'160 of 32 x 32': lambda: [(32, 32)] * 160,
+          'ResNet-50': lambda: [param.shape for param in _resnet50().params()]}
+
+
+def _resnet50():
+    return runpy.run_path(str(MODELS))['ResNet50'](1000)
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def step_of_chainer(batch: int, side: int, dtype: str):
+    """Return a function that makes a step."""
+    import chainer
+    import cupy
+
+    chainer.global_config.use_torch = 'always' if dtype else 'never'
+    chainer.global_config.torch_compute_dtype = None if dtype in ('', 'float32') else dtype
+    model = chainer.links.Classifier(_resnet50())
+    model.to_device('@cupy:0')
+    optimizer = chainer.optimizers.MomentumSGD(1e-9).setup(model)
+    x = cupy.random.standard_normal((batch, 3, side, side), cupy.float32)
+    t = cupy.arange(batch, dtype='i')
+    return lambda: optimizer.update(model, x, t)
+
+
+def step_of_torch(batch: int, side: int, dtype: str):
+    """Return a function that makes a step."""
+    import _steps_of_torch
+    import torch
+
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = dtype == 'tf32'
+    module = _steps_of_torch.resnet50_module().cuda()
+    optimizer = torch.optim.SGD(module.parameters(), 1e-9, momentum=.9)
+    x, t = torch.randn(batch, 3, side, side).cuda(), torch.arange(batch).cuda()
+    autocast = torch.autocast('cuda', torch.bfloat16, enabled=dtype == 'bfloat16')
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with autocast:
+            loss = torch.nn.functional.cross_entropy(module(x), t)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def medians(call, n: int) -> tuple[float, float]:
+    """Return milliseconds of a call, and of its time on the host."""
+    import cupy
+
+    device, steps, hosts = cupy.cuda.Device(), [], []
+    for k in range(n + 3):
+        device.synchronize()
+        start = time.perf_counter()
+        call()
+        host = time.perf_counter() - start
+        device.synchronize()
+        if k >= 3:  # before, kernels are compiled
+            steps.append((time.perf_counter() - start) * 1e3)
+            hosts.append(host * 1e3)
+    return statistics.median(steps), statistics.median(hosts)
+
+
+def steps(args) -> None:
+    """Print times of steps, and the ratios to PyTorch's."""
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+    for _, kind in itertools.product(range(args.rounds), KINDS):
+        done = subprocess.run(
+            [sys.executable, '-W', 'ignore', __file__, '--work', kind, *sys.argv[1:]],
+            stdout=subprocess.PIPE, text=True, check=True)
+        if done.stdout:
+            found[kind].append(json.loads(done.stdout))
+    print(f'{f"steps of {args.batch} images":<44} {"ms":>9} {"host ms":>9} {"images/s":>9}')
+    for kind, times in found.items():
+        if times:
+            step, host = (statistics.median(column) for column in zip(*times, strict=True))
+            print(f'{kind:<44} {step:9.2f} {host:9.2f} {args.batch / step * 1e3:9.0f}')
+    for kind, times in found.items():
+        other = 'PyTorch' + kind.removeprefix("PyTorch's kernels")
+        if times and kind.startswith("PyTorch's kernels") and found[other]:
+            print(f'{kind} against {other}: ' + _rounds.times(
+                [step for step, _ in times], [step for step, _ in found[other]]))
+
+
+def work(kind: str, args) -> None:
+    """In a process for one kind: print the times of a round; nothing without PyTorch for GPUs."""
+    is_chainer, dtype = KINDS[kind]
+    if dtype:
+        try:
+            import torch
+        except ImportError:
+            return
+        if not torch.cuda.is_available():
+            return
+    make = step_of_chainer if is_chainer else step_of_torch
+    step = make(args.batch, 32 if args.quick else 224, dtype)
+    print(json.dumps(medians(step, 1 if args.quick else 6)))
+
+
+# --- updates -------------------------------------------------------------------------------------
+
+
+def optimizer_of(shapes, name: str, with_hooks: bool, alone: bool):
+    """Return an optimizer of parameters with gradients."""
+    import chainer
+    import cupy
+    from chainer import optimizer_hooks
+
+    model = chainer.Link()
+    with model.init_scope():
+        for i, shape in enumerate(shapes):
+            setattr(model, f'p{i}', chainer.Parameter(cupy.ones(shape, 'f')))
+    optimizer = getattr(chainer.optimizers, name)().setup(model)
+    if with_hooks:
+        optimizer.add_hook(_own(optimizer_hooks.WeightDecay(1e-4), alone))
+        optimizer.add_hook(_own(optimizer_hooks.GradientClipping(1.), alone))
+    for param in model.params():
+        param.grad = cupy.ones_like(param.array)
+        if alone:
+            param.update_rule.unknown = None  # might change what the rule does
+    return optimizer
+
+
+def _own(hook, alone: bool):
+    """Return a hook that is called as in Chainer, for each parameter, if ``alone``."""
+    if not alone:
+        return hook
+    call = getattr(type(hook).__call__, '__wrapped__', type(hook).__call__)
+    return type(type(hook).__name__, (type(hook),), {'__call__': call})(
+        *vars(hook).values())
+
+
+def updates(args) -> None:
+    """Print times of updates."""
+    n = 2 if args.quick else 15
+    print(f'\n{"updates":<44} {"ms":>9} {"alone ms":>9} {"together":>12}')
+    for (model, shapes), name, with_hooks in itertools.product(
+            [*SHAPES.items()][:1 if args.quick else None], ('MomentumSGD', 'Adam'), (False, True)):
+        times = [medians(optimizer_of(shapes(), name, with_hooks, alone).update, n)[0]
+                 for alone in (False, True)]
+        row = f'{model}, {name}{", decay, clipping" * with_hooks}'
+        print(f'{row:<44} {times[0]:9.3f} {times[1]:9.3f} {times[0] / times[1]:6.3f} times',
+              flush=True)
+
+
+def main() -> None:
+    """Measure steps, then updates."""
+    parser = _rounds.parser(__doc__, rounds=3)
+    parser.add_argument('--batch', type=int, default=64, help='default: %(default)s')
+    args = parser.parse_args()
+    if reason := why_not():
+        sys.exit(f'benchmarks/gpu_step.py {reason}')
+    os.environ.setdefault('OMP_NUM_THREADS', '1')
+    if args.quick:
+        args.rounds, args.batch = 1, 1
+    if args.work:
+        work(args.work, args)
+        return
+    import cupy
+
+    name = cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()
+    print(f'{name}; CuPy {cupy.__version__}, CUDA {cupy.cuda.runtime.runtimeGetVersion()}\n')
+    steps(args)
+    updates(args)
+
+
+if __name__ == '__main__':
+    main()
