@@ -97,7 +97,7 @@ def clip(params: Iterable[Any], threshold: float) -> bool:
         Whether it was done: if all are contiguous arrays of one dtype on one GPU, and separate.
     """
     grads = [param.grad for param in params]
-    if not _are_alike(grads) or not isinstance(threshold, int | float):
+    if not _fit_one_launch(grads) or not isinstance(threshold, int | float):
         return False
     from chainer.backends.cuda import cupy
 
@@ -119,7 +119,7 @@ def are_finite(grads: Sequence[Array]) -> list[bool] | None:
     Returns:
         ``None`` if they are not contiguous arrays of one dtype on one GPU.
     """
-    if not _are_alike(grads):
+    if not _fit_one_launch(grads):
         return None
     from chainer.backends.cuda import cupy
 
@@ -131,7 +131,7 @@ def are_finite(grads: Sequence[Array]) -> list[bool] | None:
         return [not each for each in found.get()]
 
 
-def _are_alike(grads: Sequence[Any]) -> bool:
+def _fit_one_launch(grads: Sequence[Any]) -> bool:
     from chainer.backends import cuda
 
     return bool(grads) and cuda.available and all(

@@ -149,16 +149,16 @@ def call_hook(hook: Any, params: Iterable[Any]) -> None:
     """Call a hook for each parameter, on a GPU with one launch if the hook has one."""
     kind, rest = type(hook), [*params]
     if kind in _hooks and kind.__call__ is _hooks[kind] and '__call__' not in vars(hook):
-        alike: dict[Hashable, list[Any]] = {}
+        groups: dict[Hashable, list[Any]] = {}
         for param in rest:
             if _is_plain(param):
                 grad = param._grad
                 key = grad.dtype.char, grad.data.device_id, param._loss_scale
-                alike.setdefault(key, []).append(param)
-        memory = [id(x.data.mem) for group in alike.values() for param in group
+                groups.setdefault(key, []).append(param)
+        memory = [id(x.data.mem) for group in groups.values() for param in group
                   for x in (param._data[0], param._grad)]
         if len({*memory}) == len(memory):
-            done = {id(param) for group in alike.values() if _called_together(hook, group)
+            done = {id(param) for group in groups.values() if _called_together(hook, group)
                     for param in group}
             rest = [param for param in rest if id(param) not in done]
     for param in rest:

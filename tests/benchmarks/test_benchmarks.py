@@ -41,8 +41,8 @@ def test_prints_ratios(name, tmp_path):
         pytest.skip(reason)
     done = subprocess.run([sys.executable, BENCHMARKS, name, '--quick', '--out', tmp_path,
                            '--docs', tmp_path / 'page.md'],
-                          cwd=tmp_path, timeout=seconds(380 if name.startswith('gpu') else 110), text=True,
-                          capture_output=True)
+                          cwd=tmp_path, text=True, capture_output=True,
+                          timeout=seconds(380 if name.startswith('gpu') else 110))
     assert done.returncode == 0, done.stdout + done.stderr
     assert RATIO.search((tmp_path / f'{name}.txt').read_text()), done.stdout
     page = (tmp_path / 'page.md').read_text()
