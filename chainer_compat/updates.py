@@ -94,6 +94,8 @@ class ParameterGroup:
         self.loss_scale = loss_scale  # None on the CPU
         self.members: list[Member] = []
         self.grads: list[Array] = []
+        #: Parameters in float16, of which the members are copies in float32.
+        self.halves: list[Any] = []
 
 
 def accept(rule: Any) -> None:
@@ -126,7 +128,8 @@ def update(params: Iterable[Any]) -> None:
         if type(param) is Parameter and type(rule) in accepted:
             if not rule.enabled and 'update' not in {*vars(param), *vars(rule)}:
                 continue
-            member = _member(param, rule)
+            is_half = rule._use_fp32_update and getattr(param._data[0], 'dtype', 0) == np.float16
+            member = (_member_of_half if is_half else _member)(param, rule)
         if member is not None:
             key = _key(member, rule, param._loss_scale, are_numbers)
         if member is None or key is None:
@@ -139,6 +142,8 @@ def update(params: Iterable[Any]) -> None:
         if group is None:
             group = groups[key] = ParameterGroup(rule, param._loss_scale)
         rule.t += 1
+        if member.dtype != param._grad.dtype:
+            group.halves.append(param)
         group.members.append(member)
         group.grads.append(param._grad)
         seen.update(member.owners)
@@ -229,6 +234,11 @@ def _update_groups(groups: dict[Hashable, ParameterGroup], seen: set[int]) -> No
     for group in groups.values():
         if group.members[0].device is None:
             update_group(group.rule, group.members, group.grads)
+        elif group.halves:
+            grads = cast(group.grads, [np.dtype(np.float32)] * len(group.grads))
+            update_on_device(group.rule, group.members, grads, group.loss_scale)
+            cast([member.data for member in group.members],
+                 [param._data[0] for param in group.halves])
         else:
             update_on_device(group.rule, group.members, group.grads, group.loss_scale)
     groups.clear()
@@ -237,7 +247,34 @@ def _update_groups(groups: dict[Hashable, ParameterGroup], seen: set[int]) -> No
 
 def _member(param: Any, rule: Any) -> Member | None:
     """Return the member for a parameter; ``None`` if its rule must run by itself."""
-    grad, state, hooks = param._grad, rule._state, rule._hookable
+    grad, hooks = param._grad, rule._hookable
+    member = _current_member(param, rule)
+    if (member is None or type(grad) is not member.type or grad.dtype != member.dtype
+            or grad.shape != member.shape or not _is_usable(grad, member.device)
+            or not rule.enabled or hooks._pre_update_hooks or hooks._post_update_hooks
+            or (param._loss_scale is not None and member.device is None)
+            or param._layout is not None
+            or 'update' in param.__dict__):
+        return None
+    return member
+
+
+def _member_of_half(param: Any, rule: Any) -> Member | None:
+    """Return the member for the float32 copy of a parameter in float16, on a GPU."""
+    copy, hooks = rule._fp32_param, rule._hookable
+    if (copy is None or copy._data[0] is None or not _is_plain(param) or 'update' in vars(param)
+            or hooks._pre_update_hooks or hooks._post_update_hooks or param._layout is not None):
+        return None
+    member = _current_member(copy, rule)
+    if (member is None or not rule.enabled or member.shape != param._grad.shape
+            or member.device != param._grad.data.device_id):
+        return None
+    return member
+
+
+def _current_member(param: Any, rule: Any) -> Member | None:
+    """Return the member for the arrays that a parameter and its rule have now."""
+    state = rule._state
     member = _members.get(rule)
     if not (member is not None and member.data is param._data[0]
             and (member.device is not None or member.data.flags.writeable)
@@ -247,16 +284,7 @@ def _member(param: Any, rule: Any) -> Member | None:
     else:
         for array, other in zip(member.states, state.values()):  # noqa: B905 (for speed)
             if array is not other:
-                member = _new_member(param, rule)
-                break
-    if (member is None or type(grad) is not member.type or grad.dtype != member.dtype
-            or grad.shape != member.shape or not _is_usable(grad, member.device)
-            or not rule.enabled or (rule._use_fp32_update and member.dtype == np.float16)
-            or hooks._pre_update_hooks or hooks._post_update_hooks
-            or (param._loss_scale is not None and member.device is None)
-            or param._layout is not None
-            or 'update' in param.__dict__):
-        return None
+                return _new_member(param, rule)
     return member
 
 
@@ -266,8 +294,7 @@ def _new_member(param: Any, rule: Any) -> Member | None:
     on_device = type(data) is _type_on_devices()
     if not (rule.enabled and rule.__dict__.keys() <= _ATTRIBUTES
             and (on_device or type(data) is np.ndarray)
-            and data.dtype in (_DTYPES_ON_DEVICES if on_device else _DTYPES)
-            and not (rule._use_fp32_update and data.dtype == np.float16)):
+            and data.dtype in (_DTYPES_ON_DEVICES if on_device else _DTYPES)):
         return None
     if rule._state is None:
         rule._init_states(param)
@@ -355,6 +382,19 @@ def update_on_device(rule: Any, members: list[Member], grads: list[Array],
                 rule.update_core_gpu(Block(member.data, grad))
         finally:
             rule._state = states
+
+
+def cast(arrays: list[Any], results: list[Any]) -> list[Any]:
+    """Cast CuPy arrays of a dtype to arrays, or to new ones of a dtype, by one launch."""
+    from chainer.backends.cuda import cupy
+
+    with cupy.cuda.Device(arrays[0].data.device_id):
+        results = [cupy.empty(array.shape, result) if isinstance(result, np.dtype) else result
+                   for array, result in zip(arrays, results, strict=True)]
+        kernel = elementwise.elementwise('S x', 'T y', 'y = (T)x', 'cast')
+        elementwise.launch((kernel, (arrays[0], results[0])), [arrays[0], results[0]],
+                           [arrays, results])
+    return results
 
 
 def _blocks(members: list[Member], grads: list[Array]) -> Iterator[tuple[list[Array], Array]]:

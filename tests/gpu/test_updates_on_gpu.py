@@ -216,3 +216,31 @@ def test_other_streams(gpu):
                 rule.update()
             stream.synchronize()
     assert_same_bits(model, other)
+
+
+@pytest.mark.parametrize('scale', [None, 8.])
+@pytest.mark.parametrize('name', ['MomentumSGD', 'Adam'])
+def test_float32_copies_of_float16(gpu, is_virtual, name, scale):
+    """Gradients are cast by one launch, parameters by another; ``array`` stays the same object."""
+    (model, optimizer), (other, alone) = make(name, 'float16', gpu), make(name, 'float16', gpu)
+    one_by_one(other, alone)
+    for rule in optimizer, alone:
+        rule.use_fp32_update()
+    for step in range(4):
+        for each in model, other:
+            set_gradients(each, step)
+            for param in each.params():
+                param._loss_scale = scale
+        number = launches(optimizer.update, is_virtual)
+        alone.update()
+        arrays = [param.array for param in model.params()]
+        if step:
+            assert all(a is b for a, b in zip(arrays, before, strict=True))
+        before = arrays
+    assert_same_bits(model, other)
+    copies = [[param.update_rule._fp32_param for param in each.params()] for each in (model, other)]
+    for x, y in zip(*copies, strict=True):
+        assert x.grad is y.grad is None
+        np.testing.assert_array_equal(x.array.get(), y.array.get())
+    if is_virtual:
+        assert number == 3
