@@ -226,6 +226,7 @@ def test_float32_copies_of_float16(gpu, is_virtual, name, scale):
     one_by_one(other, alone)
     for rule in optimizer, alone:
         rule.use_fp32_update()
+    arrays = []
     for step in range(4):
         for each in model, other:
             set_gradients(each, step)
@@ -233,10 +234,8 @@ def test_float32_copies_of_float16(gpu, is_virtual, name, scale):
                 param._loss_scale = scale
         number = launches(optimizer.update, is_virtual)
         alone.update()
-        arrays = [param.array for param in model.params()]
-        if step:
-            assert all(a is b for a, b in zip(arrays, before, strict=True))
-        before = arrays
+        arrays.append([param.array for param in model.params()])
+    assert all(x is y for x, y in zip(arrays[1], arrays[3], strict=True))
     assert_same_bits(model, other)
     copies = [[param.update_rule._fp32_param for param in each.params()] for each in (model, other)]
     for x, y in zip(*copies, strict=True):
