@@ -38,9 +38,10 @@ class Run:
                 'VGPU_POISON': '1'}
 
 
-FAST = [Run(2), Run(2, protect=False, tests=tuple(UNPROTECTED))]
+TWO_RANKS = [Run(2), Run(2, protect=False, tests=tuple(UNPROTECTED))]
+FAST = [*TWO_RANKS, Run(1, tests=(str(HERE.parent / 'gpu/test_updates_on_gpu.py'),))]
 ALL = [
-    *FAST, Run(1), Run(3), Run(4), Run(1, devices=2), Run(2, devices=2),
+    *TWO_RANKS, Run(1), Run(3), Run(4), Run(1, devices=2), Run(2, devices=2),
     Run(2, 'eager', protect=False), Run(2, 'eager', devices=2, protect=False),
     *(Run(2, 'random', devices=1 + seed % 2, seed=seed, protect=False) for seed in range(5)),
 ]
@@ -48,7 +49,7 @@ ALL = [
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument('--fast', action='store_true', help='only 2 ranks in lazy mode')
+    parser.add_argument('--fast', action='store_true', help='only lazy mode: 2 ranks, and updates')
     parser.add_argument('tests', nargs='*', help='default: all GPU tests')
     args, options = parser.parse_known_args()
     failed = []
