@@ -39,6 +39,7 @@ LIMITS = {  # minutes, in the order in which they run
     'cost_model': 10,
     'weak_scaling': 20,
     'training_step': 30,
+    'updates': 5,
     'overlap': 15,
     'sharded_states': 5,
     'scatter_dataset': 15,

@@ -86,6 +86,11 @@ TABLES = {
         r"^(\S+) +(\d+ (?:ranks?|hosts)): with PyTorch's kernels +([\d.]+) ms"
         r"(?: \(([\d.]+) in them\))?(?:, with Chainer's +([\d.]+) ms)?(?:, PyTorch +([\d.]+) ms)?"
         r'[^\n]*?; memory ([^\n]+) MB'),
+    'updates': Table(
+        'How many milliseconds does an optimizer need to update all parameters on the CPU?',
+        ['update', 'Chainer', 'ChainerMN 8 without PyTorch', 'with PyTorch', 'PyTorch'],
+        r'^(\w+, [^\n:]+): Chainer ([\d.]+) ms, NumPy ([\d.]+) ms, fused ([\d.]+) ms, '
+        r'PyTorch ([\d.]+) ms$'),
     'overlap': Table(
         'How much communication time does overlap hide?',
         ['case', 'ranks', 'step without communication, ms', 'without overlap', 'with overlap'],

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-#: Elements of a block. Its temporary arrays stay in the cache of a core.
-BLOCK = 1 << 14
+#: Elements of a block, whose temporary arrays should stay in the cache. Smaller ones spend more
+#: time in Python: for MomentumSGD of ResNet-50, 1 << 14 took twice as long.
+BLOCK = 1 << 17
 
 #: By rule: its methods ``update_core_cpu`` and ``update_core_gpu``, which compute each element by
 #: itself, and change states in place.

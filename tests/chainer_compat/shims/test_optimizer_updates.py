@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from chainer import optimizers
 
-from chainer_compat.updates import BLOCK
+from chainer_compat import updates
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -14,11 +14,13 @@ OPTIMIZERS = {
     'AdaDelta': {}, 'RMSprop': {}, 'RMSpropGraves': {}, 'Adam': {},
     'AdamW': {'weight_decay_rate': .1}, 'AMSGrad': {}, 'AdaBound': {},
 }
+BLOCK = 1 << 12  # smaller than that of the package, for speed
 SHAPE = 3, BLOCK - 5
 
 
 @pytest.fixture(autouse=True)
-def _without_pytorch():
+def _without_pytorch(monkeypatch):
+    monkeypatch.setattr(updates, 'BLOCK', BLOCK)
     with chainer.using_config('use_torch', 'never'):
         yield
 
