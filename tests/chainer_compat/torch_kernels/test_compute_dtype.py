@@ -41,6 +41,11 @@ def in_bfloat16():
     return chainer.using_config('torch_compute_dtype', 'bfloat16')
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    np.random.seed(0)  # Chainer draws initial weights from it
+
+
 def draw(*shape, seed=0):
     return np.random.RandomState(seed).standard_normal(shape).astype('f')
 
