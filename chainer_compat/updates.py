@@ -134,7 +134,7 @@ def update(params: Iterable[Any]) -> None:
             _update_groups(groups, changed, read)
             param.update()
             continue
-        grad = _owner(param._grad) or 0
+        grad = _memory_of(param._grad)
         owners = member.owners if param._loss_scale is None else (*member.owners, grad)
         if grad in changed or not (changed.isdisjoint(owners) and read.isdisjoint(owners)):
             _update_groups(groups, changed, read)
@@ -223,9 +223,11 @@ def _key(member: Member, rule: Any, loss_scale: float | None, are_numbers: dict[
     """Return what is equal for members of a group; ``None`` if a hyperparameter is no number."""
     own = rule.hyperparam.__dict__
     parent = own.get('_parent')
-    initial_alpha = vars(rule).get('initial_alpha')
-    kind = (member.kind if loss_scale is None and initial_alpha is None
-            else (member.kind, loss_scale, initial_alpha))
+    kind: Hashable = member.kind if loss_scale is None else (member.kind, loss_scale)
+    if 'initial_alpha' in rule.__dict__:
+        if not isinstance(rule.initial_alpha, int | float):
+            return None
+        kind = kind, rule.initial_alpha
     if id(parent) not in are_numbers:
         are_numbers[id(parent)] = _are_numbers(parent)
     if not are_numbers[id(parent)]:
@@ -271,7 +273,6 @@ def _member(param: Any, rule: Any) -> Member | None:
             or (param._loss_scale is not None and (
                 member.device is None or not _is_number_or_none(param._loss_scale)))
             or param._layout is not None
-            or not _is_number_or_none(rule.__dict__.get('initial_alpha'))
             or 'update' in param.__dict__):
         return None
     return member
@@ -315,10 +316,18 @@ def _is_usable(array: Array, device: int | None) -> bool:
 
 def _owner(array: Array) -> int | None:
     """Return what is equal for arrays that may overlap; ``None`` if it is not known."""
-    if not isinstance(array, np.ndarray):
-        return elementwise.memory_of(array)
-    owner = array if array.base is None else array.base
-    return id(owner) if type(owner) is np.ndarray and owner.flags.owndata else None
+    if isinstance(array, np.ndarray):
+        owner = array if array.base is None else array.base
+        if not (type(owner) is np.ndarray and owner.flags.owndata):
+            return None
+    return _memory_of(array)
+
+
+def _memory_of(array: Array) -> int:
+    """Return ``_owner(array)``, or what is equal for no array that has one."""
+    if type(array) is np.ndarray:
+        return id(array if array.base is None else array.base)
+    return elementwise.memory_of(array)
 
 
 def _is_number_or_none(value: Any) -> bool:
