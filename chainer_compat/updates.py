@@ -150,7 +150,7 @@ def update(params: Iterable[Any]) -> None:
 
 
 def call_hook(hook: Any, params: Iterable[Any]) -> None:
-    """Call a hook for each parameter, on a GPU with one launch if the hook has one."""
+    """Call a hook for each parameter; on a GPU with one launch, if it launches one for each."""
     kind, rest = type(hook), [*params]
     if kind in _hooks and kind.__call__ is _hooks[kind] and '__call__' not in vars(hook):
         alike: dict[Hashable, list[Any]] = {}
@@ -361,7 +361,7 @@ def update_group(rule: Any, members: list[Member], grads: list[Array]) -> None:
 
 def update_on_device(rule: Any, members: list[Member], grads: list[Array],
                      loss_scale: float | None) -> None:
-    """Update parameters of one GPU, with one launch if the rule has one; see `update_group`.
+    """Update parameters of one GPU, with one launch if the rule launches one kernel for each.
 
     Gradients are divided by the loss scale before.
     """
