@@ -107,7 +107,7 @@ def clip(params: Iterable[Any], threshold: float) -> bool:
             rate = cupy.empty(1, np.float64)
             sums = cupy.empty(len(pieces), np.float64)
             dtype = grads[0].dtype.name
-            n_done = _counter(grads[0].data.device_id, cupy.cuda.get_current_stream().ptr)
+            n_done = _counter(elementwise.current_place())
             _launch(f'rate_{dtype}', pieces, table, sums, n_done, np.float64(threshold), rate)
             _launch(f'scale_{dtype}', pieces, table, rate)
     return True
@@ -138,7 +138,7 @@ def _fit_one_launch(grads: Sequence[Any]) -> bool:
         type(grad) is cuda.ndarray and grad.dtype == grads[0].dtype and grad.flags.c_contiguous
         and grad.data.device_id == grads[0].data.device_id for grad in grads
     ) and grads[0].dtype.name in C_TYPES and (
-        len({id(grad.data.mem) for grad in grads}) == len(grads))  # they do not overlap
+        len({elementwise.memory_of(grad) for grad in grads}) == len(grads))  # they do not overlap
 
 
 def _launch(name: str, pieces: Array, *args: Any) -> None:
@@ -153,7 +153,7 @@ def _function(name: str) -> Any:
 
 
 @functools.cache
-def _counter(device: int, stream: int) -> Array:
+def _counter(place: elementwise.Place) -> Array:
     """Return the counter of the blocks that have ended, which is zero between launches."""
     from chainer.backends.cuda import cupy
 

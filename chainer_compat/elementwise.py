@@ -83,6 +83,7 @@ class Kernel:
 
 
 Call = tuple[Kernel, tuple[Any, ...]]
+Place = tuple[int, int, int]
 
 
 @functools.cache
@@ -118,6 +119,8 @@ def launch(call: Call, of_first: Sequence[Array], arrays: Sequence[Sequence[Arra
     Returns:
         Whether it was launched, which is possible if all other arguments are numbers.
     """
+    if len({id(array) for array in of_first}) < len(of_first):
+        return False  # a gradient that is the parameter's array: only the first may have that
     kernel, args = call
     places: list[int | None] = []  # in arrays; None: not an array
     dtypes: dict[str, str] = {}
@@ -219,25 +222,43 @@ def _name(kernel: Kernel) -> str:
 
 def tables(arrays: Sequence[Sequence[Array]]) -> tuple[Array, Array]:
     """Return the pieces, and the addresses of the arrays, on the current device."""
+    addresses = np.array([[x.data.ptr for x in row] for row in arrays], np.int64)
+    place = current_place()
+    return (_uploaded_pieces(place, tuple(x.size for x in arrays[0])),
+            _uploaded(place, addresses.tobytes()))
+
+
+def current_place() -> Place:
+    """Return what is equal for launches that run in order: device, stream, thread.
+
+    The handle of the per-thread default stream is the same in all threads.
+    """
     from chainer.backends.cuda import cupy
 
-    place = cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream().ptr
-    addresses = np.array([[x.data.ptr for x in row] for row in arrays], np.int64)
-    return (_uploaded_pieces(*place, tuple(x.size for x in arrays[0])),
-            _uploaded(*place, addresses.tobytes()))
+    return (cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream().ptr,
+            threading.get_ident())
+
+
+def memory_of(array: Array) -> int:
+    """Return what is equal for arrays that may overlap.
+
+    It is an address, since memory of other libraries has an object for each array.
+    """
+    memory = array.data.mem
+    return memory.ptr or id(memory)  # 0: no elements
 
 
 # Memory of a table that is dropped may be taken again: on the same stream, hence after its use.
 
 @functools.lru_cache(maxsize=64)
-def _uploaded_pieces(device: int, stream: int, sizes: tuple[int, ...]) -> Array:
+def _uploaded_pieces(place: Place, sizes: tuple[int, ...]) -> Array:
     from chainer.backends.cuda import cupy
 
     return cupy.asarray(pieces(sizes).view(np.int64).reshape(-1, 2))
 
 
 @functools.lru_cache(maxsize=64)
-def _uploaded(device: int, stream: int, table: bytes) -> Array:
+def _uploaded(place: Place, table: bytes) -> Array:
     from chainer.backends.cuda import cupy
 
     return cupy.asarray(np.frombuffer(table, np.int64))

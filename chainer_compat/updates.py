@@ -42,6 +42,8 @@ _hooks: dict[Any, Any] = {}
 #: Functions around it, by class and name. If a program replaces one, it is called.
 _around: dict[tuple[Any, str], Any] = {}
 
+_METHODS = 'update', 'update_core', '_init_states', '_UpdateRule__update'
+
 #: What Chainer sets in a rule. ``initial_alpha`` is of Adam with ``adabound``.
 _ATTRIBUTES = frozenset({'_dummy', '_fp32_param', '_hookable', '_state', '_use_fp32_update',
                          'enabled', 'hyperparam', 'initial_alpha', 't'})
@@ -74,8 +76,7 @@ class Member:
         #: What changes by its update; no two members of a group share any of it.
         self.owners = (id(rule), *(_owner(array) or 0 for array in (data, *self.states)))
         self.n_attributes = len(vars(rule))
-        kind = (type(rule), data.dtype.char, vars(rule).get('initial_alpha'), (*rule._state,),
-                self.device)
+        kind = type(rule), data.dtype.char, (*rule._state,), self.device
         self.kind = id(_kinds.setdefault(kind, kind))
         self.flat = ([] if self.device is not None
                      else [array.reshape(-1) for array in (data, *self.states)])
@@ -105,8 +106,7 @@ def accept(rule: Any) -> None:
     from chainer.variable import Parameter
 
     _cores[rule] = rule.update_core_cpu, rule.update_core_gpu
-    for cls, names in ((Parameter, ('update',)), (UpdateRule, (
-            'update', 'update_core', '_init_states', '_UpdateRule__update'))):
+    for cls, names in ((Parameter, ('update',)), (UpdateRule, _METHODS), (rule, _METHODS)):
         _around.update(((cls, name), getattr(cls, name)) for name in names)
 
 
@@ -120,7 +120,8 @@ def update(params: Iterable[Any]) -> None:
     from chainer.variable import Parameter
 
     groups: dict[Hashable, ParameterGroup] = {}
-    seen: set[int] = set()  # what members of the groups change
+    changed: set[int] = set()  # what members of the groups change
+    read: set[int] = set()  # their gradients
     are_numbers: dict[int, bool] = {}  # by hyperparameters of an optimizer
     accepted = _accepted()
     for param in params:
@@ -134,34 +135,42 @@ def update(params: Iterable[Any]) -> None:
         if member is not None:
             key = _key(member, rule, param._loss_scale, are_numbers)
         if member is None or key is None:
-            _update_groups(groups, seen)
+            _update_groups(groups, changed, read)
             param.update()
             continue
-        if not seen.isdisjoint(member.owners):
-            _update_groups(groups, seen)
+        grad = _memory_of(param._grad)
+        is_copy = member.dtype != param._grad.dtype  # in float32
+        owners = member.owners
+        if is_copy:
+            owners = *owners, _memory_of(param._data[0])
+        elif param._loss_scale is not None:
+            owners = *owners, grad
+        if grad in changed or not (changed.isdisjoint(owners) and read.isdisjoint(owners)):
+            _update_groups(groups, changed, read)
         group = groups.get(key)
         if group is None:
             group = groups[key] = ParameterGroup(rule, param._loss_scale)
         rule.t += 1
-        if member.dtype != param._grad.dtype:
+        if is_copy:
             group.halves.append(param)
         group.members.append(member)
         group.grads.append(param._grad)
-        seen.update(member.owners)
-    _update_groups(groups, seen)
+        changed.update(owners)
+        read.add(grad)
+    _update_groups(groups, changed, read)
 
 
 def call_hook(hook: Any, params: Iterable[Any]) -> None:
-    """Call a hook for each parameter, on a GPU with one launch if the hook has one."""
+    """Call a hook for each parameter; on a GPU with one launch, if it launches one for each."""
     kind, rest = type(hook), [*params]
     if kind in _hooks and kind.__call__ is _hooks[kind] and '__call__' not in vars(hook):
         groups: dict[Hashable, list[Any]] = {}
         for param in rest:
-            if _is_plain(param):
+            if _is_plain(param) and _is_number_or_none(param._loss_scale):
                 grad = param._grad
                 key = grad.dtype.char, grad.data.device_id, param._loss_scale
                 groups.setdefault(key, []).append(param)
-        memory = [id(x.data.mem) for group in groups.values() for param in group
+        memory = [elementwise.memory_of(x) for group in groups.values() for param in group
                   for x in (param._data[0], param._grad)]
         if len({*memory}) == len(memory):
             done = {id(param) for group in groups.values() if _called_together(hook, group)
@@ -176,9 +185,16 @@ def not_finite(target: Any) -> list[tuple[str, Any]]:
     named = [*target.namedparams()]
     are_finite = device_gradients.are_finite([param.grad for _, param in named])
     if are_finite is None:
-        are_finite = [bool((xp := param.device.xp).all(xp.isfinite(param.grad)))
-                      for _, param in named]
+        are_finite = [_is_finite(param) for _, param in named]
     return [pair for pair, is_finite in zip(named, are_finite, strict=True) if not is_finite]
+
+
+def _is_finite(param: Any) -> bool:
+    import chainer
+
+    xp = param.device.xp
+    with chainer.using_device(param.device):  # whose stream computes the gradient
+        return bool(xp.all(xp.isfinite(param.grad)))
 
 
 def _is_plain(param: Any) -> bool:
@@ -218,7 +234,11 @@ def _key(member: Member, rule: Any, loss_scale: float | None, are_numbers: dict[
     """Return what is equal for members of a group; ``None`` if a hyperparameter is no number."""
     own = rule.hyperparam.__dict__
     parent = own.get('_parent')
-    kind = member.kind if loss_scale is None else (member.kind, loss_scale)
+    kind: Hashable = member.kind if loss_scale is None else (member.kind, loss_scale)
+    if 'initial_alpha' in rule.__dict__:
+        if not isinstance(rule.initial_alpha, int | float):
+            return None
+        kind = kind, rule.initial_alpha
     if id(parent) not in are_numbers:
         are_numbers[id(parent)] = _are_numbers(parent)
     if not are_numbers[id(parent)]:
@@ -231,7 +251,8 @@ def _key(member: Member, rule: Any, loss_scale: float | None, are_numbers: dict[
     return kind, rule.t, id(parent), *values
 
 
-def _update_groups(groups: dict[Hashable, ParameterGroup], seen: set[int]) -> None:
+def _update_groups(groups: dict[Hashable, ParameterGroup], changed: set[int], read: set[int]
+                   ) -> None:
     for group in groups.values():
         if group.members[0].device is None:
             update_group(group.rule, group.members, group.grads)
@@ -243,7 +264,8 @@ def _update_groups(groups: dict[Hashable, ParameterGroup], seen: set[int]) -> No
         else:
             update_on_device(group.rule, group.members, group.grads, group.loss_scale)
     groups.clear()
-    seen.clear()
+    changed.clear()
+    read.clear()
 
 
 def _member(param: Any, rule: Any) -> Member | None:
@@ -253,7 +275,8 @@ def _member(param: Any, rule: Any) -> Member | None:
     if (member is None or type(grad) is not member.type or grad.dtype != member.dtype
             or grad.shape != member.shape or not _is_usable(grad, member.device)
             or not rule.enabled or hooks._pre_update_hooks or hooks._post_update_hooks
-            or (param._loss_scale is not None and member.device is None)
+            or (param._loss_scale is not None and (
+                member.device is None or not _is_number_or_none(param._loss_scale)))
             or param._layout is not None
             or 'update' in param.__dict__):
         return None
@@ -264,7 +287,8 @@ def _member_of_half(param: Any, rule: Any) -> Member | None:
     """Return the member for the float32 copy of a parameter in float16, on a GPU."""
     copy, hooks = rule._fp32_param, rule._hookable
     if (copy is None or copy._data[0] is None or not _is_plain(param) or 'update' in vars(param)
-            or hooks._pre_update_hooks or hooks._post_update_hooks or param._layout is not None):
+            or hooks._pre_update_hooks or hooks._post_update_hooks or param._layout is not None
+            or not _is_number_or_none(param._loss_scale)):
         return None
     member = _current_member(copy, rule)
     if (member is None or not rule.enabled or member.shape != param._grad.shape
@@ -294,6 +318,7 @@ def _new_member(param: Any, rule: Any) -> Member | None:
     data = param._data[0]
     on_device = type(data) is _type_on_devices()
     if not (rule.enabled and rule.__dict__.keys() <= _ATTRIBUTES
+            and param._layout is None and 'update' not in param.__dict__
             and (on_device or type(data) is np.ndarray)
             and data.dtype in (_DTYPES_ON_DEVICES if on_device else _DTYPES)):
         return None
@@ -325,15 +350,27 @@ def _is_usable(array: Array, device: int | None) -> bool:
 
 def _owner(array: Array) -> int | None:
     """Return what is equal for arrays that may overlap; ``None`` if it is not known."""
-    if not isinstance(array, np.ndarray):
-        return id(array.data.mem)
-    owner = array if array.base is None else array.base
-    return id(owner) if type(owner) is np.ndarray and owner.flags.owndata else None
+    if isinstance(array, np.ndarray):
+        owner = array if array.base is None else array.base
+        if not (type(owner) is np.ndarray and owner.flags.owndata):
+            return None
+    return _memory_of(array)
+
+
+def _memory_of(array: Array) -> int:
+    """Return ``_owner(array)``, or what is equal for no array that has one."""
+    if type(array) is np.ndarray:
+        return id(array if array.base is None else array.base)
+    return elementwise.memory_of(array)
+
+
+def _is_number_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)
 
 
 def _are_numbers(hyperparam: Any) -> bool:
     return hyperparam is None or all(
-        isinstance(value, bool | int | float) or (name == '_parent' and (
+        isinstance(value, int | float) or (name == '_parent' and (
             value is None or _are_numbers(value)))
         for name, value in vars(hyperparam).items())
 
@@ -358,7 +395,7 @@ def update_group(rule: Any, members: list[Member], grads: list[Array]) -> None:
 
 def update_on_device(rule: Any, members: list[Member], grads: list[Array],
                      loss_scale: float | None) -> None:
-    """Update parameters of one GPU, with one launch if the rule has one; see `update_group`.
+    """Update parameters of one GPU, with one launch if the rule launches one kernel for each.
 
     Gradients are divided by the loss scale before.
     """
@@ -368,12 +405,13 @@ def update_on_device(rule: Any, members: list[Member], grads: list[Array],
     first = Block(members[0].data, grads[0])
     with cupy.cuda.Device(members[0].device):
         with elementwise.recorded() as calls:
-            rule.update_core_gpu(first)
+            if _can_be_recorded(rule):
+                rule.update_core_gpu(first)
         if len(calls) == 1 and elementwise.launch(
                 calls[0], [first.data, first.grad, *members[0].states],
                 [[member.data for member in members], grads,
                  *zip(*(member.states for member in members), strict=True)],
-                None if loss_scale is None else 1, loss_scale or 1.):
+                None if loss_scale is None else 1, 1. if loss_scale is None else loss_scale):
             return
         try:
             for member, grad in zip(members, grads, strict=True):
@@ -432,3 +470,9 @@ def _joined(flats: list[list[Array]]) -> Iterator[tuple[list[Array], Array]]:
         for array, joined in zip(flat, arrays, strict=False):  # without the gradient
             array[...] = joined[start:stop]
         start = stop
+
+
+def _can_be_recorded(rule: Any) -> bool:
+    """Whether the program has replaced no kernel, which would be launched instead of recorded."""
+    return all(value is None or type(value) is elementwise.Kernel
+               for name, value in vars(type(rule)).items() if name.endswith('_kernel'))

@@ -1,4 +1,4 @@
-"""Updates of all parameters in one pass on the CPU: chainer_compat/updates.py."""
+"""Updates of all parameters in one pass, on a GPU with few launches: chainer_compat/updates.py."""
 
 from __future__ import annotations
 

@@ -370,3 +370,29 @@ def test_changes_between_steps(name, monkeypatch):
     if not dispatch.why_unavailable():
         for x, y in zip(train('MomentumSGD', None, each=each), expected, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_the_array_of_another_parameter_as_gradient(monkeypatch):
+    """The other one is updated before."""
+    monkeypatch.setattr(chainer.config, 'use_torch', 'never')
+    model = chainer.Link()
+    with model.init_scope():
+        model.x, model.y = chainer.Parameter(np.ones(3, 'f')), chainer.Parameter(np.ones(3, 'f'))
+    optimizer = optimizers.SGD(.5).setup(model)
+    model.x.grad, model.y.grad = np.ones(3, 'f'), model.x.array
+    optimizer.update()
+    assert model.x.array.tolist() == [.5] * 3
+    assert model.y.array.tolist() == [.75] * 3
+
+
+@pytest.mark.parametrize('name', ['update', 'update_core', 'update_core_cpu'])
+def test_replaced_methods_of_a_rule(monkeypatch, name):
+    model = chainer.Link()
+    with model.init_scope():
+        model.x, model.y = chainer.Parameter(np.ones(3, 'f')), chainer.Parameter(np.ones(3, 'f'))
+    optimizer = optimizers.SGD().setup(model)
+    model.x.grad = model.y.grad = np.ones(3, 'f')
+    monkeypatch.setattr(optimizers.sgd.SGDRule, name, lambda rule, param: param.array.fill(3),
+                        raising=False)
+    optimizer.update()
+    assert all((param.array == 3).all() for param in model.params())

@@ -166,8 +166,29 @@ def use_float32(model, optimizer):
     optimizer.use_fp32_update()
 
 
+def set_scale(value):
+    def change(model, optimizer):
+        for param in model.params():
+            param._loss_scale = value
+
+    change.__name__ = f'scale {value}'
+    return change
+
+
+def share_a_gradient(model, optimizer):
+    model.p2.grad = model.p1.grad.reshape(1)
+    set_scale(4.)(model, optimizer)  # Chainer divides it twice
+
+
+def use_the_array_as_gradient(model, optimizer):
+    model.p0.grad = model.p0.array
+
+
 @pytest.mark.parametrize('dtype', ['float16', 'float32'])
-@pytest.mark.parametrize('change', [tie, leave_out, add_a_hook, transpose, use_float32])
+@pytest.mark.parametrize('change', [
+    tie, leave_out, add_a_hook, transpose, use_float32, set_scale(0), set_scale(3.),
+    set_scale(65536.), share_a_gradient, use_the_array_as_gradient])
+@pytest.mark.filterwarnings('ignore:overflow:RuntimeWarning')  # 65536 in float16
 def test_parameters_that_differ(gpu, change, dtype):
     (model, optimizer), (other, alone) = make('Adam', dtype, gpu), make('Adam', dtype, gpu)
     one_by_one(other, alone)
@@ -177,6 +198,97 @@ def test_parameters_that_differ(gpu, change, dtype):
             change(each, rule)
             rule.update()
     assert_same_bits(model, other)
+
+
+def unowned(array):
+    """Return another array on the same memory, as from another library."""
+    from cupy import cuda, ndarray
+
+    memory = cuda.UnownedMemory(array.data.ptr, array.nbytes, array)
+    return ndarray(array.shape, array.dtype, cuda.MemoryPointer(memory, 0))
+
+
+def share_memory(model, optimizer):
+    model.p6.array = unowned(model.p0.array)
+    model.p6.grad = model.p0.grad.copy()
+
+
+def use_an_array_as_gradient(model, optimizer):
+    model.p2.grad = model.p1.array.reshape(1)
+
+
+@pytest.mark.parametrize('change', [share_memory, share_a_gradient, use_an_array_as_gradient])
+def test_shared_memory_is_changed_by_one_launch_at_a_time(gpu, is_virtual, change):
+    model, optimizer = make('SGD', 'float32', gpu)
+    set_gradients(model, 0)
+    change(model, optimizer)
+    number = launches(optimizer.update, is_virtual)
+    assert number is None or number >= 2
+
+
+@pytest.mark.parametrize('scale', ['np.float64(4)', 'cupy.array(4, "f")'])
+def test_loss_scales_of_other_types(gpu, scale):
+    import cupy
+
+    (model, optimizer), (other, alone) = make('Adam', 'float32', gpu), make('Adam', 'float32', gpu)
+    one_by_one(other, alone)
+    for each, rule in (model, optimizer), (other, alone):
+        rule.add_hook(hooks.WeightDecay(.1))
+        set_gradients(each, 0)
+        set_scale(eval(scale, {'np': np, 'cupy': cupy}))(each, rule)
+        rule.update()
+    assert_same_bits(model, other)
+
+
+def test_different_initial_learning_rates(gpu):
+    results = []
+    for change in (lambda model, optimizer: None), one_by_one:
+        model, _ = make('SGD', 'float32', gpu)
+        optimizer = optimizers.AdaBound(gpu.xp.array(.001, 'f')).setup(model)
+        change(model, optimizer)
+        optimizer.alpha, optimizer.final_lr = .001, 1e-6  # small enough to be the step
+        for step in range(3):
+            set_gradients(model, step)
+            model.p4.update_rule.initial_alpha = .1 if step else .001
+            optimizer.update()
+        results.append(model)
+    assert_same_bits(*results)
+
+
+def test_parameters_of_other_layouts(gpu):
+    with chainer.using_config('compute_mode', 'cudnn_fast'):
+        model = chainer.links.Convolution2D(2, 3, 1)
+    model.to_device(gpu)
+    optimizer = optimizers.MomentumSGD(lr=1).setup(model)
+    before = model.W.raw_array.copy()
+    for param in model.params():
+        param._set_grad(gpu.xp.ones_like(param.raw_array), layout_check=False)
+    optimizer.update()
+    assert (model.W.raw_array == before - 1).all()
+
+
+@pytest.mark.parametrize('name', [
+    'update', 'update_core', 'update_core_gpu', '_UpdateRule__update'])
+def test_replaced_methods(gpu, monkeypatch, name):
+    model, optimizer = make('SGD', 'float32', gpu)
+    set_gradients(model, 0)
+    monkeypatch.setattr(optimizers.sgd.SGDRule, name, lambda rule, param: param.array.fill(3),
+                        raising=False)
+    optimizer.update()
+    assert all((param.array == 3).all() for param in model.params())
+
+
+def test_a_replaced_kernel(gpu, monkeypatch):
+    import cupy
+
+    model, optimizer = make('SGD', 'float32', gpu)
+    before = [param.array.copy() for param in model.params()]
+    set_gradients(model, 0)
+    monkeypatch.setattr(optimizers.sgd.SGDRule, '_kernel', cupy.ElementwiseKernel(
+        'T grad, T lr', 'T param', 'param += 1', 'plus_one'))
+    optimizer.update()
+    for x, param in zip(before, model.params(), strict=True):
+        assert (param.array == x + 1).all()
 
 
 def test_a_rule_of_the_program(gpu):
