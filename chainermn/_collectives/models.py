@@ -22,6 +22,7 @@ from chainermn._operations.call_signature import MAX_UPDATE, pack
 from chainermn._process import streams
 from chainermn._process.mpi import MPI
 from chainermn._transport import topology
+from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Compressor
 from chainermn._types import Array, Model
 
@@ -68,13 +69,27 @@ def multi_node_mean_grad(comm: Communicator, model: Model, zero_fill: bool = Fal
 
 
 @operation('multi_node_mean_grad')
-def mean_grad_shard(comm: Communicator, model: Model, zero_fill: bool,
-                    shard: Mapping[str, tuple[int, int]]) -> None:
+def mean_grad_shards(comm: Communicator, model: Model, zero_fill: bool,
+                     shards: Sequence[Mapping[str, tuple[int, int]]]) -> None:
     context = comm._context
     gradients, _ = checked_gradients(context, model, zero_fill, None)
-    context.transport.mean_shard(gradients, [
-        shard.get(path, (0, x.size))
-        for path, x in zip(gradients.paths, gradients, strict=True)])
+    common, owned = [], []
+    for path, x in zip(gradients.paths, gradients, strict=True):
+        ranges = {rank: shard[path] for rank, shard in enumerate(shards) if path in shard}
+        if ranges and sum(end - begin for begin, end in ranges.values()) <= x.size:
+            owned.append((x, x.reshape(-1), ranges))
+        else:
+            common.append(x)
+    if common:
+        context.transport.mean(ArrayList.of(common))
+    parts = [(rank, flat[slice(*ranges[rank])]) for rank in range(context.size)
+             for _, flat, ranges in owned if rank in ranges]
+    if parts:
+        context.transport.mean_for_owners(
+            ArrayList.of(part for _, part in parts), tuple([rank for rank, _ in parts]))
+    for x, flat, _ in owned:
+        if not x.flags.c_contiguous:
+            x[...] = flat.reshape(x.shape)
 
 
 def mean_queue(comm: Communicator) -> MeanQueue | NcclMeanQueue:
