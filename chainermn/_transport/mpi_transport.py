@@ -269,10 +269,14 @@ class MpiTransport:
             return buffer
 
         buffer = self.group.prepared(starts[-1] * some.dtype.itemsize, pack)
-        itemsize = buffer.dtype.itemsize
-        self.mpi_comm.Allgatherv(MPI.IN_PLACE, [
-            array_buffers.raw(buffer), [itemsize * count for count in counts],
-            [itemsize * start for start in starts[:-1]], MPI.BYTE])
+        # Allgatherv of MPICH takes three times as long over TCP.
+        data = {rank: array_buffers.raw(buffer[place]) for rank, place in enumerate(places)
+                if counts[rank]}
+        others = [(self.rank + shift) % self.size for shift in range(1, self.size)]
+        requests = [self.mpi_comm.Irecv(data[rank], rank) for rank in others if rank in data]
+        if own:
+            requests += [self.mpi_comm.Isend(data[self.rank], rank) for rank in others]
+        MPI.Request.Waitall(requests)
         complete = array_buffers.from_buffer(buffer, buffer.shape, device)
         for rank, parts in enumerate(chunk):
             if parts and rank != self.rank:
