@@ -143,6 +143,9 @@ class MpiTransport:
         self._mean_for_owners(arrays, owners)
 
     def _mean_for_owners(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
+        if not self._sends_least:
+            self.mean(arrays)
+            return
         for chunk in self._dealt(arrays, owners):
             self._reduce_chunk(chunk)
 
@@ -213,15 +216,29 @@ class MpiTransport:
             arrays: Arrays of the same dtypes and shapes on all ranks.
             owners: The rank with the data of each array.  Arrays of one owner are neighbors.
         """
-        if type(self).bcast_arrays is not MpiTransport.bcast_arrays:
-            for root, numbers in itertools.groupby(range(len(arrays)), owners.__getitem__):
-                self.bcast_arrays(ArrayList.of(arrays[number] for number in numbers), root)
-            return
-        self._copy_arrays(arrays, owners)
+        if type(self).bcast_arrays is MpiTransport.bcast_arrays:
+            self._copy_arrays(arrays, owners)
+        else:
+            self._copy_one_by_one(arrays, owners)
+
+    def _copy_one_by_one(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
+        for root, numbers in itertools.groupby(range(len(arrays)), owners.__getitem__):
+            self.bcast_arrays(ArrayList.of(arrays[number] for number in numbers), root)
 
     def _copy_arrays(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
+        if not self._sends_least:
+            self._copy_one_by_one(arrays, owners)
+            return
         for chunk in self._dealt(arrays, owners):
             self._gather_chunk(chunk)
+
+    @property
+    def _sends_least(self) -> bool:
+        """Whether messages between all ranks send the least between nodes.
+
+        With several ranks on each node, MPI first reduces and broadcasts within the nodes.
+        """
+        return self.group.topology.inter_size in (1, self.size)
 
     def _dealt(self, arrays: ArrayList, owners: tuple[int, ...]) -> Iterator[list[list[Array]]]:
         """Yield chunks of arrays of one dtype: the parts of each rank.

@@ -92,6 +92,20 @@ def test_mean_for_owners(transport, monkeypatch, chunk):
     check_means(arrays)
 
 
+@pytest.mark.mpi(min_size=3)
+def test_owners_on_nodes_with_several_ranks(transport):
+    """MPI sums within the nodes first."""
+    places = [topology.Place(f'node {rank // 2}', 1) for rank in range(WORLD.size)]
+    transport.group.topology = topology.of(WORLD.rank, places)
+    arrays = arrays_of(WORLD.rank)
+    transport.mean_for_owners(ArrayList.of(arrays), owners())
+    check_means(arrays)
+    assert transport.count == 1 + 3 + 2
+    transport.copy_arrays(ArrayList.of(arrays), owners())
+    check_means(arrays)
+    assert transport.count > 1 + 3 + 2
+
+
 def test_a_transport_with_its_own_mean_and_bcast(transport):
     class Own(MpiTransport):
         calls = ()
