@@ -283,7 +283,7 @@ class MpiTransport:
             buffer = array_buffers.new_buffer((starts[-1],), some.dtype, device)
             if own:
                 buffer[places[self.rank]] = array_buffers.to_buffer(packing.pack(own))
-            return buffer
+            return array_buffers.to_buffer(buffer)
 
         buffer = self.group.prepared(starts[-1] * some.dtype.itemsize, pack)
         # Allgatherv of MPICH takes three times as long over TCP.

@@ -142,7 +142,7 @@ ALONE = {'set_config', 'get_config', 'config_scope', 'span', 'finalize', 'called
 
 #: Operations of methods with other names; `mean_queue` stands for its `wait`.
 OPERATIONS = {'join_turn': 'join', 'broadcast_data': 'bcast_data',
-              'allreduce_grad': 'multi_node_mean_grad', 'mean_grad_shard': 'multi_node_mean_grad',
+              'allreduce_grad': 'multi_node_mean_grad', 'mean_grad_shards': 'multi_node_mean_grad',
                'mean_queue': 'wait'}
 
 

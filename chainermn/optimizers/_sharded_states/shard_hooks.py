@@ -18,7 +18,7 @@ from chainer.optimizer import GradientMethod
 from chainermn._types import Array, Object, Optimizer, Parameter
 
 
-class Member(NamedTuple):
+class ShardedParameter(NamedTuple):
     """An initialized parameter, as this rank sees it."""
 
     path: str
@@ -29,7 +29,7 @@ class Member(NamedTuple):
 
 #: Returns the sum of an array over all ranks.
 Total = Callable[[np.ndarray], np.ndarray]
-_Call = Callable[[Object, Sequence[Member], Total], None]
+_Call = Callable[[Object, Sequence[ShardedParameter], Total], None]
 
 
 def needs_all(optimizer: Optimizer) -> bool:
@@ -39,59 +39,61 @@ def needs_all(optimizer: Optimizer) -> bool:
         optimizer: The optimizer, not a wrapper.
     """
     hookable = optimizer._hookable
-    return bool(hookable._post_update_hooks) or any(
-        _call_of(hook) is None for hook in hookable._pre_update_hooks.values()) or any(
-        getattr(optimizer, name).__func__ is not method for name, method in _METHODS.items())
+    if hookable._post_update_hooks or not all(map(_call_of, hookable._pre_update_hooks.values())):
+        return True
+    return any(getattr(getattr(optimizer, name), '__func__', None) is not method
+               for name, method in _METHODS.items())
 
 
-def check_finite(optimizer: Optimizer, members: Sequence[Member], total: Total) -> None:
+def check_finite(optimizer: Optimizer, params: Sequence[ShardedParameter], total: Total) -> None:
     """Like ``Optimizer.check_nan_in_grads``."""
     optimizer._loss_scaling_isnan = False
     if not optimizer._loss_scaling_is_dynamic:
         return
-    counts = total(np.array([_has_nonfinite(member.piece.grad) for member in members], np.float64))
-    for member, count in zip(members, counts, strict=True):
+    counts = total(np.array([_has_nonfinite(each.piece.grad) for each in params], np.float64))
+    for each, count in zip(params, counts, strict=True):
         if count:
             optimizer._loss_scaling_isnan = optimizer._loss_scaling_isnan_ever = True
-            warnings.warn(f'Non finite number found in param.grad of {member.path} (iteration: '
+            warnings.warn(f'Non finite number found in param.grad of {each.path} (iteration: '
                           f'{optimizer.t}, loss_scale: {optimizer._loss_scale})', stacklevel=2)
 
 
-def call(optimizer: Optimizer, members: Sequence[Member], total: Total) -> None:
+def call(optimizer: Optimizer, params: Sequence[ShardedParameter], total: Total) -> None:
     """Call the hooks in their order."""
     for hook in optimizer._hookable._pre_update_hooks.values():
         function = _call_of(hook)
         assert function is not None
-        function(hook, members, total)
+        function(hook, params, total)
 
 
-def _call_each(hook: Object, members: Sequence[Member], total: Total) -> None:
-    for member in members:
-        hook(member.param.update_rule, member.piece)
+def _call_each(hook: Object, params: Sequence[ShardedParameter], total: Total) -> None:
+    for each in params:
+        hook(each.param.update_rule, each.piece)
 
 
-def _clip(hook: Object, members: Sequence[Member], total: Total) -> None:
-    sums = _square_sums([(member, member.piece.grad) for member in members], total)
+def _clip(hook: Object, params: Sequence[ShardedParameter], total: Total) -> None:
+    sums = _square_sums([(each, each.piece.grad) for each in params], total)
     with np.errstate(divide='ignore', over='ignore', invalid='ignore'):
         rate = hook.threshold / np.sqrt(sum(sums, 0.))
     if rate >= 1:
         return
-    for member in members:
-        if member.piece.grad is not None:
-            member.piece.grad *= rate
+    for each in params:
+        if each.piece.grad is not None:
+            each.piece.grad *= rate
 
 
-def _scale_layers(hook: Object, members: Sequence[Member], total: Total) -> None:
+def _scale_layers(hook: Object, params: Sequence[ShardedParameter], total: Total) -> None:
     seen: collections.Counter[int] = collections.Counter()
-    rounds: dict[int, list[Member]] = {}  # a parameter under several paths is scaled several times
-    for member in members:
-        seen[id(member.param)] += 1
-        rounds.setdefault(seen[id(member.param)], []).append(member)
+    # A parameter with several paths is scaled several times.
+    rounds: dict[int, list[ShardedParameter]] = {}
+    for each in params:
+        seen[id(each.param)] += 1
+        rounds.setdefault(seen[id(each.param)], []).append(each)
     for some in rounds.values():
-        sums = _square_sums([(member, x) for member in some
-                             for x in (member.piece.array, member.piece.grad)], total)
-        for member, p_sum, g_sum in zip(some, sums[::2], sums[1::2], strict=True):
-            _scale_layer(hook, member.piece, np.sqrt(p_sum), np.sqrt(g_sum))
+        sums = _square_sums([(each, x) for each in some
+                             for x in (each.piece.array, each.piece.grad)], total)
+        for each, p_sum, g_sum in zip(some, sums[::2], sums[1::2], strict=True):
+            _scale_layer(hook, each.piece, np.sqrt(p_sum), np.sqrt(g_sum))
 
 
 def _scale_layer(hook: Object, piece: Parameter, p_norm: np.floating, g_norm: np.floating) -> None:
@@ -102,12 +104,13 @@ def _scale_layer(hook: Object, piece: Parameter, p_norm: np.floating, g_norm: np
         piece.grad *= float(p_norm / (hook.eps + g_norm + hook.weight_decay * p_norm))
 
 
-def _square_sums(arrays: Sequence[tuple[Member, Array | None]], total: Total) -> list[np.floating]:
+def _square_sums(arrays: Sequence[tuple[ShardedParameter, Array | None]], total: Total
+                 ) -> list[np.floating]:
     """Return the sum of the squares of each array over all ranks, in the dtype of its parameter."""
-    own = [_square_sum(x) if member.is_counted and x is not None else 0. for member, x in arrays]
+    own = [_square_sum(x) if each.is_counted and x is not None else 0. for each, x in arrays]
     with np.errstate(over='ignore'):  # of float16, as in Chainer
-        return [member.param.dtype.type(value)
-                for (member, _), value in zip(arrays, total(np.array(own)), strict=True)]
+        return [each.param.dtype.type(value)
+                for (each, _), value in zip(arrays, total(np.array(own)), strict=True)]
 
 
 def _square_sum(x: Array) -> float:

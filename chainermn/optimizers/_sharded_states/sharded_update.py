@@ -28,7 +28,7 @@ from chainermn.optimizers._full_update import FullUpdate, as_updated
 from chainermn.optimizers._optimizer_proxy import once
 from chainermn.optimizers._sharded_states import combine, shard_hooks
 from chainermn.optimizers._sharded_states.partition import Item, Range, Shard, partition
-from chainermn.optimizers._sharded_states.shard_hooks import Member
+from chainermn.optimizers._sharded_states.shard_hooks import ShardedParameter
 
 #: Name of the float32 copy of a float16 parameter among the arrays of a state.
 _FP32 = 'float32 copy'
@@ -148,9 +148,9 @@ class ShardedUpdate(FullUpdate):
                 cut = self._cut(params)
             else:
                 cut = self._cut(params)
-                members = self._members(optimizer.target, paths)
-                shard_hooks.check_finite(optimizer, members, self._total)
-                shard_hooks.call(optimizer, members, self._total)
+                sharded = self._sharded_parameters(optimizer.target, paths)
+                shard_hooks.check_finite(optimizer, sharded, self._total)
+                shard_hooks.call(optimizer, sharded, self._total)
             optimizer.t += 1
             if optimizer.is_safe_to_update():
                 for param in optimizer.target.params():
@@ -212,16 +212,17 @@ class ShardedUpdate(FullUpdate):
                 piece._loss_scale = param._loss_scale
         return found
 
-    def _members(self, target: Model, paths: Mapping[int, str]) -> list[Member]:
-        """Return the initialized parameters; one that is not sharded is counted by rank 0."""
+    def _sharded_parameters(self, target: Model, paths: Mapping[int, str]
+                            ) -> list[ShardedParameter]:
+        """Return the initialized parameters; those that are not sharded are counted by rank 0."""
         sharded = {item.path for item in self._items if not item.is_tied}
         is_first = self._communicator.rank == 0
-        members = []
+        found = []
         for path, param in target.namedparams(include_uninit=False):
             known = paths.get(id(param), '')
-            members.append(Member(path, param, self._pieces.get(known, param),
-                                  known in sharded or is_first))
-        return members
+            found.append(ShardedParameter(path, param, self._pieces.get(known, param),
+                                          known in sharded or is_first))
+        return found
 
     def _total(self, values: np.ndarray) -> np.ndarray:
         with self._communicator.called_by(self._caller):
