@@ -1,6 +1,7 @@
 """Model operations: average gradients, broadcast and compare parameters."""
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -73,23 +74,26 @@ def mean_grad_shards(comm: Communicator, model: Model, zero_fill: bool,
                      shards: Sequence[Mapping[str, tuple[int, int]]]) -> None:
     context = comm._context
     gradients, _ = checked_gradients(context, model, zero_fill, None)
-    common, owned = [], []
+    needed: collections.Counter[str] = collections.Counter()
+    for shard in shards:
+        needed.update({path: end - begin for path, (begin, end) in shard.items()})
+    flat: dict[str, Array] = {}  # what ranks own
+    common: list[Array] = []
     for path, x in zip(gradients.paths, gradients, strict=True):
-        ranges = {rank: shard[path] for rank, shard in enumerate(shards) if path in shard}
-        if ranges and sum(end - begin for begin, end in ranges.values()) <= x.size:
-            owned.append((x, x.reshape(-1), ranges))
+        if path in needed and needed[path] <= x.size:
+            flat[path] = x.reshape(-1)
         else:
             common.append(x)
+    parts = [(rank, flat[path][begin:end]) for rank, shard in enumerate(shards)
+             for path, (begin, end) in shard.items() if path in flat]
     if common:
         context.transport.mean(ArrayList.of(common))
-    parts = [(rank, flat[slice(*ranges[rank])]) for rank in range(context.size)
-             for _, flat, ranges in owned if rank in ranges]
     if parts:
         context.transport.mean_for_owners(
             ArrayList.of(part for _, part in parts), tuple([rank for rank, _ in parts]))
-    for x, flat, _ in owned:
-        if not x.flags.c_contiguous:
-            x[...] = flat.reshape(x.shape)
+    for path, x in zip(gradients.paths, gradients, strict=True):
+        if path in flat and not x.flags.c_contiguous:
+            x[...] = flat[path].reshape(x.shape)
 
 
 def mean_queue(comm: Communicator) -> MeanQueue | NcclMeanQueue:

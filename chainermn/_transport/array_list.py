@@ -60,6 +60,8 @@ class ArrayList(list[Array]):
             >>> [owners for _, owners in arrays.by_owner([0, 1, 1])]
             [[0, 1], [1]]
         """
+        if len(self.dtypes) <= 1 and self.on_host:
+            return [(self, [*owners])] if self else []
         groups = _grouped(self, owners, lambda x: (x.dtype, array_buffers.on_device(x)))
         return [(ArrayList.of(xs), found) for xs, found in groups]
 

@@ -45,6 +45,11 @@ def needs_all(optimizer: Optimizer) -> bool:
                for name, method in _METHODS.items())
 
 
+def are_used(optimizer: Optimizer) -> bool:
+    """Return whether the functions below use the parameters."""
+    return optimizer._loss_scaling_is_dynamic or bool(optimizer._hookable._pre_update_hooks)
+
+
 def check_finite(optimizer: Optimizer, params: Sequence[ShardedParameter], total: Total) -> None:
     """Like ``Optimizer.check_nan_in_grads``."""
     optimizer._loss_scaling_isnan = False
@@ -114,8 +119,10 @@ def _square_sums(arrays: Sequence[tuple[ShardedParameter, Array | None]], total:
 
 
 def _square_sum(x: Array) -> float:
-    wide = x.ravel().astype(np.promote_types(x.dtype, np.float32), copy=False)
-    return float(wide.dot(wide))
+    flat = x.ravel()
+    if flat.dtype == np.float16:
+        flat = flat.astype(np.float32)
+    return float(flat.dot(flat))
 
 
 def _has_nonfinite(x: Array | None) -> bool:

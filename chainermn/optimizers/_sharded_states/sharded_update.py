@@ -148,7 +148,8 @@ class ShardedUpdate(FullUpdate):
                 cut = self._cut(params)
             else:
                 cut = self._cut(params)
-                sharded = self._sharded_parameters(optimizer.target, paths)
+                sharded = (self._sharded_parameters(optimizer.target, paths)
+                           if shard_hooks.are_used(optimizer) else [])
                 shard_hooks.check_finite(optimizer, sharded, self._total)
                 shard_hooks.call(optimizer, sharded, self._total)
             optimizer.t += 1
@@ -249,7 +250,7 @@ class ShardedUpdate(FullUpdate):
         sharded = [item.path for item in self._items
                    if params[item.path].update_rule.enabled and not item.is_tied]
         flat = {path: params[path].array.reshape(-1) for path in sharded}
-        shards = [[flat[path][slice(*shard[path])] for path in sharded if path in shard]
+        shards = [[flat[path][begin:end] for path, (begin, end) in shard.items() if path in flat]
                   for shard in self._shards]
         if any(shards):
             with self._communicator.called_by(self._caller):
