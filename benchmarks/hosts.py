@@ -12,6 +12,7 @@ Rows, for the gradients or parameters of ResNet-50 (102 MB):
 - flat: ``multi_node_mean_grad``, also with the given compression;
 - gloo: ``torch.distributed`` in buckets of 25 MB; skipped if the Python given by ``--torch`` has no
   torch;
+- sharded update: an update of ``flat`` with ``shard_states=True`` and given gradients, by SGD;
 - bcast_data, and scatter_dataset of 102 MB of images.
 
 The bound is the time that the bytes, with headers, need on the busiest link: 2 (n-1)/n of the
@@ -73,7 +74,11 @@ def methods_of_chainermn():
             compressor = compression.get(kind or None)
             return lambda: comm.multi_node_mean_grad(model, compression=compressor)
 
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(0), comm, shard_states=True).setup(model)
+        optimizer.update()  # broadcasts
         return {**{name_of(kind): mean(kind) for kind in BITS},
+                'sharded update': optimizer.update,
                 'bcast_data': lambda: comm.bcast_data(model),
                 'scatter_dataset': lambda: chainermn.scatter_dataset(dataset, comm)}
 
@@ -175,7 +180,7 @@ def draw(path: str, found: dict[tuple[str, str], dict[str, float]], model: str) 
         panel = panels.setdefault(f'{rate}, {ranks} rank{"s" * (ranks != "1")} per host', {})
         least = bound('flat', ranks_of(shape), size_of(model), rate)
         for method, seconds in {**medians, 'bound': least}.items():
-            if method not in ('bcast_data', 'scatter_dataset'):
+            if method not in ('sharded update', 'bcast_data', 'scatter_dataset'):
                 panel.setdefault(method, {})[int(hosts)] = seconds * 1e3
     figure, all_axes = pyplot.subplots(1, len(panels), figsize=(4.5 * len(panels), 4.5),
                                        layout='constrained', squeeze=False)
@@ -212,7 +217,7 @@ def main() -> None:
                              if kind != 'none'], 'ours')
     if _rounds.has_torch(args.torch):
         methods['gloo'] = 'gloo'
-    methods |= {'bcast_data': 'ours', 'scatter_dataset': 'ours'}
+    methods |= dict.fromkeys(('sharded update', 'bcast_data', 'scatter_dataset'), 'ours')
     found = {}
     for rate in args.rates.split(','):
         for shape in args.shapes.split(','):

@@ -1,6 +1,7 @@
 """Model operations: average gradients, broadcast and compare parameters."""
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from chainermn._operations.call_signature import MAX_UPDATE, pack
 from chainermn._process import streams
 from chainermn._process.mpi import MPI
 from chainermn._transport import topology
+from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Compressor
 from chainermn._types import Array, Model
 
@@ -68,13 +70,30 @@ def multi_node_mean_grad(comm: Communicator, model: Model, zero_fill: bool = Fal
 
 
 @operation('multi_node_mean_grad')
-def mean_grad_shard(comm: Communicator, model: Model, zero_fill: bool,
-                    shard: Mapping[str, tuple[int, int]]) -> None:
+def mean_grad_shards(comm: Communicator, model: Model, zero_fill: bool,
+                     shards: Sequence[Mapping[str, tuple[int, int]]]) -> None:
     context = comm._context
     gradients, _ = checked_gradients(context, model, zero_fill, None)
-    context.transport.mean_shard(gradients, [
-        shard.get(path, (0, x.size))
-        for path, x in zip(gradients.paths, gradients, strict=True)])
+    needed: collections.Counter[str] = collections.Counter()
+    for shard in shards:
+        needed.update({path: end - begin for path, (begin, end) in shard.items()})
+    flat: dict[str, Array] = {}  # what ranks own
+    common: list[Array] = []
+    for path, x in zip(gradients.paths, gradients, strict=True):
+        if path in needed and needed[path] <= x.size:
+            flat[path] = x.reshape(-1)
+        else:
+            common.append(x)
+    parts = [(rank, flat[path][begin:end]) for rank, shard in enumerate(shards)
+             for path, (begin, end) in shard.items() if path in flat]
+    if common:
+        context.transport.mean(ArrayList.of(common))
+    if parts:
+        context.transport.mean_for_owners(
+            ArrayList.of(part for _, part in parts), tuple([rank for rank, _ in parts]))
+    for path, x in zip(gradients.paths, gradients, strict=True):
+        if path in flat and not x.flags.c_contiguous:
+            x[...] = flat[path].reshape(x.shape)
 
 
 def mean_queue(comm: Communicator) -> MeanQueue | NcclMeanQueue:

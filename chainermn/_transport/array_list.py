@@ -51,6 +51,20 @@ class ArrayList(list[Array]):
         found.on_device = not found.on_host and array_buffers.on_device(found[0])
         return found
 
+    def by_owner(self, owners: Sequence[int]) -> list[tuple[ArrayList, list[int]]]:
+        """Group arrays that can share a buffer, like :meth:`by_dtype`, each with its owner.
+
+        Example:
+            >>> from chainermn.communicators.transport import ArrayList
+            >>> arrays = ArrayList.of([np.ones(2), np.ones(1, np.float32), np.ones(1)])
+            >>> [owners for _, owners in arrays.by_owner([0, 1, 1])]
+            [[0, 1], [1]]
+        """
+        if len(self.dtypes) <= 1 and self.on_host:
+            return [(self, [*owners])] if self else []
+        groups = _grouped(self, owners, lambda x: (x.dtype, array_buffers.on_device(x)))
+        return [(ArrayList.of(xs), found) for xs, found in groups]
+
     def by_dtype(self, results: Sequence[Array] | None = None
                  ) -> list[tuple[ArrayList, Sequence[Array]]]:
         """Group arrays that can share a buffer: same dtype, all on the host or on a device.

@@ -22,7 +22,7 @@ class WithoutExchange(SharedMemoryTransport):
         for group, targets in self.groups(arrays, results):
             packing.unpack(packing.pack(group), targets)
 
-    def mean_shard(self, arrays: ArrayList, shard: Sequence[tuple[int, int]]) -> None:
+    def mean_for_owners(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
         self.mean(arrays)
 
     def _mean_encoded(self, codec: Codec, encoded: Array, size: int, dtype: np.dtype) -> Array:

@@ -139,17 +139,18 @@ class Channel:
                 if root != self._comm.rank:
                     x[...] = received
 
-    def mean_grad_shard(self, model: Model, zero_fill: bool, shard: Mapping[str, tuple[int, int]]
-                        ) -> None:
-        """Average the gradients of which this rank needs a shard only.
+    def mean_grad_shards(self, model: Model, zero_fill: bool,
+                         shards: Sequence[Mapping[str, tuple[int, int]]]) -> None:
+        """Average the gradients of which each rank needs a shard only.
 
-        Collective: every rank calls it, or ``multi_node_mean_grad``.
+        Collective: every rank calls it.
 
         Args:
             model: As for ``multi_node_mean_grad``.
             zero_fill: As for ``multi_node_mean_grad``.
-            shard: Begin and end of the elements that this rank needs, in C order, by path of the
-                parameter; all elements of other parameters. The other gradients are undefined.
+            shards: For each rank, begin and end of the elements that it needs, in C order, by path
+                of the parameter; the other elements are undefined there.  Every rank gets all
+                elements of a parameter that is in no shard, or in shards that overlap.
         """
         self._comm.multi_node_mean_grad(model, zero_fill)
 

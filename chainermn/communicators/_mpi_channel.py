@@ -65,6 +65,6 @@ class MpiChannel(Channel):
     def allgather_shards(self, shards: Sequence[Sequence[Array]]) -> None:
         models.allgather_shards(self._comm, shards)
 
-    def mean_grad_shard(self, model: Model, zero_fill: bool, shard: Mapping[str, tuple[int, int]]
-                        ) -> None:
-        models.mean_grad_shard(self._comm, model, zero_fill, shard)
+    def mean_grad_shards(self, model: Model, zero_fill: bool,
+                         shards: Sequence[Mapping[str, tuple[int, int]]]) -> None:
+        models.mean_grad_shards(self._comm, model, zero_fill, shards)

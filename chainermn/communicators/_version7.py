@@ -38,7 +38,7 @@ CALLED: dict[str, tuple[str, ...]] = {
 _IN_CHANNEL: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(['send', 'recv'], (
         'send_activation', 'recv_activation', 'send_gradient', 'recv_gradient')),
-    'multi_node_mean_grad': ('mean_grad_shard',),
+    'multi_node_mean_grad': ('mean_grad_shards',),
 }
 
 _T = TypeVar('_T')

@@ -98,9 +98,10 @@ def create_multi_node_optimizer(
             more efficiently, smaller ones earlier. The first and the last ones are smaller.
         shard_states: If true, each rank keeps the state of the optimizer (such as Adam's moments)
             for its shard of the parameters only, updates this shard, and the ranks exchange the
-            updated parameters (ZeRO stage 1). The results are the same as without it. The gradients
-            of other shards are undefined after an update. Snapshots need the files of all ranks:
-            use the multi-node checkpointer. See docs/sharded_states.md.
+            updated parameters (ZeRO stage 1). The results are the same as without it, some up to
+            rounding. The gradients of other shards are undefined after an update; hooks that need
+            them get them. Snapshots need the files of all ranks: use the multi-node checkpointer.
+            See docs/sharded_states.md.
         compare_settings: If true, ranks compare hyperparameters (such as ``lr``), hooks, disabled
             parameters and ``t`` in each exchange, and raise an error if they differ, for example
             because an extension that changes ``lr`` was added on one rank only. Pass False if the

@@ -87,7 +87,7 @@ class DoubleBuffering(Exchange):
         self._queue = self.communicator.mean_queue()
         self._queue.cancel()
 
-    def mean(self, shard: Shard | None) -> bool:
+    def mean(self, shards: Sequence[Shard] | None) -> bool:
         self._restore()
         has_means = self._drop()
         self.swap_grad(*([*once(sorted(model.namedparams())).values()]

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from chainermn._types import Array, Object, Optimizer, Parameter, Serializer, Variable
@@ -66,11 +66,11 @@ class Exchange:
         """Copy the parameters of rank 0, when some are new.  Collective: all ranks call it."""
         self.communicator.bcast_data(self.actual_optimizer.target)
 
-    def mean(self, shard: Shard | None) -> bool:
+    def mean(self, shards: Sequence[Shard] | None) -> bool:
         """Replace the gradients of the model by means.  Collective: every rank calls it.
 
         Args:
-            shard: The elements of gradients that this rank needs; ``None``: all.
+            shards: The elements of gradients that each rank needs; ``None``: all.
 
         Returns:
             Whether there are means, with which the optimizer steps.
@@ -84,10 +84,10 @@ class Exchange:
                 for param in target.params(include_uninit=False):
                     fill_missing_grad(param)
             comm.multi_node_mean_grad(target, **options)
-        elif shard is None or options:
+        elif shards is None or options:
             comm.multi_node_mean_grad(target, self.zero_fill, **options)
         else:
-            comm._chainermn_channel.mean_grad_shard(target, self.zero_fill, shard)
+            comm._chainermn_channel.mean_grad_shards(target, self.zero_fill, shards)
         return True
 
     def wait(self) -> None:

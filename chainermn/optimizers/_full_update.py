@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import chainer
 import numpy as np
 
-from chainermn._types import Model, Object, Optimizer, Parameter, Serializer, UpdateRule
+from chainermn._types import Object, Optimizer, Parameter, Serializer, UpdateRule
 from chainermn.optimizers._sharded_states import combine
 from chainermn.optimizers._sharded_states.partition import Shard
 
@@ -18,16 +18,16 @@ class FullUpdate:
     def clear(self) -> None:
         """Forget the model: the optimizer gets another one."""
 
-    def begin(self, target: Model) -> None:
+    def begin(self, optimizer: Optimizer) -> None:
         """Prepare the first step, once all ranks have the same parameters."""
-        for param in target.params():
+        for param in optimizer.target.params():
             init_state(param)
 
-    def prepare(self, target: Model) -> None:
+    def prepare(self, optimizer: Optimizer) -> None:
         """Prepare an exchange.  Collective: every rank calls it."""
 
-    def shard(self, optimizer: Optimizer) -> Shard | None:
-        """Return the elements of gradients that this rank needs for a step; ``None``: all."""
+    def shards(self) -> Sequence[Shard] | None:
+        """Return the elements of gradients that each rank needs for a step; ``None``: all."""
         return None
 
     def update(self, optimizer: Optimizer, *args: Object, **kwds: Object) -> None:

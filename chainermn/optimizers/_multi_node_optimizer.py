@@ -284,15 +284,15 @@ class MultiNodeOptimizer(OptimizerProxy):
         with self.communicator.called_by(self._settings.caller):
             with self._span('broadcast'):
                 self._exchange.broadcast()
-            self._stepper.begin(self.actual_optimizer.target)
+            self._stepper.begin(self.actual_optimizer)
 
     def _step(self, *args: Object, **kwds: Object) -> None:
         """Exchange gradients, and step with their means."""
         target = self.actual_optimizer.target
         with self.communicator.called_by(self._settings.caller, self._current_update()):
-            self._stepper.prepare(target)
+            self._stepper.prepare(self.actual_optimizer)
             with self._span('exchange'):
-                has_means = self._exchange.mean(self._stepper.shard(self.actual_optimizer))
+                has_means = self._exchange.mean(self._stepper.shards())
         self._progress.is_started = False
         self._participants.scale(target)
         if has_means:

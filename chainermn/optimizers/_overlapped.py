@@ -15,6 +15,7 @@ exchanged then.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chainermn._types import Array, Optimizer, Variable, VariableNode
@@ -130,11 +131,11 @@ class Overlapped(Exchange):
             bucket for paths in (finished, others) for bucket in _assigned(
                 {path: params[path].array.nbytes for path in paths}, self._bucket_bytes)])
 
-    def mean(self, shard: Shard | None) -> bool:
+    def mean(self, shards: Sequence[Shard] | None) -> bool:
         if not self._are_assigned:  # a resumed run does not broadcast
             self._assign()
         if not self.buckets:
-            return super().mean(shard)
+            return super().mean(shards)
         target = self.actual_optimizer.target
         gradients, is_notified = self._queue.gradients(
             target, self.zero_fill, self.compression, self._has_failed or bool(self._late))

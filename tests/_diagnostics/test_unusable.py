@@ -52,7 +52,7 @@ def operations(comm):
         'recv_obj': lambda: comm.recv_obj(other),
         'broadcast_data': lambda: comm.broadcast_data(model),
         'allgather_shards': lambda: comm._chainermn_channel.allgather_shards([[x]] * comm.size),
-        'mean_grad_shard': lambda: comm._chainermn_channel.mean_grad_shard(model, True, {}),
+        'mean_grad_shards': lambda: comm._chainermn_channel.mean_grad_shards(model, True, []),
         'allreduce_grad': lambda: comm.allreduce_grad(model, zero_fill=True),
         'check_replicas': lambda: comm.check_replicas(model),
         'mean_queue': lambda: comm.split(0, 0).mean_queue(),
@@ -142,7 +142,7 @@ ALONE = {'set_config', 'get_config', 'config_scope', 'span', 'finalize', 'called
 
 #: Operations of methods with other names; `mean_queue` stands for its `wait`.
 OPERATIONS = {'join_turn': 'join', 'broadcast_data': 'bcast_data',
-              'allreduce_grad': 'multi_node_mean_grad', 'mean_grad_shard': 'multi_node_mean_grad',
+              'allreduce_grad': 'multi_node_mean_grad', 'mean_grad_shards': 'multi_node_mean_grad',
                'mean_queue': 'wait'}
 
 

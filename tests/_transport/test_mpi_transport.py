@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn._transport import topology
+from chainermn._transport import mpi_transport, topology
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Group
 from chainermn._transport.mpi_transport import LARGE, MpiTransport
@@ -76,3 +76,50 @@ def test_bcast(transport):
     for array, expected in zip(arrays, arrays_of(root), strict=True):
         np.testing.assert_array_equal(array, expected)
     assert transport.count == 1 + 3 + 2
+
+
+def owners():
+    """One for each array; if there are three ranks, the last one owns none."""
+    return tuple(sorted(n % min(WORLD.size, 2) for n in range(len(SHAPES))))
+
+
+@pytest.mark.parametrize('chunk', [64, mpi_transport._CHUNK])
+def test_mean_for_owners(transport, monkeypatch, chunk):
+    monkeypatch.setattr(mpi_transport, '_CHUNK', chunk * 4 * WORLD.size)
+    arrays = arrays_of(WORLD.rank)
+    transport.mean_for_owners(ArrayList.of(arrays), owners())
+    transport.copy_arrays(ArrayList.of(arrays), owners())
+    check_means(arrays)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_owners_on_nodes_with_several_ranks(transport):
+    """MPI sums within the nodes first."""
+    places = [topology.Place(f'node {rank // 2}', 1) for rank in range(WORLD.size)]
+    transport.group.topology = topology.of(WORLD.rank, places)
+    arrays = arrays_of(WORLD.rank)
+    transport.mean_for_owners(ArrayList.of(arrays), owners())
+    check_means(arrays)
+    assert transport.count == 1 + 3 + 2
+    transport.copy_arrays(ArrayList.of(arrays), owners())
+    check_means(arrays)
+    assert transport.count > 1 + 3 + 2
+
+
+def test_a_transport_with_its_own_mean_and_bcast(transport):
+    class Own(MpiTransport):
+        calls = ()
+
+        def mean(self, arrays, results=None):
+            self.calls += 'mean',
+            super().mean(arrays, results)
+
+        def bcast_arrays(self, arrays, root=0):
+            self.calls += root,
+            super().bcast_arrays(arrays, root)
+
+    own, arrays = Own(transport.group), arrays_of(WORLD.rank)
+    own.mean_for_owners(ArrayList.of(arrays), owners())
+    check_means(arrays)
+    own.copy_arrays(ArrayList.of(arrays), owners())
+    assert own.calls == ('mean', *range(min(WORLD.size, 2)))

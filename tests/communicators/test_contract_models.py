@@ -146,20 +146,27 @@ def test_allgather_shards(comm, is_default):
 
 @pytest.mark.parametrize('is_default', [False, True], ids=['own', 'default'])
 @pytest.mark.parametrize('size', [5, 3_000_000])
-def test_mean_grad_shard(comm, mean, is_default, size):
-    """Of gradients in one chunk, and in many; one gradient has no entry, so it is needed."""
+def test_mean_grad_shards(comm, mean, is_default, size):
+    """Of gradients in one chunk, and in many; all ranks need those of no rank, and of all ranks."""
     channel = Channel(comm) if is_default else comm._chainermn_channel
     link = chainer.Link()
-    begin, end = size * comm.rank // comm.size, size * (comm.rank + 1) // comm.size
+    shards = [{'/a': (size * rank // comm.size, size * (rank + 1) // comm.size), '/d': (0, 3)}
+              for rank in range(comm.size)]
+    shards[-1]['/c'] = 0, size
+    begin, end = shards[comm.rank]['/a']
     with link.init_scope():
-        for name, length in ('a', size), ('b', 4), ('c', size):
+        for name, length in ('a', size), ('b', 4), ('c', size), ('d', 3):
             setattr(link, name, chainer.Parameter(np.zeros(length, 'f')))
             getattr(link, name).grad = np.arange(length, dtype='f') % 1000 + comm.rank
-    channel.mean_grad_shard(link, True, {'/a': (begin, end), '/c': (0, 0)})
+    channel.mean_grad_shards(link, True, shards)
     shift = mean((comm.size - 1) / 2, comm.rank)
     np.testing.assert_array_equal(
         link.a.grad[begin:end], (np.arange(size) % 1000 + shift).astype('f')[begin:end])
+    if comm.rank == comm.size - 1:
+        np.testing.assert_array_equal(
+            link.c.grad, (np.arange(size) % 1000 + shift).astype('f'))
     np.testing.assert_array_equal(link.b.grad, np.arange(4) + shift)
+    np.testing.assert_array_equal(link.d.grad, np.arange(3) + shift)
 
 
 @pytest.mark.parametrize('zero_fill', [False, True])

@@ -65,6 +65,9 @@ class DeviceTransport(MpiTransport):
                ) -> Sequence[tuple[Sequence[Array], Sequence[Array]]]:
         return arrays.by_dtype(results)
 
+    def mean_for_owners(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
+        self.mean(arrays)  # NCCL within a node is faster than MPI
+
     def free(self) -> None:
         self._nccl.destroy()
 

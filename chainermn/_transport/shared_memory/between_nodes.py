@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -46,35 +47,35 @@ class NodeExchange:
 
 
 def split(inter: MPI.Intracomm, data: np.ndarray) -> tuple[list[np.ndarray], list[int]]:
-    """Split a slice into a part per node; return the parts, and the other nodes.
-
-    Each node begins with the next one, so that they do not all send to the same one first.
-    """
+    """Split a slice into a part per node; return the parts, and the other nodes."""
     n = inter.size
     borders = [data.size * node // n for node in range(n + 1)]
-    parts = [data[begin:end] for begin, end in itertools.pairwise(borders)]
-    return parts, [(inter.rank + shift) % n for shift in range(1, n)]
+    return [data[begin:end] for begin, end in itertools.pairwise(borders)], _others(inter)
 
 
-class NodeSum(NodeExchange):
-    """Sums a slice over all nodes, in the order of the nodes.
+def _others(inter: MPI.Intracomm) -> list[int]:
+    """Return the other nodes, the next one first, so that not all send to the same one first."""
+    return [(inter.rank + shift) % inter.size for shift in range(1, inter.size)]
 
-    Each node sums one part of the slice: the nodes send it their parts, and it sends them the sum.
-    So a node sends and receives ``2 (n - 1) / n`` of the bytes for any number of nodes n, and all
-    nodes get the same bits.
+
+class NodeReduction(NodeExchange):
+    """Sums a part of a slice on each node, in the order of the nodes.
+
+    The nodes send it their parts, so a node sends and receives ``(n - 1) / n`` of the bytes for n
+    nodes.
 
     Args:
         inter: One rank of each node.
-        data: The slice of this node, which the sum replaces.
-        received: Memory for the parts of other nodes: one element per node more than the slice.
+        parts: The part of the slice for each node.  The sum replaces this node's.
+        received: Memory for the parts of other nodes.
         waiting: Waits for requests.
     """
 
-    def __init__(self, inter: MPI.Intracomm, data: np.ndarray, received: np.ndarray,
+    def __init__(self, inter: MPI.Intracomm, parts: Sequence[np.ndarray], received: np.ndarray,
                  waiting: Waiting) -> None:
         super().__init__(inter, waiting)
         n, me = inter.size, inter.rank
-        parts, others = split(inter, data)
+        others = _others(inter)
         self._own = own = parts[me]
         size = own.size
         self._parts = [(node, parts[node]) for node in others if parts[node].size]
@@ -91,15 +92,61 @@ class NodeSum(NodeExchange):
 
     def combine(self, scale: np.generic | None) -> None:
         self._waiting.wait(self._requests)
-        inter, own = self._inter, self._own
-        self._requests = [inter.Irecv(part, node, SUM) for node, part in self._parts]
         if self._terms:
             first, second, *others = self._terms
             total = np.add(first, second, self._total)
             for term in others:
                 np.add(total, term, total)
-            np.multiply(total, 1 if scale is None else scale, own)
-            self._requests += [inter.Isend(own, node, SUM) for node, _ in self._received]
+            np.multiply(total, 1 if scale is None else scale, self._own)
+
+
+class NodeSum(NodeReduction):
+    """Sums a slice over all nodes: each node sums a part, and sends it to the others.
+
+    So a node sends and receives ``2 (n - 1) / n`` of the bytes for n nodes, and all nodes get the
+    same bits.
+
+    Args:
+        inter: One rank of each node.
+        data: The slice of this node, which the sum replaces.
+        received: Memory for the parts of other nodes: one element per node more than the slice.
+        waiting: Waits for requests.
+    """
+
+    def __init__(self, inter: MPI.Intracomm, data: np.ndarray, received: np.ndarray,
+                 waiting: Waiting) -> None:
+        super().__init__(inter, split(inter, data)[0], received, waiting)
+
+    def combine(self, scale: np.generic | None) -> None:
+        super().combine(scale)
+        inter, own = self._inter, self._own
+        self._requests = [inter.Irecv(part, node, SUM) for node, part in self._parts]
+        self._requests += [inter.Isend(own, node, SUM) for node, _ in self._received]
+
+
+class NodeGather(NodeExchange):
+    """Copies a part of a slice from each node to all others.
+
+    Args:
+        inter: One rank of each node.
+        parts: The part of the slice of each node.  This node's may be written to until
+            ``combine``.
+        waiting: Waits for requests.
+    """
+
+    def __init__(self, inter: MPI.Intracomm, parts: Sequence[np.ndarray], waiting: Waiting
+                 ) -> None:
+        super().__init__(inter, waiting)
+        self._own = parts[inter.rank]
+        self._parts = [(node, parts[node]) for node in _others(inter)]
+
+    def start(self, scale: np.generic | None) -> None:
+        self._requests = [self._inter.Irecv(part, node, SUM)
+                          for node, part in self._parts if part.size]
+
+    def combine(self, scale: np.generic | None) -> None:
+        if self._own.size:
+            self._requests += [self._inter.Isend(self._own, node, SUM) for node, _ in self._parts]
 
 
 class NodeCopy(NodeExchange):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chainermn._transport import packing
+from chainermn._transport.owned_parts import Part
 
 #: Number of elements to which slice borders are rounded, so that no two ranks write to the same
 #: cache line.
@@ -82,6 +83,64 @@ def slices(length: int, count: int) -> list[tuple[int, int]]:
     """Divide a chunk into ``count`` slices (begin, end) of nearly equal length, or empty."""
     borders = [length * i // count // ALIGNMENT * ALIGNMENT for i in range(count)] + [length]
     return list(itertools.pairwise(borders))
+
+
+class OwnedSlice(NamedTuple):
+    """A slice of a chunk whose pieces belong to ranks, those of each node side by side.
+
+    Attributes:
+        pieces: The pieces, in the order of the nodes and ranks.
+        borders: Where the part of each node begins in the chunk, and the end of the slice.
+    """
+
+    pieces: list[Piece]
+    borders: list[int]
+
+    @property
+    def begin(self) -> int:
+        return self.borders[0]
+
+    @property
+    def end(self) -> int:
+        return self.borders[-1]
+
+    def parts(self, chunk: np.ndarray) -> list[np.ndarray]:
+        """Return the part of each node."""
+        return [chunk[begin:end] for begin, end in itertools.pairwise(self.borders)]
+
+    def runs(self, owners: Sequence[int]) -> list[list[Piece]]:
+        """Group pieces of successive arrays of one owner."""
+        numbered = itertools.groupby(enumerate(self.pieces), lambda each: (
+            owners[each[1].array], each[1].array - each[0]))
+        return [[piece for _, piece in run] for _, run in numbered]
+
+
+def owned_slices(parts: Sequence[Sequence[Part]], nodes: Sequence[int], count: int
+                 ) -> list[OwnedSlice]:
+    """Lay the parts of a chunk side by side, and divide the part of each node between its ranks.
+
+    Args:
+        parts: The parts that belong to each rank.
+        nodes: The node of each rank.
+        count: The number of slices.
+    """
+    areas: list[list[Piece]] = [[] for _ in {*nodes}]
+    for of_rank, node in zip(parts, nodes, strict=True):
+        area = areas[node]
+        for part in of_rank:
+            area.append(Piece(*part, area[-1].end if area else 0))
+    divided = [slices(area[-1].end if area else 0, count) for area in areas]
+    found, position = [], 0
+    for number in range(count):
+        pieces, borders = [], [position]
+        for area, ends in zip(areas, divided, strict=True):
+            begin, end = ends[number]
+            pieces += [piece._replace(begin=piece.begin - begin + position)
+                       for piece in within(area, begin, end)]
+            position += end - begin
+            borders.append(position)
+        found.append(OwnedSlice(pieces, borders))
+    return found
 
 
 class ChunkPieces:

@@ -20,7 +20,6 @@ element is summed by a single rank of all, so all ranks get the same bits.
 from __future__ import annotations
 
 import errno
-import functools
 import itertools
 import math
 import os
@@ -35,17 +34,19 @@ import numpy as np
 from chainermn._operations.ranks import group_ranks, ranks_text
 from chainermn._process import runtime
 from chainermn._process.mpi import MPI
-from chainermn._transport import array_buffers
+from chainermn._transport import array_buffers, owned_parts
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec, SlicedCompressor
 from chainermn._transport.shared_memory import chunking
 from chainermn._transport.shared_memory.between_nodes import (
     NodeCopy,
     NodeExchange,
+    NodeGather,
+    NodeReduction,
     NodeSum,
     Waiting,
 )
-from chainermn._transport.shared_memory.chunking import ChunkPieces, Piece
+from chainermn._transport.shared_memory.chunking import ChunkPieces, OwnedSlice
 from chainermn._transport.shared_memory.encoded_node_sum import EncodedNodeSum, Encoding
 from chainermn._transport.shared_memory.stages import (
     Chunk,
@@ -171,7 +172,7 @@ class SharedMemory:
         intra.Barrier()
 
     def sum(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray] | None = None,
-            scale: float | None = None, shard: tuple[tuple[int, int], ...] | None = None) -> None:
+            scale: float | None = None) -> None:
         """Sum arrays over all ranks, element by element.  Collective: every rank calls it.
 
         Args:
@@ -180,19 +181,28 @@ class SharedMemory:
             results: Arrays of the same shapes and dtype for the sums, which are bitwise equal on
                 all ranks; by default ``arrays``.
             scale: Multiplies the sums before rounding.
-            shard: Begin and end of the elements that this rank needs, for each array; by default
-                all.  The values of the others are undefined.
 
         Raises:
             RuntimeError: If another rank of the node failed or ended during the exchange.
         """
-        self._reduce(self._plan(arrays), arrays, results, scale, shard)
+        self._reduce(self._plan(arrays, is_sum=True), arrays, results, scale)
+
+    def sum_for_owners(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...],
+                       scale: float | None = None) -> None:
+        """Sum arrays in place, each for its owner.  Collective: every rank calls it.
+
+        Args:
+            arrays: As for :meth:`sum`.  Values on other ranks are undefined.
+            owners: The rank that needs each array.  Arrays of one owner are neighbors.
+            scale: Multiplies the sums before rounding.
+        """
+        if not owned_parts.fits(self._nodes, self.chunk // 8):
+            self.sum(arrays, scale=scale)
+        elif arrays:
+            self._reduce(self._plan(arrays, owners, is_sum=True), arrays, None, scale)
 
     def _reduce(self, plan: _Plan, arrays: Sequence[np.ndarray],
-                results: Sequence[np.ndarray] | None, scale: float | None,
-                shard: tuple[tuple[int, int], ...] | None = None) -> None:
-        unneeded = frozenset[int]() if shard is None else _unneeded(
-            tuple(array.size for array in arrays), self.chunk // plan.dtype.itemsize, shard)
+                results: Sequence[np.ndarray] | None, scale: float | None) -> None:
         factor = None if scale is None else plan.dtype.type(scale)
         is_in_place = results is None or results is arrays
         results = arrays if results is None else results
@@ -202,7 +212,7 @@ class SharedMemory:
                 sources = _flattened(arrays, plan.flat)
             # Infinities and NaNs pass silently, as in a sum by MPI.
             with np.errstate(all='ignore'):
-                self._run(plan.chunks, sources, targets, factor, unneeded)
+                self._run(plan.chunks, sources, targets, factor)
         except BaseException as error:
             self._fail(error)
             raise
@@ -223,14 +233,15 @@ class SharedMemory:
         """
         encoding = self._encoding
         encoding.codec, encoding.compressor, encoding.name = codec, compressor, name
-        self._reduce(self._plan(arrays, is_encoded=True), arrays, results, 1 / self._size)
+        self._reduce(self._plan(arrays, is_sum=True, is_encoded=True), arrays, results,
+                     1 / self._size)
 
     def copy(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...]) -> None:
         """Copy each array of its owner into that of all ranks.  Collective: every rank calls it.
 
         Args:
             arrays: Host arrays.  The shapes and dtypes are equal on all ranks.
-            owners: The rank with the data of each array.
+            owners: The rank with the data of each array.  Arrays of one owner are neighbors.
 
         Raises:
             RuntimeError: If another rank of the node failed or ended during the exchange.
@@ -263,8 +274,8 @@ class SharedMemory:
         self._intra.Free()
 
     def _run(self, chunks: list[Chunk], sources: list[np.ndarray], targets: list[np.ndarray],
-             scale: np.generic | None = None, unneeded: frozenset[int] = frozenset()) -> None:
-        """Run the stages of all chunks, but does not unpack those that are not needed."""
+             scale: np.generic | None = None) -> None:
+        """Run the stages of all chunks."""
         if self._failure is not None:
             raise RuntimeError('an earlier exchange of these ranks failed') from self._failure
         window, base, count = self._window, self._step, len(chunks)
@@ -275,7 +286,7 @@ class SharedMemory:
         last = finished + lag
         for k in range(count + last):
             window.wait(base + k - lag + 1)
-            if k >= last and k - last not in unneeded:
+            if k >= last:
                 chunks[k - last].unpack(targets, scale)
             if k < count:
                 chunks[k].pack(sources)
@@ -296,21 +307,29 @@ class SharedMemory:
                 runtime.get(_Interrupted).memories.append(self)
             self._window.fail()
 
-    def _plan(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...] = (),
-              is_encoded: bool = False) -> _Plan:
+    def _plan(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...] = (), *,
+              is_sum: bool = False, is_encoded: bool = False) -> _Plan:
         """Return the plan for arrays of these shapes, dtypes and owners, cached."""
         if not isinstance(arrays, ArrayList):
             arrays = ArrayList.of(arrays)
-        key = arrays.dtypes, arrays.shapes, owners, is_encoded
+        key = arrays.dtypes, arrays.shapes, owners, is_sum, is_encoded
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS:
                 del self._plans[next(iter(self._plans))]  # the oldest
-            plan = self._plans[key] = (
-                self._plan_to_copy(arrays, owners) if owners else
-                self._plan_to_sum(arrays.shapes, array_buffers.summed_in(arrays[0].dtype),
-                                  is_encoded))
+            plan = self._plans[key] = self._new_plan(arrays, owners, is_sum, is_encoded)
         return plan
+
+    def _new_plan(self, arrays: ArrayList, owners: tuple[int, ...], is_sum: bool, is_encoded: bool
+                  ) -> _Plan:
+        if not is_sum:
+            if len({*owners}) > 1 and owned_parts.fits(self._nodes, self.chunk):
+                return self._plan_to_gather(arrays, owners)
+            return self._plan_to_copy(arrays, owners)
+        dtype = array_buffers.summed_in(arrays[0].dtype)
+        if owners:
+            return self._plan_for_owners(arrays.shapes, dtype, owners)
+        return self._plan_to_sum(arrays.shapes, dtype, is_encoded)
 
     def _plan_to_copy(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...]) -> _Plan:
         """Create a plan that copies arrays as bytes; the owners of a chunk are on one node."""
@@ -330,41 +349,97 @@ class SharedMemory:
                 in itertools.groupby(pieces, lambda piece: owners[piece.array])], output, exchange))
         return _Plan(chunks, range(len(arrays)), np.dtype(np.uint8))
 
+    def _plan_to_gather(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...]) -> _Plan:
+        """Create a plan that copies arrays as bytes; each node sends its part of each chunk."""
+        shapes, dtype = [(array.nbytes,) for array in arrays], np.dtype(np.uint8)
+        chunks: list[Chunk] = []
+        for number, slices in enumerate(self._owned_slices(
+                [size for size, in shapes], owners, self.chunk)):
+            output = self._slot(self._output, number % self._n_outputs, dtype)
+            exchange = None
+            if self._inter is not None:
+                exchange = NodeGather(
+                    self._inter, slices[self._intra.rank].parts(output), self._waiting)
+            chunks.append(CopiedChunk(
+                [(owners[run[0].array] == self._rank, ChunkPieces(run, shapes))
+                 for each in slices for run in each.runs(owners)], output, exchange))
+        return _Plan(chunks, range(len(arrays)), dtype)
+
+    def _plan_for_owners(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype,
+                         owners: tuple[int, ...]) -> _Plan:
+        """Create a plan that sums arrays; each node receives the part of a chunk that it owns."""
+        flat: set[int] = set()
+        chunks: list[Chunk] = []
+        for number, slices in enumerate(self._owned_slices(
+                [*map(math.prod, shapes)], owners, self.chunk // dtype.itemsize)):
+            inputs, rank, output = self._views(slices[-1].end, number, dtype)
+            own: tuple[int, int] = output.size, output.size
+            nodes: NodeExchange | None = None
+            if rank < self._slices:
+                mine = slices[rank]
+                own = mine.begin, mine.end
+                if self._inter is not None and mine.begin < mine.end:
+                    received = self._received[number % self._n_outputs].view(dtype)
+                    nodes = NodeReduction(self._inter, mine.parts(output), received, self._waiting)
+            runs = [run for each in slices for run in each.runs(owners)]
+            needed = [run for run in runs if owners[run[0].array] == self._rank]
+            if sum(map(len, runs)) <= FEW + len(self._nodes):
+                pieces = [*itertools.chain(*runs)]
+                flat.update(piece.array for piece in pieces)
+                chunks.append(DirectChunk(pieces, inputs, rank, output, own, nodes,
+                                          needed=[*itertools.chain(*needed)]))
+            else:
+                packed = [ChunkPieces(run, shapes) for run in runs]
+                flat.update(array for run in packed for array in run.flat)
+                chunks.append(PackedChunk(packed, inputs, rank, output, own, nodes, [
+                    ChunkPieces(run, shapes) for run in needed]))
+        return _Plan(chunks, sorted(flat), dtype)
+
+    def _owned_slices(self, sizes: Sequence[int], owners: tuple[int, ...], length: int
+                      ) -> list[list[OwnedSlice]]:
+        """Return the slices of all chunks of at most ``length`` elements."""
+        return [chunking.owned_slices(parts, self._nodes, self._slices)
+                for parts in owned_parts.dealt(tuple(sizes), owners, self._nodes, length)]
+
     def _plan_to_sum(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype, is_encoded: bool
                      ) -> _Plan:
         flat: set[int] = set()
         chunks: list[Chunk] = []
         for number, pieces in enumerate(chunking.cut(
                 [*map(math.prod, shapes)], self.chunk // dtype.itemsize)):
-            views = self._views(pieces, number, dtype, is_encoded)
+            views = self._views(pieces[-1].end, number, dtype)
+            own, nodes = self._own_slice(views[-1], number, is_encoded)
             if len(pieces) <= FEW:
                 flat.update(piece.array for piece in pieces)
-                chunks.append(DirectChunk(pieces, *views, is_encoded))
+                chunks.append(DirectChunk(pieces, *views, own, nodes, is_encoded))
             else:
                 run = ChunkPieces(pieces, shapes)
                 flat.update(run.flat)
-                chunks.append(PackedChunk(run, *views))
+                chunks.append(PackedChunk([run], *views, own, nodes))
         return _Plan(chunks, sorted(flat), dtype)
 
-    def _views(self, pieces: list[Piece], number: int, dtype: np.dtype, is_encoded: bool
-               ) -> tuple[list[np.ndarray], int, np.ndarray, tuple[int, int], NodeExchange | None]:
-        """Return the arguments of a chunk after its pieces."""
-        length, slot = pieces[-1].end, number % self._n_outputs
-        output = self._slot(self._output, slot, dtype)[:length]
+    def _views(self, length: int, number: int, dtype: np.dtype
+               ) -> tuple[list[np.ndarray], int, np.ndarray]:
+        """Return the inputs of a chunk, the intra rank and the output."""
+        output = self._slot(self._output, number % self._n_outputs, dtype)[:length]
         inputs = [self._slot(segment, number % _INPUTS, dtype)[:length]
                   for segment in self._inputs]
-        own: tuple[int, int] = length, length
-        nodes: NodeExchange | None = None
-        if self._intra.rank < self._slices:
-            own = begin, end = chunking.slices(length, self._slices)[self._intra.rank]
-            if self._inter is not None and begin < end:
-                data, received = output[begin:end], self._received[slot].view(dtype)
-                if is_encoded:
-                    nodes = EncodedNodeSum(self._inter, data, received, self._waiting,
-                                           self._encoding, f'{number}.{begin}-{end}')
-                else:
-                    nodes = NodeSum(self._inter, data, received, self._waiting)
-        return inputs, self._intra.rank, output, own, nodes
+        return inputs, self._intra.rank, output
+
+    def _own_slice(self, output: np.ndarray, number: int, is_encoded: bool
+                   ) -> tuple[tuple[int, int], NodeExchange | None]:
+        """Return the slice of a chunk that this rank reduces, and its exchange between nodes."""
+        if self._intra.rank >= self._slices:
+            return (output.size, output.size), None
+        begin, end = chunking.slices(output.size, self._slices)[self._intra.rank]
+        if self._inter is None or begin == end:
+            return (begin, end), None
+        data = output[begin:end]
+        received = self._received[number % self._n_outputs].view(output.dtype)
+        if is_encoded:
+            return (begin, end), EncodedNodeSum(self._inter, data, received, self._waiting,
+                                                self._encoding, f'{number}.{begin}-{end}')
+        return (begin, end), NodeSum(self._inter, data, received, self._waiting)
 
     def _slot(self, segment: np.ndarray, slot: int, dtype: np.dtype) -> np.ndarray:
         return segment[slot * self.chunk:(slot + 1) * self.chunk].view(dtype)
@@ -381,16 +456,6 @@ class _Plan(NamedTuple):
     chunks: list[Chunk]
     flat: Sequence[int]  # indices of the arrays that must be flat
     dtype: np.dtype  # of the sums
-
-
-@functools.lru_cache(maxsize=_PLANS)
-def _unneeded(sizes: tuple[int, ...], chunk: int, shard: tuple[tuple[int, int], ...]
-              ) -> frozenset[int]:
-    """Return the numbers of the chunks of which a rank needs no element."""
-    return frozenset(
-        number for number, pieces in enumerate(chunking.cut(list(sizes), chunk))
-        if not any(max(piece.start, shard[piece.array][0]) < min(piece.stop, shard[piece.array][1])
-                   for piece in pieces))
 
 
 def _flattened(arrays: Sequence[np.ndarray], numbers: Sequence[int]) -> list[np.ndarray]:

@@ -73,13 +73,15 @@ class SharedMemoryTransport(MpiTransport):
             else:
                 memory.sum(group, targets, scale=1 / self.size)
 
-    def mean_shard(self, arrays: ArrayList, shard: Sequence[tuple[int, int]]) -> None:
-        """Copy only the chunks that this rank needs out of the shared memory."""
-        if not arrays.on_host or len(arrays.dtypes) != 1 or self.size == 1 or (
-                memory := self._memory(arrays)) is None:
+    def mean_for_owners(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
+        if type(self).mean is not SharedMemoryTransport.mean:
             self.mean(arrays)
-        else:
-            memory.sum(arrays, scale=1 / self.size, shard=tuple(shard))
+            return
+        for group, of_group in arrays.by_owner(owners):
+            if group.on_device or (memory := self._memory(group)) is None:
+                self._mean_for_owners(group, tuple(of_group))
+            else:
+                memory.sum_for_owners(group, tuple(of_group), scale=1 / self.size)
 
     def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
                         ) -> None:
@@ -106,7 +108,7 @@ class SharedMemoryTransport(MpiTransport):
 
     def copy_arrays(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
         if not arrays.on_host or self.size == 1 or (memory := self._memory(arrays)) is None:
-            super().copy_arrays(arrays, owners)
+            self._copy_arrays(arrays, owners)
         else:
             memory.copy(arrays, owners)
 

@@ -55,11 +55,12 @@ class DirectChunk(Chunk):
         nodes: Sums the slice over all nodes; ``None`` on a single node, or if it is empty.
         is_encoded: Whether nodes send encoded data, which must be scaled first.  Otherwise, it is
             faster to scale in ``unpack``.
+        needed: The pieces that this rank needs; by default all.
     """
 
     def __init__(self, pieces: Sequence[Piece], inputs: Sequence[np.ndarray], rank: int,
                  output: np.ndarray, own: tuple[int, int], nodes: NodeExchange | None,
-                 is_encoded: bool = False) -> None:
+                 is_encoded: bool = False, needed: Sequence[Piece] | None = None) -> None:
         super().__init__(nodes)
         begin, end = own
         others = [*within(pieces, 0, begin), *within(pieces, end, output.size)]
@@ -68,7 +69,8 @@ class DirectChunk(Chunk):
             (output[piece.place], piece.array, piece.part,
              [x[piece.place] for x in inputs[:rank]], [x[piece.place] for x in inputs[rank + 1:]])
             for piece in within(pieces, begin, end)]
-        self._unpacked = [(output[piece.place], piece.array, piece.part) for piece in pieces]
+        self._unpacked = [(output[piece.place], piece.array, piece.part)
+                          for piece in (pieces if needed is None else needed)]
         self._is_encoded = is_encoded
 
     def pack(self, arrays: list[np.ndarray]) -> None:
@@ -94,21 +96,30 @@ class DirectChunk(Chunk):
 
 
 class PackedChunk(Chunk):
-    """A chunk of many pieces, packed and summed as one; arguments like :class:`DirectChunk`."""
+    """A chunk of many pieces, packed and summed as one.
 
-    def __init__(self, pieces: ChunkPieces, inputs: Sequence[np.ndarray], rank: int,
-                 output: np.ndarray, own: tuple[int, int], nodes: NodeExchange | None) -> None:
+    Args:
+        pieces: The contents of the chunk, side by side.
+        inputs, rank, output, own, nodes: As for :class:`DirectChunk`.
+        needed: The pieces that this rank needs; by default all.
+    """
+
+    def __init__(self, pieces: Sequence[ChunkPieces], inputs: Sequence[np.ndarray], rank: int,
+                 output: np.ndarray, own: tuple[int, int], nodes: NodeExchange | None,
+                 needed: Sequence[ChunkPieces] | None = None) -> None:
         super().__init__(nodes)
         begin, end = own
         self._pieces = pieces
         self._packed = inputs[rank][:output.size]
         self._inputs = [x[begin:end] for x in inputs]
         self._slice = output[begin:end]
-        self._unpacked = pieces.places(output)
+        self._unpacked = [(each, each.places(output))
+                          for each in (pieces if needed is None else needed)]
         self._is_empty = begin == end
 
     def pack(self, arrays: list[np.ndarray]) -> None:
-        np.concatenate(self._pieces.of(arrays), None, self._packed, casting='same_kind')
+        np.concatenate([x for pieces in self._pieces for x in pieces.of(arrays)], None,
+                       self._packed, casting='same_kind')
 
     def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         if self._is_empty:
@@ -120,8 +131,7 @@ class PackedChunk(Chunk):
             np.multiply(self._slice, scale, out=self._slice)
 
     def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
-        for array, place in zip(self._pieces.of(arrays), self._unpacked, strict=True):
-            array[...] = place
+        _copy(self._unpacked, arrays)
 
 
 class CopiedChunk(Chunk):
@@ -148,9 +158,15 @@ class CopiedChunk(Chunk):
             self._nodes.start(None)
 
     def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
-        for pieces, places in self._unpacked:
-            for array, place in zip(pieces.of(arrays), places, strict=True):
-                array[...] = place
+        _copy(self._unpacked, arrays)
+
+
+def _copy(unpacked: Sequence[tuple[ChunkPieces, list[np.ndarray]]], arrays: list[np.ndarray]
+          ) -> None:
+    """Copy pieces from their places in a chunk."""
+    for pieces, places in unpacked:
+        for array, place in zip(pieces.of(arrays), places, strict=True):
+            array[...] = place
 
 
 def _add(terms: Sequence[np.ndarray], out: np.ndarray) -> None:

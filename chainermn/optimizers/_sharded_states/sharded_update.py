@@ -1,8 +1,8 @@
 """Sharded optimizer states (ZeRO stage 1): each rank updates its shard of the parameters.
 
-All ranks have the mean gradients and call the hooks of the optimizer.  Then each rank updates its
-shard, for which alone it keeps the state of the update rules, and the ranks exchange the updated
-parameters.
+Each rank gets the mean gradients of its shard, calls the hooks of the optimizer, and updates its
+shard, for which alone it keeps the state of the update rules.  Then the ranks exchange the updated
+parameters.  If a hook needs the gradients of all parameters, each rank gets them all.
 
 An update rule that computes each element independently updates a piece of a parameter, a flat array
 that shares its memory.  Other rules, and rules with hooks, update the complete parameter on one
@@ -22,12 +22,13 @@ from chainermn._gradients.elementwise_rules import is_elementwise
 from chainermn._operations.call_signature import Caller
 from chainermn._operations.on_all_ranks import check_equal
 from chainermn._process import environment, runtime
-from chainermn._types import Model, Object, Optimizer, Parameter, Serializer, UpdateRule
+from chainermn._types import Array, Model, Object, Optimizer, Parameter, Serializer, UpdateRule
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._full_update import FullUpdate, as_updated
 from chainermn.optimizers._optimizer_proxy import once
-from chainermn.optimizers._sharded_states import combine
+from chainermn.optimizers._sharded_states import combine, shard_hooks
 from chainermn.optimizers._sharded_states.partition import Item, Range, Shard, partition
+from chainermn.optimizers._sharded_states.shard_hooks import ShardedParameter
 
 #: Name of the float32 copy of a float16 parameter among the arrays of a state.
 _FP32 = 'float32 copy'
@@ -77,6 +78,8 @@ class ShardedUpdate(FullUpdate):
         #: The elements that this rank updates, of each parameter.
         self._elements: Shard = {}
         self._pieces: dict[str, Parameter] = {}  # with the elements of this rank's shard
+        self._own_needs_all = False
+        self._needs_all = False  # whether any rank does
         self._owner = object()
         self._held = runtime.get(_States).by_rule
         self._has_debug_variable = environment.flag(environment.DEBUG)
@@ -84,36 +87,40 @@ class ShardedUpdate(FullUpdate):
     def clear(self) -> None:
         self._items, self._rules, self._shards, self._elements, self._pieces = [], [], [], {}, {}
 
-    def begin(self, target: Model) -> None:
-        self.prepare(target)
+    def begin(self, optimizer: Optimizer) -> None:
+        self.prepare(optimizer)
 
-    def prepare(self, target: Model) -> None:
+    def prepare(self, optimizer: Optimizer) -> None:
         """Partition the parameters, if they or their states have changed since the last call.
 
-        Collective if they have changed: every rank calls it.
+        Collective if they have changed, or whether hooks need all gradients: every rank calls it.
 
         Args:
-            target: The model.
+            optimizer: The optimizer.
 
         Raises:
             ValueError: On all ranks, if parameters or update rules changed on some ranks only, or
                 the ranks have loaded different snapshots.
         """
-        params = _with_rules(target)
+        params = _with_rules(optimizer.target)
+        own_needs_all = (self._has_debug_variable or chainer.is_debug()
+                         or shard_hooks.needs_all(_wrapped(optimizer)))
         tied = {i for group in tied_arrays.groups([param.array for param in params.values()])
                 for i in group}
         items = [Item(path, param.size, _is_divisible(param.update_rule),
                       param.update_rule.enabled, i in tied)
                  for i, (path, param) in enumerate(params.items())]
         rules = [param.update_rule for param in params.values()]
-        if items == self._items and rules == self._rules and all(
+        if items == self._items and rules == self._rules and (
+                own_needs_all == self._own_needs_all) and all(
                 rule in self._held and self._held[rule].owner is self._owner for rule in rules):
             return
         self.clear()  # after an error, the next call starts again
         comm = self._communicator
         self._caller.set_options(self._options | {
             f'update rule of {item.path}': item.description for item in items})
-        found = comm.allgather_obj([self._find(rule) for rule in rules])
+        found, need_all = zip(*comm.allgather_obj(
+            ([self._find(rule) for rule in rules], own_needs_all)), strict=True)
         self._shards = partition(items, comm.size)
         self._elements = {path: self._shards[comm.rank].get(path, (0, 0)) for path in params}
         by_param = zip(*found, strict=True)
@@ -122,31 +129,38 @@ class ShardedUpdate(FullUpdate):
             is_complete = end - begin == param.size
             self._pieces[path] = param if is_complete else _piece(param, begin, end)
             self._distribute(path, param, states)
+        self._own_needs_all, self._needs_all = own_needs_all, any(need_all)
         self._items, self._rules = items, rules
 
-    def shard(self, optimizer: Optimizer) -> Shard | None:
-        # Hooks of the optimizer, its loss scale and debug mode need all gradients.
-        hooks = optimizer._hookable
-        needs_all = (optimizer._loss_scale is not None or hooks._pre_update_hooks
-                     or hooks._post_update_hooks or self._has_debug_variable or chainer.is_debug())
-        return None if needs_all else self._elements
+    def shards(self) -> Sequence[Shard] | None:
+        return None if self._needs_all else self._shards
 
     def update(self, optimizer: Optimizer, *args: Object, **kwds: Object) -> None:
         """Step like ``GradientMethod.update``, but update this rank's shard, and exchange it."""
-        optimizer = optimizer.update.__self__  # of a wrapper, the wrapped one
+        optimizer = _wrapped(optimizer)
         params = _with_rules(optimizer.target)
         paths = {id(param): path for path, param in params.items()}
         try:
             optimizer.reallocate_cleared_grads()
-            optimizer.check_nan_in_grads()
-            optimizer.call_hooks('pre')
+            if self._needs_all:
+                optimizer.check_nan_in_grads()
+                optimizer.call_hooks('pre')
+                cut = self._cut(params)
+            else:
+                cut = self._cut(params)
+                sharded = (self._sharded_parameters(optimizer.target, paths)
+                           if shard_hooks.are_used(optimizer) else [])
+                shard_hooks.check_finite(optimizer, sharded, self._total)
+                shard_hooks.call(optimizer, sharded, self._total)
             optimizer.t += 1
             if optimizer.is_safe_to_update():
                 for param in optimizer.target.params():
                     if id(param) in paths:
-                        self._update(paths[id(param)], param)
+                        self._update(paths[id(param)], param, cut)
                     else:  # not initialized
                         param.update()
+            for path in cut:
+                self._pieces[path].grad = None
             optimizer.reallocate_cleared_grads()
         except Exception as error:  # the others wait for this rank
             self._communicator.refuse('update', error)
@@ -184,7 +198,38 @@ class ShardedUpdate(FullUpdate):
                 if path in loaded:
                     self._held[rule] = _StateElements(loaded[path], None)
 
-    def _update(self, path: str, param: Parameter) -> None:
+    def _cut(self, params: Mapping[str, Parameter]) -> dict[str, Array]:
+        """Cut this rank's pieces out of the parameters and gradients; return those of parameters.
+
+        They are copies if the arrays are not contiguous.
+        """
+        found = {}
+        for path, param in params.items():
+            piece = self._pieces[path]
+            if piece is not param and piece.size:
+                elements = slice(*self._elements[path])
+                piece.array = found[path] = param.array.reshape(-1)[elements]
+                piece.grad = None if param.grad is None else param.grad.reshape(-1)[elements]
+                piece._loss_scale = param._loss_scale
+        return found
+
+    def _sharded_parameters(self, target: Model, paths: Mapping[int, str]
+                            ) -> list[ShardedParameter]:
+        """Return the initialized parameters; those that are not sharded are counted by rank 0."""
+        sharded = {item.path for item in self._items if not item.is_tied}
+        is_first = self._communicator.rank == 0
+        found = []
+        for path, param in target.namedparams(include_uninit=False):
+            known = paths.get(id(param), '')
+            found.append(ShardedParameter(path, param, self._pieces.get(known, param),
+                                          known in sharded or is_first))
+        return found
+
+    def _total(self, values: np.ndarray) -> np.ndarray:
+        with self._communicator.called_by(self._caller):
+            return self._communicator.allreduce(values)
+
+    def _update(self, path: str, param: Parameter, cut: Mapping[str, Array]) -> None:
         """Update this rank's elements of a parameter."""
         rule, piece = param.update_rule, self._pieces[path]
         if piece is param:
@@ -193,23 +238,19 @@ class ShardedUpdate(FullUpdate):
         if not piece.size:
             rule.t += rule.enabled
             return
-        begin, end = self._elements[path]
-        flat = param.array.reshape(-1)  # a copy if the array is not contiguous
-        piece.array = elements = flat[begin:end]
-        piece.grad = None if param.grad is None else param.grad.reshape(-1)[begin:end]
-        piece._loss_scale = param._loss_scale
         rule.update(piece)
-        if piece.array is not elements:
-            elements[...] = piece.array
-        piece.grad = None
         if not param.array.flags.c_contiguous:
+            flat = param.array.reshape(-1)
+            flat[slice(*self._elements[path])] = piece.array
             param.array[...] = flat.reshape(param.shape)
+        elif piece.array is not cut[path]:
+            cut[path][...] = piece.array
 
     def _exchange(self, params: Mapping[str, Parameter]) -> None:
         sharded = [item.path for item in self._items
                    if params[item.path].update_rule.enabled and not item.is_tied]
         flat = {path: params[path].array.reshape(-1) for path in sharded}
-        shards = [[flat[path][slice(*shard[path])] for path in sharded if path in shard]
+        shards = [[flat[path][begin:end] for path, (begin, end) in shard.items() if path in flat]
                   for shard in self._shards]
         if any(shards):
             with self._communicator.called_by(self._caller):
@@ -259,6 +300,11 @@ class ShardedUpdate(FullUpdate):
         self._held[rule] = _StateElements((begin, end), self._owner)
         if rule.enabled:
             rule._init_states(as_updated(rule, piece))
+
+
+def _wrapped(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that steps: of a wrapper, the wrapped one."""
+    return optimizer.update.__self__
 
 
 def _with_rules(target: Model) -> dict[str, Parameter]:

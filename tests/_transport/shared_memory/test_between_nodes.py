@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn._transport.shared_memory.between_nodes import NodeCopy, NodeSum, Waiting
+from chainermn._transport.shared_memory.between_nodes import (
+    NodeCopy,
+    NodeGather,
+    NodeReduction,
+    NodeSum,
+    Waiting,
+    split,
+)
 
 pytestmark = pytest.mark.every_size
 
@@ -92,3 +99,28 @@ def test_each_node_sends_the_minimum_of_bytes(counting):
     data = np.ones(1200, np.float32)
     run([node_sum(counting, data)])
     assert counting.sent == 2 * (SIZE - 1) * data.nbytes // SIZE
+
+
+@pytest.mark.mpi(min_size=2)
+def test_half_of_these_bytes_sum_for_owners_and_half_copy(counting):
+    data = np.full(1200, RANK, np.float32)
+    parts, _ = split(counting, data)
+    run([NodeReduction(counting, parts, np.empty_like(data), Waiting())], np.float32(2))
+    assert counting.sent == (SIZE - 1) * data.nbytes // SIZE
+    assert set(parts[RANK]) == {2 * sum(range(SIZE))}
+    for node, part in enumerate(parts):
+        part[...] = node if node == RANK else -1
+    run([NodeGather(counting, parts, Waiting())])
+    assert counting.sent == 2 * (SIZE - 1) * data.nbytes // SIZE
+    np.testing.assert_array_equal(data, np.repeat(range(SIZE), 1200 // SIZE))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_nodes_with_nothing_to_send_or_to_receive(inter):
+    data = np.full(9, RANK, np.float32)
+    parts = [data[:5], *[data[5:5]] * (SIZE - 2), data[5:]]
+    run([NodeReduction(inter, parts, np.empty(5 * SIZE, 'f'), Waiting())])
+    assert set(parts[RANK]) <= {sum(range(SIZE))}
+    data[...] = RANK
+    run([NodeGather(inter, parts, Waiting())])
+    assert data.tolist() == [0] * 5 + [SIZE - 1] * 4

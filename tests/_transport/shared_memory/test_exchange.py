@@ -113,6 +113,36 @@ def test_chunk_sizes(chunk, count):
     mpi_comm.Free()
 
 
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(sizes=SIZES, dtype=FLOATS, scale=st.sampled_from([None, 1 / SIZE]),
+                  order=st.randoms(use_true_random=False), is_balanced=st.booleans())
+def test_sum_for_owners(memory, sizes, dtype, scale, order, is_balanced):
+    """The owner gets the bits of a sum for all ranks."""
+    check_sum_for_owners(memory, sizes, dtype, scale, sorted(
+        order.randrange(SIZE if is_balanced else 1 + SIZE // 2) for _ in sizes))
+
+
+@pytest.mark.parametrize('chunk', [8 * SIZE, 64 * SIZE, 4096 * SIZE, None])
+@pytest.mark.parametrize('count', [1, 50])
+def test_chunk_sizes_of_a_sum_for_owners(chunk, count):
+    """In the smallest chunks, there is no room for a part of each rank."""
+    mpi_comm = MPI_COMM.Dup()
+    memory = create(mpi_comm, chunk)
+    sizes = [700 if chunk == 8 * SIZE else 200000 // count] * count * SIZE
+    check_sum_for_owners(memory, sizes, 'float32', .5, sorted([*range(SIZE)] * count))
+    memory.free()
+    mpi_comm.Free()
+
+
+def check_sum_for_owners(memory, sizes, dtype, scale, owners):
+    per_rank = [arrays_of(rank, sizes, dtype) for rank in range(SIZE)]
+    expected = summed(per_rank, scale)
+    arrays = per_rank[RANK]
+    memory.sum_for_owners(arrays, tuple(owners), scale)
+    own = [n for n, owner in enumerate(owners) if owner == RANK]
+    check_equal([arrays[n] for n in own], [expected[n] for n in own])
+
+
 def layouts(dtype):
     """Views of 6 x 9 elements in several layouts, each with its base array."""
     for make in (lambda x: x[:6, ::2], lambda x: x.T[:6, 1:10], lambda x: x[5::-1, 8::-1],
@@ -357,6 +387,13 @@ for n in range(40):
         owners = tuple(common.randint(0, size, len(sizes)).tolist())
         means = [per_rank[owner][i].astype('d') for i, owner in enumerate(owners)]
         memory.copy(arrays, owners)
+    elif n % 5 == 3:  # the same bits as a sum for all ranks
+        owners = tuple(common.randint(0, size, len(sizes)).tolist())
+        copies = [x.copy() for x in arrays]
+        memory.sum_for_owners(copies, owners, scale=1 / size)
+        memory.sum(arrays, scale=1 / size)
+        for x, copy, owner in zip(arrays, copies, owners):
+            assert owner != rank or x.tobytes() == copy.tobytes()
     else:
         memory.sum(arrays, scale=1 / size)
     assert len(set(mpi_comm.allgather(b''.join(x.tobytes() for x in arrays)))) == 1

@@ -1,4 +1,4 @@
-"""Sharded optimizer states: the same bits as without them, and a share of the memory.
+"""Sharded optimizer states: the same results as without them, and a share of the memory.
 
 ``test_random_updates.py`` compares optimizers, hooks, options and models with one process.
 """
@@ -11,6 +11,7 @@ import pytest
 from chainer import optimizers
 
 import chainermn
+from chainermn.communicators.flat_communicator import FlatCommunicator
 
 N_IN, N_OUT, BATCH, STEPS = 6, 4, 5, 4
 
@@ -46,16 +47,23 @@ def parameters(model):
     return {path: param.array.copy() for path, param in model.namedparams()}
 
 
-def assert_same(found, expected):
+def assert_same(comm, found, expected):
+    """Check that parameters have the same bits; MPI sums in another order, so up to rounding."""
+    is_exact = comm.size <= 2 or isinstance(comm, FlatCommunicator)
     for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         for path, array in theirs.items():
-            np.testing.assert_array_equal(ours[path], array, f'{path} after update {step}')
+            text = f'{path} after update {step}'
+            if is_exact:
+                np.testing.assert_array_equal(ours[path], array, text)
+            else:
+                tolerance = 1e-3 if array.dtype == np.float16 else 1e-5
+                np.testing.assert_allclose(ours[path], array, tolerance, tolerance, text)
 
 
 def check(comm, **arguments):
     _, expected = train(comm, False, **arguments)
     optimizer, found = train(comm, True, **arguments)
-    assert_same(found, expected)
+    assert_same(comm, found, expected)
     assert any((found[0][path] != found[-1][path]).any() for path in found[0])
     return optimizer
 
@@ -199,7 +207,7 @@ def test_two_optimizers_of_the_same_parameters(comm):
                 optimizer.update(
                     lambda x, t, model=model: F.softmax_cross_entropy(model(x), t), x, t)
         trained.append(parameters(model))
-    assert_same(trained[1:], trained[:1])
+    assert_same(comm, trained[1:], trained[:1])
 
 
 def test_arrays_that_are_not_contiguous(comm):
@@ -250,7 +258,7 @@ def test_uneven_inputs(comm):
                 optimizer.update(lambda x, t, model=model: F.softmax_cross_entropy(
                     model(x), t), x, t)
         results.append(parameters(model))
-    assert_same(results[1:], results[:1])
+    assert_same(comm, results[1:], results[:1])
 
 
 def half():
@@ -307,7 +315,7 @@ def test_the_files_of_all_ranks_loaded_by_an_optimizer_that_continued(comm, tmp_
         x, t = batch(comm, step)
         optimizer.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, t)
         seen.append(parameters(model))
-    assert_same(seen, expected)
+    assert_same(comm, seen, expected)
 
 
 def test_a_file_of_one_rank_is_an_error_on_all_ranks(comm, tmp_path):
