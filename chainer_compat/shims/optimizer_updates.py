@@ -74,11 +74,12 @@ def hooks_of_many_parameters(module: Any) -> None:
     if hasattr(module, 'WeightDecay'):
         updates.accept_hook(module.WeightDecay)
         return
-    call = module.GradientClipping.__call__
+    call, norm = module.GradientClipping.__call__, module._sum_sqnorm_grads
 
     @functools.wraps(call)
     def clip(self: Any, opt: Any) -> None:
-        if not device_gradients.clip(opt.target.params(False), self.threshold):
+        if module._sum_sqnorm_grads is not norm or not device_gradients.clip(
+                opt.target.params(False), self.threshold):
             call(self, opt)
 
     module.GradientClipping.__call__ = clip
