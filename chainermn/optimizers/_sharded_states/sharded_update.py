@@ -17,6 +17,7 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
+from chainer_compat import updates
 from chainermn._gradients import tied_arrays
 from chainermn._gradients.elementwise_rules import is_elementwise
 from chainermn._operations.call_signature import Caller
@@ -154,11 +155,8 @@ class ShardedUpdate(FullUpdate):
                 shard_hooks.call(optimizer, sharded, self._total)
             optimizer.t += 1
             if optimizer.is_safe_to_update():
-                for param in optimizer.target.params():
-                    if id(param) in paths:
-                        self._update(paths[id(param)], param, cut)
-                    else:  # not initialized
-                        param.update()
+                self._update([(param, paths.get(id(param)))
+                              for param in optimizer.target.params()], cut)
             for path in cut:
                 self._pieces[path].grad = None
             optimizer.reallocate_cleared_grads()
@@ -229,16 +227,25 @@ class ShardedUpdate(FullUpdate):
         with self._communicator.called_by(self._caller):
             return self._communicator.allreduce(values)
 
-    def _update(self, path: str, param: Parameter, cut: Mapping[str, Array]) -> None:
-        """Update this rank's elements of a parameter."""
-        rule, piece = param.update_rule, self._pieces[path]
-        if piece is param:
-            param.update()
-            return
-        if not piece.size:
-            rule.t += rule.enabled
-            return
-        rule.update(piece)
+    def _update(self, params: Sequence[tuple[Parameter, str | None]], cut: Mapping[str, Array]
+                ) -> None:
+        """Update this rank's elements of parameters, whose paths are ``None`` without elements."""
+        pieces = []
+        for param, path in params:
+            rule, piece = param.update_rule, param if path is None else self._pieces[path]
+            if piece is param or piece.size:
+                piece.update_rule = rule
+                pieces.append(piece)
+            else:
+                rule.t += rule.enabled
+        updates.update(pieces)
+        for param, path in params:
+            if path is not None and self._pieces[path] is not param and self._pieces[path].size:
+                self._write_back(param, path, cut)
+
+    def _write_back(self, param: Parameter, path: str, cut: Mapping[str, Array]) -> None:
+        """Write the elements of a piece to the parameter, unless they are the same memory."""
+        piece = self._pieces[path]
         if not param.array.flags.c_contiguous:
             flat = param.array.reshape(-1)
             flat[slice(*self._elements[path])] = piece.array
