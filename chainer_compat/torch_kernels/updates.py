@@ -47,10 +47,10 @@ def update_core(rule: Any, param: Any) -> None:
         Unsupported: As above, and for other dtypes.
     """
     arrays = [param.data, *(rule.state or {}).values()]
-    if arrays[0].dtype not in FLOATS or not all(
-            type(array) is np.ndarray and array.shape == arrays[0].shape
-            and array.dtype == arrays[0].dtype for array in [*arrays, param.grad]):
-        raise Unsupported  # a missing gradient, for example
+    if not all(type(array) is np.ndarray and array.dtype in FLOATS
+               and array.shape == arrays[0].shape and array.dtype == arrays[0].dtype
+               for array in [*arrays, param.grad]):
+        raise Unsupported  # a missing gradient or array, for example
     call = _kernel(rule, 1)
     used = [array if array.flags.carray else array.copy() for array in arrays]
     call(*([tensor(array)] for array in (used[0], param.grad, *used[1:])))

@@ -322,6 +322,16 @@ def test_float16(name):
     np.testing.assert_allclose(model.p.array, expected.p.array, 1e-2, 2e-3)
 
 
+def test_a_parameter_without_array():
+    model = chainer.Link()
+    with model.init_scope():
+        model.p, model.q = chainer.Parameter(), chainer.Parameter(np.ones(3, 'f'))
+    model.q.grad = np.ones(3, 'f')
+    optimizers.Adam(.5).setup(model).update()  # warnings are errors
+    assert model.p.array is None
+    np.testing.assert_allclose(model.q.array, .5, 1e-4)
+
+
 def test_pickles_are_those_of_chainer():
     model = chainer.links.Linear(2, 2)
     optimizer = optimizers.Adam().setup(model)
