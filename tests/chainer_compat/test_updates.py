@@ -326,6 +326,7 @@ def test_a_parameter_without_array():
     model = chainer.Link()
     with model.init_scope():
         model.p, model.q = chainer.Parameter(), chainer.Parameter(np.ones(3, 'f'))
+    model.cleargrads()
     model.q.grad = np.ones(3, 'f')
     optimizers.Adam(.5).setup(model).update()  # warnings are errors
     assert model.p.array is None
