@@ -414,6 +414,7 @@ TESTS = {
     'hooks_of_many_parameters': ['../gpu/test_updates_on_gpu.py::test_hooks_and_loss_scale'],
     'updates_in_blocks': ['shims/test_optimizer_updates.py::test_the_same_bits'],
     'updates_in_one_pass': ['test_updates.py::test_few_calls_of_rules'],
+    'quick_graph': ['test_graph.py::test_ordinary_calls_do_not_run_the_original'],
     'removed_aliases': ['test_numpy_aliases.py::test_error'],
     'old_arguments': ['shims/test_old_arguments.py::test_the_same_bits',
                       'shims/test_old_arguments.py::test_one_warning_per_line'],
