@@ -58,12 +58,11 @@ def quick_apply(original: Apply) -> Apply:
         else:
             with cuda.Device(arrays[0].device.id):
                 outputs = self.forward(arrays)
-        if self._output_layouts is not None or not _are_ordinary(
-                outputs, kind, self.is_elementwise):
+        if not _are_ordinary(self, outputs, kind):
             return _continued(original, self, variables, outputs)
 
-        self._output_layouts = (None,) * len(outputs)
         self._output_count = len(outputs)
+        self._output_layouts = (None,) * self._output_count
         requires_grad = any([x._requires_grad for x in variables])
         results = tuple([variable(y, requires_grad) for y in outputs])
         if local.get('enable_backprop', global_config.enable_backprop):
@@ -146,14 +145,17 @@ def _arrays(inputs: Sequence[Any]) -> tuple[type, tuple[Array, ...]] | None:
     return None if kind is None else (kind, tuple(arrays))
 
 
-def _are_ordinary(outputs: Any, kind: type, have_one_shape: bool) -> bool:
-    """Whether outputs are a tuple of arrays of a type; of elementwise functions, of one shape."""
+def _are_ordinary(function: FunctionNode, outputs: Any, kind: type) -> bool:
+    """Whether outputs are a tuple of arrays of a type without layouts, as they should be."""
     if type(outputs) is not tuple:
         return False
     for y in outputs:
         if type(y) is not kind:
             return False
-    return not have_one_shape or all([y.shape == outputs[0].shape for y in outputs])
+    layouts = function._output_layouts
+    if function.is_elementwise:
+        return layouts is None and all([y.shape == outputs[0].shape for y in outputs])
+    return layouts is None or layouts == (None,) * len(outputs)
 
 
 def _continued(original: Apply, node: FunctionNode, inputs: Sequence[Variable], outputs: Any

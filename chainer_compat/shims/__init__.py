@@ -21,6 +21,7 @@ from chainer_compat.shims import (
     saved_state,
     scipy_changes,
     setuptools_changes,
+    softmax_gradient,
     volatile,
 )
 
@@ -45,6 +46,7 @@ __all__ = [
     'saved_state',
     'scipy_changes',
     'setuptools_changes',
+    'softmax_gradient',
     'volatile',
 ]
 

@@ -51,6 +51,14 @@ class WithLayouts(Node):
             raise RuntimeError('my own check')
 
 
+class SetsLayouts(Node):
+    """Sets the layouts of its outputs, as convolutions do."""
+
+    def __init__(self, layouts):
+        super().__init__()
+        self.output_layouts = layouts
+
+
 class OldFunction(chainer.Function):
     def check_type_forward(self, in_types):
         chainer.utils.type_check.expect(in_types.size() == 2)
@@ -90,6 +98,10 @@ CALLS = {
     'elementwise': lambda: Elementwise().apply(mixed(*values(2))),
     'own check of layouts': lambda: WithLayouts().apply(mixed(*values(1))),
     'own check of layouts fails': lambda: WithLayouts().apply(mixed(*values(2))),
+    'sets layouts': lambda: SetsLayouts((None, None)).apply(mixed(*values(1))),
+    'sets too few layouts': lambda: SetsLayouts((None,)).apply(mixed(*values(1))),
+    'sets other layouts': lambda: SetsLayouts(
+        (chainer.memory_layouts.CUDNN_CHANNEL_LAST_X, None)).apply(mixed(*values(1, 2, 3, 4, 5))),
     'no output': lambda: Node(lambda xs: ()).apply(mixed(*values(1))),
     'output None': lambda: Node(lambda xs: (xs[0], None)).apply(mixed(*values(1))),
     'a list of outputs': lambda: Node(lambda xs: [xs[0]]).apply(mixed(*values(1))),
@@ -174,7 +186,7 @@ def test_order_of_attributes(monkeypatch):
 
 
 @pytest.mark.parametrize('name', ['variables', 'arrays', 'retained', 'elementwise',
-                                  'without gradient'])
+                                  'without gradient', 'sets layouts'])
 def test_ordinary_calls_do_not_run_the_original(monkeypatch, name):
     """Only Chainer's own code calls ``as_variable`` in ``apply``."""
     monkeypatch.setattr(chainer, 'as_variable', None)
@@ -262,7 +274,8 @@ def test_devices_of_arrays():
 
 
 @pytest.mark.parametrize('wrong', [
-    lambda gx: gx.array, lambda gx: gx.astype('d'), lambda gx: gx[:1], lambda gx: gx], ids=str)
+    lambda gx: gx.array, lambda gx: gx.astype('d'), lambda gx: gx[:1], lambda gx: gx],
+    ids=['an array', 'dtype', 'shape', 'none'])
 def test_gradients_of_wrong_types(monkeypatch, wrong):
     class Wrong(Node):
         def backward(self, indexes, grad_outputs):
