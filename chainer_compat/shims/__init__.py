@@ -4,6 +4,7 @@ from chainer_compat.shims import (
     chainer_bugs,
     cupy_changes,
     dialect,
+    gradients,
     graph,
     iterator_errors,
     iterator_state,
@@ -21,7 +22,6 @@ from chainer_compat.shims import (
     saved_state,
     scipy_changes,
     setuptools_changes,
-    softmax_gradient,
     volatile,
 )
 
@@ -29,6 +29,7 @@ __all__ = [
     'chainer_bugs',
     'cupy_changes',
     'dialect',
+    'gradients',
     'graph',
     'iterator_errors',
     'iterator_state',
@@ -46,7 +47,6 @@ __all__ = [
     'saved_state',
     'scipy_changes',
     'setuptools_changes',
-    'softmax_gradient',
     'volatile',
 ]
 

@@ -1,9 +1,10 @@
-"""The gradient of softmax_cross_entropy has the bits that Chainer computes."""
+"""Gradients that take fewer passes have the bits that Chainer computes."""
 
 import chainer.functions as F
 import numpy as np
 import pytest
 from chainer import Variable
+from chainer.functions.array.get_item import GetItemGrad
 from chainer.functions.loss import softmax_cross_entropy
 
 pytestmark = pytest.mark.mpi_skip
@@ -70,3 +71,45 @@ class Counting(np.ndarray):
     def copy(self, order='C'):
         Counting.copies += 1
         return super().copy(order)
+
+
+BASIC = [0, -1, np.int64(1), slice(None), slice(3, 0, -2), slice(5, 9), Ellipsis, None, (1, 2, 3),
+         (np.int32(1), Ellipsis, None, slice(1, 3)), (Ellipsis, 2), ()]
+OTHERS = [[0, 0, 2], ([1, 1], slice(None), [0, 3]), np.array([[0, 1], [1, 1]]),
+          np.arange(4) % 2 == 0, True, (slice(None), np.array([2, 2]))]
+
+
+@pytest.mark.parametrize('dtype', ['e', 'f', 'd', 'i'])
+@pytest.mark.parametrize('slices', [*BASIC, *OTHERS], ids=str)
+def test_slices(slices, dtype):
+    """The reference is ``numpy.add.at`` itself."""
+    shape = 4, 3, 4
+    drawn = np.random.RandomState(0).standard_normal(np.zeros(shape)[slices].shape)
+    gy = np.asarray(10 * drawn).astype(dtype)
+    if gy.size and dtype != 'i':
+        gy.flat[0] = -0.
+        gy.flat[-1] = np.nan
+    expected = np.zeros(shape, dtype)
+    np.add.at(expected, slices, gy)
+    found, = F.get_item(Variable(expected), slices).creator_node.backward((0,), (Variable(gy),))
+    assert found.dtype == dtype and found.array.tobytes() == expected.tobytes()
+
+
+def test_slices_outside():
+    with pytest.raises(IndexError, match='does not support backward'):
+        GetItemGrad((7,), (4, 3)).apply([np.zeros(3, 'f')])
+
+
+@pytest.mark.parametrize('slices', BASIC, ids=str)
+def test_slices_without_add_at(monkeypatch, slices):
+    monkeypatch.setattr('chainer.functions.array.get_item.numpy', WithoutAddAt)
+    monkeypatch.setattr('chainer.backend.get_array_module', lambda *_: WithoutAddAt)
+    x = np.zeros((4, 3, 4), 'f')
+    gx, = GetItemGrad(slices if isinstance(slices, tuple) else (slices,), x.shape).forward((
+        np.ones_like(x[slices]),))
+    x[slices] = 1
+    assert gx.tolist() == x.tolist()
+
+
+class WithoutAddAt:
+    integer, zeros = np.integer, np.zeros
