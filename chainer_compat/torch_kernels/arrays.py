@@ -30,10 +30,11 @@ def tensor(array: np.ndarray) -> torch.Tensor:
         raise Unsupported
     # PyTorch rejects strides that are negative or no multiples of the size, also where they do not
     # matter, such as in axes of one element.
-    is_usable = array.flags.c_contiguous and all(
-        stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+    flags = array.flags
+    is_usable = flags.c_contiguous and not any([
+        stride < 0 or stride % array.itemsize for stride in array.strides])
     if is_on_host:
-        if not (is_usable and array.flags.writeable and array.flags.aligned):
+        if not (is_usable and flags.writeable and flags.aligned):
             array = array.copy()
         return torch.from_numpy(array)
     return gpu_arrays.tensor(array if is_usable else array.copy())
@@ -45,7 +46,8 @@ def tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
     Raises:
         Unsupported: As for :func:`tensor`, or if the dtypes differ.
     """
-    if any(array.dtype != arrays[0].dtype for array in arrays):
+    dtype = arrays[0].dtype
+    if any([array.dtype != dtype for array in arrays]):
         raise Unsupported
     return [tensor(array) for array in arrays]
 

@@ -1,0 +1,205 @@
+"""Chainer's computational graph with less time per function, for ordinary calls.
+
+``FunctionNode.apply`` spends most of its time on cases that are rare: ChainerX, debug mode, hooks,
+static graphs, memory layouts, other arrays. :func:`quick_apply` detects that a call has none of
+them, and leaves all others to Chainer. Both call the same methods and leave the same graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import chainer
+import numpy as np
+from chainer import FunctionNode, Parameter, Variable
+from chainer.backends import cuda
+from chainer.configuration import config, global_config
+from chainer.variable import VariableNode
+
+Array: TypeAlias = Any  # of NumPy or CuPy
+Apply: TypeAlias = Callable[[FunctionNode, Sequence[Any]], tuple[Variable, ...]]
+
+KINDS = (np.ndarray, cuda.ndarray)
+
+_init = Variable.__init__
+_init_impl = Variable._init_impl
+_init_node = VariableNode.__init__
+_check_types = FunctionNode._check_data_type_forward
+_check_layouts = FunctionNode.check_layout_forward
+_check_nothing = FunctionNode.check_type_forward
+
+
+def quick_apply(original: Apply) -> Apply:
+    """Return ``FunctionNode.apply`` for ordinary calls, which leaves others to the original."""
+
+    @functools.wraps(original)
+    def apply(self: FunctionNode, inputs: Sequence[Any]) -> tuple[Variable, ...]:
+        local = config._local.__dict__
+        found = None if _is_rare(self, local) else _arrays(inputs)
+        if found is None:
+            return original(self, inputs)
+        kind, arrays = found
+        variables = [x if isinstance(x, Variable) else variable(x, False) for x in inputs]
+        self._input_layouts = (None,) * len(variables)
+        cls = type(self)
+        if local.get('type_check', global_config.type_check) and (
+                cls.check_type_forward is not _check_nothing
+                or cls._check_data_type_forward is not _check_types):
+            self._check_data_type_forward(arrays)
+        if cls.check_layout_forward is not _check_layouts:
+            self.check_layout_forward(variables)
+
+        self._input_indexes_to_retain = self._output_indexes_to_retain = None
+        if kind is np.ndarray:
+            outputs = self.forward(arrays)
+        else:
+            with cuda.Device(arrays[0].device.id):
+                outputs = self.forward(arrays)
+        if not _are_ordinary(self, outputs, kind):
+            return _continued(original, self, variables, outputs)
+
+        self._output_count = len(outputs)
+        self._output_layouts = (None,) * self._output_count
+        requires_grad = any([x._requires_grad for x in variables])
+        results = tuple([variable(y, requires_grad) for y in outputs])
+        if local.get('enable_backprop', global_config.enable_backprop):
+            _connect(self, variables, results)
+            self.lazy_grad_sum = local.get('lazy_grad_sum', global_config.lazy_grad_sum)
+        return results
+
+    return apply
+
+
+def _is_rare(node: FunctionNode, local: dict[str, Any]) -> bool:
+    """Whether options, hooks or replaced methods need Chainer's code."""
+    return bool(
+        local.get('debug', global_config.debug)
+        or local.get('schedule_func', global_config.schedule_func) is not None
+        or chainer.get_function_hooks() or node._local_function_hooks
+        or Variable.__init__ is not _init or Variable._init_impl is not _init_impl
+        or VariableNode.__init__ is not _init_node)
+
+
+def _connect(function: FunctionNode, inputs: Sequence[Variable], outputs: Sequence[Variable]
+             ) -> None:
+    """Add a function to the graph, and keep the arrays that it asked for."""
+    nodes = function.inputs = tuple([x._node for x in inputs])
+    function.rank = rank = max([node._rank for node in nodes])
+    references = []
+    for y in outputs:
+        node = y._node
+        node._creator_node = function
+        node._rank = rank + 1
+        references.append(weakref.ref(node))
+    function.outputs = tuple(references)
+    if function._input_indexes_to_retain is not None:
+        for index in function._input_indexes_to_retain:
+            inputs[index].retain_data()
+    if function._output_indexes_to_retain is not None:
+        kept = []
+        for index in function._output_indexes_to_retain:
+            outputs[index].retain_data()
+            kept.append(outputs[index]._data[0])
+        function._retained_output_data = tuple(kept)
+
+
+def variable(array: Array, requires_grad: bool) -> Variable:
+    """Return a Variable with its node, as Chainer's constructors would."""
+    made = Variable.__new__(Variable)
+    made._requires_grad = requires_grad
+    made._loss_scale = made._grad_var = made._device = None
+    made._grad_valid = True
+    made._layout = None
+    made._data = [array]
+    node = VariableNode.__new__(VariableNode)
+    node._variable = weakref.ref(made)
+    node.name = None
+    node._requires_grad = requires_grad
+    node._layout = None
+    node.dtype = array.dtype
+    node.shape = array.shape
+    made._node = node
+    made._grad = None
+    return made
+
+
+def _arrays(inputs: Sequence[Any]) -> tuple[type, tuple[Array, ...]] | None:
+    """Return the type of the arrays of all inputs, and these; ``None`` if any is not ordinary."""
+    arrays = []
+    kind = None
+    for x in inputs:
+        cls = type(x)
+        if cls is Variable or cls is Parameter:
+            if x._layout is not None:
+                return None
+            x = x._data[0]
+            cls = type(x)
+        if cls is not kind:
+            if kind is not None or cls not in KINDS:
+                return None
+            kind = cls
+        arrays.append(x)
+    return None if kind is None else (kind, tuple(arrays))
+
+
+def _are_ordinary(function: FunctionNode, outputs: Any, kind: type) -> bool:
+    """Whether outputs are a tuple of arrays of a type without layouts, as they should be."""
+    if type(outputs) is not tuple:
+        return False
+    for y in outputs:
+        if type(y) is not kind:
+            return False
+    layouts = function._output_layouts
+    if function.is_elementwise:
+        return layouts is None and all([y.shape == outputs[0].shape for y in outputs])
+    return layouts is None or layouts == (None,) * len(outputs)
+
+
+def _continued(original: Apply, node: FunctionNode, inputs: Sequence[Variable], outputs: Any
+               ) -> tuple[Variable, ...]:
+    """Let Chainer's ``apply`` go on with the outputs of ``forward``: it checks them."""
+    retained = node._input_indexes_to_retain, node._output_indexes_to_retain
+
+    def forward(_: tuple[Array, ...]) -> Any:
+        node._input_indexes_to_retain, node._output_indexes_to_retain = retained
+        return outputs
+
+    replaced = node.__dict__.get('forward')
+    node.forward = forward
+    try:
+        with chainer.using_config('type_check', False):
+            return original(node, inputs)
+    finally:
+        del node.forward
+        if replaced is not None:
+            node.forward = replaced
+
+
+def quick_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``get_device_from_array``, which leaves other arrays than NumPy's to the original."""
+
+    @functools.wraps(original)
+    def get_device_from_array(*arrays: Array | None) -> Any:
+        for array in arrays:
+            if type(array) is not np.ndarray and array is not None:
+                return original(*arrays)
+        return chainer.backend.CpuDevice()
+
+    return get_device_from_array
+
+
+def quick_gradient_check(original: Callable[..., None]) -> Callable[..., None]:
+    """Return the check of a gradient's type, which leaves all but valid ones to the original."""
+
+    @functools.wraps(original)
+    def check(func: Any, x: Any, is_node: bool, gradient: Any) -> None:
+        if type(x) is VariableNode and x._layout is None and type(gradient) in KINDS and (
+                x._data is None or type(x._data) is type(gradient)) and (
+                x.dtype == gradient.dtype and x.shape == gradient.shape):
+            return
+        original(func, x, is_node, gradient)
+
+    return check

@@ -1,0 +1,320 @@
+"""Functions build the graph that Chainer's own code builds, in less time.
+
+The reference is Chainer's ``FunctionNode.apply``, which the patched one still has.
+"""
+
+import collections
+import re
+import weakref
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import FunctionNode, Parameter, Variable
+
+pytestmark = pytest.mark.mpi_skip
+
+
+class Node(FunctionNode):
+    """Adds its inputs, and returns the sum and its first input."""
+
+    def __init__(self, outputs=None, kept_inputs=None, kept_outputs=None):
+        self.outputs_of = outputs or (lambda xs: (sum(xs), xs[0].copy()))
+        self.kept = kept_inputs, kept_outputs
+
+    def check_type_forward(self, in_types):
+        for each in in_types[1:]:
+            chainer.utils.type_check.expect(each.shape == in_types[0].shape)
+
+    def forward(self, inputs):
+        for keep, indexes in zip((self.retain_inputs, self.retain_outputs), self.kept, strict=True):
+            if indexes is not None:
+                keep(indexes)
+        return self.outputs_of(inputs)
+
+    def backward(self, indexes, grad_outputs):
+        gy = [g for g in grad_outputs if g is not None]
+        return tuple(gy[0] * (2 + i) for i in indexes)
+
+
+class Elementwise(Node):
+    is_elementwise = True
+
+
+class WithLayouts(Node):
+    """Has a check of its own, which is called."""
+
+    def check_layout_forward(self, inputs):
+        if len(inputs) > 1:
+            raise RuntimeError('my own check')
+
+
+class SetsLayouts(Node):
+    """Sets the layouts of its outputs, as convolutions do."""
+
+    def __init__(self, layouts):
+        super().__init__()
+        self.output_layouts = layouts
+
+
+class OldFunction(chainer.Function):
+    def check_type_forward(self, in_types):
+        chainer.utils.type_check.expect(in_types.size() == 2)
+
+    def forward(self, inputs):
+        return inputs[0] * inputs[1],
+
+    def backward(self, inputs, grad_outputs):
+        return inputs[1] * grad_outputs[0], inputs[0] * grad_outputs[0]
+
+
+class Subclass(np.ndarray):
+    pass
+
+
+class MyVariable(Variable):
+    pass
+
+
+def values(n, *shape):
+    return [np.random.RandomState(i).standard_normal(shape or (2, 3)).astype('f')
+            for i in range(n)]
+
+
+def mixed(*arrays):
+    """One of each kind of input."""
+    kinds = (Variable, np.asarray, Parameter, lambda x: Variable(x, requires_grad=False))
+    return [kind(x) for kind, x in zip(kinds, arrays, strict=False)]
+
+
+CALLS = {
+    'variables': lambda: Node().apply(mixed(*values(4))),
+    'arrays': lambda: Node().apply(values(2)),
+    'without gradient': lambda: Node().apply([Variable(values(1)[0], requires_grad=False)]),
+    'a tuple': lambda: Node().apply(tuple(values(2))),
+    'retained': lambda: Node(None, (0, -1), (1,)).apply(mixed(*values(2))),
+    'elementwise': lambda: Elementwise().apply(mixed(*values(2))),
+    'own check of layouts': lambda: WithLayouts().apply(mixed(*values(1))),
+    'own check of layouts fails': lambda: WithLayouts().apply(mixed(*values(2))),
+    'sets layouts': lambda: SetsLayouts((None, None)).apply(mixed(*values(1))),
+    'sets too few layouts': lambda: SetsLayouts((None,)).apply(mixed(*values(1))),
+    'sets other layouts': lambda: SetsLayouts(
+        (chainer.memory_layouts.CUDNN_CHANNEL_LAST_X, None)).apply(mixed(*values(1, 2, 3, 4, 5))),
+    'no output': lambda: Node(lambda xs: ()).apply(mixed(*values(1))),
+    'output None': lambda: Node(lambda xs: (xs[0], None)).apply(mixed(*values(1))),
+    'a list of outputs': lambda: Node(lambda xs: [xs[0]]).apply(mixed(*values(1))),
+    'a number': lambda: Node(lambda xs: (1.,)).apply(mixed(*values(1))),
+    'a named tuple': lambda: Node(
+        lambda xs: collections.namedtuple('Pair', 'a b')(xs[0], xs[0])).apply(mixed(*values(1))),
+    'outputs of a subclass': lambda: Node(
+        lambda xs: (xs[0].view(Subclass),), (0,), (0,)).apply(mixed(*values(1))),
+    'elementwise with two shapes': lambda: Elementwise(
+        lambda xs: (xs[0], xs[0][:1])).apply(mixed(*values(1))),
+    'wrong types': lambda: Node().apply([*values(1), *values(1, 4)]),
+    'no array': lambda: Node().apply([*values(1), 3.]),
+    'None': lambda: Node().apply([*values(1), None]),
+    'no inputs': lambda: Node(lambda xs: values(1)).apply(()),
+    'an uninitialized parameter': lambda: Node().apply([Parameter()]),
+    'a subclass of Variable': lambda: Node().apply([MyVariable(values(1)[0])]),
+    'a subclass of arrays': lambda: Node().apply([values(1)[0].view(Subclass)]),
+    'a layout': lambda: F.relu(Variable(*values(1, 2, 3, 4, 5)).as_layout(
+        chainer.memory_layouts.CUDNN_CHANNEL_LAST_X)),
+    'an old function': lambda: OldFunction()(*mixed(*values(2))),
+    'an old function fails': lambda: OldFunction()(*values(1)),
+    'twice': lambda: [node.apply(mixed(*values(2))) for node in [Node()] for _ in range(2)],
+    'elementwise twice': lambda: [
+        node.apply(mixed(*values(2))) for node in [Elementwise()] for _ in range(2)],
+    'of another dtype': lambda: Node().apply([Variable(values(1)[0].astype('d'))]),
+    'empty': lambda: Node().apply([Variable(values(1)[0][:0])]),
+    'backward of backward': lambda: chainer.grad(chainer.grad(
+        Node().apply(mixed(*values(1)))[:1], [], enable_double_backprop=True), []),
+}
+
+CONFIGURATIONS = [{}, {'enable_backprop': False}, {'type_check': False}, {'debug': True},
+                  {'lazy_grad_sum': True}, {'enable_backprop': True, 'debug': False}]
+
+
+def described(value, seen=None):
+    """Describe a value with everything that belongs to it, so that two can be compared."""
+    seen = {} if seen is None else seen
+    if isinstance(value, weakref.ref):
+        return 'weak', described(value(), seen)
+    if isinstance(value, np.ndarray):
+        return type(value), value.dtype, value.shape, value.tobytes(), seen.setdefault(
+            id(value), len(seen))
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [described(each, seen) for each in value]
+    if isinstance(value, dict):
+        return {key: described(each, seen) for key, each in value.items()}
+    if isinstance(value, (Variable, chainer.variable.VariableNode, FunctionNode, chainer.Function)):
+        if id(value) in seen:
+            return seen[id(value)]
+        seen[id(value)] = len(seen)
+        kept = {key: each for key, each in vars(value).items()
+                if key not in ('outputs_of', 'stack')}
+        return type(value), described(kept, seen)
+    return re.sub(' at 0x[0-9a-f]+', '', repr(value))
+
+
+def outcome(call):
+    try:
+        result = call()
+    except Exception as error:
+        return type(error), re.sub(' at 0x[0-9a-f]+', '', str(error))
+    return described(result)
+
+
+@pytest.mark.parametrize('options', CONFIGURATIONS, ids=str)
+@pytest.mark.parametrize('name', CALLS)
+def test_the_graph_of_chainer(monkeypatch, name, options):
+    for key, value in options.items():
+        monkeypatch.setattr(chainer.config, key, value, raising=False)
+    found = outcome(CALLS[name])
+    monkeypatch.setattr(FunctionNode, 'apply', FunctionNode.apply.__wrapped__)
+    assert found == outcome(CALLS[name])
+
+
+def test_order_of_attributes(monkeypatch):
+    """Objects of a class share a table of names, if the order is the same."""
+    quick, = Node(lambda xs: xs).apply(mixed(*values(1)))
+    monkeypatch.setattr(FunctionNode, 'apply', FunctionNode.apply.__wrapped__)
+    original, = Node(lambda xs: xs).apply(mixed(*values(1)))
+    assert [*vars(quick.node)] == [*vars(original.node)]
+    assert set(vars(quick)) == set(vars(original))
+
+
+@pytest.mark.parametrize('name', ['variables', 'arrays', 'retained', 'elementwise',
+                                  'without gradient', 'sets layouts'])
+def test_ordinary_calls_do_not_run_the_original(monkeypatch, name):
+    """Only Chainer's own code calls ``as_variable`` in ``apply``."""
+    monkeypatch.setattr(chainer, 'as_variable', None)
+    CALLS[name]()
+
+
+class Recorder(chainer.FunctionHook):
+    name = 'Recorder'
+
+    def __init__(self):
+        self.events = []
+
+    def forward_preprocess(self, function, in_data):
+        self.events.append(('before forward', function.label))
+
+    def forward_postprocess(self, function, in_data):
+        self.events.append(('after forward', function.label))
+
+    def backward_preprocess(self, function, in_data, out_grad):
+        self.events.append(('before backward', function.label))
+
+    def backward_postprocess(self, function, in_data, out_grad):
+        self.events.append(('after backward', function.label))
+
+
+def test_hooks():
+    x = Variable(*values(1))
+    with Recorder() as hook:
+        y = F.sum(F.relu(x))
+    y.backward()
+    assert hook.events == [
+        ('before forward', 'ReLU'), ('after forward', 'ReLU'),
+        ('before forward', 'Sum'), ('after forward', 'Sum')]
+    node, hook = Node(), Recorder()
+    node.add_hook(hook)
+    y, _ = node.apply([x])
+    y.grad = np.ones_like(y.array)
+    y.backward()
+    assert [event for event, _ in hook.events] == [
+        'before forward', 'after forward', 'before backward', 'after backward']
+
+
+@pytest.mark.parametrize('cls, name', [
+    (Variable, '__init__'), (Variable, '_init_impl'), (chainer.variable.VariableNode, '__init__'),
+    (FunctionNode, '_check_data_type_forward'), (FunctionNode, 'check_layout_forward'),
+    (FunctionNode, 'check_type_forward')])
+def test_methods_that_a_program_replaces(monkeypatch, cls, name):
+    original, calls = getattr(cls, name), []
+
+    def replaced(self, *args, **kwargs):
+        calls.append(self)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(cls, name, replaced)
+    F.identity(Variable(*values(1)))
+    assert len(calls) >= 1 + (cls is not FunctionNode)
+
+
+def test_an_error_of_forward_leaves_no_graph():
+    def fail(inputs):
+        raise KeyError('mine')
+
+    node = Node(fail)
+    with pytest.raises(KeyError, match='mine'):
+        node.apply(values(1))
+    assert node.inputs is None and node.outputs is None
+
+
+def test_wrong_outputs_leave_the_method():
+    node = Node(lambda xs: [xs[0]])
+    with pytest.raises(TypeError, match='must be a tuple'):
+        node.apply(values(1))
+    assert 'forward' not in vars(node)
+    node.forward = own = lambda inputs: [inputs[0]]
+    with pytest.raises(TypeError, match='must be a tuple'):
+        node.apply(values(1))
+    assert node.forward is own
+
+
+def test_devices_of_arrays():
+    get = chainer.backend.get_device_from_array
+    arrays = values(2)
+    for args in ((), (None,), (arrays[0],), (None, arrays[0]), (3,), (arrays[0].view(Subclass),)):
+        assert get(*args) == get.__wrapped__(*args) == chainer.get_device('@numpy')
+
+
+@pytest.mark.parametrize('wrong', [
+    lambda gx: gx.array, lambda gx: gx.astype('d'), lambda gx: gx[:1], lambda gx: gx],
+    ids=['an array', 'dtype', 'shape', 'none'])
+def test_gradients_of_wrong_types(monkeypatch, wrong):
+    class Wrong(Node):
+        def backward(self, indexes, grad_outputs):
+            return wrong(grad_outputs[0]),
+
+    def gradient():
+        x = Variable(*values(1))
+        y, _ = Wrong().apply([x])
+        y.grad = np.ones_like(y.array)
+        y.backward()
+        return x.grad
+
+    found = outcome(gradient)
+    check = chainer.variable._check_grad_type
+    monkeypatch.setattr(chainer.variable, '_check_grad_type', check.__wrapped__)
+    assert found == outcome(gradient)
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_gradients_of_a_network(monkeypatch, seed):
+    """Every gradient has the bits that it has with Chainer's code, also the second one."""
+    def gradients():
+        np.random.seed(seed)
+        network = chainer.Sequential(
+            L.Convolution2D(2, 3, 3), F.relu, L.BatchNormalization(3),
+            lambda x: F.dropout(x + F.tanh(x)), L.Linear(None, 4), L.LayerNormalization(4))
+        x = Variable(np.random.standard_normal((5, 2, 6, 6)).astype('f'))
+        loss = F.softmax_cross_entropy(network(x), np.arange(5, dtype='i') % 4)
+        loss.backward()
+        first = [parameter.grad for parameter in network.params()]
+        y = F.sum(F.tanh(x * x) ** 2)
+        gx, = chainer.grad([y], [x], enable_double_backprop=True)
+        network.cleargrads()
+        x.cleargrad()
+        F.sum(gx * gx).backward()
+        return [a.tobytes() for a in (loss.array, *first, gx.array, x.grad)]
+
+    found = gradients()
+    for owner, name in ((FunctionNode, 'apply'), (chainer.backend, 'get_device_from_array'),
+                        (chainer.variable, '_check_grad_type')):
+        monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)
+    assert found == gradients()
