@@ -23,6 +23,11 @@ from chainer_compat.torch_kernels.dispatch import Unsupported
 from chainer_compat.torch_kernels.gpu_arrays import precision
 
 
+# cuDNN copies weights into one array: as many bytes as torch.cat in `_compute`. The filter is set
+# once, since catch_warnings at each call would show all other warnings again.
+warnings.filterwarnings('ignore', 'RNN module weights are not part of single')
+
+
 class Cell(NamedTuple):
     """A kind of recurrent layer."""
 
@@ -209,9 +214,7 @@ class Layer(FunctionNode):
         options = [True, 1, 0., is_training, False]  # biases, layers, dropout, train, bidirectional
         if len(entry) == 1:
             options.append(False)  # batch_first
-        with precision(x), warnings.catch_warnings():
-            # cuDNN copies weights into one array: as many bytes as torch.cat above.
-            warnings.filterwarnings('ignore', 'RNN module weights are not part of single')
+        with precision(x):
             y, *final = self.cell.torch(
                 *entry, states if self.cell.has_cell else states[0], parameters, *options)
         y = y.reshape(len(x), -1)
