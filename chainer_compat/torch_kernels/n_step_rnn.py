@@ -22,7 +22,6 @@ from chainer_compat.torch_kernels.arrays import operands, product, tensors
 from chainer_compat.torch_kernels.dispatch import Unsupported
 from chainer_compat.torch_kernels.gpu_arrays import precision
 
-
 # cuDNN copies weights into one array: as many bytes as torch.cat in `_compute`. The filter is set
 # once, since catch_warnings at each call would show all other warnings again.
 warnings.filterwarnings('ignore', 'RNN module weights are not part of single')
