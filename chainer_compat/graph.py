@@ -31,6 +31,9 @@ _check_types = FunctionNode._check_data_type_forward
 _check_layouts = FunctionNode.check_layout_forward
 _check_nothing = FunctionNode.check_type_forward
 
+#: Methods that a program can replace on an object.
+_CHECKS = frozenset({'check_type_forward', '_check_data_type_forward', 'check_layout_forward'})
+
 
 def quick_apply(original: Apply) -> Apply:
     """Return ``FunctionNode.apply`` for ordinary calls, which leaves others to the original."""
@@ -38,7 +41,8 @@ def quick_apply(original: Apply) -> Apply:
     @functools.wraps(original)
     def apply(self: FunctionNode, inputs: Sequence[Any]) -> tuple[Variable, ...]:
         local = config._local.__dict__
-        found = None if _is_rare(self, local) else _arrays(inputs)
+        is_rare = type(inputs) not in (tuple, list) or _is_rare(self, local)
+        found = None if is_rare else _arrays(inputs)
         if found is None:
             return original(self, inputs)
         kind, arrays = found
@@ -79,6 +83,7 @@ def _is_rare(node: FunctionNode, local: dict[str, Any]) -> bool:
         local.get('debug', global_config.debug)
         or local.get('schedule_func', global_config.schedule_func) is not None
         or chainer.get_function_hooks() or node._local_function_hooks
+        or not _CHECKS.isdisjoint(node.__dict__)
         or Variable.__init__ is not _init or Variable._init_impl is not _init_impl
         or VariableNode.__init__ is not _init_node)
 
@@ -169,11 +174,12 @@ def _continued(original: Apply, node: FunctionNode, inputs: Sequence[Variable], 
 
     replaced = node.__dict__.get('forward')
     node.forward = forward
+    node.check_layout_forward = lambda inputs: None  # it has run
     try:
         with chainer.using_config('type_check', False):
             return original(node, inputs)
     finally:
-        del node.forward
+        del node.forward, node.check_layout_forward
         if replaced is not None:
             node.forward = replaced
 

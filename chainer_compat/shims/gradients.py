@@ -21,8 +21,8 @@ def softmax_gradient(module: ModuleType) -> None:
     def forward_cpu(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         _, t, gloss = inputs
         y = self.y
-        if (y is None or y.ndim != 2 or y.size == 0 or self.soft_target
-                or self.class_weight is not None or self.coeff is None):
+        if (y is None or y.ndim != 2 or y.size == 0 or self.soft_target or np.ndim(gloss)
+                or t.shape != y.shape[:1] or self.class_weight is not None or self.coeff is None):
             return original(self, inputs)
         scale = gloss * self.coeff
         gx = np.multiply(y, scale, out=np.empty(y.shape, y.dtype), casting='same_kind')
@@ -55,4 +55,5 @@ def slice_gradient() -> dict[str, str]:
     is_basic = ('all([type(s) in (int, slice, type(None), type(...)) or isinstance(s, '
                 'numpy.integer) for s in slices])')
     # With add.at, too, the negative zero becomes zero.
+    is_basic += ' and gx[slices].shape == gy.shape'
     return {f'    {add}\n': f'    gx.__setitem__(slices, gy + 0) if {is_basic} else {add}\n'}

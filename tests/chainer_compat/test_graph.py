@@ -16,6 +16,15 @@ from chainer import FunctionNode, Parameter, Variable
 
 pytestmark = pytest.mark.mpi_skip
 
+APPLY, INIT = FunctionNode.apply, Variable.__init__
+
+
+@pytest.fixture(autouse=True)
+def without_volatile(monkeypatch):
+    """A test of ``volatile`` in the same process replaces these for good."""
+    monkeypatch.setattr(FunctionNode, 'apply', APPLY)
+    monkeypatch.setattr(Variable, '__init__', INIT)
+
 
 class Node(FunctionNode):
     """Adds its inputs, and returns the sum and its first input."""
@@ -318,3 +327,32 @@ def test_gradients_of_a_network(monkeypatch, seed):
                         (chainer.variable, '_check_grad_type')):
         monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)
     assert found == gradients()
+
+
+def test_checks_of_one_object():
+    node = Node()
+    node.check_type_forward = lambda types: (_ for _ in ()).throw(RuntimeError('my own check'))
+    with pytest.raises(RuntimeError, match='my own check'):
+        node.apply((np.ones(2, 'f'),))
+
+
+def test_inputs_that_are_no_sequence():
+    arrays = np.ones((2, 3), 'f'), np.ones((2, 3), 'f')
+    with chainer.no_backprop_mode():
+        y, _ = Node().apply(map(np.negative, arrays))
+    np.testing.assert_array_equal(y.array, np.full((2, 3), -2))
+    with pytest.raises(ValueError, match='ambiguous'):
+        Node().apply(np.ones((2, 3), 'f'))
+
+
+def test_a_check_of_layouts_runs_once():
+    class Counts(Node):
+        n = 0
+
+        def check_layout_forward(self, inputs):
+            self.n += 1
+
+    node = Counts(lambda xs: [xs[0].copy()])
+    with pytest.raises(TypeError, match='must be a tuple'):
+        node.apply((np.ones(2, 'f'),))
+    assert node.n == 1

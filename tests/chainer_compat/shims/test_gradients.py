@@ -1,5 +1,6 @@
 """Gradients that take fewer passes have the bits that Chainer computes."""
 
+import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
@@ -113,3 +114,27 @@ def test_slices_without_add_at(monkeypatch, slices):
 
 class WithoutAddAt:
     integer, zeros = np.integer, np.zeros
+
+
+def test_labels_of_another_length():
+    x = chainer.Variable(np.ones((6, 4), 'f'))
+    with chainer.using_config('type_check', False):
+        loss = F.softmax_cross_entropy(x, np.array([0, 1, 2, 3, 1]))
+        with pytest.raises(ValueError, match='broadcast'):
+            loss.backward()
+
+
+@pytest.mark.parametrize('shape', [(), (1,), (1, 1), (6, 1), (6, 4)])
+def test_gradients_of_the_loss_of_any_shape(shape):
+    x = chainer.Variable(np.random.RandomState(0).randn(6, 4).astype('f'))
+    labels = np.arange(6) % 4
+    loss = F.softmax_cross_entropy(x, labels)
+    gx, = chainer.grad([loss], [x], [chainer.Variable(np.full(shape, 3, 'f'))])
+    expected = (F.softmax(x).array - np.eye(4)[labels]) / 2
+    np.testing.assert_allclose(gx.array, expected, 1e-5, 1e-6)
+
+
+def test_gradients_of_slices_of_another_shape():
+    x = chainer.Variable(np.ones((4, 6), 'f'))
+    with pytest.raises(ValueError, match='broadcast'):
+        chainer.grad([x[:2]], [x], [chainer.Variable(np.ones((1, 2, 6), 'f'))])
