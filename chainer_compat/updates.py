@@ -147,9 +147,9 @@ def update(params: Iterable[Any]) -> None:
             owners = *owners, grad
         if grad in changed or not (changed.isdisjoint(owners) and read.isdisjoint(owners)):
             _update_groups(groups, changed, read)
-        group = groups.get(key)
+        group = groups.get((key, is_copy))
         if group is None:
-            group = groups[key] = ParameterGroup(rule, param._loss_scale)
+            group = groups[key, is_copy] = ParameterGroup(rule, param._loss_scale)
         rule.t += 1
         if is_copy:
             group.halves.append(param)
