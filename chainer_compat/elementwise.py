@@ -48,8 +48,8 @@ extern "C" __global__ void {name}(
 _recording = threading.local()
 
 
-class Parameter(NamedTuple):
-    """A parameter of a kernel."""
+class Argument(NamedTuple):
+    """An argument of a kernel."""
 
     dtype: str  # or a letter, as in 'T x'
     name: str
@@ -104,13 +104,13 @@ def recorded() -> Iterator[list[Call]]:
         _recording.calls = before
 
 
-def launch(call: Call, of_first: Sequence[Array], arrays: Sequence[Sequence[Array]],
+def launch(call: Call, first_arrays: Sequence[Array], arrays: Sequence[Sequence[Array]],
            divided: int | None = None, divisor: float = 1.) -> bool:
     """Do for the arrays of all parameters what a call does for those of the first.
 
     Args:
         call: The recorded call.
-        of_first: Arrays that the call may have got.
+        first_arrays: Arrays that the call may have got.
         arrays: For each of them, those of all parameters: C-contiguous, and on the current device.
             Shapes and dtypes are equal within a parameter, and dtypes among the parameters.
         divided: The index of arrays that are divided before.
@@ -119,13 +119,13 @@ def launch(call: Call, of_first: Sequence[Array], arrays: Sequence[Sequence[Arra
     Returns:
         Whether it was launched, which is possible if all other arguments are numbers.
     """
-    if len({id(array) for array in of_first}) < len(of_first):
+    if len({id(array) for array in first_arrays}) < len(first_arrays):
         return False  # a gradient that is the parameter's array: only the first may have that
     kernel, args = call
     places: list[int | None] = []  # in arrays; None: not an array
     dtypes: dict[str, str] = {}
     for parameter, arg in zip(kernel.parameters, args, strict=True):
-        place = next((i for i, array in enumerate(of_first) if arg is array), None)
+        place = next((i for i, array in enumerate(first_arrays) if arg is array), None)
         places.append(None if parameter.is_raw else place)
         if hasattr(arg, 'dtype') and hasattr(arg, 'data') and not isinstance(arg, np.generic):
             if dtypes.setdefault(parameter.dtype, arg.dtype.name) != arg.dtype.name or (
@@ -157,10 +157,10 @@ def launch(call: Call, of_first: Sequence[Array], arrays: Sequence[Sequence[Arra
     return True
 
 
-def _parameters(text: str, is_input: bool) -> Iterator[Parameter]:
+def _parameters(text: str, is_input: bool) -> Iterator[Argument]:
     for each in text.split(','):
         *raw, dtype, name = each.split()
-        yield Parameter(dtype, name, raw == ['raw'], is_input)
+        yield Argument(dtype, name, raw == ['raw'], is_input)
 
 
 def _scalar(value: Any, dtype: str) -> np.generic:
@@ -192,7 +192,7 @@ def source(kernel: Kernel, dtypes: dict[str, str], places: Sequence[int | None],
     scalars, before, elements = '', [], []
     for i, (dtype, name, is_raw, is_input) in enumerate(kernel.parameters):
         place = places[i]
-        if is_raw:  # of a rule that only tells a dtype by it
+        if is_raw:  # only determines a dtype
             continue
         if place is None:
             scalars += f', {_c_type_of_number(dtypes[dtype])} {name}_'

@@ -2,9 +2,8 @@
 
 Chainer calls the rule of each parameter. For small parameters, most of the time is spent in calls;
 for large ones, each operation of a rule reads them from memory again. Here, parameters with equal
-rules are updated together: by one kernel of PyTorch, or by the rule itself, which gets blocks of
-many parameters, or of a part of one. Blocks stay in the cache, and results are bitwise identical.
-On a GPU, one launch of the rule's kernel updates them.
+rules are updated together: by one kernel of PyTorch, in blocks (block_updates.py), or on a GPU by
+one launch (device_updates.py).
 
 Only Chainer's own classes are updated together. Everything else runs as it is, in its turn.
 """
@@ -12,22 +11,17 @@ Only Chainer's own classes are updated together. Everything else runs as it is, 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chainer_compat import device_gradients, elementwise
-from chainer_compat.torch_kernels.dispatch import with_kernel
+from chainer_compat import block_updates, device_gradients, device_updates, elementwise
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
-
-#: Elements of a block, whose temporary arrays should stay in the cache. Smaller ones spend more
-#: time in Python: for MomentumSGD of ResNet-50, 1 << 14 took twice as long.
-BLOCK = 1 << 17
 
 #: By rule: its methods ``update_core_cpu`` and ``update_core_gpu``, which compute each element by
 #: itself, and change states in place.
@@ -39,23 +33,14 @@ _DTYPES_ON_DEVICES = np.dtype(np.float16), *_DTYPES
 #: By class of a hook: its ``__call__``, which changes each element of the gradient by itself.
 _hooks: dict[Any, Any] = {}
 
-#: Functions around it, by class and name. If a program replaces one, it is called.
-_around: dict[tuple[Any, str], Any] = {}
+#: Functions that call them, by class and name. If a program replaces one, nothing is grouped.
+_callers: dict[tuple[Any, str], Any] = {}
 
 _METHODS = 'update', 'update_core', '_init_states', '_UpdateRule__update'
 
 #: What Chainer sets in a rule. ``initial_alpha`` is of Adam with ``adabound``.
 _ATTRIBUTES = frozenset({'_dummy', '_fp32_param', '_hookable', '_state', '_use_fp32_update',
                          'enabled', 'hyperparam', 'initial_alpha', 't'})
-
-
-class Block:
-    """A part of a parameter, or several parameters, as update rules use it."""
-
-    def __init__(self, data: Array, grad: Array) -> None:
-        self.data = data
-        self.grad = grad
-        self.dtype = data.dtype
 
 
 class Member:
@@ -107,7 +92,7 @@ def accept(rule: Any) -> None:
 
     _cores[rule] = rule.update_core_cpu, rule.update_core_gpu
     for cls, names in ((Parameter, ('update',)), (UpdateRule, _METHODS), (rule, _METHODS)):
-        _around.update(((cls, name), getattr(cls, name)) for name in names)
+        _callers.update(((cls, name), getattr(cls, name)) for name in names)
 
 
 def accept_hook(hook: Any) -> None:
@@ -223,7 +208,7 @@ def _called_together(hook: Any, params: list[Any]) -> bool:
 
 def _accepted() -> set[Any]:
     """Return the classes of rules of which the program has replaced no function."""
-    if any(getattr(cls, name) is not function for (cls, name), function in _around.items()):
+    if any(getattr(cls, name) is not function for (cls, name), function in _callers.items()):
         return set()
     return {cls for cls, (on_cpu, on_gpu) in _cores.items()
             if cls.update_core_cpu is on_cpu and cls.update_core_gpu is on_gpu}
@@ -255,14 +240,14 @@ def _update_groups(groups: dict[Hashable, ParameterGroup], changed: set[int], re
                    ) -> None:
     for group in groups.values():
         if group.members[0].device is None:
-            update_group(group.rule, group.members, group.grads)
+            block_updates.update_group(group.rule, group.members, group.grads)
         elif group.halves:
-            grads = cast(group.grads, [np.dtype(np.float32)] * len(group.grads))
-            update_on_device(group.rule, group.members, grads, group.loss_scale)
-            cast([member.data for member in group.members],
-                 [param._data[0] for param in group.halves])
+            grads = device_updates.cast(group.grads, [np.dtype(np.float32)] * len(group.grads))
+            device_updates.update_group(group.rule, group.members, grads, group.loss_scale)
+            device_updates.cast([member.data for member in group.members],
+                                [param._data[0] for param in group.halves])
         else:
-            update_on_device(group.rule, group.members, group.grads, group.loss_scale)
+            device_updates.update_group(group.rule, group.members, group.grads, group.loss_scale)
     groups.clear()
     changed.clear()
     read.clear()
@@ -373,106 +358,3 @@ def _are_numbers(hyperparam: Any) -> bool:
         isinstance(value, int | float) or (name == '_parent' and (
             value is None or _are_numbers(value)))
         for name, value in vars(hyperparam).items())
-
-
-@with_kernel('updates.update_group')
-def update_group(rule: Any, members: list[Member], grads: list[Array]) -> None:
-    """Update parameters.
-
-    Args:
-        rule: The rule of the first. The rules of all are equal.
-        members: Their arrays.
-        grads: Their gradients.
-    """
-    names, states = [*rule._state], rule._state
-    try:
-        for arrays, grad in _blocks(members, grads):
-            rule._state = dict(zip(names, arrays[1:], strict=True))
-            rule.update_core_cpu.__wrapped__(rule, Block(arrays[0], grad))  # not PyTorch
-    finally:
-        rule._state = states
-
-
-def update_on_device(rule: Any, members: list[Member], grads: list[Array],
-                     loss_scale: float | None) -> None:
-    """Update parameters of one GPU, with one launch if the rule launches one kernel for each.
-
-    Gradients are divided by the loss scale before.
-    """
-    from chainer.backends.cuda import cupy
-
-    names, states = [*rule._state], rule._state
-    first = Block(members[0].data, grads[0])
-    with cupy.cuda.Device(members[0].device):
-        with elementwise.recorded() as calls:
-            if _can_be_recorded(rule):
-                rule.update_core_gpu(first)
-        if len(calls) == 1 and elementwise.launch(
-                calls[0], [first.data, first.grad, *members[0].states],
-                [[member.data for member in members], grads,
-                 *zip(*(member.states for member in members), strict=True)],
-                None if loss_scale is None else 1, 1. if loss_scale is None else loss_scale):
-            return
-        try:
-            for member, grad in zip(members, grads, strict=True):
-                if loss_scale is not None:
-                    grad /= loss_scale
-                rule._state = dict(zip(names, member.states, strict=True))
-                rule.update_core_gpu(Block(member.data, grad))
-        finally:
-            rule._state = states
-
-
-def cast(arrays: list[Any], results: list[Any]) -> list[Any]:
-    """Cast CuPy arrays of a dtype to arrays, or to new ones of a dtype, by one launch."""
-    from chainer.backends.cuda import cupy
-
-    with cupy.cuda.Device(arrays[0].data.device_id):
-        results = [cupy.empty(array.shape, result) if isinstance(result, np.dtype) else result
-                   for array, result in zip(arrays, results, strict=True)]
-        kernel = elementwise.elementwise('S x', 'T y', 'y = (T)x', 'cast')
-        elementwise.launch((kernel, (arrays[0], results[0])), [arrays[0], results[0]],
-                           [arrays, results])
-    return results
-
-
-def _blocks(members: list[Member], grads: list[Array]) -> Iterator[tuple[list[Array], Array]]:
-    """Yield arrays of at most ``BLOCK`` elements: data and states, and the gradient.
-
-    Changes of the arrays are written back when the next ones are asked for.
-    """
-    flats: list[list[Array]] = []  # of small parameters: data, states and gradient
-    size = 0
-    for member, grad in zip(members, grads, strict=True):
-        flat = [*member.flat, grad.reshape(-1)]
-        if 2 * member.size >= BLOCK:
-            for start in range(0, member.size, BLOCK):
-                *arrays, part = (array[start:start + BLOCK] for array in flat)
-                yield arrays, part
-            continue
-        if size + member.size > BLOCK:
-            yield from _joined(flats)
-            flats, size = [], 0
-        flats.append(flat)
-        size += member.size
-    if flats:
-        yield from _joined(flats)
-
-
-def _joined(flats: list[list[Array]]) -> Iterator[tuple[list[Array], Array]]:
-    *arrays, grad = flats[0] if len(flats) == 1 else map(np.concatenate, zip(*flats, strict=True))
-    yield arrays, grad
-    if len(flats) == 1:
-        return
-    start = 0
-    for flat in flats:
-        stop = start + flat[0].size
-        for array, joined in zip(flat, arrays, strict=False):  # without the gradient
-            array[...] = joined[start:stop]
-        start = stop
-
-
-def _can_be_recorded(rule: Any) -> bool:
-    """Whether the program has replaced no kernel, which would be launched instead of recorded."""
-    return all(value is None or type(value) is elementwise.Kernel
-               for name, value in vars(type(rule)).items() if name.endswith('_kernel'))

@@ -100,21 +100,21 @@ def updates_in_blocks(module: Any) -> None:
 
 
 def _in_blocks(update: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    from chainer_compat import updates
+    from chainer_compat import block_updates
 
     @functools.wraps(update)
     def update_core_cpu(self: Any, param: Any) -> None:
         whole = self.state
         states = whole or {}
         arrays = [param.data, param.grad, *states.values()]
-        if not _is_divisible(arrays, updates.BLOCK):
+        if not _is_divisible(arrays, block_updates.BLOCK):
             return update(self, param)
         data, grad, *flat = [array.reshape(-1) for array in arrays]
         try:
-            for start in range(0, data.size, updates.BLOCK):
-                part = slice(start, start + updates.BLOCK)
+            for start in range(0, data.size, block_updates.BLOCK):
+                part = slice(start, start + block_updates.BLOCK)
                 self._state = {name: state[part] for name, state in zip(states, flat, strict=True)}
-                update(self, updates.Block(data[part], grad[part]))
+                update(self, block_updates.Block(data[part], grad[part]))
         finally:
             self._state = whole
 

@@ -54,14 +54,14 @@ def operators():
 @pytest.fixture
 def sizes(monkeypatch):
     """The number of elements of each block."""
-    from chainer_compat import updates
+    from chainer_compat import block_updates
 
     seen = []
 
-    class Block(updates.Block):
+    class Block(block_updates.Block):
         def __init__(self, data, grad):
             super().__init__(data, grad)
             seen.append(data.size)
 
-    monkeypatch.setattr(updates, 'Block', Block)
+    monkeypatch.setattr(block_updates, 'Block', Block)
     return seen

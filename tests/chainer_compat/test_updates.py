@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from chainer import optimizer_hooks, optimizers
 
-from chainer_compat import updates
+from chainer_compat import block_updates, updates
 from chainer_compat.torch_kernels import dispatch
 
 pytestmark = pytest.mark.mpi_skip
@@ -42,7 +42,7 @@ FUSED = {'SGD', 'MomentumSGD', 'AdaGrad', 'Adam', 'AdamW', 'AMSGrad', 'no beta'}
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(updates, 'BLOCK', BLOCK)
+    monkeypatch.setattr(block_updates, 'BLOCK', BLOCK)
 
 
 def change_hyperparameters(model, optimizer):
@@ -180,7 +180,7 @@ def one_by_one(monkeypatch):
     """Update as Chainer does: the rule of each parameter, with whole arrays."""
     with monkeypatch.context() as patch:
         patch.setattr(updates, 'update', lambda params: [param.update() for param in params])
-        patch.setattr(updates, 'BLOCK', 1 << 40)
+        patch.setattr(block_updates, 'BLOCK', 1 << 40)
         with chainer.using_config('fused_updates', False):
             yield
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from chainer import optimizers
 
-from chainer_compat import updates
+from chainer_compat import block_updates
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -20,7 +20,7 @@ SHAPE = 3, BLOCK - 5
 
 @pytest.fixture(autouse=True)
 def _without_pytorch(monkeypatch):
-    monkeypatch.setattr(updates, 'BLOCK', BLOCK)
+    monkeypatch.setattr(block_updates, 'BLOCK', BLOCK)
     with chainer.using_config('use_torch', 'never'):
         yield
 
