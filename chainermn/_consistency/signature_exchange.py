@@ -15,7 +15,7 @@ from typing import TypeAlias
 from chainermn._consistency import tags
 from chainermn._operations.call_signature import IDENTIFIER_SIZE
 from chainermn._process.mpi import MPI
-from chainermn._timeline import recorder
+from chainermn._timeline import activities, recorder
 
 #: The identifier of a rank that knows of a mismatch, instead of that of its call.
 MISMATCH = bytes(IDENTIFIER_SIZE)
@@ -145,14 +145,16 @@ def wait(request: MPI.Request, status: MPI.Status | None = None) -> None:
     try:
         if test(status):
             return
-        for _ in range(_POLLS):
-            if test(status) or test(status):  # which takes less time than giving the core away
-                return
-            os.sched_yield()
+        with activities.span('wait', 'wait'):
+            for _ in range(_POLLS):
+                if test(status) or test(status):  # which takes less time than giving the core away
+                    return
+                os.sched_yield()
     except BaseException:  # of a signal handler; MPI still writes into the buffer
         request.Wait()
         raise
-    request.Wait(status)
+    with activities.span('wait', 'wait'):
+        request.Wait(status)
 
 
 class TracedSignatureExchange(SignatureExchange):

@@ -1,20 +1,26 @@
-"""Requests for the state of all ranks, without ending the job: SIGUSR1, and the dump command.
+"""Requests for the state of all ranks, without ending the job: SIGUSR1, ``dump`` and ``top``.
 
 A Python signal handler does not run while the main thread waits in MPI.  The one of faulthandler
 does, since it is written in C: it writes the stack to a file in memory, which the watchdog polls.
-The dump command finds this file in ``/proc``, and writes to it, too.
+The commands find this file in ``/proc``, and write to it, too: ``top`` writes the name of a socket,
+to which this rank connects.  Only processes of the same user can open the file.
 """
 from __future__ import annotations
 
 import contextlib
 import faulthandler
 import os
+import re
 import signal
 
 from chainermn._process import runtime
 
 #: The name of the file.
 NAME = 'chainermn-dump'
+
+#: A request of ``top``, with the name of its socket.
+_TOP = re.compile(rb'top ([0-9a-f]{32})\n')
+_MAX_BYTES = 1 << 16
 
 
 class _Requests(runtime.ProcessState):
@@ -43,13 +49,15 @@ def listen() -> None:
             faulthandler.register(signal.SIGUSR1, requests.file, all_threads=False)
 
 
-def is_requested() -> bool:
-    """Return whether there was a request since the last call."""
+def requests() -> tuple[bool, list[str]]:
+    """Return whether a report was requested since the last call, and the sockets of ``top``."""
     file = runtime.get(_Requests).file
     if file >= 0:
         with contextlib.suppress(OSError):  # the program has closed it
-            if os.fstat(file).st_size:
+            if size := os.fstat(file).st_size:
+                text = os.pread(file, min(size, _MAX_BYTES), 0)
                 os.ftruncate(file, 0)
                 os.lseek(file, 0, os.SEEK_SET)
-                return True
-    return False
+                names = _TOP.findall(text)
+                return bool(_TOP.sub(b'', text).strip(b'\0\n')), [each.decode() for each in names]
+    return False, []

@@ -11,6 +11,7 @@ without it, each rank only reports its own state, and no deadlock is detected be
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
@@ -25,6 +26,7 @@ from chainermn._diagnostics import (
     dump_request,
     flight_recorder,
     hang_report,
+    live_view,
     program_threads,
     stall_warning,
     thread_state,
@@ -35,6 +37,7 @@ from chainermn._diagnostics.deadlocks.rank_state import Progress, RankState
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.host_links import HostLinks
+from chainermn._diagnostics.live_view import LiveView, Sample, TopViewer, Watch
 from chainermn._diagnostics.thread_state import Snapshot
 from chainermn._diagnostics.watchdog_group import (
     Confirmation,
@@ -87,6 +90,7 @@ class Watchdog(runtime.ProcessState):
         self._entered = 0  # number of operations until the last poll
         self._asked_at = -math.inf  # when another rank asked for the state of this one
         self._state: RankState | None = None
+        self._live = LiveView()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -115,7 +119,7 @@ class Watchdog(runtime.ProcessState):
 
     def start(self) -> None:
         """Start the thread if it is not running."""
-        if self._thread is None and MPI.COMM_WORLD.size > 1:
+        if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run, name='chainermn watchdog', daemon=True)
             self._thread.start()
@@ -136,6 +140,7 @@ class Watchdog(runtime.ProcessState):
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
+        self._live.close()
         for group in self._groups:
             group.drain()
         for group in self._groups:
@@ -161,15 +166,19 @@ class Watchdog(runtime.ProcessState):
         if any(group.alarmed_at or group.question for group in self._groups) or (
                 time.monotonic() < self._asked_at + _RESPONSE_TIMEOUT):
             return _INTERVAL_ALARMED
-        return min(self._interval, _INTERVAL_WAITING) if self._is_waiting else self._interval
+        is_fast = self._is_waiting or self._live.is_watched
+        return min(self._interval, _INTERVAL_WAITING) if is_fast else self._interval
 
     def _poll(self) -> None:
         recorder.write()  # in case this rank hangs or is killed
         now = time.monotonic()
         self._observe(now)
         groups = list(self._groups) or [self._alone]
-        if dump_request.is_requested():
-            max(groups, key=lambda group: len(group.ranks)).is_dump_requested = True
+        largest = max(groups, key=lambda group: len(group.ranks))
+        self._accept_requests(largest)
+        if MPI.COMM_WORLD.size == 1:  # it waits for no other rank
+            self._ask(largest, now)
+            groups = []
         for group in groups:
             if group.sent_state != self._state:
                 group.sent_state = self._state
@@ -194,6 +203,38 @@ class Watchdog(runtime.ProcessState):
                 self._respond(group, reason, (), now)
             if group.alarmed_at is not None:
                 self._report(group, now)
+        self._show(largest, now)
+
+    def _accept_requests(self, group: WatchdogGroup) -> None:
+        """Note the requests of commands."""
+        is_dump_requested, sockets = dump_request.requests()
+        group.is_dump_requested |= is_dump_requested
+        for name in sockets:
+            with contextlib.suppress(OSError):
+                self._live.viewers.append(TopViewer(name, MPI.COMM_WORLD.rank))
+
+    def _show(self, group: WatchdogGroup, now: float) -> None:
+        """Exchange samples with the other ranks, if somebody watches."""
+        live = self._live
+        due, watch = live.due(len(group.ranks), now)
+        asked = live.asked(group.hosts or [''] * len(group.ranks)) if live.viewers else []
+        if due or group.rank in asked:
+            sample = self._sample(now)
+            live.add(sample, now)
+            group.send(MessageType.SAMPLE, sample, due)
+        if watch is not None:
+            group.send(MessageType.WATCH, watch, [rank for rank in asked if rank != group.rank])
+        live.write(len(group.ranks), now)
+
+    def _sample(self, now: float) -> Sample:
+        """Return a sample of this rank, with the state of its main thread."""
+        ident = threading.main_thread().ident
+        snapshot = self._snapshots.get(ident) if ident is not None else None
+        operations = sum(record.count for record in flight_recorder.everything())
+        if ident is None or snapshot is None:
+            return live_view.sample(MPI.COMM_WORLD.rank, operations, '', False, 0)
+        return live_view.sample(MPI.COMM_WORLD.rank, operations, snapshot.state.text,
+                                bool(snapshot.progress), now - self._progress[ident][1])
 
     def _observe(self, now: float) -> None:
         """Update the progress of all threads, and the state of this rank."""
@@ -229,6 +270,10 @@ class Watchdog(runtime.ProcessState):
                 group.responses[source] = content
             if group.alarmed_at is None:
                 self._respond(group, '', {source}, now)
+        elif isinstance(content, Watch):
+            self._live.ask(source, content, now)
+        elif isinstance(content, Sample):
+            self._live.add(content, now)
         elif isinstance(content, State):
             group.detector.set_state(rank, content.state, now)
         elif isinstance(content, int):

@@ -12,6 +12,7 @@ from chainermn._diagnostics.drain import drain
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.host_links import HostLinks
+from chainermn._diagnostics.live_view import Sample, Watch
 from chainermn._process.mpi import MPI
 
 
@@ -27,6 +28,8 @@ class MessageType(enum.IntEnum):
     ANSWER = 7
     PING = 8  # to the ranks of a host whose link was lost
     PONG = 9
+    WATCH = 10  # asks for samples
+    SAMPLE = 11
 
 
 class State(NamedTuple):
@@ -42,8 +45,9 @@ class Confirmation(NamedTuple):
     state: RankState | None
 
 
-#: The content of a message: a response, a state, the number of a confirmation round, or nothing.
-Content: TypeAlias = Response | State | Confirmation | int | None
+#: The content of a message: a response, a state, the number of a confirmation round, a question for
+#: samples, a sample, or nothing.
+Content: TypeAlias = Response | State | Confirmation | int | Watch | Sample | None
 
 
 class Question:
