@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from chainermn._process import launcher
+from chainermn._process.mpi import MPI
 from chainermn._timeline import activities
 
 #: Seconds between two samples; with many ranks, it is longer.
@@ -186,7 +187,7 @@ def sample(rank: int, operations: int, state: str, is_waiting: bool, state_secon
            ) -> Sample:
     """Return a sample of this rank."""
     recorded = activities.start()
-    return Sample(rank, os.uname().nodename, os.getpid(), job_name(), time.monotonic(),
+    return Sample(rank, MPI.Get_processor_name(), os.getpid(), job_name(), time.monotonic(),
                   activities.updates(), operations, recorded.totals(), _rss_bytes(),
                   recorded.gpu_bytes, state, is_waiting, state_seconds)
 

@@ -27,6 +27,7 @@ from chainermn._diagnostics import (
     flight_recorder,
     hang_report,
     live_view,
+    metrics,
     program_threads,
     stall_warning,
     thread_state,
@@ -91,6 +92,7 @@ class Watchdog(runtime.ProcessState):
         self._asked_at = -math.inf  # when another rank asked for the state of this one
         self._state: RankState | None = None
         self._live = LiveView()
+        self._metrics = metrics.Opener()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -206,12 +208,18 @@ class Watchdog(runtime.ProcessState):
         self._show(largest, now)
 
     def _accept_requests(self, group: WatchdogGroup) -> None:
-        """Note the requests of commands."""
+        """Note the requests of commands, and of the environment."""
         is_dump_requested, sockets = dump_request.requests()
         group.is_dump_requested |= is_dump_requested
         for name in sockets:
             with contextlib.suppress(OSError):
                 self._live.viewers.append(TopViewer(name, MPI.COMM_WORLD.rank))
+        if not self._metrics.is_done and len(group.ranks) == MPI.COMM_WORLD.size and (
+                group.hosts or MPI.COMM_WORLD.size == 1):
+            if group.hosts and group.hosts.index(group.hosts[group.rank]) < group.rank:
+                self._metrics.cancel()
+            else:
+                self._live.viewers += self._metrics.open()
 
     def _show(self, group: WatchdogGroup, now: float) -> None:
         """Exchange samples with the other ranks, if somebody watches."""

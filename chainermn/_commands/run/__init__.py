@@ -17,6 +17,7 @@ from chainermn._commands.run import hosts
 from chainermn._commands.run.forwarded_signals import Signals
 from chainermn._commands.run.job import Job
 from chainermn._commands.run.job_report import say, table
+from chainermn._commands.run.run_metrics import RunMetrics
 from chainermn._process import mpiexec
 
 _DESCRIPTION = """\
@@ -79,6 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--grow-after', type=_seconds, default=300, metavar='SECONDS',
                         help='how long the job runs before it restarts with more processes '
                              '(default: %(default)s)')
+    parser.add_argument('--metrics', metavar='TARGET',
+                        help='serve the number of attempts and restarts for Prometheus on PORT or '
+                             'ADDRESS:PORT, or write them to FILE.prom; CHAINERMN_METRICS does '
+                             'the same for the ranks')
     parser.add_argument('--mpiexec-args', default='', metavar='ARGS',
                         help='additional options for mpiexec: --mpiexec-args="--hosts a,b"')
     parser.add_argument('-m', action='store_true', dest='is_module',
@@ -119,14 +124,16 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
         path, arguments = mpiexec.find(), shlex.split(options.mpiexec_args)
         slots = _slots(options)
+        metrics = RunMetrics(options.metrics, options.script)
     except (OSError, ValueError) as error:  # no mpiexec, an unbalanced quote, a wrong file
         parser.error(str(error))
     program = [sys.executable, *['-m'] * options.is_module, options.script, *options.args]
     # MPICH's mpiexec dies of SIGUSR2.
     signals = Signals([signal.SIGUSR1, *[signal.SIGUSR2] * mpiexec.is_open_mpi(path)])
     with signals.collect():
-        job = Job(path, arguments, program, options, signals)
+        job = Job(path, arguments, program, options, signals, metrics)
         result = job.run_on(slots) if slots else job.run()
+    metrics.close()
     attempts = job.attempts
     if len(attempts) != 1 or attempts[0].status or signals.ending is not None:
         say('\n'.join([result, *table(attempts)]) if attempts else result)
