@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from chainermn._operations.call import Call, subscribe, unsubscribe
+from chainermn._operations.call import Call, of_thread, subscribe, unsubscribe
 from chainermn._operations.table import Waits, waiting_for
 from chainermn._process import runtime
 
@@ -53,7 +53,8 @@ class Activities:
         self._thread = threading.main_thread().ident
         self._lock = threading.RLock()  # a signal handler may run while the thread holds it
         self._nanoseconds = dict.fromkeys(NAMES, 0)
-        self._stack = [OTHER]
+        # It may be in an operation already, which may last forever.
+        self._stack = [WAITING if self._thread and of_thread(self._thread) else OTHER]
         self._since = now()
         self._memory_at = 0
 
@@ -68,6 +69,8 @@ class Activities:
         """Note that an activity begins."""
         if threading.get_ident() == self._thread:
             self._switch()
+            if len(self._stack) == 1:
+                self._stack[0] = OTHER
             self._stack.append(name)
 
     def leave(self) -> None:

@@ -10,6 +10,7 @@ from chainermn._timeline.activities import EXCHANGE, NAMES, WAITING
 
 _WINDOW = 10.  # seconds
 _SILENT = 6.  # seconds without a sample
+_MAX_WAIT = 5  # messages, for a second sample of each rank
 _STUCK = 2.  # seconds in one operation, or outside of operations
 
 #: How much more of its time a straggler computes than the others.
@@ -76,7 +77,7 @@ class Samples:
     @property
     def are_complete(self) -> bool:
         """Whether there are two samples of each rank, or there was time enough for them."""
-        return self._messages > _SILENT or self._size == sum(
+        return self._messages >= _MAX_WAIT or self._size == sum(
             len(kept) > 1 for kept in self._samples.values())
 
     def rows(self) -> list[Row]:
