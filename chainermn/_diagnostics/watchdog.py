@@ -225,7 +225,7 @@ class Watchdog(runtime.ProcessState):
         """Exchange samples with the other ranks, if somebody watches."""
         live = self._live
         due, watch = live.due(len(group.ranks), now)
-        asked = live.asked(group.hosts or [''] * len(group.ranks)) if live.viewers else []
+        asked = live.asked(group.hosts or [MPI.Get_processor_name()]) if live.viewers else []
         if due or group.rank in asked:
             sample = self._sample(now)
             live.add(sample, now)
