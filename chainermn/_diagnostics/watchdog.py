@@ -393,7 +393,8 @@ class Watchdog(runtime.ProcessState):
     def _report_text(self, group: WatchdogGroup, responses: Mapping[int, Response]) -> str:
         can_answer = group.mpi_comm is not None
         return hang_report.text(responses, group.ranks if can_answer else (),
-                                group is self._alone, group.hosts if can_answer else ())
+                                group is self._alone and MPI.COMM_WORLD.size > 1,
+                                group.hosts if can_answer else ())
 
 
 def _reporters_before(rank: int, responded: Collection[int]) -> int:

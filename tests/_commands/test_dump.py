@@ -141,3 +141,19 @@ def test_processes_that_are_no_ranks_are_left_alone():
     assert process.returncode == 0
     done = dump(2 ** 22 + 1)
     assert done.returncode == 2 and 'there is no process' in done.stdout
+
+
+def test_a_single_rank_answers(tmp_path):
+    (tmp_path / 'script.py').write_text(
+        "import os, time, chainermn\n"
+        "comm = chainermn.create_communicator('naive')\n"
+        "print(os.getpid(), flush=True)\n"
+        "while not os.path.exists('end'):\n    time.sleep(.01)\n")
+    with subprocess.Popen([sys.executable, 'script.py'], cwd=tmp_path, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert dump(process.stdout.readline().strip()).returncode == 0
+        output = process.stdout.readline()
+        (tmp_path / 'end').touch()
+        output += process.stdout.read()
+    assert process.returncode == 0 and 'unknown' not in output
+    assert 'the state of all ranks, as requested' in output and 'Stacks of rank 0' in output

@@ -183,9 +183,10 @@ def test_the_steps_of_the_image_in_a_chroot(tmp_path):
         ROOT / '.dockerignore').read_text().splitlines() if not line.startswith('#')]
     shutil.copytree(ROOT, root / 'opt/chainermn', dirs_exist_ok=True,
                     ignore=shutil.ignore_patterns(*ignored))
-    for name in ('resolv.conf', 'pip.conf'):
-        if pathlib.Path('/etc', name).exists():
-            shutil.copy(f'/etc/{name}', root / 'etc')
+    for path in ('/etc/resolv.conf', '/etc/pip.conf', os.environ.get('PIP_CERT', '')):
+        if path and pathlib.Path(path).exists():
+            (root / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, root / path[1:])
 
     def execute(command, *options):
         done = subprocess.run(
@@ -193,7 +194,8 @@ def test_the_steps_of_the_image_in_a_chroot(tmp_path):
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             env={'MPI': 'mpich', 'HOME': '/home/mpiuser', 'DEBIAN_FRONTEND': 'noninteractive',
                  'PATH': '/opt/venv/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
-                 **{name: value for name, value in os.environ.items() if name.startswith('PIP_')}})
+                 **{name: value for name, value in os.environ.items() if name.startswith('PIP_')
+                    and name != 'PIP_FIND_LINKS'}})
         assert done.returncode == 0, done.stdout
         return done.stdout
 
