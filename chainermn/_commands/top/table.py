@@ -126,7 +126,7 @@ def summary(rows: Sequence[Row], job: str) -> str:
     parts = [f'{job}: {len(rows)} rank{"s" * (len(rows) > 1)} on {len(hosts)} '
              f'host{"s" * (len(hosts) > 1)}']
     if rates:
-        parts.append(f'{min(rates):.2f} updates per second')
+        parts.append(f'{statistics.median(rates):.2f} updates per second')
     if silent := sum(row.is_silent for row in rows):
         parts.append(f'{silent} do{"es" * (silent == 1)} not answer')
     elif len(rows) > 1 and all(row.is_waiting for row in rows):
