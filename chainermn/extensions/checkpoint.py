@@ -247,14 +247,15 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             if not is_integer(iteration):
                 raise TypeError(f'iteration must be an integer, not {iteration!r}')
             self._check_target(target)
-            arrays = state.copy_with_random(target)
+            late = state.late_copies(target)
+            arrays = state.copy_with_random(target, late)
             if not self.allow_pickle:
                 state.check_objects(arrays)
             buffers, own = state.find_buffers(target, arrays), progress.find_states(target, arrays)
             arrays.update({**capture_classes(target), **progress.capture_epochs(target)})
         self._saver.complete(iteration)
         self._saver.start(Save(
-            iteration, names.path(iteration, self._rank), arrays, buffers, own, names=names,
+            iteration, names.path(iteration, self._rank), arrays, buffers, own, late, names=names,
             on_written=lambda: self.stats.durations.append(time.perf_counter() - start)))
         if wait:
             self._saver.flush()
