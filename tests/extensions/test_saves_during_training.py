@@ -1,5 +1,4 @@
 """A save has the state of its iteration, though states are copied while the training continues."""
-import itertools
 import threading
 
 import chainer
@@ -14,10 +13,10 @@ from overlapping_communicator import OverlappingCommunicator
 import chainermn
 from chainermn.extensions._checkpointing.late_copies import LateCopies
 
-OPTIONS = [{}, dict(overlap='always'), dict(shard_states=True), dict(n_accumulations=2),
-           dict(compression='2bit'), dict(double_buffering=True),
-           dict(overlap='always', shard_states=True)]
-OPTIMIZERS = 'Adam', 'MomentumSGD'
+CASES = [('Adam', {}), ('MomentumSGD', {}), ('Adam', dict(overlap='always')),
+         ('Adam', dict(shard_states=True)), ('MomentumSGD', dict(n_accumulations=2)),
+         ('Adam', dict(double_buffering=True)),
+         ('MomentumSGD', dict(overlap='always', compression='2bit'))]
 
 
 @pytest.fixture(scope='module')
@@ -86,7 +85,7 @@ def check_equal(a, b):
         np.testing.assert_array_equal(value, b[name], name)
 
 
-@each_case('name, options', itertools.product(OPTIMIZERS, OPTIONS))
+@each_case('name, options', CASES)
 def test_the_training_is_ahead_of_the_thread(comm, folder, slow_thread, name, options):
     may_copy, counts = slow_thread
     counts.clear()
@@ -94,20 +93,20 @@ def test_the_training_is_ahead_of_the_thread(comm, folder, slow_thread, name, op
     path = new_folder(comm, folder)
     saver = chainermn.create_multi_node_checkpointer('run', comm, path=path)
     model, optimizer = make(comm, name, options)
-    train(comm, model, optimizer, 0, 6)
+    train(comm, model, optimizer, 0, 5)
     target = {'model': model, 'optimizer': optimizer}
     expected = state_of(target)
-    saver.save(target, 6, wait=False)
-    train(comm, model, optimizer, 6, 9)
+    saver.save(target, 5, wait=False)
+    train(comm, model, optimizer, 5, 8)
     assert sum(counts) > 0  # the training made copies itself
     may_copy.set()
     end = state_of(target)
     resumed, other = make(comm, name, options)
     target = {'model': resumed, 'optimizer': other}
-    assert saver.maybe_load(target) == 6
+    assert saver.maybe_load(target) == 5
     if 'shard_states' not in options:  # which are only cut in the next update
         check_equal(state_of(target), expected)
-    train(comm, resumed, other, 6, 9)
+    train(comm, resumed, other, 5, 8)
     check_equal(state_of(target), end)
     saver.finalize()
 

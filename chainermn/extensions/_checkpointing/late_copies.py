@@ -86,8 +86,10 @@ class LateCopies:
         for model in models:
             for param in model.params():
                 rule = param.update_rule
-                for name, array in (getattr(rule, 'state', None) or {}).items():
-                    if _is_large(array) and _is_plain(rule):
+                if rule is None or not _is_plain(rule) or not isinstance(rule.state, dict):
+                    continue
+                for name, array in rule.state.items():
+                    if _is_large(array):
                         self._owners[id(array)] = array, rule, name
 
     def __contains__(self, array: object) -> bool:
@@ -166,7 +168,7 @@ class LateCopies:
 def _is_plain(rule: UpdateRule) -> bool:
     """Return whether the state of a rule is where Chainer's rules have it."""
     return type(rule).serialize is ChainerRule.serialize and '_state' in vars(rule) and not any(
-        '_state' in vars(cls) for cls in type(rule).__mro__)
+        '_state' in vars(cls) for cls in type(rule).__mro__ if cls is not ChainerRule)
 
 
 def _is_large(array: object) -> bool:

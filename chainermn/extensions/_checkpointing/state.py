@@ -154,7 +154,7 @@ def late_copies(target: object) -> LateCopies:
     """Return what can be copied later: the states of the optimizers of an object."""
     optimizers = (unwrap(part) for part in find_parts(target).values())
     models = (getattr(optimizer, 'target', None) for optimizer in optimizers)
-    return LateCopies(model for model in models if hasattr(model, 'params'))
+    return LateCopies(model for model in models if isinstance(model, chainer.Link))
 
 
 def find_buffers(target: object, keys: Iterable[str]) -> set[str]:

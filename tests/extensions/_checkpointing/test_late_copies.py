@@ -196,6 +196,11 @@ class OwnSerialize(Rule):
         super().serialize(serializer)
 
 
+class Wrapper:
+    def __init__(self, target):
+        self.target = target
+
+
 def rule_of(rule):
     optimizer = Own()
     optimizer.create_update_rule = rule
@@ -241,6 +246,8 @@ def test_arrays_of_other_kinds_are_copied_immediately():
         late = state.late_copies({'optimizer': optimizer})
         state.copy_state(state.as_serializable({'optimizer': optimizer}), late)
         assert not is_pending()
+    for target in (None, 3, {'x': Wrapper(5), 'y': Wrapper(Wrapper(None))}):  # without a model
+        assert not state.late_copies(target)._owners
 
 
 def test_an_optimizer_that_is_saved_twice():
@@ -259,7 +266,7 @@ def test_the_next_save_waits_for_the_copies_of_the_one_before():
     first, second = trained(), trained(chainer.optimizers.MomentumSGD())
     arrays, late, expected = begin(first)
     others, later, expected_others = begin(second)
-    assert is_pending()
+    assert is_pending() and late._n_parts and later._n_parts
     step(first)
     step(second)
     late.finish()
