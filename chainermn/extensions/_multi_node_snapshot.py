@@ -246,11 +246,14 @@ class _MultiNodeSnapshot(chainer.training.Extension):
     def _take(self, trainer: chainer.training.Trainer,
               snapshot: Callable[[chainer.training.Trainer], object]) -> Save | None:
         """Call Chainer's snapshot; return the state that it passed to our writer."""
-        target = self._target(trainer)
-        late = state.late_copies(target)
+        target, late = self._target(trainer), LateCopies()
         if self._writer is not None:
-            self._writer.late = late
-        snapshot(trainer)
+            self._writer.late = late = state.late_copies(target)
+        try:
+            snapshot(trainer)
+        finally:
+            if self._writer is not None:
+                self._writer.late = LateCopies()
         if self._writer is None or self._writer.taken is None:
             return None
         (filename, arrays), self._writer.taken = self._writer.taken, None

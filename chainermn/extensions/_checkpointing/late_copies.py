@@ -3,7 +3,7 @@
 These states, such as Adam's moments, only change in an update, and are two thirds of what Adam
 saves.  So they are copied until the program asks any rule for its state: as long as there are
 copies to make, the attribute ``_state`` of all rules waits for them.  Every update, and every
-program that changes a state, reads it first.
+program that changes a state, reads it first.  Only ``vars(rule)`` and ``gc`` get around that.
 
 An array that can be reached in another way is copied immediately: one to which there are more
 references than that of its rule, or that shares its memory.
@@ -86,11 +86,10 @@ class LateCopies:
         for model in models:
             for param in model.params():
                 rule = param.update_rule
-                if rule is None or not _is_plain(rule) or not isinstance(rule.state, dict):
-                    continue
-                for name, array in rule.state.items():
-                    if _is_large(array):
-                        self._owners[id(array)] = array, rule, name
+                if rule is not None and _is_plain(rule):
+                    for name, array in (vars(rule)['_state'] or {}).items():
+                        if _is_large(array):
+                            self._owners[id(array)] = array, rule, name
 
     def __contains__(self, array: object) -> bool:
         """Whether :meth:`begin` copies an array."""
@@ -148,10 +147,12 @@ class LateCopies:
             n_references: How many references the callers have.
         """
         array, rule, name = self._owners[key]
-        states = vars(rule)['_state']
+        states = vars(rule)['_state'] or {}
+        if states.get(name) is not array:  # it was replaced since
+            return False
         known = n_references + updates.count_references(rule, name) + 2  # owners, and array
-        return (states.get(name) is array and _count(states, name) == _ONE + known
-                and _count(vars(rule), '_state') == _ONE + 1 and not weakref.getweakrefcount(array))
+        return (_count(states, name) == _ONE + known and _count(vars(rule), '_state') == _ONE + 1
+                and not weakref.getweakrefcount(array))
 
     def _add(self, array: np.ndarray) -> np.ndarray:
         copy = np.empty_like(array)
