@@ -98,7 +98,7 @@ def test_the_training_is_ahead_of_the_thread(comm, folder, slow_thread, name, op
     expected = state_of(target)
     saver.save(target, 5, wait=False)
     train(comm, model, optimizer, 5, 8)
-    assert sum(counts) > 0  # the training made copies itself
+    assert sum(comm.allgather_obj(sum(counts))) > 0  # the training made copies itself
     may_copy.set()
     end = state_of(target)
     resumed, other = make(comm, name, options)
@@ -135,7 +135,7 @@ def test_in_a_trainer(comm, folder, slow_thread, how):
     trainer.extend(saver, trigger=(5, 'iteration'))
     trainer.extend(lambda trainer: may_copy.set(), name='opens', trigger=(7, 'iteration'))
     trainer.run()
-    assert sum(counts) > 0  # the training made copies itself
+    assert sum(comm.allgather_obj(sum(counts))) > 0  # the training made copies itself
     trainer, optimizer = make_trainer(8)
     if how == 'checkpointer':
         saver._saver.lock.release()
