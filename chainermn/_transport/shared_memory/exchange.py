@@ -53,6 +53,7 @@ from chainermn._transport.shared_memory.stages import (
     CopiedChunk,
     DirectChunk,
     PackedChunk,
+    SentChunk,
 )
 from chainermn._transport.shared_memory.window import Window
 from chainermn._transport.topology import Topology
@@ -69,6 +70,9 @@ CHUNK_BETWEEN_NODES = 2 * 1024 * 1024
 #: While no exchange is larger than a few of these, memory for larger chunks is not allocated.
 SMALL_CHUNK = 64 * 1024
 SMALL_EXCHANGE = 4 * SMALL_CHUNK
+
+#: Ranks that are alone on their hosts send arrays of at least this part of a chunk by themselves.
+SENT = 4
 
 #: A chunk of more pieces than this is packed first, which costs a copy but no time per piece.
 FEW = 8
@@ -205,7 +209,8 @@ class SharedMemory:
                 results: Sequence[np.ndarray] | None, scale: float | None) -> None:
         factor = None if scale is None else plan.dtype.type(scale)
         is_in_place = results is None or results is arrays
-        results = arrays if results is None else results
+        arrays = plan.ordered(arrays)
+        results = arrays if results is None else plan.ordered(results)
         try:
             targets = sources = _flattened(results, plan.flat)
             if not is_in_place:
@@ -295,7 +300,7 @@ class SharedMemory:
             if in_flight and combined <= k < count + combined:
                 chunks[k - combined].combine(scale)
             if lag <= k < count + lag:
-                chunks[k - lag].reduce(sources, scale)
+                chunks[k - lag].reduce(sources, targets, scale)
             window.publish(base + k + 1)
         self._step = base + count + last
 
@@ -329,6 +334,9 @@ class SharedMemory:
         dtype = array_buffers.summed_in(arrays[0].dtype)
         if owners:
             return self._plan_for_owners(arrays.shapes, dtype, owners)
+        if self._inter is not None and self._size == self._inter.size and not is_encoded and (
+                dtype == arrays[0].dtype):
+            return self._plan_to_send(arrays.shapes, dtype, self._inter)
         return self._plan_to_sum(arrays.shapes, dtype, is_encoded)
 
     def _plan_to_copy(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...]) -> _Plan:
@@ -401,12 +409,28 @@ class SharedMemory:
         return [chunking.owned_slices(parts, self._nodes, self._slices)
                 for parts in owned_parts.dealt(tuple(sizes), owners, self._nodes, length)]
 
-    def _plan_to_sum(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype, is_encoded: bool
-                     ) -> _Plan:
+    def _plan_to_send(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype,
+                      inter: MPI.Intracomm) -> _Plan:
+        """Create a plan for ranks that are alone on their hosts: large arrays are not copied."""
+        sizes = [*map(math.prod, shapes)]
+        length = self.chunk // dtype.itemsize
+        order = sorted(range(len(sizes)), key=lambda n: sizes[n] < length // SENT)
+        count = sum(size >= length // SENT for size in sizes)
+        chunks: list[Chunk] = [
+            SentChunk(piece, inter, self._received[number % self._n_outputs].view(dtype),
+                      self._waiting)
+            for number, (piece,) in enumerate(chunking.cut(
+                [sizes[n] for n in order[:count]], length, range(count)))]
+        others = self._plan_to_sum([shapes[n] for n in order], dtype, False, count, len(chunks))
+        return _Plan(chunks + others.chunks, [*range(count), *others.flat], dtype, order)
+
+    def _plan_to_sum(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype, is_encoded: bool,
+                     first: int = 0, base: int = 0) -> _Plan:
+        """Create a plan that sums arrays, from one of them on, in chunks from that number on."""
         flat: set[int] = set()
         chunks: list[Chunk] = []
-        for number, pieces in enumerate(chunking.cut(
-                [*map(math.prod, shapes)], self.chunk // dtype.itemsize)):
+        sizes = [0] * first + [*map(math.prod, shapes[first:])]
+        for number, pieces in enumerate(chunking.cut(sizes, self.chunk // dtype.itemsize), base):
             views = self._views(pieces[-1].end, number, dtype)
             own, nodes = self._own_slice(views[-1], number, is_encoded)
             if len(pieces) <= FEW:
@@ -456,6 +480,11 @@ class _Plan(NamedTuple):
     chunks: list[Chunk]
     flat: Sequence[int]  # indices of the arrays that must be flat
     dtype: np.dtype  # of the sums
+    order: Sequence[int] | None = None  # in which these indices count the arrays
+
+    def ordered(self, arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Return arrays in the order of the plan."""
+        return arrays if self.order is None else [arrays[n] for n in self.order]
 
 
 def _flattened(arrays: Sequence[np.ndarray], numbers: Sequence[int]) -> list[np.ndarray]:
