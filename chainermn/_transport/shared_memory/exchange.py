@@ -114,7 +114,9 @@ def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int) -> SharedMemory |
         The shared memory; or ``None`` on every rank, with a warning, if one rank cannot allocate
         it.
     """
-    intra = cast(MPI.Intracomm, mpi_comm.Split(topology.inter_rank, mpi_comm.rank))
+    # With many ranks on few cores, each collective here takes time.
+    intra = cast(MPI.Intracomm, mpi_comm if topology.inter_size == 1 else mpi_comm.Split(
+        topology.inter_rank, mpi_comm.rank))
     inputs, outputs = _INPUTS * chunk, _outputs(topology) * chunk  # the first rank has the outputs
     made: list[Window] = []
 
@@ -125,13 +127,15 @@ def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int) -> SharedMemory |
     def allocate() -> None:
         made.append(Window(intra, inputs + (outputs if intra.rank == 0 else 0),
                            f'rank {mpi_comm.rank}'))
+        _write_first(made[0].segments, intra.rank, topology, chunk)
 
     for attempt in (check_space, allocate):
         failures = _failures(mpi_comm, attempt)
         if failures:
             for window in made:
                 window.free()
-            intra.Free()
+            if intra is not mpi_comm:
+                intra.Free()
             warnings.warn(f'no shared memory on {failures}; host arrays are summed by MPI, which '
                           'is slower', RuntimeWarning, stacklevel=2)
             return None
@@ -144,12 +148,12 @@ class SharedMemory:
     def __init__(self, mpi_comm: MPI.Comm, topology: Topology, intra: MPI.Comm, window: Window,
                  chunk: int) -> None:
         self._rank, self._nodes = mpi_comm.rank, topology.nodes
-        self._intra = intra
+        self._intra, self._is_split = intra, intra is not mpi_comm
         self._window = window
         self.chunk = chunk
         # The number of ranks that reduce on each node.
-        self._slices = slices = topology.smallest_node
-        reduces = intra.rank < slices
+        self._slices = topology.smallest_node
+        reduces = intra.rank < self._slices
         self._inter: MPI.Intracomm | None = None
         self._in_flight = 0
         self._size = mpi_comm.size
@@ -165,15 +169,9 @@ class SharedMemory:
             np.empty(chunk + 8 * topology.inter_size, np.uint8) for _ in range(outputs)]
         self._inputs = [segment[:_INPUTS * chunk] for segment in window.segments]
         self._output = window.segments[0][_INPUTS * chunk:]
-        # A page is allocated near the core that writes to it first.
-        self._inputs[intra.rank][:] = 0
-        if reduces:
-            begin, end = chunking.slices(chunk, slices)[intra.rank]
-            self._output.reshape(outputs, chunk)[:, begin:end] = 0
         self._step = 0
         self._plans: dict[tuple[object, ...], _Plan] = {}
         self._failure: BaseException | None = None
-        intra.Barrier()
 
     def sum(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray] | None = None,
             scale: float | None = None) -> None:
@@ -276,7 +274,8 @@ class SharedMemory:
             self._window.free()
         if self._inter is not None:
             self._inter.Free()
-        self._intra.Free()
+        if self._is_split:
+            self._intra.Free()
 
     def _run(self, chunks: list[Chunk], sources: list[np.ndarray], targets: list[np.ndarray],
              scale: np.generic | None = None) -> None:
@@ -504,6 +503,15 @@ def _copy_back(flat: Sequence[np.ndarray], arrays: Sequence[np.ndarray], numbers
             array[...] = flat[number].reshape(array.shape)
 
 
+def _write_first(segments: Sequence[np.ndarray], rank: int, topology: Topology, chunk: int) -> None:
+    """Write to the memory of this rank: a page is allocated near the core that does so first."""
+    segments[rank][:_INPUTS * chunk] = 0
+    if rank < topology.smallest_node:
+        begin, end = chunking.slices(chunk, topology.smallest_node)[rank]
+        outputs = segments[0][_INPUTS * chunk:].reshape(_outputs(topology), chunk)
+        outputs[:, begin:end] = 0
+
+
 def _check_space(size: int) -> None:
     """Raise if ``/dev/shm`` has too little space for the window.
 
@@ -526,6 +534,12 @@ def _failures(mpi_comm: MPI.Comm, attempt: Callable[[], object]) -> str:
     try:
         attempt()
     except Exception as error:
-        failure = error.Get_error_string() if isinstance(error, MPI.Exception) else str(error)
+        failure = (error.Get_error_string() if isinstance(error, MPI.Exception) else str(error)
+                   ) or type(error).__name__
+    # Almost always there is none, and it takes less time to find that out.
+    has_failed = np.array([bool(failure)])
+    mpi_comm.Allreduce(MPI.IN_PLACE, has_failed, MPI.LOR)
+    if not has_failed[0]:
+        return ''
     groups = group_ranks(enumerate(mpi_comm.allgather(failure)))
     return '; '.join(f'{ranks_text(ranks)} ({text})' for text, ranks in groups.items() if text)
