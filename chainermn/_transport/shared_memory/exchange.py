@@ -120,23 +120,22 @@ def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int) -> SharedMemory |
     inputs, outputs = _INPUTS * chunk, _outputs(topology) * chunk  # the first rank has the outputs
     made: list[Window] = []
 
-    def check_space() -> None:
+    def check() -> None:
         if intra.rank == 0:
-            _check_space(intra.size * inputs + outputs)
+            check_space(intra.size * inputs + outputs)
 
     def allocate() -> None:
         made.append(Window(intra, inputs + (outputs if intra.rank == 0 else 0),
                            f'rank {mpi_comm.rank}'))
         _write_first(made[0].segments, intra.rank, topology, chunk)
 
-    for attempt in (check_space, allocate):
-        failures = _failures(mpi_comm, attempt)
-        if failures:
+    for attempt in (check, allocate):
+        if found := failures(mpi_comm, attempt):
             for window in made:
                 window.free()
             if intra is not mpi_comm:
                 intra.Free()
-            warnings.warn(f'no shared memory on {failures}; host arrays are summed by MPI, which '
+            warnings.warn(f'no shared memory on {found}; host arrays are summed by MPI, which '
                           'is slower', RuntimeWarning, stacklevel=2)
             return None
     return SharedMemory(mpi_comm, topology, intra, made[0], chunk)
@@ -512,7 +511,7 @@ def _write_first(segments: Sequence[np.ndarray], rank: int, topology: Topology, 
         outputs[:, begin:end] = 0
 
 
-def _check_space(size: int) -> None:
+def check_space(size: int) -> None:
     """Raise if ``/dev/shm`` has too little space for the window.
 
     Otherwise the first write to the window would kill the process; and some MPI libraries do not
@@ -528,7 +527,7 @@ def _check_space(size: int) -> None:
             raise OSError(errno.ENOSPC, f'/dev/shm has {free} bytes left, and {size} are needed')
 
 
-def _failures(mpi_comm: MPI.Comm, attempt: Callable[[], object]) -> str:
+def failures(mpi_comm: MPI.Comm, attempt: Callable[[], object]) -> str:
     """Call a function on all ranks; return the errors by rank, the same text on all ranks."""
     failure = ''
     try:
