@@ -24,6 +24,9 @@ class Position(NamedTuple):
     taken: int
 
 
+#: Samples of each shard to try, if none of the first batch can be read.
+_ATTEMPTS = 10
+
 #: The end of the only epoch, without ``repeat``.
 _END = Position(1, 0)
 
@@ -117,7 +120,9 @@ class Batches:
     def _first_readable(self, files: OpenShards) -> list[Object]:
         """Return a sample, for a first batch of which none could be read."""
         for number, (count, _) in enumerate(self.sizes):
-            if count and (found := files.read(
-                    Part(frozenset([number]), [(number, np.arange(1))]))):
-                return found
-        raise ShardError('no shard has a sample that can be read')
+            for i in range(min(count, _ATTEMPTS)):
+                part = Part(frozenset([number]), [(number, np.array([i]))])
+                if found := files.read(part):
+                    return found
+        raise ShardError(f'no sample can be read: neither those of the first batch, nor the first '
+                         f'{_ATTEMPTS} of any shard. The log says why.')
