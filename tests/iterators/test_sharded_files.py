@@ -6,6 +6,7 @@ import itertools
 import logging
 import pathlib
 import re
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from each_case import each_case
 from shared_fixtures import create
+from time_limits import seconds
 from version7 import Version7Communicator
 
 import chainermn
@@ -415,3 +417,36 @@ def test_a_broken_tar_file(tmp_path, damage, text):
     damage(tmp_path / 'x.tar')
     with pytest.raises(ShardError, match=rf'x\.tar: .*({text})'):
         alone(tmp_path / 'x.tar', 1)
+
+
+MEMORY = """
+import pathlib, sys
+import numpy as np
+import chainermn
+from chainermn.iterators import ShardedIterator
+
+def resident(key):
+    lines = pathlib.Path('/proc/self/status').read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+n_shards, row = map(int, sys.argv[1:])
+for i in range(n_shards):  # sparse: they take no space on the disk
+    np.lib.format.open_memmap(f'{i:04}.npy', 'w+', 'u1', (8 * 10**9 // n_shards // row, row))
+comm = chainermn.create_communicator('naive')
+pathlib.Path('/proc/self/clear_refs').write_text('5')
+before = resident('VmRSS')
+iterator = ShardedIterator('*.npy', 64, comm)
+for _ in range(100):
+    next(iterator)
+print((resident('VmHWM') - before) / 1e6)
+"""
+
+
+@pytest.mark.mpi_skip
+@pytest.mark.slow
+@pytest.mark.parametrize('n_shards, row', [(80, 100_000), (800, 1000), (8, 1000)])
+def test_memory_with_8_gb_of_shards(tmp_path, n_shards, row):
+    done = subprocess.run([sys.executable, '-c', MEMORY, str(n_shards), str(row)],
+                          cwd=tmp_path, text=True, capture_output=True, timeout=seconds(50))
+    assert not done.returncode, done.stderr
+    assert float(done.stdout) < 300  # MB
