@@ -1,7 +1,7 @@
 """Samples per second from shards, compared with MosaicML Streaming and WebDataset.
 
 Run it in an environment with ChainerMN; rivals that are not installed are left out:
-``python benchmarks/sharded_data.py [--rounds 7] [--samples 40000] [--png FILE]``, after
+``python benchmarks/sharded_data.py [--rounds 5] [--samples 20000] [--png FILE]``, after
 ``pip install mosaicml-streaming webdataset``.
 
 Samples are digits: 64 float32 values and an int32 label, in shards of 2,000, on a local disk and in
@@ -192,8 +192,8 @@ def work(kind: str, folder: str) -> None:
 
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=7)
-    parser.add_argument('--samples', type=int, default=40_000, help='default: %(default)s')
+    parser = _rounds.parser(__doc__, rounds=5)
+    parser.add_argument('--samples', type=int, default=20_000, help='default: %(default)s')
     args = parser.parse_args()
     if args.work:
         work(args.work, args.folder)

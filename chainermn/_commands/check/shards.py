@@ -74,8 +74,8 @@ def add_to(report: Report, pattern: str, readings: Sequence[Reading]) -> None:
         report.hints.append(Finding(
             'reading-speed', pattern,
             f'each rank reads at least {slowest.rate:,.0f} samples/s '
-            f'({slowest.n_bytes / slowest.seconds / 1e6:,.0f} MB/s) of {pattern}. If training needs '
-            'more, copy the shards to a local disk first'))
+            f'({slowest.n_bytes / slowest.seconds / 1e6:,.0f} MB/s) of {pattern}. If training '
+            'needs more, copy the shards to a local disk first'))
 
 
 def _slow_ranks(readings: Sequence[Reading]) -> Iterator[Finding]:
