@@ -17,11 +17,12 @@ _FORMAT = 'chainermn shards 1'
 Index = dict[str, tuple[int, int]]
 
 
-def find_shards(shards: Object) -> tuple[list[Object], Index]:
+def find_shards(shards: Object, is_strict: bool = True) -> tuple[list[Object], Index]:
     """Return the shards, and what indexes say about them.
 
     Args:
         shards: A pattern, a folder of ``datasets``, or a sequence of shards.
+        is_strict: Whether a missing shard is an error.  Otherwise, it is in the result.
 
     Raises:
         FileNotFoundError: If there are none, or one that is in an index is missing.
@@ -38,6 +39,8 @@ def find_shards(shards: Object) -> tuple[list[Object], Index]:
     index = _read_indexes(files)
     if not files:
         raise FileNotFoundError(f'no file matches {shards!r}, in the folder {os.getcwd()}')
+    if not is_strict:
+        return sorted({*files, *index}), index
     if missing := sorted(set(index) - set(files)):
         more = f' and {len(missing) - 1} more shards' if len(missing) > 1 else ''
         raise FileNotFoundError(

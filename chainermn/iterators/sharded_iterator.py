@@ -24,6 +24,9 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 _NAME = 'ShardedIterator'
 
+#: Samples and bytes of a shard that is left out.
+_BROKEN = (0, -2)
+
 
 class ShardedIterator(chainer.dataset.Iterator):
     """Reads samples from shards, such as files, of which no rank holds more than a few.
@@ -71,11 +74,12 @@ class ShardedIterator(chainer.dataset.Iterator):
         transform: A function from a sample to a sample, which runs in the thread; for example, it
             decodes an image.
         on_error: ``'skip'`` leaves out samples and shards that cannot be read.  They are logged,
-            counted in ``skipped``, and reported as ``skipped_samples``.  A batch without any
-            readable sample repeats the batch before.
+            counted, and reported as ``skipped_samples`` and ``skipped_shards``.  A batch without
+            any readable sample repeats the batch before.
 
     Attributes:
-        skipped: Number of samples that this rank left out so far.
+        skipped: Number of samples that this rank left out since the first batch.
+        skipped_shards: Number of shards that could not be opened when the iterator was created.
 
     Raises:
         ShardError: On all ranks, if a shard cannot be read.
@@ -109,7 +113,7 @@ class ShardedIterator(chainer.dataset.Iterator):
         with raise_together(comm, _NAME):
             last, is_strict = last or ('repeat' if repeat else 'split'), on_error == 'raise'
             _check_arguments(batch_size, seed, buffer, n_prefetch, last, on_error)
-            found, index = find_shards(shards)
+            found, index = find_shards(shards, is_strict)
         self.batch_size, self.repeat = batch_size, bool(repeat)
         self._n_prefetch, self._is_strict = n_prefetch, is_strict
         names = [os.path.basename(each) for each in found if isinstance(each, str)]
@@ -124,6 +128,7 @@ class ShardedIterator(chainer.dataset.Iterator):
         opener = Opener(reader, buffer)
         sizes = _measure(comm, found, index, opener, is_strict)
         counts = [n for n, _ in sizes]
+        self.skipped_shards = sizes.count(_BROKEN)
         self._batches = Batches(
             found, sizes, opener, transform, is_strict,
             SampleOrder(counts, bool(shuffle), seed, buffer), self.batch_size, comm.rank,
@@ -166,7 +171,7 @@ class ShardedIterator(chainer.dataset.Iterator):
         self.is_new_epoch = self._move(batch.after)
         self.skipped += batch.skipped
         if not self._is_strict:
-            chainer.report({'skipped_samples': self.skipped})
+            chainer.report({'skipped_samples': self.skipped, 'skipped_shards': self.skipped_shards})
         return batch.samples
 
     next = __next__
@@ -278,7 +283,7 @@ def _measure(comm: CommunicatorBase, shards: Sequence[Object], index: Index, ope
                 if is_strict:
                     raise ShardError(text) from error
                 logging.getLogger('chainermn').warning('skipped: %s', text)
-                mine.append((0, -1))
+                mine.append(_BROKEN)
     with comm.called_by(_NAME):
         by_rank = comm.allgather_obj(mine)
     return [by_rank[i % comm.size][i // comm.size] for i in range(len(shards))]
