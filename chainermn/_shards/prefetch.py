@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import time
+import weakref
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -27,16 +27,10 @@ class Prefetch(Generic[_T]):
     def __init__(self, items: Iterator[_T], n: int) -> None:
         self._items = items
         self._process = os.getpid()
-        self._thread: threading.Thread | None = None
-        if n:
-            self._queue: queue.Queue[tuple[list[_T], BaseException | None]] = queue.Queue(n)
-            self._is_needed = threading.Event()
-            self._is_needed.set()
-            # Neither thread nor generator may refer to this object, or it would never be deleted.
-            self._thread = threading.Thread(
-                target=_run, args=(items, self._queue, self._is_needed), daemon=True,
-                name='chainermn: reads shards')
-            self._thread.start()
+        self._thread: _Thread[_T] | None = _Thread(items, n) if n else None
+        # It also runs at exit, before parts of Python no longer exist.
+        self._finalizer = weakref.finalize(
+            self, _close, self._thread or items, self._process)
 
     def get(self) -> _T:
         """Return the next item.
@@ -46,7 +40,7 @@ class Prefetch(Generic[_T]):
         """
         if self._thread is None:
             return next(self._items)
-        found, error = self._queue.get()
+        found, error = self._thread.get()
         if error is not None:
             raise error
         return found[0]
@@ -58,27 +52,50 @@ class Prefetch(Generic[_T]):
 
     def close(self) -> None:
         """Stop the thread."""
-        if self._thread is None:
+        self._finalizer()
+
+
+class _Thread(threading.Thread, Generic[_T]):
+    """Computes an item whenever one of ``n`` places is free.
+
+    Garbage collection may close it at any point, also in the thread itself, so its queues are of
+    the kind that allows that.
+    """
+
+    def __init__(self, items: Iterator[_T], n: int) -> None:
+        super().__init__(daemon=True, name='chainermn: reads shards')
+        self._items = items
+        self._done: queue.SimpleQueue[tuple[list[_T], BaseException | None]] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_needed = True
+        for _ in range(n):
+            self._free.put(None)
+        self.start()
+
+    def get(self) -> tuple[list[_T], BaseException | None]:
+        """Return the next item in a list, or an error."""
+        done = self._done.get()
+        self._free.put(None)
+        return done
+
+    def run(self) -> None:
+        """Compute the items."""
+        try:
+            while self._free.get() is None and self._is_needed:
+                self._done.put(([next(self._items)], None))
+        except BaseException as error:
+            self._done.put(([], error))
+        finally:
             self._items.close()  # type: ignore[attr-defined]
-        elif self.is_of_this_process:
-            self._is_needed.clear()
-            deadline = time.monotonic() + _GRACE
-            while self._thread.is_alive() and time.monotonic() < deadline:
-                try:  # it may wait for a free place
-                    self._queue.get(timeout=.01)
-                except queue.Empty:
-                    self._thread.join(.01)
+
+    def close(self) -> None:
+        """Stop the thread, and wait for it, unless its reader takes long."""
+        self._is_needed = False
+        self._free.put(None)
+        if self is not threading.current_thread():
+            self.join(_GRACE)
 
 
-def _run(items: Iterator[_T], done: queue.Queue[tuple[list[_T], BaseException | None]],
-         is_needed: threading.Event) -> None:
-    try:
-        for item in items:
-            done.put(([item], None))
-            if not is_needed.is_set():
-                return
-        done.put(([], StopIteration()))
-    except BaseException as error:
-        done.put(([], error))
-    finally:
-        items.close()  # type: ignore[attr-defined]
+def _close(source: _Thread[_T] | Iterator[_T], process: int) -> None:
+    if process == os.getpid():  # otherwise the thread is that of a parent process
+        source.close()  # type: ignore[union-attr]
