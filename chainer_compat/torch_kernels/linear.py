@@ -21,7 +21,7 @@ def output(node: LinearFunction, inputs: tuple[np.ndarray, ...]) -> tuple[np.nda
     if chainer.config.schedule_func is not None:  # a static graph repeats Chainer's own functions
         raise Unsupported
     x, W, *b = operands(*inputs)
-    with precision(x):
+    with precision(x, 'matmul'):
         y = torch.nn.functional.linear(x, W, *b)
     _keep(node)
     return product(y),
@@ -31,7 +31,7 @@ def input_gradient(node: LinearGradData, inputs: tuple[np.ndarray, np.ndarray]
                    ) -> tuple[np.ndarray]:
     """Compute the gradient of the input, ``gy W``."""
     W, gy = operands(*inputs)
-    with precision(gy):
+    with precision(gy, 'matmul'):
         gx = gy.mm(W)
     _keep(node)
     return product(gx),
@@ -43,7 +43,7 @@ def weight_gradient(node: LinearGradWeight, inputs: tuple[np.ndarray, np.ndarray
     if inputs[0].dtype != node._w_dtype:
         raise Unsupported
     x, gy = operands(*inputs)
-    with precision(gy):
+    with precision(gy, 'matmul'):
         gW = gy.t().mm(x)
     _keep(node)
     return product(gW),
