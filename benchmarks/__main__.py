@@ -44,6 +44,7 @@ LIMITS = {  # minutes, in the order in which they run
     'sharded_states': 5,
     'scatter_dataset': 15,
     'iterator': 5,
+    'sharded_data': 10,
     'checkpoint': 10,
     'kvstore_async': 5,
     'gpu': 10,

@@ -111,6 +111,10 @@ TABLES = {
         ['ChainerMN 8', 'ChainerMN 7', 'the underlying iterator alone'],
         r'(?:^a batch, \d+ ranks +([\d.]+) ms, old +([\d.]+) ms.*?)?'
         r'^ours against the iterator alone \(([\d.]+) ms\)'),
+    'sharded_data': Table(
+        'How many samples per second does a process read from shards?',
+        ['reader', 'samples per second'],
+        r'^([\w-]+) +([\d,]+) samples/s$', labels={'ours': 'ChainerMN 8'}),
     'checkpoint': Table(
         'How many milliseconds does saving a checkpoint delay training?',
         ['measured', 'ChainerMN 8', 'ChainerMN 7'],

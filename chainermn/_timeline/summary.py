@@ -16,6 +16,10 @@ _COLLECTIVE = waiting_for(Waits.RANKS)
 #: A straggler is reported if it delays the others by this fraction of the run.
 _MIN_DELAY = .01
 
+#: The span of :class:`chainermn.iterators.ShardedIterator`, and the fraction that is worth advice.
+_DATA = 'wait for data'
+_MIN_DATA = .05
+
 #: Spans below this fraction of the run have no column in the table.
 _MIN_SPAN = .005
 
@@ -144,6 +148,21 @@ def text(run: Run) -> str:
 
 def _conclusions(run: Run, every: dict[int, Shares], delays: Sequence[Straggler]) -> list[str]:
     """Return what to optimize first."""
+    return [*_about_ranks(run, every, delays), *_about_data(run, every)]
+
+
+def _about_data(run: Run, every: dict[int, Shares]) -> list[str]:
+    """Return advice if the ranks wait for data."""
+    rank, seconds = max(((rank, each.spans.get(_DATA, 0.)) for rank, each in every.items()),
+                        key=lambda one: one[1])
+    if seconds < _MIN_DATA * run.seconds:
+        return []
+    return [f'Rank {rank} waited {_percent(seconds, run)} of the time for data: reading takes '
+            'longer than the updates. Copy the shards to a local disk, store what transform= '
+            'computes, leave a core free for the thread that reads, or use larger shards.']
+
+
+def _about_ranks(run: Run, every: dict[int, Shares], delays: Sequence[Straggler]) -> list[str]:
     if len(run.ranks) < 2:
         return []
     waiting = statistics.mean(each.waiting for each in every.values())
