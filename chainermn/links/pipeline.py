@@ -135,14 +135,18 @@ class Pipeline:
             self._comm, shape.stages, Work(
                 self._model.links, lambda k: self._model.inputs(parts[k]),
                 lambda k, y: self._model.loss(parts[k], y),
-                [(end - begin) / max(n_examples, 1) or 1. for begin, end in bounds], scale,
-                self._recompute),
+                [(end - begin) / max(n_examples, 1) or 1. for begin, end in bounds], scale or 1.,
+                collected.add, self._recompute),
             Messages(self._comm, shape.stages, self._n_calls))
         has_backprop: bool = chainer.config.enable_backprop
         with collected.collecting() if has_backprop else contextlib.nullcontext():
             execution.run(self._steps(shape, len(bounds), has_backprop))
         shape.tied.add(collected.params, collected.grads)
-        return collected.loss(self._total(execution), scale)
+        is_finite = scale is None or collected.is_finite()
+        value, are_finite = self._total(execution, is_finite)
+        if not are_finite:
+            collected.make_infinite()
+        return collected.loss(value, scale or 1.)
 
     def gradient_clipping(self, threshold: float) -> GradientClipping:
         """Return a hook that clips the gradients of all stages by their common norm.
@@ -186,8 +190,8 @@ class Pipeline:
         return self._shape
 
     def _agree(self, shape: _Shape, args: tuple[Object, ...], collected: Collected
-               ) -> tuple[int, float]:
-        """Return the number of examples and the gradient of the loss, equal on all ranks."""
+               ) -> tuple[int, float | None]:
+        """Return the number of examples and the loss scale, if any, equal on all ranks."""
         comm = self._comm
         own = [stage for stage in shape.stages if stage.rank == comm.rank]
         with raise_together(comm, 'Pipeline'):
@@ -202,7 +206,7 @@ class Pipeline:
                 comm, [str(count) for count in counts], 'Pipeline: numbers of examples',
                 'Pass the same batch on all ranks that have inputs or the output of the model.')
             raise on_all_ranks(comm, ValueError('Pipeline: no rank has passed a batch'))
-        return next(iter(known.values())), next(filter(None, scales), 1.)
+        return next(iter(known.values())), next(filter(None, scales), None)
 
     def _steps(self, shape: _Shape, n_micro_batches: int, has_backward: bool) -> list[Step]:
         key = n_micro_batches, has_backward
@@ -213,17 +217,17 @@ class Pipeline:
                 shape.stages, n_micro_batches, name, has_backward))
         return shape.steps[key]
 
-    def _total(self, execution: Execution) -> Array:
-        """Return the loss, and report the observations, on all ranks."""
+    def _total(self, execution: Execution, is_finite: bool) -> tuple[Array, bool]:
+        """Report the observations; return the loss, and whether the gradients of all are finite."""
         loss = execution.loss
         with self._comm.called_by('Pipeline'):
-            losses, means = zip(*self._comm.allgather_obj((
+            losses, means, finite = zip(*self._comm.allgather_obj((
                 None if loss is None else (float(loss), loss.dtype.str),
-                execution.observations.means())), strict=True)
+                execution.observations.means(), is_finite)), strict=True)
         observations.report([*means, means[self._comm.rank]])
         found = [each for each in losses if each is not None]
         total = np.array(sum(value for value, _ in found), found[0][1] if found else 'f')
-        return self._model.model.device.send(total)
+        return self._model.model.device.send(total), all(finite)
 
 
 class _Shape(NamedTuple):

@@ -28,6 +28,7 @@ class Work(NamedTuple):
         loss: Returns the loss of a micro-batch, from the output of the model.
         weights: The share of each micro-batch in the loss.
         scale: The gradient of the loss.
+        add_gradients: Moves the gradients of a micro-batch out of the parameters.
         recompute: Whether backward repeats forward, instead of keeping its graph.
     """
 
@@ -36,6 +37,7 @@ class Work(NamedTuple):
     loss: Callable[[int, Value], Variable]
     weights: Sequence[float]
     scale: float
+    add_gradients: Callable[[], None]
     recompute: bool
 
 
@@ -115,6 +117,7 @@ class Execution:
             roots = [x for x in outputs if isinstance(x, chainer.Variable)
                      and x.requires_grad and x.grad is not None]
             _run_backward(roots)
+            self._work.add_gradients()
         for edge, value in zip(stage.edges_in, inputs, strict=True):
             self._messages.send(edge, k, False, _gradients(value))
 

@@ -6,6 +6,7 @@ the loss.  The pipeline has computed the gradients by then, so they are in the n
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 
 import chainer
@@ -15,7 +16,7 @@ from chainermn.functions._node import Gradients, Indexes, Node
 
 
 class Collected:
-    """The gradients that a schedule has computed.
+    """The sums of the gradients that a schedule computes.
 
     Attributes:
         params: The parameters of the model, each once.
@@ -24,7 +25,8 @@ class Collected:
 
     def __init__(self, model: Model) -> None:
         self.params: list[Parameter] = [*{id(param): param for param in model.params()}.values()]
-        self.grads: list[Array | None] = []
+        self.grads: list[Array | None] = [None] * len(self.params)
+        self._sums: set[int] = set()  # arrays of our own, which nothing else refers to
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
@@ -34,10 +36,36 @@ class Collected:
             param.cleargrad()
         try:
             yield
-            self.grads = [param.grad if param.is_initialized else None for param in self.params]
         finally:
             for param, grad in zip(self.params, before, strict=True):
                 param.grad_var = grad
+
+    def add(self) -> None:
+        """Move the gradients of a micro-batch from the parameters into the sums."""
+        for n, param in enumerate(self.params):
+            grad = param.grad if param.is_initialized else None
+            if grad is None:
+                continue
+            total = self.grads[n]
+            if total is None:
+                self.grads[n] = grad
+            elif n in self._sums:
+                total += grad
+            else:
+                self.grads[n] = total + grad
+                self._sums.add(n)
+            param.cleargrad()
+
+    def is_finite(self) -> bool:
+        """Return whether all gradients are finite."""
+        return all(bool(chainer.backend.get_array_module(grad).isfinite(grad).all())
+                   for grad in self.grads if grad is not None)
+
+    def make_infinite(self) -> None:
+        """Let dynamic loss scaling skip this step, as on the rank whose gradients overflowed."""
+        for grad in self.grads:
+            if grad is not None:
+                grad[...] = math.inf
 
     def loss(self, value: Array, scale: float) -> Variable:
         """Return a loss whose ``backward()`` gives the parameters their gradients.
