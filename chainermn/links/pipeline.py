@@ -101,11 +101,11 @@ class Pipeline:
         """Return the loss of a batch.  Collective: every rank calls it.
 
         Args:
-            args: The inputs of the model, and with ``lossfun`` the target.  All ranks that have
-                inputs or the output of the model pass the same number of arguments and examples;
-                those that a rank does not use may be ``None``.  The other ranks may pass anything.
-                Arrays have one example per row, lists one per element; tuples contain arrays or
-                lists.
+            args: With ``lossfun``, the inputs of the model and the target; ``None`` for those that
+                this rank does not use.  Without, the arguments of ``model`` on this rank.  Ranks
+                that have inputs or the output of the model pass the same number of examples; other
+                ranks may pass anything.  Arrays have one example per row, lists one per element;
+                tuples and dicts contain arrays or lists.
 
         Returns:
             On all ranks, the mean loss over all examples.  What the program reports, such as the

@@ -137,7 +137,9 @@ class Execution:
             np.random.set_state(after)
 
     def _add(self, loss: Variable, k: int) -> None:
-        value = loss.array * loss.dtype.type(self._work.weights[k])
+        if not loss.size:  # of a model that communicates on its own, and has no loss on this rank
+            return
+        value = loss.array.reshape(()) * loss.dtype.type(self._work.weights[k])
         self.loss = value if self.loss is None else self.loss + value
 
     def _span(self, stage: Stage, k: int, direction: str
