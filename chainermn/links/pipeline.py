@@ -26,7 +26,7 @@ from chainermn.links._pipeline.messages import Messages
 from chainermn.links._pipeline.model import RankModel
 from chainermn.links._pipeline.schedule import NAMES, Name, Step, clock_cycles, steps_of
 from chainermn.links._pipeline.stages import Stage, connect
-from chainermn.links._pipeline.tied import Tied
+from chainermn.links._pipeline.tied import Tied, described
 
 
 class Pipeline:
@@ -141,7 +141,8 @@ class Pipeline:
         has_backprop: bool = chainer.config.enable_backprop
         with collected.collecting() if has_backprop else contextlib.nullcontext():
             execution.run(self._steps(shape, len(bounds), has_backprop))
-        shape.tied.add(collected.params, collected.grads)
+        if has_backprop:
+            shape.tied.add(collected.params, collected.grads)
         is_finite = scale is None or collected.is_finite()
         value, are_finite = self._total(execution, is_finite)
         if not are_finite:
@@ -177,7 +178,7 @@ class Pipeline:
             with comm.called_by('Pipeline'):
                 parts, options, names = zip(*comm.allgather_obj((
                     self._model.parts(), f'n_micro_batches={self.n_micro_batches}, '
-                    f'schedule={self.schedule!r}', sorted(self._tied_params))), strict=True)
+                    f'schedule={self.schedule!r}', described(self._tied_params))), strict=True)
             check_equal(comm, options, 'Pipeline: the options differ',
                                'Pass the same options on all ranks.')
             try:

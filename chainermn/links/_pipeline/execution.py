@@ -76,8 +76,14 @@ class Execution:
         for n, step in enumerate(steps):
             for key in ahead(self._stages, steps[n:n + 2]):
                 self._messages.post(*key)
-            (self._forward if step.is_forward else self._backward)(
-                self._stages[step.stage], step.micro_batch)
+            stage, run = self._stages[step.stage], (
+                self._forward if step.is_forward else self._backward)
+            try:
+                run(stage, step.micro_batch)
+            except Exception as error:
+                if hasattr(error, 'add_note'):  # Python 3.11 and later
+                    error.add_note(f'in {_described(stage, step)}')
+                raise
         self._messages.finish()
 
     def _forward(self, stage: Stage, k: int) -> None:
@@ -145,6 +151,12 @@ class Execution:
     def _span(self, stage: Stage, k: int, direction: str
               ) -> contextlib.AbstractContextManager[object]:
         return self._comm.span(f'{direction} of stage {stage.number}, micro-batch {k}')
+
+
+def _described(stage: Stage, step: Step) -> str:
+    direction = 'forward' if step.is_forward else 'backward'
+    return (f'the {direction} step of stage {stage.number}, micro-batch {step.micro_batch} of '
+            f'Pipeline ({stage.name})')
 
 
 def _run_backward(roots: Sequence[Variable]) -> None:

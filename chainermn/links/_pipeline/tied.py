@@ -3,11 +3,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from chainermn._operations.on_all_ranks import check_equal
 from chainermn._types import Array, Parameter
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 #: Below the tags of the stages, of which there are fewer.
 _FIRST_TAG = 24576
+
+
+def described(own: Mapping[str, Parameter]) -> dict[str, str]:
+    """Return shape and dtype of parameters, by name; ``'None'`` if one is not initialized."""
+    return {name: f'{param.shape} {param.dtype}' if param.is_initialized else 'None'
+            for name, param in own.items()}
 
 
 class Tied:
@@ -16,11 +23,20 @@ class Tied:
     Args:
         comm: The communicator.
         own: The parameters of this rank, by name.
-        names: The names of each rank.
+        names: What :func:`described` returns on each rank.
+
+    Raises:
+        ValueError: On all ranks, if shapes or dtypes differ, or a parameter is not initialized.
     """
 
     def __init__(self, comm: CommunicatorBase, own: Mapping[str, Parameter],
-                 names: Sequence[Sequence[str]]) -> None:
+                 names: Sequence[Mapping[str, str]]) -> None:
+        for name in sorted({name for each in names for name in each}):
+            found = {each[name] for each in names if name in each}
+            if len(found) > 1 or 'None' in found:
+                check_equal(comm, [each.get(name, 'not shared') for each in names],
+                            f'Pipeline: the tied parameter {name!r} differs',
+                            'Pass parameters of the same shape and dtype, which are initialized.')
         self._comm = comm
         #: By name, in the same order on all ranks: the parameter, its tag, and the ranks.
         self._shared = [
