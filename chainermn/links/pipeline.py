@@ -120,7 +120,7 @@ class Pipeline:
             >>> if comm.rank == 0:
             ...     chain.add_link(L.Linear(3, 2), rank_out=1)
             ... else:
-            ...     chain.add_link(F.relu, rank_in=0)
+            ...     chain.add_link(L.Linear(2, 2), rank_in=0)
             >>> pipeline = chainermn.Pipeline(chain, F.softmax_cross_entropy)
             >>> with chainer.no_backprop_mode():
             ...     loss = pipeline(*batch)
