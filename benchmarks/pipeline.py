@@ -141,7 +141,7 @@ def main() -> None:
                 found = group.ask((schedule, 1 if args.quick else 3))
                 if n:  # the first round warms up
                     seconds.setdefault(name, []).append(found)
-    print(', '.join(f'{name} {statistics.median(each) * 1e3:.1f} ms'
+    print(', '.join(f'{name} {statistics.median(each) * 1e3:.1f} ms (fastest {min(each) * 1e3:.1f})'
                     for name, each in seconds.items()))
     rows = {}
     for name in ('one process', 'PyTorch'):
