@@ -33,6 +33,10 @@ TABLES = {
         'What does a rank cost in a job with many ranks, in milliseconds of CPU time?',
         ['', '`flat`', '`naive`', 'ChainerMN 7', 'mpi4py'],
         r'^(\S[^|\n]*?) {2,}([\d. ]+?)' + r' +\| +([\d. ]+?)' * 3 + '$'),
+    'pipeline': Table(
+        'How long does a step of a pipeline of two ranks take?',
+        ['compared with', 'times its time'],
+        r'^1f1b over ([^:]+): ([\d.]+) \('),
     'traffic': Table(
         'How many bytes does a rank receive for the consistency check of gradients?',
         ['ranks', 'counted', 'model', 'by collecting all signatures'],

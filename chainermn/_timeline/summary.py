@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from chainermn._operations.table import Waits, waiting_for
+from chainermn._timeline import bubbles
 from chainermn._timeline.trace_files import Event, RankTrace, Run
 
 _RECEIVING = waiting_for(Waits.SENDER)
@@ -62,7 +63,7 @@ def shares(rank: RankTrace) -> Shares:
     ended = 0.
     for event in main:
         if not event.category and event.begin >= ended:  # nested spans count as the outer one
-            spans[event.name] += event.seconds - _overlap(event, inside)
+            spans[bubbles.column(event.name)] += event.seconds - _overlap(event, inside)
             ended = event.end
     background = sum(event.seconds for event in rank.events
                      if event.row > 0 and event.category == 'operation')
@@ -142,7 +143,7 @@ def text(run: Run) -> str:
     rows += [[_clean(one.name), str(one.calls), f'{one.seconds * 1e3:.3f}',
               f'{one.waiting * 1e3:.3f}', f'{one.nbytes / 1024:.1f}' if one.nbytes else '',
               f'{one.bandwidth / 1e9:.2g}' if one.bandwidth else ''] for one in operations(run)]
-    lines += [*_table(rows), '', *_conclusions(run, every, delays)]
+    lines += [*_table(rows), '', *_conclusions(run, every, delays), *bubbles.text(run)]
     return '\n'.join([*lines, *(f'Note: {_clean(note)}' for note in run.notes)])
 
 
