@@ -63,8 +63,10 @@ def precision(x: torch.Tensor) -> Iterator[None]:
     saved = []
     try:
         for flags, name in FLAGS:
-            saved.append((flags, name, getattr(flags, name)))
-            setattr(flags, name, value)
+            before = getattr(flags, name)
+            if before != value:
+                saved.append((flags, name, before))
+                setattr(flags, name, value)
         yield
     finally:
         for each in saved:
