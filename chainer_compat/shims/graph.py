@@ -17,7 +17,7 @@ def quick_graph(module: ModuleType) -> None:
 
 @edit('chainer._backprop')
 def device_of_backward() -> dict[str, str]:
-    """All versions: ``backward`` took longer to set the device of a function than for the rest."""
+    """All versions: ``backward`` looked up the device of each function, also on the CPU."""
     return {
         'with chainer.using_device(\n'
         '                backend.get_device_from_array(*(in_data + out_grad_array))):':
