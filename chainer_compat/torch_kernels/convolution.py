@@ -28,7 +28,7 @@ def output(f: FunctionNode, x: np.ndarray, W: np.ndarray, b: np.ndarray | None, 
     """Convolve ``x`` with ``W``, and add ``b``."""
     options = _options(f, x.shape, W.shape)
     x_, W_, *b_ = operands(x, W) if b is None else operands(x, W, b)
-    with precision(x_):
+    with precision(x_, 'convolution'):
         return product(torch.convolution(x_, W_, b_[0] if b_ else None, *options)),
 
 
@@ -38,7 +38,7 @@ def gradients(f: Convolution2DFunction, indexes: tuple[int, ...], grad_outputs: 
     x, W, gy = backward.arrays(f, grad_outputs)
     options = _options(f, x.shape, W.shape, gy.shape)
     x_, W_, gy_ = operands(x, W, gy)
-    with precision(x_):
+    with precision(x_, 'convolution'):
         gx, gW, _ = aten.convolution_backward(
             gy_, x_, W_, None, *options, [0 in indexes, 1 in indexes, False])
     return backward.with_bias(gx, gW, grad_outputs[0], indexes)
@@ -53,7 +53,7 @@ def weight_gradient(f: FunctionNode, x: np.ndarray, gy: np.ndarray, xp: object =
     options = _options(f, x.shape, shape, gy.shape)
     x_, gy_ = operands(x, gy)
     W_ = x_.new_empty(shape)  # only its shape is used
-    with precision(x_):
+    with precision(x_, 'convolution'):
         return product(
             aten.convolution_backward(gy_, x_, W_, None, *options, [False, True, False])[1]),
 
@@ -67,7 +67,7 @@ def input_gradient(f: FunctionNode, gy: np.ndarray, W: np.ndarray, b: np.ndarray
     gy_, W_ = operands(gy, W)
     b_ = None if b is None else tensor(b).reshape(-1, *[1] * len(outs))
     x_ = gy_.new_empty(shape)  # only its shape is used
-    with precision(gy_):
+    with precision(gy_, 'convolution'):
         gx = product(
             aten.convolution_backward(gy_, x_, W_, None, *options, [True, False, False])[0])
     if b_ is not None:

@@ -6,9 +6,7 @@ stream, and nothing is needed; otherwise DLPack lets one stream wait for the oth
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -17,13 +15,21 @@ from chainer.backends.cuda import cupy
 
 from chainer_compat.torch_kernels import compute_dtype
 
+Kind: TypeAlias = Literal['convolution', 'rnn', 'matmul']
+
 DTYPES: dict[torch.dtype, np.dtype] = {
     torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+TORCH_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def tensor(array: Any) -> torch.Tensor:
     """Return a tensor that shares the memory of a contiguous CuPy array."""
     if _use_one_stream(array.data.device_id):
+        owner = getattr(array.data.mem, '_owner', None)  # of memory that CuPy did not allocate
+        if (isinstance(owner, torch.Tensor) and owner.data_ptr() == array.data.ptr
+                and owner.dtype == TORCH_DTYPES.get(array.dtype) and owner.is_contiguous()
+                and owner.numel() == array.size and not owner.requires_grad):
+            return owner.view(array.shape)  # takes less time than DLPack
         return torch.utils.dlpack.from_dlpack(array.__dlpack__(stream=-1))
     return torch.from_dlpack(array)
 
@@ -50,36 +56,42 @@ def _use_one_stream(device: int) -> bool:
                 or torch._C._cuda_getCurrentRawStream(device))  # of torch.cuda.current_stream()
 
 
-@contextlib.contextmanager
-def precision(x: torch.Tensor) -> Iterator[None]:
+class precision:  # noqa: N801 (a context manager; a generator would take longer)
     """Let a GPU multiply float32 as such, or as TF32 if ``config.torch_compute_dtype`` says so.
 
     By default, PyTorch lets cuDNN use TF32.
+
+    Args:
+        x: A tensor on the device that computes.
+        kind: What it computes.
     """
-    if not x.is_cuda:
-        yield
-        return
-    value = TF32 if config.torch_compute_dtype == compute_dtype.TF32 else FULL
-    saved = []
-    try:
-        for flags, name in FLAGS:
-            before = getattr(flags, name)
-            if before != value:
-                saved.append((flags, name, before))
-                setattr(flags, name, value)
-        yield
-    finally:
-        for each in saved:
-            setattr(*each)
+
+    def __init__(self, x: torch.Tensor, kind: Kind) -> None:
+        self._flags = FLAGS[kind] if x.is_cuda else None
+        self._saved: object = None
+
+    def __enter__(self) -> None:
+        if self._flags is not None:
+            owner, name = self._flags
+            self._saved = getattr(owner, name)
+            setattr(owner, name,
+                    TF32 if config.torch_compute_dtype == compute_dtype.TF32 else FULL)
+
+    def __exit__(self, *_: object) -> None:
+        if self._flags is not None:
+            setattr(*self._flags, self._saved)
 
 
-_cudnn, _matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-FLAGS: list[tuple[object, str]]
+FLAGS: dict[Kind, tuple[object, str]]
 FULL: object
 TF32: object
-if hasattr(_cudnn, 'conv'):  # since PyTorch 2.9, where reading the old flags may raise an error
-    FLAGS = [(each, 'fp32_precision') for each in (_cudnn.conv, _cudnn.rnn, _matmul)]
+if hasattr(torch.backends.cudnn, 'conv'):  # since PyTorch 2.9; reading the old flags may raise
+    FLAGS = {'convolution': (torch.backends.cudnn.conv, 'fp32_precision'),
+             'rnn': (torch.backends.cudnn.rnn, 'fp32_precision'),
+             'matmul': (torch.backends.cuda.matmul, 'fp32_precision')}
     FULL, TF32 = 'ieee', 'tf32'
 else:
-    FLAGS = [(_cudnn, 'allow_tf32'), (_matmul, 'allow_tf32')]
+    FLAGS = {'convolution': (torch.backends.cudnn, 'allow_tf32'),
+             'rnn': (torch.backends.cudnn, 'allow_tf32'),
+             'matmul': (torch.backends.cuda.matmul, 'allow_tf32')}
     FULL, TF32 = False, True

@@ -23,7 +23,7 @@ def output(node: LinearFunction, inputs: tuple[np.ndarray, ...]) -> tuple[np.nda
     if chainer.config.schedule_func is not None:  # a static graph repeats Chainer's own functions
         raise Unsupported
     x, W, *b = operands(*inputs)
-    with precision(x):
+    with precision(x, 'matmul'):
         y = torch.nn.functional.linear(x, W, *b)
     _keep(node)
     return product(y),
@@ -34,7 +34,7 @@ def gradients(f: LinearFunction, indexes: tuple[int, ...], grad_outputs: backwar
     """Return the gradients of the inputs."""
     x, W, gy = backward.arrays(f, grad_outputs)
     x_, W_, gy_ = operands(x, W, gy)
-    with precision(gy_):
+    with precision(gy_, 'matmul'):
         gx = gy_.mm(W_) if 0 in indexes else None
         gW = gy_.t().mm(x_) if 1 in indexes else None
     return backward.with_bias(gx, gW, grad_outputs[0], indexes)
@@ -44,7 +44,7 @@ def input_gradient(node: LinearGradData, inputs: tuple[np.ndarray, np.ndarray]
                    ) -> tuple[np.ndarray]:
     """Compute the gradient of the input, ``gy W``."""
     W, gy = operands(*inputs)
-    with precision(gy):
+    with precision(gy, 'matmul'):
         gx = gy.mm(W)
     _keep(node)
     return product(gx),
@@ -56,7 +56,7 @@ def weight_gradient(node: LinearGradWeight, inputs: tuple[np.ndarray, np.ndarray
     if inputs[0].dtype != node._w_dtype:
         raise Unsupported
     x, gy = operands(*inputs)
-    with precision(gy):
+    with precision(gy, 'matmul'):
         gW = gy.t().mm(x)
     _keep(node)
     return product(gW),

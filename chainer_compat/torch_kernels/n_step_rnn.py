@@ -213,7 +213,7 @@ class Layer(FunctionNode):
         options = [True, 1, 0., is_training, False]  # biases, layers, dropout, train, bidirectional
         if len(entry) == 1:
             options.append(False)  # batch_first
-        with precision(x):
+        with precision(x, 'rnn'):
             y, *final = self.cell.torch(
                 *entry, states if self.cell.has_cell else states[0], parameters, *options)
         y = y.reshape(len(x), -1)
@@ -236,7 +236,7 @@ class Layer(FunctionNode):
         pairs = [(result, grad.array) for result, grad
                  in zip(self._results, grad_outputs, strict=True) if grad is not None]
         grads = tensors(*(grad for _, grad in pairs))
-        with precision(grads[0]):
+        with precision(grads[0], 'rnn'):
             gradients = torch.autograd.grad(
                 [result for result, _ in pairs], [self._tensors[i] for i in indexes],
                 [grad.to(self._results[0].dtype) for grad in grads], retain_graph=True)

@@ -428,21 +428,21 @@ def test_tf32_has_no_effect_on_the_cpu():
         np.testing.assert_array_equal(result, value)
 
 
-def test_precision_sets_and_restores_the_flags_of_pytorch():
+@pytest.mark.parametrize('kind', ['convolution', 'matmul', 'rnn'])
+def test_precision_sets_and_restores_a_flag_of_pytorch(kind):
     class OnDevice:
         is_cuda = True
 
-    def values():
-        return [getattr(flags, name) for flags, name in gpu_arrays.FLAGS]
-
-    before = values()
+    flags = gpu_arrays.FLAGS[kind]
+    before = getattr(*flags)
     for dtype, value in (None, gpu_arrays.FULL), ('tf32', gpu_arrays.TF32):
-        with chainer.using_config('torch_compute_dtype', dtype), gpu_arrays.precision(OnDevice()):
-            assert values() == [value] * len(gpu_arrays.FLAGS)
-        assert values() == before
-    with pytest.raises(ZeroDivisionError), gpu_arrays.precision(OnDevice()):
+        with (chainer.using_config('torch_compute_dtype', dtype),
+              gpu_arrays.precision(OnDevice(), kind)):
+            assert getattr(*flags) == value
+        assert getattr(*flags) == before
+    with pytest.raises(ZeroDivisionError), gpu_arrays.precision(OnDevice(), kind):
         raise ZeroDivisionError
-    assert values() == before
+    assert getattr(*flags) == before
 
 
 PROGRAM = '''
