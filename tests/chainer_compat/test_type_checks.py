@@ -10,6 +10,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
+from chainer.functions.math.basic_math import Add
 from chainer.utils.type_check import InvalidType
 
 from chainer_compat import type_checks
@@ -75,10 +76,10 @@ def test_errors(calls):
         with pytest.raises(InvalidType):
             F.convolution_2d(X.astype('i'), W)
         with pytest.raises(InvalidType):
-            F.add(chainer.Variable(X), X.astype('d'))
-    F.add(chainer.Variable(X), X)
+            Add().apply((X, X.astype('d')))
+    Add().apply((X, X))
     with pytest.raises(InvalidType):
-        F.add(chainer.Variable(X), X.astype('d'))
+        Add().apply((X, X.astype('d')))
     with pytest.raises(InvalidType):
         F.concat([X, X[:, :, :4]], axis=1)
     F.concat([X, X[:, :, :4]], axis=2)
