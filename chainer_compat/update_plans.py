@@ -43,7 +43,7 @@ class Plan:
             return None
         from chainer.variable import Parameter
 
-        self.rules[0][0]._state  # a checkpoint may have to copy all states first
+        _ = self.rules[0][0]._state  # first, a checkpoint may have to copy all states
         found: list[list[Array]] = [[] for _ in self.members]
         steps = [rules[0].t for rules in self.rules]
         changed, array_type = self.changed, np.ndarray
