@@ -35,6 +35,8 @@ KINDS = {
     'gloo': {},  # torch.distributed, without chainermn
     'bfloat16': {'CHAINER_TORCH_COMPUTE_DTYPE': 'bfloat16'},  # ours
     'autocast': {},  # torch.distributed, in bfloat16
+    'mosaicml-streaming': {},
+    'webdataset': {},
 }
 OF_TORCH = ('gloo', 'autocast')
 #: Of Okabe and Ito: people who are color-blind can tell them apart.
