@@ -114,16 +114,6 @@ class Pipeline:
         Raises:
             ValueError: On all ranks, if the links do not fit together, or the numbers of examples
                 differ.
-
-        Example:
-            >>> chain = chainermn.MultiNodeChainList(comm)
-            >>> if comm.rank == 0:
-            ...     chain.add_link(L.Linear(3, 2), rank_out=1)
-            ... else:
-            ...     chain.add_link(L.Linear(2, 2), rank_in=0)
-            >>> pipeline = chainermn.Pipeline(chain, F.softmax_cross_entropy)
-            >>> with chainer.no_backprop_mode():
-            ...     loss = pipeline(*batch)
         """
         shape = self._connected()
         self._n_calls += 1
