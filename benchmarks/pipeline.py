@@ -110,7 +110,7 @@ def memory() -> float:
     """Return the activations of 1F1B over those of GPipe."""
     from chainermn.links._pipeline import schedule, stages
 
-    parts = [[stages.Part('', [rank - 1] if rank else None, [rank + 1] if rank < 3 else None)]
+    parts = [[stages.ListedLink('', [rank - 1] if rank else None, [rank + 1] if rank < 3 else None)]
              for rank in range(4)]
     kept = {}
     for name in schedule.NAMES:
