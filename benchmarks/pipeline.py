@@ -6,8 +6,8 @@ Run it in an environment with ChainerMN, MPI and PyTorch, without which its colu
 The model: six 3x3 convolutions of 32 channels, on 64 images of 32 x 32, and a mean squared error.
 Each rank has three of them; there are 8 micro-batches.  PyTorch's pipeline has a model of the same
 shapes, ``Schedule1F1B``, on gloo.  A step is forward, backward and the update by SGD.  Each process
-has one thread.  The one process computes the whole batch at once.  A turn is the fastest of some
-steps.
+has one thread.  The one process computes the whole batch at once, or accumulates the gradients of
+the same micro-batches.  A turn is the fastest of some steps.
 
 The memory is that of activations: the most micro-batches that each of 4 stages keeps at a time,
 of 16, summed over the stages.
@@ -23,7 +23,8 @@ import _rounds
 import numpy as np
 
 IMAGES, CHANNELS, SIZE, LAYERS, MICRO_BATCHES = 64, 32, 32, 6, 8
-GOALS = {'one process': .6, 'PyTorch': 1., 'gpipe': .35}
+ONE, ACCUMULATION = 'one process', 'one process, accumulating'
+GOALS = {ONE: .6, ACCUMULATION: .6, 'PyTorch': 1., 'gpipe': .35}
 
 
 def of_chainer(rank: int, ranks: int) -> Callable[[str], None]:
@@ -41,8 +42,15 @@ def of_chainer(rank: int, ranks: int) -> Callable[[str], None]:
         2, IMAGES, CHANNELS, SIZE, SIZE).astype(np.float32)
     if ranks == 1:
         optimizer = chainer.optimizers.SGD().setup(stage)
-        return lambda schedule: optimizer.update(
-            lambda x, t: F.mean_squared_error(stage(x), t), x, t)
+
+        def step(method: str) -> None:
+            n = MICRO_BATCHES if method == ACCUMULATION else 1
+            stage.cleargrads()
+            for xs, ts in zip(np.split(x, n), np.split(t, n), strict=True):
+                (F.mean_squared_error(stage(xs), ts) / n).backward()
+            optimizer.update()
+
+        return step
     model = chainermn.MultiNodeChainList(chainermn.create_communicator('flat'))
     model.add_link(stage, None if rank == 0 else rank - 1,
                    None if rank == ranks - 1 else rank + 1)
@@ -110,7 +118,7 @@ def memory() -> float:
     """Return the activations of 1F1B over those of GPipe."""
     from chainermn.links._pipeline import schedule, stages
 
-    parts = [[stages.Part('', [rank - 1] if rank else None, [rank + 1] if rank < 3 else None)]
+    parts = [[stages.ListedLink('', [rank - 1] if rank else None, [rank + 1] if rank < 3 else None)]
              for rank in range(4)]
     kept = {}
     for name in schedule.NAMES:
@@ -132,7 +140,8 @@ def main() -> None:
     seconds: dict[str, list[float]] = {}
     with _rounds.groups(__file__, 1, ['ours']) as one, _rounds.groups(
             __file__, 2, kinds, args.torch) as two:
-        methods = {'one process': (one['ours'], ''), '1f1b': (two['ours'], '1f1b'),
+        methods = {ONE: (one['ours'], ONE), ACCUMULATION: (one['ours'], ACCUMULATION),
+                   '1f1b': (two['ours'], '1f1b'),
                    'gpipe': (two['ours'], 'gpipe')}
         if 'gloo' in two:
             methods['PyTorch'] = two['gloo'], ''
@@ -144,7 +153,7 @@ def main() -> None:
     print(', '.join(f'{name} {statistics.median(each) * 1e3:.1f} ms (fastest {min(each) * 1e3:.1f})'
                     for name, each in seconds.items()))
     rows = {}
-    for name in ('one process', 'PyTorch'):
+    for name in (ONE, ACCUMULATION, 'PyTorch'):
         if name in seconds:
             rows[name] = _rounds.ratios(seconds['1f1b'], seconds[name])
             print(f'1f1b over {name}: {_rounds.times(seconds["1f1b"], seconds[name])}; '

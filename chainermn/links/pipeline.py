@@ -22,7 +22,7 @@ from chainermn.links._pipeline import micro_batches, observations
 from chainermn.links._pipeline.clipping import GradientClipping
 from chainermn.links._pipeline.execution import Execution, Work
 from chainermn.links._pipeline.gradients import Collected, loss_scale
-from chainermn.links._pipeline.messages import Messages
+from chainermn.links._pipeline.messages import StageMessages
 from chainermn.links._pipeline.model import RankModel
 from chainermn.links._pipeline.schedule import NAMES, Name, Step, clock_cycles, steps_of
 from chainermn.links._pipeline.stages import Stage, connect
@@ -97,7 +97,7 @@ class Pipeline:
         self._shape: _Shape | None = None  # on all ranks; since the first call
         self._n_calls = 0
 
-    def __call__(self, *args: Object) -> Variable:
+    def __call__(self, *args: Object, **kwds: Object) -> Variable:
         """Return the loss of a batch.  Collective: every rank calls it.
 
         Args:
@@ -106,6 +106,7 @@ class Pipeline:
                 that have inputs or the output of the model pass the same number of examples; other
                 ranks may pass anything.  Arrays have one example per row, lists one per element;
                 tuples and dicts contain arrays or lists.
+            kwds: Like ``args``, by name; not the target.
 
         Returns:
             On all ranks, the mean loss over all examples.  What the program reports, such as the
@@ -114,30 +115,19 @@ class Pipeline:
         Raises:
             ValueError: On all ranks, if the links do not fit together, or the numbers of examples
                 differ.
-
-        Example:
-            >>> chain = chainermn.MultiNodeChainList(comm)
-            >>> if comm.rank == 0:
-            ...     chain.add_link(L.Linear(3, 2), rank_out=1)
-            ... else:
-            ...     chain.add_link(L.Linear(2, 2), rank_in=0)
-            >>> pipeline = chainermn.Pipeline(chain, F.softmax_cross_entropy)
-            >>> with chainer.no_backprop_mode():
-            ...     loss = pipeline(*batch)
         """
         shape = self._connected()
         self._n_calls += 1
         collected = Collected(self._model.model)
-        n_examples, scale = self._agree(shape, args, collected)
+        n_examples, scale = self._agree(shape, (args, kwds), collected)
         bounds = micro_batches.bounds(n_examples, self.n_micro_batches)
-        parts = [micro_batches.part(args, *each) for each in bounds]
+        parts = [micro_batches.part((args, kwds), *each) for each in bounds]
         execution = Execution(
             self._comm, shape.stages, Work(
-                self._model.links, lambda k: self._model.inputs(parts[k]),
-                lambda k, y: self._model.loss(parts[k], y),
+                lambda stage, k, received: self._model.compute(stage, parts[k], received),
                 [(end - begin) / max(n_examples, 1) or 1. for begin, end in bounds], scale or 1.,
                 collected.add, self._recompute),
-            Messages(self._comm, shape.stages, self._n_calls))
+            StageMessages(self._comm, shape.stages, self._n_calls))
         has_backprop: bool = chainer.config.enable_backprop
         with collected.collecting() if has_backprop else contextlib.nullcontext():
             execution.run(self._steps(shape, len(bounds), has_backprop))
@@ -190,8 +180,7 @@ class Pipeline:
             self._shape = _Shape(stages, tied, {})
         return self._shape
 
-    def _agree(self, shape: _Shape, args: tuple[Object, ...], collected: Collected
-               ) -> tuple[int, float | None]:
+    def _agree(self, shape: _Shape, args: Object, collected: Collected) -> tuple[int, float | None]:
         """Return the number of examples and the loss scale, if any, equal on all ranks."""
         comm = self._comm
         own = [stage for stage in shape.stages if stage.rank == comm.rank]

@@ -9,7 +9,7 @@ import html
 import pathlib
 
 from chainermn.links._pipeline.schedule import clock_cycles
-from chainermn.links._pipeline.stages import Part, connect
+from chainermn.links._pipeline.stages import ListedLink, connect
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 
@@ -120,7 +120,7 @@ def grid() -> tuple[int, int, list[str]]:
 
 def pipeline() -> tuple[int, int, list[str]]:
     """The steps of four ranks, in both schedules."""
-    parts = [[Part('', [rank - 1] if rank else None, [rank + 1] if rank < 3 else None)]
+    parts = [[ListedLink('', [rank - 1] if rank else None, [rank + 1] if rank < 3 else None)]
              for rank in range(4)]
     shapes, width, height = [], 26, 24
     for n, name in enumerate(('gpipe', '1f1b')):

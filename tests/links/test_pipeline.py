@@ -542,7 +542,11 @@ def test_own_communication_in_a_model_without_list(comm):
 
     model = Own()
     x, t = batch(8)
-    loss = run(Pipeline(model, n_micro_batches=4, communicator=comm), x, t)
+    pipeline = Pipeline(model, n_micro_batches=4, communicator=comm)
+    loss = run(pipeline, x, t)
+    with chainer.no_backprop_mode():
+        by_name = pipeline(x, t=t)
+    np.testing.assert_array_equal(by_name.array, loss.array)
     one = chainer.Sequential(*(linear(n) for n in range(comm.size)))
     one.cleargrads()
     expected = F.softmax_cross_entropy(one(x), t)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-from chainermn._types import Array, Model, Object, Variable
+from chainermn._types import Array, Object, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.links._pipeline.messages import Message, Messages, ahead
+from chainermn.links._pipeline.messages import Message, StageMessages, ahead
 from chainermn.links._pipeline.observations import Observations
 from chainermn.links._pipeline.schedule import Step
 from chainermn.links._pipeline.stages import Stage
@@ -23,18 +23,14 @@ class Work(NamedTuple):
     """What a rank computes.
 
     Attributes:
-        links: The links of this rank.
-        inputs: Returns the inputs of the model for a micro-batch.
-        loss: Returns the loss of a micro-batch, from the output of the model.
+        compute: Returns the output of a stage for a micro-batch, from what the stage receives.
         weights: The share of each micro-batch in the loss.
         scale: The gradient of the loss.
         add_gradients: Moves the gradients of a micro-batch out of the parameters.
         recompute: Whether backward repeats forward, instead of keeping its graph.
     """
 
-    links: Sequence[Model]
-    inputs: Callable[[int], tuple[Object, ...]]
-    loss: Callable[[int, Value], Variable]
+    compute: Callable[[Stage, int, Sequence[Value]], Value]
     weights: Sequence[float]
     scale: float
     add_gradients: Callable[[], None]
@@ -64,7 +60,7 @@ class Execution:
     """
 
     def __init__(self, comm: CommunicatorBase, stages: Sequence[Stage], work: Work,
-                 messages: Messages) -> None:
+                 messages: StageMessages) -> None:
         self._comm, self._stages, self._work = comm, stages, work
         self._messages = messages
         self._kept: dict[tuple[int, int], _Kept] = {}
@@ -97,7 +93,7 @@ class Execution:
         state = np.random.get_state() if recompute else None
         with self._span(stage, k, 'forward'), self.observations.of(self._work.weights[k]), (
                 chainer.no_backprop_mode() if recompute else contextlib.nullcontext()):
-            y = self._compute(stage, k, inputs)
+            y = self._work.compute(stage, k, inputs)
         if stage.has_output:
             self._add(y, k)
         for edge in stage.edges_out:
@@ -127,18 +123,13 @@ class Execution:
         for edge, value in zip(stage.edges_in, inputs, strict=True):
             self._messages.send(edge, k, False, _gradients(value))
 
-    def _compute(self, stage: Stage, k: int, inputs: Sequence[Value]) -> Value:
-        arguments = self._work.inputs(k) if stage.has_inputs else inputs
-        y = self._work.links[stage.position](*arguments)
-        return self._work.loss(k, y) if stage.has_output else y
-
     def _recomputed(self, stage: Stage, k: int, inputs: Sequence[Value], state: Object) -> Value:
         """Compute an output again, with the same random numbers and without statistics."""
         after = np.random.get_state()
         np.random.set_state(state)
         try:
             with chainer.using_config('in_recomputing', True), Observations().of(0):
-                return self._compute(stage, k, inputs)
+                return self._work.compute(stage, k, inputs)
         finally:
             np.random.set_state(after)
 

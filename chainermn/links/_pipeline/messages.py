@@ -26,7 +26,7 @@ class Message(NamedTuple):
     is_tuple: bool
 
 
-class Request(Protocol):
+class Sent(Protocol):
     """A request of ``isend`` or ``irecv``."""
 
     def wait(self) -> Object:
@@ -36,7 +36,7 @@ class Request(Protocol):
         """Return whether it is complete."""
 
 
-class Messages:
+class StageMessages:
     """Sends and receives the messages of one call of a pipeline.
 
     Args:
@@ -47,8 +47,8 @@ class Messages:
 
     def __init__(self, comm: CommunicatorBase, stages: Sequence[Stage], call: int) -> None:
         self._comm, self._stages, self._call = comm, stages, call
-        self._sent: list[Request] = []
-        self._posted: dict[tuple[Edge, int, bool], Request] = {}
+        self._sent: list[Sent] = []
+        self._posted: dict[tuple[Edge, int, bool], Sent] = {}
         self._local: dict[tuple[Edge, int, bool], Message] = {}  # of this rank to itself
 
     def post(self, edge: Edge, micro_batch: int, is_forward: bool) -> None:

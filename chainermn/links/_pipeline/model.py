@@ -2,12 +2,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import chainer
 
 from chainermn._types import Model, Object, Variable
-from chainermn.links._pipeline.stages import Part
+from chainermn.links._pipeline.stages import ListedLink, Stage
 from chainermn.links.multi_node_chain_list import MultiNodeChainList, Value
+
+#: The arguments of a micro-batch, also those by name.
+Batch: TypeAlias = tuple[tuple[Object, ...], dict[str, Object]]
 
 
 class RankModel:
@@ -35,39 +39,46 @@ class RankModel:
         self.model, self._lossfun = model, lossfun
         self.chain_list: MultiNodeChainList | None = lists[0] if lists else None
 
-    @property
-    def links(self) -> Sequence[Model]:
-        """The links, each of which is a stage."""
-        return [self.model] if self.chain_list is None else [*self.chain_list]
-
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ListedLink]:
         """Describe the links."""
         if self.chain_list is None:
-            return [Part(type(self.model).__name__, None, None)]
-        return [Part(name, ranks_in, ranks_out)
+            return [ListedLink(type(self.model).__name__, None, None)]
+        return [ListedLink(name, ranks_in, ranks_out)
                 for name, ranks_in, ranks_out in self.chain_list._described_parts()]
 
-    def inputs(self, args: tuple[Object, ...]) -> tuple[Object, ...]:
-        """Return the inputs of the first stage, from the arguments of a micro-batch."""
-        args = args if self._lossfun is None else args[:-1]
-        if self.model is self.chain_list or self.chain_list is None:
-            return args
+    def compute(self, stage: Stage, batch: Batch, received: Sequence[Value]) -> Value:
+        """Return the output of a stage, or the loss, if it has the output of the model."""
+        args, kwds = batch
+        if self._lossfun is not None:
+            args = args[:-1]
+        if self.chain_list is None:
+            y = self.model(*args, **kwds)
+        else:
+            y = self.chain_list[stage.position](
+                *(self._inputs(args, kwds) if stage.has_inputs else received))
+        return self._loss(batch, args, y) if stage.has_output else y
+
+    def _inputs(self, args: tuple[Object, ...], kwds: dict[str, Object]) -> tuple[Object, ...]:
+        """Return the arguments with which the model calls the list."""
+        assert self.chain_list is not None
+        if self.model is self.chain_list:
+            return (*args, *kwds.values())
         with self.chain_list._replaced(_stop):
             try:
-                self.model(*args)
+                self.model(*args, **kwds)
             except _CalledWith as called:
                 return called.inputs
         raise ValueError(f'Pipeline: {type(self.model).__name__} does not call the '
                          'MultiNodeChainList that it contains')
 
-    def loss(self, args: tuple[Object, ...], y: Value) -> Variable:
-        """Return the loss of a micro-batch, from its arguments and the output of the last stage."""
+    def _loss(self, batch: Batch, args: tuple[Object, ...], y: Value) -> Variable:
+        """Return the loss of a micro-batch, from the output of the last stage."""
         result = y
-        if self.chain_list not in (None, self.model):
+        if self.chain_list is not None and self.chain_list is not self.model:
             with self.chain_list._replaced(lambda *_: y):
-                result = self.model(*(args if self._lossfun is None else args[:-1]))
+                result = self.model(*args, **batch[1])
         if self._lossfun is not None:
-            result = self._lossfun(result, args[-1])
+            result = self._lossfun(result, batch[0][-1])
         if not isinstance(result, chainer.Variable) or result.size > 1 or (
                 result.size == 0 and self.chain_list is not None):
             shape = f' of shape {result.shape}' if hasattr(result, 'shape') else ''

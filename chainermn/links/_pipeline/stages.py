@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 
-class Part(NamedTuple):
+class ListedLink(NamedTuple):
     """A link of a MultiNodeChainList on one rank."""
 
     name: str  # for errors
@@ -43,7 +43,7 @@ class Stage(NamedTuple):
 _Link: TypeAlias = tuple[int, int]
 
 
-def connect(parts: Sequence[Sequence[Part]]) -> list[Stage]:
+def connect(parts: Sequence[Sequence[ListedLink]]) -> list[Stage]:
     """Return the stages, each after those on which it depends.
 
     As in :class:`MultiNodeChainList`, messages between two ranks are received in the order sent.
@@ -79,12 +79,12 @@ def connect(parts: Sequence[Sequence[Part]]) -> list[Stage]:
     return _stages(parts, _sorted(parts, sources), sources)
 
 
-def _part(parts: Sequence[Sequence[Part]], link: _Link) -> Part:
+def _part(parts: Sequence[Sequence[ListedLink]], link: _Link) -> ListedLink:
     rank, index = link
     return parts[rank][index]
 
 
-def _sorted(parts: Sequence[Sequence[Part]], sources: Mapping[_Link, Sequence[_Link]]
+def _sorted(parts: Sequence[Sequence[ListedLink]], sources: Mapping[_Link, Sequence[_Link]]
             ) -> list[_Link]:
     """Return the links, each after its sources."""
     found: dict[_Link, None] = {}
@@ -99,7 +99,7 @@ def _sorted(parts: Sequence[Sequence[Part]], sources: Mapping[_Link, Sequence[_L
     return [*found]
 
 
-def _cycle(parts: Sequence[Sequence[Part]], waits: Mapping[_Link, Sequence[_Link]]) -> str:
+def _cycle(parts: Sequence[Sequence[ListedLink]], waits: Mapping[_Link, Sequence[_Link]]) -> str:
     """Describe links that wait for each other."""
     path = [next(iter(waits))]
     while path.count(path[-1]) < 2:
@@ -112,7 +112,7 @@ def _cycle(parts: Sequence[Sequence[Part]], waits: Mapping[_Link, Sequence[_Link
         'Change rank_in or rank_out of one of these links.'])
 
 
-def _stages(parts: Sequence[Sequence[Part]], links: Sequence[_Link],
+def _stages(parts: Sequence[Sequence[ListedLink]], links: Sequence[_Link],
             sources: Mapping[_Link, Sequence[_Link]]) -> list[Stage]:
     numbers = {link: number for number, link in enumerate(links)}
     edges: list[Edge] = []

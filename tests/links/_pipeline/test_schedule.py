@@ -7,7 +7,8 @@ import pytest
 from each_case import each_case
 
 from chainermn.links._pipeline.schedule import NAMES, Step, clock_cycles, steps_of
-from chainermn.links._pipeline.stages import Part, connect
+from chainermn.links._pipeline.stages import ListedLink as Part
+from chainermn.links._pipeline.stages import connect
 
 pytestmark = pytest.mark.mpi_skip
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from chainermn.links._pipeline.stages import Part, connect
+from chainermn.links._pipeline.stages import ListedLink as Part
+from chainermn.links._pipeline.stages import connect
 
 pytestmark = pytest.mark.mpi_skip
 
