@@ -31,7 +31,8 @@ class Comparison:
     """The largest differences between a model and a module, relative to the largest elements.
 
     Attributes:
-        functions: The difference of each function, computed from Chainer's own inputs.
+        functions: The difference of each function and its gradients, computed from Chainer's own
+            inputs.
         outputs: The difference of each output.
         gradients: The difference of each parameter's gradient.
         step: The difference of each parameter after one step of SGD, and of each persistent value.
@@ -154,7 +155,8 @@ class _Run(fx.Interpreter):
         position = node.meta.get('chainer_function')
         if position is not None and node.target in RANDOM:
             call = self._calls[position]
-            value = DRAWN[call.name](call.function, self.map_nodes_to_values(node.args, node)[0])
+            args = self.map_nodes_to_values(node.args, node)
+            value = DRAWN[call.name](call.function, args[0])
         else:
             value = super().run_node(node)
         if self._on_output is not None and 'chainer_output' in node.meta:
@@ -186,7 +188,7 @@ class _Noise:
 
     def _both(self) -> list[tuple[list[Array], dict[str, Array]]]:
         if self._runs is None:
-            self._runs = [self._once(0.), self._once(1.2e-7)]
+            self._runs = [self._once(0.), self._once(3e-7)]
         return self._runs
 
     def _once(self, scale: float) -> tuple[list[Array], dict[str, Array]]:
@@ -216,47 +218,112 @@ class _Noise:
         return arrays, gradients
 
 
+class _OneByOne(_Run):
+    """Runs each function with Chainer's inputs, and the gradients of its outputs with Chainer's.
+
+    Args:
+        module: A converted module.
+        calls: The functions of Chainer's run.
+        noise: The relative size of random changes of the inputs.
+    """
+
+    def __init__(self, module: fx.GraphModule, calls: list[Call], noise: float = 0.) -> None:
+        super().__init__(module, calls)
+        self.garbage_collect_values = False
+        self.found: list[tuple[int, str, Array, Array]] = []
+        self._noise = noise
+        self._generator = torch.Generator().manual_seed(0)
+        self._computed: dict[int, dict[fx.Node, Any]] = {}
+
+    def run_node(self, node: fx.Node) -> Any:
+        value = super().run_node(node)
+        if 'chainer_output' not in node.meta:
+            return value
+        position, index = node.meta['chainer_output']
+        call = self._calls[position]
+        self.found.append((position, '', _array(value), call.outputs[index]))
+        computed = self._computed.setdefault(position, {})
+        computed[node] = value
+        if len(computed) < len(call.outputs):
+            return value  # the expression may use it
+        if call.node is not None:
+            self._compare_gradient(position, call, node.meta['chainer_inputs'])
+        for other in computed:
+            self.env[other] = self._exact(call.outputs[other.meta['chainer_output'][1]])
+        return self.env[node]
+
+    def _exact(self, array: Array) -> Any:
+        """Return an output of Chainer for the next functions."""
+        result = torch.from_numpy(np.array(array))
+        if not result.is_floating_point():
+            return result
+        if self._noise:
+            result *= 1 + self._noise * torch.randn(result.shape, generator=self._generator)
+        return result.requires_grad_()
+
+    def _compare_gradient(self, position: int, call: Call, sources: list[fx.Node | None]) -> None:
+        computed = {node.meta['chainer_output'][1]: value
+                    for node, value in self._computed[position].items()}
+        outputs = [computed[i] for i in range(len(call.outputs))]
+        used = [y.requires_grad for y in outputs]
+        wanted: dict[fx.Node, list[int]] = {}
+        for i, source in enumerate(sources):
+            x = None if source is None else self.env.get(source)
+            if source is not None and torch.is_tensor(x) and x.requires_grad and x.is_leaf:
+                wanted.setdefault(source, []).append(i)
+        if not wanted or not any(used) or call.node is None or call.node.inputs is None:
+            return
+        directions = [_direction(y.shape).astype(y.dtype) for y in call.outputs]
+        expected = _vector_jacobian_product(
+            call.node, directions, used, [i for indexes in wanted.values() for i in indexes])
+        actual = torch.autograd.grad(
+            [y for y, is_used in zip(outputs, used, strict=True) if is_used],
+            [self.env[source] for source in wanted],
+            [torch.from_numpy(d) for d, is_used in zip(directions, used, strict=True) if is_used],
+            allow_unused=True, retain_graph=True)
+        for (source, indexes), gradient in zip(wanted.items(), actual, strict=True):
+            x = self.env[source]
+            zero = np.zeros(tuple(x.shape), _array(x).dtype)
+            self.found.append((
+                position, f', gradient of input {indexes[0]}',
+                zero if gradient is None else _array(gradient),
+                sum((expected[i] for i in indexes if i in expected), zero)))
+
+
+def _vector_jacobian_product(node: chainer.FunctionNode, directions: list[Array],
+                             used: list[bool], indexes: list[int]) -> dict[int, Array]:
+    """Return the gradients of some inputs of a function of Chainer."""
+    gradients = tuple(chainer.Variable(d) if is_used else None
+                      for d, is_used in zip(directions, used, strict=True))
+    with chainer.using_config('use_torch', 'never'), chainer.using_config('enable_backprop', False):
+        found = node.backward_accumulate(tuple(indexes), gradients, (None,) * len(indexes))
+    return {i: g.array for i, g in zip(indexes, found, strict=True) if g is not None}
+
+
 def _compare_functions(result: Comparison, module: torch.nn.Module, calls: list[Call],
                        inputs: tuple[Any, ...]) -> None:
-    """Compare each function, computed from Chainer's inputs."""
-    found: list[tuple[int, int, Any]] = []
-
-    def on_output(position: int, index: int, value: Any) -> Any:
-        expected = calls[position].outputs[index]
-        found.append((position, index, _array(value)))
-        return torch.from_numpy(np.array(expected))
-
-    with torch.no_grad():
-        _Run(module, calls, on_output).run(*_tensors(inputs))
-    names = [calls[position].label for position, _, _ in found]
-    noise: dict[int, float] = {}
+    """Compare each function and its gradient, computed from Chainer's inputs."""
+    found = _one_by_one(module, calls, inputs, 0.)
+    noise: list[float] = []
 
     def rounding(i: int) -> float:
         if not noise:
-            noise.update(enumerate(_local_noise(module, calls, inputs, [v for *_, v in found])))
+            changed = _one_by_one(module, calls, inputs, 1.2e-7)
+            noise.extend(difference(one[2], other[2], _size_of_inputs(calls[one[0]]))
+                         for one, other in zip(changed, found, strict=True))
         return noise[i]
 
-    _compare_all(result, result.functions, names, [value for *_, value in found],
-                 [calls[position].outputs[index] for position, index, _ in found], rounding,
-                 [_size_of_inputs(calls[position]) for position, *_ in found])
+    _compare_all(result, result.functions, [calls[k].label + what for k, what, _, _ in found],
+                 [actual for *_, actual, _ in found], [expected for *_, expected in found],
+                 rounding, [_size_of_inputs(calls[k]) for k, *_ in found])
 
 
-def _local_noise(module: torch.nn.Module, calls: list[Call], inputs: tuple[Any, ...],
-                 values: list[Array]) -> list[float]:
-    """Return how much each function changes if its inputs are rounded differently."""
-    generator = torch.Generator().manual_seed(0)
-    changes: list[float] = []
-
-    def on_output(position: int, index: int, value: Any) -> Any:
-        changes.append(difference(value, values[len(changes)], _size_of_inputs(calls[position])))
-        expected = torch.from_numpy(np.array(calls[position].outputs[index]))
-        if not expected.is_floating_point():
-            return expected
-        return expected * (1 + 1.2e-7 * torch.randn(expected.shape, generator=generator))
-
-    with torch.no_grad():
-        _Run(module, calls, on_output).run(*_tensors(inputs))
-    return changes
+def _one_by_one(module: torch.nn.Module, calls: list[Call], inputs: tuple[Any, ...], noise: float
+                ) -> list[tuple[int, str, Array, Array]]:
+    with _unchanged(module, module.training):
+        run = _OneByOne(module, calls, noise)
+        run.run(*_tensors(inputs))
+        return run.found
 
 
 def _size_of_inputs(call: Call) -> float:
@@ -295,14 +362,14 @@ def _compare_gradients(result: Comparison, model: chainer.Link, module: torch.nn
         result.first_difference = f'parameter {min(missing)} is missing'
     _compare_all(result, result.gradients, [f'gradient of {name}' for name in names],
                  [actual[name] for name in names], [expected[name] for name in names],
-                 lambda i: noise.gradients()[names[i]], [_least(expected)] * len(names))
+                 lambda i: noise.gradients()[names[i]], [_least(expected)] * len(names), .2)
     tensors = dict(module.named_parameters(remove_duplicate=False))
     stepped = [tensors[name].detach() - LEARNING_RATE * torch.from_numpy(actual[name])
                for name in names]
     updates = [parameters[name].array - LEARNING_RATE * expected[name] for name in names]
     _compare_all(result, result.step, names, stepped, updates,
                  lambda i: noise.gradients()[names[i]],
-                 [LEARNING_RATE * _least(expected)] * len(names))
+                 [LEARNING_RATE * _least(expected)] * len(names), .2)
 
 
 def _backward(module: torch.nn.Module, outputs: Any) -> dict[str, Array]:
@@ -326,7 +393,7 @@ def _direction(shape: tuple[int, ...]) -> Array:
 
 def _compare_all(result: Comparison, into: dict[str, float], names: list[str], actual: list[Any],
                  expected: list[Any], rounding: Callable[[int], float],
-                 least: list[float] | None = None) -> None:
+                 least: list[float] | None = None, largest: float = .01) -> None:
     if len(actual) != len(expected):
         result.first_difference = result.first_difference or (
             f'{len(actual)} outputs instead of {len(expected)}')
@@ -336,7 +403,7 @@ def _compare_all(result: Comparison, into: dict[str, float], names: list[str], a
         into[name] = max(error, into.get(name, 0.))
         limit = ROUNDING.get(_array(expected[i]).dtype.name, 0.)
         is_rounding = error <= limit or (
-            limit and error < 1e-2 and error <= AMPLIFIED * rounding(i))
+            limit and error < largest and error <= AMPLIFIED * rounding(i))
         if not is_rounding and result.first_difference is None:
             result.first_difference = f'{name} by {error:.1e}, relative to its largest element'
 

@@ -69,13 +69,13 @@ def _converted(model: chainer.Link, inputs: Inputs, first: Trace, train: bool,
                call: Callable[..., Any] | None, with_gradients: bool, size: int | None
                ) -> fx.GraphModule:
     """Return a module that has been compared with the model."""
-    others, second = _other_run(model, inputs, train, call, size, 1)
+    others, second = other_run(model, inputs, train, call, size, 1)
     batch = None if size is None else (size, size + 1)
     builder = Builder(model, (first, second), inputs, batch, train, with_gradients, call)
     module = builder.module()
     runs = [(inputs, first, True), (others, second, False)]
     if size is not None:
-        runs.append((*_other_run(model, inputs, train, call, size, 3), False))
+        runs.append((*other_run(model, inputs, train, call, size, 3), False))
     for arguments, run, is_example in runs:
         found = compare_run(model, module, run, arguments, train, is_example and with_gradients)
         if found.first_difference:
@@ -85,7 +85,7 @@ def _converted(model: chainer.Link, inputs: Inputs, first: Trace, train: bool,
     return module
 
 
-def _other_run(model: chainer.Link, inputs: Inputs, train: bool, call: Callable[..., Any] | None,
+def other_run(model: chainer.Link, inputs: Inputs, train: bool, call: Callable[..., Any] | None,
                size: int | None, more: int) -> tuple[Inputs, Trace]:
     """Run the model with other values, and more of them if the batch size is given."""
     failure: Exception | None = None

@@ -84,6 +84,7 @@ class Builder:
         self._add_state()
         self.root.train(self.train)
         module = fx.GraphModule(self.root, self.graph, type(self.model).__name__)
+        module.meta['chainer_batch'] = self.batch is not None
         self._add_missing(module)
         return module.train(self.train)
 
@@ -230,7 +231,13 @@ class Builder:
         self._proxies[position] = outputs if isinstance(outputs, tuple) else (outputs,)
         for node in list(self.graph.nodes)[previous:]:
             node.meta['chainer_function'] = position
+        sources = [None if isinstance(reference, Detached) else proxy.node
+                   for reference, proxy in zip(first.inputs, inputs, strict=True)]
+        made = set(list(self.graph.nodes)[previous:])
         for i, proxy in enumerate(self._proxies[position]):
+            if proxy.node not in made:  # the function returns its input
+                continue
+            proxy.node.meta.setdefault('chainer_inputs', sources)
             proxy.node.meta.setdefault('chainer_output', (position, i))
 
     def _output(self, both: Any) -> Any:

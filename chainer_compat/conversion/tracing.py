@@ -71,6 +71,7 @@ class Call:
 
     def __init__(self, function: Any, inputs: list[Reference], place: str) -> None:
         self.function, self.inputs, self.place = function, inputs, place
+        self.node: FunctionNode | None = None
         self.in_arrays: list[Array] = []
         self.outputs: list[Array] = []
 
@@ -186,7 +187,8 @@ class Trace:
                 outputs = original(node, inputs)
             finally:
                 self.is_inside = False
-            self.record(function, references, arrays, outputs)
+            call = self.record(function, references, arrays, outputs)
+            call.node = node if node is function else None  # old functions run backward once
             return outputs
 
         return apply
