@@ -88,6 +88,8 @@ def _varied(value: Any, batch: int | None, more: int, kind: str, random: Any) ->
     elif kind == 'rows' and array.ndim:
         array = random.permutation(array)
     if array.dtype.kind == 'f':
+        if kind == 'elements' and (array < 0).any() and (array > 0).any():
+            array = array * random.choice([-1, 1], array.shape)
         array = (array * random.uniform(.8, 1.2, array.shape)
                  + (array == 0) * random.uniform(0, .1, array.shape)).astype(array.dtype)
     return array

@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         'or its folder')
     parser.add_argument('output', help='file to write: *.pt, for torch.load, or *.onnx')
     parser.add_argument('--model', required=True, metavar='MODULE:FUNCTION',
-                        help='a function or class without arguments that returns the model, such as '
-                        'net:make_model; net.py can be in the current folder')
+                        help='a function or class without arguments that returns the model, such '
+                        'as net:make_model; net.py can be in the current folder')
     parser.add_argument('--input', required=True, action='append', metavar='SHAPE[:DTYPE]',
                         help='shape of an input, such as 1,3,224,224 or 2,10:int32; repeat it for '
                         'several inputs')

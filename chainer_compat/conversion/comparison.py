@@ -160,7 +160,8 @@ class _Run(fx.Interpreter):
         else:
             value = super().run_node(node)
         if self._on_output is not None and 'chainer_output' in node.meta:
-            value = self._on_output(*node.meta['chainer_output'], value)
+            function, index = node.meta['chainer_output']
+            value = self._on_output(function, index, value)
         return value
 
 
@@ -269,7 +270,8 @@ class _OneByOne(_Run):
         wanted: dict[fx.Node, list[int]] = {}
         for i, source in enumerate(sources):
             x = None if source is None else self.env.get(source)
-            if source is not None and torch.is_tensor(x) and x.requires_grad and x.is_leaf:
+            if source is not None and isinstance(x, torch.Tensor) and x.is_leaf and (
+                    x.requires_grad):
                 wanted.setdefault(source, []).append(i)
         if not wanted or not any(used) or call.node is None or call.node.inputs is None:
             return

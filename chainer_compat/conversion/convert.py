@@ -91,7 +91,7 @@ def other_run(model: chainer.Link, inputs: Inputs, train: bool, call: Callable[.
     failure: Exception | None = None
     for others in varied(inputs, size, more if size else 0):
         try:
-            return others, trace(model, others, train, call)
+            return others, trace(model, others, train, call, seed=more)
         except ConversionError:
             raise
         except Exception as error:  # the program may reject these values

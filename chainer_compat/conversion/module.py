@@ -243,6 +243,9 @@ class Builder:
     def _output(self, both: Any) -> Any:
         if not isinstance(both, _Pair):
             return both
+        if isinstance(both.first, Leaf) and identity(both.first.array) not in self._names:
+            raise ConversionError('The model cannot be converted: an output was not computed by '
+                                  'functions of Chainer.')
         if isinstance(both.first, Input | Output | Detached | Leaf):
             proxy = self.resolve(both.first, both.second)
             return proxy.node if isinstance(proxy, fx.Proxy) else proxy
@@ -261,8 +264,8 @@ class Builder:
         if self.batch is not None and first.shape != second.shape and first.ndim == second.ndim:
             return self.batch.array(self, first, second)
         raise ConversionError(
-            'its input is a value taken out of the graph: an array that differs if the inputs '
-            'differ, but that no function of Chainer computed')
+            'its input is a value taken out of the graph, or a random number: an array that '
+            'differs in two runs, but that no function of Chainer computed')
 
     def _get(self, name: str) -> Any:
         key = ('attribute', name)

@@ -60,7 +60,8 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
         warnings.warn('The file accepts only the shapes of the example inputs. dynamic_batch=True '
                       'shows why.', stacklevel=2)
     runs = [(inputs, trace(model, inputs, False, call)),
-            *(other_run(model, inputs, False, call, size, more) for more in (1, 3)[:1 + is_dynamic])]
+            *(other_run(model, inputs, False, call, size, more)
+              for more in (1, 3)[:1 + is_dynamic])]
     example = next(iter(varied(inputs, size, 2 if size else 0)))  # no size that means broadcasting
     path = Path(path)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -217,7 +217,8 @@ class Trace:
     def array_of(self, variable: Variable, array: Array) -> Array:
         """Return ``variable.array`` for the model, with its origin."""
         caller = sys._getframe(2).f_globals.get('__name__', '')
-        if self.is_inside or array is None or _is_library(caller):
+        is_internal = _is_library(caller) and not caller.startswith('chainer.functions.')
+        if self.is_inside or array is None or is_internal:
             return array
         reference = self.reference(variable)
         is_final = isinstance(reference, Input | Detached)
@@ -262,7 +263,7 @@ class Trace:
 
 
 def trace(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
-          call: Callable[..., Any] | None = None) -> Trace:
+          call: Callable[..., Any] | None = None, seed: int | None = None) -> Trace:
     """Run a model with example inputs, and return the record. The model is not changed.
 
     Args:
@@ -270,12 +271,15 @@ def trace(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
         inputs: Its arguments: arrays, variables, numbers, and lists, tuples or dicts of them.
         train: The mode.
         call: Which function to run instead of ``model``, such as ``model.predict``.
+        seed: The seed of NumPy's random numbers, so that two runs draw different ones.
     """
     record = Trace(model)
     arguments = tuple(_input(x, (i,), record) for i, x in enumerate(inputs))
     with unchanged(model) as state, _patched(record), record.hook(), chainer.using_config(
             'train', train), chainer.using_config('use_torch', 'never'), chainer.using_config(
             'enable_backprop', True):
+        if seed is not None:
+            np.random.seed(seed)
         record.variables = (call or model)(*arguments)
         record.outputs = mapped(record.variables, lambda y: _output(y, record))
         record.state = state()

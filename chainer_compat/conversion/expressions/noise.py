@@ -36,7 +36,7 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
 }
 
 #: What the random functions in the graph return for the numbers that Chainer drew.
-DRAWN = {
+DRAWN: dict[str, Callable[..., Any]] = {
     'activation.rrelu.RReLU': lambda f, x: torch.where(x >= 0, x, x * torch.from_numpy(f.r)),
     'noise.dropout.Dropout': lambda f, x: x * torch.from_numpy(f.mask),
     'noise.gaussian.Gaussian': lambda f, mean: torch.from_numpy(f.eps),

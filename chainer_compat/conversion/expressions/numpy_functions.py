@@ -13,9 +13,9 @@ from chainer_compat.conversion.expressions.indexing import element
 
 #: With the same name and the same arguments.
 EQUAL = (
-    'absolute', 'add', 'cos', 'equal', 'exp', 'floor', 'greater', 'greater_equal', 'less',
+    'absolute', 'add', 'ceil', 'cos', 'equal', 'exp', 'floor', 'greater', 'greater_equal', 'less',
     'less_equal', 'log', 'logical_and', 'logical_not', 'logical_or', 'maximum', 'minimum',
-    'multiply', 'negative', 'not_equal', 'sign', 'sin', 'sqrt', 'square', 'subtract', 'tanh')
+    'multiply', 'negative', 'not_equal', 'sign', 'sin', 'sqrt', 'square', 'subtract', 'tanh', 'trunc')
 
 
 def equal_function(name: str) -> Any:
@@ -49,6 +49,7 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'broadcast_to': lambda f, x, shape: x.expand(shape),
     'concatenate': lambda f, xs, axis=0: torch.cat(list(xs), axis),
     'expand_dims': lambda f, x, axis: x.unsqueeze(axis),
+    'fix': lambda f, x: torch.trunc(x),
     'flatten': lambda f, x: x.reshape(-1),
     'getitem': lambda f, x, key: element(f, x, key if isinstance(key, tuple) else (key,)),
     'max': reduction(torch.amax),

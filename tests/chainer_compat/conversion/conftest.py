@@ -1,0 +1,5 @@
+"""The tests of conversions need PyTorch."""
+
+import pytest
+
+pytest.importorskip('torch')
