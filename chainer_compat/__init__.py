@@ -118,6 +118,10 @@ class ChainerFinder:
             from chainer_compat import _patch, shims  # noqa: F401  (fills the registry)
 
             return _patch.find_spec(cls, name, path, target)
+        if name == 'onnx_chainer':
+            from chainer_compat.conversion import onnx_chainer
+
+            onnx_chainer.check()
         if name == 'numpy' and {ALIASES_VARIABLE, NAMES_VARIABLE} & os.environ.keys():
             from chainer_compat import numpy_aliases
 

@@ -13,9 +13,10 @@ from chainer_compat.conversion.expressions.indexing import element
 
 #: With the same name and the same arguments.
 EQUAL = (
-    'absolute', 'add', 'ceil', 'cos', 'equal', 'exp', 'floor', 'greater', 'greater_equal', 'less',
-    'less_equal', 'log', 'logical_and', 'logical_not', 'logical_or', 'maximum', 'minimum',
-    'multiply', 'negative', 'not_equal', 'sign', 'sin', 'sqrt', 'square', 'subtract', 'tanh', 'trunc')
+    'absolute', 'add', 'ceil', 'cos', 'equal', 'exp', 'floor', 'greater', 'greater_equal',
+    'less', 'less_equal', 'log', 'logical_and', 'logical_not', 'logical_or', 'maximum',
+    'minimum', 'multiply', 'negative', 'not_equal', 'sign', 'sin', 'sqrt', 'square', 'subtract',
+    'tanh', 'trunc')
 
 
 def equal_function(name: str) -> Any:
