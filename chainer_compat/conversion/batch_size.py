@@ -91,7 +91,7 @@ def _varied(value: Any, batch: int | None, more: int, kind: str, random: Any) ->
         if kind == 'elements' and (array < 0).any() and (array > 0).any():
             array = array * random.choice([-1, 1], array.shape)
         array = (array * random.uniform(.8, 1.2, array.shape)
-                 + (array == 0) * random.uniform(0, .1, array.shape)).astype(array.dtype)
+                 + (array == 0) * random.uniform(0, .1, array.shape)).astype(value.dtype)
     return array
 
 

@@ -5,7 +5,9 @@ The calls are those of ``calls_of_functions``, mostly in float64, where rounding
 
 import importlib
 import inspect
+import pathlib
 import pkgutil
+import runpy
 import warnings
 
 import chainer
@@ -20,6 +22,8 @@ import chainer_compat
 from chainer_compat.conversion.expressions import EXPRESSIONS, NOT_EXPRESSIBLE
 
 pytestmark = pytest.mark.mpi_skip
+
+DOCS = pathlib.Path(__file__).parents[3] / 'docs'
 
 WITHOUT = '''
     gumbel_softmax classification_summary f1_score precision recall negative_sampling
@@ -164,3 +168,9 @@ def test_every_function_has_an_entry_or_a_reason():
     assert sorted(found - gradients - internal - cudnn - known) == []
     chainers = {name for name in known if not name.startswith('chainer.')}
     assert sorted(chainers - found) == []
+
+
+def test_the_page_lists_the_expressions():
+    generator = runpy.run_path(str(DOCS / 'expressions.py'))
+    assert generator['page']() == generator['PAGE'].read_text('utf-8'), (
+        'run python docs/expressions.py')
