@@ -15,9 +15,9 @@ PAGE = ROOT / 'docs' / 'reference' / 'expressions.md'
 
 HEAD = """# PyTorch expressions of Chainer's functions
 
-`chainer_compat.to_torch` replaces each function by the expression in its row. `f` is Chainer's function object with its
-options, `F` is `torch.nn.functional`. See [Moving a model to PyTorch or ONNX](../conversion.md). `python docs/expressions.py`
-generates this page from the code.
+`chainer_compat.to_torch` replaces each function by the expression in its row. `f` is Chainer's
+function object with its options, `F` is `torch.nn.functional`. See [Moving a model to PyTorch or
+ONNX](../conversion.md). `python docs/expressions.py` generates this page from the code.
 """
 
 
@@ -40,16 +40,16 @@ def page():
                 elif node.target.id == 'EXPRESSIONS':
                     rows.append((short(key.value), text(value, functions)))
             if path.stem == 'numpy_functions':
-                equal = next(each for each in tree.body if isinstance(each, ast.Assign))
-                in_numpy += [each.value for each in equal.value.elts]
+                equal = next(each for each in tree.body if isinstance(each, ast.Assign)).value
+                in_numpy += [each.value for each in equal.elts]
     lines = [HEAD, '| function | expression |', '|---|---|']
     lines += [f'| `{name}` | {what} |' for name, what in sorted(rows)]
     lines += ['', '## Functions without an expression', '',
-              'Functions of `chainer.grad` with `enable_double_backprop=True` have none either.', '',
+              'Gradients that a model computes by `chainer.grad` have none either.', '',
               '| function | reason |', '|---|---|']
     lines += [f'| `{name}` | {what} |' for name, what in sorted(without)]
     lines += ['', "## NumPy's functions", '',
-              "Functions and methods that models may call with their inputs or with `variable.array`:",
+              'Models may call these functions and methods with inputs or `variable.array`:',
               ', '.join(f'`{name}`' for name in sorted(set(in_numpy))) + '.']
     return '\n'.join(lines) + '\n'
 

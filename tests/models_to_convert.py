@@ -110,13 +110,13 @@ def seq2seq():
         both = F.concat([queries, F.matmul(weights, keys)], 2)
         rows = F.concat([both[i, :len(y) + 1] for i, y in enumerate(ys)], 0)
         return F.softmax_cross_entropy(
-            self.fc(F.tanh(self.attend(rows))),
+            self.fc(F.tanh(self.attention(rows))),
             F.concat([F.concat([y, end], 0) for y in ys], 0))
 
     xs, ys = ([np.array(each, 'i') for each in sentences]
               for sentences in ([[1, 2, 3], [4, 5], [6]], [[3, 2], [5], [7, 8, 1]]))
     return Net(run, x=L.EmbedID(9, 6), y=L.EmbedID(9, 6), encoder=L.NStepLSTM(1, 6, 6, .1),
-               decoder=L.NStepLSTM(1, 6, 6, .1), attend=L.Linear(12, 6), fc=L.Linear(6, 9),
+               decoder=L.NStepLSTM(1, 6, 6, .1), attention=L.Linear(12, 6), fc=L.Linear(6, 9),
                ), (xs, ys)
 
 

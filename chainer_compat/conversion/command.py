@@ -8,8 +8,6 @@ import os
 import sys
 from typing import Any
 
-import numpy as np
-
 DESCRIPTION = 'Converts a Chainer model and its snapshot to PyTorch (.pt) or ONNX (.onnx).'
 
 
@@ -70,6 +68,8 @@ def _model(name: str) -> Any:
 
 def _example(text: str) -> Any:
     """Return an example input: normal numbers, or 0 and 1 for integers."""
+    import numpy as np
+
     sizes, _, dtype = text.partition(':')
     try:
         shape = tuple(int(size) for size in sizes.split(',') if size)
