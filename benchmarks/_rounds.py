@@ -29,6 +29,7 @@ Launcher = Callable[[list[str]], list[str]]
 KINDS = {
     'ours': {},
     'ours, timed': {'CHAINERMN_TIMELINE': 'timeline.json'},
+    'ours, stall': {},
     'old': {'CHAINERMN_OVERLAY': '0'},  # the chainermn that Chainer carries
     'chainer': {'CHAINER_USE_TORCH': 'never'},  # ours, without PyTorch's kernels
     'gloo': {},  # torch.distributed, without chainermn

@@ -174,6 +174,14 @@ def not_finite(target: Any) -> list[tuple[str, Any]]:
     return [pair for pair, is_finite in zip(named, are_finite, strict=True) if not is_finite]
 
 
+def count_references(rule: Any, name: str) -> int:
+    """Return how many references to a state of a rule are kept here."""
+    member = _members.get(rule)
+    if member is None or not any(array is rule._state[name] for array in member.states):
+        return 0
+    return 1 + bool(member.flat) + (member.tensors is not None)
+
+
 def _is_finite(param: Any) -> bool:
     import chainer
 

@@ -5,6 +5,7 @@ Single arrays are exchanged on the current stream.  MPI carries arrays that NCCL
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
@@ -184,6 +185,48 @@ class NcclTransport(DeviceTransport):
                 done = _event()
             wait(done)
 
+    def mean_for_owners(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
+        import cupy
+
+        is_own = type(self).mean is not NcclTransport.mean
+        padded = None if is_own else _padded(arrays, owners, self.size)
+        if padded is None:
+            super().mean_for_owners(arrays, owners)
+            return
+        own = [array for array, owner in zip(arrays, owners, strict=True) if owner == self.rank]
+        with self._on_stream():
+            dtype, batched = self._transfer_dtype(), self.group.batched_copy
+            x = packing.pack(padded, dtype, batched, 1 / self.size)
+            y = cupy.empty(x.size // self.size, dtype)
+            self._nccl.reduce_scatter(x, y)
+            if own:
+                packing.unpack(y, own, 1, batched)
+            done = _event()
+        wait(done)
+
+    def copy_arrays(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
+        import cupy
+
+        for group, of_group in arrays.by_owner(owners):
+            is_own = type(self).bcast_arrays is not NcclTransport.bcast_arrays
+            padded = None if is_own else _padded(group, of_group, self.size)
+            if padded is None:
+                super().copy_arrays(group, tuple(of_group))
+                continue
+            with self._on_stream():
+                n = sum(array.size for array in padded) // self.size
+                y = cupy.empty(n * self.size, group[0].dtype)
+                x = y[self.rank * n:(self.rank + 1) * n]
+                own = [array for array, owner in zip(group, of_group, strict=True)
+                       if owner == self.rank]
+                batched = self.group.batched_copy and x.dtype.kind == 'f'
+                if own:
+                    x[:sum(array.size for array in own)] = packing.pack(own, batched=batched)
+                self._nccl.all_gather(x, y)
+                packing.unpack(y, padded, 1 if batched else None, batched)
+                done = _event()
+            wait(done)
+
     def _transfer_dtype(self) -> np.dtype:
         if self.group.grad_dtype is not None:
             return self.group.grad_dtype
@@ -288,6 +331,31 @@ class NcclTransport(DeviceTransport):
         self._nccl_of_arrays.exchange(
             sent, {source: y.reshape(-1) for source, y in ys.items() if source != rank})
         return tuple(ys.values())
+
+
+def _padded(arrays: ArrayList, owners: Sequence[int], size: int) -> list[Array] | None:
+    """Return arrays, rank by rank, with unused ones so that all ranks have as many elements.
+
+    Returns:
+        The arrays; ``None`` if more than a third of the elements would be unused.
+    """
+    import cupy
+
+    by_rank: list[list[Array]] = [[] for _ in range(size)]
+    counts = [0] * size
+    for array, owner in zip(arrays, owners, strict=True):
+        by_rank[owner].append(array)
+        counts[owner] += array.size
+    length = max(counts)
+    n_unused = length * size - sum(counts)
+    if 2 * n_unused > sum(counts):
+        return None
+    unused, start = cupy.empty(n_unused, arrays[0].dtype), 0
+    for count, found in zip(counts, by_rank, strict=True):
+        if count < length:
+            found.append(unused[start:start + length - count])
+            start += length - count
+    return [*itertools.chain(*by_rank)]
 
 
 def check_grad_dtype(dtype: object) -> np.dtype:
