@@ -295,7 +295,7 @@ class _OneByOne(_Run):
 def _vector_jacobian_product(node: chainer.FunctionNode, directions: list[Array],
                              used: list[bool], indexes: list[int]) -> dict[int, Array]:
     """Return the gradients of some inputs of a function of Chainer."""
-    gradients = tuple(chainer.Variable(d) if is_used else None
+    gradients = tuple(chainer.Variable(d.copy()) if is_used else None
                       for d, is_used in zip(directions, used, strict=True))
     with chainer.using_config('use_torch', 'never'), chainer.using_config('enable_backprop', False):
         found = node.backward_accumulate(tuple(indexes), gradients, (None,) * len(indexes))

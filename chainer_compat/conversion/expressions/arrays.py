@@ -81,7 +81,11 @@ def pad(f: Any, x: Any) -> Any:
     # PyTorch pads the last one to three axes of arrays with two more.
     if mode is None or f.keywords or (padded and padded[0] < 2) or ndim not in (3, 4, 5):
         raise NotImplementedError(f'mode {f.mode!r} for these axes')
-    return N.pad(x, [size for pair in reversed(widths[2:]) for size in pair], mode)
+    sizes = [size for pair in reversed(widths[2:]) for size in pair]
+    if not f.with_gradients:
+        return N.pad(x, sizes, mode)
+    # As in Chainer, gradients of the padding are ignored.
+    return N.pad(x.detach(), sizes, mode) + N.pad(x - x.detach(), sizes)
 
 
 def pad_sequence(f: Any, *xs: Any) -> Any:

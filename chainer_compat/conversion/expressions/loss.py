@@ -36,11 +36,13 @@ def softmax_cross_entropy(f: Any, x: Any, t: Any) -> Any:
 
 
 def _soft_targets(f: Any, x: Any, t: Any) -> Any:
-    scores = torch.log_softmax(x, 1)
+    scores, t = torch.log_softmax(x, 1), t.detach()
+    loss = -(t * scores).sum(1)
     if f.soft_target_loss == 'kl-divergence':
         loss = (t * (torch.log(t + f.eps) - scores)).sum(1)
-    else:
-        loss = -(t * scores).sum(1)
+    if f.with_gradients:  # Chainer's gradient is softmax(x) - t, even if the sum of t is not 1
+        like = torch.logsumexp(x, 1) - (t * x).sum(1)
+        loss = like + (loss - like).detach()
     if f.reduce == 'no':
         return loss
     count = 1

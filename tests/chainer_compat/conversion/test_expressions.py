@@ -43,7 +43,7 @@ OPTIONS = {
     'deconvolution outsize': lambda v: F.deconvolution_2d(
         v(2, 3, 4, 4), v(3, 2, 3, 3), v(2), 2, 1, outsize=(8, 7)),
     'deconvolution small': lambda v: F.deconvolution_2d(
-        v(2, 3, 4, 4), v(3, 2, 3, 3), v(2), 2, 0, outsize=(7, 10)),
+        v(2, 3, 4, 4), v(3, 2, 3, 3), v(2), 2, 0, outsize=(8, 8)),
     'embed_id ignore': lambda v: F.embed_id(np.array([[0, -1], [2, 0]], 'i'), v(3, 4), -1),
     'get_item steps': lambda v: F.get_item(v(4, 5), (slice(None, None, -2), slice(4, 0, -3))),
     'get_item arrays': lambda v: F.get_item(
@@ -121,8 +121,10 @@ def test_functions(name):
 
 @pytest.mark.parametrize('name', sorted(OPTIONS))
 def test_options(name):
-    *_, found = convert(OPTIONS[name])
-    assert max([*found.functions.values(), *found.gradients.values(), 0]) < 1e-9
+    dtype = 'f' if name.startswith('resize') else 'd'  # of Chainer
+    *_, found = convert(OPTIONS[name], dtype)
+    limit = 2e-5 if dtype == 'f' else 1e-9
+    assert max([*found.functions.values(), *found.gradients.values(), 0]) < limit
 
 
 @pytest.mark.parametrize('name', WITHOUT.split())
@@ -135,7 +137,7 @@ def test_functions_without_expression(name):
 
 def test_a_wrong_expression_is_noticed(monkeypatch):
     monkeypatch.setitem(EXPRESSIONS, 'activation.tanh.Tanh', lambda f, x: torch.tanh(x) * 1.0001)
-    with pytest.raises(chainer_compat.ConversionError, match=r'First difference: Tanh \(link'):
+    with pytest.raises(chainer_compat.ConversionError, match=r'First difference: Tanh \('):
         convert(lambda v: F.sigmoid(F.tanh(v(2, 3))), 'f')
 
 
