@@ -106,7 +106,8 @@ def compare_run(model: chainer.Link, module: torch.nn.Module, run: Trace, inputs
                 names = [name for name in run.state if name in buffers
                          and buffers[name].is_floating_point()]
                 _compare_all(result, result.step, names, [buffers[name] for name in names],
-                             [run.state[name] for name in names], lambda i: 0.)
+                             [run.state[name] for name in names],
+                             lambda i: max(noise.outputs, default=0.))
     return result
 
 
