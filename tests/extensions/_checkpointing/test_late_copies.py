@@ -311,7 +311,7 @@ def test_an_interrupted_copy_fails_the_save(monkeypatch):
 def test_a_forked_child_waits_for_no_thread():
     optimizer = trained()
     _, late, _ = begin(optimizer)
-    late._parts.popleft()  # a thread copies it
+    late._threads[0] = -1  # a thread copies it
     if (pid := os.fork()) == 0:
         try:
             step(optimizer)
@@ -319,7 +319,31 @@ def test_a_forked_child_waits_for_no_thread():
         finally:
             os._exit(6)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    late._done.append(None)
+    late._threads.clear()
+
+
+@each_case('changes', [False, True])
+def test_a_signal_handler_reads_states_in_the_middle_of_a_copy(monkeypatch, changes):
+    optimizer = trained()
+    arrays, late, expected = begin(optimizer)
+    copyto, n_copied = np.copyto, []
+
+    def interrupted(to, source):
+        copyto(to, source)
+        n_copied.append(None)
+        if len(n_copied) == 1:  # handlers run after a call
+            values = optimizer.target.W.update_rule.state
+            assert (values['m'] == expected['/W/m']).all()
+            if changes:
+                for array in values.values():
+                    array[...] = -1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, 'copyto', interrupted)
+        step(optimizer)
+    late.finish()
+    late.check()
+    check(arrays, expected)
 
 
 def test_without_states_nothing_is_pending():
