@@ -250,6 +250,29 @@ def test_arrays_of_other_kinds_are_copied_immediately():
         assert not state.late_copies(target)._owners
 
 
+class Swaps(chainer.optimizers.Adam):
+    """Saves averages, which it swaps with others for that time."""
+
+    def serialize(self, serializer):
+        self.add(1)
+        super().serialize(serializer)
+        self.add(-1)
+
+    def add(self, value):
+        for param in self.target.params():
+            param.update_rule.state['m'] += value
+
+
+def test_an_optimizer_that_changes_states_to_save_them():
+    optimizer = trained(Swaps())
+    expected = {name: array + name.endswith('/m') for name, array in states(optimizer).items()}
+    target = {'optimizer': optimizer}
+    late = state.late_copies(target)
+    arrays = state.copy_state(state.as_serializable(target), late)
+    late.finish()
+    check(arrays, expected)
+
+
 def test_an_optimizer_that_is_saved_twice():
     optimizer = trained()
     expected = states(optimizer)
