@@ -9,12 +9,21 @@ from __future__ import annotations
 import struct
 
 from chainermn._operations.call_signature import IDENTIFIER_SIZE
+from chainermn._process import runtime
 from chainermn._process.mpi import MPI
 from chainermn._transport.shared_memory import exchange
 from chainermn._transport.shared_memory.window import Window
 
 _HEAD = struct.Struct(f'={IDENTIFIER_SIZE}sI')  # of a message: the identifier and the length
 _LINE = 64  # bytes of a cache line
+_MEMORIES = 64  # at most; each takes one of the 2,000 communicators of MPI
+
+
+class _Memories(runtime.ProcessState):
+    """How many memories this process has."""
+
+    def __init__(self) -> None:
+        self.count = 0
 
 
 class SharedLines:
@@ -31,6 +40,9 @@ class SharedLines:
     def __init__(self, mpi_comm: MPI.Intracomm, capacity: int) -> None:
         size = _place_size(capacity)
         self._window = Window(mpi_comm, 2 * size, f'rank {mpi_comm.rank}', detects_ends=False)
+        # Written to now: later, /dev/shm may be full, which would kill the process.
+        self._window.segments[mpi_comm.rank][:] = 0
+        runtime.get(_Memories).count += 1
         self._rank = mpi_comm.rank
         self._step = 0
         #: By the parity of the exchange, and by rank.
@@ -70,6 +82,7 @@ class SharedLines:
         """Free the memory.  Collective: every rank calls it, once."""
         self._places.clear()
         self._window.free()
+        runtime.get(_Memories).count -= 1
 
 
 def create(mpi_comm: MPI.Intracomm, capacity: int) -> SharedLines | None:
@@ -80,9 +93,13 @@ def create(mpi_comm: MPI.Intracomm, capacity: int) -> SharedLines | None:
         capacity: The largest size of a message in bytes.
     """
     made: list[SharedLines] = []
-    for attempt in (
-            lambda: exchange.check_space(mpi_comm.size * (2 * _place_size(capacity) + 2 * 4096)),
-            lambda: made.append(SharedLines(mpi_comm, capacity))):
+
+    def check() -> None:
+        if runtime.get(_Memories).count >= _MEMORIES:
+            raise RuntimeError('there are enough')
+        exchange.check_space(mpi_comm.size * (2 * _place_size(capacity) + 2 * 4096))
+
+    for attempt in check, lambda: made.append(SharedLines(mpi_comm, capacity)):
         if exchange.failures(mpi_comm, attempt):
             for each in made:
                 each.free()

@@ -48,6 +48,8 @@ class Window:
 
     def __init__(self, mpi_comm: MPI.Intracomm, size: int, name: str, detects_ends: bool = True
                  ) -> None:
+        # At its limit of communicators, MPICH crashes in the next call, but raises an error here.
+        mpi_comm.Dup().Free()
         info = MPI.Info.Create({'alloc_shared_noncontig': 'true',
                                 'mpi_minimum_memory_alignment': str(_PAGE)})
         self._window = MPI.Win.Allocate_shared(_PAGE + size, 1, info, mpi_comm)

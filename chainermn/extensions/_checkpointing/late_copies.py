@@ -10,7 +10,6 @@ references than that of its rule, or that shares its memory.
 """
 from __future__ import annotations
 
-import collections
 import contextlib
 import sys
 import threading
@@ -78,8 +77,9 @@ class LateCopies:
     def __init__(self, models: Iterable[Object] = ()) -> None:
         #: An array that may be copied late, its rule and its name, by its id.
         self._owners: dict[int, tuple[np.ndarray, UpdateRule, str]] = {}
-        self._parts: collections.deque[tuple[np.ndarray, np.ndarray]] = collections.deque()
-        self._done: collections.deque[None] = collections.deque()  # an element for each part
+        self._parts: list[tuple[np.ndarray, np.ndarray]] = []
+        self._threads: dict[int, int] = {}  # that copies each part
+        self._done: set[int] = set()  # the parts that are copied
         self._n_parts = 0
         self._are_complete = threading.Event()
         self._is_interrupted = False
@@ -117,17 +117,23 @@ class LateCopies:
             self._are_complete.set()
 
     def finish(self) -> None:
-        """Copy what is left, and wait for what another thread copies."""
+        """Copy what is left, and wait for what another thread copies.
+
+        A signal handler may call this in the middle of the same call.  Hence it also copies what
+        this thread has begun; and no handler runs between a look at ``_done`` and the copy.
+        """
         is_finished = False
+        thread = threading.get_ident()
         try:
-            with contextlib.suppress(IndexError):
-                while True:
-                    copy, source = self._parts.popleft()
+            for number, (copy, source) in enumerate(self._parts):
+                if self._threads.setdefault(number, thread) == thread and number not in self._done:
                     np.copyto(copy, source)
-                    self._done.append(None)
+                    self._done.add(number)
             if len(self._done) == self._n_parts:
+                self._parts = []  # frees the references
                 self._are_complete.set()
-            self._are_complete.wait()
+            if not self._are_complete.is_set():
+                self._are_complete.wait()
             is_finished = True
         finally:
             if not is_finished:  # such as by KeyboardInterrupt

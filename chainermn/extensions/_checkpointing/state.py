@@ -153,7 +153,10 @@ def find_parts(target: object) -> dict[str, Object]:
 def late_copies(target: object) -> LateCopies:
     """Return what can be copied later: the states of the optimizers of an object."""
     optimizers = (unwrap(part) for part in find_parts(target).values())
-    models = (getattr(optimizer, 'target', None) for optimizer in optimizers)
+    # Another serialize may change states before it returns, such as swap averages back.
+    models = (optimizer.target for optimizer in optimizers
+              if isinstance(optimizer, chainer.Optimizer)
+              and type(optimizer).serialize is chainer.Optimizer.serialize)
     return LateCopies(model for model in models if isinstance(model, chainer.Link))
 
 

@@ -1,6 +1,9 @@
 """The consistency check through shared memory: the same answers as by messages."""
 
+import ctypes
+import mmap
 import signal
+import sys
 import time
 
 import numpy as np
@@ -130,3 +133,43 @@ def test_errors_of_a_communicator_that_uses_it():
         half.barrier()
     half.finalize()
     comm.finalize()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_program_with_many_communicators_keeps_them_for_other_uses(monkeypatch):
+    monkeypatch.setattr(shared_lines, '_MEMORIES', 3)
+    mpi_comm = WORLD.Dup()
+    made = [shared_lines.create(mpi_comm, 10) for _ in range(3)]
+    assert None not in made and shared_lines.create(mpi_comm, 10) is None
+    made.pop().free()
+    made.append(shared_lines.create(mpi_comm, 10))
+    for each in made:
+        each.free()
+    mpi_comm.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_at_the_limit_of_communicators_there_is_no_memory():
+    """MPICH has about 2,000, Open MPI many more."""
+    mpi_comms = []
+    try:
+        while len(mpi_comms) < 3000:
+            mpi_comms.append(WORLD.Dup())
+    except MPI.Exception:
+        assert shared_lines.create(WORLD, 10) is None
+    for mpi_comm in mpi_comms:
+        mpi_comm.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.skipif(sys.platform != 'linux', reason='of mincore')
+def test_no_page_is_missing_when_dev_shm_is_full_later():
+    lines = shared_lines.create(WORLD, 5 * mmap.PAGESIZE)
+    for segment in lines._window.segments:
+        begin = segment.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+        length = segment.ctypes.data + segment.size - begin
+        pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
+        assert not ctypes.CDLL(None).mincore(
+            ctypes.c_void_p(begin), ctypes.c_size_t(length), pages)
+        assert all(page & 1 for page in pages)
+    lines.free()

@@ -250,6 +250,29 @@ def test_arrays_of_other_kinds_are_copied_immediately():
         assert not state.late_copies(target)._owners
 
 
+class Swaps(chainer.optimizers.Adam):
+    """Saves averages, which it swaps with others for that time."""
+
+    def serialize(self, serializer):
+        self.add(1)
+        super().serialize(serializer)
+        self.add(-1)
+
+    def add(self, value):
+        for param in self.target.params():
+            param.update_rule.state['m'] += value
+
+
+def test_an_optimizer_that_changes_states_to_save_them():
+    optimizer = trained(Swaps())
+    expected = {name: array + name.endswith('/m') for name, array in states(optimizer).items()}
+    target = {'optimizer': optimizer}
+    late = state.late_copies(target)
+    arrays = state.copy_state(state.as_serializable(target), late)
+    late.finish()
+    check(arrays, expected)
+
+
 def test_an_optimizer_that_is_saved_twice():
     optimizer = trained()
     expected = states(optimizer)
@@ -311,7 +334,7 @@ def test_an_interrupted_copy_fails_the_save(monkeypatch):
 def test_a_forked_child_waits_for_no_thread():
     optimizer = trained()
     _, late, _ = begin(optimizer)
-    late._parts.popleft()  # a thread copies it
+    late._threads[0] = -1  # a thread copies it
     if (pid := os.fork()) == 0:
         try:
             step(optimizer)
@@ -319,7 +342,31 @@ def test_a_forked_child_waits_for_no_thread():
         finally:
             os._exit(6)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    late._done.append(None)
+    late._threads.clear()
+
+
+@each_case('changes', [False, True])
+def test_a_signal_handler_reads_states_in_the_middle_of_a_copy(monkeypatch, changes):
+    optimizer = trained()
+    arrays, late, expected = begin(optimizer)
+    copyto, n_copied = np.copyto, []
+
+    def interrupted(to, source):
+        copyto(to, source)
+        n_copied.append(None)
+        if len(n_copied) == 1:  # handlers run after a call
+            values = optimizer.target.W.update_rule.state
+            assert (values['m'] == expected['/W/m']).all()
+            if changes:
+                for array in values.values():
+                    array[...] = -1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, 'copyto', interrupted)
+        step(optimizer)
+    late.finish()
+    late.check()
+    check(arrays, expected)
 
 
 def test_without_states_nothing_is_pending():
