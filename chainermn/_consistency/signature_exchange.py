@@ -48,7 +48,7 @@ class SharedMemory(Protocol):
 
 
 #: Allocates shared memory for messages of a size, on all ranks or on none.
-Share: TypeAlias = Callable[[MPI.Intracomm, int], SharedMemory | None]
+Share: TypeAlias = 'Callable[[MPI.Intracomm, int], SharedMemory | None]'
 
 
 class SignatureExchange:
