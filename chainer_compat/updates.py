@@ -149,14 +149,16 @@ def _update(params: list[Any], accepted: set[Any]) -> Plan | None:
                 continue
             is_half = rule._use_fp32_update and getattr(param._data[0], 'dtype', 0) == np.float16
             member = (_member_of_half if is_half else _member)(param, rule)
-        if member is not None:
+        grad = None if member is None else _memory_of(param._grad)
+        # A rule may read a gradient again after it has changed data or states in its memory.
+        if member is not None and grad not in member.owners:
             key = _key(member, rule, param._loss_scale, are_numbers)
         if member is None or key is None:
             can_be_planned = False
             _update_groups(groups, changed, read)
             param.update()
             continue
-        grad = _memory_of(param._grad)
+        assert grad is not None
         is_copy = member.dtype != param._grad.dtype  # in float32
         owners = member.owners
         if is_copy:

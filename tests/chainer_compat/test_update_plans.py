@@ -206,6 +206,31 @@ def test_plans_are_used(name, kernels, monkeypatch):
     assert {param.update_rule.t for param in model.params()} == {5}
 
 
+@pytest.mark.parametrize('name, of_state', [
+    ('NesterovAG', None), ('MomentumSGD', 'v'), ('RMSprop', 'ms'), ('AdaDelta', 'msg')])
+def test_a_gradient_in_memory_that_its_update_changes(name, of_state, monkeypatch):
+    """The rule reads the gradient again after it has changed it."""
+    def train():
+        model = chainer.Sequential(*(chainer.links.Linear(3, 3) for _ in range(3)))
+        optimizer = getattr(optimizers, name)().setup(model)
+        for step in range(5):
+            for i, (_, param) in enumerate(sorted(model.namedparams())):
+                if step == 0:
+                    param.array[...] = np.arange(param.size).reshape(param.shape) + i
+                state = param.update_rule.state
+                shared = step > 2 and i % 2
+                param.grad = ((state[of_state] if of_state else param.array) if shared
+                              else np.full(param.shape, step + i, 'f'))
+            optimizer.update()
+        return [param.array for _, param in sorted(model.namedparams())]
+
+    monkeypatch.setattr(chainer.global_config, 'use_torch', 'never')
+    found = train()
+    monkeypatch.setattr(updates, 'update', lambda params, _: [param.update() for param in params])
+    for x, y in zip(found, train(), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_models_and_optimizers_are_freed():
     model = chainer.links.Linear(3, 3)
     optimizer = optimizers.SGD().setup(model)

@@ -11,6 +11,7 @@ from killed_jobs import new_folder
 from overlapping_communicator import OverlappingCommunicator
 
 import chainermn
+from chainer_compat import updates
 from chainermn.extensions._checkpointing.late_copies import LateCopies
 
 CASES = [('Adam', {}), ('MomentumSGD', {}), ('Adam', dict(overlap='always')),
@@ -147,3 +148,43 @@ def test_in_a_trainer(comm, folder, slow_thread, how):
         chainer.serializers.load_npz(
             f'{folder}/snapshot_iter_5.{comm.rank}', trainer, strict=False)
     check_equal(state_of({'updater': trainer.updater}), expected)
+
+
+@each_case('name, use_torch', [('Adam', 'auto'), ('Adam', 'never'), ('RMSprop', 'auto')])
+def test_an_update_by_a_plan_waits_for_large_states(comm, folder, slow_thread, name, use_torch,
+                                                    monkeypatch):
+    """A plan finds states without the attribute of the rule, and changes them in place."""
+    may_copy, counts = slow_thread
+    may_copy.clear()
+    counts.clear()
+    path = new_folder(comm, folder)
+    saver = chainermn.create_multi_node_checkpointer('run', comm, path=path)
+    optimizer = getattr(chainer.optimizers, name)().setup(chainer.links.Linear(300, 200))
+    planned = []
+    original = updates._was_updated_by
+
+    def update(step):
+        for param in optimizer.target.params():
+            param.grad = np.random.RandomState(step).normal(0, 1, param.shape).astype('f')
+        optimizer.update()
+
+    def spy(*args):
+        planned.append(original(*args))
+        return planned[-1]
+
+    with monkeypatch.context() as patch, chainer.using_config('use_torch', use_torch):
+        patch.setattr(updates, '_was_updated_by', spy)
+        for step in range(3):
+            update(step)
+        target = {'model': optimizer.target, 'optimizer': optimizer}
+        expected = state_of(target)
+        saver.save(target, 3, wait=False)
+        update(3)
+    assert planned == [True] * 3
+    assert counts[0] > 0  # the update made the copies itself
+    may_copy.set()
+    other = getattr(chainer.optimizers, name)().setup(chainer.links.Linear(300, 200))
+    target = {'model': other.target, 'optimizer': other}
+    assert saver.maybe_load(target) == 3
+    check_equal(state_of(target), expected)
+    saver.finalize()
