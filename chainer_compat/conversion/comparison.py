@@ -15,7 +15,7 @@ from torch import fx
 
 from chainer_compat.conversion import state
 from chainer_compat.conversion.expressions.noise import DRAWN, RANDOM
-from chainer_compat.conversion.tracing import Call, Trace, flattened, mapped, trace
+from chainer_compat.conversion.tracing import Trace, TracedCall, flattened, mapped, trace
 from chainer_compat.conversion.tracked_array import Array
 
 #: Differences that rounding explains, relative to the largest element, by dtype.
@@ -148,7 +148,7 @@ class _Run(fx.Interpreter):
             returns what the next functions get.
     """
 
-    def __init__(self, module: fx.GraphModule, calls: list[Call],
+    def __init__(self, module: fx.GraphModule, calls: list[TracedCall],
                  on_output: Callable[[int, int, Any], Any] | None = None) -> None:
         super().__init__(module)
         self._calls, self._on_output = calls, on_output
@@ -173,7 +173,7 @@ class _Noise:
     Nothing is computed until a difference is large enough to ask.
     """
 
-    def __init__(self, module: torch.nn.Module, calls: list[Call], inputs: tuple[Any, ...]
+    def __init__(self, module: torch.nn.Module, calls: list[TracedCall], inputs: tuple[Any, ...]
                  ) -> None:
         self._module, self._calls, self._inputs = module, calls, inputs
         self._runs: list[tuple[list[Array], dict[str, Array]]] | None = None
@@ -232,7 +232,7 @@ class _OneByOne(_Run):
         noise: The relative size of random changes of the inputs.
     """
 
-    def __init__(self, module: fx.GraphModule, calls: list[Call], noise: float = 0.) -> None:
+    def __init__(self, module: fx.GraphModule, calls: list[TracedCall], noise: float = 0.) -> None:
         super().__init__(module, calls)
         self.garbage_collect_values = False
         self.found: list[tuple[int, str, Array, Array]] = []
@@ -266,7 +266,8 @@ class _OneByOne(_Run):
             result *= 1 + self._noise * torch.randn(result.shape, generator=self._generator)
         return result.requires_grad_()
 
-    def _compare_gradient(self, position: int, call: Call, sources: list[fx.Node | None]) -> None:
+    def _compare_gradient(self, position: int, call: TracedCall, sources: list[fx.Node | None]
+                          ) -> None:
         computed = {node.meta['chainer_output'][1]: value
                     for node, value in self._computed[position].items()}
         outputs = [computed[i] for i in range(len(call.outputs))]
@@ -306,7 +307,7 @@ def _vector_jacobian_product(node: chainer.FunctionNode, directions: list[Array]
     return {i: g.array for i, g in zip(indexes, found, strict=True) if g is not None}
 
 
-def _compare_functions(result: Comparison, module: torch.nn.Module, calls: list[Call],
+def _compare_functions(result: Comparison, module: torch.nn.Module, calls: list[TracedCall],
                        inputs: tuple[Any, ...]) -> None:
     """Compare each function and its gradient, computed from Chainer's inputs."""
     found = _one_by_one(module, calls, inputs, 0.)
@@ -324,15 +325,15 @@ def _compare_functions(result: Comparison, module: torch.nn.Module, calls: list[
                  rounding, [_size_of_inputs(calls[k]) for k, *_ in found])
 
 
-def _one_by_one(module: torch.nn.Module, calls: list[Call], inputs: tuple[Any, ...], noise: float
-                ) -> list[tuple[int, str, Array, Array]]:
+def _one_by_one(module: torch.nn.Module, calls: list[TracedCall], inputs: tuple[Any, ...],
+                noise: float) -> list[tuple[int, str, Array, Array]]:
     with _unchanged(module, module.training):
         run = _OneByOne(module, calls, noise)
         run.run(*_tensors(inputs))
         return run.found
 
 
-def _size_of_inputs(call: Call) -> float:
+def _size_of_inputs(call: TracedCall) -> float:
     """Return a lower bound for differences of a function's outputs that are nearly zero."""
     sizes = [np.abs(x).max() for x in call.in_arrays if x.dtype.kind == 'f' and x.size]
     return float(1e-5 * max(sizes)) if sizes and np.isfinite(sizes).all() else 0.
@@ -431,7 +432,7 @@ def _unchanged(module: torch.nn.Module, train: bool) -> Iterator[None]:
                 buffer.copy_(value)
 
 
-def _run(module: torch.nn.Module, calls: list[Call], inputs: tuple[Any, ...]) -> Any:
+def _run(module: torch.nn.Module, calls: list[TracedCall], inputs: tuple[Any, ...]) -> Any:
     if calls:
         return _Run(module, calls).run(*_tensors(inputs))
     return module(*_tensors(inputs))

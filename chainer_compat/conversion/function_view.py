@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chainer_compat.conversion.tracing import Call, Leaf
+from chainer_compat.conversion.tracing import Leaf, TracedCall
 from chainer_compat.conversion.tracked_array import Array
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class FunctionView:
     """The attributes of a function in two runs, as values of the graph."""
 
-    def __init__(self, builder: Builder, first: Call, second: Call) -> None:
+    def __init__(self, builder: Builder, first: TracedCall, second: TracedCall) -> None:
         self._builder, self._first, self._second = builder, first, second
 
     def __getattr__(self, name: str) -> Any:

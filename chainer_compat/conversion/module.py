@@ -17,7 +17,6 @@ from chainer_compat.conversion.errors import ConversionError
 from chainer_compat.conversion.expressions import EXPRESSIONS, NOT_EXPRESSIBLE, NUMPY
 from chainer_compat.conversion.function_view import FunctionView
 from chainer_compat.conversion.tracing import (
-    Call,
     Detached,
     Input,
     Leaf,
@@ -25,6 +24,7 @@ from chainer_compat.conversion.tracing import (
     Output,
     Reference,
     Trace,
+    TracedCall,
     identity,
     mapped,
 )
@@ -205,7 +205,7 @@ class Builder:
     def _assert(self, condition: Any, message: str) -> None:
         self.graph.call_function(torch._assert, (condition.node, message))
 
-    def _add(self, position: int, first: Call, second: Call) -> None:
+    def _add(self, position: int, first: TracedCall, second: TracedCall) -> None:
         """Add the expression of one function."""
         previous = len(self.graph.nodes)
         try:
@@ -336,7 +336,7 @@ def _zipped(first: Any, second: Any) -> Any:
     return _Pair(first, second)
 
 
-def _check_expressions(calls: list[Call]) -> None:
+def _check_expressions(calls: list[TracedCall]) -> None:
     unknown: dict[str, str] = {}
     for call in calls:
         if not isinstance(call.function, NumpyFunction) and call.name not in EXPRESSIONS:
@@ -349,7 +349,7 @@ def _check_expressions(calls: list[Call]) -> None:
                               + '; '.join(unknown.values()) + '.')
 
 
-def _check_equal(first: list[Call], second: list[Call]) -> None:
+def _check_equal(first: list[TracedCall], second: list[TracedCall]) -> None:
     for one, other in zip(first, second, strict=False):
         if one.name != other.name:
             raise ConversionError(

@@ -41,7 +41,7 @@ class Input:
 class Output:
     """One output of a function."""
 
-    call: Call
+    call: TracedCall
     index: int
 
 
@@ -66,7 +66,7 @@ class NumpyFunction:
         self.name, self.args, self.kwargs = name, args, kwargs
 
 
-class Call:
+class TracedCall:
     """A function of the run, with its inputs and outputs."""
 
     def __init__(self, function: Any, inputs: list[Reference], place: str) -> None:
@@ -93,7 +93,7 @@ class Trace:
     """A recorded run."""
 
     def __init__(self, model: chainer.Link) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[TracedCall] = []
         self.outputs: Any = None
         self.variables: Any = None
         self.state: dict[str, Array] = {}
@@ -147,9 +147,9 @@ class Trace:
         return Detached(known) if isinstance(known, Output) else known
 
     def record(self, function: Any, inputs: list[Reference], arrays: list[Array],
-               outputs: Any) -> Call:
+               outputs: Any) -> TracedCall:
         """Add a function that has run."""
-        call = Call(function, inputs, self.place())
+        call = TracedCall(function, inputs, self.place())
         call.in_arrays = arrays
         for i, y in enumerate(outputs):
             array = y._data[0] if isinstance(y, Variable) else y
@@ -224,7 +224,7 @@ class Trace:
         is_final = isinstance(reference, Input | Detached)
         return tracked(array, reference if is_final else Detached(reference))
 
-    def needed(self) -> list[Call]:
+    def needed(self) -> list[TracedCall]:
         """Return the functions that outputs depend on, in order."""
         found: set[int] = set()
         waiting = [each for each in flattened(self.outputs)]
@@ -237,7 +237,7 @@ class Trace:
                 waiting += reference.call.inputs + self._attributes(reference.call)
         return [call for call in self.calls if id(call) in found]
 
-    def _attributes(self, call: Call) -> list[Reference]:
+    def _attributes(self, call: TracedCall) -> list[Reference]:
         """Return references to arrays that are attributes of a function."""
         arrays = [each for each in _elements(dict(vars(call.function)))
                   if isinstance(each, np.ndarray)]

@@ -12,7 +12,7 @@ import torch
 
 from chainer_compat.conversion import state
 from chainer_compat.conversion.comparison import compare
-from chainer_compat.conversion.tracing import Call, Leaf, identity, mapped, trace
+from chainer_compat.conversion.tracing import Leaf, TracedCall, identity, mapped, trace
 from chainer_compat.conversion.tracked_array import Array
 
 #: In the order of Chainer's arguments.
@@ -85,7 +85,7 @@ class _Inference(torch.nn.Module):
 
 def _calls_with_weights(model: chainer.Link, inputs: tuple[Any, ...],
                         call: Callable[..., Any] | None, arrays: Mapping[str, Array]
-                        ) -> list[tuple[Call, list[str]]]:
+                        ) -> list[tuple[TracedCall, list[str]]]:
     """Return the functions that have weights as inputs, with their names."""
     names = {identity(array): name for name, array in arrays.items()}
     found = []
@@ -116,7 +116,7 @@ def _modules_with_weights(module: torch.nn.Module, inputs: tuple[Any, ...]
     return list(found.items())
 
 
-def _matched(calls: list[tuple[Call, list[str]]], modules: list[tuple[str, torch.nn.Module]]
+def _matched(calls: list[tuple[TracedCall, list[str]]], modules: list[tuple[str, torch.nn.Module]]
              ) -> dict[str, tuple[Array, Any, str]]:
     """Return the tensor for each array of the model."""
     if len(calls) != len(modules):
@@ -158,7 +158,7 @@ def _copy_numbers(model: chainer.Link, tensors: Mapping[str, Any]) -> None:
                 link.__dict__[name] = type(value)(found.item())
 
 
-def _copy_eps(model: chainer.Link, calls: list[tuple[Call, list[str]]],
+def _copy_eps(model: chainer.Link, calls: list[tuple[TracedCall, list[str]]],
               modules: list[tuple[str, torch.nn.Module]]) -> None:
     links = {state.torch_name(path): link for path, link in model.namedlinks()}
     for (_, names), (_, part) in zip(calls, modules, strict=True):

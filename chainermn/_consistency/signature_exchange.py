@@ -37,7 +37,7 @@ _POLLS = 100  # about 100 microseconds if cores are free; other threads can hard
 Data: TypeAlias = 'bytes | bytearray'
 
 
-class SharedMemory(Protocol):
+class MessageMemory(Protocol):
     """Shared memory of the ranks for their messages."""
 
     def exchange(self, call: bytes, message: bytes, is_wanted: bool) -> list[bytearray] | None:
@@ -48,7 +48,7 @@ class SharedMemory(Protocol):
 
 
 #: Allocates shared memory for messages of a size, on all ranks or on none.
-Share: TypeAlias = 'Callable[[MPI.Intracomm, int], SharedMemory | None]'
+Share: TypeAlias = 'Callable[[MPI.Intracomm, int], MessageMemory | None]'
 
 
 class SignatureExchange:
@@ -82,7 +82,7 @@ class SignatureExchange:
         self._mpi_comm, self._largest = mpi_comm, largest_header + self.capacity
         self._share = share if size > 1 else None
         self._count = 0  # of exchanges by messages
-        self._memory: SharedMemory | None = None
+        self._memory: MessageMemory | None = None
 
     def free(self) -> None:
         """Free the shared memory.  Collective: every rank calls it, at the end."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from chainermn._operations.exceptions import ShardError
 from chainermn._shards.open_shards import Opener, OpenShards
-from chainermn._shards.sample_order import Interval, Part, SampleOrder
+from chainermn._shards.sample_order import Interval, RankSamples, SampleOrder
 from chainermn._types import Object
 
 #: What becomes of samples at the end of an epoch that are fewer than a global batch.
@@ -31,7 +31,7 @@ _ATTEMPTS = 10
 _END = Position(1, 0)
 
 
-class Batch(NamedTuple):
+class PlacedBatch(NamedTuple):
     """A batch of a rank."""
 
     samples: list[Object]
@@ -55,7 +55,7 @@ class Batches:
     repeat: bool
     last: Last
 
-    def read(self, position: Position) -> Iterator[Batch]:
+    def read(self, position: Position) -> Iterator[PlacedBatch]:
         """Yield the batches from a position on.
 
         Raises:
@@ -73,7 +73,7 @@ class Batches:
                     samples += files.read(part)
                 skipped = files.skipped - skipped
                 before = samples or before or self._first_readable(files)
-                yield Batch(before, position, skipped)
+                yield PlacedBatch(before, position, skipped)
         finally:
             files.close()
 
@@ -121,7 +121,7 @@ class Batches:
         """Return a sample, for a first batch of which none could be read."""
         for number, (count, _) in enumerate(self.sizes):
             for i in range(min(count, _ATTEMPTS)):
-                part = Part(frozenset([number]), [(number, np.array([i]))])
+                part = RankSamples(frozenset([number]), [(number, np.array([i]))])
                 if found := files.read(part):
                     return found
         raise ShardError(f'no sample can be read: neither those of the first batch, nor the first '

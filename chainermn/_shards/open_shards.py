@@ -14,7 +14,7 @@ import numpy as np
 from chainermn._operations.exceptions import ShardError
 from chainermn._shards.arrow_files import ParquetShard, open_arrow
 from chainermn._shards.npy_files import NpyShard
-from chainermn._shards.sample_order import Part
+from chainermn._shards.sample_order import RankSamples
 from chainermn._shards.tar_file import TarShard
 from chainermn._types import Object
 
@@ -99,7 +99,7 @@ class OpenShards:
         self._reported: set[int] = set()
         self.skipped = 0  # samples
 
-    def read(self, part: Part) -> list[Object]:
+    def read(self, part: RankSamples) -> list[Object]:
         """Return the samples of a part.
 
         Raises:

@@ -27,7 +27,7 @@ class Prefetch(Generic[_T]):
     def __init__(self, items: Iterator[_T], n: int) -> None:
         self._items = items
         self._process = os.getpid()
-        self._thread: _Thread[_T] | None = _Thread(items, n) if n else None
+        self._thread: _ReaderThread[_T] | None = _ReaderThread(items, n) if n else None
         # It also runs at exit, before parts of Python no longer exist.
         self._finalizer = weakref.finalize(
             self, _close, self._thread or items, self._process)
@@ -55,7 +55,7 @@ class Prefetch(Generic[_T]):
         self._finalizer()
 
 
-class _Thread(threading.Thread, Generic[_T]):
+class _ReaderThread(threading.Thread, Generic[_T]):
     """Computes an item whenever one of ``n`` places is free.
 
     Garbage collection may close it at any point, also in the thread itself, so its queues are of
@@ -96,6 +96,6 @@ class _Thread(threading.Thread, Generic[_T]):
             self.join(_GRACE)
 
 
-def _close(source: _Thread[_T] | Iterator[_T], process: int) -> None:
+def _close(source: _ReaderThread[_T] | Iterator[_T], process: int) -> None:
     if process == os.getpid():  # otherwise the thread is that of a parent process
         source.close()  # type: ignore[union-attr]

@@ -26,7 +26,7 @@ class Interval(NamedTuple):
     end: int
 
 
-class Part(NamedTuple):
+class RankSamples(NamedTuple):
     """Samples of one window that a rank takes."""
 
     window: frozenset[int]  # numbers of its shards
@@ -50,7 +50,7 @@ class SampleOrder:
         self._epoch: _Epoch | None = None
         self._window: _Window | None = None
 
-    def take(self, intervals: Sequence[Interval], rank: int, size: int) -> Iterator[Part]:
+    def take(self, intervals: Sequence[Interval], rank: int, size: int) -> Iterator[RankSamples]:
         """Yield the samples of a rank, window by window.
 
         Args:
@@ -65,7 +65,7 @@ class SampleOrder:
             mine = positions[max(begin, 0):max(end, 0)]
             begin, end = begin - len(positions), end - len(positions)
             if len(mine):
-                yield Part(window.members, window.samples(mine))
+                yield RankSamples(window.members, window.samples(mine))
 
     def _positions(self, intervals: Sequence[Interval]) -> Iterator[tuple[_Window, np.ndarray]]:
         """Yield each window of a global batch, and the sorted positions in it."""

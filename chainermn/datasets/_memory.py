@@ -19,14 +19,14 @@ _VISITS = 10_000  # objects that are measured
 _MAX_DEPTH = 50  # of objects in objects
 
 
-class Node(NamedTuple):
+class NodeMemory(NamedTuple):
     """The memory of a rank's node."""
 
     name: str
     free: int | None  # bytes; ``None`` if unknown
 
     @classmethod
-    def here(cls) -> Node:
+    def here(cls) -> NodeMemory:
         """Return what is free on this node, and in the control group of this process."""
         try:
             lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
@@ -39,7 +39,7 @@ class Node(NamedTuple):
         return cls(os.uname().nodename, min(limits, default=None))
 
 
-def check(n_bytes: int, shares: Sequence[float], nodes: Sequence[Node], root: int) -> None:
+def check(n_bytes: int, shares: Sequence[float], nodes: Sequence[NodeMemory], root: int) -> None:
     """Raise an error if the ranks of a node would receive more than fits into its memory.
 
     Args:

@@ -103,7 +103,7 @@ def scatter_dataset(
     """
     data = cast(Dataset, dataset)  # the root has one
     with _as_communicator(comm, 'scatter_dataset') as ours:
-        ranks = ours.gather_obj((_length(data), _memory.Node.here()), root)
+        ranks = ours.gather_obj((_length(data), _memory.NodeMemory.here()), root)
         own_plan, order = _on_root(ours, root, 'scatter_dataset', lambda: _plan(
             data, ours.size, shuffle, seed, force_equal_length,
             [node for _, node in ranks or ()], root)) or (None, None)
@@ -222,7 +222,7 @@ class _ScatterPlan(NamedTuple):
 
 
 def _plan(dataset: Dataset, size: int, shuffle: bool, seed: int | None, force_equal_length: bool,
-          nodes: Sequence[_memory.Node], root: int) -> tuple[_ScatterPlan, np.ndarray | None]:
+          nodes: Sequence[_memory.NodeMemory], root: int) -> tuple[_ScatterPlan, np.ndarray | None]:
     """On the root: return the plan, and the order of the examples (``None``: not shuffled)."""
     try:
         n = len(dataset)

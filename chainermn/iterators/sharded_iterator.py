@@ -13,7 +13,7 @@ import numpy as np
 from chainermn._operations.arguments import is_integer
 from chainermn._operations.exceptions import ShardError
 from chainermn._operations.on_all_ranks import check_equal, raise_together
-from chainermn._shards.batches import Batch, Batches, Last, Position
+from chainermn._shards.batches import Batches, Last, PlacedBatch, Position
 from chainermn._shards.listing import Index, find_shards
 from chainermn._shards.open_shards import Opener, describe, explain
 from chainermn._shards.prefetch import Prefetch
@@ -109,7 +109,7 @@ class ShardedIterator(chainer.dataset.Iterator):
                  on_error: Literal['raise', 'skip'] = 'raise') -> None:
         comm = as_communicator(comm, _NAME)
         self._comm = comm
-        self._source: Prefetch[Batch] | None = None
+        self._source: Prefetch[PlacedBatch] | None = None
         with raise_together(comm, _NAME):
             last, is_strict = last or ('repeat' if repeat else 'split'), on_error == 'raise'
             _check_arguments(batch_size, seed, buffer, n_prefetch, last, on_error)

@@ -17,7 +17,16 @@ from chainer_compat import type_checks
 
 pytestmark = pytest.mark.mpi_skip
 
+APPLY, INIT = chainer.FunctionNode.apply, chainer.Variable.__init__
+
 X, W = np.ones((2, 4, 5, 5), 'f'), np.ones((6, 4, 3, 3), 'f')
+
+
+@pytest.fixture(autouse=True)
+def without_volatile(monkeypatch):
+    """A test of ``volatile`` in the same process replaces these for good."""
+    monkeypatch.setattr(chainer.FunctionNode, 'apply', APPLY)
+    monkeypatch.setattr(chainer.Variable, '__init__', INIT)
 
 
 @pytest.fixture(autouse=True)

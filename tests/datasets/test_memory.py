@@ -82,7 +82,8 @@ def test_a_data_set_that_does_not_fit_is_not_sent(comm, monkeypatch, is_cut):
     root = comm.size - 1
     for free, fits in [(1.1, True), (.9, False)]:
         n_bytes = 1000 * 1000 * (comm.size if is_cut else 1) * share
-        monkeypatch.setattr(_memory.Node, 'here', lambda n=n_bytes * free: _memory.Node('a', n))
+        monkeypatch.setattr(_memory.NodeMemory, 'here',
+                            lambda n=n_bytes * free: _memory.NodeMemory('a', n))
         data = dataset if comm.rank == root else None
         if fits:
             assert len(chainermn.scatter_dataset(data, comm, root=root)) >= 1000 // comm.size
@@ -100,12 +101,12 @@ def test_nodes():
         _memory.check(*arguments)
         return True
 
-    a, b, unknown = _memory.Node('a', 10), _memory.Node('b', 100), _memory.Node('c', None)
+    a, b, unknown = (_memory.NodeMemory(*each) for each in [('a', 10), ('b', 100), ('c', None)])
     assert check(20, [1., 1.], [a, b], 0)
     assert check(200, [1., 1.], [b, unknown], 0)
     with pytest.raises(chainermn.DataSizeError, match='node a'):
         check(20, [1., 1.], [b, a], 0)
     with pytest.raises(chainermn.DataSizeError):
         check(60, [1., 1., 1.], [b, b, b], 0)
-    here = _memory.Node.here()
+    here = _memory.NodeMemory.here()
     assert here.name and (here.free is None or here.free > MB)
