@@ -359,7 +359,7 @@ def test_a_signal_handler_reads_states_in_the_middle_of_a_copy(monkeypatch, chan
             assert (values['m'] == expected['/W/m']).all()
             if changes:
                 for array in values.values():
-                    array[...] = -1
+                    array[...] = 7
 
     with monkeypatch.context() as patch:
         patch.setattr(np, 'copyto', interrupted)
