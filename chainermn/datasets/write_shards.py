@@ -49,13 +49,13 @@ def write_shards(dataset: Dataset, prefix: str | os.PathLike[str], samples_per_s
     Returns:
         The paths of all shards.
 
+    With a communicator, all ranks raise the errors.
+
     Raises:
         FileExistsError: If there are shards of this prefix, unless ``overwrite`` is true.
         ValueError, TypeError: If a sample differs from the first one in shape, dtype or structure,
             or cannot be stored in an array.
         OSError: If a file cannot be written.
-
-        With a communicator, all ranks raise the error.
 
     Example:
         >>> data = [(np.full(4, i, 'f'), np.int32(i % 2)) for i in range(10)]
