@@ -79,11 +79,16 @@ def quick_apply(original: Apply) -> Apply:
 
 def _is_rare(node: FunctionNode, local: dict[str, Any]) -> bool:
     """Whether options, hooks or replaced methods need Chainer's code."""
+    return bool(node._local_function_hooks or not _CHECKS.isdisjoint(node.__dict__)
+                or _is_watched(local))
+
+
+def _is_watched(local: dict[str, Any]) -> bool:
+    """Whether options, hooks of all functions, or replaced constructors need Chainer's code."""
     return bool(
         local.get('debug', global_config.debug)
         or local.get('schedule_func', global_config.schedule_func) is not None
-        or chainer.get_function_hooks() or node._local_function_hooks
-        or not _CHECKS.isdisjoint(node.__dict__)
+        or chainer.get_function_hooks()
         or Variable.__init__ is not _init or Variable._init_impl is not _init_impl
         or VariableNode.__init__ is not _init_node)
 
@@ -94,13 +99,8 @@ def is_gradient_only() -> bool:
     Then ``backward`` of a function may compute them without other functions.
     """
     local = config._local.__dict__
-    return not (
-        local.get('enable_backprop', global_config.enable_backprop)
-        or local.get('debug', global_config.debug)
-        or local.get('schedule_func', global_config.schedule_func) is not None
-        or chainer.get_function_hooks()
-        or Variable.__init__ is not _init or Variable._init_impl is not _init_impl
-        or VariableNode.__init__ is not _init_node)
+    return not (local.get('enable_backprop', global_config.enable_backprop)
+                or _is_watched(local))
 
 
 def _connect(function: FunctionNode, inputs: Sequence[Variable], outputs: Sequence[Variable]

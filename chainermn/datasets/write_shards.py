@@ -32,7 +32,7 @@ def write_shards(dataset: Dataset, prefix: str | os.PathLike[str], samples_per_s
     files with the tools for these.  Only the samples of one shard are in memory.
 
     With a communicator, it is collective (every rank calls it): each rank writes its own data set,
-    and the shards of lower ranks have lower numbers.
+    the shards of lower ranks have lower numbers, and all ranks raise the same error.
 
     Each file is complete, or absent.  The index, ``PREFIX.index.json``, is written last, so that
     iterators need not open all shards to learn their lengths.
@@ -48,8 +48,6 @@ def write_shards(dataset: Dataset, prefix: str | os.PathLike[str], samples_per_s
 
     Returns:
         The paths of all shards.
-
-    With a communicator, all ranks raise the errors.
 
     Raises:
         FileExistsError: If there are shards of this prefix, unless ``overwrite`` is true.

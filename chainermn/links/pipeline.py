@@ -170,7 +170,7 @@ class Pipeline:
                     self._model.parts(), f'n_micro_batches={self.n_micro_batches}, '
                     f'schedule={self.schedule!r}', described(self._tied_params))), strict=True)
             check_equal(comm, options, 'Pipeline: the options differ',
-                               'Pass the same options on all ranks.')
+                        'Pass the same options on all ranks.')
             try:
                 stages = connect(parts)
             except ValueError as error:

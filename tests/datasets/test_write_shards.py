@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import pathlib
 
 import chainer
 import numpy as np
@@ -18,14 +17,6 @@ pytestmark = pytest.mark.every_size
 @pytest.fixture(scope='module', params=['naive', 'version7'])
 def comm(request):
     return create(request.param)
-
-
-@pytest.fixture
-def folder(comm, tmp_path, monkeypatch):
-    """A new folder, the same on all ranks, in which they all are."""
-    path = comm.bcast_obj(str(tmp_path) if comm.rank == 0 else None)
-    monkeypatch.chdir(path)
-    return pathlib.Path(path)
 
 
 X, T = np.arange(66, dtype='f').reshape(11, 2, 3), np.arange(11, dtype='i4')
@@ -57,7 +48,7 @@ def test_samples_are_read_as_they_were(tmp_path, dataset):
         np.testing.assert_equal(sample, expected)
 
 
-def test_from_several_ranks(comm, folder):
+def test_from_several_ranks(comm, shared_folder):
     """Ranks have different numbers of samples; one has none."""
     n = [5, 0, 8, 3][comm.rank]
     paths = write_shards([(comm.rank, i) for i in range(n)], 'train', 3, comm)
@@ -70,16 +61,16 @@ def test_from_several_ranks(comm, folder):
     assert everything == [(rank, i) for rank in range(comm.size) for i in range([5, 0, 8, 3][rank])]
 
 
-def test_existing_shards(comm, folder):
+def test_existing_shards(comm, shared_folder):
     write_shards(np.arange(10), 'train', 2, comm)
     if comm.rank == 0:
-        (folder / 'train-test.npy').write_text('another file')
+        (shared_folder / 'train-test.npy').write_text('another file')
     with pytest.raises(FileExistsError, match='pass overwrite=True') as caught:
         write_shards(np.arange(10), 'train', 2, comm)
     assert len({*comm.allgather_obj(str(caught.value))}) == 1
-    assert all(comm.allgather_obj((folder / 'train.index.json').exists()))
+    assert all(comm.allgather_obj((shared_folder / 'train.index.json').exists()))
     paths = write_shards(np.arange(4), 'train', 2, comm, overwrite=True)
-    names = sorted(path.name for path in folder.glob('train*'))
+    names = sorted(path.name for path in shared_folder.glob('train*'))
     assert comm.allgather_obj(names) == [
         sorted([*paths, 'train.index.json', 'train-test.npy'])] * comm.size
     write_shards(np.arange(4), 'train-test', 2, comm)  # a prefix that begins with the other one
@@ -95,15 +86,15 @@ def test_existing_shards(comm, folder):
     (5, TypeError, 'has no len'),
     ([1 / 4, None], TypeError, 'sample 1 holds NoneType'),
 ])
-def test_invalid_samples_of_one_rank(comm, folder, dataset, error, text):
+def test_invalid_samples_of_one_rank(comm, shared_folder, dataset, error, text):
     is_last = comm.rank == comm.size - 1
     with pytest.raises(error, match=text) as caught:
         write_shards(dataset if is_last else [0.] * 8, 'train', 5, comm)
     assert len({*comm.allgather_obj(str(caught.value))}) == 1
-    assert not [*folder.glob('*.json')]
+    assert not [*shared_folder.glob('*.json')]
 
 
-def test_invalid_arguments(comm, folder):
+def test_invalid_arguments(comm, shared_folder):
     for n in (0, 1.5):
         with pytest.raises(ValueError, match='samples_per_shard must be an integer'):
             write_shards([1], 'train', n, comm)

@@ -30,14 +30,6 @@ def comm(request):
     return create(request.param)
 
 
-@pytest.fixture
-def folder(comm, tmp_path, monkeypatch):
-    """A new folder, the same on all ranks, in which they all are."""
-    path = comm.bcast_obj(str(tmp_path) if comm.rank == 0 else None)
-    monkeypatch.chdir(path)
-    return pathlib.Path(path)
-
-
 def alone(shards, batch_size, **options):
     """The samples of an epoch on one rank."""
     class Alone:
@@ -195,13 +187,13 @@ def test_own_readers(tmp_path):
 
 # --- faults --------------------------------------------------------------------------------------
 
-def write(folder, comm, n=60, samples_per_shard=10):
+def write(shared_folder, comm, n=60, samples_per_shard=10):
     """Write shards with the numbers of samples; return the path of one, which is then damaged."""
     if comm.rank == 0:
         data = [(np.full(100, i, 'i4'), np.int32(i)) for i in range(n)]
         chainermn.datasets.write_shards(data, 'train', samples_per_shard)
     comm.barrier()
-    return folder / 'train-00003.npz'
+    return shared_folder / 'train-00003.npz'
 
 
 def flip_a_bit(path):
@@ -249,10 +241,10 @@ FAULTS = {
 @pytest.mark.compares_calls
 @pytest.mark.parametrize('has_index', [True, False], ids=['index', 'counted'])
 @each_case('fault', FAULTS)
-def test_a_broken_shard_is_one_error_on_all_ranks(comm, folder, fault, has_index):
+def test_a_broken_shard_is_one_error_on_all_ranks(comm, shared_folder, fault, has_index):
     """One rank finds it: its thread with an index, otherwise when it counts the samples."""
     damage, text = FAULTS[fault]
-    damage_shard(comm, folder, damage, has_index)
+    damage_shard(comm, shared_folder, damage, has_index)
     if fault == 'missing' and not has_index:
         return  # nothing says so
     with pytest.raises((ShardError, FileNotFoundError)) as caught:
@@ -264,23 +256,23 @@ def test_a_broken_shard_is_one_error_on_all_ranks(comm, folder, fault, has_index
     assert len(set(comm.allgather_obj(message))) == 1
 
 
-def damage_shard(comm, folder, damage, has_index):
+def damage_shard(comm, shared_folder, damage, has_index):
     """Write new shards, of which one is damaged."""
     if comm.rank == 0:
-        for path in folder.glob('*'):
+        for path in shared_folder.glob('*'):
             path.rmdir() if path.is_dir() else path.unlink()
-    path = write(folder, comm)
+    path = write(shared_folder, comm)
     if comm.rank == 0:
         damage(path)
         if not has_index:
-            (folder / 'train.index.json').unlink()
+            (shared_folder / 'train.index.json').unlink()
     comm.barrier()
 
 
 @pytest.mark.parametrize('has_index', [True, False], ids=['index', 'counted'])
 @each_case('fault', FAULTS)
-def test_a_broken_shard_is_skipped(comm, folder, caplog, fault, has_index):
-    damage_shard(comm, folder, FAULTS[fault][0], has_index)
+def test_a_broken_shard_is_skipped(comm, shared_folder, caplog, fault, has_index):
+    damage_shard(comm, shared_folder, FAULTS[fault][0], has_index)
     caplog.clear()
     with caplog.at_level(logging.WARNING, 'chainermn'):
         iterator = ShardedIterator('train-*.npz', 5, comm, repeat=False, on_error='skip')
@@ -294,14 +286,14 @@ def test_a_broken_shard_is_skipped(comm, folder, caplog, fault, has_index):
     assert sum('train-00003' in text for text in itertools.chain(*logged)) == 1
 
 
-def test_broken_samples_are_skipped(comm, folder):
+def test_broken_samples_are_skipped(comm, shared_folder):
     """A sample, or all of a shard, that turn out to be broken in training."""
     def break_some(sample):
         if int(sample[1]) in (7, *range(20, 30)):
             raise OverflowError('too bright')
         return int(sample[1])
 
-    write(folder, comm)
+    write(shared_folder, comm)
     if not isinstance(comm, Version7Communicator):  # it has no way to tell the other ranks
         with pytest.raises(ShardError, match=r'sample \d: OverflowError: too bright'):
             for _ in ShardedIterator('train-*.npz', 5, comm, transform=break_some):

@@ -5,7 +5,6 @@ import copy
 import gc
 import itertools
 import os
-import pathlib
 import random
 import threading
 import warnings
@@ -250,21 +249,13 @@ def comm(request):
     return create(request.param)
 
 
-@pytest.fixture
-def folder(comm, tmp_path, monkeypatch):
-    """A new folder, the same on all ranks, in which they all are."""
-    path = comm.bcast_obj(str(tmp_path) if comm.rank == 0 else None)
-    monkeypatch.chdir(path)
-    return pathlib.Path(path)
-
-
 def write(comm, n=100, samples_per_shard=7, prefix='train'):
     """Each rank writes its share of n samples: a row, and its number."""
     mine = [(np.full(3, i, 'f'), np.int32(i)) for i in range(comm.rank, n, comm.size)]
     return chainermn.datasets.write_shards(mine, prefix, samples_per_shard, comm)
 
 
-def test_files(comm, folder):
+def test_files(comm, shared_folder):
     write(comm)
     iterator = ShardedIterator('train-*.npz', 4, comm, repeat=False, seed=3)
     mine = [*itertools.chain(*iterator)]
@@ -305,11 +296,11 @@ def train(comm, n_epochs, how, stop=None):
 
 @each_case('how, sizes', [('checkpointer', (3, 1)), ('checkpointer', (1, 2)), ('snapshot', (4, 4)),
                           ('checkpointer', (2, 4)), ('checkpointer', (4, 3))])
-def test_a_killed_job_continues_on_other_ranks(comm, folder, how, sizes):
+def test_a_killed_job_continues_on_other_ranks(comm, shared_folder, how, sizes):
     """After 10 and 13 iterations the job is killed; it was saved at iteration 10."""
     if isinstance(comm, Version7Communicator):
         return
-    for path in folder.glob('*'):
+    for path in shared_folder.glob('*'):
         if comm.rank == 0:
             path.unlink()
     comm.barrier()
@@ -339,7 +330,7 @@ def run_on(comm, size, function):
 
 @pytest.mark.filterwarnings('ignore:This iterator does not have the reset method')
 @pytest.mark.parametrize('is_old', [False, True])
-def test_evaluator(comm, folder, is_old):
+def test_evaluator(comm, shared_folder, is_old):
     """Each sample counts once, in each call."""
     write(comm, n=10)
     used = []
@@ -371,7 +362,7 @@ class WithoutReset:
         return WithoutReset(copy.copy(self.iterator))
 
 
-def test_join(comm, folder):
+def test_join(comm, shared_folder):
     """With last='split', ranks have different numbers of batches."""
     if isinstance(comm, Version7Communicator):
         pytest.skip('join needs its checks')
@@ -392,7 +383,7 @@ def test_join(comm, folder):
         assert {len(each) for each in found} <= {4, 5}
 
 
-def test_a_snapshot_of_other_shards_is_an_error(comm, folder):
+def test_a_snapshot_of_other_shards_is_an_error(comm, shared_folder):
     write(comm)
     serializer = chainer.serializers.DictionarySerializer()
     serializer.save(ShardedIterator('train-*.npz', 4, comm, seed=1))
@@ -425,7 +416,7 @@ def test_different_arguments(comm):
             ShardedIterator([range(10)], **{'batch_size': 1, 'comm': comm, **arguments})
 
 
-def test_threads_and_files_are_freed(comm, folder):
+def test_threads_and_files_are_freed(comm, shared_folder):
     write(comm)
 
     def count():
@@ -443,7 +434,7 @@ def test_threads_and_files_are_freed(comm, folder):
     assert all(n <= of_before for n, of_before in zip(count(), before, strict=True))
 
 
-def test_in_a_forked_child(comm, folder):
+def test_in_a_forked_child(comm, shared_folder):
     """The thread of the parent is not there; the child reads on by itself."""
     write(comm)
     iterator = ShardedIterator('train-*.npz', 4, comm)
