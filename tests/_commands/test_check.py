@@ -384,3 +384,14 @@ def test_shards(tmp_path):
     report = Report(1, {}, [], [], [], [], [])
     shards.add_to(report, 'x-*', [shards.read('x-*', 'a', 0, 1)])
     assert 'no file matches' in report.problems[0].text
+
+
+@alone
+def test_no_rank_is_slow_after_a_moment():
+    """Small shards are read in milliseconds, which one interruption doubles."""
+    report = Report(3, {}, [], [], [], [], [])
+    readings = [shards.Reading('a', 10, 640, seconds, []) for seconds in (.001, .001, .9)]
+    shards.add_to(report, 'train-*', readings)
+    assert not report.warnings
+    shards.add_to(report, 'train-*', [*readings[:2], readings[2]._replace(seconds=1.1)])
+    assert [warning.code for warning in report.warnings] == ['slow-disk']

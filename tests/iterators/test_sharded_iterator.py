@@ -434,6 +434,7 @@ def test_threads_and_files_are_freed(comm, shared_folder):
     assert all(n <= of_before for n, of_before in zip(count(), before, strict=True))
 
 
+@pytest.mark.filterwarnings('ignore:.* multi-threaded, use of fork:DeprecationWarning')
 def test_in_a_forked_child(comm, shared_folder):
     """The thread of the parent is not there; the child reads on by itself."""
     write(comm)

@@ -15,6 +15,7 @@ from chainermn._shards.open_shards import Opener, explain, size_of
 _SECONDS = 5.  # that each rank reads
 _CHUNK = 64  # samples
 _SLOW = .25  # of the median rank
+_LONG = 1.  # seconds a rank must read before it counts as slow: opening small files tells nothing
 _SHOWN = 5  # broken shards
 
 
@@ -81,7 +82,8 @@ def add_to(report: Report, pattern: str, readings: Sequence[Reading]) -> None:
 def _slow_ranks(readings: Sequence[Reading]) -> Iterator[Finding]:
     median = statistics.median(reading.rate for reading in readings)
     for rank, reading in enumerate(readings):
-        if reading.samples and reading.rate < _SLOW * median:
+        if (reading.samples and reading.seconds >= _LONG
+                and reading.rate < _SLOW * median):
             yield Finding('slow-disk', reading.host, (
                 f'rank {rank} on {reading.host} reads {reading.rate:,.0f} samples/s, other ranks '
                 f'{median:,.0f}: its disk or network is slow, and all ranks wait for it'))
