@@ -40,10 +40,12 @@ LIMITS = {  # minutes, in the order in which they run
     'weak_scaling': 20,
     'training_step': 30,
     'updates': 5,
+    'pipeline': 5,
     'overlap': 15,
     'sharded_states': 5,
     'scatter_dataset': 15,
     'iterator': 5,
+    'sharded_data': 10,
     'checkpoint': 10,
     'kvstore_async': 5,
     'gpu': 10,
@@ -53,7 +55,7 @@ LIMITS = {  # minutes, in the order in which they run
 }
 ON_REQUEST = ('gpu', 'gpu_step', 'gpu_counts', 'hosts')
 ON_MPIEXEC = {'kvstore_async': 4}  # ranks to start it on; the others start their own
-TAKES_TORCH = ('mean_grad', 'weak_scaling', 'training_step', 'hosts')
+TAKES_TORCH = ('mean_grad', 'weak_scaling', 'training_step', 'pipeline', 'hosts')
 
 PAGE = """# Benchmarks
 

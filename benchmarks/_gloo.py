@@ -17,6 +17,9 @@ def start(folder: str, name: str = 'gloo'
 
     rank = int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK', 0)))
     size = int(os.environ.get('PMI_SIZE', os.environ.get('OMPI_COMM_WORLD_SIZE', 1)))
+    # With it, a version of gloo with shared memory would use it.
+    os.environ.setdefault('LOCAL_WORLD_SIZE', os.environ.get(
+        'MPI_LOCALNRANKS', os.environ.get('OMPI_COMM_WORLD_LOCAL_SIZE', str(size))))
     torch.set_num_threads(1)
     dist.init_process_group('gloo', init_method=f'file://{folder}/{name}', rank=rank,
                             world_size=size)

@@ -29,11 +29,14 @@ Launcher = Callable[[list[str]], list[str]]
 KINDS = {
     'ours': {},
     'ours, timed': {'CHAINERMN_TIMELINE': 'timeline.json'},
+    'ours, stall': {},
     'old': {'CHAINERMN_OVERLAY': '0'},  # the chainermn that Chainer carries
     'chainer': {'CHAINER_USE_TORCH': 'never'},  # ours, without PyTorch's kernels
     'gloo': {},  # torch.distributed, without chainermn
     'bfloat16': {'CHAINER_TORCH_COMPUTE_DTYPE': 'bfloat16'},  # ours
     'autocast': {},  # torch.distributed, in bfloat16
+    'mosaicml-streaming': {},
+    'webdataset': {},
 }
 OF_TORCH = ('gloo', 'autocast')
 #: Of Okabe and Ito: people who are color-blind can tell them apart.

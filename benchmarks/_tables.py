@@ -33,6 +33,10 @@ TABLES = {
         'What does a rank cost in a job with many ranks, in milliseconds of CPU time?',
         ['', '`flat`', '`naive`', 'ChainerMN 7', 'mpi4py'],
         r'^(\S[^|\n]*?) {2,}([\d. ]+?)' + r' +\| +([\d. ]+?)' * 3 + '$'),
+    'pipeline': Table(
+        'How long does a step of a pipeline of two ranks take?',
+        ['compared with', 'times its time'],
+        r'^1f1b over ([^:]+): ([\d.]+) \('),
     'traffic': Table(
         'How many bytes does a rank receive for the consistency check of gradients?',
         ['ranks', 'counted', 'model', 'by collecting all signatures'],
@@ -111,6 +115,10 @@ TABLES = {
         ['ChainerMN 8', 'ChainerMN 7', 'the underlying iterator alone'],
         r'(?:^a batch, \d+ ranks +([\d.]+) ms, old +([\d.]+) ms.*?)?'
         r'^ours against the iterator alone \(([\d.]+) ms\)'),
+    'sharded_data': Table(
+        'How many samples per second does a process read from shards?',
+        ['reader', 'samples per second'],
+        r'^([\w-]+) +([\d,]+) samples/s$', labels={'ours': 'ChainerMN 8'}),
     'checkpoint': Table(
         'How many milliseconds does saving a checkpoint delay training?',
         ['measured', 'ChainerMN 8', 'ChainerMN 7'],

@@ -1,20 +1,28 @@
 """How long saving a checkpoint blocks training, compared with ChainerMN 7 and with a plain copy.
 
 Run it in an environment with ChainerMN and MPI, for a model of 100 MB on each rank:
-``python benchmarks/checkpoint.py [--ranks 2] [--rounds 9] [--folder-of-files DIR] [--png FILE]``.
+``python benchmarks/checkpoint.py [--ranks 2] [--rounds 9] [--part call] [--folder-of-files DIR]
+[--png FILE]``.
 
 - call: duration of the call that saves, on the slowest rank.
 - added: time that a checkpoint adds to the following steps; ours writes in a background thread.
 
 Both show the ratio of ours to ChainerMN 7 within a round (median, minimum and maximum); for the
 call also the ratio to a plain copy of the model's arrays, which is a lower bound.  ChainerMN 7
-compresses its files (weights hardly get smaller), ours does not.
+compresses its files (weights hardly get smaller), ours does not, so most of the time is spent in
+this part.  ``--part stall`` measures only the following, in a quarter of a minute.
+
+- stall: time in which ResNet-50 does not train because its 300 MB, with Adam, are saved: the call,
+  and the time that the next update waits for copies.  "step" is the time that the call and the next
+  step take longer than a step without a save.  Both over a copy of the state in memory, and the
+  same if all arrays are copied in the call, as until November 2026.
 """
 
 import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 
 import _rounds
 
@@ -22,6 +30,75 @@ GOAL = .1  # times the old one
 COPY = 1.2  # times a copy; it also compares calls with the other ranks and starts a thread
 LAYERS, WIDTH = 4, int(os.environ.get('CHECKPOINT_WIDTH', 2500))
 STEPS = 10
+STALL = .5  # times a copy
+
+
+def work_on_stall(kind: str, folder: str) -> None:
+    """In a process: takes turns of a copy, of a step, or of a checkpoint and a step."""
+    import chainer
+    import numpy as np
+    from mpi4py import MPI
+
+    import chainermn
+    from chainermn.extensions._checkpointing import late_copies, state
+    from chainermn.extensions._checkpointing.background import wait_for_all
+
+    world = MPI.COMM_WORLD
+    comm = chainermn.create_communicator('naive')
+    resnet = chainer.links.ResNet50Layers(pretrained_model=None)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.Adam(1e-9), comm).setup(resnet)
+    x = np.random.RandomState(world.rank).rand(1, 3, 64, 64).astype(np.float32)
+    files = tempfile.mkdtemp(dir=os.environ['CHECKPOINT_FILES'])
+    checkpointer = chainermn.create_multi_node_checkpointer(
+        'run', comm, cp_interval=1, gc_interval=1, path=files)
+    iteration, waited = 0, 0.
+    find_late, finish_copies = state.late_copies, late_copies.finish_copies
+
+    def timed() -> None:
+        nonlocal waited
+        start = time.perf_counter()
+        finish_copies()
+        waited += time.perf_counter() - start
+
+    late_copies.finish_copies = timed
+
+    def step() -> None:
+        optimizer.update(lambda: chainer.functions.sum(resnet(x, layers=['fc6'])['fc6']))
+
+    def seconds(do: Callable[[], object]) -> float:
+        world.Barrier()
+        start = time.perf_counter()
+        do()
+        return world.allreduce(time.perf_counter() - start, MPI.MAX)
+
+    def turn(what: str) -> list[float]:
+        nonlocal iteration, waited
+        state.late_copies = find_late
+        if what == 'copy':
+            arrays = [array for param in resnet.params()
+                      for array in (param.array, *param.update_rule.state.values())]
+            return [statistics.median(seconds(lambda: [x.copy() for x in arrays])
+                                      for _ in range(3))]
+        if what == 'step':
+            step()  # the caches are filled
+            return [seconds(step)]
+        if what == 'immediate':
+            state.late_copies = lambda target: late_copies.LateCopies()
+        iteration, waited = iteration + 1, 0.
+        call = seconds(lambda: checkpointer.save(
+            {'model': resnet, 'optimizer': optimizer}, iteration, wait=False))
+        total = call + seconds(step)
+        stall = call + world.allreduce(waited, MPI.MAX)
+        wait_for_all()
+        return [stall, total]
+
+    for _ in range(3):
+        step()
+    _rounds.answer(kind, folder, world.rank, turn)
+    checkpointer.finalize()
+    world.Barrier()
+    os.rmdir(files)
 
 
 def work(kind: str, folder: str) -> None:
@@ -80,39 +157,54 @@ def work(kind: str, folder: str) -> None:
     os.rmdir(files)
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=9, ranks=2)
-    parser.add_argument('--folder-of-files', metavar='DIR', help='folder on the disk to measure')
-    args = parser.parse_args()
-    if args.work:
-        work(args.work, args.folder)
-        return
-    if args.quick:
-        args.rounds = 1
-        os.environ['CHECKPOINT_WIDTH'] = '100'
+def measure_stall(ranks: int, rounds: int) -> dict[str, list[float]]:
+    """Measure the stall, print it, and return the ratios to a copy."""
+    stalls: dict[str, list[float]] = {'late': [], 'immediate': []}
+    steps: dict[str, list[float]] = {'late': [], 'immediate': []}
+    alone, copies = [], []
+    with _rounds.groups(__file__, ranks, ['ours, stall']) as groups:
+        ask = groups['ours, stall'].ask
+        for n in range(-1, rounds):
+            step, = ask('step')
+            copy, = ask('copy')
+            for what in ('late', 'immediate') if n % 2 else ('immediate', 'late'):
+                stall, total = ask(what)
+                if n >= 0:
+                    stalls[what].append(stall)
+                    steps[what].append(total - step)
+            if n >= 0:
+                alone.append(step)
+                copies.append(copy)
+    print(f'ResNet-50 with Adam on each of {ranks} ranks, {rounds} rounds: a copy takes '
+          f'{statistics.median(copies) * 1e3:.1f} ms, a step '
+          f'{statistics.median(alone) * 1e3:.0f} ms')
+    for name, values, goal in [('stall', stalls, f'; goal {STALL:g}'), ('step', steps, '')]:
+        print(f'{name:<28} {statistics.median(values["late"]) * 1e3:10.3f} ms, '
+              f'{_rounds.times(values["late"], copies)} a copy; copied in the call '
+              f'{_rounds.times(values["immediate"], copies)}{goal}')
+    return {'stall': _rounds.ratios(stalls['late'], copies)}
+
+
+def measure_call(ranks: int, rounds: int) -> dict[str, list[float]]:
+    """Measure calls and the steps after them, print them, and return ratios to ChainerMN 7."""
     call: dict[str, list[float]] = {'ours': [], 'old': [], 'copy': []}
     added: dict[str, list[float]] = {'ours': [], 'old': []}
     written, steps = [], []
-    with tempfile.TemporaryDirectory(dir=args.folder_of_files) as files:
-        os.environ['CHECKPOINT_FILES'] = files
-        with _rounds.groups(__file__, args.ranks) as groups:
-            for n in range(-1, args.rounds):
-                for kind in ('ours', 'old') if n % 2 else ('old', 'ours'):
-                    _, alone, _ = groups[kind].ask('steps')
-                    copy, = groups[kind].ask('copy')
-                    blocked, total, end = groups[kind].ask('save')
-                    if n < 0:
-                        continue  # warms up
-                    call[kind].append(blocked)
-                    added[kind].append(total - alone)
-                    if kind == 'ours':
-                        call['copy'].append(copy)
-                        written.append(end)
-                        steps.append(alone)
-    width = int(os.environ.get('CHECKPOINT_WIDTH', WIDTH))
-    size = LAYERS * (width + 1) * width * 4 / 1e6
-    print(f'{size:.0f} MB on each of {args.ranks} ranks, {args.rounds} rounds')
+    with _rounds.groups(__file__, ranks) as groups:
+        for n in range(-1, rounds):
+            for kind in ('ours', 'old') if n % 2 else ('old', 'ours'):
+                _, alone, _ = groups[kind].ask('steps')
+                copy, = groups[kind].ask('copy')
+                blocked, total, end = groups[kind].ask('save')
+                if n < 0:
+                    continue  # warms up
+                call[kind].append(blocked)
+                added[kind].append(total - alone)
+                if kind == 'ours':
+                    call['copy'].append(copy)
+                    written.append(end)
+                    steps.append(alone)
+    print(f'{size():.0f} MB on each of {ranks} ranks, {rounds} rounds')
     print(_rounds.show('call', call['ours'], call['old'], GOAL))
     print(_rounds.show(f'added to {STEPS} steps', added['ours'], added['old'], GOAL))
     each = _rounds.ratios(call['ours'], call['copy'])
@@ -121,10 +213,36 @@ def main() -> None:
           f'goal {COPY:g}')
     print(f'{STEPS} steps without: {statistics.median(steps) * 1e3:.0f} ms; on the disk after '
           f'{statistics.median(written) * 1e3:.0f} ms;', _rounds.load())
-    if args.png:
-        _rounds.draw(args.png, f'A checkpoint of {size:.0f} MB', {
-            'call': _rounds.ratios(call['ours'], call['old']),
-            'added': _rounds.ratios(added['ours'], added['old'])}, GOAL)
+    return {'call': _rounds.ratios(call['ours'], call['old']),
+            'added': _rounds.ratios(added['ours'], added['old'])}
+
+
+def size() -> float:
+    """Return the size of the model of the first part, in MB."""
+    width = int(os.environ.get('CHECKPOINT_WIDTH', WIDTH))
+    return LAYERS * (width + 1) * width * 4 / 1e6
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = _rounds.parser(__doc__, rounds=9, ranks=2)
+    parser.add_argument('--part', choices=['call', 'stall'], help='default: both')
+    parser.add_argument('--folder-of-files', metavar='DIR', help='folder on the disk to measure')
+    args = parser.parse_args()
+    if args.work:
+        (work_on_stall if 'stall' in args.work else work)(args.work, args.folder)
+        return
+    if args.quick:
+        args.rounds = 1
+        os.environ['CHECKPOINT_WIDTH'] = '100'
+    with tempfile.TemporaryDirectory(dir=args.folder_of_files) as files:
+        os.environ['CHECKPOINT_FILES'] = files
+        if args.part != 'call':
+            measure_stall(args.ranks, args.rounds)
+        if args.part != 'stall':
+            ratios = measure_call(args.ranks, args.rounds)
+            if args.png:
+                _rounds.draw(args.png, f'A checkpoint of {size():.0f} MB', ratios, GOAL)
 
 
 if __name__ == '__main__':

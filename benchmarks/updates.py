@@ -49,7 +49,7 @@ def methods(name: str, shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], 
     def as_chainer() -> None:
         core, update = rule.update_core_cpu, updates.update
         rule.update_core_cpu = inspect.unwrap(core)
-        updates.update = lambda params: [param.update() for param in params]
+        updates.update = lambda params, _: [param.update() for param in params]
         try:
             optimizer.update()
         finally:

@@ -15,6 +15,21 @@ Environment variables:
 import os
 import sys
 
+TYPE_CHECKING = False  # as in the module typing, which this file does not import
+if TYPE_CHECKING:
+    from chainer_compat.conversion.comparison import Comparison as Comparison
+    from chainer_compat.conversion.comparison import compare as compare
+    from chainer_compat.conversion.convert import to_torch as to_torch
+    from chainer_compat.conversion.errors import ConversionError as ConversionError
+    from chainer_compat.conversion.onnx_file import to_onnx as to_onnx
+    from chainer_compat.conversion.weights import load_weights as load_weights
+
+#: Names that are imported when they are used, from these modules of ``conversion``.
+CONVERSION = {
+    'Comparison': 'comparison', 'ConversionError': 'errors', 'compare': 'comparison',
+    'load_weights': 'weights', 'to_onnx': 'onnx_file', 'to_torch': 'convert',
+}
+
 ALIASES_VARIABLE = 'CHAINER_COMPAT_NUMPY_ALIASES'
 NAMES_VARIABLE = 'CHAINER_COMPAT_NAMES'
 
@@ -29,6 +44,15 @@ def enable() -> None:
             from chainer_compat import python_names
 
             python_names.restore()
+
+
+def __getattr__(name: str) -> object:
+    """Import the conversion to PyTorch and ONNX when it is used."""
+    if name not in CONVERSION:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    import importlib
+
+    return getattr(importlib.import_module(f'{__name__}.conversion.{CONVERSION[name]}'), name)
 
 
 def restore_numpy_aliases() -> None:
@@ -94,6 +118,10 @@ class ChainerFinder:
             from chainer_compat import _patch, shims  # noqa: F401  (fills the registry)
 
             return _patch.find_spec(cls, name, path, target)
+        if name == 'onnx_chainer':
+            from chainer_compat.conversion import onnx_chainer
+
+            onnx_chainer.check()
         if name == 'numpy' and {ALIASES_VARIABLE, NAMES_VARIABLE} & os.environ.keys():
             from chainer_compat import numpy_aliases
 

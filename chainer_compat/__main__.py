@@ -1,6 +1,7 @@
 """``python -m chainer_compat``: show versions, active shims, and whether Chainer can use a GPU.
 
 Imports Chainer as a script would, and prints the reason for each missing part.
+``python -m chainer_compat export`` converts a model (``conversion/command.py``).
 """
 
 from __future__ import annotations
@@ -14,13 +15,21 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+from chainer_compat.conversion import command
+
 
 def main() -> None:
     """Print versions, then the shims, then the GPU backend."""
     parser = argparse.ArgumentParser(
         prog='python -m chainer_compat',
         description='Shows versions, active patches, and whether Chainer can use a GPU.')
-    parser.parse_args()
+    commands = parser.add_subparsers(dest='command', metavar='[command]')
+    command.add_arguments(commands.add_parser(
+        'export', help='convert a model to PyTorch or ONNX', description=command.DESCRIPTION))
+    options = parser.parse_args()
+    if options.command == 'export':
+        command.main(options)
+        return
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # such as CuPy's about NCCL; the reason is printed below
         try:

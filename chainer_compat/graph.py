@@ -7,6 +7,7 @@ them, and leaves all others to Chainer. Both call the same methods and leave the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,17 +20,19 @@ from chainer.backends import cuda
 from chainer.configuration import config, global_config
 from chainer.variable import VariableNode
 
+from chainer_compat import type_checks
+
 Array: TypeAlias = Any  # of NumPy or CuPy
 Apply: TypeAlias = Callable[[FunctionNode, Sequence[Any]], tuple[Variable, ...]]
 
 KINDS = (np.ndarray, cuda.ndarray)
 
+_NOTHING = contextlib.nullcontext()
+
 _init = Variable.__init__
 _init_impl = Variable._init_impl
 _init_node = VariableNode.__init__
-_check_types = FunctionNode._check_data_type_forward
 _check_layouts = FunctionNode.check_layout_forward
-_check_nothing = FunctionNode.check_type_forward
 
 #: Methods that a program can replace on an object.
 _CHECKS = frozenset({'check_type_forward', '_check_data_type_forward', 'check_layout_forward'})
@@ -48,12 +51,9 @@ def quick_apply(original: Apply) -> Apply:
         kind, arrays = found
         variables = [x if isinstance(x, Variable) else variable(x, False) for x in inputs]
         self._input_layouts = (None,) * len(variables)
-        cls = type(self)
-        if local.get('type_check', global_config.type_check) and (
-                cls.check_type_forward is not _check_nothing
-                or cls._check_data_type_forward is not _check_types):
-            self._check_data_type_forward(arrays)
-        if cls.check_layout_forward is not _check_layouts:
+        if local.get('type_check', global_config.type_check):
+            type_checks.check(self, arrays)
+        if type(self).check_layout_forward is not _check_layouts:
             self.check_layout_forward(variables)
 
         self._input_indexes_to_retain = self._output_indexes_to_retain = None
@@ -79,13 +79,28 @@ def quick_apply(original: Apply) -> Apply:
 
 def _is_rare(node: FunctionNode, local: dict[str, Any]) -> bool:
     """Whether options, hooks or replaced methods need Chainer's code."""
+    return bool(node._local_function_hooks or not _CHECKS.isdisjoint(node.__dict__)
+                or _is_watched(local))
+
+
+def _is_watched(local: dict[str, Any]) -> bool:
+    """Whether options, hooks of all functions, or replaced constructors need Chainer's code."""
     return bool(
         local.get('debug', global_config.debug)
         or local.get('schedule_func', global_config.schedule_func) is not None
-        or chainer.get_function_hooks() or node._local_function_hooks
-        or not _CHECKS.isdisjoint(node.__dict__)
+        or chainer.get_function_hooks()
         or Variable.__init__ is not _init or Variable._init_impl is not _init_impl
         or VariableNode.__init__ is not _init_node)
+
+
+def is_gradient_only() -> bool:
+    """Whether gradients are computed outside of the graph, and nobody watches the functions.
+
+    Then ``backward`` of a function may compute them without other functions.
+    """
+    local = config._local.__dict__
+    return not (local.get('enable_backprop', global_config.enable_backprop)
+                or _is_watched(local))
 
 
 def _connect(function: FunctionNode, inputs: Sequence[Variable], outputs: Sequence[Variable]
@@ -195,6 +210,16 @@ def quick_device(original: Callable[..., Any]) -> Callable[..., Any]:
         return chainer.backend.CpuDevice()
 
     return get_device_from_array
+
+
+def device_context(arrays: Sequence[Array | None]) -> Any:
+    """Return a context of the device of arrays; on the CPU, there is nothing to enter."""
+    for array in arrays:
+        if type(array) is not np.ndarray and array is not None:
+            if type(array) is cuda.ndarray:
+                return cuda.Device(array.data.device_id)
+            return chainer.using_device(chainer.backend.get_device_from_array(*arrays))
+    return _NOTHING
 
 
 def quick_gradient_check(original: Callable[..., None]) -> Callable[..., None]:

@@ -10,13 +10,15 @@ Only Chainer's own classes are updated together. Everything else runs as it is, 
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chainer_compat import block_updates, device_gradients, device_updates, elementwise
+from chainer_compat import block_updates, device_updates, elementwise
+from chainer_compat.update_plans import Plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,9 +31,6 @@ _cores: dict[Any, tuple[Any, Any]] = {}
 
 _DTYPES = np.dtype(np.float32), np.dtype(np.float64)
 _DTYPES_ON_DEVICES = np.dtype(np.float16), *_DTYPES
-
-#: By class of a hook: its ``__call__``, which changes each element of the gradient by itself.
-_hooks: dict[Any, Any] = {}
 
 #: Functions that call them, by class and name. If a program replaces one, nothing is grouped.
 _callers: dict[tuple[Any, str], Any] = {}
@@ -73,16 +72,21 @@ _kinds: dict[Hashable, Hashable] = {}
 _members: weakref.WeakKeyDictionary[Any, Member] = weakref.WeakKeyDictionary()
 
 
+#: By model: how its parameters were updated.
+_plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
+
+
 class ParameterGroup:
     """Parameters with equal rules."""
 
     def __init__(self, rule: Any, loss_scale: float | None) -> None:
         self.rule = rule  # of the first
         self.loss_scale = loss_scale  # None on the CPU
+        self.params: list[Any] = []
         self.members: list[Member] = []
         self.grads: list[Array] = []
-        #: Parameters in float16, of which the members are copies in float32.
-        self.halves: list[Any] = []
+        #: Whether the members are copies in float32 of parameters in float16.
+        self.is_of_halves = False
 
 
 def accept(rule: Any) -> None:
@@ -95,35 +99,66 @@ def accept(rule: Any) -> None:
         _callers.update(((cls, name), getattr(cls, name)) for name in names)
 
 
-def accept_hook(hook: Any) -> None:
-    """Call this class of hooks for many parameters together; called before the program runs."""
-    _hooks[hook] = hook.__call__
+def update(params: Iterable[Any], model: Any = None) -> None:
+    """Call ``update`` of each parameter, or update it together with others.
+
+    Args:
+        params: The parameters.
+        model: The link that they belong to. If it is given, they are grouped faster next time.
+    """
+    params, accepted = [*params], _accepted()
+    is_kept = model is not None and isinstance(model, Hashable)
+    plan = _plans.get(model) if is_kept else None
+    if plan is not None and _was_updated_by(plan, params, accepted):
+        return
+    plan = _update(params, accepted)
+    if is_kept and plan is not None:
+        _plans[model] = plan
+    elif is_kept:
+        _plans.pop(model, None)
 
 
-def update(params: Iterable[Any]) -> None:
-    """Call ``update`` of each parameter, or update it together with others."""
+def _was_updated_by(plan: Plan, params: list[Any], accepted: set[Any]) -> bool:
+    """Update parameters if they are as they were when the plan was made."""
+    if not plan.types <= accepted or not all(map(_are_numbers, plan.parents)):
+        return False
+    gradients = plan.gradients(params)
+    if gradients is None:
+        return False
+    for rules, members, grads in zip(plan.rules, plan.members, gradients, strict=True):
+        with _advanced(rules):
+            block_updates.update_group(rules[0], members, grads)
+    return True
+
+
+def _update(params: list[Any], accepted: set[Any]) -> Plan | None:
+    """Update parameters, and return a plan for the next time, if there can be one."""
     from chainer.variable import Parameter
 
     groups: dict[Hashable, ParameterGroup] = {}
     changed: set[int] = set()  # what members of the groups change
     read: set[int] = set()  # their gradients
     are_numbers: dict[int, bool] = {}  # by hyperparameters of an optimizer
-    accepted = _accepted()
+    can_be_planned = bool(params)
     for param in params:
         rule = param.update_rule
         member = key = None
         if type(param) is Parameter and type(rule) in accepted:
             if not rule.enabled and 'update' not in {*vars(param), *vars(rule)}:
+                can_be_planned = False
                 continue
             is_half = rule._use_fp32_update and getattr(param._data[0], 'dtype', 0) == np.float16
             member = (_member_of_half if is_half else _member)(param, rule)
-        if member is not None:
+        grad = None if member is None else _memory_of(param._grad)
+        # A rule may read a gradient again after it has changed data or states in its memory.
+        if member is not None and grad not in member.owners:
             key = _key(member, rule, param._loss_scale, are_numbers)
         if member is None or key is None:
+            can_be_planned = False
             _update_groups(groups, changed, read)
             param.update()
             continue
-        grad = _memory_of(param._grad)
+        assert grad is not None
         is_copy = member.dtype != param._grad.dtype  # in float32
         owners = member.owners
         if is_copy:
@@ -131,58 +166,39 @@ def update(params: Iterable[Any]) -> None:
         elif param._loss_scale is not None:
             owners = *owners, grad
         if grad in changed or not (changed.isdisjoint(owners) and read.isdisjoint(owners)):
+            can_be_planned = False
             _update_groups(groups, changed, read)
         group = groups.get((key, is_copy))
         if group is None:
             group = groups[key, is_copy] = ParameterGroup(rule, param._loss_scale)
-        rule.t += 1
-        if is_copy:
-            group.halves.append(param)
+            group.is_of_halves = is_copy
+        group.params.append(param)
         group.members.append(member)
         group.grads.append(param._grad)
         changed.update(owners)
         read.add(grad)
+    plan = Plan(params, [*groups.values()]) if can_be_planned and all(
+        map(_is_simple, params)) else None
     _update_groups(groups, changed, read)
+    return plan
 
 
-def call_hook(hook: Any, params: Iterable[Any]) -> None:
-    """Call a hook for each parameter; on a GPU with one launch, if it launches one for each."""
-    kind, rest = type(hook), [*params]
-    if kind in _hooks and kind.__call__ is _hooks[kind] and '__call__' not in vars(hook):
-        groups: dict[Hashable, list[Any]] = {}
-        for param in rest:
-            if _is_plain(param) and _is_number_or_none(param._loss_scale):
-                grad = param._grad
-                key = grad.dtype.char, grad.data.device_id, param._loss_scale
-                groups.setdefault(key, []).append(param)
-        memory = [elementwise.memory_of(x) for group in groups.values() for param in group
-                  for x in (param._data[0], param._grad)]
-        if len({*memory}) == len(memory):
-            done = {id(param) for group in groups.values() if _called_together(hook, group)
-                    for param in group}
-            rest = [param for param in rest if id(param) not in done]
-    for param in rest:
-        hook(param.update_rule, param)
+def _is_simple(param: Any) -> bool:
+    """Whether a parameter is on the CPU, with the hyperparameters of its optimizer only."""
+    rule = param.update_rule
+    return isinstance(param._data[0], np.ndarray) and (
+        'initial_alpha' not in vars(rule) and [*vars(rule.hyperparam)] == ['_parent'])
 
 
-def not_finite(target: Any) -> list[tuple[str, Any]]:
-    """Return the parameters of a link whose gradients are not finite, with their paths."""
-    named = [*target.namedparams()]
-    are_finite = device_gradients.are_finite([param.grad for _, param in named])
-    if are_finite is None:
-        are_finite = [_is_finite(param) for _, param in named]
-    return [pair for pair, is_finite in zip(named, are_finite, strict=True) if not is_finite]
+def count_references(rule: Any, name: str) -> int:
+    """Return how many references to a state of a rule are kept here."""
+    member = _members.get(rule)
+    if member is None or not any(array is rule._state[name] for array in member.states):
+        return 0
+    return 1 + bool(member.flat) + (member.tensors is not None)
 
 
-def _is_finite(param: Any) -> bool:
-    import chainer
-
-    xp = param.device.xp
-    with chainer.using_device(param.device):  # whose stream computes the gradient
-        return bool(xp.all(xp.isfinite(param.grad)))
-
-
-def _is_plain(param: Any) -> bool:
+def is_plain(param: Any) -> bool:
     """Whether data and gradient are contiguous CuPy arrays of one shape, dtype and device."""
     from chainer.variable import Parameter
 
@@ -192,18 +208,6 @@ def _is_plain(param: Any) -> bool:
     return data is not None and type(data) is type(grad) is _type_on_devices() and (
         (data.dtype, data.shape) == (grad.dtype, grad.shape)
         and all(_is_usable(x, data.data.device_id) for x in (data, grad)))
-
-
-def _called_together(hook: Any, params: list[Any]) -> bool:
-    from chainer.backends.cuda import cupy
-
-    first = params[0]
-    with cupy.cuda.Device(first._grad.data.device_id):
-        with elementwise.recorded() as calls:
-            hook(first.update_rule, first)
-        return len(calls) == 1 and elementwise.launch(
-            calls[0], [first._data[0], first._grad],
-            [[param._data[0] for param in params], [param._grad for param in params]])
 
 
 def _accepted() -> set[Any]:
@@ -238,19 +242,34 @@ def _key(member: Member, rule: Any, loss_scale: float | None, are_numbers: dict[
 
 def _update_groups(groups: dict[Hashable, ParameterGroup], changed: set[int], read: set[int]
                    ) -> None:
-    for group in groups.values():
-        if group.members[0].device is None:
-            block_updates.update_group(group.rule, group.members, group.grads)
-        elif group.halves:
-            grads = device_updates.cast(group.grads, [np.dtype(np.float32)] * len(group.grads))
-            device_updates.update_group(group.rule, group.members, grads, group.loss_scale)
-            device_updates.cast([member.data for member in group.members],
-                                [param._data[0] for param in group.halves])
-        else:
-            device_updates.update_group(group.rule, group.members, group.grads, group.loss_scale)
+    found = [*groups.values()]
     groups.clear()
     changed.clear()
     read.clear()
+    for group in found:
+        with _advanced([param.update_rule for param in group.params]):
+            _update_group(group)
+
+
+def _update_group(group: ParameterGroup) -> None:
+    if group.members[0].device is None:
+        block_updates.update_group(group.rule, group.members, group.grads)
+    elif group.is_of_halves:
+        grads = device_updates.cast(group.grads, [np.dtype(np.float32)] * len(group.grads))
+        device_updates.update_group(group.rule, group.members, grads, group.loss_scale)
+        device_updates.cast([member.data for member in group.members],
+                            [param._data[0] for param in group.params])
+    else:
+        device_updates.update_group(group.rule, group.members, group.grads, group.loss_scale)
+
+
+@contextlib.contextmanager
+def _advanced(rules: list[Any]) -> Iterator[None]:
+    """Count an update of each rule.  If it fails, only that of the first, as Chainer does."""
+    rules[0].t += 1
+    yield
+    for rule in rules[1:]:
+        rule.t += 1
 
 
 def _member(param: Any, rule: Any) -> Member | None:
@@ -261,7 +280,7 @@ def _member(param: Any, rule: Any) -> Member | None:
             or grad.shape != member.shape or not _is_usable(grad, member.device)
             or not rule.enabled or hooks._pre_update_hooks or hooks._post_update_hooks
             or (param._loss_scale is not None and (
-                member.device is None or not _is_number_or_none(param._loss_scale)))
+                member.device is None or not is_number_or_none(param._loss_scale)))
             or param._layout is not None
             or 'update' in param.__dict__):
         return None
@@ -271,9 +290,9 @@ def _member(param: Any, rule: Any) -> Member | None:
 def _member_of_half(param: Any, rule: Any) -> Member | None:
     """Return the member for the float32 copy of a parameter in float16, on a GPU."""
     copy, hooks = rule._fp32_param, rule._hookable
-    if (copy is None or copy._data[0] is None or not _is_plain(param) or 'update' in vars(param)
+    if (copy is None or copy._data[0] is None or not is_plain(param) or 'update' in vars(param)
             or hooks._pre_update_hooks or hooks._post_update_hooks or param._layout is not None
-            or not _is_number_or_none(param._loss_scale)):
+            or not is_number_or_none(param._loss_scale)):
         return None
     member = _current_member(copy, rule)
     if (member is None or not rule.enabled or member.shape != param._grad.shape
@@ -349,7 +368,8 @@ def _memory_of(array: Array) -> int:
     return elementwise.memory_of(array)
 
 
-def _is_number_or_none(value: Any) -> bool:
+def is_number_or_none(value: Any) -> bool:
+    """Whether a loss scale is known to be a number."""
     return value is None or isinstance(value, int | float)
 
 

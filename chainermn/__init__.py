@@ -27,7 +27,7 @@ if _typing.TYPE_CHECKING:
     from chainermn import functions, iterators, kvstore, links
     from chainermn._commands.launch import launch
     from chainermn.extensions import MultiNodeCheckpointer, create_multi_node_checkpointer
-    from chainermn.links import MultiNodeChainList
+    from chainermn.links import MultiNodeChainList, Pipeline
 
 __all__ = [
     'ChainerMNError',
@@ -37,6 +37,7 @@ __all__ = [
     'MultiNodeChainList',
     'MultiNodeCheckpointer',
     'MultiNodeOptimizer',
+    'Pipeline',
     'RankFilter',
     '__version__',
     'communicators',
@@ -64,6 +65,7 @@ _at_import.apply()
 _LAZY = {
     'MultiNodeChainList': 'chainermn.links',
     'MultiNodeCheckpointer': 'chainermn.extensions',
+    'Pipeline': 'chainermn.links',
     'create_multi_node_checkpointer': 'chainermn.extensions',
     'functions': 'chainermn.functions',
     'iterators': 'chainermn.iterators',

@@ -1,6 +1,7 @@
 """Fixtures: every available communicator, kinds of arrays, and errors compared between ranks."""
 
 import importlib.util
+import pathlib
 import re
 
 import numpy as np
@@ -210,3 +211,11 @@ def check_usable():
         assert comm.allgather_obj(comm.rank) == ranks
         assert comm.allreduce(np.float64(comm.rank)) == sum(ranks)
     return check_usable
+
+
+@pytest.fixture
+def shared_folder(comm, tmp_path, monkeypatch):
+    """A new folder, the same on all ranks, in which they all are."""
+    path = comm.bcast_obj(str(tmp_path) if comm.rank == 0 else None)
+    monkeypatch.chdir(path)
+    return pathlib.Path(path)

@@ -23,7 +23,7 @@ LAYERS = [
     {'_transport'},
     {'_consistency'},
     {'_diagnostics'},
-    {'_timeline', 'global_except_hook', 'nccl'},
+    {'_shards', '_timeline', 'global_except_hook', 'nccl'},
     {'_operations'},
     {'_process', '_types', '_version'},
 ]

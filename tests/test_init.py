@@ -13,7 +13,7 @@ NAMES = {
     'DataSizeError', 'scatter_dataset', 'scatter_index',
     'create_multi_node_checkpointer', 'create_multi_node_evaluator',
     'create_multi_node_optimizer',
-    'MultiNodeChainList', 'RankFilter', 'join', 'launch',
+    'MultiNodeChainList', 'Pipeline', 'RankFilter', 'join', 'launch',
 }
 MODULES = {
     'communicators', 'datasets', 'extensions', 'functions', 'global_except_hook', 'iterators',

@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from chainer_compat._patch import patch
+from chainer_compat._patch import edit, patch
 
 
 @patch('chainer')
@@ -13,3 +13,13 @@ def quick_graph(module: ModuleType) -> None:
     module.FunctionNode.apply = graph.quick_apply(module.FunctionNode.apply)
     module.backend.get_device_from_array = graph.quick_device(module.backend.get_device_from_array)
     module.variable._check_grad_type = graph.quick_gradient_check(module.variable._check_grad_type)
+
+
+@edit('chainer._backprop')
+def device_of_backward() -> dict[str, str]:
+    """All versions: ``backward`` looked up the device of each function, also on the CPU."""
+    return {
+        'with chainer.using_device(\n'
+        '                backend.get_device_from_array(*(in_data + out_grad_array))):':
+            'from chainer_compat.graph import device_context\n'
+            '        with device_context(in_data + out_grad_array):'}

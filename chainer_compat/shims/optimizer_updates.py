@@ -39,12 +39,13 @@ def updates_in_one_pass() -> dict[str, str]:
     """
     return {
         'for param in self.target.params():\n                param.update()':
-            'from chainer_compat.updates import update\n            update(self.target.params())',
+            'from chainer_compat.updates import update\n'
+            '            update(self.target.params(), self.target)',
         'for param in self.target.params():\n                hook(param.update_rule, param)':
-            'from chainer_compat.updates import call_hook\n'
+            'from chainer_compat.update_hooks import call_hook\n'
             '            call_hook(hook, self.target.params())',
         'for name, param in self.target.namedparams():\n            xp = param.device.xp':
-            'from chainer_compat.updates import not_finite\n'
+            'from chainer_compat.update_hooks import not_finite\n'
             '        for name, param in not_finite(self.target):',
         'if not xp.all(xp.isfinite(param.grad)):': 'if True:',
         'for name, param in self.target.namedparams(False):':
@@ -69,10 +70,10 @@ def kernels_of_many_parameters() -> dict[str, str]:
 @patch('chainer.optimizer_hooks.weight_decay', 'chainer.optimizer_hooks.gradient_clipping')
 def hooks_of_many_parameters(module: Any) -> None:
     """All versions: a hook launched kernels for each parameter on a GPU."""
-    from chainer_compat import device_gradients, updates
+    from chainer_compat import device_gradients, update_hooks
 
     if hasattr(module, 'WeightDecay'):
-        updates.accept_hook(module.WeightDecay)
+        update_hooks.accept_hook(module.WeightDecay)
         return
     call, norm = module.GradientClipping.__call__, module._sum_sqnorm_grads
 

@@ -3,13 +3,14 @@
 from types import ModuleType
 
 from chainer_compat._patch import patch
-from chainer_compat.torch_kernels import KERNELS, compute_dtype, dispatch
+from chainer_compat.torch_kernels import BACKWARD, KERNELS, compute_dtype, dispatch
 
 
 @patch(*KERNELS)
 def torch_kernels(module: ModuleType) -> None:
     """All versions: functions use PyTorch's kernels, if it is installed."""
-    for name, kernel in KERNELS[module.__name__].items():
+    for name, kernel in {
+            **KERNELS[module.__name__], **BACKWARD.get(module.__name__, {})}.items():
         dispatch.replace(module, name, kernel)
 
 

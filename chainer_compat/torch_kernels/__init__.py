@@ -13,10 +13,10 @@ Scripts do not change: arrays stay NumPy or CuPy arrays, and share their memory 
 The environment variable ``CHAINER_USE_TORCH`` sets the default. What PyTorch does not support,
 Chainer computes, without a message. ``python -m chainer_compat`` shows what is used.
 
-:data:`KERNELS` lists the functions. ``dispatch`` decides for each call, ``arrays`` converts,
-``compute_dtype`` says in which dtype matrices are multiplied, and ``memory`` and ``threads`` set
-options of the process. Each of the other modules contains the kernels of one family. They are
-imported with PyTorch, at the first call.
+:data:`KERNELS` and :data:`BACKWARD` list the functions. ``dispatch`` decides for each call,
+``arrays`` converts, ``compute_dtype`` says in which dtype matrices are multiplied, and ``memory``
+and ``threads`` set options of the process. Each of the other modules contains the kernels of one
+family. They are imported with PyTorch, at the first call.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ KERNELS: dict[str, dict[str, str]] = {
     'chainer.functions.normalization.batch_normalization': {
         'GeneralBatchNormalizationImpl.forward': 'batch_normalization.forward',
         'GeneralBatchNormalizationImpl.backward': 'batch_normalization.backward',
+        'BatchNormalization.forward': 'batch_normalization.output',
         '_apply_bn_fwd': 'batch_normalization.normalize',
     },
     'chainer.functions.pooling.max_pooling_nd': {
@@ -75,4 +76,14 @@ KERNELS: dict[str, dict[str, str]] = {
     },
     'chainer.functions.activation.log_softmax': {'_log_softmax': 'softmax.log_softmax'},
     'chainer.functions.connection.embed_id': {'EmbedIDGrad.forward': 'embedding.gradient'},
+}
+
+#: The same, of methods that compute gradients by several functions if they are part of a graph.
+BACKWARD: dict[str, dict[str, str]] = {
+    'chainer.functions.activation.relu': {'ReLU.backward': 'activation.relu_backward'},
+    'chainer.functions.connection.convolution_2d': {
+        'Convolution2DFunction.backward': 'convolution.gradients'},
+    'chainer.functions.connection.linear': {'LinearFunction.backward': 'linear.gradients'},
+    'chainer.functions.normalization.batch_normalization': {
+        'BatchNormalization.backward': 'batch_normalization.gradients'},
 }

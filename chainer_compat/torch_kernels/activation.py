@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from chainer import Variable
 from chainer.functions.activation.leaky_relu import LeakyReLU, _LeakyReLUGrad
 from chainer.functions.activation.relu import ReLU, ReLUGrad2
 
+from chainer_compat.torch_kernels import backward
 from chainer_compat.torch_kernels.arrays import array, tensor, tensors
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
@@ -18,11 +20,23 @@ def relu(f: ReLU, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
     return y,
 
 
+def relu_backward(f: ReLU, indexes: tuple[int, ...], grad_outputs: backward.Gradients
+                  ) -> tuple[Variable, ...]:
+    """Return the gradient of the input."""
+    y, gy = backward.arrays(f, grad_outputs, is_of_output=True)
+    if not isinstance(gy, np.ndarray):
+        raise Unsupported
+    return backward.variables(_relu_gradient(gy, y))
+
+
 def relu_gradient(f: ReLUGrad2, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
     """Return the gradient where the output was positive, else the gradient times zero."""
-    gy, y = tensors(inputs[0], f.b)
+    return _relu_gradient(inputs[0], f.b),
+
+
+def _relu_gradient(gy: np.ndarray, y: np.ndarray) -> np.ndarray:
     # Unlike threshold_backward, this has Chainer's results for NaN and infinity.
-    return array(torch.ops.aten.leaky_relu_backward(gy, y, 0., False)),
+    return array(torch.ops.aten.leaky_relu_backward(*tensors(gy, y), 0., False))
 
 
 def leaky_relu(f: LeakyReLU, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:

@@ -28,15 +28,17 @@ def tensor(array: np.ndarray) -> torch.Tensor:
     if array.dtype not in FLOATS or not (
             is_on_host or (config.use_torch == 'always' and isinstance(array, cuda.ndarray))):
         raise Unsupported
+    if is_on_host:
+        if array.flags.carray:
+            try:
+                return torch.from_numpy(array)
+            except ValueError:  # an axis of one element with an unusual stride
+                pass
+        return torch.from_numpy(array.copy())
     # PyTorch rejects strides that are negative or no multiples of the size, also where they do not
     # matter, such as in axes of one element.
-    flags = array.flags
-    is_usable = flags.c_contiguous and not any([
+    is_usable = array.flags.c_contiguous and not any([
         stride < 0 or stride % array.itemsize for stride in array.strides])
-    if is_on_host:
-        if not (is_usable and flags.writeable and flags.aligned):
-            array = array.copy()
-        return torch.from_numpy(array)
     return gpu_arrays.tensor(array if is_usable else array.copy())
 
 

@@ -6,13 +6,23 @@ between.
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
+import chainer
 import numpy as np
 import torch
-from chainer.functions.normalization.batch_normalization import GeneralBatchNormalizationImpl
+from chainer import Variable
+from chainer.backends import intel64
+from chainer.functions.normalization.batch_normalization import (
+    BatchNormalization,
+    GeneralBatchNormalizationImpl,
+    _compute_axis,
+    _impl_selector,
+)
 
+from chainer_compat.torch_kernels import backward as of_node
 from chainer_compat.torch_kernels.arrays import array, tensor, tensors
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
@@ -40,7 +50,7 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
         momentum, in_place = 1 - decay, True  # saves launches
     else:
         (mean_, var_), in_place = gamma_.new_zeros(2, gamma.size), False
-    y, mean, inv_std = aten.native_batch_norm(
+    y, mean, inv_std = torch.native_batch_norm(
         _flat(x_, gamma_), gamma_.flatten(), beta_.flatten(), mean_, var_, True, momentum, eps)
     shape = gamma.shape
     if running_mean is not None and running_var is not None and not in_place:
@@ -49,6 +59,32 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
             running += (1 - decay) * array(value).reshape(shape)
     return (array(y).reshape(x.shape), x_layout, running_mean, running_var,
             array(mean).reshape(shape), None, array(inv_std).reshape(shape), None)
+
+
+def output(f: BatchNormalization, inputs: tuple[np.ndarray, ...]) -> tuple[object]:
+    """Normalize a batch, and keep what the gradient needs."""
+    x, gamma, beta = inputs
+    # Chainer warns of batches of one sample.
+    if (f._impl_selector is not _impl_selector or any(f.input_layouts) or x.size == gamma.size
+            or intel64.is_ideep_available()
+            or (not isinstance(x, np.ndarray) and chainer.should_use_cudnn('>=auto'))):
+        raise Unsupported
+    axis = _compute_axis(x.ndim, gamma.ndim, f.axis)
+    key_axis, expander = _channels(x.ndim, axis)
+    impl = GeneralBatchNormalizationImpl()
+    y, _, f.running_mean, f.running_var, f.mean, f.var, f.inv_std, f.forward_data = impl.forward(
+        axis, gamma, x, None, chainer.backend.get_array_module(x), expander, beta, f.eps, f.decay,
+        f.running_mean, f.running_var)
+    f.axis, f.key_axis, f.expander, f._impl = axis, key_axis, expander, impl
+    f.retain_inputs((0, 1))
+    return y,
+
+
+@functools.lru_cache(maxsize=64)
+def _channels(ndim: int, axis: tuple[int, ...]) -> tuple[tuple[int, ...], Expander]:
+    """Return the axes that are not normalized, and an index that broadcasts them."""
+    key_axis = tuple([i for i in range(ndim) if i not in axis])
+    return key_axis, tuple([slice(None) if i in key_axis else None for i in range(ndim)])
 
 
 def backward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: np.ndarray,
@@ -63,6 +99,15 @@ def backward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: 
         inv_std_.flatten(), True, eps, [True, True, True])
     return (array(gx).reshape(x.shape), None, array(ggamma).reshape(gamma.shape),
             array(gbeta).reshape(gamma.shape))
+
+
+def gradients(f: BatchNormalization, indexes: tuple[int, ...], grad_outputs: of_node.Gradients
+              ) -> tuple[Variable, ...]:
+    """Return the gradients of all inputs."""
+    x, gamma, gy = of_node.arrays(f, grad_outputs)
+    gx, _, ggamma, gbeta = backward(
+        f._impl, f.axis, gamma, gy, x, None, np, f.expander, f.mean, f.inv_std, f.eps, None, None)
+    return of_node.variables(gx, ggamma, gbeta)
 
 
 def normalize(xp: ModuleType, x: np.ndarray, mean: np.ndarray, inv_std: np.ndarray,

@@ -5,16 +5,22 @@ A deconvolution is the gradient of a convolution with respect to its input.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
-from chainer import FunctionNode
+from chainer import FunctionNode, Variable
+from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.utils.conv import get_conv_outsize
 
+from chainer_compat.torch_kernels import backward
 from chainer_compat.torch_kernels.arrays import array, operands, product, tensor
 from chainer_compat.torch_kernels.dispatch import Unsupported
 from chainer_compat.torch_kernels.gpu_arrays import precision
 
 aten = torch.ops.aten
+
+Sizes = tuple[int, ...]
 
 
 def output(f: FunctionNode, x: np.ndarray, W: np.ndarray, b: np.ndarray | None, xp: object = None
@@ -23,7 +29,19 @@ def output(f: FunctionNode, x: np.ndarray, W: np.ndarray, b: np.ndarray | None, 
     options = _options(f, x.shape, W.shape)
     x_, W_, *b_ = operands(x, W) if b is None else operands(x, W, b)
     with precision(x_, 'convolution'):
-        return product(aten.convolution(x_, W_, b_[0] if b_ else None, *options)),
+        return product(torch.convolution(x_, W_, b_[0] if b_ else None, *options)),
+
+
+def gradients(f: Convolution2DFunction, indexes: tuple[int, ...], grad_outputs: backward.Gradients
+              ) -> list[Variable]:
+    """Return the gradients of a convolution's inputs, by one call for input and weight."""
+    x, W, gy = backward.arrays(f, grad_outputs)
+    options = _options(f, x.shape, W.shape, gy.shape)
+    x_, W_, gy_ = operands(x, W, gy)
+    with precision(x_, 'convolution'):
+        gx, gW, _ = aten.convolution_backward(
+            gy_, x_, W_, None, *options, [0 in indexes, 1 in indexes, False])
+    return backward.with_bias(gx, gW, grad_outputs[0], indexes)
 
 
 def weight_gradient(f: FunctionNode, x: np.ndarray, gy: np.ndarray, xp: object = None
@@ -71,16 +89,22 @@ def _options(f: FunctionNode, x: tuple[int, ...], W: tuple[int, ...],
         y: The shape of its output, which differs for ``cover_all``.
     """
     if hasattr(f, 'stride'):
-        stride, pad, dilate = f.stride, f.pad, f.dilate
+        options = tuple(f.stride), tuple(f.pad), tuple(f.dilate)
     else:
-        stride, pad, dilate = (f.sy, f.sx), (f.ph, f.pw), (f.dy, f.dx)
+        options = (f.sy, f.sx), (f.ph, f.pw), (f.dy, f.dx)
+    if not _are_supported(*options, f.groups, bool(f.cover_all), x, W, y):
+        raise Unsupported
+    return *options, False, [0] * (len(x) - 2), f.groups
+
+
+@functools.lru_cache(maxsize=1024)
+def _are_supported(stride: Sizes, pad: Sizes, dilate: Sizes, groups: int, cover_all: bool,
+                   x: Sizes, W: Sizes, y: Sizes | None) -> bool:
     dims = len(x) - 2
     sizes = [get_conv_outsize(size, k, s, p, cover_all, d)
-             for cover_all in {False, bool(f.cover_all)}
+             for cover_all in {False, cover_all}
              for size, k, s, p, d in zip(x[2:], W[2:], stride, pad, dilate, strict=True)]
     is_equal = sizes[:dims] == sizes[-dims:] == list(sizes[:dims] if y is None else y[2:])
-    if not (1 <= dims <= 3 and is_equal and min(sizes) > 0 and min(x + W) > 0
+    return (1 <= dims <= 3 and is_equal and min(sizes) > 0 and min(x + W) > 0
             and min(*stride, *dilate) > 0 <= min(pad)
-            and f.groups > 0 and x[1] == W[1] * f.groups and W[0] % f.groups == 0):
-        raise Unsupported
-    return stride, pad, dilate, False, [0] * dims, f.groups
+            and groups > 0 and x[1] == W[1] * groups and W[0] % groups == 0)

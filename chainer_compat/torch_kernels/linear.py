@@ -5,12 +5,14 @@ from __future__ import annotations
 import chainer
 import numpy as np
 import torch
+from chainer import Variable
 from chainer.functions.connection.linear import (
     LinearFunction,
     LinearGradData,
     LinearGradWeight,
 )
 
+from chainer_compat.torch_kernels import backward
 from chainer_compat.torch_kernels.arrays import operands, product
 from chainer_compat.torch_kernels.dispatch import Unsupported
 from chainer_compat.torch_kernels.gpu_arrays import precision
@@ -25,6 +27,17 @@ def output(node: LinearFunction, inputs: tuple[np.ndarray, ...]) -> tuple[np.nda
         y = torch.nn.functional.linear(x, W, *b)
     _keep(node)
     return product(y),
+
+
+def gradients(f: LinearFunction, indexes: tuple[int, ...], grad_outputs: backward.Gradients
+              ) -> list[Variable]:
+    """Return the gradients of the inputs."""
+    x, W, gy = backward.arrays(f, grad_outputs)
+    x_, W_, gy_ = operands(x, W, gy)
+    with precision(gy_, 'matmul'):
+        gx = gy_.mm(W_) if 0 in indexes else None
+        gW = gy_.t().mm(x_) if 1 in indexes else None
+    return backward.with_bias(gx, gW, grad_outputs[0], indexes)
 
 
 def input_gradient(node: LinearGradData, inputs: tuple[np.ndarray, np.ndarray]

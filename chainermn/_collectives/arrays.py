@@ -44,7 +44,7 @@ def recv(comm: Communicator, source: int, tag: int) -> ReceivedArrays:
 @operation
 def isend(comm: Communicator, x: Array, dest: int, tag: int = 0) -> Request[None]:
     context = comm._context
-    request = context.messages.isend(x, dest, tag)
+    request = context.messages.isend(x, dest, tag, context.check.caller.name)
     request._tracer = context.tracer
     return request
 
@@ -52,7 +52,7 @@ def isend(comm: Communicator, x: Array, dest: int, tag: int = 0) -> Request[None
 @operation
 def irecv(comm: Communicator, source: int, tag: int = 0) -> Request[ReceivedArrays]:
     context = comm._context
-    request = context.messages.irecv(source, tag)
+    request = context.messages.irecv(source, tag, context.check.caller.name)
     request._tracer = context.tracer
     return request
 

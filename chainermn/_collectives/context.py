@@ -21,6 +21,7 @@ from chainermn._timeline import recorder
 from chainermn._transport import lifetime, topology
 from chainermn._transport.base import Group, Prepare
 from chainermn._transport.mpi_transport import MpiTransport
+from chainermn._transport.shared_memory import shared_lines
 from chainermn._types import Object
 
 if TYPE_CHECKING:  # CPUs do not need it
@@ -85,7 +86,9 @@ class Context:
         lifetime.free(flight_recorder.world_ranks(mpi_comm), self.rank,
                       [each.unreferenced for each in ranks])
         signatures, self.mpi_comm = lifetime.duplicates(mpi_comm)
-        self.check = ConsistencyCheck(signatures)
+        self.topology = topology.of(self.rank, [each.place for each in ranks])
+        self.check = ConsistencyCheck(
+            signatures, shared_lines.create if self.topology.inter_size == 1 else None)
         lifecycle.add_check(self.check)
         # MPI keeps collectives and messages of one communicator apart.
         self.messages = Messages(self.mpi_comm, signatures)
@@ -93,11 +96,10 @@ class Context:
         self.check.on_shutdown = _while_alive(self.messages.warn_of_unmatched)
         flight_recorder.assign_number(self.flight_records())
         self._to_free: list[Callable[[], object]] = [
-            functools.partial(lifecycle.remove_check, self.check),
+            functools.partial(lifecycle.remove_check, self.check), self.check.free,
             signatures.Free, self.mpi_comm.Free]
         lifetime.hold(self.messages, self.check.record.key, self._to_free, self.messages.pending,
                       self.messages.record)
-        self.topology = topology.of(self.rank, [each.place for each in ranks])
         self.group = Group(self.mpi_comm, self.topology, weakref.ref(self.check.record),
                            prepared=_prepared_by(self.check))
         self.mpi_transport = MpiTransport(self.group)

@@ -106,10 +106,10 @@ class Messages:
         self._ssend(first, dest, tag)
         self._send_rest(rest, dest, number)
 
-    def isend(self, data: Arrays, dest: int, tag: int) -> Request[None]:
+    def isend(self, data: Arrays, dest: int, tag: int, caller: str = '') -> Request[None]:
         """Start to send an array or a sequence of arrays."""
         self._check(dest, tag, 'dest', wildcards=False)
-        self._began('isend', dest, tag)
+        self._began('isend', dest, tag, caller)
         name, site = f'isend to rank {dest} with tag {tag}', call_site.locate()
         # The parts are copied, since the receiver receives them only in wait() or test().
         first, number, rest = self._parts('isend', data, dest, tag, copies=True)
@@ -119,7 +119,7 @@ class Messages:
         sends += [self._payloads.mpi_comm.Isend(part, dest, number) for part in rest]
         self.pending.record(f'{name}, called at {site}', sends)
         return Request(name, site, iter(()), self._are_others,
-                       functools.partial(self._began, 'wait', dest, tag))
+                       functools.partial(self._began, 'wait', dest, tag, caller))
 
     def recv(self, source: int, tag: int) -> ReceivedArrays:
         """Receive an array or a tuple of arrays."""
@@ -138,15 +138,15 @@ class Messages:
         self._messages.append(message)  # for reuse
         return x
 
-    def irecv(self, source: int, tag: int) -> Request[ReceivedArrays]:
+    def irecv(self, source: int, tag: int, caller: str = '') -> Request[ReceivedArrays]:
         """Start to receive an array or a tuple of arrays."""
         self._check(source, tag, 'source', wildcards=True)
-        self._began('irecv', source, tag)
+        self._began('irecv', source, tag, caller)
         request: Request[ReceivedArrays] = Request(
             f'irecv from {"any rank" if source == MPI.ANY_SOURCE else f"rank {source}"} with '
             f'{"any tag" if tag == MPI.ANY_TAG else f"tag {tag}"}', call_site.locate(),
             non_blocking(self._receive(source, tag, 'send')), self._are_others,
-            functools.partial(self._began, 'wait', source, tag))
+            functools.partial(self._began, 'wait', source, tag, caller))
         self.receiving().append(request)
         return request
 

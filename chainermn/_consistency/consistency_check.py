@@ -14,6 +14,7 @@ from chainermn._consistency import mismatch
 from chainermn._consistency.signature_exchange import (
     MISMATCH,
     Data,
+    Share,
     SignatureExchange,
     TracedSignatureExchange,
 )
@@ -45,9 +46,10 @@ class ConsistencyCheck:
     Args:
         mpi_comm: A duplicate of the communicator.  Nothing else uses its collectives, and the tag
             ``tags.reserved().check``.
+        share: Allocates shared memory for the exchanges; ``None`` if the ranks have none.
     """
 
-    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, share: Share | None = None) -> None:
         self.mpi_comm = mpi_comm
         self.record = FlightRecord(mpi_comm)
         #: Whether there are other ranks to compare calls with.
@@ -61,7 +63,9 @@ class ConsistencyCheck:
         self.set_caller(PROGRAM)
         self._mismatch: tuple[int, list[CallSignature]] = -1, []  # the last one, and its call
         self._size = mpi_comm.size
-        self._exchange: SignatureExchange = SignatureExchange(mpi_comm, call_signature.SIZE)
+        self._share = share
+        self._exchange: SignatureExchange = SignatureExchange(
+            mpi_comm, call_signature.SIZE, share)
         #: The largest size in bytes of data of one rank that is exchanged with its call.
         self.capacity = self._exchange.capacity
 
@@ -74,7 +78,12 @@ class ConsistencyCheck:
 
     def trace(self) -> None:
         """Record the time spent waiting for other ranks on the timeline."""
-        self._exchange = TracedSignatureExchange(self.mpi_comm, call_signature.SIZE)
+        self._exchange = TracedSignatureExchange(
+            self.mpi_comm, call_signature.SIZE, self._share)
+
+    def free(self) -> None:
+        """Free the shared memory.  Collective: every rank calls it, at the end."""
+        self._exchange.free()
 
     def same(self, signature: bytes, details: Mapping[str, str] | None = None) -> bool:
         """Compare the signatures of all ranks; a mismatch raises the same error on all of them.

@@ -4,13 +4,16 @@ In step k each rank sends what it knows to the rank 2**k below and receives from
 above, so that after log2(size) steps it has heard from all (Bruck et al. 1997).  Every exchange
 sends the same messages between the same ranks; only their contents differ.  Hence ranks that call
 different operations do not block each other, and all of them notice.
+
+Ranks of one node switch to shared memory, after some exchanges: most programs with few exchanges
+do not need it.  All ranks switch before the same exchange, whatever their calls are.
 """
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
 from chainermn._consistency import tags
 from chainermn._operations.call_signature import IDENTIFIER_SIZE
@@ -25,10 +28,27 @@ _HEADER_SIZE = IDENTIFIER_SIZE + _LENGTH.size
 _MAX_BYTES = 1 << 12  # per rank
 _MAX_TOTAL = 1 << 15  # of all ranks
 
+#: Exchanges by messages, before memory is allocated.
+_MESSAGES = 64
+
 _POLLS = 100  # about 100 microseconds if cores are free; other threads can hardly run meanwhile
 
 #: Received data.
 Data: TypeAlias = 'bytes | bytearray'
+
+
+class MessageMemory(Protocol):
+    """Shared memory of the ranks for their messages."""
+
+    def exchange(self, call: bytes, message: bytes, is_wanted: bool) -> list[bytearray] | None:
+        """Return the messages of all ranks, if they are wanted; ``None`` on a mismatch."""
+
+    def free(self) -> None:
+        """Free it.  Collective: every rank calls it, once."""
+
+
+#: Allocates shared memory for messages of a size, on all ranks or on none.
+Share: TypeAlias = 'Callable[[MPI.Intracomm, int], MessageMemory | None]'
 
 
 class SignatureExchange:
@@ -40,9 +60,11 @@ class SignatureExchange:
     Args:
         mpi_comm: The communicator.  No other message uses the tag ``tags.reserved().check``.
         largest_header: The largest size of a message in bytes, without data.
+        share: Allocates shared memory for later exchanges; ``None`` if there is none.
     """
 
-    def __init__(self, mpi_comm: MPI.Intracomm, largest_header: int) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, largest_header: int, share: Share | None = None
+                 ) -> None:
         rank, size = mpi_comm.rank, mpi_comm.size
         #: The largest size in bytes of data of one rank.
         self.capacity = min(_MAX_BYTES, _MAX_TOTAL // size)
@@ -57,9 +79,20 @@ class SignatureExchange:
         self._send, self._irecv = mpi_comm.Send, mpi_comm.Irecv
         self._received = bytearray(
             IDENTIFIER_SIZE + size * (_LENGTH.size + largest_header + self.capacity))
+        self._mpi_comm, self._largest = mpi_comm, largest_header + self.capacity
+        self._share = share if size > 1 else None
+        self._count = 0  # of exchanges by messages
+        self._memory: MessageMemory | None = None
+
+    def free(self) -> None:
+        """Free the shared memory.  Collective: every rank calls it, at the end."""
+        if self._memory is not None:
+            self._memory.free()
 
     def matches(self, call: bytes) -> bool:
         """Return whether the calls of all ranks are equal."""
+        if self._is_shared():
+            return self._exchange(call, b'', False) is not None
         received = self._received
         for dest, source, _ in self._steps:
             self._swap(call, dest, source)
@@ -69,6 +102,8 @@ class SignatureExchange:
 
     def gather_equal(self, call: bytes, block: bytes) -> Sequence[Data] | None:
         """Return the blocks of all ranks, which have the same length; ``None`` on a mismatch."""
+        if self._is_shared():
+            return self._exchange(call, block)
         received, length = self._received, len(block)
         blocks: list[Data] = [block]  # of this rank and those above, modulo the size
         message = call + block
@@ -88,6 +123,8 @@ class SignatureExchange:
 
     def gather(self, call: bytes, message: bytes) -> Sequence[Data] | None:
         """Return the messages of all ranks, of any length; ``None`` on a mismatch."""
+        if self._is_shared():
+            return self._exchange(call, message)
         received = self._received
         found: list[Data] = [message]  # as in gather_equal
         sent = b''.join((call, _LENGTH.pack(len(message)), message))
@@ -111,6 +148,9 @@ class SignatureExchange:
 
     def bcast(self, call: bytes, message: bytes, root: int) -> Data | None:
         """Return the message of the root, which is not empty; ``None`` on a mismatch."""
+        if self._is_shared():
+            messages = self._exchange(call, message if self._rank == root else b'')
+            return None if messages is None else messages[root]
         received = self._received
         known: Data = message if self._rank == root else b''
         sent = b''.join((call, _LENGTH.pack(len(known)), known))
@@ -124,6 +164,26 @@ class SignatureExchange:
                 known = received[_HEADER_SIZE:end]
                 sent = bytes(received[:end])
         return None if call is MISMATCH else known
+
+    def _is_shared(self) -> bool:
+        """Return whether this exchange uses shared memory.
+
+        Collective: ranks whose calls differ are here, too.
+        """
+        if self._memory is not None:
+            return True
+        self._count += 1
+        if self._count != _MESSAGES + 1 or self._share is None:
+            return False
+        self._memory = self._share(self._mpi_comm, self._largest)
+        return self._memory is not None
+
+    def _exchange(self, call: bytes, message: bytes, is_wanted: bool = True
+                  ) -> list[bytearray] | None:
+        """Return the messages of all ranks in shared memory; ``None`` on a mismatch."""
+        assert self._memory is not None
+        found = self._memory.exchange(call, message, is_wanted)
+        return None if call is MISMATCH else found
 
     def _swap(self, message: Data, dest: int, source: int) -> None:
         """Send a message, and receive one."""

@@ -7,7 +7,6 @@ import os
 import signal
 import site
 import sys
-import sysconfig
 import threading
 from collections.abc import Collection
 from types import FrameType
@@ -122,6 +121,8 @@ def _origin(frame: FrameType) -> str:
 @functools.cache
 def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the folders of the standard library and of installed packages."""
+    import sysconfig  # 1 to 2 ms, and most programs never need it
+
     stdlib = {sysconfig.get_path('stdlib'), sysconfig.get_path('platstdlib'),
               os.path.dirname(os.__file__)}
     libraries = {sysconfig.get_path('purelib'), sysconfig.get_path('platlib'),

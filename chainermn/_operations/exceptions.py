@@ -54,6 +54,22 @@ class CollectiveMismatchError(ChainerMNError, ValueError):
 
 
 class DataSizeError(ChainerMNError, RuntimeError):
-    """Kept for scripts that catch it; nothing raises it."""
+    """The data set passed to ``scatter_dataset`` does not fit into the memory of a node."""
 
     __module__ = 'chainermn'
+
+
+class ShardError(ChainerMNError, RuntimeError):
+    """A shard, or a sample in it, cannot be read.  All ranks raise it, and it names the file.
+
+    Example:
+        >>> with open('broken.npz', 'w') as file:
+        ...     _ = file.write('not an archive')
+        >>> try:
+        ...     chainermn.iterators.ShardedIterator(['broken.npz'], 8, comm)
+        ... except chainermn.iterators.ShardError as error:
+        ...     print('not an archive' in str(error) or 'BadZipFile' in str(error))
+        True
+    """
+
+    __module__ = 'chainermn.iterators'

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from chainermn._operations.table import Waits, waiting_for
+from chainermn._timeline import bubbles
 from chainermn._timeline.trace_files import Event, RankTrace, Run
 
 _RECEIVING = waiting_for(Waits.SENDER)
@@ -15,6 +16,10 @@ _COLLECTIVE = waiting_for(Waits.RANKS)
 
 #: A straggler is reported if it delays the others by this fraction of the run.
 _MIN_DELAY = .01
+
+#: The span of :class:`chainermn.iterators.ShardedIterator`, and the fraction that is worth advice.
+_DATA = 'wait for data'
+_MIN_DATA = .05
 
 #: Spans below this fraction of the run have no column in the table.
 _MIN_SPAN = .005
@@ -58,7 +63,7 @@ def shares(rank: RankTrace) -> Shares:
     ended = 0.
     for event in main:
         if not event.category and event.begin >= ended:  # nested spans count as the outer one
-            spans[event.name] += event.seconds - _overlap(event, inside)
+            spans[bubbles.column(event.name)] += event.seconds - _overlap(event, inside)
             ended = event.end
     background = sum(event.seconds for event in rank.events
                      if event.row > 0 and event.category == 'operation')
@@ -138,12 +143,27 @@ def text(run: Run) -> str:
     rows += [[_clean(one.name), str(one.calls), f'{one.seconds * 1e3:.3f}',
               f'{one.waiting * 1e3:.3f}', f'{one.nbytes / 1024:.1f}' if one.nbytes else '',
               f'{one.bandwidth / 1e9:.2g}' if one.bandwidth else ''] for one in operations(run)]
-    lines += [*_table(rows), '', *_conclusions(run, every, delays)]
+    lines += [*_table(rows), '', *_conclusions(run, every, delays), *bubbles.text(run)]
     return '\n'.join([*lines, *(f'Note: {_clean(note)}' for note in run.notes)])
 
 
 def _conclusions(run: Run, every: dict[int, Shares], delays: Sequence[Straggler]) -> list[str]:
     """Return what to optimize first."""
+    return [*_about_ranks(run, every, delays), *_about_data(run, every)]
+
+
+def _about_data(run: Run, every: dict[int, Shares]) -> list[str]:
+    """Return advice if the ranks wait for data."""
+    rank, seconds = max(((rank, each.spans.get(_DATA, 0.)) for rank, each in every.items()),
+                        key=lambda one: one[1])
+    if seconds < _MIN_DATA * run.seconds:
+        return []
+    return [f'Rank {rank} waited {_percent(seconds, run)} of the time for data: reading takes '
+            'longer than the updates. Copy the shards to a local disk, store what transform= '
+            'computes, leave a core free for the thread that reads, or use larger shards.']
+
+
+def _about_ranks(run: Run, every: dict[int, Shares], delays: Sequence[Straggler]) -> list[str]:
     if len(run.ranks) < 2:
         return []
     waiting = statistics.mean(each.waiting for each in every.values())

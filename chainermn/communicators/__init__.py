@@ -82,7 +82,7 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
     ``auto``            yes     yes     used if here  ``pure_nccl`` if each rank can, else ``flat``
     ``pure_nccl``               yes     required      training on GPUs
     ``flat``            yes     yes                   training on CPUs, or on GPUs without NCCL
-    ``naive``           yes     yes                   testing: MPI only, no shared memory
+    ``naive``           yes     yes                   testing: averages by MPI only
     ``non_cuda_aware``          yes     required      GPUs, NCCL only within each node
     ``dummy``           yes     yes                   measuring: gradients are not exchanged
     ==================  ======  ======  ============  ==============================================

@@ -30,6 +30,7 @@ from chainermn._types import Dataset
 from chainermn.communicators import create_communicator
 from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase, CommunicatorLike
+from chainermn.datasets import _memory
 from chainermn.datasets._part import NotInMemoryError, cut
 
 _T = TypeVar('_T')
@@ -65,6 +66,10 @@ def scatter_dataset(
       whole data set is pickled and sent to all ranks. So a data set of files should be a list of
       paths, like ``LabeledImageDataset``; no image is opened here.
 
+    If the ranks of a node would receive more than the memory that is free there, nothing is sent.
+    Data sets that do not fit are read from files by
+    :class:`chainermn.iterators.ShardedIterator`.
+
     Arrays that are not shuffled are sent without copying. For shuffled data sets, and for lists,
     the root copies the shards of one eighth of the ranks at a time, or of one rank.
 
@@ -87,6 +92,8 @@ def scatter_dataset(
     Raises:
         TypeError: If ``comm`` is not a communicator, or the data set has no length.
         ValueError: If the seed is out of range.
+        DataSizeError: On all ranks, if the data set is too large; it states the size and the free
+            memory, both estimated.
 
     Example:
         >>> names = ['a.png', 'b.png', 'c.png', 'd.png'] if comm.rank == 0 else None
@@ -96,17 +103,18 @@ def scatter_dataset(
     """
     data = cast(Dataset, dataset)  # the root has one
     with _as_communicator(comm, 'scatter_dataset') as ours:
+        ranks = ours.gather_obj((_length(data), _memory.NodeMemory.here()), root)
         own_plan, order = _on_root(ours, root, 'scatter_dataset', lambda: _plan(
-            data, ours.size, shuffle, seed, force_equal_length)) or (None, None)
+            data, ours.size, shuffle, seed, force_equal_length,
+            [node for _, node in ranks or ()], root)) or (None, None)
         plan: _ScatterPlan = ours.bcast_obj(own_plan, root=root)
-        lengths = ours.gather_obj(_length(data), root)
         begin, end = plan.shards[ours.rank]
         if not plan.at_once:
             data, order = ours.bcast_obj((data, order), root=root)
         else:
             shard = _scattered(data, order, plan, ours, root)
-    if lengths is not None:  # at the end: the warning may be an error, on this rank only
-        _warn_of_ignored(lengths, root)
+    if ranks is not None:  # at the end: the warning may be an error, on this rank only
+        _warn_of_ignored([length for length, _ in ranks], root)
     if ours.rank == root or not plan.at_once:
         return SubDataset(data, begin, end, order)
     return SubDataset(shard, 0, end - begin)
@@ -213,8 +221,8 @@ class _ScatterPlan(NamedTuple):
     at_once: int  # number of ranks to send shards to in one turn; 0 sends everything to all ranks
 
 
-def _plan(dataset: Dataset, size: int, shuffle: bool, seed: int | None, force_equal_length: bool
-          ) -> tuple[_ScatterPlan, np.ndarray | None]:
+def _plan(dataset: Dataset, size: int, shuffle: bool, seed: int | None, force_equal_length: bool,
+          nodes: Sequence[_memory.NodeMemory], root: int) -> tuple[_ScatterPlan, np.ndarray | None]:
     """On the root: return the plan, and the order of the examples (``None``: not shuffled)."""
     try:
         n = len(dataset)
@@ -227,7 +235,10 @@ def _plan(dataset: Dataset, size: int, shuffle: bool, seed: int | None, force_eq
     try:
         cut(dataset, np.arange(0))
     except NotInMemoryError:
+        _memory.check(_memory.estimate(dataset), [1.] * size, nodes, root)
         return _ScatterPlan(shards, 0), order
+    shares = [(end - begin) / max(n, 1) for begin, end in shards]
+    _memory.check(_memory.estimate(dataset), shares, nodes, root)
     is_copied = shuffle or isinstance(dataset, (list, tuple))  # the examples of a list are pickled
     return _ScatterPlan(shards, -(-size // _TURNS) if is_copied else size), order
 

@@ -22,6 +22,7 @@ from chainermn.extensions._calls import called_by
 from chainermn.extensions._checkpointing import joined, progress, resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
 from chainermn.extensions._checkpointing.classes import capture_classes
+from chainermn.extensions._checkpointing.late_copies import LateCopies
 from chainermn.extensions._checkpointing.save_names import SaveNames
 from chainermn.extensions._checkpointing.saver import Save, Saver, not_saved
 from chainermn.extensions._checkpointing.selection import select
@@ -245,16 +246,22 @@ class _MultiNodeSnapshot(chainer.training.Extension):
     def _take(self, trainer: chainer.training.Trainer,
               snapshot: Callable[[chainer.training.Trainer], object]) -> Save | None:
         """Call Chainer's snapshot; return the state that it passed to our writer."""
-        snapshot(trainer)
+        target, late = self._target(trainer), LateCopies()
+        if self._writer is not None:
+            self._writer.late = late = state.late_copies(target)
+        try:
+            snapshot(trainer)
+        finally:
+            if self._writer is not None:
+                self._writer.late = LateCopies()
         if self._writer is None or self._writer.taken is None:
             return None
         (filename, arrays), self._writer.taken = self._writer.taken, None
-        target = self._target(trainer)
         buffers, own = state.find_buffers(target, arrays), progress.find_states(target, arrays)
         arrays.update({**capture_classes(target), **progress.capture_epochs(target)})
         return Save(
             trainer.updater.iteration, os.path.join(self._folder, filename), arrays, buffers, own,
-            self._writer.compress,
+            late, self._writer.compress,
             names=None if callable(self._filename) else self._names,
             on_written=self._writer._post_save)
 
@@ -303,6 +310,7 @@ class _Writer(snapshot_writers.Writer):
         self._allow_pickle = allow_pickle
         self.compress = writer._kwds.get('compression', True)
         self.taken: tuple[str, dict[str, np.ndarray]] | None = None  # file name, state
+        self.late = LateCopies()  # what to copy late
 
     @staticmethod
     def can_replace(writer: Object) -> bool:
@@ -313,8 +321,10 @@ class _Writer(snapshot_writers.Writer):
     def __call__(self, filename: str, outdir: str, target: Mapping[str, np.ndarray]) -> None:
         if not self._allow_pickle:
             state.check_objects(target)
-        self.taken = (filename, {key: state.copy_array(array)
-                                 for key, array in target.items()})
+        taken = {key: array if array in self.late else state.copy_array(array)
+                 for key, array in target.items()}
+        self.late.begin(taken, n_references=2)  # also those of the target
+        self.taken = (filename, taken)
 
     def _add_cleanup_hook(self, hook_fun: Callable[..., None]) -> None:
         """Ignore Chainer's hook for ``n_retains``: Saver removes the files."""

@@ -50,7 +50,8 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     training, the files are removed when all ranks have ended without an error.
     docs/checkpoints.md lists all guarantees.
 
-    Training stops only while the state is copied in memory; a thread writes the copy.  At the next
+    Training stops only while the state is copied in memory; a thread writes the copy.  On the CPU,
+    it also copies large states of update rules, while the next gradients are computed.  At the next
     checkpoint, at the end of the training and before loading, all ranks wait until all files are on
     the disk.  If a rank could not write its file, all raise an OSError there.
 
@@ -221,7 +222,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
                 dictionary of such objects.
             iteration: Number of the checkpoint, the same on all ranks.
             wait: Whether to return only when the files of all ranks are on the disk.  Otherwise it
-                returns when the state is copied in memory; a thread writes it.
+                returns when the state is copied in memory, except the states of update rules that
+                wait for copies until the next update; a thread writes it.
 
         Raises:
             OSError: On every rank, if any rank could not write this checkpoint, or the one before
@@ -247,14 +249,15 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             if not is_integer(iteration):
                 raise TypeError(f'iteration must be an integer, not {iteration!r}')
             self._check_target(target)
-            arrays = state.copy_with_random(target)
+            late = state.late_copies(target)
+            arrays = state.copy_with_random(target, late)
             if not self.allow_pickle:
                 state.check_objects(arrays)
             buffers, own = state.find_buffers(target, arrays), progress.find_states(target, arrays)
             arrays.update({**capture_classes(target), **progress.capture_epochs(target)})
         self._saver.complete(iteration)
         self._saver.start(Save(
-            iteration, names.path(iteration, self._rank), arrays, buffers, own, names=names,
+            iteration, names.path(iteration, self._rank), arrays, buffers, own, late, names=names,
             on_written=lambda: self.stats.durations.append(time.perf_counter() - start)))
         if wait:
             self._saver.flush()

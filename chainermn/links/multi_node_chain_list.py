@@ -1,10 +1,11 @@
 """A model whose parts are on several ranks and send their outputs to each other."""
 from __future__ import annotations
 
+import contextlib
 import operator
 import reprlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import chainer
 
@@ -49,6 +50,7 @@ class MultiNodeChainList(chainer.ChainList):
         super().__init__()
         self._comm = as_communicator(comm, 'MultiNodeChainList')
         self._ranks: list[tuple[list[int] | None, list[int] | None]] = []
+        self._replacement: Callable[..., Value] | None = None
 
     def add_link(self, link: Model, rank_in: Ranks = None, rank_out: Ranks = None) -> None:
         """Add a part.
@@ -114,6 +116,8 @@ class MultiNodeChainList(chainer.ChainList):
             ...     model.add_link(L.Linear(4, 2), rank_in=0)
             ...     F.sum(model()).backward()
         """
+        if self._replacement is not None:
+            return self._replacement(*inputs)
         graph = _Graph(self._comm)
         output = None
         for n, (part, (ranks_in, ranks_out)) in enumerate(zip(self, self._ranks, strict=True)):
@@ -125,6 +129,20 @@ class MultiNodeChainList(chainer.ChainList):
                 for rank in ranks_out:
                     graph.send(y, rank)
         return graph.close(output)
+
+    def _described_parts(self) -> list[tuple[str, list[int] | None, list[int] | None]]:
+        """Return a description of each part, and its ranks."""
+        return [(_described(part, n, *ranks), *ranks)
+                for n, (part, ranks) in enumerate(zip(self, self._ranks, strict=True))]
+
+    @contextlib.contextmanager
+    def _replaced(self, function: Callable[..., Value]) -> Iterator[None]:
+        """Let calls of this list call a function instead, which runs the parts elsewhere."""
+        self._replacement = function
+        try:
+            yield
+        finally:
+            self._replacement = None
 
 
 class _Graph:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import html
 import pathlib
 
+from chainermn.links._pipeline.schedule import clock_cycles
+from chainermn.links._pipeline.stages import ListedLink, connect
+
 FOLDER = pathlib.Path(__file__).resolve().parent
 
 BLUE, GREEN, GRAY = '#dbe9f6', '#dff0d8', '#f3f3f3'
@@ -115,10 +118,30 @@ def grid() -> tuple[int, int, list[str]]:
                       legend(252)]
 
 
+def pipeline() -> tuple[int, int, list[str]]:
+    """The steps of four ranks, in both schedules."""
+    parts = [[ListedLink('', [rank - 1] if rank else None, [rank + 1] if rank < 3 else None)]
+             for rank in range(4)]
+    shapes, width, height = [], 26, 24
+    for n, name in enumerate(('gpipe', '1f1b')):
+        top = 40 + 150 * n
+        shapes.append(text(20, top - 12, f"schedule='{name}'", 'start'))
+        for rank in range(4):
+            shapes.append(text(20, top + height * rank + 17, f'rank {rank}', 'start'))
+        for tick, cycle in enumerate(clock_cycles(connect(parts), 6, name)):
+            shapes += [box(75 + width * tick, top + height * rank, width, height,
+                           str(step.micro_batch), BLUE if step.is_forward else GREEN)
+                       for rank, step in cycle.items()]
+    return 640, 330, [
+        *shapes, box(75, 298, width, height, '0', BLUE), text(110, 315, 'forward', 'start'),
+        box(190, 298, width, height, '0', GREEN),
+        text(225, 315, 'backward of micro-batch 0', 'start')]
+
+
 def draw() -> dict[str, str]:
     """Return the pictures by name of the file."""
     return {f'{picture.__name__}.svg': '\n'.join([HEAD.format(width, height), *shapes, '</svg>\n'])
-            for picture in (chain_list, pseudo_connect, channels, grid)
+            for picture in (chain_list, pseudo_connect, channels, grid, pipeline)
             for width, height, shapes in [picture()]}
 
 

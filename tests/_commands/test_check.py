@@ -15,7 +15,7 @@ from time_limits import seconds
 
 import chainermn
 from chainermn.__main__ import main
-from chainermn._commands.check import smoke_tests, system_info
+from chainermn._commands.check import shards, smoke_tests, system_info
 from chainermn._commands.check.printing import print_report
 from chainermn._commands.check.results import Finding, Report
 from chainermn._commands.check.time_limit import TimeLimit
@@ -356,3 +356,42 @@ def test_same_chainermn_elsewhere(tmp_path):
     assert status == 0
     assert (f'elsewhere import the installed one, {tmp_path}/chainermn'
             in out.partition('Hints')[2])
+
+
+# --- shards --------------------------------------------------------------------------------------
+
+@alone
+def test_shards(tmp_path):
+    """Each rank reads some; a broken one is a problem, and a slow rank a warning."""
+    for i in range(5):
+        np.savez(tmp_path / f'train-{i}.npz', np.zeros((10, 8)))
+    pattern = str(tmp_path / 'train-*.npz')
+    readings = [shards.read(pattern, 'a', rank, 2) for rank in range(2)]
+    assert sum(reading.samples for reading in readings) == 60  # rank 1 also reads the first one
+    report = Report(2, {}, [], [], [], [], [])
+    shards.add_to(report, pattern, readings)
+    hint, = report.hints
+    assert hint.code == 'reading-speed' and not report.warnings and not report.problems
+
+    (tmp_path / 'train-3.npz').write_text('broken')
+    report = Report(2, {}, [], [], [], [], [])
+    readings = [shards.read(pattern, 'a', rank, 2) for rank in range(2)]
+    shards.add_to(report, pattern, [*readings, readings[0]._replace(host='b', seconds=1e6)])
+    assert [problem.code for problem in report.problems] == ['broken-shard']
+    assert 'train-3.npz: BadZipFile' in report.problems[0].text
+    assert [warning.subject for warning in report.warnings] == ['b']
+
+    report = Report(1, {}, [], [], [], [], [])
+    shards.add_to(report, 'x-*', [shards.read('x-*', 'a', 0, 1)])
+    assert 'no file matches' in report.problems[0].text
+
+
+@alone
+def test_no_rank_is_slow_after_a_moment():
+    """Small shards are read in milliseconds, which one interruption doubles."""
+    report = Report(3, {}, [], [], [], [], [])
+    readings = [shards.Reading('a', 10, 640, seconds, []) for seconds in (.001, .001, .9)]
+    shards.add_to(report, 'train-*', readings)
+    assert not report.warnings
+    shards.add_to(report, 'train-*', [*readings[:2], readings[2]._replace(seconds=1.1)])
+    assert [warning.code for warning in report.warnings] == ['slow-disk']

@@ -48,7 +48,7 @@ def test_the_rank_of_an_error_reports_the_same_call_site_as_the_others(comm):
 def test_each_rank_says_where_it_called(comm):
     text = message(comm)
     assert f'rank 0: barrier, called at {FILE}:{line_of("first")}' in text
-    assert ('rank 1: bcast_obj root=0 of scatter_dataset, in scatter_dataset() of scatter.py, '
+    assert ('rank 1: gather_obj root=0 of scatter_dataset, in scatter_dataset() of scatter.py, '
             f'called at {FILE}:{line_of("second")}') in text
     if comm.size > 2:
         assert ('allgather_obj of create_multi_node_evaluator, in evaluate() of '

@@ -99,6 +99,15 @@ def test_operations(files):
         pytest.approx(1e8))
 
 
+def test_waiting_for_data(tmp_path):
+    """Advice if it takes more than a twentieth of the time; also for a single rank."""
+    for waited in (4, 30):
+        path = write(tmp_path, 0, [span('wait for data', 0, waited), span('forward', waited, 100)],
+                     size=1)
+        text = summary.text(trace_files.read([path]))
+        assert ('Rank 0 waited 30% of the time for data: reading takes' in text) == (waited == 30)
+
+
 def test_the_exchange_in_the_background(tmp_path):
     path = write(tmp_path, 0, [span('backward', 0, 50), span('wait', 0, 10, 'wait', 1),
                                span('means', 10, 40, 'operation', 1, bytes=3000),

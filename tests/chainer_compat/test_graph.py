@@ -356,3 +356,20 @@ def test_a_check_of_layouts_runs_once():
     with pytest.raises(TypeError, match='must be a tuple'):
         node.apply((np.ones(2, 'f'),))
     assert node.n == 1
+
+
+def test_backward_enters_no_device_on_the_host(monkeypatch):
+    entered = []
+    using_device = chainer.using_device
+
+    def using(device):
+        entered.append(device)
+        return using_device(device)
+
+    x = Variable(np.ones(3, 'f'))
+    y = F.sum(F.sigmoid(x))
+    y.grad = np.ones((), 'f')
+    monkeypatch.setattr(chainer, 'using_device', using)
+    y.backward()
+    assert not entered
+    assert x.grad is not None

@@ -417,6 +417,7 @@ TESTS = {
     'updates_in_blocks': ['shims/test_optimizer_updates.py::test_the_same_bits'],
     'updates_in_one_pass': ['test_updates.py::test_few_calls_of_rules'],
     'quick_graph': ['test_graph.py::test_ordinary_calls_do_not_run_the_original'],
+    'device_of_backward': ['test_graph.py::test_backward_enters_no_device_on_the_host'],
     'removed_aliases': ['test_numpy_aliases.py::test_error'],
     'old_arguments': ['shims/test_old_arguments.py::test_the_same_bits',
                       'shims/test_old_arguments.py::test_one_warning_per_line'],

@@ -179,7 +179,7 @@ def train(name, change, dtype='f', each=None):
 def one_by_one(monkeypatch):
     """Update as Chainer does: the rule of each parameter, with whole arrays."""
     with monkeypatch.context() as patch:
-        patch.setattr(updates, 'update', lambda params: [param.update() for param in params])
+        patch.setattr(updates, 'update', lambda params, _: [param.update() for param in params])
         patch.setattr(block_updates, 'BLOCK', 1 << 40)
         with chainer.using_config('fused_updates', False):
             yield

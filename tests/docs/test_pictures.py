@@ -35,8 +35,8 @@ def labels(picture):
 def test_every_picture_has_a_test():
     assert {path.name for path in DOCS.glob('*.svg')} == {'architecture.svg'}  # test_architecture
     assert {path.name for path in PICTURES.iterdir() if path.suffix not in ('.py', '')} == {
-        'chain_list.svg', 'channels.svg', 'grid.svg', 'pseudo_connect.svg',  # model_parallelism.py
-        'check1.svg', 'check4.svg', 'timeline.svg', 'training_step.svg'}
+        'chain_list.svg', 'channels.svg', 'grid.svg', 'pipeline.svg',  # model_parallelism.py
+        'pseudo_connect.svg', 'check1.svg', 'check4.svg', 'timeline.svg', 'training_step.svg'}
 
 
 def test_model_parallelism():

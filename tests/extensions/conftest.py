@@ -5,6 +5,7 @@ import threading
 import pytest
 
 import chainermn
+from chainermn.extensions._checkpointing import late_copies
 
 
 @pytest.fixture(scope='module')
@@ -43,3 +44,9 @@ def folder(comm, tmp_path):
 def own_folder(tmp_path, monkeypatch):
     """The current folder of this rank, in which a trainer creates its folder."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def small_states_are_copied_late(monkeypatch):
+    """Models are small here."""
+    monkeypatch.setattr(late_copies, '_SMALL', 0)

@@ -24,6 +24,7 @@ RUNS = {
     'train_mnist_dual_parallel.py': (['--iteration', '2'], 4),
     'train_mnist_model_parallel.py': (['--iteration', '2'], 2),
     'train_parallel_conv.py': (['--iteration', '2'], 2),
+    'train_sharded.py': (['--epoch', '1'], 2),
     'train_uneven.py': (['--epoch', '1', '--iteration', '2'], 2),
     'seq2seq.py': (['--iteration', '2', '--unit', '8'], 2),
     'seq2seq_mp1.py': (['--iteration', '2'], 2),

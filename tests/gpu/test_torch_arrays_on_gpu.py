@@ -15,10 +15,13 @@ def _gpu_arrays():
     return gpu_arrays
 
 
-@pytest.mark.parametrize('view', [
-    lambda x: x, lambda x: x.reshape(3, 4), lambda x: x.reshape(2, 6, 1), lambda x: x[:1],
-    lambda x: x[1:], lambda x: x[1:1], lambda x: x.view('d'), lambda x: x.ravel()[5:],
-    lambda x: x[0, 3]], ids=str)
+VIEWS = {
+    'all': lambda x: x, 'reshaped': lambda x: x.reshape(3, 4), 'more axes': lambda x: x[:, :, None],
+    'first row': lambda x: x[:1], 'last row': lambda x: x[1:], 'empty': lambda x: x[1:1],
+    'other dtype': lambda x: x.view('d'), 'end': lambda x: x.ravel()[5:], 'one': lambda x: x[0, 3]}
+
+
+@pytest.mark.parametrize('view', VIEWS)
 @pytest.mark.parametrize('source', ['PyTorch', 'a view of PyTorch', 'CuPy'])
 def test_views_of_arrays_become_tensors_of_the_same_memory(gpu_arrays, view, source):
     if source == 'CuPy':
@@ -27,7 +30,7 @@ def test_views_of_arrays_become_tensors_of_the_same_memory(gpu_arrays, view, sou
         whole = gpu_arrays.array(torch.arange(12., device='cuda').reshape(2, 6))
     else:
         whole = gpu_arrays.array(torch.arange(20., device='cuda')[4:16].reshape(2, 6))
-    array = view(whole)
+    array = VIEWS[view](whole)
     tensor = gpu_arrays.tensor(array)
     assert tuple(tensor.shape) == array.shape
     assert array.size == 0 or tensor.data_ptr() == array.data.ptr

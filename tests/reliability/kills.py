@@ -1,8 +1,10 @@
 """Kills a training that checkpoints every step, again and again, and checks where it resumes.
 
 ``python tests/reliability/kills.py [--kills 500] [--jobs 2] [--seed 0]`` trains a small network on
-two processes.  Each is killed (SIGKILL: one rank, or all) at a random moment and started again,
-until a training finishes; then another one begins.  After every kill
+two processes: with Adam or MomentumSGD, at random with overlap, sharded states or accumulated
+gradients, so that states are copied while the training continues.  Each is killed (SIGKILL: one
+rank, or all) at a random moment and started again, until a training finishes; then another one
+begins.  After every kill
 
 - no file may be damaged, and only the newest save may be incomplete,
 - the next start must resume at the newest complete save, or begin if there is none,
@@ -32,8 +34,17 @@ from time_limits import seconds
 
 RANKS = 2
 
+#: Optimizer, and options of the multi-node optimizer.
+OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
+    'plain': ('MomentumSGD', {}),
+    'adam': ('Adam', {}),
+    'overlap': ('Adam', {'overlap': 'always'}),
+    'shards': ('Adam', {'shard_states': True}),
+    'accumulation': ('MomentumSGD', {'n_accumulations': 3}),
+}
 
-def work(folder: str, steps: int) -> None:
+
+def work(folder: str, steps: int, options: str) -> None:
     """Trains, in a rank."""
     import warnings
 
@@ -52,10 +63,13 @@ def work(folder: str, steps: int) -> None:
     examples = chainer.datasets.TupleDataset(data, (data.sum(axis=1) > 0).astype(np.int32))
     part = chainermn.scatter_dataset(examples, comm)
     model = chainer.links.Classifier(chainer.Sequential(
-        chainer.links.Linear(8, 64), chainer.functions.relu, chainer.functions.dropout,
-        chainer.links.Linear(64, 2)))
+        chainer.links.Linear(8, 128), chainer.links.BatchNormalization(128),
+        chainer.functions.relu, chainer.functions.dropout,
+        chainer.links.Linear(128, 300), chainer.functions.relu,  # 150 KB: its states are large
+        chainer.links.Linear(300, 2)))
+    name, arguments = OPTIONS[options]
     optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.MomentumSGD(0.05), comm).setup(model)
+        getattr(chainer.optimizers, name)(0.01), comm, **arguments).setup(model)
     updater = chainer.training.StandardUpdater(
         chainer.iterators.SerialIterator(part, 7), optimizer)
     trainer = chainer.training.Trainer(updater, (steps, 'iteration'), out=folder)
@@ -70,8 +84,10 @@ def work(folder: str, steps: int) -> None:
         say(f'starts at {start} {"complete" if is_complete else "incomplete"}')
     clean_end.add(lambda: say('has ended'))  # the files are removed after this
     trainer.run()
+    arrays = [*(param.array for _, param in sorted(model.namedparams())),
+              model.predictor[1].avg_mean, model.predictor[1].avg_var]
     digest = hashlib.sha256(b''.join(
-        param.array.tobytes() for _, param in sorted(model.namedparams()))).hexdigest()
+        array.tobytes() for array in comm.bcast_obj(arrays))).hexdigest()
     say(f'ends with {digest}')
 
 
@@ -84,9 +100,10 @@ class Life:
     """One training, from its first start to its end, with all its kills."""
 
     def __init__(self, rng: random.Random, steps: int, counts: collections.Counter[str],
-                 may_kill: threading.Semaphore) -> None:
+                 may_kill: threading.Semaphore, options: str) -> None:
         self.rng = rng
         self.steps = steps
+        self.options = options
         self.counts = counts
         self.may_kill = may_kill
 
@@ -114,7 +131,7 @@ class Life:
         """Start the training and kill it; return its output, and whether it succeeded."""
         process = subprocess.Popen(
             ['mpiexec', '-n', str(RANKS), sys.executable, os.path.abspath(__file__),
-             '--work', folder, '--steps', str(self.steps)],
+             '--work', folder, '--steps', str(self.steps), '--options', self.options],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env={**os.environ, 'OMP_NUM_THREADS': '1'})
         lines: list[str] = []
@@ -186,13 +203,15 @@ class Life:
 def run(kills: int, jobs: int, seed: int, steps: int) -> collections.Counter[str]:
     """Run until that many kills; return counts of events."""
     counts: collections.Counter[str] = collections.Counter()
-    expected = Life(random.Random(seed), steps, counts, threading.Semaphore(0)).live()
+    expected = {options: Life(random.Random(seed), steps, counts, threading.Semaphore(0),
+                              options).live() for options in OPTIONS}
     budget = threading.Semaphore(kills)
 
     def lives(job: int) -> None:
         rng = random.Random(f'{seed} {job}')
         while counts['kills'] < kills:
-            assert Life(rng, steps, counts, budget).live() == expected
+            options = rng.choice([*OPTIONS])
+            assert Life(rng, steps, counts, budget, options).live() == expected[options], options
             print(dict(counts), flush=True)
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -210,9 +229,10 @@ def main() -> None:
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--steps', type=int, default=200, help='steps of each job')
     parser.add_argument('--work', help=argparse.SUPPRESS)
+    parser.add_argument('--options', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        work(args.work, args.steps)
+        work(args.work, args.steps, args.options)
         return
     start = time.perf_counter()
     counts = run(args.kills, args.jobs, args.seed, args.steps)

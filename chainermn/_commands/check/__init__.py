@@ -9,7 +9,7 @@ import json
 import sys
 import threading
 
-from chainermn._commands.check import smoke_tests, system_info
+from chainermn._commands.check import shards, smoke_tests, system_info
 from chainermn._commands.check.printing import print_report
 from chainermn._commands.check.results import Report
 from chainermn._commands.check.time_limit import TimeLimit
@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the options."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument('--shards', default='', metavar='PATTERN',
+                        help="also read files such as 'train-*.npz' on all ranks: how fast, and "
+                             'whether any is broken')
     parser.add_argument('--json', action='store_true', help='print the report as JSON')
     parser.add_argument('--svg', default='', metavar='FILE',
                         help='also save the report as an SVG image (needs rich)')
@@ -63,8 +66,15 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         report = Report.from_ranks(infos) if infos is not None else None
         limit.stage = 'testing the communicators'
         results = smoke_tests.run_all(limit)
+        readings = None
+        if options.shards:
+            limit.stage = f'reading {options.shards}'
+            readings = mpi_comm.gather(
+                shards.read(options.shards, info.host, mpi_comm.rank, mpi_comm.size))
         if report is not None:
             report.add(results)
+            if readings is not None:
+                shards.add_to(report, options.shards, readings)
             # With the mpiexec of another MPI library, every process is rank 0 of 1.
             if is_first_rank:
                 _print(report, options)

@@ -188,12 +188,12 @@ class NcclTransport(DeviceTransport):
     def mean_for_owners(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
         import cupy
 
-        is_own = type(self).mean is not NcclTransport.mean
-        padded = None if is_own else _padded(arrays, owners, self.size)
+        is_overridden = type(self).mean is not NcclTransport.mean
+        padded = None if is_overridden else _padded(arrays, owners, self.size)
         if padded is None:
             super().mean_for_owners(arrays, owners)
             return
-        own = [array for array, owner in zip(arrays, owners, strict=True) if owner == self.rank]
+        own = _of_owner(arrays, owners, self.rank)
         with self._on_stream():
             dtype, batched = self._transfer_dtype(), self.group.batched_copy
             x = packing.pack(padded, dtype, batched, 1 / self.size)
@@ -207,9 +207,9 @@ class NcclTransport(DeviceTransport):
     def copy_arrays(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
         import cupy
 
+        is_overridden = type(self).bcast_arrays is not NcclTransport.bcast_arrays
         for group, of_group in arrays.by_owner(owners):
-            is_own = type(self).bcast_arrays is not NcclTransport.bcast_arrays
-            padded = None if is_own else _padded(group, of_group, self.size)
+            padded = None if is_overridden else _padded(group, of_group, self.size)
             if padded is None:
                 super().copy_arrays(group, tuple(of_group))
                 continue
@@ -217,8 +217,7 @@ class NcclTransport(DeviceTransport):
                 n = sum(array.size for array in padded) // self.size
                 y = cupy.empty(n * self.size, group[0].dtype)
                 x = y[self.rank * n:(self.rank + 1) * n]
-                own = [array for array, owner in zip(group, of_group, strict=True)
-                       if owner == self.rank]
+                own = _of_owner(group, of_group, self.rank)
                 batched = self.group.batched_copy and x.dtype.kind == 'f'
                 if own:
                     x[:sum(array.size for array in own)] = packing.pack(own, batched=batched)
@@ -341,11 +340,8 @@ def _padded(arrays: ArrayList, owners: Sequence[int], size: int) -> list[Array] 
     """
     import cupy
 
-    by_rank: list[list[Array]] = [[] for _ in range(size)]
-    counts = [0] * size
-    for array, owner in zip(arrays, owners, strict=True):
-        by_rank[owner].append(array)
-        counts[owner] += array.size
+    by_rank = [_of_owner(arrays, owners, rank) for rank in range(size)]
+    counts = [sum(array.size for array in found) for found in by_rank]
     length = max(counts)
     n_unused = length * size - sum(counts)
     if 2 * n_unused > sum(counts):
@@ -356,6 +352,10 @@ def _padded(arrays: ArrayList, owners: Sequence[int], size: int) -> list[Array] 
             found.append(unused[start:start + length - count])
             start += length - count
     return [*itertools.chain(*by_rank)]
+
+
+def _of_owner(arrays: Sequence[Array], owners: Sequence[int], rank: int) -> list[Array]:
+    return [array for array, owner in zip(arrays, owners, strict=True) if owner == rank]
 
 
 def check_grad_dtype(dtype: object) -> np.dtype:

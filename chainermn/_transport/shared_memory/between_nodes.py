@@ -19,7 +19,10 @@ PART, SUM = 1, 2  # tags of messages
 _POLLS = 20  # without yielding
 _YIELDS = 20  # polls after a sched_yield each
 _POLL_INTERVAL = 1e-4  # seconds between later polls
-_PASSIVE_POLL_INTERVAL = 4e-4  # while the cores have other work
+_PASSIVE_POLL_INTERVAL = 2e-3  # while the cores have other work
+#: Seconds; a poll that takes longer has moved data, some 60 KB, and the next one can move more.
+_IDLE_POLL = 5e-6
+_BUSY_POLLS = 64  # at most, without a pause
 
 
 class NodeExchange:
@@ -66,17 +69,19 @@ class NodeReduction(NodeExchange):
 
     Args:
         inter: One rank of each node.
-        parts: The part of the slice for each node.  The sum replaces this node's.
+        parts: The part of the slice for each node.
         received: Memory for the parts of other nodes.
         waiting: Waits for requests.
+        result: Receives the sum of this node's part; by default that part itself.
     """
 
     def __init__(self, inter: MPI.Intracomm, parts: Sequence[np.ndarray], received: np.ndarray,
-                 waiting: Waiting) -> None:
+                 waiting: Waiting, result: np.ndarray | None = None) -> None:
         super().__init__(inter, waiting)
         n, me = inter.size, inter.rank
         others = _others(inter)
-        self._own = own = parts[me]
+        own = parts[me]
+        self._result = own if result is None else result
         size = own.size
         self._parts = [(node, parts[node]) for node in others if parts[node].size]
         self._received = [(node, received[i * size:(i + 1) * size])
@@ -97,7 +102,7 @@ class NodeReduction(NodeExchange):
             total = np.add(first, second, self._total)
             for term in others:
                 np.add(total, term, total)
-            np.multiply(total, 1 if scale is None else scale, self._own)
+            np.multiply(total, 1 if scale is None else scale, self._result)
 
 
 class NodeSum(NodeReduction):
@@ -108,19 +113,23 @@ class NodeSum(NodeReduction):
 
     Args:
         inter: One rank of each node.
-        data: The slice of this node, which the sum replaces.
+        data: The slice of this node.
         received: Memory for the parts of other nodes: one element per node more than the slice.
         waiting: Waits for requests.
+        result: Receives the sum, from ``combine`` on; by default ``data`` itself.
     """
 
     def __init__(self, inter: MPI.Intracomm, data: np.ndarray, received: np.ndarray,
-                 waiting: Waiting) -> None:
-        super().__init__(inter, split(inter, data)[0], received, waiting)
+                 waiting: Waiting, result: np.ndarray | None = None) -> None:
+        parts, others = split(inter, data)
+        results = parts if result is None else split(inter, result)[0]
+        super().__init__(inter, parts, received, waiting, results[inter.rank])
+        self._sums = [(node, results[node]) for node in others if results[node].size]
 
     def combine(self, scale: np.generic | None) -> None:
         super().combine(scale)
-        inter, own = self._inter, self._own
-        self._requests = [inter.Irecv(part, node, SUM) for node, part in self._parts]
+        inter, own = self._inter, self._result
+        self._requests = [inter.Irecv(part, node, SUM) for node, part in self._sums]
         self._requests += [inter.Isend(own, node, SUM) for node, _ in self._received]
 
 
@@ -190,7 +199,7 @@ class Waiting:
     def wait(self, requests: list[MPI.Request]) -> None:
         """Wait for all requests, and empties the list."""
         polls = 0
-        while not MPI.Request.Testall(requests):
+        while not _are_complete(requests):
             polls += 1
             if self.is_passive:
                 time.sleep(_PASSIVE_POLL_INTERVAL)
@@ -199,3 +208,16 @@ class Waiting:
             elif polls > _POLLS:
                 os.sched_yield()
         requests.clear()
+
+
+def _are_complete(requests: list[MPI.Request]) -> bool:
+    """Poll requests as long as there is data to move; return whether all are complete."""
+    start = time.perf_counter()
+    for _ in range(_BUSY_POLLS):
+        if MPI.Request.Testall(requests):
+            return True
+        end = time.perf_counter()
+        if end - start < _IDLE_POLL:
+            break
+        start = end
+    return False

@@ -53,6 +53,7 @@ from chainermn._transport.shared_memory.stages import (
     CopiedChunk,
     DirectChunk,
     PackedChunk,
+    SentChunk,
 )
 from chainermn._transport.shared_memory.window import Window
 from chainermn._transport.topology import Topology
@@ -69,6 +70,9 @@ CHUNK_BETWEEN_NODES = 2 * 1024 * 1024
 #: While no exchange is larger than a few of these, memory for larger chunks is not allocated.
 SMALL_CHUNK = 64 * 1024
 SMALL_EXCHANGE = 4 * SMALL_CHUNK
+
+#: Ranks that are alone on their hosts send arrays of at least this part of a chunk by themselves.
+SENT = 4
 
 #: A chunk of more pieces than this is packed first, which costs a copy but no time per piece.
 FEW = 8
@@ -110,25 +114,28 @@ def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int) -> SharedMemory |
         The shared memory; or ``None`` on every rank, with a warning, if one rank cannot allocate
         it.
     """
-    intra = cast(MPI.Intracomm, mpi_comm.Split(topology.inter_rank, mpi_comm.rank))
+    # With many ranks on few cores, each collective here takes time.
+    intra = cast(MPI.Intracomm, mpi_comm if topology.inter_size == 1 else mpi_comm.Split(
+        topology.inter_rank, mpi_comm.rank))
     inputs, outputs = _INPUTS * chunk, _outputs(topology) * chunk  # the first rank has the outputs
     made: list[Window] = []
 
-    def check_space() -> None:
+    def check() -> None:
         if intra.rank == 0:
-            _check_space(intra.size * inputs + outputs)
+            check_space(intra.size * inputs + outputs)
 
     def allocate() -> None:
         made.append(Window(intra, inputs + (outputs if intra.rank == 0 else 0),
                            f'rank {mpi_comm.rank}'))
+        _write_first(made[0].segments, intra.rank, topology, chunk)
 
-    for attempt in (check_space, allocate):
-        failures = _failures(mpi_comm, attempt)
-        if failures:
+    for attempt in (check, allocate):
+        if found := failures(mpi_comm, attempt):
             for window in made:
                 window.free()
-            intra.Free()
-            warnings.warn(f'no shared memory on {failures}; host arrays are summed by MPI, which '
+            if intra is not mpi_comm:
+                intra.Free()
+            warnings.warn(f'no shared memory on {found}; host arrays are summed by MPI, which '
                           'is slower', RuntimeWarning, stacklevel=2)
             return None
     return SharedMemory(mpi_comm, topology, intra, made[0], chunk)
@@ -140,12 +147,12 @@ class SharedMemory:
     def __init__(self, mpi_comm: MPI.Comm, topology: Topology, intra: MPI.Comm, window: Window,
                  chunk: int) -> None:
         self._rank, self._nodes = mpi_comm.rank, topology.nodes
-        self._intra = intra
+        self._intra, self._is_split = intra, intra is not mpi_comm
         self._window = window
         self.chunk = chunk
         # The number of ranks that reduce on each node.
-        self._slices = slices = topology.smallest_node
-        reduces = intra.rank < slices
+        self._slices = topology.smallest_node
+        reduces = intra.rank < self._slices
         self._inter: MPI.Intracomm | None = None
         self._in_flight = 0
         self._size = mpi_comm.size
@@ -161,15 +168,9 @@ class SharedMemory:
             np.empty(chunk + 8 * topology.inter_size, np.uint8) for _ in range(outputs)]
         self._inputs = [segment[:_INPUTS * chunk] for segment in window.segments]
         self._output = window.segments[0][_INPUTS * chunk:]
-        # A page is allocated near the core that writes to it first.
-        self._inputs[intra.rank][:] = 0
-        if reduces:
-            begin, end = chunking.slices(chunk, slices)[intra.rank]
-            self._output.reshape(outputs, chunk)[:, begin:end] = 0
         self._step = 0
         self._plans: dict[tuple[object, ...], _Plan] = {}
         self._failure: BaseException | None = None
-        intra.Barrier()
 
     def sum(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray] | None = None,
             scale: float | None = None) -> None:
@@ -205,7 +206,8 @@ class SharedMemory:
                 results: Sequence[np.ndarray] | None, scale: float | None) -> None:
         factor = None if scale is None else plan.dtype.type(scale)
         is_in_place = results is None or results is arrays
-        results = arrays if results is None else results
+        arrays = plan.ordered(arrays)
+        results = arrays if results is None else plan.ordered(results)
         try:
             targets = sources = _flattened(results, plan.flat)
             if not is_in_place:
@@ -271,7 +273,8 @@ class SharedMemory:
             self._window.free()
         if self._inter is not None:
             self._inter.Free()
-        self._intra.Free()
+        if self._is_split:
+            self._intra.Free()
 
     def _run(self, chunks: list[Chunk], sources: list[np.ndarray], targets: list[np.ndarray],
              scale: np.generic | None = None) -> None:
@@ -295,7 +298,7 @@ class SharedMemory:
             if in_flight and combined <= k < count + combined:
                 chunks[k - combined].combine(scale)
             if lag <= k < count + lag:
-                chunks[k - lag].reduce(sources, scale)
+                chunks[k - lag].reduce(sources, targets, scale)
             window.publish(base + k + 1)
         self._step = base + count + last
 
@@ -329,6 +332,9 @@ class SharedMemory:
         dtype = array_buffers.summed_in(arrays[0].dtype)
         if owners:
             return self._plan_for_owners(arrays.shapes, dtype, owners)
+        if self._inter is not None and self._size == self._inter.size and not is_encoded and (
+                dtype == arrays[0].dtype):
+            return self._plan_to_send(arrays.shapes, dtype, self._inter)
         return self._plan_to_sum(arrays.shapes, dtype, is_encoded)
 
     def _plan_to_copy(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...]) -> _Plan:
@@ -401,12 +407,28 @@ class SharedMemory:
         return [chunking.owned_slices(parts, self._nodes, self._slices)
                 for parts in owned_parts.dealt(tuple(sizes), owners, self._nodes, length)]
 
-    def _plan_to_sum(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype, is_encoded: bool
-                     ) -> _Plan:
+    def _plan_to_send(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype,
+                      inter: MPI.Intracomm) -> _Plan:
+        """Create a plan for ranks that are alone on their hosts: large arrays are not copied."""
+        sizes = [*map(math.prod, shapes)]
+        length = self.chunk // dtype.itemsize
+        order = sorted(range(len(sizes)), key=lambda n: sizes[n] < length // SENT)
+        count = sum(size >= length // SENT for size in sizes)
+        chunks: list[Chunk] = [
+            SentChunk(piece, inter, self._received[number % self._n_outputs].view(dtype),
+                      self._waiting)
+            for number, (piece,) in enumerate(chunking.cut(
+                [sizes[n] for n in order[:count]], length, range(count)))]
+        others = self._plan_to_sum([shapes[n] for n in order], dtype, False, count, len(chunks))
+        return _Plan(chunks + others.chunks, [*range(count), *others.flat], dtype, order)
+
+    def _plan_to_sum(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype, is_encoded: bool,
+                     first: int = 0, base: int = 0) -> _Plan:
+        """Create a plan that sums arrays, from one of them on, in chunks from that number on."""
         flat: set[int] = set()
         chunks: list[Chunk] = []
-        for number, pieces in enumerate(chunking.cut(
-                [*map(math.prod, shapes)], self.chunk // dtype.itemsize)):
+        sizes = [0] * first + [*map(math.prod, shapes[first:])]
+        for number, pieces in enumerate(chunking.cut(sizes, self.chunk // dtype.itemsize), base):
             views = self._views(pieces[-1].end, number, dtype)
             own, nodes = self._own_slice(views[-1], number, is_encoded)
             if len(pieces) <= FEW:
@@ -456,6 +478,11 @@ class _Plan(NamedTuple):
     chunks: list[Chunk]
     flat: Sequence[int]  # indices of the arrays that must be flat
     dtype: np.dtype  # of the sums
+    order: Sequence[int] | None = None  # in which these indices count the arrays
+
+    def ordered(self, arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Return arrays in the order of the plan."""
+        return arrays if self.order is None else [arrays[n] for n in self.order]
 
 
 def _flattened(arrays: Sequence[np.ndarray], numbers: Sequence[int]) -> list[np.ndarray]:
@@ -475,7 +502,16 @@ def _copy_back(flat: Sequence[np.ndarray], arrays: Sequence[np.ndarray], numbers
             array[...] = flat[number].reshape(array.shape)
 
 
-def _check_space(size: int) -> None:
+def _write_first(segments: Sequence[np.ndarray], rank: int, topology: Topology, chunk: int) -> None:
+    """Write to the memory of this rank: a page is allocated near the core that does so first."""
+    segments[rank][:_INPUTS * chunk] = 0
+    if rank < topology.smallest_node:
+        begin, end = chunking.slices(chunk, topology.smallest_node)[rank]
+        outputs = segments[0][_INPUTS * chunk:].reshape(_outputs(topology), chunk)
+        outputs[:, begin:end] = 0
+
+
+def check_space(size: int) -> None:
     """Raise if ``/dev/shm`` has too little space for the window.
 
     Otherwise the first write to the window would kill the process; and some MPI libraries do not
@@ -491,12 +527,18 @@ def _check_space(size: int) -> None:
             raise OSError(errno.ENOSPC, f'/dev/shm has {free} bytes left, and {size} are needed')
 
 
-def _failures(mpi_comm: MPI.Comm, attempt: Callable[[], object]) -> str:
+def failures(mpi_comm: MPI.Comm, attempt: Callable[[], object]) -> str:
     """Call a function on all ranks; return the errors by rank, the same text on all ranks."""
     failure = ''
     try:
         attempt()
     except Exception as error:
-        failure = error.Get_error_string() if isinstance(error, MPI.Exception) else str(error)
+        failure = (error.Get_error_string() if isinstance(error, MPI.Exception) else str(error)
+                   ) or type(error).__name__
+    # Almost always there is none, and it takes less time to find that out.
+    has_failed = np.array([bool(failure)])
+    mpi_comm.Allreduce(MPI.IN_PLACE, has_failed, MPI.LOR)
+    if not has_failed[0]:
+        return ''
     groups = group_ranks(enumerate(mpi_comm.allgather(failure)))
     return '; '.join(f'{ranks_text(ranks)} ({text})' for text, ranks in groups.items() if text)

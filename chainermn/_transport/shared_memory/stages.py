@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chainermn._transport.shared_memory.between_nodes import NodeExchange
+from chainermn._process.mpi import MPI
+from chainermn._transport.shared_memory.between_nodes import NodeExchange, NodeSum, Waiting
 from chainermn._transport.shared_memory.chunking import ChunkPieces, Piece, within
 
 
@@ -26,7 +27,8 @@ class Chunk:
     def pack(self, arrays: list[np.ndarray]) -> None:
         """Copy the parts of this rank's arrays that other ranks need into the shared window."""
 
-    def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
+    def reduce(self, arrays: list[np.ndarray], results: list[np.ndarray],
+               scale: np.generic | None) -> None:
         """Write this rank's slice of the node's result to the window, and send it to others."""
 
     def combine(self, scale: np.generic | None) -> None:
@@ -77,7 +79,8 @@ class DirectChunk(Chunk):
         for place, array, part in self._packed:
             place[...] = arrays[array][part]
 
-    def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
+    def reduce(self, arrays: list[np.ndarray], results: list[np.ndarray],
+               scale: np.generic | None) -> None:
         for place, array, part, lower, higher in self._reduced:
             _add([*lower, arrays[array][part], *higher], place)
         if self._nodes is not None:
@@ -121,7 +124,8 @@ class PackedChunk(Chunk):
         np.concatenate([x for pieces in self._pieces for x in pieces.of(arrays)], None,
                        self._packed, casting='same_kind')
 
-    def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
+    def reduce(self, arrays: list[np.ndarray], results: list[np.ndarray],
+               scale: np.generic | None) -> None:
         if self._is_empty:
             return
         _add(self._inputs, self._slice)
@@ -132,6 +136,35 @@ class PackedChunk(Chunk):
 
     def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         _copy(self._unpacked, arrays)
+
+
+class SentChunk(Chunk):
+    """A chunk of one array, of ranks that are alone on their hosts: nothing is copied.
+
+    It is sent from the array, and its sum is received into the array for the result.
+
+    Args:
+        piece: The contents of the chunk.
+        inter: The ranks.
+        received: Memory for messages.
+        waiting: Waits for requests.
+    """
+
+    def __init__(self, piece: Piece, inter: MPI.Intracomm, received: np.ndarray, waiting: Waiting
+                 ) -> None:
+        super().__init__(None)
+        self._array, self._part = piece.array, piece.part
+        self._inter, self._received, self._waiting = inter, received, waiting
+
+    def reduce(self, arrays: list[np.ndarray], results: list[np.ndarray],
+               scale: np.generic | None) -> None:
+        self._nodes = NodeSum(self._inter, arrays[self._array][self._part], self._received,
+                              self._waiting, results[self._array][self._part])
+        self._nodes.start(None)
+
+    def finish(self) -> None:
+        super().finish()
+        self._nodes = None  # it refers to the arrays
 
 
 class CopiedChunk(Chunk):
@@ -151,7 +184,8 @@ class CopiedChunk(Chunk):
         self._unpacked = [(pieces, pieces.places(output))
                           for is_own, pieces in parts if not is_own]
 
-    def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
+    def reduce(self, arrays: list[np.ndarray], results: list[np.ndarray],
+               scale: np.generic | None) -> None:
         for pieces, place in self._packed:
             np.concatenate(pieces.of(arrays), None, place)
         if self._nodes is not None:

@@ -33,6 +33,7 @@ class Window:
         mpi_comm: The ranks of the node; nothing else may use this communicator.
         size: Bytes of this rank's segment.
         name: The name of this rank in errors.
+        detects_ends: Whether to raise an error if the process of another rank has ended.
 
     Raises:
         MPI.Exception: If no shared memory is available.  MPI libraries raise it on all ranks.
@@ -45,13 +46,17 @@ class Window:
 
     is_passive = False
 
-    def __init__(self, mpi_comm: MPI.Intracomm, size: int, name: str) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, size: int, name: str, detects_ends: bool = True
+                 ) -> None:
+        # At its limit of communicators, MPICH crashes in the next call, but raises an error here.
+        mpi_comm.Dup().Free()
         info = MPI.Info.Create({'alloc_shared_noncontig': 'true',
                                 'mpi_minimum_memory_alignment': str(_PAGE)})
         self._window = MPI.Win.Allocate_shared(_PAGE + size, 1, info, mpi_comm)
         info.Free()
         self._window.Lock_all(MPI.MODE_NOCHECK)  # required for Sync
         self._mpi_comm = mpi_comm
+        self._detects_ends = detects_ends
         memory = [self._window.Shared_query(rank)[0].cast('B') for rank in range(mpi_comm.size)]
         complete = [np.frombuffer(segment, np.uint8) for segment in memory]
         # For each rank its counter, and 0 or 1 + the rank whose failure it has noticed.
@@ -104,7 +109,7 @@ class Window:
         time.sleep(_POLL_INTERVAL)
         # Lets MPI make progress with messages that this rank has sent.
         self._mpi_comm.Iprobe()
-        if polls % _CHECK == 0:
+        if polls % _CHECK == 0 and self._detects_ends:
             self._check()
 
     def _check(self) -> None:

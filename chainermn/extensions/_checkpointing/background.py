@@ -27,18 +27,21 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
 
-    def start(self, path: str, job: Callable[[], None]) -> None:
+    def start(self, path: str, job: Callable[[], None],
+              first: Callable[[], None] = lambda: None) -> None:
         """Start a job.  The job before must be joined.
 
         Args:
             path: Path of the file that the job writes, for its error.
             job: Function that uses only memory that nobody else changes.
+            first: Function that is called before jobs of other writers end, and raises nothing.
         """
         writers = runtime.get(_Writers)
         before = writers.newest
 
         def run() -> None:
             try:
+                first()
                 if before is not None:
                     before.join()
                 job()

@@ -3,6 +3,7 @@
 If another number of ranks saved, their data sets have other lengths.  So model, optimizer and
 iteration are as saved, but each iterator continues at the same fraction of the same epoch, in an
 order of its own; with an order sampler that can resume, at the same sample of the same order.
+Iterators with a true ``has_global_position`` save a position of all ranks, which any rank loads.
 """
 from __future__ import annotations
 
@@ -63,14 +64,20 @@ def capture_epochs(target: object) -> dict[str, np.ndarray]:
     return {EPOCHS: np.frombuffer(json.dumps(details).encode(), np.uint8)}
 
 
-def is_loadable(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object) -> bool:
+def is_loadable(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object,
+                is_resized: bool) -> bool:
     """Return whether an iterator can load the saved arrays of another one of the same job.
 
     Args:
         arrays: The saved arrays by name.
         prefix: Prefix of the names of the iterator's arrays.
         iterator: The iterator to load.
+        is_resized: Whether the job had another number of ranks.
     """
+    if getattr(iterator, 'has_global_position', False):
+        return True
+    if is_resized:
+        return False
     if hasattr(getattr(iterator, 'order_sampler', None), 'resume'):
         return False  # each rank has its own samples
     return all(arrays[prefix + key].shape == array.shape
@@ -84,6 +91,8 @@ def find_problem(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object
     The lengths of orders are compared when they are loaded.
     """
     length, key = _length(iterator), prefix + 'current_position'
+    if getattr(iterator, 'has_global_position', False):
+        return []
     if not length or key not in arrays or any(
             prefix + order in arrays and arrays[prefix + order].ndim for order in _ORDERS):
         return []

@@ -127,7 +127,8 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
         progress = {
             prefix: IteratorProgress(arrays, prefix, iterator, saved_by)
             for prefix, iterator in iterators.items()
-            if is_resized or (is_replica and not is_loadable(arrays, prefix, iterator))}
+            if (is_resized or is_replica)
+            and not is_loadable(arrays, prefix, iterator, is_resized)}
         different.texts += [
             text for prefix, iterator in iterators.items() if prefix not in progress
             for text in find_problem(arrays, prefix, iterator)]

@@ -19,6 +19,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import rank_file
 from chainermn.extensions._checkpointing.background import BackgroundWriter
 from chainermn.extensions._checkpointing.job_lock import JobLock
+from chainermn.extensions._checkpointing.late_copies import LateCopies
 from chainermn.extensions._checkpointing.rank_file import Tag
 from chainermn.extensions._checkpointing.save_names import SaveNames
 
@@ -32,6 +33,7 @@ class Save:
     arrays: Mapping[str, np.ndarray] | None  # until they are written; None on a rank without file
     buffers: set[str] = field(default_factory=set)
     own: set[str] = field(default_factory=set)  # as buffers, an argument of rank_file.write
+    late: LateCopies = field(default_factory=LateCopies)  # the arrays that are not complete yet
     compress: bool = False
     names: SaveNames | None = None  # of the save and of those that it makes obsolete
     on_written: Callable[[], None] | None = None  # called by the thread
@@ -137,11 +139,12 @@ class Saver:
             try:
                 self._remove_obsolete()
                 if save.arrays is not None:
+                    save.late.check()
                     self._write(save, save.arrays, tag)
             finally:
                 save.arrays = None  # frees the memory
 
-        self.background.start(save.path, job)
+        self.background.start(save.path, job, first=save.late.finish)
 
     def flush(self) -> None:
         """Complete the save in flight, and remove obsolete saves.  Collective: every rank calls it.

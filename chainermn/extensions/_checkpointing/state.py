@@ -10,6 +10,7 @@ import chainer
 import numpy as np
 
 from chainermn._types import Object
+from chainermn.extensions._checkpointing.late_copies import LateCopies
 from chainermn.optimizers._delegate import unwrap
 
 _RANDOM = 'chainermn/random/'
@@ -21,16 +22,24 @@ _T = TypeVar('_T')
 
 
 class _CopySerializer(chainer.serializers.DictionarySerializer):
-    """A DictionarySerializer that copies the arrays."""
+    """A DictionarySerializer that copies the arrays, except those that are copied later."""
+
+    def __init__(self, late: LateCopies, target: dict[str, np.ndarray] | None = None,
+                 path: str = '') -> None:
+        super().__init__(target, path)
+        self._late = late
 
     def __getitem__(self, key: str) -> _CopySerializer:
-        return _CopySerializer(self.target, self.path + key.strip('/') + '/')
+        return _CopySerializer(self._late, self.target, self.path + key.strip('/') + '/')
 
     def __call__(self, key: str, value: _T) -> _T:
-        super().__call__(key, value)
-        if not isinstance(value, chainer.backends.cuda.ndarray):  # that one was copied to the host
-            name = self.path + key.lstrip('/')
-            self.target[name] = copy_array(self.target[name])
+        name = self.path + key.lstrip('/')
+        if isinstance(value, np.ndarray):
+            self.target[name] = value if value in self._late else copy_array(value)
+        else:
+            super().__call__(key, value)
+            if not isinstance(value, chainer.backends.cuda.ndarray):  # it was copied to the host
+                self.target[name] = copy_array(self.target[name])
         return value
 
 
@@ -56,30 +65,34 @@ def as_serializable(target: object) -> object:
     return _Parts(target) if isinstance(target, Mapping) else target
 
 
-def copy_state(target: object) -> dict[str, np.ndarray]:
+def copy_state(target: object, late: LateCopies | None = None) -> dict[str, np.ndarray]:
     """Copy everything that an object serializes.  Waits for the GPU.
 
     Args:
         target: An object that Chainer can serialize, such as a trainer or a link.
+        late: The arrays to copy later.
 
     Returns:
         New arrays in host memory, by name.
     """
-    serializer = _CopySerializer()
+    late = late or LateCopies()
+    serializer = _CopySerializer(late)
     serializer.save(target)
+    late.begin(serializer.target)
     return serializer.target
 
 
-def copy_with_random(target: object) -> dict[str, np.ndarray]:
+def copy_with_random(target: object, late: LateCopies) -> dict[str, np.ndarray]:
     """Copy everything that an object serializes, and the random number generators.
 
     Args:
         target: An object that Chainer can serialize, or a dictionary of such objects.
+        late: The arrays to copy later.
 
     Returns:
         New arrays in host memory, by name.
     """
-    arrays = copy_state(as_serializable(target))
+    arrays = copy_state(as_serializable(target), late)
     prefetching = _Parts({
         prefix.rstrip('/'): part for prefix, part in find_parts(target).items()
         if hasattr(unwrap(part), '_prefetch_loop')})
@@ -135,6 +148,16 @@ def find_parts(target: object) -> dict[str, Object]:
         parts[f'updater/optimizer:{name}/'] = optimizer
         parts[f'updater/model:{name}/'] = optimizer.target
     return parts
+
+
+def late_copies(target: object) -> LateCopies:
+    """Return what can be copied later: the states of the optimizers of an object."""
+    optimizers = (unwrap(part) for part in find_parts(target).values())
+    # Another serialize may change states before it returns, such as swap averages back.
+    models = (optimizer.target for optimizer in optimizers
+              if isinstance(optimizer, chainer.Optimizer)
+              and type(optimizer).serialize is chainer.Optimizer.serialize)
+    return LateCopies(model for model in models if isinstance(model, chainer.Link))
 
 
 def find_buffers(target: object, keys: Iterable[str]) -> set[str]:

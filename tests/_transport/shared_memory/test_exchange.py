@@ -41,10 +41,13 @@ def create(mpi_comm, chunk=CHUNK):
     return exchange.create(mpi_comm, place, chunk or exchange.chunk_size(place))
 
 
-@pytest.fixture(scope='module')
-def memory():
+@pytest.fixture(scope='module', params=['one host', 'a host per rank'])
+def memory(request):
+    """Shared memory of ranks on one host, or as if they were on several."""
     mpi_comm = MPI_COMM.Dup()
-    memory = create(mpi_comm)
+    hosts = 1 if request.param == 'one host' else SIZE
+    place = topology.of(RANK, [topology.Place(f'node{rank % hosts}', 1) for rank in range(SIZE)])
+    memory = exchange.create(mpi_comm, place, CHUNK)
     yield memory
     memory.free()
     mpi_comm.Free()

@@ -286,6 +286,8 @@ DIFFERENT = {
     ('Convolution2DFunction._forward_cpu_core', 1): 'padding times the weight',
     ('Convolution2DGradW._forward_cpu_core', 1): 'padding times the gradient',
     ('GeneralBatchNormalizationImpl.forward', 0): 'infinite gamma',
+    ('BatchNormalization.forward', 1): 'infinite gamma',
+    ('BatchNormalization.forward', 3): 'infinite gamma, with running statistics',
     ('GeneralBatchNormalizationImpl.backward', 4): 'inverse standard deviation',
     ('input_gradient', 3): 'mean', ('input_gradient', 4): 'inverse standard deviation',
     ('gradient_sums', 3): 'inverse standard deviation', ('input_gradient', 6): 'count',

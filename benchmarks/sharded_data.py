@@ -1,0 +1,233 @@
+"""Samples per second from shards, compared with MosaicML Streaming and WebDataset.
+
+Run it in an environment with ChainerMN; rivals that are not installed are left out:
+``python benchmarks/sharded_data.py [--rounds 5] [--samples 20000] [--png FILE]``, after
+``pip install mosaicml-streaming webdataset``.
+
+Samples are digits: 64 float32 values and an int32 label, in shards of 2,000, on a local disk and in
+the page cache.  Each reader runs in one process, reads all samples in shuffled order, and returns
+arrays of batches of 32.  In turns; the ratio is that to the faster rival in the same round.  Then
+the time of a training step with an own reader that takes 80 % of it, relative to a step without
+data: the reader waits, as for a disk, and the step computes.
+"""
+
+import importlib.util
+import io
+import itertools
+import pathlib
+import statistics
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+
+import _rounds
+import numpy as np
+
+GOAL = 1.
+STEP_GOAL = 1.05
+BATCH, PER_SHARD = 32, 2000
+
+
+class Alone:
+    """A communicator of one rank."""
+
+    rank, size = 0, 1
+
+    def allgather_obj(self, obj: object) -> list[object]:
+        """Return the object."""
+        return [obj]
+
+
+def samples(n: int) -> Iterator[tuple[np.ndarray, np.int32]]:
+    """Yield random digits."""
+    rng = np.random.RandomState(0)
+    for i in range(n):
+        yield rng.rand(64).astype('f'), np.int32(i % 10)
+
+
+def write_ours(folder: pathlib.Path, n: int) -> None:
+    """Write .npz files."""
+    import chainermn
+
+    chainermn.datasets.write_shards([*samples(n)], folder / 'train', PER_SHARD)
+
+
+def read_ours(folder: pathlib.Path, epoch: int) -> int:
+    """Read an epoch with ShardedIterator."""
+    import chainer
+
+    from chainermn.iterators import ShardedIterator
+
+    iterator = ShardedIterator(str(folder / 'train-*.npz'), BATCH, Alone(), repeat=False,
+                               seed=epoch)
+    read = 0
+    for batch in iterator:
+        x, _ = chainer.dataset.concat_examples(batch)
+        read += len(x)
+    iterator.finalize()
+    return read
+
+
+def write_mosaic(folder: pathlib.Path, n: int) -> None:
+    """Write MDS files."""
+    from streaming import MDSWriter
+
+    columns = {'x': 'ndarray:float32:64', 'y': 'int32'}
+    with MDSWriter(out=str(folder), columns=columns, size_limit=PER_SHARD * 270) as out:
+        for x, y in samples(n):
+            out.write({'x': x, 'y': y})
+
+
+def read_mosaic(folder: pathlib.Path, epoch: int) -> int:
+    """Read an epoch with StreamingDataset."""
+    import streaming
+
+    streaming.base.util.clean_stale_shared_memory()
+    data = streaming.StreamingDataset(
+        local=str(folder), shuffle=True, batch_size=BATCH, shuffle_seed=epoch)
+    read, batch = 0, []
+    for sample in data:
+        batch.append(sample)
+        if len(batch) == BATCH:
+            read += len(np.stack([each['x'] for each in batch]))
+            np.stack([each['y'] for each in batch])
+            batch.clear()
+    return read + len(batch)
+
+
+def write_webdataset(folder: pathlib.Path, n: int) -> None:
+    """Write tar files."""
+    numbered = enumerate(samples(n))
+    for shard in range(-(-n // PER_SHARD)):
+        with tarfile.open(folder / f'train-{shard:05}.tar', 'w') as archive:
+            for i, (x, y) in itertools.islice(numbered, PER_SHARD):
+                buffer = io.BytesIO()
+                np.save(buffer, x)
+                for name, data in (('x.npy', buffer.getvalue()), ('y.cls', str(y).encode())):
+                    info = tarfile.TarInfo(f'{i:08}.{name}')
+                    info.size = len(data)
+                    archive.addfile(info, io.BytesIO(data))
+
+
+def read_webdataset(folder: pathlib.Path, epoch: int) -> int:
+    """Read an epoch with WebDataset."""
+    import webdataset
+
+    urls = sorted(map(str, folder.glob('*.tar')))
+    data = webdataset.WebDataset(urls, shardshuffle=len(urls), seed=epoch).shuffle(
+        8 * PER_SHARD).decode().to_tuple('x.npy', 'y.cls').batched(BATCH)
+    return sum(len(x) for x, _ in data)
+
+
+READERS: dict[str, tuple[str, Callable[..., None], Callable[..., int]]] = {
+    'ours': ('chainermn', write_ours, read_ours),
+    'mosaicml-streaming': ('streaming', write_mosaic, read_mosaic),
+    'webdataset': ('webdataset', write_webdataset, read_webdataset),
+}
+
+
+class SlowShard:
+    """Samples that take a while each."""
+
+    seconds = 0.
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitems__(self, indexes: list[int]) -> list[np.ndarray]:
+        """Wait, then return samples."""
+        time.sleep(self.seconds * len(indexes))
+        return [np.zeros(64, 'f') for _ in indexes]
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.__getitems__([i])[0]
+
+
+def step_ratio(n_steps: int) -> float:
+    """Return the time of a step with the slow reader, relative to one without."""
+    from chainermn.iterators import ShardedIterator
+
+    weights = np.random.RandomState(0).rand(1200, 1200).astype('f')
+
+    def step() -> None:
+        for _ in range(3):
+            weights @ weights
+
+    def timed(work: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        for _ in range(n_steps):
+            work()
+        return (time.perf_counter() - start) / n_steps
+
+    timed(step)
+    alone = timed(step)
+    SlowShard.seconds = .8 * alone / BATCH
+    iterator = ShardedIterator([SlowShard()], BATCH, Alone())
+    next(iterator)
+    together = timed(lambda: (next(iterator), step()))
+    again = timed(step)
+    iterator.finalize()
+    return together / ((alone + again) / 2)
+
+
+def work(kind: str, folder: str) -> None:
+    """In a process: writes the shards, then takes turns of an epoch each."""
+    _, write, read = READERS[kind]
+    shards = pathlib.Path(folder) / f'shards of {kind}'
+
+    def turn(command: tuple[str, int, int]) -> float:
+        what, n, epoch = command
+        if what == 'write':
+            shards.mkdir()
+            write(shards, n)
+            return 0.
+        if what == 'step':
+            return step_ratio(n)
+        start = time.perf_counter()
+        assert read(shards, epoch) == n, (read, n)
+        return time.perf_counter() - start
+
+    _rounds.answer(kind, folder, 0, turn)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = _rounds.parser(__doc__, rounds=5)
+    parser.add_argument('--samples', type=int, default=20_000, help='default: %(default)s')
+    args = parser.parse_args()
+    if args.work:
+        work(args.work, args.folder)
+        return
+    n, rounds = (4000, 1) if args.quick else (args.samples, args.rounds)
+    kinds = [kind for kind, (module, *_) in READERS.items() if importlib.util.find_spec(module)]
+    for kind in READERS:
+        if kind not in kinds:
+            print(f'{kind} is left out: it is not installed')
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
+    steps = []
+    with _rounds.groups(__file__, 1, kinds) as groups:
+        for kind in kinds:
+            groups[kind].ask(('write', n, 0))
+        for i in range(rounds + 1):  # the first one fills the caches
+            for kind in kinds if i % 2 else kinds[::-1]:
+                seconds = groups[kind].ask(('read', n, i))
+                if i or args.quick:
+                    times[kind].append(seconds)
+            if i or args.quick:
+                steps.append(groups['ours'].ask(('step', 5 if args.quick else 50, 0)))
+    rivals = [min(each) for each in zip(*(times[kind] for kind in kinds[1:]), strict=True)]
+    for kind, each in times.items():
+        print(f'{kind:<20} {n / statistics.median(each):10,.0f} samples/s')
+    if rivals:
+        print(f'time of ours over the faster rival: {_rounds.times(times["ours"], rivals)}; '
+              f'goal {GOAL:g}')
+    print(f'a step with a reader of 80 % of it, over one without: '
+          f'{statistics.median(steps):.3f} ({min(steps):.3f} to {max(steps):.3f}) times; '
+          f'goal {STEP_GOAL:g};', _rounds.load())
+    if args.png:
+        _rounds.chart(args.png, 'Reading shards', 'samples per second, in thousands', {'': {
+            kind: [n / seconds / 1000 for seconds in each] for kind, each in times.items()}}, {})
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,109 @@
+"""Sizes that depend on the batch: two runs with different batch sizes show which."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from chainer import Variable
+
+from chainer_compat.conversion.errors import ConversionError
+from chainer_compat.conversion.tracing import flattened, mapped
+from chainer_compat.conversion.tracked_array import Array
+
+if TYPE_CHECKING:
+    from chainer_compat.conversion.module import Builder
+
+
+class BatchSize:
+    """The batch size as a value of the graph, and what is computed from it.
+
+    Args:
+        builder: Builds the graph.
+        sizes: The batch sizes of both runs.
+    """
+
+    def __init__(self, builder: Builder, sizes: tuple[int, int]) -> None:
+        self._sizes = sizes
+        first = next(path for path, value in _paths(builder.example_inputs) if _is_array(value))
+        self._value = builder.inputs[first].size(0)
+
+    def size(self, first: int, second: int) -> Any:
+        """Return a size that differs: a multiple of the batch size, plus a constant."""
+        factor, rest = divmod(second - first, self._sizes[1] - self._sizes[0])
+        if rest:
+            raise ConversionError(f'its size is {first} for the batch size {self._sizes[0]}, and '
+                                  f'{second} for {self._sizes[1]}')
+        offset = first - factor * self._sizes[0]
+        size = self._value if factor == 1 else self._value * factor
+        return size + offset if offset else size
+
+    def array(self, builder: Builder, first: Array, second: Array) -> Any:
+        """Return a constant that grows with the batch, such as the initial state of an LSTM."""
+        shape: list[Any] = list(first.shape)
+        one = first
+        for axis, (size, other) in enumerate(zip(first.shape, second.shape, strict=True)):
+            if size != other:
+                one = one.take([0], axis)
+                shape[axis] = self.size(size, other)
+        for array in first, second:
+            if not np.array_equal(np.broadcast_to(one, array.shape), array):
+                raise ConversionError('its input is an array that depends on the batch size')
+        return builder.constant(one).expand(shape)
+
+
+def batch_size(inputs: tuple[Any, ...]) -> int | None:
+    """Return the length of the first array; ``None`` if there is none."""
+    arrays = [x for x in flattened(inputs) if _is_array(x)]
+    return len(arrays[0]) if arrays and arrays[0].ndim and len(arrays[0]) else None
+
+
+def varied(inputs: tuple[Any, ...], batch: int | None, more: int) -> Iterator[tuple[Any, ...]]:
+    """Yield inputs with other values, from very different to similar ones.
+
+    Args:
+        inputs: The example inputs.
+        batch: Arrays of this length get more elements.
+        more: The number of elements to add.
+    """
+    for kind in 'elements', 'rows', 'values':
+        random = np.random.RandomState(0)
+        yield mapped(inputs, functools.partial(
+            _varied, batch=batch, more=more, kind=kind, random=random))
+
+
+def _varied(value: Any, batch: int | None, more: int, kind: str, random: Any) -> Any:
+    if isinstance(value, Variable):
+        return Variable(_varied(value.array, batch, more, kind, random),
+                        requires_grad=value.requires_grad)
+    if not isinstance(value, np.ndarray):
+        return value
+    array = np.array(value)
+    if batch and array.ndim and len(array) == batch and more:
+        array = array[np.arange(batch + more) % batch]
+    if kind == 'elements':
+        array = random.permutation(array.reshape(-1)).reshape(array.shape)
+    elif kind == 'rows' and array.ndim:
+        array = random.permutation(array)
+    if array.dtype.kind == 'f':
+        if kind == 'elements' and (array < 0).any() and (array > 0).any():
+            array = array * random.choice([-1, 1], array.shape)
+        array = (array * random.uniform(.8, 1.2, array.shape)
+                 + (array == 0) * random.uniform(0, .1, array.shape)).astype(value.dtype)
+    return array
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray | Variable)
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(value, dict | tuple | list):
+        for key in (value if isinstance(value, dict) else range(len(value))):
+            yield from _paths(value[key], (*path, key))
+    else:
+        yield path, value
+
+

@@ -1,0 +1,114 @@
+"""``to_torch``: run a model, build a module, and compare both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+import torch
+from torch import fx
+
+from chainer_compat.conversion import state
+from chainer_compat.conversion.batch_size import batch_size, varied
+from chainer_compat.conversion.comparison import compare_run
+from chainer_compat.conversion.errors import ConversionError
+from chainer_compat.conversion.module import Builder
+from chainer_compat.conversion.tracing import Trace, trace
+
+Inputs = tuple[Any, ...]
+
+
+def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
+             dynamic_batch: bool | None = None, call: Callable[..., Any] | None = None,
+             with_gradients: bool = True) -> fx.GraphModule:
+    """Convert a Chainer model to a PyTorch module.
+
+    The model runs with the example inputs, and with other values and another batch size. The module
+    has the names of Chainer's parameters, with dots instead of slashes. It is compared with Chainer
+    on these inputs: functions, outputs, gradients and running statistics. The model is not changed.
+
+    Args:
+        model: A Chainer model on the CPU.
+        inputs: Example inputs: NumPy arrays, variables, numbers, lists, tuples and dicts of them.
+        train: Whether to convert the model as it is trained: with dropout, and batch normalization
+            by batch. ``eval()`` of the module then selects inference.
+        dynamic_batch: Whether the module accepts any batch size, the length of the first array.
+            ``None``: if the model does. Otherwise, the module checks the shapes of its inputs.
+        call: What to run instead of ``model``, such as ``model.predict``.
+        with_gradients: ``False`` gives simpler expressions, whose gradients can differ from
+            Chainer's where several maxima are equal.
+
+    Returns:
+        A ``torch.fx.GraphModule`` in the mode ``train``.
+
+    Raises:
+        ConversionError: If the model uses a function without an expression in PyTorch, or if its
+            control flow or constants depend on the inputs. The message names function, link and
+            line.
+    """
+    if any(not isinstance(p.device, chainer.backend.CpuDevice) for p in model.params()):
+        raise ConversionError("The model is not on the CPU. Call model.to_device('@numpy') first.")
+    state.initialize(model, lambda: (call or model)(*inputs))
+    first = trace(model, inputs, train, call)
+    size = batch_size(inputs)
+    failure: Exception | None = None
+    if size is not None and dynamic_batch is not False:
+        try:
+            return _converted(model, inputs, first, train, call, with_gradients, size)
+        except Exception as error:  # of the program, which may need this batch size
+            failure = error
+    if dynamic_batch:
+        raise ConversionError(
+            f'The model cannot be converted for any batch size: {failure} '
+            'Use dynamic_batch=False for the batch size of the example.') from failure
+    return _converted(model, inputs, first, train, call, with_gradients, None)
+
+
+def _converted(model: chainer.Link, inputs: Inputs, first: Trace, train: bool,
+               call: Callable[..., Any] | None, with_gradients: bool, size: int | None
+               ) -> fx.GraphModule:
+    """Return a module that has been compared with the model."""
+    others, second = other_run(model, inputs, train, call, size, 1)
+    batch = None if size is None else (size, size + 1)
+    builder = Builder(model, (first, second), inputs, batch, train, with_gradients, call)
+    module = builder.module()
+    runs = [(inputs, first, True), (others, second, False)]
+    if size is not None:
+        runs.append((*other_run(model, inputs, train, call, size, 3), False))
+    for arguments, run, is_example in runs:
+        found = compare_run(model, module, run, arguments, train, is_example and with_gradients)
+        if found.first_difference:
+            raise ConversionError(f'The module computes something else than the model: {found}.')
+    if train and not _infers_equally(model, module, inputs, call):
+        builder.forbid_inference(module)
+    return module
+
+
+def other_run(model: chainer.Link, inputs: Inputs, train: bool, call: Callable[..., Any] | None,
+               size: int | None, more: int) -> tuple[Inputs, Trace]:
+    """Run the model with other values, and more of them if the batch size is given."""
+    failure: Exception | None = None
+    for others in varied(inputs, size, more if size else 0):
+        try:
+            return others, trace(model, others, train, call, seed=more)
+        except ConversionError:
+            raise
+        except Exception as error:  # the program may reject these values
+            failure = error
+    raise ConversionError(
+        'The model does not run with other values of the inputs, so the conversion cannot find out '
+        f'what depends on them: {type(failure).__name__}: {failure}') from failure
+
+
+def _infers_equally(model: chainer.Link, module: torch.nn.Module, inputs: Inputs,
+                    call: Callable[..., Any] | None) -> bool:
+    """Whether the module computes in inference mode what the model does."""
+    try:
+        run = trace(model, inputs, False, call)
+        run.needed = lambda: []  # type: ignore[method-assign]  # its functions are others
+        return compare_run(model, module, run, inputs, False, False).first_difference is None
+    except Exception:  # the model cannot infer with these inputs
+        return False
+
+

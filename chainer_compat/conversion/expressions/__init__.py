@@ -1,0 +1,54 @@
+"""PyTorch expressions of Chainer's functions: one entry per class, in tables by family.
+
+An entry is called with the function and its inputs. The function has the attributes of Chainer's
+object. Its integers can be expressions of the batch size, and its arrays are tensors.
+``f.in_shapes``, ``f.out_shapes`` and ``f.in_dtypes`` describe its arrays. ``f.training`` is the
+mode of the module, ``f.batch`` the batch size if a shape depends on it. Entries use no name of this
+package in the graph, so the module runs without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from chainer_compat.conversion.expressions import (
+    activation,
+    arrays,
+    connection,
+    distributions,
+    indexing,
+    loss,
+    math,
+    noise,
+    normalization,
+    numpy_functions,
+    pooling,
+    rnn,
+)
+
+Expression = Callable[..., Any]
+
+#: By the class below ``chainer.functions``.
+EXPRESSIONS: dict[str, Expression] = {
+    **activation.EXPRESSIONS, **arrays.EXPRESSIONS, **connection.EXPRESSIONS,
+    **distributions.EXPRESSIONS, **indexing.EXPRESSIONS, **loss.EXPRESSIONS,
+    **math.EXPRESSIONS, **noise.EXPRESSIONS,
+    **normalization.EXPRESSIONS, **pooling.EXPRESSIONS, **rnn.EXPRESSIONS,
+}
+
+#: By the name of the function in NumPy, or of the method of arrays.
+NUMPY: dict[str, Expression] = numpy_functions.EXPRESSIONS
+
+#: Functions without an entry, by class, and the reason.
+NOT_EXPRESSIBLE: dict[str, str] = {
+    'evaluation.classification_summary.ClassificationSummary': 'has no gradient',
+    'loss.negative_sampling.NegativeSamplingFunction': 'draws samples with a Python object',
+    'math.einsum.DiagEinSum': 'PyTorch has no einsum with repeated output subscripts',
+    'pooling.roi_average_align_2d.ROIAverageAlign2D': 'in torchvision only',
+    'pooling.roi_average_pooling_2d.ROIAveragePooling2D': 'not in PyTorch or torchvision',
+    'pooling.roi_max_align_2d.ROIMaxAlign2D': 'not in PyTorch or torchvision',
+    'pooling.roi_max_pooling_2d.ROIMaxPooling2D': 'in torchvision only',
+    'pooling.roi_pooling_2d.ROIPooling2D': 'in torchvision only',
+    'theano.theano_function.TheanoFunction': 'is a program of Theano',
+}

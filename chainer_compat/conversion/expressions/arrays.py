@@ -1,0 +1,224 @@
+"""Shapes, axes, and parts of arrays put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as N
+
+
+def dtype_of(numpy_dtype: Any) -> torch.dtype:
+    """Return PyTorch's name of a NumPy dtype."""
+    return torch.from_numpy(np.empty(0, numpy_dtype)).dtype
+
+
+def reshape(x: Any, shape: tuple[Any, ...]) -> Any:
+    """Return ``x.reshape(shape)``, with -1 for the only size that depends on the batch."""
+    known = [size for size in shape if isinstance(size, int)]
+    if len(known) == len(shape) - 1 and min(known, default=1) > 0:
+        shape = tuple(size if isinstance(size, int) else -1 for size in shape)
+    return x.reshape(shape)
+
+
+def broadcast(f: Any, *xs: Any) -> Any:
+    """``torch.broadcast_tensors(*xs)``."""
+    ys = torch.broadcast_tensors(*xs)
+    return tuple(ys[i] for i in range(len(xs)))
+
+
+def as_strided(f: Any, x: Any) -> Any:
+    """``x.contiguous().as_strided(shape, strides, offset)``."""
+    if not f.is_contiguous(0):
+        raise NotImplementedError('an input that is not contiguous')
+    return x.contiguous().as_strided(f.shape, f.strides, f.storage_offset)
+
+
+def depth2space(f: Any, x: Any) -> Any:
+    """Reshape and permute: the order of channels differs from ``pixel_shuffle``."""
+    c, h, w = f.in_shapes[0][1:]
+    r, c = f.r, c // f.r ** 2
+    return x.reshape(-1, r, r, c, h, w).permute(0, 3, 4, 1, 5, 2).reshape(-1, c, h * r, w * r)
+
+
+def space2depth(f: Any, x: Any) -> Any:
+    """Reshape and permute: the order of channels differs from ``pixel_unshuffle``."""
+    c, h, w = f.in_shapes[0][1:]
+    r = f.r
+    return x.reshape(-1, c, h // r, r, w // r, r).permute(0, 3, 5, 1, 2, 4).reshape(
+        -1, r * r * c, h // r, w // r)
+
+
+def stacked_by(axis: int) -> Any:
+    """Return the expression of ``hstack``, ``vstack`` or ``dstack``."""
+    def expression(f: Any, *xs: Any) -> Any:
+        """``torch.cat`` along the axis, after adding missing axes."""
+        ndim = len(f.in_shapes[0])
+        if axis == 0 and ndim < 2:
+            xs = tuple(x.reshape(1, -1) for x in xs)
+        elif axis == 1 and ndim == 0:
+            xs = tuple(x.reshape(1) for x in xs)
+        elif axis == 2 and ndim < 3:
+            xs = tuple(x.reshape(1, -1, 1) if ndim < 2 else x.unsqueeze(2) for x in xs)
+        return torch.cat(list(xs), 0 if axis == 1 and ndim < 2 else axis)
+
+    return expression
+
+
+def pad(f: Any, x: Any) -> Any:
+    """``F.pad(x, widths, mode)``, widths from the last axis to the first."""
+    ndim = len(f.in_shapes[0])
+    widths = np.broadcast_to(np.asarray(f.pad_width), (ndim, 2)).tolist()
+    if f.mode == 'constant':
+        value = f.keywords.get('constant_values', 0)
+        if not isinstance(value, int | float):
+            raise NotImplementedError('constant_values with several values')
+        return N.pad(x, [size for pair in reversed(widths) for size in pair], value=value)
+    mode = {'edge': 'replicate', 'reflect': 'reflect', 'wrap': 'circular'}.get(f.mode)
+    padded = [i for i in range(ndim) if any(widths[i])]
+    # PyTorch pads the last one to three axes of arrays with two more.
+    if mode is None or f.keywords or (padded and padded[0] < 2) or ndim not in (3, 4, 5):
+        raise NotImplementedError(f'mode {f.mode!r} for these axes')
+    sizes = [size for pair in reversed(widths[2:]) for size in pair]
+    if not f.with_gradients:
+        return N.pad(x, sizes, mode)
+    # As in Chainer, gradients of the padding are ignored.
+    return N.pad(x.detach(), sizes, mode) + N.pad(x - x.detach(), sizes)
+
+
+def pad_sequence(f: Any, *xs: Any) -> Any:
+    """``torch.stack`` of the arrays, each padded with ``F.pad``."""
+    length = f.out_shapes[0][1]
+    rest = [0, 0] * (len(f.in_shapes[0]) - 1)
+    return torch.stack([
+        N.pad(x, [*rest, 0, length - shape[0]], value=f.padding)
+        for x, shape in zip(xs, f.in_shapes, strict=True)])
+
+
+def tile(f: Any, x: Any) -> Any:
+    """``x.repeat(repetitions)``, after adding missing axes."""
+    missing = len(f.in_shapes[0]) - len(f.reps)
+    return torch.tile(x, (*[1] * missing, *f.reps))
+
+
+def repeat(f: Any, x: Any) -> Any:
+    """``torch.repeat_interleave(x, repeats, axis)``."""
+    repeats = f.repeats[0] if len(f.repeats) == 1 else f.constant(np.asarray(f.repeats))
+    return torch.repeat_interleave(x, repeats, f.axis)
+
+
+def resize_images(f: Any, x: Any) -> Any:
+    """``F.interpolate``; for ``'nearest'``, ``x[:, :, rows][:, :, :, columns]``."""
+    from chainer.functions.array.resize_images import compute_indices_and_weights
+
+    size = f.out_H, f.out_W
+    if f.mode == 'bilinear':
+        if f.align_corners:
+            return N.interpolate(x, size, mode='bilinear', align_corners=True)
+        return N.interpolate(x, size, mode='bilinear', align_corners=False)
+    v, u, *_ = compute_indices_and_weights(
+        size, f.in_shapes[0][2:], f.mode, f.align_corners, np)
+    rows, columns = (f.constant(each.astype(np.int64).reshape(-1)) for each in (v, u))
+    return x.index_select(2, rows).index_select(3, columns)
+
+
+def rollaxis(f: Any, x: Any) -> Any:
+    """``x.permute(axes)``."""
+    ndim = len(f.in_shapes[0])
+    order = list(range(ndim))
+    axis, start = f.axis % ndim, f.start + ndim * (f.start < 0)
+    order.insert(start - (axis < start), order.pop(axis))
+    return x.permute(order)
+
+
+def separate(f: Any, x: Any) -> Any:
+    """``torch.unbind(x, axis)``."""
+    return _parts(torch.unbind(x, f.axis), len(f.out_shapes))
+
+
+def split_axis(f: Any, x: Any) -> Any:
+    """``torch.split(x, sizes, axis)``."""
+    sizes = [shape[f.axis] for shape in f.out_shapes]
+    return _parts(torch.split(x, sizes, f.axis), len(sizes))
+
+
+def squeeze(f: Any, x: Any) -> Any:
+    """``x.squeeze(axes)``."""
+    axes = f.axis
+    if axes is None:
+        axes = tuple(i for i, size in enumerate(f.in_shapes[0]) if isinstance(size, int)
+                     and size == 1)
+    return x.squeeze(axes)
+
+
+def transpose(f: Any, x: Any) -> Any:
+    """``x.permute(axes)``."""
+    axes = f.axes
+    if axes is None:
+        axes = range(len(f.in_shapes[0]))[::-1]
+    return x.permute(tuple(int(axis) for axis in axes))
+
+
+def transpose_sequence(f: Any, *xs: Any) -> Any:
+    """``torch.stack`` of the elements at each position."""
+    return tuple(
+        torch.stack([xs[i][position] for i in range(shape[0])])
+        for position, shape in enumerate(f.out_shapes))
+
+
+def sum_to(f: Any, x: Any) -> Any:
+    """``x.sum(axes)``, over axes that the shape lacks or has only once."""
+    shape = f.in_shapes[0]
+    lead = len(shape) - len(f._shape)
+    axes = [i for i in range(lead, len(shape)) if f._shape[i - lead] == 1]
+    if axes:
+        x = x.sum(axes, keepdim=True)
+    return x.sum(tuple(range(lead))) if lead else x
+
+
+def flip_axis(axis: int) -> Any:
+    """Return the expression of ``fliplr`` or ``flipud``."""
+    return lambda f, x: torch.flip(x, (axis,))
+
+
+def _parts(ys: Any, count: int) -> Any:
+    return tuple(ys[i] for i in range(count))
+
+
+EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    'array.as_strided.AsStrided': as_strided,
+    'array.broadcast.Broadcast': broadcast,
+    'array.broadcast.BroadcastTo': lambda f, x: x.expand(f._shape),
+    'array.cast.Cast': lambda f, x: x.to(dtype_of(f.type)),
+    'array.concat.Concat': lambda f, *xs: torch.cat(list(xs), f.axis),
+    'array.copy.Copy': lambda f, x: x,
+    'array.depth2space.Depth2Space': depth2space,
+    'array.diagonal.Diagonal': lambda f, x: torch.diagonal(x, f.offset, f.axis1, f.axis2),
+    'array.dstack.Dstack': stacked_by(2),
+    'array.expand_dims.ExpandDims': lambda f, x: x.unsqueeze(f.axis),
+    'array.flip.Flip': lambda f, x: torch.flip(x, (f.axis,)),
+    'array.fliplr.FlipLR': flip_axis(1),
+    'array.flipud.FlipUD': flip_axis(0),
+    'array.hstack.Hstack': stacked_by(1),
+    'array.moveaxis.Moveaxis': lambda f, x: torch.movedim(x, f.source, f.destination),
+    'array.pad.Pad': pad,
+    'array.pad_sequence.PadSequence': pad_sequence,
+    'array.repeat.Repeat': repeat,
+    'array.reshape.Reshape': lambda f, x: reshape(x, f.shape),
+    'array.resize_images.ResizeImages': resize_images,
+    'array.rollaxis.Rollaxis': rollaxis,
+    'array.separate.Separate': separate,
+    'array.space2depth.Space2Depth': space2depth,
+    'array.split_axis.SplitAxis': split_axis,
+    'array.squeeze.Squeeze': squeeze,
+    'array.stack.Stack': lambda f, *xs: torch.stack(list(xs), f.axis),
+    'array.swapaxes.Swapaxes': lambda f, x: x.transpose(f.axis1, f.axis2),
+    'array.tile.Tile': tile,
+    'array.transpose.Transpose': transpose,
+    'array.transpose_sequence.TransposeSequence': transpose_sequence,
+    'array.vstack.Vstack': stacked_by(0),
+    'math.identity.Identity': lambda f, *xs: xs,
+    'math.sum.SumTo': sum_to,
+}

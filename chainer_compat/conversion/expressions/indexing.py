@@ -1,0 +1,113 @@
+"""Elements chosen by indices, conditions or positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as N
+
+
+def get_item(f: Any, x: Any) -> Any:
+    """``x[slices]``, with ``flip`` for negative steps."""
+    return element(f, x, f.slices)
+
+
+def element(f: Any, x: Any, slices: tuple[Any, ...]) -> Any:
+    """Return elements of the first input."""
+    key, flipped = _key(f, slices)
+    y = x[key]
+    return torch.flip(y, flipped) if flipped else y
+
+
+def scatter_add(f: Any, x: Any, b: Any) -> Any:
+    """``x.index_put(indices, b, accumulate=True)``, with numbers of all elements as indices."""
+    shape = f.in_shapes[0]
+    size = 1
+    for each in shape:
+        size = size * each
+    key, flipped = _key(f, f.slices)
+    numbers = f.call(torch.arange, size).to(x.device).reshape(shape)[key]
+    if flipped:
+        numbers = torch.flip(numbers, flipped)
+    return x.reshape(-1).index_add(0, numbers.reshape(-1), b.reshape(-1)).reshape(shape)
+
+
+def _key(f: Any, slices: tuple[Any, ...]) -> tuple[Any, list[int]]:
+    """Return an index without negative steps, and the axes of the result to flip."""
+    key: list[Any] = []
+    flipped = []
+    given = sum(each is not None and each is not Ellipsis for each in slices)
+    axis = position = 0
+    has_arrays = any(not isinstance(each, slice | int) and each is not None
+                     and each is not Ellipsis for each in slices)
+    for each in slices:
+        if each is Ellipsis:
+            missing = len(f.in_shapes[0]) - given
+            axis, position = axis + missing, position + missing
+        elif isinstance(each, slice) and isinstance(each.step, int) and each.step < 0:
+            if has_arrays:
+                raise NotImplementedError('negative steps beside arrays of indices')
+            indices = range(*each.indices(f.in_shapes[0][axis]))
+            low, high = (indices[-1], indices[0] + 1) if len(indices) else (0, 0)
+            each = slice(low, high, -each.step)
+            flipped.append(position)
+        elif isinstance(each, list):
+            each = f.constant(np.asarray(each))
+        key.append(each)
+        position += not isinstance(each, int)
+        axis += each is not None and each is not Ellipsis
+        position -= each is Ellipsis
+    return tuple(key), flipped
+
+
+def permutate(f: Any, x: Any) -> Any:
+    """``x.index_select(axis, indices)``, or ``argsort`` of the indices for the inverse."""
+    indices = f.indices.long()
+    return x.index_select(f.axis, torch.argsort(indices) if f.inv else indices)
+
+
+def select_item(f: Any, x: Any, t: Any) -> Any:
+    """``x.gather(1, t)``."""
+    return x.gather(1, t.long().unsqueeze(1)).squeeze(1)
+
+
+def embed_id(f: Any, x: Any, W: Any) -> Any:
+    """``F.embedding(x, W)``, with zeros for ``ignore_label``."""
+    if f.ignore_label is None:
+        return N.embedding(x, W)
+    ignored = x == f.ignore_label
+    y = N.embedding(torch.where(ignored, torch.zeros_like(x), x), W)
+    return torch.where(ignored.unsqueeze(-1), torch.zeros_like(y), y)
+
+
+def maximum_of(function: Any) -> Any:
+    """Return the expression of ``F.max`` or ``F.min``."""
+    def expression(f: Any, x: Any) -> Any:
+        """``torch.amax``; if gradients are needed, each of several equal maxima gets all of it."""
+        axes = tuple(range(len(f.in_shapes[0]))) if f.axis is None else f.axis
+        y = function(x.detach() if f.with_gradients else x, axes, keepdim=True)
+        if f.with_gradients:
+            zero = torch.zeros_like(x)
+            y = y + torch.where(x == y, x - x.detach(), zero).sum(axes, keepdim=True)
+        return y if f.keepdims else y.squeeze(axes)
+
+    return expression
+
+
+EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    'array.get_item.GetItem': get_item,
+    'array.permutate.Permutate': permutate,
+    'array.scatter_add.ScatterAdd': scatter_add,
+    'array.select_item.SelectItem': select_item,
+    'array.where.Where': lambda f, x, y: torch.where(f.condition.bool(), x, y),
+    'connection.embed_id.EmbedIDFunction': embed_id,
+    'math.maximum.Maximum': lambda f, x, y: torch.where(x >= y, x, y),
+    'math.minimum.Minimum': lambda f, x, y: torch.where(x <= y, x, y),
+    'math.minmax.ArgMax': lambda f, x: torch.argmax(x, f.axis).int(),
+    'math.minmax.ArgMin': lambda f, x: torch.argmin(x, f.axis).int(),
+    'math.minmax.Max': maximum_of(torch.amax),
+    'math.minmax.Min': maximum_of(torch.amin),
+}

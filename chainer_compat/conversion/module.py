@@ -1,0 +1,390 @@
+"""A recorded run becomes a ``torch.fx`` graph, whose parameters have Chainer's names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+import numpy as np
+import torch
+from torch import fx
+
+from chainer_compat.conversion import state
+from chainer_compat.conversion.batch_size import BatchSize
+from chainer_compat.conversion.errors import ConversionError
+from chainer_compat.conversion.expressions import EXPRESSIONS, NOT_EXPRESSIBLE, NUMPY
+from chainer_compat.conversion.function_view import FunctionView
+from chainer_compat.conversion.tracing import (
+    Detached,
+    Input,
+    Leaf,
+    NumpyFunction,
+    Output,
+    Reference,
+    Trace,
+    TracedCall,
+    identity,
+    mapped,
+)
+from chainer_compat.conversion.tracked_array import Array, plain
+
+INFERENCE = ('This module was converted for inference. Convert the model with train=True to train '
+             'it.')
+TRAINING = ('This module was converted for training, and the model computes something else for '
+            'inference. Convert it with train=False as well.')
+
+
+class Builder:
+    """Builds one module from two runs with different inputs.
+
+    Args:
+        model: The model of both runs.
+        runs: Two runs. Their functions must be the same; their sizes can differ with the batch.
+        inputs: The inputs of the first run.
+        batch: The batch sizes of both runs; ``None`` if these are equal.
+        train: The mode of the runs.
+        with_gradients: Whether gradients must be those of Chainer where maxima are equal.
+        call: What was run instead of the model.
+    """
+
+    def __init__(self, model: chainer.Link, runs: tuple[Trace, Trace], inputs: tuple[Any, ...],
+                 batch: tuple[int, int] | None, train: bool, with_gradients: bool,
+                 call: Callable[..., Any] | None) -> None:
+        self.model, self.runs, self.train = model, runs, train
+        self.with_gradients = with_gradients
+        self.root = torch.nn.Module()
+        self.graph = fx.Graph()
+        self.tracer = _Tracer(self.graph)
+        self._parameters = state.parameters(model)
+        self._names = self._known_arrays()
+        self._proxies: dict[Any, Any] = {}
+        self._positions: dict[int, int] = {}
+        self.example_inputs = inputs
+        self.inputs = self._placeholders(inputs, call or model.forward, batch)
+        self.batch = BatchSize(self, batch) if batch else None
+
+    def module(self) -> fx.GraphModule:
+        """Return the module.
+
+        Raises:
+            ConversionError: If a function cannot be converted, or the runs differ.
+        """
+        first, second = (run.needed() for run in self.runs)
+        _check_expressions(first)
+        _check_equal(first, second)
+        self._positions = {id(call): i for calls in (first, second) for i, call in enumerate(calls)}
+        self.guard(self.train)
+        for position, calls in enumerate(zip(first, second, strict=True)):
+            self._add(position, *calls)
+        outputs = _zipped(self.runs[0].outputs, self.runs[1].outputs)
+        self.graph.output(mapped(outputs, self._output))
+        self._remove_unused()
+        self._add_state()
+        self.root.train(self.train)
+        module = fx.GraphModule(self.root, self.graph, type(self.model).__name__)
+        module.meta['chainer_batch'] = self.batch is not None
+        self._add_missing(module)
+        return module.train(self.train)
+
+    def guard(self, train: bool) -> None:
+        """Let a module for inference raise an error if it is trained."""
+        if not train:
+            self._assert(self.training_proxy() == False, INFERENCE)  # noqa: E712 (a node)
+
+    def forbid_inference(self, module: fx.GraphModule) -> None:
+        """Let the module raise an error in inference mode."""
+        with module.graph.inserting_before(next(iter(module.graph.nodes))):
+            training = module.graph.get_attr('training')
+            module.graph.call_function(torch._assert, (training, TRAINING))
+        module.recompile()
+
+    def training_proxy(self) -> Any:
+        """Return the mode of the module: ``self.training``."""
+        if not hasattr(self, '_training'):
+            self._training = fx.Proxy(self.graph.create_node('get_attr', 'training'), self.tracer)
+        return self._training
+
+    def constant(self, array: Any, name: str = 'constant') -> Any:
+        """Return an array as a buffer of the module."""
+        number = 0
+        while hasattr(self.root, f'{name}_{number}'):
+            number += 1
+        self.root.register_buffer(f'{name}_{number}', torch.from_numpy(np.array(plain(array))))
+        return self._get(f'{name}_{number}')
+
+    def resolve(self, first: Reference, second: Reference) -> Any:
+        """Return the value that both runs refer to.
+
+        Raises:
+            ConversionError: If these are not the same.
+        """
+        if type(first) is not type(second):
+            raise _differ()
+        if isinstance(first, Leaf):
+            return self._leaf(first.array, second.array)
+        if isinstance(first, Detached):
+            key = ('detached', _key(first.value))
+            if key not in self._proxies:
+                self._proxies[key] = self.resolve(first.value, second.value).detach()
+            return self._proxies[key]
+        if isinstance(first, Input):
+            if first != second:
+                raise _differ()
+            return self.inputs[first.path]
+        position = self._positions.get(id(first.call))
+        if position is None or position != self._positions.get(id(second.call)) or (
+                first.index != second.index):
+            raise _differ()
+        return self._proxies[position][first.index]
+
+    def merged(self, first: Any, second: Any) -> Any:
+        """Return an attribute of a function, with sizes and arrays as values of the graph."""
+        if isinstance(first, np.ndarray | chainer.Variable):
+            return self.resolve(self.runs[0].reference(first), self.runs[1].reference(second))
+        if isinstance(first, np.generic):
+            first, second = first.item(), second.item()
+        if isinstance(first, slice) and isinstance(second, slice):
+            return slice(*self.merged((first.start, first.stop, first.step),
+                                      (second.start, second.stop, second.step)))
+        if isinstance(first, dict):
+            return {key: self.merged(value, second[key]) for key, value in first.items()}
+        if isinstance(first, tuple | list):
+            if len(first) != len(second):
+                raise _differ()
+            return type(first)(self.merged(*both) for both in zip(first, second, strict=True))
+        is_size = type(first) is int and type(second) is int and first != second
+        if is_size and self.batch is not None:
+            return self.batch.size(first, second)
+        if type(first) is not type(second) or (first != second and first == first):
+            raise ConversionError(f'it depends on the values of the inputs ({first!r} and '
+                                  f'{second!r} in two runs), by control flow or numbers that were '
+                                  'taken out of the graph')
+        return first
+
+    def is_parameter(self, array: Array) -> bool:
+        """Whether an array is that of a parameter."""
+        return self._names.get(identity(array)) in self._parameters
+
+    def _known_arrays(self) -> dict[Any, str]:
+        """Return the names of the model's arrays."""
+        arrays = {**state.other_arrays(self.model),
+                  **state.persistent_values(self.model),
+                  **{name: parameter._data[0]
+                     for name, parameter in self._parameters.items()}}
+        return {identity(array): name for name, array in arrays.items()}
+
+    def _placeholders(self, inputs: tuple[Any, ...], function: Callable[..., Any],
+                      batch: tuple[int, int] | None) -> dict[Any, Any]:
+        """Add the inputs, and checks of their shapes."""
+        nodes = [fx.Proxy(self.graph.placeholder(name), self.tracer)
+                 for name in _argument_names(function, len(inputs))]
+        proxies: dict[Any, Any] = {}
+
+        def add(value: Any, path: tuple[Any, ...], proxy: Any) -> None:
+            if isinstance(value, dict | tuple | list):
+                keys = value if isinstance(value, dict) else range(len(value))
+                for key in keys:
+                    add(value[key], (*path, key), proxy[key])
+            elif isinstance(value, np.ndarray | chainer.Variable):
+                proxies[path] = proxy
+                skipped = 1 if batch and value.ndim and len(value) == batch[0] else 0
+                shape = tuple(value.shape[skipped:])
+                self._assert(proxy.shape[skipped:] == shape, f'Input {path} must have the shape '
+                             f'{("batch",) * skipped + tuple(value.shape[skipped:])}, as in the '
+                             'conversion.')
+            elif isinstance(value, bool | int | float | str):
+                self._assert(proxy == value,
+                             f'Argument {path} must be {value!r}, as in the conversion.')
+
+        for i, value in enumerate(inputs):
+            add(value, (i,), nodes[i])
+        return proxies
+
+    def _assert(self, condition: Any, message: str) -> None:
+        self.graph.call_function(torch._assert, (condition.node, message))
+
+    def _add(self, position: int, first: TracedCall, second: TracedCall) -> None:
+        """Add the expression of one function."""
+        previous = len(self.graph.nodes)
+        try:
+            inputs = [self.resolve(*both)
+                      for both in zip(first.inputs, second.inputs, strict=True)]
+            view = FunctionView(self, first, second)
+            if isinstance(first.function, NumpyFunction):
+                args, kwargs = (self.merged(getattr(first.function, name),
+                                            getattr(second.function, name))
+                                for name in ('args', 'kwargs'))
+                outputs = NUMPY[first.function.name](view, *args, **kwargs)
+            else:
+                outputs = EXPRESSIONS[first.name](view, *inputs)
+        except ConversionError as error:
+            raise ConversionError(f'{first.label} cannot be converted: {error}.') from None
+        except NotImplementedError as error:
+            raise ConversionError(
+                f'{first.label} has no expression in PyTorch with these options: {error}.'
+            ) from None
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            raise ConversionError(f'{first.label} has no expression in PyTorch with these '
+                                  f'arguments: {type(error).__name__}: {error}.') from error
+        self._proxies[position] = outputs if isinstance(outputs, tuple) else (outputs,)
+        for node in list(self.graph.nodes)[previous:]:
+            node.meta['chainer_function'] = position
+        sources = [None if isinstance(reference, Detached) else proxy.node
+                   for reference, proxy in zip(first.inputs, inputs, strict=True)]
+        made = set(list(self.graph.nodes)[previous:])
+        for i, proxy in enumerate(self._proxies[position]):
+            if proxy.node not in made:  # the function returns its input
+                continue
+            proxy.node.meta.setdefault('chainer_inputs', sources)
+            proxy.node.meta.setdefault('chainer_output', (position, i))
+
+    def _output(self, both: Any) -> Any:
+        if not isinstance(both, _Pair):
+            return both
+        if isinstance(both.first, Leaf) and identity(both.first.array) not in self._names:
+            raise ConversionError('The model cannot be converted: an output was not computed by '
+                                  'functions of Chainer.')
+        if isinstance(both.first, Input | Output | Detached | Leaf):
+            proxy = self.resolve(both.first, both.second)
+            return proxy.node if isinstance(proxy, fx.Proxy) else proxy
+        return self.merged(both.first, both.second)
+
+    def _leaf(self, first: Array, second: Array) -> Any:
+        """Return a parameter, persistent value or constant."""
+        names = [self._names.get(identity(array)) for array in (first, second)]
+        if names[0] is not None and names[0] == names[1]:
+            return self._get(names[0])
+        if np.array_equal(first, second, equal_nan=first.dtype.kind == 'f'):
+            key = ('constant', identity(first))
+            if key not in self._proxies:
+                self._proxies[key] = self.constant(first)
+            return self._proxies[key]
+        if self.batch is not None and first.shape != second.shape and first.ndim == second.ndim:
+            return self.batch.array(self, first, second)
+        raise ConversionError(
+            'its input is a value taken out of the graph, or a random number: an array that '
+            'differs in two runs, but that no function of Chainer computed')
+
+    def _get(self, name: str) -> Any:
+        key = ('attribute', name)
+        if key not in self._proxies:
+            self._proxies[key] = fx.Proxy(self.graph.create_node('get_attr', name), self.tracer)
+        return self._proxies[key]
+
+    def _add_state(self) -> None:
+        """Register parameters, persistent values and constants by their names."""
+        tensors: dict[int, torch.nn.Parameter] = {}
+        for name, parameter in self._parameters.items():
+            array = parameter._data[0]
+            if id(parameter) not in tensors:  # shared ones stay shared
+                tensors[id(parameter)] = torch.nn.Parameter(
+                    torch.from_numpy(np.array(array)), requires_grad=array.dtype.kind == 'f')
+            owner, last = _owner(self.root, name)
+            owner.register_parameter(last, tensors[id(parameter)])
+        used = {node.target for node in self.graph.nodes if node.op == 'get_attr'}
+        others = {name: array for name, array in state.other_arrays(self.model).items()
+                  if name in used}
+        for name, array in {**others, **state.persistent_values(self.model)}.items():
+            owner, last = _owner(self.root, name)
+            owner.register_buffer(last, torch.from_numpy(np.array(array)))
+
+    def _add_missing(self, module: fx.GraphModule) -> None:
+        """Add what the graph does not use, so that the state is complete."""
+        for name, parameter in self.root.named_parameters(remove_duplicate=False):
+            owner, last = _owner(module, name)
+            if last not in owner._parameters:
+                owner.register_parameter(last, parameter)
+        for name, buffer in self.root.named_buffers():
+            owner, last = _owner(module, name)
+            if last not in owner._buffers:
+                owner.register_buffer(last, buffer)
+
+    def _remove_unused(self) -> None:
+        for node in reversed(self.graph.nodes):
+            is_pure = node.op == 'get_attr' or (
+                node.op == 'call_function' and node.target is not torch._assert) or (
+                node.op == 'call_method' and not node.target.endswith('_'))
+            if is_pure and not node.users:
+                self.graph.erase_node(node)
+
+
+class _Tracer(fx.proxy.GraphAppendingTracer):
+    def create_arg(self, value: Any) -> Any:
+        return super().create_arg(value.item() if isinstance(value, np.generic) else value)
+
+
+class _Pair:
+    """One element of the outputs, in both runs."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first, self.second = first, second
+
+
+def _zipped(first: Any, second: Any) -> Any:
+    """Return nested outputs of two runs as one structure of pairs."""
+    if isinstance(first, Input | Output | Detached | Leaf):
+        return _Pair(first, second)
+    if isinstance(first, dict | tuple | list):
+        if type(first) is not type(second) or len(first) != len(second) or (
+                isinstance(first, dict) and list(first) != list(second)):
+            raise ConversionError(f'The model cannot be converted: {_differ()}.')
+        if isinstance(first, dict):
+            return {key: _zipped(first[key], second[key]) for key in first}
+        return type(first)(_zipped(*both) for both in zip(first, second, strict=True))
+    return _Pair(first, second)
+
+
+def _check_expressions(calls: list[TracedCall]) -> None:
+    unknown: dict[str, str] = {}
+    for call in calls:
+        if not isinstance(call.function, NumpyFunction) and call.name not in EXPRESSIONS:
+            is_ours = type(call.function).__module__.startswith('chainer.')
+            reason = NOT_EXPRESSIBLE.get(
+                call.name, 'it has no entry' if is_ours else 'it is not a function of Chainer')
+            unknown.setdefault(call.name, f'{call.label}: {reason}')
+    if unknown:
+        raise ConversionError('These functions have no expression in PyTorch: '
+                              + '; '.join(unknown.values()) + '.')
+
+
+def _check_equal(first: list[TracedCall], second: list[TracedCall]) -> None:
+    for one, other in zip(first, second, strict=False):
+        if one.name != other.name:
+            raise ConversionError(
+                'The model cannot be converted: its control flow depends on the inputs. In two '
+                f'runs, it called {one.label} and {other.label}.')
+    if len(first) != len(second):
+        last = max(first, second, key=len)[min(len(first), len(second))]
+        raise ConversionError(
+            'The model cannot be converted: its control flow depends on the inputs. Only in one of '
+            f'two runs, it called {last.label}.')
+
+
+def _differ() -> ConversionError:
+    return ConversionError('it has other inputs in another run: control flow, or a value taken out '
+                           'of the graph, depends on the inputs')
+
+
+def _key(reference: Reference) -> Any:
+    if isinstance(reference, Output):
+        return id(reference.call), reference.index
+    return reference.path if isinstance(reference, Input) else identity(reference.array)
+
+
+def _owner(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
+    """Return the submodule that a dotted name belongs to, which is created if necessary."""
+    *path, last = name.split('.')
+    for part in path:
+        if part not in module._modules:
+            module.add_module(part, torch.nn.Module())
+        module = module._modules[part]
+    return module, last
+
+
+def _argument_names(function: Callable[..., Any], count: int) -> list[str]:
+    """Return the names of arguments, which become those of the module and of an ONNX file."""
+    names = [name for name, parameter in inspect.signature(function).parameters.items()
+             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)]
+    return [names[i] if i < len(names) else f'x{i}' for i in range(count)]

@@ -1,0 +1,140 @@
+"""``to_onnx``: a converted module as ONNX file, checked with ONNX Runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+import torch
+
+from chainer_compat.conversion.batch_size import batch_size, varied
+from chainer_compat.conversion.comparison import ROUNDING, difference
+from chainer_compat.conversion.convert import other_run, to_torch
+from chainer_compat.conversion.errors import ConversionError
+from chainer_compat.conversion.tracing import Trace, flattened, mapped, trace
+from chainer_compat.conversion.tracked_array import Array
+
+Inputs = tuple[Any, ...]
+
+#: ONNX Runtime fuses and reorders operations, so its rounding differs more than PyTorch's.
+TOLERANCE = 50.
+
+
+def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
+            dynamic_batch: bool | None = None, call: Callable[..., Any] | None = None,
+            opset_version: int | None = None) -> None:
+    """Write a Chainer model as ONNX file, for inference.
+
+    The model is converted by :func:`to_torch`, and exported by ``torch.onnx``. ONNX Runtime
+    then computes the example inputs and others, with other batch sizes if these are allowed. The
+    file is written only if all outputs are equal to Chainer's, but for rounding.
+
+    Args:
+        model: A Chainer model on the CPU.
+        path: The file.
+        inputs: Example inputs: NumPy arrays, variables, numbers, lists, tuples and dicts of them.
+        dynamic_batch: Whether the file accepts any batch size, the length of the first array.
+            ``None``: if the model does, otherwise with a warning.
+        call: What to run instead of ``model``, such as ``model.predict``.
+        opset_version: The version of ONNX's operators; that of ``torch.onnx`` by default.
+
+    Raises:
+        ConversionError: If the model cannot be converted, or outputs differ. No file is written.
+        ImportError: If onnx, onnxscript or onnxruntime are not installed.
+    """
+    for name in 'onnx', 'onnxscript', 'onnxruntime':
+        _require(name)
+    module = to_torch(model, *inputs, dynamic_batch=dynamic_batch, call=call, with_gradients=False)
+    is_dynamic = module.meta['chainer_batch']
+    size = batch_size(inputs) if is_dynamic else None
+    if not is_dynamic and dynamic_batch is None and batch_size(inputs) is not None:
+        warnings.warn('The file accepts only the shapes of the example inputs. dynamic_batch=True '
+                      'shows why.', stacklevel=2)
+    runs = [(inputs, trace(model, inputs, False, call)),
+            *(other_run(model, inputs, False, call, size, more)
+              for more in (1, 3)[:1 + is_dynamic])]
+    example = next(iter(varied(inputs, size, 2 if size else 0)))  # no size that means broadcasting
+    path = Path(path)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        file = Path(folder, 'model.onnx')
+        _export(module, example, file, size + 2 if size else None, opset_version)
+        for arguments, run in runs:
+            _check(file, arguments, run)
+        os.replace(file, path)
+
+
+def _require(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f'to_onnx needs {name} ({error}): pip install onnx onnxscript onnxruntime'
+                          ) from error
+
+
+def _export(module: torch.nn.Module, inputs: Inputs, file: Path, size: int | None,
+            opset_version: int | None) -> None:
+    batch = torch.export.Dim('batch') if size else None
+
+    def shape(value: Any) -> Any:
+        if batch is not None and torch.is_tensor(value) and value.ndim and len(value) == size:
+            return {0: batch}
+        return None
+
+    arguments = mapped(inputs, lambda x: torch.from_numpy(np.array(_array(x))) if isinstance(
+        x, np.ndarray | chainer.Variable) else x)
+    try:
+        with warnings.catch_warnings(), _without_logging():
+            warnings.simplefilter('ignore')  # of PyTorch about itself
+            program = torch.onnx.export(
+                module, arguments, dynamo=True, verbose=False, opset_version=opset_version,
+                dynamic_shapes=tuple(mapped(each, shape) for each in arguments) if size else None)
+            program.save(file, external_data=False)
+    except Exception as error:  # of torch.export and onnxscript, which have many
+        raise ConversionError(f'torch.onnx cannot export the converted module: {error}') from error
+
+
+@contextlib.contextmanager
+def _without_logging() -> Iterator[None]:
+    """Suppress warnings that do not concern the model, such as those about torchvision."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(previous)
+
+
+def _check(file: Path, inputs: Inputs, run: Trace) -> None:
+    """Compare the outputs of ONNX Runtime with Chainer's."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        file.read_bytes(), options, providers=['CPUExecutionProvider'])
+    arrays = [_array(x) for x in flattened(inputs) if isinstance(x, np.ndarray | chainer.Variable)]
+    names = [each.name for each in session.get_inputs()]
+    if len(names) != len(arrays):
+        raise ConversionError(f'The ONNX file has the inputs {", ".join(names)}, but the model has '
+                              f'{len(arrays)} arrays as inputs, some of which it does not use.')
+    outputs = session.run(None, dict(zip(names, arrays, strict=True)))
+    expected = [_array(y) for y in flattened(run.variables)]
+    for i, (output, value) in enumerate(zip(outputs, expected, strict=True)):
+        error = difference(output, value)
+        if error > TOLERANCE * ROUNDING.get(value.dtype.name, 0.):
+            raise ConversionError(
+                f'Output {i} of the ONNX file differs from that of the model by {error:.1e}, '
+                'relative to its largest element.')
+
+
+def _array(value: Any) -> Array:
+    return np.asarray(value._data[0] if isinstance(value, chainer.Variable) else value)

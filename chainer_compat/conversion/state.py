@@ -1,0 +1,78 @@
+"""The state of a Chainer model by PyTorch's names: parameters, persistent values, attributes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import chainer
+import numpy as np
+
+from chainer_compat.conversion.tracked_array import Array
+
+
+def torch_name(path: str) -> str:
+    """Return the name of Chainer's path ``/l1/W``: ``l1.W``."""
+    return path.lstrip('/').replace('/', '.')
+
+
+def parameters(model: chainer.Link) -> dict[str, chainer.Parameter]:
+    """Return the initialized parameters by name."""
+    return {torch_name(path): parameter for path, parameter in model.namedparams()
+            if parameter.is_initialized}
+
+
+def persistent_values(model: chainer.Link) -> dict[str, Array]:
+    """Return arrays and numbers that are saved with the model, except its parameters."""
+    return {torch_name(f'{path}/{name}'): np.asarray(link.__dict__[name])
+            for path, link in model.namedlinks() for name in sorted(link._persistent)
+            if isinstance(link.__dict__[name], np.ndarray | np.generic | int | float)}
+
+
+def other_arrays(model: chainer.Link) -> dict[str, Array]:
+    """Return arrays that are attributes of links, but not saved with the model."""
+    return {torch_name(f'{path}/{name}'): value
+            for path, link in model.namedlinks() for name, value in link.__dict__.items()
+            if isinstance(value, np.ndarray) and name not in link._persistent}
+
+
+@contextlib.contextmanager
+def unchanged(model: chainer.Link) -> Iterator[Callable[[], dict[str, Array]]]:
+    """Restore attributes, persistent values and random numbers at the end.
+
+    Yields:
+        A function that returns copies of the persistent values.
+    """
+    links = [(link, dict(link.__dict__)) for link in model.links()]
+    arrays = [(value, value.copy()) for _, attributes in links
+              for value in attributes.values() if isinstance(value, np.ndarray)]
+    random = np.random.get_state()
+    try:
+        yield lambda: {name: value.copy() for name, value in persistent_values(model).items()}
+    finally:
+        np.random.set_state(random)
+        for link, attributes in links:
+            link.__dict__.clear()
+            link.__dict__.update(attributes)
+        for array, copy in arrays:
+            if array.flags.writeable:
+                array[...] = copy
+
+
+def initialize(model: chainer.Link, run: Callable[[], object]) -> None:
+    """Run the model once if links wait for their first input to know their sizes."""
+    waiting = [link for link in model.links() if any(
+        not parameter.is_initialized for parameter in link.params(include_uninit=True))
+        or link.__dict__.get('avg_mean', 0) is None]
+    if not waiting:
+        return
+    before = [(link, dict(link.__dict__)) for link in model.links()]
+    with chainer.using_config('train', False), chainer.no_backprop_mode():
+        run()
+    for link, attributes in before:
+        for name, value in attributes.items():
+            is_new = value is None and isinstance(link.__dict__.get(name), np.ndarray)
+            if not is_new:
+                link.__dict__[name] = value
+        for name in link.__dict__.keys() - attributes.keys():
+            del link.__dict__[name]

@@ -1,0 +1,388 @@
+"""One run of a model, recorded: its functions, in order, and where their inputs come from."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import FunctionNode, Parameter, Variable
+from chainer.function import FunctionAdapter
+from chainer.functions.util.forget import Forget
+
+from chainer_compat.conversion.errors import ConversionError
+from chainer_compat.conversion.expressions import NUMPY
+from chainer_compat.conversion.state import unchanged
+from chainer_compat.conversion.tracked_array import (
+    Array,
+    Current,
+    Lost,
+    TrackedArray,
+    plain,
+    tracked,
+)
+
+#: Where a value comes from, as :class:`Input` and the next classes.
+Reference = Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Input:
+    """An example input: the index of the argument, then indexes in its lists, tuples or dicts."""
+
+    path: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Output:
+    """One output of a function."""
+
+    call: TracedCall
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Detached:
+    """A value without its gradient: ``variable.array``, ``unchain`` or ``no_backprop_mode``."""
+
+    value: Reference
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """An array that no function computed: a parameter, a persistent value or a constant."""
+
+    array: Array
+
+
+class NumpyFunction:
+    """A function of NumPy, with its arguments."""
+
+    def __init__(self, name: str, args: Any, kwargs: Any) -> None:
+        self.name, self.args, self.kwargs = name, args, kwargs
+
+
+class TracedCall:
+    """A function of the run, with its inputs and outputs."""
+
+    def __init__(self, function: Any, inputs: list[Reference], place: str) -> None:
+        self.function, self.inputs, self.place = function, inputs, place
+        self.node: FunctionNode | None = None
+        self.in_arrays: list[Array] = []
+        self.outputs: list[Array] = []
+
+    @property
+    def name(self) -> str:
+        """The class of the function below ``chainer.functions``, or ``numpy.`` and the name."""
+        if isinstance(self.function, NumpyFunction):
+            return f'numpy.{self.function.name}'
+        cls = type(self.function)
+        return f'{cls.__module__}.{cls.__qualname__}'.removeprefix('chainer.functions.')
+
+    @property
+    def label(self) -> str:
+        """Names function, link and line for messages."""
+        return f'{self.name.rsplit(".", 1)[-1]} ({self.place})'
+
+
+class Trace:
+    """A recorded run."""
+
+    def __init__(self, model: chainer.Link) -> None:
+        self.calls: list[TracedCall] = []
+        self.outputs: Any = None
+        self.variables: Any = None
+        self.state: dict[str, Array] = {}
+        self._links: list[str] = []
+        self._paths = {id(link): path for path, link in model.namedlinks()}
+        self._nodes: dict[Any, Reference] = {}
+        self._arrays: dict[Any, Reference] = {}
+        self._owners: list[Any] = []  # memory must not be used again while it identifies arrays
+        self.is_inside = False
+
+    def place(self) -> str:
+        """Return the link and the line of the program that is running."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and _is_library(frame.f_globals.get('__name__', '')):
+            frame = frame.f_back
+        link = f'link {self._links[-1]}, ' if self._links else ''
+        return f'{link}{frame.f_code.co_filename}:{frame.f_lineno}'
+
+    def add_array(self, array: Array, reference: Reference) -> None:
+        """Remember where an array comes from."""
+        self._owners.append(array)
+        self._arrays.setdefault(identity(array), reference)
+
+    def reference(self, value: Any) -> Reference:
+        """Return where an input of a function comes from.
+
+        Raises:
+            ConversionError: If it was computed in a way that the trace does not show.
+        """
+        if isinstance(value, Variable):
+            node = value.node
+            if node in self._nodes:
+                found = self._nodes[node]
+                cut = isinstance(found, Output) and node.creator_node is None
+                return Detached(found) if cut else found
+            if isinstance(value, Parameter):
+                return Leaf(value._data[0])
+            if value.creator_node is not None:
+                raise ConversionError('its input was computed before the conversion. Reset the '
+                                      'state of recurrent links first')
+            value = value._data[0]
+        if isinstance(value, TrackedArray):
+            if isinstance(value.reference, Lost):
+                raise ConversionError(
+                    f'its input is a value taken out of the graph: {value.reference.name} computed '
+                    'it from the inputs, and has no expression in PyTorch')
+            return value.reference
+        known = self._arrays.get(identity(value))
+        if known is None:
+            return Leaf(value)
+        return Detached(known) if isinstance(known, Output) else known
+
+    def record(self, function: Any, inputs: list[Reference], arrays: list[Array],
+               outputs: Any) -> TracedCall:
+        """Add a function that has run."""
+        call = TracedCall(function, inputs, self.place())
+        call.in_arrays = arrays
+        for i, y in enumerate(outputs):
+            array = y._data[0] if isinstance(y, Variable) else y
+            call.outputs.append(array)
+            self.add_array(array, Output(call, i))
+            if isinstance(y, Variable):
+                self._nodes[y.node] = Output(call, i)
+                self._owners.append(y.node)
+        self.calls.append(call)
+        return call
+
+    def apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``FunctionNode.apply`` that records the function."""
+
+        def apply(node: FunctionNode, inputs: Any) -> Any:
+            if self.is_inside:
+                return original(node, inputs)
+            if isinstance(node, Forget):  # its function runs here, so that it is recorded
+                outputs = node.func(*inputs)
+                return outputs if isinstance(outputs, tuple) else (outputs,)
+            function = node.function if isinstance(node, FunctionAdapter) else node
+            try:
+                references = [self.reference(x) for x in inputs]
+            except ConversionError as error:
+                raise ConversionError(
+                    f'{type(function).__name__} cannot be converted: {error} ({self.place()}).'
+                ) from None
+            for x in inputs:
+                if isinstance(x, Variable):
+                    x._data[0] = plain(x._data[0])
+            inputs = [plain(x) for x in inputs]
+            arrays = [x._data[0] if isinstance(x, Variable) else x for x in inputs]
+            self.is_inside = True
+            try:
+                outputs = original(node, inputs)
+            finally:
+                self.is_inside = False
+            call = self.record(function, references, arrays, outputs)
+            call.node = node if node is function else None  # old functions run backward once
+            return outputs
+
+        return apply
+
+    def numpy_function(self, name: str, args: Any, kwargs: Any, result: Any) -> Any:
+        """Record a function of NumPy, and return its result with its origin."""
+        if self.is_inside:
+            return result
+        if name in ('array', 'asarray', 'copy') and len(args) == 1 and not kwargs:
+            return tracked(result, args[0].reference)
+        if not isinstance(result, np.ndarray | np.generic | tuple | list | np.dtype):
+            if name in ('shape', 'ndim', 'size'):
+                return result
+            raise ConversionError(
+                f'The model cannot be converted: numpy.{name} turns a value that depends on the '
+                f'inputs into a Python value, or changes an array ({self.place()}).')
+        if name not in NUMPY or _is_lost((args, kwargs)) or not isinstance(
+                result, np.ndarray | np.generic):
+            return _marked(result, Lost(f'numpy.{name} ({self.place()})'))
+        result = np.asarray(result)
+        arrays = [plain(x) for x in _elements((args, kwargs)) if isinstance(x, TrackedArray)]
+        call = self.record(NumpyFunction(name, args, kwargs), _references((args, kwargs)), arrays,
+                           [result])
+        return tracked(result, Output(call, 0))
+
+    def array_of(self, variable: Variable, array: Array) -> Array:
+        """Return ``variable.array`` for the model, with its origin."""
+        caller = sys._getframe(2).f_globals.get('__name__', '')
+        is_internal = _is_library(caller) and not caller.startswith('chainer.functions.')
+        if self.is_inside or array is None or is_internal:
+            return array
+        reference = self.reference(variable)
+        is_final = isinstance(reference, Input | Detached)
+        return tracked(array, reference if is_final else Detached(reference))
+
+    def needed(self) -> list[TracedCall]:
+        """Return the functions that outputs depend on, in order."""
+        found: set[int] = set()
+        waiting = [each for each in flattened(self.outputs)]
+        while waiting:
+            reference = waiting.pop()
+            while isinstance(reference, Detached):
+                reference = reference.value
+            if isinstance(reference, Output) and id(reference.call) not in found:
+                found.add(id(reference.call))
+                waiting += reference.call.inputs + self._attributes(reference.call)
+        return [call for call in self.calls if id(call) in found]
+
+    def _attributes(self, call: TracedCall) -> list[Reference]:
+        """Return references to arrays that are attributes of a function."""
+        arrays = [each for each in _elements(dict(vars(call.function)))
+                  if isinstance(each, np.ndarray)]
+        references = [each.reference if isinstance(each, TrackedArray)
+                      else self._arrays.get(identity(each)) for each in arrays]
+        return [each for each in references
+                if not (isinstance(each, Output) and each.call is call)]
+
+    def hook(self) -> chainer.LinkHook:
+        """Return a hook that notes which link is running."""
+        links, paths = self._links, self._paths
+
+        class Hook(chainer.LinkHook):
+            name = 'chainer_compat.conversion'
+
+            def forward_preprocess(self, args: Any) -> None:
+                links.append(paths.get(id(args.link), type(args.link).__name__))
+
+            def forward_postprocess(self, args: Any) -> None:
+                links.pop()
+
+        return Hook()
+
+
+def trace(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
+          call: Callable[..., Any] | None = None, seed: int | None = None) -> Trace:
+    """Run a model with example inputs, and return the record. The model is not changed.
+
+    Args:
+        model: The model.
+        inputs: Its arguments: arrays, variables, numbers, and lists, tuples or dicts of them.
+        train: The mode.
+        call: Which function to run instead of ``model``, such as ``model.predict``.
+        seed: The seed of NumPy's random numbers, so that two runs draw different ones.
+    """
+    record = Trace(model)
+    arguments = tuple(_input(x, (i,), record) for i, x in enumerate(inputs))
+    with unchanged(model) as state, _patched(record), record.hook(), chainer.using_config(
+            'train', train), chainer.using_config('use_torch', 'never'), chainer.using_config(
+            'enable_backprop', True):
+        if seed is not None:
+            np.random.seed(seed)
+        record.variables = (call or model)(*arguments)
+        record.outputs = mapped(record.variables, lambda y: _output(y, record))
+        record.state = state()
+    return record
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return nested tuples, lists and dicts with a function applied to their elements."""
+    if isinstance(value, dict):
+        return {key: mapped(each, function) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        made = tuple if isinstance(value, tuple) else list  # fx has no named tuples
+        return made(mapped(each, function) for each in value)
+    return function(value)
+
+
+def flattened(value: Any) -> list[Any]:
+    """Return the elements of nested tuples, lists and dicts."""
+    elements: list[Any] = []
+    mapped(value, elements.append)
+    return elements
+
+
+def _input(value: Any, path: tuple[Any, ...], record: Trace) -> Any:
+    """Return an argument for the model: arrays with their origin."""
+    if isinstance(value, dict):
+        return {key: _input(each, (*path, key), record) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        elements = [_input(each, (*path, i), record) for i, each in enumerate(value)]
+        return tuple(elements) if isinstance(value, tuple) else elements
+    if isinstance(value, Variable):
+        return Variable(_input(value.array, path, record), requires_grad=value.requires_grad)
+    if isinstance(value, np.ndarray):
+        array = np.array(value)
+        record.add_array(array, Input(path))
+        return tracked(array, Input(path))
+    return value
+
+
+def _output(value: Any, record: Trace) -> Reference:
+    is_array = isinstance(value, Variable | np.ndarray | np.generic)
+    try:
+        return record.reference(value) if is_array else value
+    except ConversionError as error:
+        raise ConversionError(f'An output of the model cannot be converted: {error}.') from None
+
+
+@contextlib.contextmanager
+def _patched(record: Trace) -> Iterator[None]:
+    """Let Chainer report functions and values that are taken out of variables."""
+    apply, array, data = FunctionNode.apply, Variable.array, Variable.data
+
+    def getter(self: Variable) -> Any:
+        return record.array_of(self, self._data[0])
+
+    def item(self: Variable) -> Any:
+        return record.array_of(self, self._data[0]).item()
+
+    original_item = Variable.item
+    FunctionNode.apply = record.apply(apply)
+    Variable.array, Variable.data = property(getter, array.fset), property(getter, data.fset)
+    Variable.item = item
+    Current.recorder = record
+    try:
+        yield
+    finally:
+        Current.recorder = None
+        FunctionNode.apply, Variable.array, Variable.data = apply, array, data
+        Variable.item = original_item
+
+
+def identity(array: Array) -> Any:
+    """Return what two arrays have in common that are the same values in the same memory."""
+    interface = array.__array_interface__
+    return interface['data'][0], array.shape, array.strides, array.dtype.str
+
+
+def _is_library(module: str) -> bool:
+    return module.partition('.')[0] in ('chainer', 'chainer_compat', 'numpy')
+
+
+def _references(arguments: Any) -> list[Reference]:
+    return [each.reference for each in _elements(arguments) if isinstance(each, TrackedArray)]
+
+
+def _is_lost(arguments: Any) -> bool:
+    return any(isinstance(each, Lost) for each in _references(arguments))
+
+
+def _elements(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, slice):
+        value = value.start, value.stop, value.step
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from _elements(each)
+    else:
+        yield value
+
+
+def _marked(result: Any, lost: Lost) -> Any:
+    """Return results that raise an error when they are used."""
+    if isinstance(result, tuple | list):
+        return type(result)(_marked(each, lost) for each in result)
+    return tracked(result, lost) if isinstance(result, np.ndarray | np.generic) else result

@@ -1,0 +1,141 @@
+"""NumPy arrays that know where their values come from.
+
+During a traced run, the model gets such arrays as inputs, and as ``variable.array``. NumPy
+functions with an expression become part of the graph. All others mark their result: it raises an
+error as soon as a function of Chainer, or an ``if``, uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from chainer_compat.conversion.errors import ConversionError
+
+Array = np.ndarray[Any, Any]
+
+IN_PLACE = 'changes an array in place that was computed from the inputs'
+
+
+class Recorder(Protocol):
+    """The traced run, as far as arrays need it."""
+
+    is_inside: bool  # whether a function of Chainer is running
+
+    def numpy_function(self, name: str, args: Any, kwargs: Any, result: Any) -> Any:
+        """Record a function of NumPy, and return its result with its origin."""
+
+    def place(self) -> str:
+        """Return the link and the line of the program that is running."""
+
+
+class Current:
+    """The traced run of this process, if there is one."""
+
+    recorder: Recorder | None = None
+
+
+class Lost:
+    """Stands for a value that a NumPy function without an expression computed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class TrackedArray(np.ndarray):
+    """An array with the reference to its origin. A view made by C code has lost it."""
+
+    reference: Any = Lost('a view')
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if 'out' in options:
+            _reject(f'numpy.{ufunc.__name__} {IN_PLACE}')
+        result = getattr(ufunc, method)(*plain(inputs), **plain(options))
+        name = ufunc.__name__ if method == '__call__' else f'{ufunc.__name__}.{method}'
+        return _tracked(name, inputs, options, result)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return _tracked(function.__name__, args, kwargs, function(*plain(args), **plain(kwargs)))
+
+    def __getitem__(self, key: Any) -> Any:
+        return _tracked('getitem', (self, key), {}, plain(self)[plain(key)])
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _reject(f'an assignment {IN_PLACE}')
+        plain(self)[key] = value
+
+    def __reduce__(self) -> Any:
+        return plain(self).__reduce__()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+def plain(value: Any) -> Any:
+    """Return a value without the references to its origin: arrays of NumPy's own class."""
+    if isinstance(value, TrackedArray):
+        return value.view(np.ndarray)
+    if type(value) in (tuple, list):
+        return type(value)(plain(each) for each in value)
+    if type(value) is dict:
+        return {key: plain(each) for key, each in value.items()}
+    if type(value) is slice:
+        return slice(*plain((value.start, value.stop, value.step)))
+    return value
+
+
+def tracked(array: Any, reference: Any) -> TrackedArray:
+    """Return an array with its origin."""
+    result = np.asarray(array).view(TrackedArray)
+    result.reference = reference
+    return result
+
+
+def _tracked(name: str, args: Any, kwargs: Any, result: Any) -> Any:
+    recorder = Current.recorder
+    if recorder is None or recorder.is_inside:
+        return result
+    return recorder.numpy_function(name, args, kwargs, result)
+
+
+def _reject(what: str) -> None:
+    recorder = Current.recorder
+    if recorder is not None and not recorder.is_inside:
+        raise ConversionError(f'The model cannot be converted: {what} ({recorder.place()}).')
+
+
+def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: TrackedArray, *args: Any, **kwargs: Any) -> Any:
+        array = plain(self)
+        return _tracked(name, (self, *args), kwargs,
+                        function(array, *plain(args), **plain(kwargs)))
+
+    return method
+
+
+def _python_value(name: str) -> Callable[..., Any]:
+    def method(self: TrackedArray, *args: Any) -> Any:
+        _reject(f'{name} turns a value that depends on the inputs into a Python value, for control '
+                'flow or as a number outside of the graph')
+        return getattr(plain(self), name)(*args)
+
+    return method
+
+
+#: Attributes that do not contain values.
+_SAFE = frozenset({'dtype', 'shape', 'ndim', 'size', 'itemsize', 'nbytes', 'strides', 'flags',
+                   'base', 'view', 'T', 'mT', 'ctypes', 'data', 'device'})
+
+for _name in dir(np.ndarray):
+    _value = getattr(np.ndarray, _name)
+    if not _name.startswith('_') and _name not in _SAFE and callable(_value):
+        setattr(TrackedArray, _name, _method(_name, _value))
+for _name in '__bool__', '__int__', '__float__', '__index__', '__complex__', 'item', 'tolist':
+    setattr(TrackedArray, _name, _python_value(_name))
+TrackedArray.T = property(  # type: ignore[assignment]
+    lambda self: _tracked('transpose', (self,), {}, plain(self).T))

@@ -1,0 +1,169 @@
+"""Weights of a PyTorch module go back into a Chainer model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import chainer
+import numpy as np
+import torch
+
+from chainer_compat.conversion import state
+from chainer_compat.conversion.comparison import compare
+from chainer_compat.conversion.tracing import Leaf, TracedCall, identity, mapped, trace
+from chainer_compat.conversion.tracked_array import Array
+
+#: In the order of Chainer's arguments.
+TENSORS = 'weight', 'bias', 'running_mean', 'running_var'
+
+
+def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any], *inputs: Any,
+                 call: Callable[..., Any] | None = None) -> None:
+    """Copy the weights of a PyTorch module into a Chainer model.
+
+    The names of a converted module are those of the model. For other modules with the same layers,
+    such as torchvision's ResNet-50, pass example inputs: both run, and layers with weights are
+    matched in the order in which they are called. The ``eps`` of normalization layers is copied,
+    too. A warning says if the outputs then differ. If anything does not match, nothing is copied.
+
+    Args:
+        model: A Chainer model on the CPU. Its parameters must be initialized, or inputs given.
+        source: A module, or the ``state_dict`` of a converted one.
+        inputs: Example inputs, if the names differ.
+        call: What to run instead of ``model``.
+
+    Raises:
+        ValueError: If names, layers or shapes differ.
+    """
+    if inputs:
+        state.initialize(model, lambda: (call or model)(*inputs))
+    tensors = source.state_dict() if isinstance(source, torch.nn.Module) else source
+    arrays = {**{name: p.array for name, p in state.parameters(model).items()},
+              **{name: value for name, value in state.persistent_values(model).items()
+                 if value.ndim}}
+    missing = [name for name in arrays if name not in tensors]
+    if not missing:
+        _copy({name: (array, tensors[name], name) for name, array in arrays.items()})
+        _copy_numbers(model, tensors)
+        return
+    if not inputs or not isinstance(source, torch.nn.Module):
+        raise ValueError(f'The state has no {missing[0]!r} ({len(missing)} of {len(arrays)} names '
+                         'are missing). For a module with other names, pass the module and '
+                         'example inputs.')
+    calls = _calls_with_weights(model, inputs, call, arrays)
+    modules = _modules_with_weights(source, inputs)
+    pairs = _matched(calls, modules)
+    _copy(pairs)
+    _copy_eps(model, calls, modules)
+    found = compare(model, _Inference(source), *inputs, train=False, call=call)
+    outputs = max(found.outputs.values(), default=0.)
+    if outputs > 1e-3:
+        warnings.warn('All weights were copied, but outputs differ by '
+                      f'{outputs:.1e}, relative to the largest element: the layers without '
+                      'weights differ, such as pooling or strides.', stacklevel=2)
+
+
+class _Inference(torch.nn.Module):
+    """Runs a module without making it a part, so that comparisons find no parameters."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self._function = [module]
+
+    def forward(self, *inputs: Any) -> Any:
+        module = self._function[0]
+        mode = module.training
+        module.eval()
+        try:
+            with torch.no_grad():
+                return module(*inputs)
+        finally:
+            module.train(mode)
+
+
+def _calls_with_weights(model: chainer.Link, inputs: tuple[Any, ...],
+                        call: Callable[..., Any] | None, arrays: Mapping[str, Array]
+                        ) -> list[tuple[TracedCall, list[str]]]:
+    """Return the functions that have weights as inputs, with their names."""
+    names = {identity(array): name for name, array in arrays.items()}
+    found = []
+    seen: set[str] = set()
+    for each in trace(model, inputs, False, call).calls:
+        used = [names[identity(x.array)] for x in each.inputs
+                if isinstance(x, Leaf) and identity(x.array) in names]
+        if used and not seen.issuperset(used):
+            found.append((each, used))
+            seen.update(used)
+    return found
+
+
+def _modules_with_weights(module: torch.nn.Module, inputs: tuple[Any, ...]
+                          ) -> list[tuple[str, torch.nn.Module]]:
+    """Return the parts of a module that have weights, in the order of their calls."""
+    found: dict[str, torch.nn.Module] = {}
+    hooks = [part.register_forward_hook(
+        lambda part, _, __, name=name: found.setdefault(name, part) and None)
+        for name, part in module.named_modules() if part._parameters or part._buffers]
+    try:
+        _Inference(module)(*mapped(inputs, lambda x: torch.from_numpy(np.array(
+            x.array if isinstance(x, chainer.Variable) else x)) if isinstance(
+            x, np.ndarray | chainer.Variable) else x))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return list(found.items())
+
+
+def _matched(calls: list[tuple[TracedCall, list[str]]], modules: list[tuple[str, torch.nn.Module]]
+             ) -> dict[str, tuple[Array, Any, str]]:
+    """Return the tensor for each array of the model."""
+    if len(calls) != len(modules):
+        raise ValueError(f'The model calls {len(calls)} layers with weights, the module '
+                         f'{len(modules)}. Their layers must be the same.')
+    pairs = {}
+    for (each, names), (part_name, part) in zip(calls, modules, strict=True):
+        known = {**part._parameters, **part._buffers}
+        tensors = [(f'{part_name}.{name}', known[name]) for name in TENSORS
+                   if known.get(name) is not None]
+        others = sorted(known.keys() - {*TENSORS, 'num_batches_tracked'})
+        if len(tensors) != len(names) or others:
+            raise ValueError(
+                f'{each.label} has the arrays {", ".join(names)}, but {part_name} has '
+                f'{", ".join([*(name for name, _ in tensors), *others])}.')
+        arrays = [x.array for x in each.inputs if isinstance(x, Leaf)]
+        for name, array, (tensor_name, tensor) in zip(names, arrays, tensors, strict=True):
+            pairs[name] = array, tensor, tensor_name
+    return pairs
+
+
+def _copy(pairs: Mapping[str, tuple[Array, Any, str]]) -> None:
+    for name, (array, tensor, tensor_name) in pairs.items():
+        if tuple(tensor.shape) != array.shape:
+            raise ValueError(f'{name} has the shape {array.shape}, but {tensor_name} '
+                             f'{tuple(tensor.shape)}.')
+    for array, tensor, _ in pairs.values():
+        array[...] = tensor.detach().cpu().numpy()
+
+
+def _copy_numbers(model: chainer.Link, tensors: Mapping[str, Any]) -> None:
+    """Copy persistent numbers, such as ``N`` of batch normalization."""
+    for path, link in model.namedlinks():
+        for name in link._persistent:
+            value = link.__dict__[name]
+            found = tensors.get(state.torch_name(f'{path}/{name}'))
+            if found is not None and not isinstance(value, np.ndarray) and isinstance(
+                    value, int | float | np.generic):
+                link.__dict__[name] = type(value)(found.item())
+
+
+def _copy_eps(model: chainer.Link, calls: list[tuple[TracedCall, list[str]]],
+              modules: list[tuple[str, torch.nn.Module]]) -> None:
+    links = {state.torch_name(path): link for path, link in model.namedlinks()}
+    for (_, names), (_, part) in zip(calls, modules, strict=True):
+        link = links.get(names[0].rpartition('.')[0])
+        if link is not None and hasattr(part, 'eps') and hasattr(link, 'eps'):
+            link.eps = part.eps
+
+

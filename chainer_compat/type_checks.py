@@ -1,0 +1,104 @@
+"""Checks of the types of a function's inputs, once for each signature.
+
+``check_type_forward`` of most functions depends only on the shapes and dtypes of the inputs, and on
+a few attributes of the function.  If it accepts them once, it is not called for equal ones again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeAlias
+
+from chainer import FunctionNode
+
+Array: TypeAlias = Any  # of NumPy or CuPy
+Check: TypeAlias = Any  # the function ``check_type_forward`` of a class
+
+#: By class, in ``chainer.functions``: attributes that ``check_type_forward`` reads.
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    'activation.leaky_relu.LeakyReLU': (),
+    'activation.relu.ReLU': (),
+    'activation.sigmoid.Sigmoid': (),
+    'activation.tanh.Tanh': (),
+    'array.concat.Concat': ('axis',),
+    'array.reshape.Reshape': ('shape', '_cnt'),
+    'array.transpose.Transpose': (),
+    'connection.convolution_2d.Convolution2DFunction': ('groups',),
+    'connection.deconvolution_2d.Deconvolution2DFunction': (
+        'dx', 'dy', 'outh', 'outw', 'ph', 'pw', 'sx', 'sy'),
+    'connection.embed_id.EmbedIDFunction': (),
+    'connection.linear.LinearFunction': (),
+    'math.basic_math.Add': (),
+    'math.basic_math.Mul': (),
+    'math.basic_math.MulConstant': (),
+    'math.basic_math.Neg': (),
+    'math.basic_math.Sub': (),
+    'math.sum.Sum': ('axis',),
+    'normalization.batch_normalization.BatchNormalization': ('axis',),
+    'pooling.average_pooling_2d.AveragePooling2D': (),
+    'pooling.max_pooling_nd.MaxPoolingND': ('ndim',),
+    'rnn.lstm.LSTM': (),
+}
+
+#: Types of attributes whose equality says all.
+_SIMPLE = frozenset({bool, int, str, type(None)})
+
+#: A process that sees more signatures forgets all, and checks again.
+_LIMIT = 4096
+
+_base = FunctionNode._check_data_type_forward
+_nothing = FunctionNode.check_type_forward
+_checks: dict[type, tuple[Check, tuple[str, ...]] | None] = {}
+_accepted: set[Hashable] = set()
+
+
+def check(function: FunctionNode, arrays: Sequence[Array]) -> None:
+    """Check the types of the inputs, unless equal ones have been accepted.
+
+    Args:
+        function: The function, of which the program has replaced no method.
+        arrays: Its inputs, without memory layouts.
+    """
+    cls = type(function)
+    if cls.check_type_forward is _nothing and cls._check_data_type_forward is _base:
+        return
+    signature = _signature(cls, function, arrays)
+    if signature is None:
+        function._check_data_type_forward(arrays)
+    elif signature not in _accepted:
+        function._check_data_type_forward(arrays)
+        if len(_accepted) >= _LIMIT:
+            _accepted.clear()
+        _accepted.add(signature)
+
+
+def _signature(cls: type[FunctionNode], function: FunctionNode, arrays: Sequence[Array]
+               ) -> Hashable | None:
+    """Return what the check depends on; ``None`` if it is not known."""
+    if cls not in _checks:
+        _checks[cls] = _known(cls)
+    known = _checks[cls]
+    if known is None or cls.check_type_forward is not known[0] or (
+            cls._check_data_type_forward is not _base):
+        return None
+    signature: list[Any] = [cls]
+    for name in known[1]:
+        value = getattr(function, name)
+        if type(value) is tuple:
+            if not _SIMPLE.issuperset(map(type, value)):
+                return None
+        elif type(value) not in _SIMPLE:
+            return None
+        signature.append(value)
+    for array in arrays:
+        signature += array.dtype, array.shape
+    return tuple(signature)
+
+
+def _known(cls: type[FunctionNode]) -> tuple[Check, tuple[str, ...]] | None:
+    """Return the check of a class of Chainer, and the attributes that it reads."""
+    package, _, name = f'{cls.__module__}.{cls.__qualname__}'.partition('chainer.functions.')
+    check = cls.check_type_forward
+    if package or name not in ATTRIBUTES or not check.__module__.startswith('chainer.functions.'):
+        return None
+    return check, ATTRIBUTES[name]

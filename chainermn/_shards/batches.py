@@ -1,0 +1,128 @@
+"""The batches of a rank: their intervals in the order of all samples, and their samples."""
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from chainermn._operations.exceptions import ShardError
+from chainermn._shards.open_shards import Opener, OpenShards
+from chainermn._shards.sample_order import Interval, RankSamples, SampleOrder
+from chainermn._types import Object
+
+#: What becomes of samples at the end of an epoch that are fewer than a global batch.
+Last = Literal['repeat', 'drop', 'split']
+
+
+class Position(NamedTuple):
+    """Epochs, and samples that all ranks took in the current one."""
+
+    epoch: int
+    taken: int
+
+
+#: Samples of each shard to try, if none of the first batch can be read.
+_ATTEMPTS = 10
+
+#: The end of the only epoch, without ``repeat``.
+_END = Position(1, 0)
+
+
+class PlacedBatch(NamedTuple):
+    """A batch of a rank."""
+
+    samples: list[Object]
+    after: Position
+    skipped: int  # samples that could not be read
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """All batches of a rank."""
+
+    shards: Sequence[Object]
+    sizes: Sequence[tuple[int, int]]  # samples and bytes of each shard
+    opener: Opener
+    transform: Callable[[Object], Object] | None
+    is_strict: bool  # whether samples that cannot be read are errors
+    order: SampleOrder
+    batch_size: int  # of a rank
+    rank: int
+    size: int
+    repeat: bool
+    last: Last
+
+    def read(self, position: Position) -> Iterator[PlacedBatch]:
+        """Yield the batches from a position on.
+
+        Raises:
+            ShardError: If a sample cannot be read.
+        """
+        order = copy.copy(self.order)  # its caches are for one thread
+        files = OpenShards(self.shards, self.sizes, self.opener, self.transform, self.is_strict)
+        before: list[Object] = []
+        try:
+            while (found := self.next(position)) is not None:
+                intervals, position = found
+                skipped = files.skipped
+                samples: list[Object] = []
+                for part in order.take(intervals, self.rank, self.size):
+                    samples += files.read(part)
+                skipped = files.skipped - skipped
+                before = samples or before or self._first_readable(files)
+                yield PlacedBatch(before, position, skipped)
+        finally:
+            files.close()
+
+    def next(self, position: Position) -> tuple[list[Interval], Position] | None:
+        """Return the next global batch, and the position after it; ``None`` at the end."""
+        epoch, taken = self.own(position)
+        if epoch and not self.repeat:
+            return None
+        n, missing = self.order.length, self.batch_size * self.size
+        if self.last == 'split':
+            missing = min(missing, n - taken)
+        intervals = []
+        while missing:
+            end = min(n, taken + missing)
+            intervals.append(Interval(epoch, taken, end))
+            missing -= end - taken
+            taken = end
+            if taken == n and missing:
+                epoch, taken = epoch + self.repeat, 0
+        if taken == n or (self.last == 'drop' and n - taken < self.batch_size * self.size):
+            epoch, taken = epoch + 1, 0
+        # Without repeat, a batch that was completed ends the epoch.
+        return intervals, Position(epoch, taken) if self.repeat or len(intervals) == 1 else _END
+
+    def length(self) -> int:
+        """Return the number of samples of this rank in an epoch; all ranks together have all."""
+        batches, rest = divmod(self.order.length, self.batch_size * self.size)
+        if self.last == 'drop':
+            rest = 0
+        mine = batches * self.batch_size + (rest + self.size - 1 - self.rank) // self.size
+        return max(mine, 1) if self.last == 'repeat' else mine
+
+    def own(self, position: Position) -> Position:
+        """Return the position of this rank: the next epoch if only other ranks have samples left.
+
+        The position itself is the same on all ranks, so any of them can save it.
+        """
+        rest = self.order.length - position.taken
+        needed = {'repeat': 1, 'drop': self.batch_size * self.size, 'split': self.rank + 1}
+        if rest >= needed[self.last] or (position.epoch and not self.repeat):
+            return position
+        return Position(position.epoch + 1, 0)
+
+    def _first_readable(self, files: OpenShards) -> list[Object]:
+        """Return a sample, for a first batch of which none could be read."""
+        for number, (count, _) in enumerate(self.sizes):
+            for i in range(min(count, _ATTEMPTS)):
+                part = RankSamples(frozenset([number]), [(number, np.array([i]))])
+                if found := files.read(part):
+                    return found
+        raise ShardError(f'no sample can be read: neither those of the first batch, nor the first '
+                         f'{_ATTEMPTS} of any shard. The log says why.')

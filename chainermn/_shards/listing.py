@@ -1,0 +1,97 @@
+"""The shards that a program names, and the index that :func:`write_shards` leaves beside them."""
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+from chainermn._process.atomic_file import open_atomic
+from chainermn._shards.arrow_files import saved_files
+from chainermn._types import Object
+
+_FORMAT = 'chainermn shards 1'
+
+#: Samples and bytes of each shard, by its path.
+Index = dict[str, tuple[int, int]]
+
+
+def find_shards(shards: Object, is_strict: bool = True) -> tuple[list[Object], Index]:
+    """Return the shards, and what indexes say about them.
+
+    Args:
+        shards: A pattern, a folder of ``datasets``, or a sequence of shards.
+        is_strict: Whether a missing shard is an error.  Otherwise, it is in the result.
+
+    Raises:
+        FileNotFoundError: If there are none, or one that is in an index is missing.
+    """
+    if isinstance(shards, os.PathLike):
+        shards = os.fspath(shards)
+    if not isinstance(shards, str):
+        found = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in shards]
+        if not found:
+            raise ValueError('the list of shards is empty')
+        return found, _read_indexes(each for each in found if isinstance(each, str))
+    files: list[Object] = saved_files(shards) if os.path.isdir(shards) else sorted(
+        glob.glob(shards, recursive=True))
+    index = _read_indexes(files)
+    if not files:
+        raise FileNotFoundError(f'no file matches {shards!r}, in the folder {os.getcwd()}')
+    if not is_strict:
+        return sorted({*files, *index}), index
+    if missing := sorted(set(index) - set(files)):
+        more = f' and {len(missing) - 1} more shards' if len(missing) > 1 else ''
+        raise FileNotFoundError(
+            f'{missing[0]}{more} missing, but in the index {_index_of(missing[0])}. Restore the '
+            'files, or pass a list of those to use.')
+    return files, index
+
+
+def write_index(prefix: str, shards: Sequence[tuple[str, int, int]]) -> None:
+    """Write the index of shards.
+
+    Args:
+        prefix: As passed to :func:`write_shards`.
+        shards: Path, samples and bytes of each.
+    """
+    with open_atomic(prefix + _SUFFIX) as file:
+        file.write(json.dumps({'format': _FORMAT, 'shards': {
+            os.path.basename(path): [samples, size] for path, samples, size in shards
+        }}, indent=0).encode())
+
+
+def remove_index(prefix: str) -> None:
+    """Remove the index, if there is one."""
+    if os.path.exists(prefix + _SUFFIX):
+        os.remove(prefix + _SUFFIX)
+
+
+_SUFFIX = '.index.json'
+
+
+def _index_of(path: str) -> str | None:
+    """Return the name of the index of a shard such as ``train-00003.npz``."""
+    numbered = re.fullmatch(r'(.*)-\d+\.np[yz]', path, re.DOTALL)
+    return numbered[1] + _SUFFIX if numbered else None
+
+
+def _read_indexes(paths: Iterable[str]) -> Index:
+    found: Index = {}
+    for name in {*map(_index_of, paths)} - {None}:
+        assert name is not None
+        if not os.path.exists(name):
+            continue
+        try:
+            with open(name, encoding='utf-8') as file:
+                content = json.load(file)
+            if content['format'] != _FORMAT:
+                raise ValueError(f'unknown format {content["format"]!r}')
+            folder = os.path.dirname(name)
+            found.update({os.path.join(folder, shard): (int(samples), int(size))
+                          for shard, (samples, size) in content['shards'].items()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f'the index {name} is damaged: {error!r}. Delete it, and the samples '
+                             'are counted again.') from error
+    return found

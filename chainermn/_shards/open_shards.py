@@ -1,0 +1,225 @@
+"""The shards that a rank has open: opened when needed, retried, and named in errors."""
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from chainermn._operations.exceptions import ShardError
+from chainermn._shards.arrow_files import ParquetShard, open_arrow
+from chainermn._shards.npy_files import NpyShard
+from chainermn._shards.sample_order import RankSamples
+from chainermn._shards.tar_file import TarShard
+from chainermn._types import Object
+
+_T = TypeVar('_T')
+
+#: Bytes of a rank for all shards of NumPy that are open at the same time.
+_MEMORY = 2**27
+
+#: Seconds before the second and the third attempt.
+_PAUSES = .1, 1.
+
+#: Errors of network file systems that may be gone in the next attempt.
+_TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT}
+
+
+class Shard(Protocol):
+    """A shard that is open."""
+
+    def __len__(self) -> int: ...
+    def read(self, indexes: np.ndarray) -> Sequence[Object]:
+        """Return samples."""
+    def close(self) -> None:
+        """Release its files."""
+
+
+class Opener:
+    """Opens shards with the readers of this package, or with one of the program.
+
+    Args:
+        reader: Returns an object with a length and ``[index]`` for a shard; ``None`` for paths and
+            objects.
+        buffer: Number of shards that are open at the same time.
+    """
+
+    def __init__(self, reader: Callable[[Object], Object] | None, buffer: int) -> None:
+        self._reader, self._memory = reader, _MEMORY // buffer
+
+    def open(self, shard: Object) -> Shard:
+        """Open a shard."""
+        if self._reader is not None:
+            return _Samples(self._reader(shard), is_ours=True)
+        if not isinstance(shard, str):
+            return _Samples(shard, is_ours=False)
+        if os.path.isfile(shard) and not os.path.getsize(shard):
+            raise ValueError('the file is empty')
+        suffix = os.path.splitext(shard)[1]
+        if suffix in ('.npy', '.npz'):
+            return NpyShard(shard, self._memory)
+        if suffix == '.tar':
+            return TarShard(shard)
+        if suffix in ('.arrow', '.parquet'):
+            return ParquetShard(shard) if suffix == '.parquet' else open_arrow(shard)
+        raise ValueError(f'no reader for {suffix or "a file without a suffix"!r}: pass reader=, a '
+                         'function from a path to an object with a length and [index]')
+
+    def measure(self, shard: Object) -> tuple[int, int]:
+        """Return the numbers of samples and of bytes; -1 if it is no file."""
+        opened = retried(lambda: self.open(shard))
+        try:
+            return len(opened), size_of(shard)
+        finally:
+            opened.close()
+
+
+class OpenShards:
+    """Reads samples, and keeps the shards of the current window open.
+
+    Args:
+        shards: All shards.
+        sizes: Numbers of samples and of bytes of each, as :meth:`Opener.measure` returned them.
+        opener: Opens them.
+        transform: Is applied to each sample, unless it is ``None``.
+        is_strict: Whether an error is raised.  Otherwise, the samples are left out.
+    """
+
+    def __init__(self, shards: Sequence[Object], sizes: Sequence[tuple[int, int]], opener: Opener,
+                 transform: Callable[[Object], Object] | None, is_strict: bool) -> None:
+        self._shards, self._sizes, self._opener = shards, sizes, opener
+        self._transform, self._is_strict = transform, is_strict
+        self._open: dict[int, Shard] = {}
+        self._broken: set[int] = set()  # of the current window
+        self._reported: set[int] = set()
+        self.skipped = 0  # samples
+
+    def read(self, part: RankSamples) -> list[Object]:
+        """Return the samples of a part.
+
+        Raises:
+            ShardError: If one cannot be read; it names shard and sample.
+        """
+        self._broken &= part.window
+        for number in [*self._open]:
+            if number not in part.window:
+                self._open.pop(number).close()
+        samples: list[Object] = []
+        for number, indexes in part.samples:
+            if number in self._broken:
+                self.skipped += len(indexes)
+                continue
+            try:
+                samples += retried(functools.partial(self._read, number, indexes))
+            except Exception as error:
+                samples += self._read_others(number, indexes, error)
+        return samples
+
+    def close(self) -> None:
+        """Close all shards."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _read(self, number: int, indexes: np.ndarray) -> list[Object]:
+        if number not in self._open:
+            self._open[number] = self._checked(number)
+        try:
+            samples = self._open[number].read(indexes)
+        except OSError:
+            self._open.pop(number).close()
+            self._open[number] = self._checked(number)
+            raise
+        if len(samples) != len(indexes):
+            raise ValueError(f'the reader returned {len(samples)} samples, not {len(indexes)}')
+        return [*samples] if self._transform is None else [*map(self._transform, samples)]
+
+    def _read_others(self, number: int, indexes: np.ndarray, error: Exception) -> list[Object]:
+        """Find the samples that cannot be read, and return the others."""
+        samples: list[Object] = []
+        if number not in self._open:
+            self._broken.add(number)
+            self._note(number, '', error)
+            self.skipped += len(indexes)
+            return samples
+        for i, index in enumerate(indexes.tolist()):
+            try:
+                samples += self._read(number, indexes[i:i + 1])
+            except Exception as found:
+                self._note(number, f', sample {index}', found)
+                self.skipped += 1
+        return samples
+
+    def _checked(self, number: int) -> Shard:
+        """Open a shard, and compare it with its size when the samples were counted."""
+        shard = self._opener.open(self._shards[number])
+        now = len(shard), size_of(self._shards[number])
+        if now != self._sizes[number]:
+            shard.close()
+            raise ValueError('it has changed: {:,} samples and {:,} bytes, before {:,} and {:,}'
+                             .format(*now, *self._sizes[number]))
+        return shard
+
+    def _note(self, number: int, sample: str, error: Exception) -> None:
+        text = f'{describe(self._shards[number], number)}{sample}: {explain(error)}'
+        if self._is_strict:
+            raise ShardError(text) from error
+        if number not in self._reported:
+            self._reported.add(number)
+            logging.getLogger('chainermn').warning('skipped: %s', text)
+
+
+class _Samples:
+    """A shard from the program: any object with a length and ``[index]``."""
+
+    def __init__(self, samples: Object, is_ours: bool) -> None:
+        if not hasattr(samples, '__len__') or not hasattr(samples, '__getitem__'):
+            raise TypeError(f'a shard needs a length and [index], but is {type(samples).__name__}')
+        self._samples, self._is_ours = samples, is_ours
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def read(self, indexes: np.ndarray) -> Sequence[Object]:
+        """Return samples; in one call if it has ``__getitems__``, as PyTorch's data sets."""
+        numbers = indexes.tolist()
+        if hasattr(self._samples, '__getitems__'):
+            return self._samples.__getitems__(numbers)
+        return [self._samples[i] for i in numbers]
+
+    def close(self) -> None:
+        """Close what the reader opened."""
+        if self._is_ours and hasattr(self._samples, 'close'):
+            self._samples.close()
+
+
+def retried(function: Callable[[], _T]) -> _T:
+    """Call a function, again if it fails with an error that may be transient."""
+    for pause in _PAUSES:
+        try:
+            return function()
+        except OSError as error:
+            if error.errno not in _TRANSIENT and not isinstance(
+                    error, (ConnectionError, TimeoutError)):
+                raise
+            time.sleep(pause)
+    return function()
+
+
+def size_of(shard: Object) -> int:
+    """Return the bytes of a file; -1 if the shard is none."""
+    return os.path.getsize(shard) if isinstance(shard, str) and os.path.isfile(shard) else -1
+
+
+def describe(shard: Object, number: int) -> str:
+    """Return a name of a shard."""
+    return shard if isinstance(shard, str) else f'shard {number} ({type(shard).__name__})'
+
+
+def explain(error: Exception) -> str:
+    """Return type and text of an error."""
+    return f'{type(error).__name__}: {error}' if str(error) else type(error).__name__

@@ -1,0 +1,101 @@
+"""Batches that a thread reads in advance."""
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+_T = TypeVar('_T')
+
+#: Seconds to wait for a reader when the batches are not needed any more.
+_GRACE = 5.
+
+
+class Prefetch(Generic[_T]):
+    """An iterator whose items a thread computes in advance.
+
+    An error is raised in its turn, and is the last item.
+
+    Args:
+        items: A generator.  It runs in the thread, and is closed there.
+        n: Number of items in advance; with 0, there is no thread.
+    """
+
+    def __init__(self, items: Iterator[_T], n: int) -> None:
+        self._items = items
+        self._process = os.getpid()
+        self._thread: _ReaderThread[_T] | None = _ReaderThread(items, n) if n else None
+        # It also runs at exit, before parts of Python no longer exist.
+        self._finalizer = weakref.finalize(
+            self, _close, self._thread or items, self._process)
+
+    def get(self) -> _T:
+        """Return the next item.
+
+        Raises:
+            StopIteration: If there is none.
+        """
+        if self._thread is None:
+            return next(self._items)
+        found, error = self._thread.get()
+        if error is not None:
+            raise error
+        return found[0]
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether the thread is not that of a parent process."""
+        return self._process == os.getpid()
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._finalizer()
+
+
+class _ReaderThread(threading.Thread, Generic[_T]):
+    """Computes an item whenever one of ``n`` places is free.
+
+    Garbage collection may close it at any point, also in the thread itself, so its queues are of
+    the kind that allows that.
+    """
+
+    def __init__(self, items: Iterator[_T], n: int) -> None:
+        super().__init__(daemon=True, name='chainermn: reads shards')
+        self._items = items
+        self._done: queue.SimpleQueue[tuple[list[_T], BaseException | None]] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_needed = True
+        for _ in range(n):
+            self._free.put(None)
+        self.start()
+
+    def get(self) -> tuple[list[_T], BaseException | None]:
+        """Return the next item in a list, or an error."""
+        done = self._done.get()
+        self._free.put(None)
+        return done
+
+    def run(self) -> None:
+        """Compute the items."""
+        try:
+            while self._free.get() is None and self._is_needed:
+                self._done.put(([next(self._items)], None))
+        except BaseException as error:
+            self._done.put(([], error))
+        finally:
+            self._items.close()  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Stop the thread, and wait for it, unless its reader takes long."""
+        self._is_needed = False
+        self._free.put(None)
+        if self is not threading.current_thread():
+            self.join(_GRACE)
+
+
+def _close(source: _ReaderThread[_T] | Iterator[_T], process: int) -> None:
+    if process == os.getpid():  # otherwise the thread is that of a parent process
+        source.close()  # type: ignore[union-attr]

@@ -1,0 +1,131 @@
+"""The order of all samples, computed from the numbers of samples of the shards.
+
+In each epoch the shards are shuffled.  Each ``buffer`` consecutive shards are a window, whose
+samples are shuffled.  The order of all samples is that of one window after another; a global batch
+is an interval of it.  So the order depends on the seed and the epoch, and not on the ranks, any
+position is found without the positions before it, and the largest list has the length of a window.
+
+The samples of a global batch are sorted by shard before each rank takes its part.  So a rank needs
+the shards of its part of a window, with one or two that it shares with its neighbors, instead of
+all of them.  The set of samples in a global batch, and so the mean gradient, stays the same.
+"""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Interval(NamedTuple):
+    """A part of the order of an epoch."""
+
+    epoch: int
+    begin: int
+    end: int
+
+
+class RankSamples(NamedTuple):
+    """Samples of one window that a rank takes."""
+
+    window: frozenset[int]  # numbers of its shards
+    samples: list[tuple[int, np.ndarray]]  # a shard, and indexes of its samples
+
+
+class SampleOrder:
+    """The order of all samples.
+
+    Args:
+        counts: Number of samples of each shard.
+        shuffle: Whether to shuffle; otherwise, each epoch has the order of the shards.
+        seed: From 0 to 2**32 - 1.
+        buffer: Number of shards whose samples are mixed.
+    """
+
+    def __init__(self, counts: Sequence[int], shuffle: bool, seed: int, buffer: int) -> None:
+        self._counts = np.array(counts, np.int64)
+        self._shuffle, self._seed, self._buffer = shuffle, seed, buffer
+        self.length = int(self._counts.sum())
+        self._epoch: _Epoch | None = None
+        self._window: _Window | None = None
+
+    def take(self, intervals: Sequence[Interval], rank: int, size: int) -> Iterator[RankSamples]:
+        """Yield the samples of a rank, window by window.
+
+        Args:
+            intervals: The global batch.
+            rank: The rank.
+            size: Number of ranks.  If the global batch is not a multiple, low ranks take one more.
+        """
+        quotient, remainder = divmod(sum(each.end - each.begin for each in intervals), size)
+        begin = rank * quotient + min(rank, remainder)
+        end = begin + quotient + (rank < remainder)
+        for window, positions in self._positions(intervals):
+            mine = positions[max(begin, 0):max(end, 0)]
+            begin, end = begin - len(positions), end - len(positions)
+            if len(mine):
+                yield RankSamples(window.members, window.samples(mine))
+
+    def _positions(self, intervals: Sequence[Interval]) -> Iterator[tuple[_Window, np.ndarray]]:
+        """Yield each window of a global batch, and the sorted positions in it."""
+        for epoch, begin, end in intervals:
+            starts = self._of_epoch(epoch).starts
+            while begin < end:
+                number = int(np.searchsorted(starts, begin, side='right')) - 1
+                stop = min(end, int(starts[number + 1]))
+                window = self._of_window(epoch, number)
+                yield window, window.positions(begin - starts[number], stop - starts[number])
+                begin = stop
+
+    def _of_epoch(self, number: int) -> _Epoch:
+        if self._epoch is None or self._epoch.number != number:
+            shards = np.arange(len(self._counts))
+            if self._shuffle:
+                np.random.RandomState([self._seed, number]).shuffle(shards)
+            ends = np.cumsum(self._counts[shards])
+            starts = np.concatenate([[0], ends[self._buffer - 1:-1:self._buffer], ends[-1:]])
+            self._epoch = _Epoch(number, shards, starts)
+        return self._epoch
+
+    def _of_window(self, epoch: int, number: int) -> _Window:
+        if self._window is None or self._window.key != (epoch, number):
+            first = number * self._buffer
+            shards = self._of_epoch(epoch).shards[first:first + self._buffer]
+            order = None
+            if self._shuffle:
+                n = int(self._counts[shards].sum())
+                order = np.arange(n, dtype=np.min_scalar_type(n))
+                np.random.RandomState([self._seed, epoch, number]).shuffle(order)
+            self._window = _Window((epoch, number), shards, self._counts[shards], order)
+        return self._window
+
+
+class _Epoch(NamedTuple):
+    number: int
+    shards: np.ndarray  # their numbers, in order
+    starts: np.ndarray  # the first position of each window, and the end of the last one
+
+
+class _Window:
+    """Consecutive shards, whose samples are mixed."""
+
+    def __init__(self, key: tuple[int, int], shards: np.ndarray, counts: np.ndarray,
+                 order: np.ndarray | None) -> None:
+        self.key = key  # epoch and number
+        self.members = frozenset(shards.tolist())
+        self._shards = shards
+        self._starts = np.cumsum(counts) - counts
+        self._order = order  # of its samples, numbered through all its shards
+
+    def positions(self, begin: int, end: int) -> np.ndarray:
+        """Return the numbers of the samples in an interval of the order, sorted by shard."""
+        return np.arange(begin, end) if self._order is None else np.sort(self._order[begin:end])
+
+    def samples(self, positions: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """Return the shards of sorted positions, with indexes in each shard."""
+        starts = self._starts
+        cuts = np.searchsorted(positions, starts).tolist()
+        return [(int(self._shards[i]), positions[begin:end].astype(np.int64) - starts[i])
+                for i, (begin, end) in enumerate(itertools.pairwise([*cuts, len(positions)]))
+                if end > begin]

@@ -1,0 +1,111 @@
+"""Small messages of all ranks of a node to all others, through shared memory.
+
+Each rank writes its message to its own place, and waits until all others have written theirs.
+There are two places of each rank, for even and odd exchanges: a rank that has finished an exchange
+knows that all others have begun it, so they have read all messages of the one before.
+"""
+from __future__ import annotations
+
+import struct
+
+from chainermn._operations.call_signature import IDENTIFIER_SIZE
+from chainermn._process import runtime
+from chainermn._process.mpi import MPI
+from chainermn._transport.shared_memory import exchange
+from chainermn._transport.shared_memory.window import Window
+
+_HEAD = struct.Struct(f'={IDENTIFIER_SIZE}sI')  # of a message: the identifier and the length
+_LINE = 64  # bytes of a cache line
+_MEMORIES = 64  # at most; each takes one of the 2,000 communicators of MPI
+
+
+class _Memories(runtime.ProcessState):
+    """How many memories this process has."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class SharedLines:
+    """The messages of the ranks of a node.  Collective: every rank creates one, and frees it.
+
+    Args:
+        mpi_comm: The ranks of the node.
+        capacity: The largest size of a message in bytes.
+
+    Raises:
+        MPI.Exception: If no shared memory is available.  MPI libraries raise it on all ranks.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm, capacity: int) -> None:
+        size = _place_size(capacity)
+        self._window = Window(mpi_comm, 2 * size, f'rank {mpi_comm.rank}', detects_ends=False)
+        # Written to now: later, /dev/shm may be full, which would kill the process.
+        self._window.segments[mpi_comm.rank][:] = 0
+        runtime.get(_Memories).count += 1
+        self._rank = mpi_comm.rank
+        self._step = 0
+        #: By the parity of the exchange, and by rank.
+        self._places = [[segment[start:start + size].data for segment in self._window.segments]
+                        for start in (0, size)]
+
+    def exchange(self, call: bytes, message: bytes, is_wanted: bool) -> list[bytearray] | None:
+        """Return the messages of all ranks; ``None`` if their identifiers differ.
+
+        Args:
+            call: The identifier of this rank's call.
+            message: Its message.
+            is_wanted: Whether to return the messages; otherwise the list is empty.
+        """
+        self._step = step = self._step + 1
+        places, window = self._places[step & 1], self._window
+        own = places[self._rank]
+        _HEAD.pack_into(own, 0, call, len(message))
+        if message:
+            own[_HEAD.size:_HEAD.size + len(message)] = message
+        window.publish(step)
+        try:
+            window.wait(step)
+        except BaseException:  # of a signal handler; the others do not know
+            window.wait(step)
+            raise
+        found = []
+        for place in places:
+            identifier, length = _HEAD.unpack_from(place)
+            if identifier != call:
+                return None
+            if is_wanted:
+                found.append(bytearray(place[_HEAD.size:_HEAD.size + length]))
+        return found
+
+    def free(self) -> None:
+        """Free the memory.  Collective: every rank calls it, once."""
+        self._places.clear()
+        self._window.free()
+        runtime.get(_Memories).count -= 1
+
+
+def create(mpi_comm: MPI.Intracomm, capacity: int) -> SharedLines | None:
+    """Allocate the memory, or return ``None`` on all ranks.  Collective: every rank calls it.
+
+    Args:
+        mpi_comm: Ranks of one node.
+        capacity: The largest size of a message in bytes.
+    """
+    made: list[SharedLines] = []
+
+    def check() -> None:
+        if runtime.get(_Memories).count >= _MEMORIES:
+            raise RuntimeError('there are enough')
+        exchange.check_space(mpi_comm.size * (2 * _place_size(capacity) + 2 * 4096))
+
+    for attempt in check, lambda: made.append(SharedLines(mpi_comm, capacity)):
+        if exchange.failures(mpi_comm, attempt):
+            for each in made:
+                each.free()
+            return None
+    return made[0]
+
+
+def _place_size(capacity: int) -> int:
+    return -(-(_HEAD.size + capacity) // _LINE) * _LINE

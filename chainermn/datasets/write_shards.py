@@ -1,0 +1,190 @@
+"""write_shards: a data set as files for :class:`chainermn.iterators.ShardedIterator`."""
+from __future__ import annotations
+
+import glob
+import os
+import re
+import zipfile
+from collections.abc import Mapping
+from typing import Protocol
+
+import chainer
+import numpy as np
+
+from chainermn._operations.arguments import is_integer
+from chainermn._operations.on_all_ranks import ErrorSharer, check_equal, raise_together
+from chainermn._process.atomic_file import open_atomic
+from chainermn._shards.listing import remove_index, write_index
+from chainermn._types import Dataset, Object
+from chainermn.communicators._recognize import as_communicator
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+_NAME = 'write_shards'
+
+
+def write_shards(dataset: Dataset, prefix: str | os.PathLike[str], samples_per_shard: int,
+                 comm: CommunicatorBase | None = None, *, overwrite: bool = False) -> list[str]:
+    """Write a data set as shards, and an index of their lengths.
+
+    Samples that are tuples of arrays or numbers are written to ``PREFIX-00000.npz``,
+    ``PREFIX-00001.npz`` and so on, dicts to .npz files with names, and arrays or numbers alone to
+    .npy files.  All samples have the same shapes and dtypes; for others, write tar or Parquet
+    files with the tools for these.  Only the samples of one shard are in memory.
+
+    With a communicator, it is collective (every rank calls it): each rank writes its own data set,
+    the shards of lower ranks have lower numbers, and all ranks raise the same error.
+
+    Each file is complete, or absent.  The index, ``PREFIX.index.json``, is written last, so that
+    iterators need not open all shards to learn their lengths.
+
+    Args:
+        dataset: Any object with a length and ``[index]``; with ``comm``, the samples that this rank
+            writes.
+        prefix: Beginning of the paths; the folder must exist.
+        samples_per_shard: Number of samples in a file; the last one of each rank has the rest.
+            Shards of 10 to 100 MB are read fast.
+        comm: ChainerMN communicator, to write from several ranks.
+        overwrite: Whether to replace, and remove, existing shards of this prefix.
+
+    Returns:
+        The paths of all shards.
+
+    Raises:
+        FileExistsError: If there are shards of this prefix, unless ``overwrite`` is true.
+        ValueError, TypeError: If a sample differs from the first one in shape, dtype or structure,
+            or cannot be stored in an array.
+        OSError: If a file cannot be written.
+
+    Example:
+        >>> data = [(np.full(4, i, 'f'), np.int32(i % 2)) for i in range(10)]
+        >>> mine = data[comm.rank::comm.size]
+        >>> chainermn.datasets.write_shards(mine, 'digits', samples_per_shard=3, comm=comm)
+        ['digits-00000.npz', 'digits-00001.npz', 'digits-00002.npz', 'digits-00003.npz']
+    """
+    alone_or_comm = _Alone() if comm is None else as_communicator(comm, _NAME)
+    return _write(dataset, os.fspath(prefix), samples_per_shard, alone_or_comm, overwrite)
+
+
+class _Communicator(Protocol):
+    @property
+    def rank(self) -> int: ...
+    @property
+    def _chainermn_channel(self) -> ErrorSharer: ...
+    def allgather_obj(self, obj: Object) -> list[Object]: ...
+    def barrier(self) -> None: ...
+
+
+class _Alone:
+    """Takes the place of a communicator in a program without one."""
+
+    rank = 0
+
+    @property
+    def _chainermn_channel(self) -> _Alone:
+        return self
+
+    def share_error(self, operation: str, error: Exception | None) -> None:
+        if error is not None:
+            raise error
+
+    def allgather_obj(self, obj: Object) -> list[Object]:
+        return [obj]
+
+    def barrier(self) -> None:
+        pass
+
+
+def _write(dataset: Dataset, prefix: str, samples_per_shard: int, comm: _Communicator,
+           overwrite: bool) -> list[str]:
+    is_root = comm.rank == 0
+    with raise_together(comm, _NAME):
+        if not is_integer(samples_per_shard) or samples_per_shard < 1:
+            raise ValueError('samples_per_shard must be an integer of at least 1, not '
+                             f'{samples_per_shard!r}')
+        n_shards = -(-len(dataset) // samples_per_shard)
+        existing = _existing(prefix) if is_root else []
+        if existing and not overwrite:
+            raise FileExistsError(f'{existing[0]} exists. Remove the shards {prefix}-*, choose '
+                                  'another prefix, or pass overwrite=True.')
+        if is_root:
+            remove_index(prefix)
+    by_rank = comm.allgather_obj(n_shards)
+    first, width = sum(by_rank[:comm.rank]), max(5, len(str(sum(by_rank) - 1)))
+    form = _Form()
+    mine = []
+    with raise_together(comm, _NAME):
+        for i in range(n_shards):
+            begin = i * samples_per_shard
+            columns = form.columns(dataset, begin, min(begin + samples_per_shard, len(dataset)))
+            mine.append(_save(f'{prefix}-{first + i:0{width}}', columns))
+    written = [each for shards in comm.allgather_obj(mine) for each in shards]
+    forms = comm.allgather_obj(form.text)
+    check_equal(comm, [text or next(filter(None, forms)) for text in forms] if any(forms) else [],
+                f'{_NAME}: the samples differ between ranks', 'Convert them to the same form.')
+    with raise_together(comm, _NAME):
+        if is_root:
+            for path in {*existing} - {path for path, *_ in written}:
+                os.remove(path)
+            write_index(prefix, written)
+    comm.barrier()  # now every rank may read them
+    return [path for path, *_ in written]
+
+
+def _existing(prefix: str) -> list[str]:
+    return sorted(path for path in glob.glob(f'{glob.escape(prefix)}-*.np[yz]')
+                  if path[len(prefix) + 1:-4].isdecimal())
+
+
+class _Form:
+    """The structure, shapes and dtypes that all samples have."""
+
+    def __init__(self) -> None:
+        self.text = ''  # of the first sample
+
+    def columns(self, dataset: Dataset, begin: int, end: int) -> dict[str, np.ndarray]:
+        """Return samples as arrays by name; the name of a single array is ''."""
+        columns: dict[str, list[np.ndarray]] = {}
+        for i in range(begin, end):
+            sample = {name: _as_array(value, i) for name, value in _entries(dataset[i]).items()}
+            text = ', '.join(f'{name} {value.dtype}{list(value.shape)}'.lstrip()
+                             for name, value in sample.items())
+            self.text = self.text or text
+            if text != self.text:
+                raise ValueError(f'sample {i} is {text}, but the first one is {self.text}. All '
+                                 'samples need the same shapes and dtypes; write others to tar or '
+                                 'Parquet files.')
+            for name, value in sample.items():
+                columns.setdefault(name, []).append(value)
+        return {name: np.stack(values) for name, values in columns.items()}
+
+
+def _entries(sample: Object) -> Mapping[str, Object]:
+    if isinstance(sample, Mapping):
+        if any(not isinstance(name, str) or re.fullmatch(r'(arr_\d+)?', name) for name in sample):
+            raise TypeError(f'keys of samples must be names, unlike arr_0, and not {[*sample]}')
+        return sample
+    if isinstance(sample, (tuple, list)):
+        return {f'arr_{i}': value for i, value in enumerate(sample)}
+    return {'': sample}
+
+
+def _as_array(value: Object, i: int) -> np.ndarray:
+    array = np.asarray(chainer.backends.cuda.to_cpu(value) if hasattr(value, 'get') else value)
+    if array.dtype.hasobject:
+        raise TypeError(f'sample {i} holds {type(value).__name__}, which is not stored in arrays: '
+                        'that would run code when it is read')
+    return array
+
+
+def _save(stem: str, columns: Mapping[str, np.ndarray]) -> tuple[str, int, int]:
+    """Write a shard; return its path, and its numbers of samples and of bytes."""
+    path = f'{stem}.npy' if '' in columns else f'{stem}.npz'
+    with open_atomic(path) as file:
+        if '' in columns:
+            np.lib.format.write_array(file, columns[''], allow_pickle=False)
+        else:
+            with zipfile.ZipFile(file, 'w') as archive:
+                for name, array in columns.items():
+                    with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
+    return path, len(next(iter(columns.values()))), os.path.getsize(path)

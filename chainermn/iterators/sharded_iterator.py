@@ -1,0 +1,316 @@
+"""An iterator over shards: data sets larger than memory, shared by all ranks."""
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from collections.abc import Callable, Sequence, Sized
+from typing import Literal
+
+import chainer
+import numpy as np
+
+from chainermn._operations.arguments import is_integer
+from chainermn._operations.exceptions import ShardError
+from chainermn._operations.on_all_ranks import check_equal, raise_together
+from chainermn._shards.batches import Batches, Last, PlacedBatch, Position
+from chainermn._shards.listing import Index, find_shards
+from chainermn._shards.open_shards import Opener, describe, explain
+from chainermn._shards.prefetch import Prefetch
+from chainermn._shards.sample_order import SampleOrder
+from chainermn._types import Object, Serializer
+from chainermn.communicators._recognize import as_communicator
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+_NAME = 'ShardedIterator'
+
+#: Samples and bytes of a shard that is left out.
+_BROKEN = (0, -2)
+
+
+class ShardedIterator(chainer.dataset.Iterator):
+    """Reads samples from shards, such as files, of which no rank holds more than a few.
+
+    Collective: every rank creates one.  Afterwards the ranks do not communicate.  In each epoch,
+    every sample is in one batch of one rank, and all ranks have equally many batches.
+
+    The shards are shuffled in each epoch, and the samples of ``buffer`` shards at a time.  The
+    order depends on the seed and the epoch only: 4 ranks with a batch size of 8 and 2 ranks with
+    16 take the same samples in each step.  So a snapshot contains a position, and any number of
+    ranks continues there, with any batch size.
+
+    A thread of each rank reads batches in advance.  Its errors, such as that of a damaged file,
+    are raised on all ranks, as :class:`ShardError`, which names the file and the sample.  Errors of
+    network file systems that may be transient (EIO, ESTALE, ETIMEDOUT, ConnectionError and similar)
+    are raised after three attempts.
+
+    Args:
+        shards: A pattern such as ``'train-*.npz'``; a folder that ``Dataset.save_to_disk`` of
+            Hugging Face wrote; or a list of paths, or of any objects with a length and ``[index]``.
+            All ranks need access to all of them.  By the suffix of a file, a sample is
+
+            - ``.npy``: a row of the array.
+            - ``.npz``: a tuple of rows of ``arr_0``, ``arr_1``, ...; a dict, if the arrays have
+              other names.
+            - ``.tar``: a dict of the files with one stem by extension, as bytes, and ``'__key__'``,
+              as in WebDataset.
+            - ``.parquet``, ``.arrow``: a dict by column.  They need pyarrow.
+        batch_size: Number of samples of one rank in a batch; the same on all ranks.
+        comm: ChainerMN communicator.
+        repeat: Whether to start the next epoch at the end of one.
+        shuffle: Whether to shuffle.  Otherwise, each epoch has the order of the shards.
+        seed: Seed of all orders, from 0 to 2**32 - 1.
+        buffer: Number of shards whose samples are mixed.
+        last: What becomes of samples at the end of an epoch that are fewer than a batch on all
+            ranks.  ``'repeat'`` completes the batch with the first samples of the next epoch (of
+            the same one if ``repeat`` is false).  ``'drop'`` leaves them out.  ``'split'`` makes a
+            smaller batch; some ranks may have one batch less, so training needs
+            :func:`chainermn.join`.  By default, ``'repeat'`` if ``repeat`` is true, otherwise
+            ``'split'``.
+        n_prefetch: Number of batches to read in advance; with 0, there is no thread.
+        reader: A function that opens a shard: it returns an object with a length and ``[index]``,
+            and optionally ``close()`` and ``__getitems__(indexes)``.  By default, files are opened
+            by their suffix.
+        transform: A function from a sample to a sample, which runs in the thread; for example, it
+            decodes an image.
+        on_error: ``'skip'`` leaves out samples and shards that cannot be read.  They are logged,
+            counted, and reported as ``skipped_samples`` and ``skipped_shards``.  A batch without
+            any readable sample repeats the batch before.
+
+    Attributes:
+        skipped: Number of samples that this rank left out since the first batch.
+        skipped_shards: Number of shards that could not be opened when the iterator was created.
+
+    Raises:
+        ShardError: On all ranks, if a shard cannot be read.
+        FileNotFoundError: On all ranks, if there are no shards, or one that is in their index is
+            missing.
+        TypeError, ValueError: On all ranks, if an argument is invalid, or differs between ranks.
+
+    Example:
+        >>> data = [(np.full(4, i, 'f'), np.int32(i % 2)) for i in range(100)]
+        >>> if comm.rank == 0:
+        ...     paths = chainermn.datasets.write_shards(data, 'train', samples_per_shard=10)
+        >>> comm.barrier()
+        >>> iterator = chainermn.iterators.ShardedIterator('train-*.npz', 5, comm)
+        >>> batch = next(iterator)
+        >>> len(batch), batch[0][0].shape, iterator.epoch_detail
+        (5, (4,), 0.1)
+    """
+
+    #: Any rank of any job may load its state; see ``extensions/_checkpointing/progress.py``.
+    has_global_position = True
+
+    def __init__(self, shards: Object, batch_size: int, comm: CommunicatorBase,
+                 repeat: bool = True, shuffle: bool = True, seed: int = 0, *, buffer: int = 8,
+                 last: Last | None = None, n_prefetch: int = 2,
+                 reader: Callable[[Object], Object] | None = None,
+                 transform: Callable[[Object], Object] | None = None,
+                 on_error: Literal['raise', 'skip'] = 'raise') -> None:
+        comm = as_communicator(comm, _NAME)
+        self._comm = comm
+        self._source: Prefetch[PlacedBatch] | None = None
+        with raise_together(comm, _NAME):
+            last, is_strict = last or ('repeat' if repeat else 'split'), on_error == 'raise'
+            _check_arguments(batch_size, seed, buffer, n_prefetch, last, on_error)
+            found, index = find_shards(shards, is_strict)
+        self.batch_size, self.repeat = batch_size, bool(repeat)
+        self._n_prefetch, self._is_strict = n_prefetch, is_strict
+        names = [os.path.basename(each) for each in found if isinstance(each, str)]
+        digest = zlib.crc32('\0'.join(names).encode(errors='surrogateescape'))
+        with comm.called_by(_NAME):
+            by_rank = comm.allgather_obj(
+                f'{len(found)} shards ({digest:08x}), batch_size={batch_size}, '
+                f'repeat={self.repeat}, shuffle={bool(shuffle)}, seed={seed}, buffer={buffer}, '
+                f'last={last!r}, on_error={on_error!r}')
+        check_equal(comm, by_rank, f'{_NAME}: the arguments differ between ranks',
+                    'Pass the same arguments, and shards of the same names, on all ranks.')
+        opener = Opener(reader, buffer)
+        sizes = _measure(comm, found, index, opener, is_strict)
+        counts = [n for n, _ in sizes]
+        self.skipped_shards = sizes.count(_BROKEN)
+        self._batches = Batches(
+            found, sizes, opener, transform, is_strict,
+            SampleOrder(counts, bool(shuffle), seed, buffer), self.batch_size, comm.rank,
+            comm.size, self.repeat, last)
+        with raise_together(comm, _NAME):
+            _check_length(self._batches)
+        #: What must be as it was when a snapshot is loaded.
+        self._settings = np.array([sum(counts), len(counts), zlib.crc32(np.array(counts).tobytes()),
+                                   bool(shuffle), seed, buffer], np.int64)
+        self.reset()
+
+    def reset(self) -> None:
+        """Restart from the first batch."""
+        self._stop()
+        self._position = Position(0, 0)
+        self.is_new_epoch = False
+        self._previous_epoch_detail = -1.
+        self.skipped = 0
+
+    def __next__(self) -> list[Object]:
+        """Return the next batch of this rank.
+
+        Raises:
+            StopIteration: At the end of the epoch, if ``repeat`` is false.
+            ShardError: On all ranks: on the others in their next collective operation.
+        """
+        if self._source is None or not self._source.is_of_this_process:
+            self._source = Prefetch(self._batches.read(self._position), self._n_prefetch)
+        try:
+            with self._comm.span('wait for data'):
+                batch = self._source.get()
+        except BaseException as error:
+            self._stop()  # the next call tries again
+            if isinstance(error, StopIteration):
+                self.is_new_epoch |= self._move(Position(1, 0))
+            if isinstance(error, StopIteration) or not isinstance(error, Exception):
+                raise
+            self._comm.refuse(f'next of {_NAME}', error)
+        self._previous_epoch_detail = self.epoch_detail
+        self.is_new_epoch = self._move(batch.after)
+        self.skipped += batch.skipped
+        if not self._is_strict:
+            chainer.report({'skipped_samples': self.skipped, 'skipped_shards': self.skipped_shards})
+        return batch.samples
+
+    next = __next__
+
+    @property
+    def epoch(self) -> int:
+        """Number of completed epochs."""
+        return self._batches.own(self._position).epoch
+
+    @property
+    def current_position(self) -> int:
+        """Number of samples that all ranks took in this epoch."""
+        return self._batches.own(self._position).taken
+
+    @property
+    def epoch_detail(self) -> float:
+        """Number of completed epochs, with the fraction of the current one."""
+        return self.epoch + self.current_position / self._batches.order.length
+
+    @property
+    def previous_epoch_detail(self) -> float | None:
+        """``epoch_detail`` before the last batch; ``None`` before the first one."""
+        return None if self._previous_epoch_detail < 0 else self._previous_epoch_detail
+
+    @property
+    def dataset(self) -> _Share:
+        """An object whose length is the number of samples of this rank in an epoch."""
+        return _Share(self._batches.length())
+
+    def serialize(self, serializer: Serializer) -> None:
+        """Save or load the position, which is that of all ranks.
+
+        Args:
+            serializer: A Chainer serializer or deserializer.
+
+        Raises:
+            ValueError: If the snapshot is of other shards, or of another order of them.
+        """
+        settings = serializer('settings', self._settings.copy())
+        epoch = serializer('epoch', self._position.epoch)
+        taken = serializer('current_position', self._position.taken)
+        is_new_epoch = serializer('is_new_epoch', self.is_new_epoch)
+        previous = serializer('previous_epoch_detail', self._previous_epoch_detail)
+        if isinstance(serializer, chainer.Deserializer):
+            self._check_settings(settings)
+            self._stop()
+            self._position = Position(int(epoch), int(taken))
+            self.is_new_epoch = bool(is_new_epoch)
+            self._previous_epoch_detail = float(previous)
+
+    def finalize(self) -> None:
+        """Stop the thread, and close all files."""
+        self._stop()
+
+    def __copy__(self) -> ShardedIterator:
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__, _source=None)
+        return copied
+
+    def _move(self, position: Position) -> bool:
+        """Set the position; return whether it is in another epoch."""
+        before, self._position = self.epoch, position
+        return self.epoch > before
+
+    def _stop(self) -> None:
+        source, self._source = getattr(self, '_source', None), None
+        if source is not None:
+            source.close()
+
+    def _check_settings(self, saved: np.ndarray) -> None:
+        names = 'samples', 'shards', 'their counts', 'shuffle', 'seed', 'buffer'
+        different = [f'{name} was {before}, is {now}' for name, before, now in zip(
+            names, saved.tolist(), self._settings.tolist(), strict=True) if before != now]
+        if different:
+            raise ValueError(
+                f'{_NAME}: the snapshot has a position in other shards or in another order, so '
+                f'samples would be repeated or missing: {", ".join(different)}. Use the same '
+                'shards, shuffle, seed and buffer.')
+
+
+class _Share(Sized):
+    """What Chainer needs to know of a data set: its length."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def _measure(comm: CommunicatorBase, shards: Sequence[Object], index: Index, opener: Opener,
+             is_strict: bool) -> list[tuple[int, int]]:
+    """Return samples and bytes of all shards: each rank opens some, unless an index has them.
+
+    Collective: every rank calls it.
+    """
+    mine = []
+    with raise_together(comm, _NAME):
+        for number in range(comm.rank, len(shards), comm.size):
+            shard = shards[number]
+            try:
+                # Without strict, shards that cannot be opened are left out now, on all ranks.
+                is_known = is_strict and isinstance(shard, str) and shard in index
+                mine.append(index[shard] if is_known else opener.measure(shard))
+            except ImportError:
+                raise
+            except Exception as error:
+                text = f'{describe(shard, number)}: {explain(error)}'
+                if is_strict:
+                    raise ShardError(text) from error
+                logging.getLogger('chainermn').warning('skipped: %s', text)
+                mine.append(_BROKEN)
+    with comm.called_by(_NAME):
+        by_rank = comm.allgather_obj(mine)
+    return [by_rank[i % comm.size][i // comm.size] for i in range(len(shards))]
+
+
+def _check_arguments(batch_size: Object, seed: Object, buffer: Object, n_prefetch: Object,
+                     last: Object, on_error: Object) -> None:
+    limits = {'batch_size': (batch_size, 1), 'buffer': (buffer, 1), 'n_prefetch': (n_prefetch, 0),
+              'seed': (seed, 0)}
+    for name, (value, least) in limits.items():
+        if not is_integer(value) or value < least:
+            raise ValueError(f'{name} must be an integer of at least {least}, not {value!r}')
+    if seed >= 2**32:
+        raise ValueError(f'seed must be less than 2**32, not {seed}')
+    if last not in ('repeat', 'drop', 'split'):
+        raise ValueError(f"last must be 'repeat', 'drop' or 'split', not {last!r}")
+    if on_error not in ('raise', 'skip'):
+        raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
+
+
+def _check_length(batches: Batches) -> None:
+    n, needed = batches.order.length, 1
+    if batches.last == 'drop':
+        needed = batches.batch_size * batches.size
+    elif batches.last == 'split' and batches.repeat:
+        needed = batches.size  # or a rank would have none at all
+    if n < needed:
+        raise ValueError(f'{len(batches.shards)} shards have {n} samples, but at least {needed} '
+                         f'are needed on {batches.size} ranks with batch_size='
+                         f'{batches.batch_size} and last={batches.last!r}')

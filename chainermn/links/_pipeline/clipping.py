@@ -1,0 +1,39 @@
+"""A hook of optimizers that clips the gradients of all stages by their common norm."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from chainermn._types import Optimizer, Parameter
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+
+class GradientClipping:
+    """Like ``chainer.optimizer_hooks.GradientClipping``, for the model on all ranks.
+
+    Args:
+        comm: The communicator of the pipeline.
+        threshold: The largest norm.
+        counted: Returns whether this rank counts a parameter; tied ones count once.
+    """
+
+    name = 'GradientClipping'
+    call_for_each_param = False
+    timing = 'pre'
+
+    def __init__(self, comm: CommunicatorBase, threshold: float,
+                 counted: Callable[[Parameter], bool]) -> None:
+        self._comm, self.threshold, self._counted = comm, threshold, counted
+
+    def __call__(self, optimizer: Optimizer) -> None:
+        """Scale the gradients.  Collective: every rank calls it."""
+        params = {id(param): param for param in optimizer.target.params(False)
+                  if param.grad is not None}.values()
+        own = sum((float((param.grad.astype('d') ** 2).sum())
+                   for param in params if self._counted(param)), 0.)
+        scale = next((param._loss_scale for param in params if param._loss_scale), 1)
+        with self._comm.called_by('Pipeline.gradient_clipping'):
+            norm = math.sqrt(self._comm.allreduce_obj(own)) / scale
+        if norm > self.threshold:
+            for param in params:
+                param.grad *= param.dtype.type(self.threshold / norm)

@@ -1,0 +1,196 @@
+"""One call of a pipeline on one rank: run the steps of a schedule."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import chainer
+import numpy as np
+
+from chainermn._types import Array, Object, Variable
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.links._pipeline.messages import Message, StageMessages, ahead
+from chainermn.links._pipeline.observations import Observations
+from chainermn.links._pipeline.schedule import Step
+from chainermn.links._pipeline.stages import Stage
+
+#: An output of a stage, or arguments of a stage.
+Value = Variable | Sequence[Variable]
+
+
+class Work(NamedTuple):
+    """What a rank computes.
+
+    Attributes:
+        compute: Returns the output of a stage for a micro-batch, from what the stage receives.
+        weights: The share of each micro-batch in the loss.
+        scale: The gradient of the loss.
+        add_gradients: Moves the gradients of a micro-batch out of the parameters.
+        recompute: Whether backward repeats forward, instead of keeping its graph.
+    """
+
+    compute: Callable[[Stage, int, Sequence[Value]], Value]
+    weights: Sequence[float]
+    scale: float
+    add_gradients: Callable[[], None]
+    recompute: bool
+
+
+class _Kept(NamedTuple):
+    """What backward of a micro-batch needs."""
+
+    inputs: Sequence[Value]
+    output: Value
+    random_state: Object = None  # to compute the output again
+
+
+class Execution:
+    """Runs steps.
+
+    Args:
+        comm: The communicator.
+        stages: All stages.
+        work: What this rank computes.
+        messages: Messages between stages.
+
+    Attributes:
+        loss: The weighted sum of the losses so far; ``None`` if this rank has no output.
+        observations: Their values that the program reports.
+    """
+
+    def __init__(self, comm: CommunicatorBase, stages: Sequence[Stage], work: Work,
+                 messages: StageMessages) -> None:
+        self._comm, self._stages, self._work = comm, stages, work
+        self._messages = messages
+        self._kept: dict[tuple[int, int], _Kept] = {}
+        self.loss: Array | None = None
+        self.observations = Observations()
+
+    def run(self, steps: Sequence[Step]) -> None:
+        """Run the steps of this rank; messages of the next step may arrive in each."""
+        for n, step in enumerate(steps):
+            for key in ahead(self._stages, steps[n:n + 2]):
+                self._messages.post(*key)
+            stage, run = self._stages[step.stage], (
+                self._forward if step.is_forward else self._backward)
+            try:
+                run(stage, step.micro_batch)
+            except Exception as error:
+                if hasattr(error, 'add_note'):  # Python 3.11 and later
+                    error.add_note(f'in {_described(stage, step)}')
+                raise
+        self._messages.finish()
+
+    def _forward(self, stage: Stage, k: int) -> None:
+        received = [self._messages.receive(edge, k, True) for edge in stage.edges_in]
+        inputs = [_as_value(
+            [_leaf(x, flag) for x, flag in zip(message.arrays, message.flags, strict=True)],
+            message.is_tuple) for message in received]
+        has_backprop = chainer.config.enable_backprop
+        # The backward step of the last stage usually comes next.
+        recompute = self._work.recompute and has_backprop and not stage.has_output
+        state = np.random.get_state() if recompute else None
+        with self._span(stage, k, 'forward'), self.observations.of(self._work.weights[k]), (
+                chainer.no_backprop_mode() if recompute else contextlib.nullcontext()):
+            y = self._work.compute(stage, k, inputs)
+        if stage.has_output:
+            self._add(y, k)
+        for edge in stage.edges_out:
+            self._messages.send(edge, k, True, _message(y, stage, has_backprop))
+        if has_backprop:
+            self._kept[stage.number, k] = _Kept(inputs, y, state)
+
+    def _backward(self, stage: Stage, k: int) -> None:
+        inputs, y, state = self._kept.pop((stage.number, k))
+        grads = [self._messages.receive(edge, k, False).arrays for edge in stage.edges_out]
+        with self._span(stage, k, 'backward'):
+            if state is not None:
+                y = self._recomputed(stage, k, inputs, state)
+            outputs = _as_tuple(y)
+            for each in grads:
+                for variable, grad in zip(outputs, each, strict=True):
+                    if _needs_gradient(variable):
+                        variable.grad = grad if variable.grad is None else variable.grad + grad
+            if stage.has_output:
+                loss, = outputs
+                loss.grad = loss.xp.full(
+                    loss.shape, self._work.scale * self._work.weights[k], loss.dtype)
+            roots = [x for x in outputs if isinstance(x, chainer.Variable)
+                     and x.requires_grad and x.grad is not None]
+            _run_backward(roots)
+            self._work.add_gradients()
+        for edge, value in zip(stage.edges_in, inputs, strict=True):
+            self._messages.send(edge, k, False, _gradients(value))
+
+    def _recomputed(self, stage: Stage, k: int, inputs: Sequence[Value], state: Object) -> Value:
+        """Compute an output again, with the same random numbers and without statistics."""
+        after = np.random.get_state()
+        np.random.set_state(state)
+        try:
+            with chainer.using_config('in_recomputing', True), Observations().of(0):
+                return self._work.compute(stage, k, inputs)
+        finally:
+            np.random.set_state(after)
+
+    def _add(self, loss: Variable, k: int) -> None:
+        if not loss.size:  # of a model that communicates on its own, and has no loss on this rank
+            return
+        value = loss.array.reshape(()) * loss.dtype.type(self._work.weights[k])
+        self.loss = value if self.loss is None else self.loss + value
+
+    def _span(self, stage: Stage, k: int, direction: str
+              ) -> contextlib.AbstractContextManager[object]:
+        return self._comm.span(f'{direction} of stage {stage.number}, micro-batch {k}')
+
+
+def _described(stage: Stage, step: Step) -> str:
+    direction = 'forward' if step.is_forward else 'backward'
+    return (f'the {direction} step of stage {stage.number}, micro-batch {step.micro_batch} of '
+            f'Pipeline ({stage.name})')
+
+
+def _run_backward(roots: Sequence[Variable]) -> None:
+    if len(roots) == 1:
+        roots[0].backward()
+    elif roots:
+        chainer.backward(roots)
+
+
+def _leaf(x: Array, flag: int) -> Variable:
+    return chainer.Variable(x, requires_grad=bool(flag))
+
+
+def _as_value(xs: Sequence[Variable], is_tuple: bool) -> Value:
+    return tuple(xs) if is_tuple else xs[0]
+
+
+def _as_tuple(y: Value) -> tuple[Variable, ...]:
+    return tuple(y) if isinstance(y, (tuple, list)) else (y,)
+
+
+def _needs_gradient(y: Variable) -> bool:
+    return isinstance(y, chainer.Variable) and y.requires_grad and y.dtype.kind == 'f'
+
+
+def _message(y: Value, stage: Stage, has_backprop: bool) -> Message:
+    """Return what to send of an output."""
+    ys = _as_tuple(y)
+    kinds = chainer.Variable, *chainer.get_array_types()
+    if not ys or not all(isinstance(each, kinds) for each in ys):
+        raise TypeError(f'Pipeline: {stage.name} returned {y!r}, but a stage must return a '
+                        'Variable or array, or a tuple of these.')
+    return Message(tuple(x.array if isinstance(x, chainer.Variable) else x for x in ys),
+                   tuple(int(has_backprop and _needs_gradient(x)) for x in ys),
+                   isinstance(y, (tuple, list)))
+
+
+def _gradients(value: Value) -> Message:
+    """Return what to send of the gradients of a received output: nothing of those not needed."""
+    arrays = []
+    for x in _as_tuple(value):
+        if not x.requires_grad:
+            arrays.append(x.xp.empty(0, x.dtype))
+        else:
+            arrays.append(x.xp.zeros_like(x.array) if x.grad is None else x.grad)
+    return Message(tuple(arrays), (0,) * len(arrays), True)

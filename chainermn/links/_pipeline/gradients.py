@@ -1,0 +1,106 @@
+"""Gradients of a pipeline: collected apart during a schedule, and given to the parameters later.
+
+``Optimizer.update(pipeline, x, t)`` calls the pipeline, then ``cleargrads``, then ``backward()`` of
+the loss.  The pipeline has computed the gradients by then, so they are in the node of the loss.
+"""
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+
+import chainer
+
+from chainermn._types import Array, Model, Parameter, Variable
+from chainermn.functions._node import Gradients, Indexes, Node
+
+
+class Collected:
+    """The sums of the gradients that a schedule computes.
+
+    Attributes:
+        params: The parameters of the model, each once.
+        grads: Their gradients, or ``None``.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.params: list[Parameter] = [*{id(param): param for param in model.params()}.values()]
+        self.grads: list[Array | None] = [None] * len(self.params)
+        self._sums: set[int] = set()  # arrays of our own, which nothing else refers to
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Collect the gradients that are computed inside; those of before are restored."""
+        before = [param.grad_var if param.is_initialized else None for param in self.params]
+        for param in self.params:
+            param.cleargrad()
+        try:
+            yield
+        finally:
+            for param, grad in zip(self.params, before, strict=True):
+                param.grad_var = grad
+
+    def add(self) -> None:
+        """Move the gradients of a micro-batch from the parameters into the sums."""
+        for n, param in enumerate(self.params):
+            grad = param.grad if param.is_initialized else None
+            if grad is None:
+                continue
+            total = self.grads[n]
+            if total is None:
+                self.grads[n] = grad
+            elif n in self._sums:
+                total += grad
+            else:
+                self.grads[n] = total + grad
+                self._sums.add(n)
+            param.cleargrad()
+
+    def is_finite(self) -> bool:
+        """Return whether all gradients are finite."""
+        return all(bool(chainer.backend.get_array_module(grad).isfinite(grad).all())
+                   for grad in self.grads if grad is not None)
+
+    def make_infinite(self) -> None:
+        """Let dynamic loss scaling skip this step, as on the rank whose gradients overflowed."""
+        for grad in self.grads:
+            if grad is not None:
+                grad[...] = math.inf
+
+    def loss(self, value: Array, scale: float) -> Variable:
+        """Return a loss whose ``backward()`` gives the parameters their gradients.
+
+        Args:
+            value: The loss.
+            scale: The gradient of the loss in the schedule.
+        """
+        known = [n for n, grad in enumerate(self.grads) if grad is not None]
+        if not known:
+            return chainer.Variable(value)
+        node = _Loss(value, [self.grads[n] for n in known], scale)
+        loss, = node.apply([self.params[n] for n in known])
+        return loss
+
+
+class _Loss(Node):
+    """The loss as a function of the parameters."""
+
+    def __init__(self, value: Array, grads: Sequence[Array | None], scale: float) -> None:
+        super().__init__()
+        self._value, self._grads, self._scale = value, grads, scale
+
+    def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
+        return self._value,
+
+    def backward(self, indexes: Indexes, gys: Gradients) -> Gradients:
+        gy, = gys
+        assert gy is not None
+        ratio = float(gy.array) / self._scale
+        return tuple(
+            chainer.as_variable(grad if ratio == 1 else grad * grad.dtype.type(ratio))
+            for grad in map(self._grads.__getitem__, indexes) if grad is not None)
+
+
+def loss_scale(params: Sequence[Parameter]) -> float | None:
+    """Return the loss scale of the last ``backward()``; ``None`` if there was none."""
+    return next((float(param._loss_scale) for param in params if param._loss_scale), None)

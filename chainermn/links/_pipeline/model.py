@@ -1,0 +1,108 @@
+"""The model of one rank: the list of its links, and the program's code around it."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import chainer
+
+from chainermn._types import Model, Object, Variable
+from chainermn.links._pipeline.stages import ListedLink, Stage
+from chainermn.links.multi_node_chain_list import MultiNodeChainList, Value
+
+#: The arguments of a micro-batch, also those by name.
+Batch: TypeAlias = tuple[tuple[Object, ...], dict[str, Object]]
+
+
+class RankModel:
+    """Runs the links of a model one by one.
+
+    Args:
+        model: A MultiNodeChainList; a link that contains one, such as ``L.Classifier``; or any
+            other function of micro-batches, which is run as a whole.
+        lossfun: Computes the loss from the output and the last argument; ``None`` if the output is
+            the loss.
+    """
+
+    def __init__(self, model: Model, lossfun: Callable[..., Variable] | None) -> None:
+        if not isinstance(model, chainer.Link):
+            raise TypeError(f'Pipeline: model must be a chainer.Link, not {model!r}')
+        lists = [link for link in model.links() if isinstance(link, MultiNodeChainList)]
+        if len(lists) > 1:
+            raise ValueError(f'Pipeline: the model contains {len(lists)} lists of class '
+                             'MultiNodeChainList. Add all links to one of them.')
+        if lossfun is not None and not callable(lossfun):
+            raise TypeError(f'Pipeline: lossfun must be a function, not {lossfun!r}')
+        if lossfun is not None and not lists:
+            raise ValueError('Pipeline: a model without MultiNodeChainList returns the loss '
+                             'itself, so leave out lossfun.')
+        self.model, self._lossfun = model, lossfun
+        self.chain_list: MultiNodeChainList | None = lists[0] if lists else None
+
+    def parts(self) -> list[ListedLink]:
+        """Describe the links."""
+        if self.chain_list is None:
+            return [ListedLink(type(self.model).__name__, None, None)]
+        return [ListedLink(name, ranks_in, ranks_out)
+                for name, ranks_in, ranks_out in self.chain_list._described_parts()]
+
+    def compute(self, stage: Stage, batch: Batch, received: Sequence[Value]) -> Value:
+        """Return the output of a stage, or the loss, if it has the output of the model."""
+        args, kwds = batch
+        if self._lossfun is not None:
+            args = args[:-1]
+        if self.chain_list is None:
+            y = self.model(*args, **kwds)
+        else:
+            y = self.chain_list[stage.position](
+                *(self._inputs(args, kwds) if stage.has_inputs else received))
+        return self._loss(batch, args, y) if stage.has_output else y
+
+    def _inputs(self, args: tuple[Object, ...], kwds: dict[str, Object]) -> tuple[Object, ...]:
+        """Return the arguments with which the model calls the list."""
+        assert self.chain_list is not None
+        if self.model is self.chain_list:
+            return (*args, *kwds.values())
+        with self.chain_list._replaced(_stop):
+            try:
+                self.model(*args, **kwds)
+            except _CalledWith as called:
+                return called.inputs
+        raise ValueError(f'Pipeline: {type(self.model).__name__} does not call the '
+                         'MultiNodeChainList that it contains')
+
+    def _loss(self, batch: Batch, args: tuple[Object, ...], y: Value) -> Variable:
+        """Return the loss of a micro-batch, from the output of the last stage."""
+        result = y
+        if self.chain_list is not None and self.chain_list is not self.model:
+            with self.chain_list._replaced(lambda *_: y):
+                result = self.model(*args, **batch[1])
+        if self._lossfun is not None:
+            result = self._lossfun(result, batch[0][-1])
+        if not isinstance(result, chainer.Variable) or result.size > 1 or (
+                result.size == 0 and self.chain_list is not None):
+            shape = f' of shape {result.shape}' if hasattr(result, 'shape') else ''
+            raise TypeError(
+                f'Pipeline: the loss must be a scalar Variable, not {type(result).__name__}{shape}'
+                '. ' + ('Return a scalar, such as F.mean(loss).' if self._lossfun is not None else
+                   'Pass lossfun, which computes it from the output of the model.'))
+        if self.model is self.chain_list or self._lossfun is not None:
+            self._report(result)
+        return result
+
+    def _report(self, loss: Variable) -> None:
+        reporters = chainer.reporter._get_reporters()
+        if reporters and id(self.model) in reporters[-1]._observer_names:
+            chainer.report({'loss': loss}, self.model)
+
+
+class _CalledWith(Exception):  # noqa: N818  (not an error)
+    """Carries the inputs of a list out of the code around it."""
+
+    def __init__(self, inputs: tuple[Object, ...]) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+
+def _stop(*inputs: Object) -> Value:
+    raise _CalledWith(inputs)

@@ -1,0 +1,72 @@
+"""The order in which each rank runs its stages: a list of steps, which all ranks can compute.
+
+The order is that of ranks that work in a common clock: at each tick, each rank takes one step whose
+inputs are there.  So ranks that follow their lists and wait for messages cannot deadlock.
+
+- ``'gpipe'``: all forward steps of a rank, then all backward steps.
+- ``'1f1b'``: a backward step as soon as there is one.  A stage starts no more micro-batches than
+  there are stages from it to the output, which limits the activations that it keeps.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from chainermn.links._pipeline.stages import Stage
+
+Name: TypeAlias = Literal['1f1b', 'gpipe']
+NAMES: tuple[Name, ...] = '1f1b', 'gpipe'
+
+
+class Step(NamedTuple):
+    """Forward or backward of a micro-batch in a stage."""
+
+    stage: int
+    micro_batch: int
+    is_forward: bool
+
+
+def clock_cycles(stages: Sequence[Stage], n_micro_batches: int, name: Name,
+                 has_backward: bool = True) -> list[dict[int, Step]]:
+    """Return the step of each rank at each tick; a rank that waits has none."""
+    done: set[Step] = set()
+    cycles = []
+    while len(done) < len(stages) * n_micro_batches * (1 + has_backward):
+        cycle: dict[int, Step] = {}
+        for rank in sorted({stage.rank for stage in stages}):
+            own = [stage for stage in stages if stage.rank == rank]
+            step = next(_ready(own, stages, n_micro_batches, name, has_backward, done), None)
+            if step is not None:
+                cycle[rank] = step
+        done.update(cycle.values())
+        cycles.append(cycle)
+    return cycles
+
+
+def steps_of(rank: int, cycles: Sequence[dict[int, Step]]) -> list[Step]:
+    """Return the steps of a rank."""
+    return [cycle[rank] for cycle in cycles if rank in cycle]
+
+
+def _ready(own: Sequence[Stage], stages: Sequence[Stage], n_micro_batches: int, name: Name,
+           has_backward: bool, done: set[Step]) -> Iterator[Step]:
+    """Yield the steps that a rank can take now, the best first."""
+    forward, backward = [], []
+    for stage in sorted(own, key=lambda stage: stage.height):
+        n_forward, n_backward = (
+            sum(Step(stage.number, k, direction) in done for k in range(n_micro_batches))
+            for direction in (True, False))
+        is_open = name == 'gpipe' or not has_backward or n_forward - n_backward < stage.height
+        if n_forward < n_micro_batches and is_open and all(
+                Step(edge.source, n_forward, True) in done for edge in stage.edges_in):
+            forward.append(Step(stage.number, n_forward, True))
+        if has_backward and n_backward < n_forward and all(
+                Step(edge.dest, n_backward, False) in done for edge in stage.edges_out):
+            backward.append(Step(stage.number, n_backward, False))
+    if name == '1f1b':
+        yield from backward
+        yield from forward
+    else:
+        yield from forward
+        if all(Step(stage.number, n_micro_batches - 1, True) in done for stage in own):
+            yield from backward

@@ -1,0 +1,132 @@
+"""The stages of a pipeline: the links of a model on all ranks, and which output each of them gets.
+
+All ranks compute the same stages from the same list, and so raise the same errors.
+"""
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+
+class ListedLink(NamedTuple):
+    """A link of a MultiNodeChainList on one rank."""
+
+    name: str  # for errors
+    ranks_in: Sequence[int] | None
+    ranks_out: Sequence[int] | None
+
+
+class Edge(NamedTuple):
+    """An output that one stage sends to another."""
+
+    number: int
+    source: int  # number of the stage
+    dest: int
+
+
+class Stage(NamedTuple):
+    """A link, seen from all ranks."""
+
+    number: int  # after those on which it depends
+    rank: int
+    position: int  # on its rank
+    name: str
+    edges_in: tuple[Edge, ...]  # in the order of the arguments
+    edges_out: tuple[Edge, ...]
+    has_inputs: bool  # of the model
+    has_output: bool
+    height: int  # stages from here to the output: itself, and the longest path after it
+
+
+#: Rank, and number of the link on it.
+_Link: TypeAlias = tuple[int, int]
+
+
+def connect(parts: Sequence[Sequence[ListedLink]]) -> list[Stage]:
+    """Return the stages, each after those on which it depends.
+
+    As in :class:`MultiNodeChainList`, messages between two ranks are received in the order sent.
+
+    Args:
+        parts: The links of each rank.
+
+    Raises:
+        ValueError: If an output is not received, an input is not sent, or links wait for each
+            other.
+    """
+    links = [(rank, index) for rank, own in enumerate(parts) for index in range(len(own))]
+    sent: dict[tuple[int, int], list[_Link]] = collections.defaultdict(list)  # by pair of ranks
+    for link in links:
+        for other in _part(parts, link).ranks_out or ():
+            sent[link[0], other].append(link)
+    sources: dict[_Link, list[_Link]] = {}
+    for link in links:
+        rank = link[0]
+        sources[link] = []
+        for other in _part(parts, link).ranks_in or ():
+            if not sent[other, rank]:
+                raise ValueError(
+                    f'Pipeline: {_part(parts, link).name} on rank {rank} receives from rank '
+                    f'{other}, but no link there sends it. Add a link with rank_out={rank} on '
+                    f'rank {other}.')
+            sources[link].append(sent[other, rank].pop(0))
+    for (rank, other), left in sorted(sent.items()):
+        if left:
+            raise ValueError(
+                f'Pipeline: {_part(parts, left[0]).name} on rank {rank} sends to rank {other}, but '
+                f'no link there receives it. Add a link with rank_in={rank} on rank {other}.')
+    return _stages(parts, _sorted(parts, sources), sources)
+
+
+def _part(parts: Sequence[Sequence[ListedLink]], link: _Link) -> ListedLink:
+    rank, index = link
+    return parts[rank][index]
+
+
+def _sorted(parts: Sequence[Sequence[ListedLink]], sources: Mapping[_Link, Sequence[_Link]]
+            ) -> list[_Link]:
+    """Return the links, each after its sources."""
+    found: dict[_Link, None] = {}
+    while len(found) < len(sources):
+        ready = [link for link, others in sources.items()
+                 if link not in found and all(other in found for other in others)]
+        if not ready:
+            raise ValueError(_cycle(parts, {link: [other for other in others if other not in found]
+                                            for link, others in sources.items()
+                                            if link not in found}))
+        found.update(dict.fromkeys(ready))
+    return [*found]
+
+
+def _cycle(parts: Sequence[Sequence[ListedLink]], waits: Mapping[_Link, Sequence[_Link]]) -> str:
+    """Describe links that wait for each other."""
+    path = [next(iter(waits))]
+    while path.count(path[-1]) < 2:
+        path.append(waits[path[-1]][0])
+    links = path[path.index(path[-1]):-1]
+    return '\n'.join([
+        'Pipeline: links wait for each other, so the model cannot run.',
+        *(f'  rank {link[0]}: {_part(parts, link).name} needs the output of link {other[1]} on '
+          f'rank {other[0]}' for link, other in zip(links, [*links[1:], links[0]], strict=True)),
+        'Change rank_in or rank_out of one of these links.'])
+
+
+def _stages(parts: Sequence[Sequence[ListedLink]], links: Sequence[_Link],
+            sources: Mapping[_Link, Sequence[_Link]]) -> list[Stage]:
+    numbers = {link: number for number, link in enumerate(links)}
+    edges: list[Edge] = []
+    for link in links:
+        for source in sources[link]:
+            edges.append(Edge(len(edges), numbers[source], numbers[link]))
+    heights: dict[int, int] = {}
+    for number in reversed(range(len(links))):
+        heights[number] = 1 + max(
+            (heights[edge.dest] for edge in edges if edge.source == number), default=0)
+    return [
+        Stage(number, *link, _part(parts, link).name,
+              tuple(edge for edge in edges if edge.dest == number),
+              tuple(edge for edge in edges if edge.source == number),
+              _part(parts, link).ranks_in is None, _part(parts, link).ranks_out is None,
+              heights[number])
+        for link, number in numbers.items()]

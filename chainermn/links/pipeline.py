@@ -1,0 +1,228 @@
+"""Pipeline parallelism: stages on several ranks compute different micro-batches at a time."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import chainer
+import numpy as np
+
+from chainermn._operations.arguments import is_integer
+from chainermn._operations.on_all_ranks import (
+    check_equal,
+    on_all_ranks,
+    raise_on_all_ranks,
+    raise_together,
+)
+from chainermn._types import Array, Model, Object, Parameter, Variable
+from chainermn.communicators._recognize import as_communicator
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.links._pipeline import micro_batches, observations
+from chainermn.links._pipeline.clipping import GradientClipping
+from chainermn.links._pipeline.execution import Execution, Work
+from chainermn.links._pipeline.gradients import Collected, loss_scale
+from chainermn.links._pipeline.messages import StageMessages
+from chainermn.links._pipeline.model import RankModel
+from chainermn.links._pipeline.schedule import NAMES, Name, Step, clock_cycles, steps_of
+from chainermn.links._pipeline.stages import Stage, connect
+from chainermn.links._pipeline.tied import Tied, described
+
+
+class Pipeline:
+    """A loss function that runs the stages of a model at the same time, on micro-batches.
+
+    It divides each batch into micro-batches.  While one rank computes a stage for one of them, the
+    other ranks compute theirs for others.  Pass it to the optimizer in place of the model::
+
+        optimizer.update(chainermn.Pipeline(model, lossfun), x, t)
+
+    A call computes the loss *and* the gradients, since backward of the first micro-batches comes
+    before forward of the last.  The gradients do not change the model until ``backward()`` of the
+    result, which adds them to those of the parameters.  In ``chainer.no_backprop_mode()``, it only
+    computes the loss.
+
+    Args:
+        model: The :class:`MultiNodeChainList` of this rank, or a link that contains it, such as
+            ``L.Classifier``.  Each of its links is a stage.
+        lossfun: ``lossfun(y, t)`` returns the loss from the output of the model and the last
+            argument of the call: a mean over examples.  ``None`` if ``model`` returns the loss.
+        n_micro_batches: The number of micro-batches; of smaller batches, one for each example.
+        schedule: ``'1f1b'`` alternates forward and backward.  The number of micro-batches in a
+            stage is at most the number of stages from it to the output, so memory does not grow
+            with ``n_micro_batches``.  ``'gpipe'`` runs forward of all, then backward of all.
+        tied: Parameters that several ranks share, by name: each of these ranks passes its own, of
+            equal shape.  They start with the values of the first of these ranks, and get the sum of
+            their gradients.
+        recompute: Whether stages keep their inputs only, and repeat forward before backward.
+        communicator: The ranks, if the model contains no ``MultiNodeChainList``.  Such a model
+            communicates by :mod:`chainermn.functions`, and is a stage as a whole.
+
+    Example:
+        >>> model = chainermn.MultiNodeChainList(comm)
+        >>> if comm.rank == 0:
+        ...     model.add_link(L.Linear(3, 4), rank_in=None, rank_out=1)
+        ... else:
+        ...     model.add_link(L.Linear(4, 2), rank_in=0, rank_out=None)
+        >>> optimizer = chainer.optimizers.SGD().setup(model)
+        >>> pipeline = chainermn.Pipeline(model, F.softmax_cross_entropy, n_micro_batches=4)
+        >>> optimizer.update(pipeline, *batch)
+    """
+
+    def __init__(
+        self, model: Model, lossfun: Callable[..., Variable] | None = None,
+        n_micro_batches: int = 8, schedule: Name = '1f1b', *,
+        tied: Mapping[str, Parameter] | None = None, recompute: bool = False,
+        communicator: CommunicatorBase | None = None,
+    ) -> None:
+        self._model = RankModel(model, lossfun)
+        chain_list = self._model.chain_list
+        if chain_list is not None:
+            communicator = chain_list._comm
+        elif communicator is None:
+            raise ValueError(
+                'Pipeline: the model contains no MultiNodeChainList. Pass communicator=comm, or '
+                'add the links of this rank to a MultiNodeChainList.')
+        self._comm = as_communicator(communicator, 'Pipeline')
+        with raise_on_all_ranks(self._comm, 'Pipeline'):
+            if not is_integer(n_micro_batches) or n_micro_batches < 1:
+                raise ValueError('Pipeline: n_micro_batches must be an integer, 1 or more, not '
+                                 f'{n_micro_batches!r}')
+            if schedule not in NAMES:
+                raise ValueError(f'Pipeline: schedule must be one of {NAMES}, not {schedule!r}')
+        self.n_micro_batches: int = n_micro_batches
+        self.schedule: Name = schedule
+        self._tied_params = dict(tied or {})
+        self._recompute = recompute
+        self._shape: _Shape | None = None  # on all ranks; since the first call
+        self._n_calls = 0
+
+    def __call__(self, *args: Object, **kwds: Object) -> Variable:
+        """Return the loss of a batch.  Collective: every rank calls it.
+
+        Args:
+            args: With ``lossfun``, the inputs of the model and the target; ``None`` for those that
+                this rank does not use.  Without, the arguments of ``model`` on this rank.  Ranks
+                that have inputs or the output of the model pass the same number of examples; other
+                ranks may pass anything.  Arrays have one example per row, lists one per element;
+                tuples and dicts contain arrays or lists.
+            kwds: Like ``args``, by name; not the target.
+
+        Returns:
+            On all ranks, the mean loss over all examples.  What the program reports, such as the
+            accuracy, is also the mean, and is reported on all ranks.
+
+        Raises:
+            ValueError: On all ranks, if the links do not fit together, or the numbers of examples
+                differ.
+        """
+        shape = self._connected()
+        self._n_calls += 1
+        collected = Collected(self._model.model)
+        n_examples, scale = self._agree(shape, (args, kwds), collected)
+        bounds = micro_batches.bounds(n_examples, self.n_micro_batches)
+        parts = [micro_batches.part((args, kwds), *each) for each in bounds]
+        execution = Execution(
+            self._comm, shape.stages, Work(
+                lambda stage, k, received: self._model.compute(stage, parts[k], received),
+                [(end - begin) / max(n_examples, 1) or 1. for begin, end in bounds], scale or 1.,
+                collected.add, self._recompute),
+            StageMessages(self._comm, shape.stages, self._n_calls))
+        has_backprop: bool = chainer.config.enable_backprop
+        with collected.collecting() if has_backprop else contextlib.nullcontext():
+            execution.run(self._steps(shape, len(bounds), has_backprop))
+        if has_backprop:
+            shape.tied.add(collected.params, collected.grads)
+        is_finite = scale is None or collected.is_finite()
+        value, are_finite = self._total(execution, is_finite)
+        if not are_finite:
+            collected.make_infinite()
+        return collected.loss(value, scale or 1.)
+
+    def gradient_clipping(self, threshold: float) -> GradientClipping:
+        """Return a hook that clips the gradients of all stages by their common norm.
+
+        ``chainer.optimizer_hooks.GradientClipping`` clips each stage by its own norm.
+
+        Args:
+            threshold: The largest norm.
+
+        Returns:
+            A hook for ``optimizer.add_hook``; add it on all ranks.
+
+        Example:
+            >>> chain = chainermn.MultiNodeChainList(comm)
+            >>> chain.add_link(L.Linear(3, 2), rank_in=None if comm.rank == 0 else 0,
+            ...                rank_out=1 if comm.rank == 0 else None)
+            >>> optimizer = chainer.optimizers.SGD().setup(chain)
+            >>> optimizer.add_hook(chainermn.Pipeline(chain).gradient_clipping(5))
+        """
+        return GradientClipping(
+            self._comm, threshold,
+            lambda param: self._shape is None or self._shape.tied.counted(param))
+
+    def _connected(self) -> _Shape:
+        """Return what the ranks have together."""
+        if self._shape is None:
+            comm = self._comm
+            with comm.called_by('Pipeline'):
+                parts, options, names = zip(*comm.allgather_obj((
+                    self._model.parts(), f'n_micro_batches={self.n_micro_batches}, '
+                    f'schedule={self.schedule!r}', described(self._tied_params))), strict=True)
+            check_equal(comm, options, 'Pipeline: the options differ',
+                        'Pass the same options on all ranks.')
+            try:
+                stages = connect(parts)
+            except ValueError as error:
+                raise on_all_ranks(comm, error) from None
+            tied = Tied(comm, self._tied_params, names)
+            tied.bcast()
+            self._shape = _Shape(stages, tied, {})
+        return self._shape
+
+    def _agree(self, shape: _Shape, args: Object, collected: Collected) -> tuple[int, float | None]:
+        """Return the number of examples and the loss scale, if any, equal on all ranks."""
+        comm = self._comm
+        own = [stage for stage in shape.stages if stage.rank == comm.rank]
+        with raise_together(comm, 'Pipeline'):
+            n_examples = micro_batches.count(args) if any(
+                stage.has_inputs or stage.has_output for stage in own) else None
+        with comm.called_by('Pipeline'):
+            counts, scales = zip(*comm.allgather_obj(
+                (n_examples, loss_scale(collected.params))), strict=True)
+        known = {rank: count for rank, count in enumerate(counts) if count is not None}
+        if len(set(known.values())) != 1:
+            check_equal(
+                comm, [str(count) for count in counts], 'Pipeline: numbers of examples',
+                'Pass the same batch on all ranks that have inputs or the output of the model.')
+            raise on_all_ranks(comm, ValueError('Pipeline: no rank has passed a batch'))
+        return next(iter(known.values())), next(filter(None, scales), None)
+
+    def _steps(self, shape: _Shape, n_micro_batches: int, has_backward: bool) -> list[Step]:
+        key = n_micro_batches, has_backward
+        if key not in shape.steps:
+            # Stages that communicate on their own run all at once, in the order of the program.
+            name = self.schedule if self._model.chain_list is not None else 'gpipe'
+            shape.steps[key] = steps_of(self._comm.rank, clock_cycles(
+                shape.stages, n_micro_batches, name, has_backward))
+        return shape.steps[key]
+
+    def _total(self, execution: Execution, is_finite: bool) -> tuple[Array, bool]:
+        """Report the observations; return the loss, and whether the gradients of all are finite."""
+        loss = execution.loss
+        with self._comm.called_by('Pipeline'):
+            losses, means, finite = zip(*self._comm.allgather_obj((
+                None if loss is None else (float(loss), loss.dtype.str),
+                execution.observations.means(), is_finite)), strict=True)
+        observations.report([*means, means[self._comm.rank]])
+        found = [each for each in losses if each is not None]
+        total = np.array(sum(value for value, _ in found), found[0][1] if found else 'f')
+        return self._model.model.device.send(total), all(finite)
+
+
+class _Shape(NamedTuple):
+    """What the ranks have together."""
+
+    stages: list[Stage]
+    tied: Tied
+    steps: dict[tuple[int, bool], list[Step]]  # of this rank, by number of micro-batches

@@ -1,0 +1,81 @@
+"""Write the table of reference/expressions.md: PyTorch expressions of Chainer's functions.
+
+``python docs/expressions.py`` reads the source of ``chainer_compat/conversion/expressions``: the
+body of short expressions, the first line of the docstring of others.
+"""
+
+import ast
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+FOLDER = ROOT / 'chainer_compat' / 'conversion' / 'expressions'
+PAGE = ROOT / 'docs' / 'reference' / 'expressions.md'
+
+HEAD = """# PyTorch expressions of Chainer's functions
+
+`chainer_compat.to_torch` replaces each function by the expression in its row. `f` is Chainer's
+function object with its options, `F` is `torch.nn.functional`. See [Moving a model to PyTorch or
+ONNX](../conversion.md). `python docs/expressions.py` generates this page from the code.
+"""
+
+
+def page():
+    """Return the text of the page."""
+    rows, without, in_numpy = [], [], []
+    for path in sorted(FOLDER.glob('*.py')):
+        tree = ast.parse(path.read_text('utf-8'))
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        for node in tree.body:
+            if not isinstance(node, ast.AnnAssign) or not isinstance(node.value, ast.Dict):
+                continue
+            for key, value in zip(node.value.keys, node.value.values, strict=True):
+                if not isinstance(key, ast.Constant):
+                    continue
+                if node.target.id == 'NOT_EXPRESSIBLE':
+                    without.append((short(key.value), value.value))
+                elif node.target.id == 'EXPRESSIONS' and path.stem == 'numpy_functions':
+                    in_numpy.append(key.value)
+                elif node.target.id == 'EXPRESSIONS':
+                    rows.append((short(key.value), text(value, functions)))
+            if path.stem == 'numpy_functions':
+                equal = next(each for each in tree.body if isinstance(each, ast.Assign)).value
+                in_numpy += [each.value for each in equal.elts]
+    lines = [HEAD, '| function | expression |', '|---|---|']
+    lines += [f'| `{name}` | {what} |' for name, what in sorted(rows)]
+    lines += ['', '## Functions without an expression', '',
+              'Gradients that a model computes by `chainer.grad` have none either.', '',
+              '| function | reason |', '|---|---|']
+    lines += [f'| `{name}` | {what} |' for name, what in sorted(without)]
+    lines += ['', "## NumPy's functions", '',
+              'Models may call these functions and methods with inputs or `variable.array`:',
+              ', '.join(f'`{name}`' for name in sorted(set(in_numpy))) + '.']
+    return '\n'.join(lines) + '\n'
+
+
+def short(name):
+    """Return the class without its module."""
+    return name.rpartition('.')[2]
+
+
+def text(value, functions):
+    """Return an expression in Markdown."""
+    if isinstance(value, ast.Lambda):
+        return code(ast.unparse(value.body))
+    if isinstance(value, ast.Call) and value.func.id == 'of':
+        return code(ast.unparse(value.args[0]))
+    function = functions[value.id if isinstance(value, ast.Name) else value.func.id]
+    inner = [each for each in function.body if isinstance(each, ast.FunctionDef)]
+    found = ast.get_docstring(inner[0] if inner and isinstance(value, ast.Call) else function)
+    return re.sub('``', '`', found.split('\n')[0].removesuffix('.')).replace('|', '\\|')
+
+
+def code(source):
+    """Return source code in Markdown."""
+    return '`' + re.sub(r'\bN\.', 'F.', source).replace('|', '\\|') + '`'
+
+
+if __name__ == '__main__':
+    PAGE.write_text(page(), 'utf-8')
+    sys.stdout.write(f'wrote {PAGE.relative_to(ROOT)}\n')

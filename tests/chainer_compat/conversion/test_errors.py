@@ -1,0 +1,141 @@
+"""What cannot be converted raises one error, which names function, link and line."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from models_to_convert import Net, draw
+
+import chainer_compat
+
+pytestmark = pytest.mark.mpi_skip
+
+
+class Double(chainer.FunctionNode):
+    def forward(self, inputs):
+        return inputs[0] * 2,
+
+
+class OldDouble(chainer.Function):
+    def forward(self, inputs):
+        return inputs[0] * 2,
+
+
+def assigned(h):
+    h.array[h.array < 0] = 0
+    return h
+
+
+def copied_into(h):
+    weights = np.zeros(h.shape, 'f')
+    np.copyto(weights, h.array)
+    return h * weights
+
+
+def filled(h):
+    weights = np.zeros(h.shape, 'f')
+    weights[...] = h.array
+    return h * weights
+
+
+def repeated(h):
+    for _ in range(int(abs(float(h.array[0, 0]))) + 1):
+        h = F.tanh(h)
+    return h
+
+
+def gradient(h):
+    g, = chainer.grad([F.sum(F.tanh(h))], [h], enable_double_backprop=True)
+    return g
+
+
+def unpooled(h):
+    y, indexes = F.max_pooling_2d(F.reshape(h, (1, 1, 4, 5)), 2, return_indices=True)
+    return F.upsampling_2d(y, indexes, 2)
+
+
+def image(h):
+    return F.reshape(h, (1, 1, 4, 5))
+
+
+ROI = np.array([[0, 0, 0, 3, 3]], 'f')
+
+#: By the name in the message.
+CASES = {
+    '__bool__': lambda h: F.relu(h) if h.array.sum() > 0 else F.tanh(h),
+    '__bool__ ': lambda h: F.concat([h[i:i + 1] for i in range(4) if h.array[i, 0] > -9], 0),
+    '__float__': lambda h: h * float(F.sum(h).array),
+    '__float__ ': repeated,
+    '__int__': lambda h: h[int(h.array.argmax()) % 4],
+    'item': lambda h: h * F.sum(h).item(),
+    'tolist': lambda h: h + h.array.tolist()[0][0],
+    'an assignment': assigned,
+    'numpy.copyto': copied_into,
+    'Mul': filled,
+    'Mul ': lambda h: h * np.array(h.array),
+    'Mul  ': lambda h: h * np.asarray(h.array, 'd').astype('f'),
+    'Mul   ': lambda h: h * np.random.rand(*h.shape).astype('f'),
+    'Add': lambda h: h + np.cumsum(h.array, 1),
+    'GetItem': lambda h: h[np.nonzero(h.array > 0)],
+    'Permutate': lambda h: F.permutate(h, h.array.argsort(0)[:, 0]),
+    'Upsampling2D': unpooled,
+    'Double': lambda h: Double().apply((h,))[0],
+    'OldDouble': lambda h: OldDouble()(h),
+    'TanhGrad': gradient,
+    'ROIPooling2D': lambda h: F.roi_pooling_2d(image(h), ROI, 2, 2, 1.),
+    'Pad': lambda h: F.pad(h, 1, 'symmetric'),
+    'output': lambda h: np.ones(3, 'f'),
+}
+
+
+@pytest.mark.parametrize('what', CASES)
+def test_errors(what):
+    model = Net(lambda self, x: CASES[what](self.fc(x)), fc=L.Linear(5, 5))
+    with pytest.raises(chainer_compat.ConversionError) as caught:
+        chainer_compat.to_torch(model, draw(4, 5))
+    message = str(caught.value)
+    assert what.strip() in message
+    assert what == 'output' or ('link /' in message and 'test_errors.py:' in message)
+
+
+def test_control_flow_by_values_of_the_inputs():
+    model = Net(lambda self, x: F.relu(x) if x.mean() > 9 else F.tanh(x))
+    with pytest.raises(chainer_compat.ConversionError, match='__bool__ turns a value'):
+        chainer_compat.to_torch(model, draw(4, 5))
+
+
+def test_control_flow_that_was_hidden():
+    """A copy of the inputs hides where their values come from, but a second run differs."""
+    def run(self, x):
+        return F.relu(x) if np.array(x)[0] < -4 else F.tanh(x)
+
+    with pytest.raises(chainer_compat.ConversionError, match=r'called (Tanh|ReLU) \(link /'):
+        chainer_compat.to_torch(Net(run), np.arange(-5, 4, dtype='f'))
+
+
+def test_all_functions_without_expression_are_named():
+    model = Net(lambda self, x: OldDouble()(Double().apply((x,))[0]))
+    with pytest.raises(chainer_compat.ConversionError, match=r'Double \(.*; OldDouble \('):
+        chainer_compat.to_torch(model, draw(4, 5))
+
+
+def test_state_of_recurrent_links():
+    model = L.LSTM(5, 4)
+    model(draw(3, 5))
+    with pytest.raises(chainer_compat.ConversionError, match='Reset the state of recurrent links'):
+        chainer_compat.to_torch(model, draw(3, 5))
+
+
+def test_a_model_that_needs_its_batch_size():
+    model = Net(lambda self, x: F.reshape(x, (2, 5, 2)))
+    with pytest.raises(chainer_compat.ConversionError, match='for any batch size'):
+        chainer_compat.to_torch(model, draw(4, 5), dynamic_batch=True)
+    chainer_compat.to_torch(model, draw(4, 5))
+
+
+def test_detached_values_have_no_gradient():
+    """Values taken out of the graph are converted where NumPy's function has an expression."""
+    model = Net(lambda self, x: F.sigmoid(self.fc(x)) * np.exp(self.fc(x).array), fc=L.Linear(5, 5))
+    module = chainer_compat.to_torch(model, draw(4, 5))
+    assert 'detach' in module.code

@@ -1,0 +1,110 @@
+"""Models of Chainer's users give the same outputs and gradients in PyTorch, and train equally."""
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+import torch
+from models_to_convert import DYNAMIC, MODELS, draw, make, mlp
+
+import chainer_compat
+
+pytestmark = pytest.mark.mpi_skip
+
+
+@pytest.mark.parametrize('train', [False, True])
+@pytest.mark.parametrize('name', MODELS)
+def test_models(name, train):
+    model, inputs = make(name)
+    module = chainer_compat.to_torch(model, *inputs, train=train,
+                                     dynamic_batch=True if name in DYNAMIC else None)
+    found = chainer_compat.compare(model, module, *inputs)
+    assert found.first_difference is None, found
+    assert max(found.functions.values()) < 2e-5
+    assert max(found.outputs.values()) < 1e-5
+    assert max(found.gradients.values()) < 1e-3
+    assert set(dict(module.named_parameters())) == {
+        path.lstrip('/').replace('/', '.') for path, _ in model.namedparams()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('train', [False, True])
+def test_resnet50(train):
+    model = L.ResNet50Layers(pretrained_model=None)
+    x = draw(4, 3, 64, 64)
+    module = chainer_compat.to_torch(model, x, train=train)
+    found = chainer_compat.compare(model, module, x)
+    assert max(found.functions.values()) < 2e-5
+
+
+@pytest.mark.parametrize('kind', ['SGD', 'Adam'])
+def test_hundred_steps(kind):
+    model, (x, t) = mlp()
+    model.predictor.function = lambda self, x: self.l2(chainer.functions.relu(self.bn(self.l1(x))))
+    module = chainer_compat.to_torch(model, x, t, train=True)
+    ours = getattr(chainer.optimizers, kind)().setup(model)
+    theirs = {'SGD': lambda p: torch.optim.SGD(p, lr=.01),
+              'Adam': lambda p: torch.optim.Adam(p, lr=.001)}[kind](module.parameters())
+    random = np.random.RandomState(1)
+    for _ in range(100):
+        x = random.standard_normal(x.shape).astype('f')
+        t = random.randint(0, 3, len(t)).astype('i')
+        ours.update(model, x, t)
+        theirs.zero_grad()
+        loss = module(torch.from_numpy(x), torch.from_numpy(t))
+        loss.backward()
+        theirs.step()
+        assert abs(float(loss.detach()) - float(model.loss.array)) < 1e-3
+    np.testing.assert_allclose(module.state_dict()['predictor.bn.avg_var'],
+                               model.predictor.bn.avg_var, rtol=1e-3)
+
+
+def test_inference_after_training_mode():
+    model, (x, t) = mlp()
+    module = chainer_compat.to_torch(model, x, t, train=True).eval()
+    with chainer.using_config('train', False):
+        expected = model(x, t)
+    np.testing.assert_allclose(module(torch.from_numpy(x), torch.from_numpy(t)).detach(),
+                               expected.array, rtol=1e-5)
+
+
+def test_a_module_for_inference_cannot_be_trained():
+    model, inputs = mlp()
+    module = chainer_compat.to_torch(model, *inputs).train()
+    with pytest.raises(AssertionError, match='converted for inference'):
+        module(*map(torch.from_numpy, inputs))
+
+
+def test_batch_sizes_and_shapes():
+    model, (x, t) = mlp()
+    module = chainer_compat.to_torch(model.predictor, x)
+    for n in 1, 2, 9:
+        assert module(torch.zeros(n, 2, 4)).shape == (n, 3)
+    with pytest.raises(AssertionError, match=r"must have the shape \('batch', 2, 4\)"):
+        module(torch.zeros(2, 4, 2))
+    fixed = chainer_compat.to_torch(model, x, t, dynamic_batch=False)
+    with pytest.raises(AssertionError, match='must have the shape'):
+        fixed(torch.zeros(2, 2, 4), torch.zeros(2, dtype=torch.int32))
+
+
+def test_the_model_is_not_changed():
+    model, (x, t) = mlp()
+    with chainer.using_config('train', False):
+        model(x, t)
+    before = {path: p.array.copy() for path, p in model.namedparams()}
+    mean = model.predictor.bn.avg_mean.copy()
+    loss, random = model.loss, np.random.get_state()[1].copy()
+    chainer_compat.to_torch(model, x, t, train=True)
+    assert model.loss is loss
+    assert all((p.array == before[path]).all() for path, p in model.namedparams())
+    assert (model.predictor.bn.avg_mean == mean).all()
+    assert (np.random.get_state()[1] == random).all()
+
+
+def test_shared_parameters_stay_shared():
+    link = L.Linear(3, 3)
+    model = chainer.Sequential(link, chainer.functions.tanh, link)
+    module = chainer_compat.to_torch(model, draw(2, 3))
+    state = module.state_dict(keep_vars=True)
+    assert len(list(module.parameters())) == 2
+    assert {name.rpartition('.')[2] for name in state} == {'W', 'b'}

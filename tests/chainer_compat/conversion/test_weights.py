@@ -1,0 +1,76 @@
+"""Weights return to the model: by name, or by the order of layers."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+import torch
+from models_to_convert import Net, draw, mlp
+from torch import nn
+
+import chainer_compat
+
+pytestmark = pytest.mark.mpi_skip
+
+
+def cnn():
+    """Return a model with the layers of :func:`torch_cnn`."""
+    return Net(
+        lambda self, x: self.fc(F.max(F.relu(self.bn(self.conv(x))), axis=(2, 3))),
+        conv=L.Convolution2D(3, 4, 3), bn=L.BatchNormalization(4), fc=L.Linear(4, 2))
+
+
+def torch_cnn(channels=4):
+    module = nn.Sequential(nn.Conv2d(3, channels, 3), nn.BatchNorm2d(channels), nn.ReLU(),
+                           nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(channels, 2))
+    with torch.no_grad():
+        for tensor in module.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.uniform_(.1, 1)
+    return module
+
+
+def test_weights_of_a_converted_module_that_was_trained():
+    model, (x, t) = mlp()
+    module = chainer_compat.to_torch(model, x, t, train=True)
+    optimizer = torch.optim.SGD(module.parameters(), lr=.1)
+    module(torch.from_numpy(x), torch.from_numpy(t)).backward()
+    optimizer.step()
+    chainer_compat.load_weights(model, module.state_dict())
+    with chainer.using_config('train', False):
+        expected = module.eval()(torch.from_numpy(x), torch.from_numpy(t)).detach()
+        np.testing.assert_allclose(model(x, t).array, expected, rtol=1e-5)
+
+
+def test_weights_of_another_module():
+    model, module, x = cnn(), torch_cnn().eval(), draw(2, 3, 6, 6)
+    chainer_compat.load_weights(model, module, x)
+    assert model.bn.eps == 1e-5
+    with chainer.using_config('train', False):
+        np.testing.assert_allclose(
+            model(x).array, module(torch.from_numpy(x)).detach(), rtol=1e-5)
+
+
+def test_other_layers_without_weights_give_a_warning():
+    module = torch_cnn()
+    module[3] = nn.AdaptiveAvgPool2d(1)
+    with pytest.warns(UserWarning, match='outputs differ by'):
+        chainer_compat.load_weights(cnn(), module, draw(2, 3, 6, 6))
+
+
+@pytest.mark.parametrize('module, message', [
+    (torch_cnn(5), r'conv.W has the shape \(4, 3, 3, 3\), but 0.weight \(5, 3, 3, 3\)'),
+    (nn.Conv2d(3, 4, 3), 'The model calls 3 layers with weights, the module 1'),
+])
+def test_nothing_is_copied_if_layers_differ(module, message):
+    model = cnn()
+    before = model.conv.W.array.copy()
+    with pytest.raises(ValueError, match=message):
+        chainer_compat.load_weights(model, module, draw(2, 3, 6, 6))
+    assert (model.conv.W.array == before).all()
+
+
+def test_names_that_are_missing():
+    with pytest.raises(ValueError, match='pass the module and example inputs'):
+        chainer_compat.load_weights(cnn(), torch_cnn().state_dict())

@@ -1,0 +1,129 @@
+"""write_shards: what is read equals what was written, by one rank or by all."""
+
+import itertools
+import os
+
+import chainer
+import numpy as np
+import pytest
+from shared_fixtures import create
+
+from chainermn.datasets import write_shards
+from chainermn.iterators import ShardedIterator
+
+pytestmark = pytest.mark.every_size
+
+
+@pytest.fixture(scope='module', params=['naive', 'version7'])
+def comm(request):
+    return create(request.param)
+
+
+X, T = np.arange(66, dtype='f').reshape(11, 2, 3), np.arange(11, dtype='i4')
+
+DATA_SETS = {
+    'arrays': X,
+    'list of arrays': [*X],
+    'numbers': [*range(11)],
+    'TupleDataset': chainer.datasets.TupleDataset(X, T),
+    'DictDataset': chainer.datasets.DictDataset(image=X, label=T),
+    'pairs with numbers': [(x, float(t), int(t)) for x, t in zip(X, T, strict=True)],
+    'TransformDataset': chainer.datasets.TransformDataset(X, lambda x: (x.sum(), x > 3)),
+    'SubDataset': chainer.datasets.split_dataset_random(chainer.datasets.TupleDataset(X), 7)[0],
+    'tuples of one': [(x,) for x in X],
+}
+
+
+@pytest.mark.mpi_skip
+@pytest.mark.parametrize('dataset', DATA_SETS.values(), ids=DATA_SETS)
+def test_samples_are_read_as_they_were(tmp_path, dataset):
+    paths = write_shards(dataset, tmp_path / 'train', 4)
+    assert len(paths) == -(-len(dataset) // 4) and all(map(os.path.isfile, paths))
+    comm = create('naive')
+    iterator = ShardedIterator(paths, 3, comm, repeat=False, shuffle=False)
+    found = [*itertools.chain(*iterator)]
+    assert len(found) == len(dataset)
+    for sample, expected in zip(found, (dataset[i] for i in range(len(dataset))), strict=True):
+        assert type(sample) is type(expected) or isinstance(sample, (np.generic, tuple))
+        np.testing.assert_equal(sample, expected)
+
+
+def test_from_several_ranks(comm, shared_folder):
+    """Ranks have different numbers of samples; one has none."""
+    n = [5, 0, 8, 3][comm.rank]
+    paths = write_shards([(comm.rank, i) for i in range(n)], 'train', 3, comm)
+    n_shards = sum([2, 0, 3, 1][:comm.size])
+    assert paths == [f'train-{i:05}.npz' for i in range(n_shards)]
+    assert len({*map(tuple, comm.allgather_obj(paths))}) == 1
+    iterator = ShardedIterator('train-*.npz', 2, comm, repeat=False, shuffle=False)
+    found = [tuple(map(int, each)) for each in itertools.chain(*iterator)]
+    everything = sorted(itertools.chain(*comm.allgather_obj(found)))
+    assert everything == [(rank, i) for rank in range(comm.size) for i in range([5, 0, 8, 3][rank])]
+
+
+def test_existing_shards(comm, shared_folder):
+    write_shards(np.arange(10), 'train', 2, comm)
+    if comm.rank == 0:
+        (shared_folder / 'train-test.npy').write_text('another file')
+    with pytest.raises(FileExistsError, match='pass overwrite=True') as caught:
+        write_shards(np.arange(10), 'train', 2, comm)
+    assert len({*comm.allgather_obj(str(caught.value))}) == 1
+    assert all(comm.allgather_obj((shared_folder / 'train.index.json').exists()))
+    paths = write_shards(np.arange(4), 'train', 2, comm, overwrite=True)
+    names = sorted(path.name for path in shared_folder.glob('train*'))
+    assert comm.allgather_obj(names) == [
+        sorted([*paths, 'train.index.json', 'train-test.npy'])] * comm.size
+    write_shards(np.arange(4), 'train-test', 2, comm)  # a prefix that begins with the other one
+
+
+@pytest.mark.parametrize('dataset, error, text', [
+    ([np.zeros(3), np.zeros(4)], ValueError, r'sample 1 is float64\[4\], but the first one is'),
+    ([(1, 2), (1, 2.)], ValueError, r'sample 1 is arr_0 int64\[\], arr_1 float64\[\], but'),
+    ([(1, 2), (1, 2, 3)], ValueError, 'sample 1 is'),
+    ([{'a': 1}, {'b': 1}], ValueError, 'sample 1 is'),
+    ([{'arr_0': 1}], TypeError, 'keys of samples must be names'),
+    ([object()], TypeError, 'sample 0 holds object'),
+    (5, TypeError, 'has no len'),
+    ([1 / 4, None], TypeError, 'sample 1 holds NoneType'),
+])
+def test_invalid_samples_of_one_rank(comm, shared_folder, dataset, error, text):
+    is_last = comm.rank == comm.size - 1
+    with pytest.raises(error, match=text) as caught:
+        write_shards(dataset if is_last else [0.] * 8, 'train', 5, comm)
+    assert len({*comm.allgather_obj(str(caught.value))}) == 1
+    assert not [*shared_folder.glob('*.json')]
+
+
+def test_invalid_arguments(comm, shared_folder):
+    for n in (0, 1.5):
+        with pytest.raises(ValueError, match='samples_per_shard must be an integer'):
+            write_shards([1], 'train', n, comm)
+    with pytest.raises(FileNotFoundError):
+        write_shards([1], 'nowhere/train', 1, comm)
+    if comm.size > 1:
+        with pytest.raises(ValueError, match='the samples differ between ranks'):
+            write_shards([comm.rank / 2 if comm.rank else 0], 'train', 1, comm)
+
+
+@pytest.mark.mpi_skip
+def test_killed_while_writing(tmp_path):
+    """Each file is complete or absent, and without the index, the samples are counted."""
+    class Killed(BaseException):
+        pass
+
+    class Data:
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, i):
+            if i == 7:
+                raise Killed
+            return i
+
+    with pytest.raises(Killed):
+        write_shards(Data(), tmp_path / 'train', 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        'train-00000.npy', 'train-00001.npy']
+    iterator = ShardedIterator(
+        str(tmp_path / 'train-*'), 2, create('naive'), repeat=False, shuffle=False)
+    assert [int(x) for batch in iterator for x in batch] == [*range(6)]

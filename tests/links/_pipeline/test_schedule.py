@@ -1,0 +1,75 @@
+"""Schedules as lists of steps, compared with those that papers draw."""
+
+import itertools
+
+import numpy as np
+import pytest
+from each_case import each_case
+
+from chainermn.links._pipeline.schedule import NAMES, Step, clock_cycles, steps_of
+from chainermn.links._pipeline.stages import ListedLink as Part
+from chainermn.links._pipeline.stages import connect
+
+pytestmark = pytest.mark.mpi_skip
+
+
+def chain(n_ranks, n_links=1):
+    """Links in a ring: stage n is on rank n % n_ranks."""
+    n = n_ranks * n_links
+    return connect([[Part(f'{stage}', [(stage - 1) % n_ranks] if stage else None,
+                          [(stage + 1) % n_ranks] if stage < n - 1 else None)
+                     for stage in range(rank, n, n_ranks)] for rank in range(n_ranks)])
+
+
+def written(rank, cycles):
+    """Return the steps of a rank as text."""
+    return ' '.join('BF'[step.is_forward] + str(step.micro_batch)
+                    for step in steps_of(rank, cycles))
+
+
+@pytest.mark.parametrize('name, expected', [
+    ('1f1b', ['F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5', 'F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5',
+              'F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 B5', 'F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5']),
+    ('gpipe', ['F0 F1 F2 F3 F4 F5 B0 B1 B2 B3 B4 B5'] * 4)])
+def test_four_stages(name, expected):
+    """As in the papers on GPipe and PipeDream-Flush."""
+    cycles = clock_cycles(chain(4), 6, name)
+    assert [written(rank, cycles) for rank in range(4)] == expected
+
+
+@each_case('n_stages, n, name', itertools.product([1, 2, 3, 4, 7], [1, 2, 5, 8, 16], NAMES))
+def test_bubbles_are_the_least_possible(n_stages, n, name):
+    cycles = clock_cycles(chain(n_stages), n, name)
+    assert len(cycles) == 2 * (n + n_stages - 1)
+
+
+@each_case('n_ranks, n_links, n, name', itertools.product([1, 2, 3], [1, 2, 3], [1, 4, 8], NAMES))
+def test_each_step_runs_once_after_what_it_needs(n_ranks, n_links, n, name):
+    stages, done = chain(n_ranks, n_links), set()
+    for cycle in clock_cycles(stages, n, name):
+        for rank, (stage, k, is_forward) in cycle.items():
+            assert stages[stage].rank == rank
+            assert Step(stage, k, is_forward) not in done
+            if is_forward:
+                assert stage == 0 or (stage - 1, k, True) in done
+                assert k == 0 or (stage, k - 1, True) in done
+            else:
+                assert (stage, k, True) in done
+                assert stage == len(stages) - 1 or (stage + 1, k, False) in done
+                assert k == 0 or (stage, k - 1, False) in done
+        done |= set(cycle.values())
+    assert len(done) == 2 * n * len(stages)
+
+
+@each_case('n_stages, n', itertools.product([2, 4], [8, 16]))
+def test_memory_does_not_grow_with_the_number_of_micro_batches(n_stages, n):
+    cycles = clock_cycles(chain(n_stages), n, '1f1b')
+    for rank in range(n_stages):
+        kept = np.cumsum([1 if step.is_forward else -1 for step in steps_of(rank, cycles)])
+        assert max(kept) == n_stages - rank
+
+
+def test_forward_only():
+    cycles = clock_cycles(chain(3), 4, '1f1b', has_backward=False)
+    assert len(cycles) == 4 + 3 - 1
+    assert written(1, cycles) == 'F0 F1 F2 F3'

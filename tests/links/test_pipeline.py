@@ -1,0 +1,693 @@
+"""Pipelines against one process with the same links, in plain Chainer and float64."""
+
+import contextlib
+import sys
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import training
+from each_case import each_case
+from jobs import run_job
+from mpi4py import MPI
+from shared_fixtures import create
+
+import chainermn
+from chainermn import Pipeline
+from chainermn._timeline import summary, trace_files
+from chainermn.links import MultiNodeChainList
+
+pytestmark = pytest.mark.every_size
+
+WIDTH = 4
+
+
+@pytest.fixture(scope='module')
+def comm():
+    comm = create('naive')
+    if comm.size < 2:
+        pytest.skip('takes two ranks')
+    return comm
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with chainer.using_config('dtype', np.dtype('d')):
+        yield
+
+
+def batch(n, seed=0):
+    random = np.random.RandomState(seed)
+    return random.randn(n, WIDTH), random.randint(0, WIDTH, n)
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+class Part(chainer.Chain):
+    """Adds its inputs, and has a layer whose weights depend on the name."""
+
+    n_outputs = 1
+
+    def __init__(self, name):
+        super().__init__()
+        random = np.random.RandomState(abs(sum(map(ord, name))))
+        with self.init_scope():
+            self.fc = L.Linear(WIDTH, WIDTH, initialW=random.randn(WIDTH, WIDTH),
+                               initial_bias=random.randn(WIDTH))
+
+    def forward(self, *xs):
+        flat = [x for y in xs for x in (y if isinstance(y, tuple) else (y,))]
+        return self.outputs(F.tanh(self.fc(sum(flat[1:], flat[0]))))
+
+    def outputs(self, y):
+        return y
+
+
+class TwoOutputs(Part):
+    def outputs(self, y):
+        return y, 2 * y
+
+
+class WithBatchNormalization(Part):
+    def __init__(self, name):
+        super().__init__(name)
+        with self.init_scope():
+            self.bn = L.BatchNormalization(WIDTH)
+
+    def outputs(self, y):
+        return self.bn(y)
+
+
+class WithDropout(Part):
+    def outputs(self, y):
+        return F.dropout(y, .4)
+
+
+class Recurrent(Part):
+    """An LSTM over the columns of each example."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        np.random.seed(sum(map(ord, name)))
+        with self.init_scope():
+            self.rnn = L.NStepLSTM(1, 1, WIDTH, 0)
+
+    def outputs(self, y):
+        ys = [F.expand_dims(each, 1) for each in F.separate(y)]
+        h, _, _ = self.rnn(None, None, ys)
+        return h[0]
+
+
+class Doubled(chainer.Link):
+    """Has no parameters: its input gets no gradient if it is that of the model."""
+
+    def forward(self, x):
+        return 2 * x
+
+
+class WithLabels(Part):
+    """Passes an array of integers on, as well."""
+
+    def outputs(self, y):
+        return y, y.array.argmax(axis=1)
+
+
+class TakesLabels(Part):
+    def forward(self, inputs):
+        y, labels = inputs
+        labels = getattr(labels, 'array', labels).astype('d')
+        return super().forward(y * F.broadcast_to(1 + labels[:, None], y.shape))
+
+
+def chain(size, kinds=(Part,)):
+    """Return a link on each rank: (name, class, rank, sources)."""
+    return [(f'{rank}', kinds[rank % len(kinds)], rank, [f'{rank - 1}'] if rank else None)
+            for rank in range(size)]
+
+
+def back_and_forth(size):
+    return [(f'{n}', Part, n % 2, [f'{n - 1}'] if n else None) for n in range(5)]
+
+
+def branches(size):
+    return [('a', Part, 0, None), *((f'b{n}', Part, n, ['a']) for n in range(size)),
+            ('c', Part, 0, [f'b{n}' for n in range(size)])]
+
+
+def skip_connection(size):
+    return [('a', Part, 0, None), ('b', Part, 1, ['a']), ('c', Part, size - 1, ['b']),
+            ('d', Part, 0, ['a', 'c', 'b'])]
+
+
+def two_inputs(size):
+    return [('a', Part, 0, None), ('b', Part, 1, None), ('c', Part, size - 1, ['a', 'b', 'a'])]
+
+
+def two_outputs(size):
+    return [('a', TwoOutputs, 0, None), ('b', TwoOutputs, 1, ['a', 'a']), ('c', Part, 0, ['b'])]
+
+
+def no_parameters_first(size):
+    return [('a', Doubled, 0, None), *((f'b{n}', Part, n, ['a' if n == 1 else f'b{n - 1}'])
+                                       for n in range(1, size))]
+
+
+def labels_on_the_way(size):
+    return [('a', WithLabels, 0, None), ('b', TakesLabels, 1, ['a'])]
+
+
+def unused_output(size):
+    return [('a', Part, 0, None), ('b', Part, 1, ['a']), ('c', Part, 1, ['a'])]
+
+
+MODELS = {
+    'chain': chain,
+    'batch normalization': lambda size: chain(size, [WithBatchNormalization]),
+    'recurrent': lambda size: chain(size, [Recurrent, Part]),
+    'back and forth': back_and_forth,
+    'branches': branches,
+    'skip connection': skip_connection,
+    'two inputs': two_inputs,
+    'two outputs': two_outputs,
+    'no parameters first': no_parameters_first,
+    'integers on the way': labels_on_the_way,
+}
+
+
+def build(links, comm):
+    """Return the list of this rank, and its links by name."""
+    ranks = {name: rank for name, _, rank, _ in links}
+    out = {name: [other for *_, other, sources in
+                  ((n, k, r, s) for n, k, r, s in links)
+                  for source in sources or () if source == name] for name in ranks}
+    model, own = MultiNodeChainList(comm), {}
+    for name, kind, rank, sources in links:
+        if rank == comm.rank:
+            own[name] = kind(name) if issubclass(kind, Part) else kind()
+            model.add_link(own[name],
+                           None if sources is None else [ranks[source] for source in sources],
+                           out[name] or None)
+    return model, own
+
+
+class OneProcess:
+    """All links in one process; micro-batches one after another."""
+
+    def __init__(self, links):
+        self.links = links
+        self.parts = {name: kind(name) if issubclass(kind, Part) else kind()
+                      for name, kind, *_ in links}
+
+    def __call__(self, x):
+        values = {}
+        for name, _, _, sources in self.links:
+            arguments = [x] if sources is None else [values[source] for source in sources]
+            values[name] = self.parts[name](*arguments)
+        return values[self.links[-1][0]]
+
+    def cleargrads(self):
+        for part in self.parts.values():
+            part.cleargrads()
+
+    def accumulate(self, x, t, n):
+        """Add up the gradients of micro-batches; return the loss."""
+        self.cleargrads()
+        total = 0
+        for xs, ts in zip(np.array_split(x, n), np.array_split(t, n), strict=True):
+            loss = F.softmax_cross_entropy(self(xs), ts)
+            loss.grad = np.array(len(xs) / len(x))
+            loss.backward()
+            total += loss.array * len(xs) / len(x)
+        return total
+
+
+def run(pipeline, *args):
+    pipeline._model.model.cleargrads()
+    loss = pipeline(*args)
+    loss.backward()
+    return loss
+
+
+def compare(own, reference, exact=False):
+    for name, link in own.items():
+        expected = dict(reference.parts[name].namedparams())
+        for path, param in link.namedparams():
+            if expected[path].grad is None:
+                assert param.grad is None, (name, path)
+            elif exact:
+                np.testing.assert_array_equal(param.grad, expected[path].grad, f'{name}{path}')
+            else:
+                np.testing.assert_allclose(param.grad, expected[path].grad, 1e-10, 1e-14,
+                                           err_msg=f'{name}{path}')
+
+
+@each_case('name, schedule, n, recompute', [
+    (name, schedule, n, (i + j + n) % 3 == 0) for i, name in enumerate(MODELS)
+    for j, schedule in enumerate(['1f1b', 'gpipe'])
+    for n in ([1, 2, 3, 4, 8] if name == 'chain' else [(2, 4, 8)[(i + j) % 3], 3])])
+def test_gradients(comm, name, schedule, n, recompute):
+    """Equal in every bit if no gradients are added in another order."""
+    links = MODELS[name](comm.size)
+    model, own = build(links, comm)
+    reference = OneProcess(links)
+    pipeline = Pipeline(model, F.softmax_cross_entropy, n, schedule, recompute=recompute)
+    batches = [batch(9 if n == 3 else 16, step) for step in range(2)]
+    losses = [run(pipeline, *each) for each in batches]  # before a rank can fail
+    for loss, (x, t) in zip(losses, batches, strict=True):
+        np.testing.assert_allclose(loss.array, reference.accumulate(x, t, n), 1e-12)
+    compare(own, reference, exact=name not in (
+        'skip connection', 'branches', 'two inputs', 'recurrent'))
+    for link_name, link in own.items():
+        if isinstance(link, WithBatchNormalization):  # as in gradient accumulation
+            expected = reference.parts[link_name].bn
+            np.testing.assert_allclose(link.bn.avg_mean, expected.avg_mean, 1e-12)
+            np.testing.assert_allclose(link.bn.avg_var, expected.avg_var, 1e-12)
+            assert link.bn.N == expected.N
+
+
+@each_case('n_examples, n', [(1, 4), (3, 8), (7, 4), (5, 2), (16, 5)])
+def test_micro_batches_of_unequal_sizes_give_the_mean_over_the_batch(comm, n_examples, n):
+    """The whole batch at once, in plain Chainer."""
+    links = chain(comm.size)
+    model, own = build(links, comm)
+    reference = OneProcess(links)
+    x, t = batch(n_examples)
+    loss = run(Pipeline(model, F.softmax_cross_entropy, n), x, t)
+    np.testing.assert_allclose(loss.array, reference.accumulate(x, t, 1), 1e-12)
+    compare(own, reference)
+
+
+def test_gradients_are_added_by_backward_only(comm):
+    """As those of any loss; the loss can be part of another one."""
+    links = chain(comm.size)
+    model, own = build(links, comm)
+    reference = OneProcess(links)
+    x, t = batch(6)
+    reference.accumulate(x, t, 3)
+    expected = {name: part.fc.W.grad for name, part in reference.parts.items()}
+    pipeline = Pipeline(model, F.softmax_cross_entropy, 3)
+    model.cleargrads()
+    first, second = pipeline(x, t), pipeline(x, t)
+    for link in own.values():
+        assert link.fc.W.grad is None
+    (2 * first).backward()
+    second.backward()
+    for name, link in own.items():
+        np.testing.assert_allclose(link.fc.W.grad, 3 * expected[name], 1e-12)
+
+
+def test_dropout_is_equal_for_equal_seeds(comm):
+    """With recomputation, too, which draws the same numbers again."""
+    found = []
+    for recompute in (False, False, True):
+        model, own = build(chain(comm.size, [WithDropout]), comm)
+        np.random.seed(comm.rank)
+        run(Pipeline(model, F.softmax_cross_entropy, 4, recompute=recompute), *batch(8))
+        found.append(own[f'{comm.rank}'].fc.W.grad)
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    assert np.any(found[0])
+
+
+def test_tied_parameters_stay_equal(comm):
+    """The first and the last rank have the same weights: an embedding that is used twice."""
+    x, t = batch(8)
+    models = [Part(f'{n}') for n in range(comm.size)]
+    models[-1].fc = models[0].fc
+    plain = chainer.ChainList(*models[:-1])  # Chainer would update it twice
+    expected = chainer.optimizers.SGD(.1).setup(plain)
+
+    def loss(x, t):
+        for part in models:
+            x = part(x)
+        return F.softmax_cross_entropy(x, t)
+
+    model, own = build(chain(comm.size), comm)
+    part = own[f'{comm.rank}']
+    tied = {'fc/W': part.fc.W, 'fc/b': part.fc.b} if comm.rank in (0, comm.size - 1) else None
+    optimizer = chainer.optimizers.SGD(.1).setup(model)
+    pipeline = Pipeline(model, F.softmax_cross_entropy, 4, tied=tied)
+    for hook in (True, False):
+        if hook:
+            expected.add_hook(chainer.optimizer_hooks.GradientClipping(.05))
+            optimizer.add_hook(pipeline.gradient_clipping(.05))
+        for _ in range(2):
+            expected.update(loss, x, t)
+            optimizer.update(pipeline, x, t)
+        np.testing.assert_allclose(part.fc.W.array, models[comm.rank].fc.W.array, 1e-10)
+        expected.remove_hook('GradientClipping')
+        optimizer.remove_hook('GradientClipping')
+        if not hook:
+            break
+        expected.add_hook(chainer.optimizer_hooks.WeightDecay(.1), 'GradientClipping')
+        optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(.1), 'GradientClipping')
+
+
+@each_case('scale', [1., 128.])
+def test_loss_scaling(comm, scale):
+    """In float16; the first update has no scale yet."""
+    with chainer.using_config('dtype', np.dtype('e')):
+        links = chain(comm.size)
+        model, own = build(links, comm)
+        reference = chainer.ChainList(*(Part(f'{n}') for n in range(comm.size)))
+        optimizers = [chainer.optimizers.SGD(.1).setup(each) for each in (model, reference)]
+        for optimizer in optimizers:
+            optimizer.loss_scaling(scale=scale)
+        x, t = batch(8)
+        x = x.astype('e')
+
+        def loss(x, t):
+            for part in reference:
+                x = part(x)
+            return F.softmax_cross_entropy(x, t)
+
+        pipeline = Pipeline(model, F.softmax_cross_entropy, 4)
+        for _ in range(3):
+            optimizers[0].update(pipeline, x, t)
+            optimizers[1].update(loss, x, t)
+        np.testing.assert_allclose(own[f'{comm.rank}'].fc.W.array.astype('f'),
+                                   reference[comm.rank].fc.W.array.astype('f'), .02, .01)
+
+
+def test_tied_parameters_that_differ(comm):
+    model, _ = build(chain(comm.size), comm)
+    width = WIDTH + (comm.rank == 1)
+    pipeline = Pipeline(model, F.softmax_cross_entropy,
+                        tied={'w': chainer.Parameter(np.zeros(width))} if comm.rank < 2 else {})
+    with raises_on_all(ValueError, "the tied parameter 'w' differs", 'rank 0: (4,) float64',
+                       'rank 1: (5,) float64'):
+        pipeline(*batch(4))
+
+
+# --- how users call it ----------------------------------------------------------------------------
+
+def linear(n):
+    return L.Linear(WIDTH, WIDTH, initialW=np.random.RandomState(n).randn(WIDTH, WIDTH))
+
+
+def classifier(comm, links=1):
+    """A chain whose last rank has an L.Classifier."""
+    model = MultiNodeChainList(comm)
+    for n in range(links):
+        stage = n * comm.size + comm.rank
+        model.add_link(linear(stage), None if stage == 0 else (stage - 1) % comm.size,
+                       None if stage == links * comm.size - 1 else (stage + 1) % comm.size)
+    return L.Classifier(model) if comm.rank == comm.size - 1 else model
+
+
+def train(model, function, tmp_path, evaluate=None, has_targets=True):
+    """Train with a Trainer; return the log."""
+    x, t = batch(20)
+    examples = chainer.datasets.TupleDataset(x, t) if has_targets else x
+    optimizer = chainer.optimizers.MomentumSGD(.1).setup(model)
+    updater = training.StandardUpdater(
+        chainer.iterators.SerialIterator(examples, 7, shuffle=False), optimizer,
+        loss_func=function)
+    trainer = training.Trainer(updater, (2, 'epoch'), tmp_path)
+    trainer.extend(training.extensions.Evaluator(
+        chainer.iterators.SerialIterator(examples, 7, repeat=False, shuffle=False), model,
+        eval_func=evaluate))
+    log = training.extensions.LogReport(trigger=(1, 'iteration'))
+    trainer.extend(log)
+    trainer.run()
+    return [{key: value for key, value in each.items() if key != 'elapsed_time'}
+            for each in log.log]
+
+
+def test_trainer_evaluator_and_log(comm, tmp_path):
+    """All ranks report what one process reports."""
+    one = L.Classifier(chainer.Sequential(*(linear(n) for n in range(comm.size))))
+    expected = train(one, None, tmp_path)
+    model = classifier(comm)
+    pipeline = Pipeline(model, n_micro_batches=3)
+    found = train(model, pipeline, tmp_path, evaluate=pipeline,
+                  has_targets=comm.rank == comm.size - 1)
+    assert len(found) == len(expected) == 6
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert {'main/loss', 'main/accuracy'} <= ours.keys()
+        for key, value in theirs.items():
+            np.testing.assert_allclose(ours[key], value, 1e-5, err_msg=key)
+    assert {'validation/main/loss', 'validation/main/accuracy'} <= found[2].keys()
+
+
+def test_a_function_of_loss_is_reported_too(comm, tmp_path):
+    model, _ = build(chain(comm.size), comm)
+    pipeline = Pipeline(model, F.softmax_cross_entropy, 3)
+    found = train(model, pipeline, tmp_path, evaluate=pipeline)
+    logs = MPI.COMM_WORLD.allgather(found)
+    assert all(log == logs[0] for log in logs)
+    assert {'main/loss', 'validation/main/loss'} <= found[2].keys()
+
+
+def test_a_classifier_around_first_and_last_link(comm, tmp_path):
+    """As in examples/mnist; the code around the list runs once more, without effect."""
+    one = L.Classifier(chainer.Sequential(*(linear(n) for n in range(3))))
+    expected = train(one, None, tmp_path)
+    if comm.rank > 1:
+        group = comm.split(1, comm.rank)
+        return
+    group = comm.split(0, comm.rank)
+    model = MultiNodeChainList(group)
+    if comm.rank == 0:
+        model.add_link(linear(0), None, 1)
+        model.add_link(linear(2), 1, None)
+        model = L.Classifier(model)
+    else:
+        model.add_link(linear(1), 0, 0)
+    found = train(model, Pipeline(model), tmp_path)
+    if comm.rank == 0:
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours['main/loss'], theirs['main/loss'], 1e-5)
+            np.testing.assert_allclose(ours['main/accuracy'], theirs['main/accuracy'], 1e-5)
+
+
+def test_with_data_parallelism(comm):
+    """Pipelines of two ranks, whose gradients the multi-node optimizer averages."""
+    if comm.size != 4:
+        return
+    row, column = divmod(comm.rank, 2)
+    model_comm, data_comm = comm.split(row, comm.rank), comm.split(column, comm.rank)
+    for n_accumulations in (1, 2):
+        model = MultiNodeChainList(model_comm)
+        model.add_link(linear(column), None if column == 0 else 0, 1 if column == 0 else None)
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(.1), data_comm, n_accumulations=n_accumulations).setup(model)
+        pipeline = Pipeline(model, F.softmax_cross_entropy, 2)
+        one = chainer.Sequential(linear(0), linear(1))
+        expected = chainer.optimizers.SGD(.1).setup(one)
+        optimizer.update(pipeline, *batch(4))  # copies the parameters
+        for step in range(2):
+            x, t = batch(8 * n_accumulations, step)
+            expected.update(L.Classifier(one), x, t)
+            for n in range(n_accumulations):
+                own = slice((2 * n + row) * 4, (2 * n + row + 1) * 4)
+                optimizer.update(pipeline, x[own], t[own])
+        np.testing.assert_allclose(model[0].W.array, one[column].W.array, 1e-10)
+
+
+def test_structured_arguments(comm):
+    """Lists of examples, tuples, None and Variables."""
+    seen = []
+
+    class First(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.fc = L.Linear(WIDTH, WIDTH)
+
+        def forward(self, sentences, pair, nothing, number):
+            seen.append((len(sentences), pair[0].shape, type(pair[1]), nothing, number))
+            return self.fc(np.stack([each[:WIDTH] for each in sentences]))
+
+    x, t = batch(5)
+    model = MultiNodeChainList(comm)
+    if comm.rank == 0:
+        model.add_link(First(), rank_out=comm.size - 1)
+    elif comm.rank == comm.size - 1:
+        model.add_link(L.Linear(WIDTH, WIDTH), rank_in=0)
+    sentences = [np.ones(WIDTH + n) for n in range(5)]
+    run(Pipeline(model, F.softmax_cross_entropy, 2),
+        sentences, (x, chainer.Variable(x)), None, 3, t)
+    if comm.rank == 0:
+        assert seen == [(2, (2, WIDTH), chainer.Variable, None, 3),
+                        (3, (3, WIDTH), chainer.Variable, None, 3)]
+
+
+def test_evaluation_keeps_no_graph(comm):
+    model, _ = build(chain(comm.size), comm)
+    with chainer.no_backprop_mode():
+        loss = Pipeline(model, F.softmax_cross_entropy, 4)(*batch(8))
+    assert loss.creator is None
+    reference = OneProcess(chain(comm.size))
+    np.testing.assert_allclose(loss.array, reference.accumulate(*batch(8), 1), 1e-12)
+
+
+def test_own_communication_in_a_model_without_list(comm):
+    """Ranks call send and recv themselves, as in examples/seq2seq."""
+    class Own(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.fc = linear(comm.rank)
+
+        def forward(self, x, t):
+            if comm.rank > 0:
+                x = chainermn.functions.recv(comm, comm.rank - 1)
+            y = self.fc(x)
+            if comm.rank < comm.size - 1:
+                return chainermn.functions.send(y, comm, comm.rank + 1)
+            return F.softmax_cross_entropy(y, t)
+
+    model = Own()
+    x, t = batch(8)
+    pipeline = Pipeline(model, n_micro_batches=4, communicator=comm)
+    loss = run(pipeline, x, t)
+    with chainer.no_backprop_mode():
+        by_name = pipeline(x, t=t)
+    np.testing.assert_array_equal(by_name.array, loss.array)
+    one = chainer.Sequential(*(linear(n) for n in range(comm.size)))
+    one.cleargrads()
+    expected = F.softmax_cross_entropy(one(x), t)
+    expected.backward()
+    np.testing.assert_allclose(loss.array, expected.array, 1e-12)
+    np.testing.assert_allclose(model.fc.W.grad, one[comm.rank].W.grad, 1e-10)
+
+
+# --- wrong calls ----------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def raises_on_all(kind, *texts):
+    """All ranks raise the same error, which contains these texts."""
+    with pytest.raises(kind) as caught:
+        yield
+    found = MPI.COMM_WORLD.allgather(str(caught.value))
+    assert len(set(found)) == 1, found
+    for text in texts:
+        assert text in found[0]
+
+
+def test_links_that_wait_for_each_other(comm):
+    model = MultiNodeChainList(comm)
+    if comm.rank < 2:
+        model.add_link(Part('a'), 1 - comm.rank, 1 - comm.rank)
+    with raises_on_all(ValueError, 'links wait for each other',
+                       'link 0 (Part, rank_in=1, rank_out=1) of MultiNodeChainList needs'):
+        Pipeline(model, F.softmax_cross_entropy)(*batch(4))
+
+
+@each_case('rank_in, rank_out, text', [
+    (None, 1, 'sends to rank 1, but no link there receives it. Add a link with rank_in=0 on'),
+    (1, None, 'receives from rank 1, but no link there sends it. Add a link with rank_out=0')])
+def test_a_missing_link(comm, rank_in, rank_out, text):
+    model = MultiNodeChainList(comm)
+    if comm.rank == 0:
+        model.add_link(Part('a'), rank_in, rank_out)
+    with raises_on_all(ValueError, 'link 0 (Part, rank_in=', text):
+        Pipeline(model, F.softmax_cross_entropy)(*batch(4))
+
+
+def test_different_batches(comm):
+    model, _ = build(chain(comm.size), comm)
+    pipeline = Pipeline(model, F.softmax_cross_entropy)
+    with raises_on_all(ValueError, 'numbers of examples', 'rank 0: 5', f'rank {comm.size - 1}: 4'):
+        pipeline(*batch(5 if comm.rank == 0 else 4))
+    with raises_on_all(ValueError, 'the arguments have different numbers of examples: 5, 4'):
+        pipeline(batch(5)[0], batch(4)[1])
+    run(pipeline, *batch(4))  # and goes on
+
+
+def test_different_options(comm):
+    model, _ = build(chain(comm.size), comm)
+    with raises_on_all(ValueError, 'the options differ', 'n_micro_batches=3', 'n_micro_batches=2'):
+        Pipeline(model, F.softmax_cross_entropy, 3 if comm.rank else 2)(*batch(4))
+
+
+@each_case('options, text', [
+    ({'n_micro_batches': 0}, 'n_micro_batches must be an integer, 1 or more, not 0'),
+    ({'n_micro_batches': 1.5}, 'not 1.5'),
+    ({'schedule': 'zero'}, "schedule must be one of ('1f1b', 'gpipe'), not 'zero'")])
+def test_wrong_options(comm, options, text):
+    model, _ = build(chain(comm.size), comm)
+    with raises_on_all(ValueError, text):
+        Pipeline(model, F.softmax_cross_entropy, **options)
+
+
+PROGRAM = '''
+import os, signal
+import chainer, chainermn, numpy as np
+import chainer.functions as F, chainer.links as L
+comm = chainermn.create_communicator('naive')
+
+class Part(L.Linear):
+    calls = 0
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 3:
+            FAILURE
+        return super().forward(x)
+
+model = chainermn.MultiNodeChainList(comm)
+model.add_link(Part(3, 3), comm.rank - 1 if comm.rank else None,
+               comm.rank + 1 if comm.rank < comm.size - 1 else None)
+pipeline = chainermn.Pipeline(model, F.softmax_cross_entropy, 4)
+pipeline(np.ones((8, 3), 'f'), np.zeros(8, 'i'))
+print('not reached')
+'''
+
+
+@pytest.mark.mpi_skip
+@pytest.mark.parametrize('failure, texts', [
+    ('if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)', ['rank 1']),
+    ('if comm.rank == 1: raise RuntimeError("in a stage")', [
+        'rank 1', 'in a stage', *['in the forward step of stage 1, micro-batch 2 of Pipeline'] * (
+            sys.version_info >= (3, 11))]),
+    ('if comm.rank == 1: comm.recv(2, 5)', [
+        'deadlock', 'stage 2, micro-batch 2', 'of Pipeline (link 0 (Part, rank_in=1']),
+], ids=['killed', 'an error', 'deadlock'])
+def test_a_failure_inside_a_schedule_ends_the_job(tmp_path, failure, texts):
+    done = run_job(tmp_path, PROGRAM.replace('FAILURE', failure), ranks=3)
+    assert done.returncode != 0
+    assert 'not reached' not in done.stdout
+    for text in texts:
+        assert text in done.stdout, done.stdout
+
+
+# --- resume, timeline, examples -------------------------------------------------------------------
+
+def test_resume(comm, tmp_path):
+    """Each rank saves its stage; a run that was interrupted ends with the same parameters."""
+    folder = comm.bcast_obj(str(tmp_path) if comm.rank == 0 else None)
+
+    def run_until(n, name):
+        model, own = build(chain(comm.size), comm)
+        examples = chainer.datasets.TupleDataset(*batch(12))
+        optimizer = chainer.optimizers.Adam(.1).setup(model)
+        updater = training.StandardUpdater(
+            chainer.iterators.SerialIterator(examples, 4, shuffle=False), optimizer,
+            loss_func=Pipeline(model, F.softmax_cross_entropy, 2))
+        trainer = training.Trainer(updater, (n, 'iteration'), folder)
+        checkpointer = chainermn.create_multi_node_checkpointer(name, comm, path=folder)
+        checkpointer.maybe_load(trainer, optimizer)
+        trainer.extend(checkpointer, trigger=(2, 'iteration'))
+        trainer.run()
+        return own[f'{comm.rank}'].fc.W.array
+
+    expected = run_until(5, 'whole')
+    part = run_until(2, 'parts')
+    assert not np.array_equal(part, expected)
+    np.testing.assert_array_equal(run_until(5, 'parts'), expected)
+
+
+@pytest.mark.mpi_skip
+def test_the_timeline_shows_steps_and_bubbles(tmp_path):
+    done = run_job(tmp_path, PROGRAM.replace('FAILURE', 'pass'), CHAINERMN_TIMELINE='out.json')
+    assert done.returncode == 0, done.stdout
+    run = trace_files.read(sorted(tmp_path.glob('out.*.json')))
+    names = [{event.name for event in rank.events} for rank in run.ranks]
+    for rank in range(2):
+        assert {f'{direction} of stage {rank}, micro-batch {k}'
+                for direction in ('forward', 'backward') for k in range(4)} <= names[rank]
+    assert 'Pipeline of 2 ranks, 4 micro-batches: ' in summary.text(run)
