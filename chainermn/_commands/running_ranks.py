@@ -4,25 +4,32 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import re
 from collections.abc import Iterator
 
-_FILE = '/memfd:chainermn-dump'
+_FILE = re.compile(r'/memfd:chainermn-dump-(\S*)')
 
 
 def below(process: int) -> list[int]:
     """Return the ranks among a process and all of its descendants, parents before children."""
     children: dict[int, list[int]] = {}
     for each in processes():
-        children.setdefault(parent(each), []).append(each)
+        children.setdefault(_parent(each), []).append(each)
     found = [process]
     for each in found:
         found += children.get(each, [])
-    return [each for each in found if is_rank(each)]
+    return [each for each in found if job(each) is not None]
 
 
-def is_rank(process: int) -> bool:
-    """Return whether a process of this user is a rank that has created a communicator."""
-    return next(_files(process), None) is not None
+def job(process: int) -> str | None:
+    """Return an identifier of the job of a rank.
+
+    Returns:
+        ``None`` if the process belongs to another user, or is no rank that has created a
+        communicator.
+    """
+    found = _file(process)
+    return found[1] if found else None
 
 
 def request(process: int, text: bytes) -> None:
@@ -31,11 +38,11 @@ def request(process: int, text: bytes) -> None:
     Raises:
         OSError: If it has ended.
     """
-    for path in _files(process):
-        with path.open('ab') as file:  # there may be another request
-            file.write(text)
-        return
-    raise ProcessLookupError(f'process {process} has ended')
+    found = _file(process)
+    if found is None:
+        raise ProcessLookupError(f'process {process} has ended')
+    with found[0].open('ab') as file:  # there may be another request
+        file.write(text)
 
 
 def processes() -> Iterator[int]:
@@ -44,35 +51,21 @@ def processes() -> Iterator[int]:
         yield int(path.name)
 
 
-def parent(process: int) -> int:
-    """Return the parent of a process; 0 if it has none, or has ended."""
-    with contextlib.suppress(OSError):
+def _parent(process: int) -> int:
+    with contextlib.suppress(OSError):  # it has ended
         text = pathlib.Path(f'/proc/{process}/stat').read_text()
         return int(text.rpartition(')')[2].split()[1])
     return 0
 
 
-def arguments(process: int) -> list[str]:
-    """Return the command line of a process."""
-    with contextlib.suppress(OSError):
-        return os.fsdecode(pathlib.Path(f'/proc/{process}/cmdline').read_bytes()).split('\0')[:-1]
-    return []
-
-
-def variable(process: int, name: str) -> str:
-    """Return an environment variable of a process, '' if it is not set."""
-    start = os.fsencode(name) + b'='
-    with contextlib.suppress(OSError):
-        for line in pathlib.Path(f'/proc/{process}/environ').read_bytes().split(b'\0'):
-            if line.startswith(start):
-                return os.fsdecode(line.removeprefix(start))
-    return ''
-
-
-def _files(process: int) -> Iterator[pathlib.Path]:
-    """Yield the files of a process for requests; none if it belongs to another user."""
-    with contextlib.suppress(OSError):
-        for path in pathlib.Path(f'/proc/{process}/fd').iterdir():
+def _file(process: int) -> tuple[pathlib.Path, str] | None:
+    """Return the file of a process for requests, and the identifier in its name."""
+    folder = pathlib.Path(f'/proc/{process}')
+    with contextlib.suppress(OSError):  # another user's, or it has ended
+        if folder.stat().st_uid != os.getuid():  # root can see those of all users
+            return None
+        for path in (folder / 'fd').iterdir():
             with contextlib.suppress(OSError):  # it has been closed
-                if os.readlink(path).startswith(_FILE):
-                    yield path
+                if found := _FILE.match(os.readlink(path)):
+                    return path, found[1]
+    return None

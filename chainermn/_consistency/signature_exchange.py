@@ -182,7 +182,8 @@ class SignatureExchange:
                   ) -> list[bytearray] | None:
         """Return the messages of all ranks in shared memory; ``None`` on a mismatch."""
         assert self._memory is not None
-        found = self._memory.exchange(call, message, is_wanted)
+        with activities.span('wait', 'wait'):
+            found = self._memory.exchange(call, message, is_wanted)
         return None if call is MISMATCH else found
 
     def _swap(self, message: Data, dest: int, source: int) -> None:

@@ -3,7 +3,8 @@
 A Python signal handler does not run while the main thread waits in MPI.  The one of faulthandler
 does, since it is written in C: it writes the stack to a file in memory, which the watchdog polls.
 The commands find this file in ``/proc``, and write to it, too: ``top`` writes the name of a socket,
-to which this rank connects.  Only processes of the same user can open the file.
+to which this rank connects.  Only processes of the same user can open the file.  Its name contains
+an identifier of the job, which the ranks of this host share.
 """
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ import os
 import re
 import signal
 
-from chainermn._process import runtime
+from chainermn._process import launcher, runtime
+from chainermn._process.mpi import MPI
 
-#: The name of the file.
-NAME = 'chainermn-dump'
+#: The beginning of the name of the file.
+NAME = 'chainermn-dump-'
 
 #: A request of ``top``, with the name of its socket.
 _TOP = re.compile(rb'top ([0-9a-f]{32})\n')
@@ -43,10 +45,17 @@ def listen() -> None:
     if requests.file >= 0 or not hasattr(os, 'memfd_create'):
         return
     with contextlib.suppress(OSError):
-        requests.file = os.memfd_create(NAME)
+        requests.file = os.memfd_create(NAME + _job())
         # MPICH handles it too, but mpiexec only sends it if ranks may fail without the others.
         if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
             faulthandler.register(signal.SIGUSR1, requests.file, all_threads=False)
+
+
+def are_pending() -> bool:
+    """Return whether there are requests."""
+    with contextlib.suppress(OSError):  # there is no file, or the program has closed it
+        return os.fstat(runtime.get(_Requests).file).st_size > 0
+    return False
 
 
 def requests() -> tuple[bool, list[str]]:
@@ -61,3 +70,9 @@ def requests() -> tuple[bool, list[str]]:
                 names = _TOP.findall(text)
                 return bool(_TOP.sub(b'', text).strip(b'\0\n')), [each.decode() for each in names]
     return False, []
+
+
+def _job() -> str:
+    """Return an identifier of the job on this host."""
+    # Without a known launcher, ranks are the children of one process.
+    return launcher.job() or str(os.getpid() if MPI.COMM_WORLD.size == 1 else os.getppid())

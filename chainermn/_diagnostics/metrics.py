@@ -1,85 +1,43 @@
 """The metrics of the ranks of this host: what ``top`` shows, for Prometheus.
 
-With ``CHAINERMN_METRICS``, the first rank of each host serves or writes them; see
-``_process/metrics_target.py``.
+With ``CHAINERMN_METRICS``, the first rank of each host publishes them by a process of its own; see
+``_process/metrics_server.py``.
 """
 from __future__ import annotations
 
-import errno
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from chainermn._diagnostics.live_view import Sample
-from chainermn._process import environment, metrics_target, streams
-from chainermn._process.metrics_file import Metric, MetricsFile
-from chainermn._process.mpi import MPI
-
-#: How often to try a port again, which the last attempt of a job may not have closed yet.
-_MAX_TRIES = 10
+from chainermn._diagnostics.live_view import Sample, Viewer
+from chainermn._process import metrics_server, streams
+from chainermn._process.prometheus import Metric, text
 
 
-class MetricsViewer:
-    """Publishes the samples of the ranks of this host.
+def open_viewer(target: str) -> Viewer | None:
+    """Return the viewer that publishes samples; ``None``, with a warning, if there is none."""
+    try:
+        return Viewer(metrics_server.start(target), _page, is_local=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        streams.write(f'chainermn: no metrics of {os.uname().nodename}: {error}\n')
+        return None
+
+
+def _page(size: int, samples: Sequence[tuple[float, Sample]]) -> bytes:
+    return text(metrics(size, samples)).encode() + b'\0'
+
+
+def metrics(size: int, samples: Sequence[tuple[float, Sample]]) -> Iterator[Metric]:
+    """Yield the metrics.
 
     Args:
-        file: Where to.
-        host: The name of this host.
+        size: The number of ranks of the job.
+        samples: The newest sample of each rank of this host, with its age in seconds.
     """
-
-    def __init__(self, file: MetricsFile, host: str) -> None:
-        self.is_open, self.host, self._file = True, host, file
-
-    def write(self, size: int, samples: Iterable[tuple[float, Sample]]) -> None:
-        """Publish samples."""
-        try:
-            self._file.publish(_metrics(size, list(samples)))
-        except OSError as error:  # such as a full disk; the program continues
-            _warn(error)
-            self.close()
-
-    def close(self) -> None:
-        """Remove the metrics."""
-        self.is_open = False
-        self._file.close()
-
-
-class Opener:
-    """Opens the target of the environment once, and warns if this is not possible."""
-
-    def __init__(self) -> None:
-        self._n_tries = 0 if environment.text(environment.METRICS) else _MAX_TRIES
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there is nothing to open, or it was tried."""
-        return self._n_tries >= _MAX_TRIES
-
-    def cancel(self) -> None:
-        """Note that another rank opens it."""
-        self._n_tries = _MAX_TRIES
-
-    def open(self) -> Iterator[MetricsViewer]:
-        """Yield the viewer, or nothing if this is not possible (yet)."""
-        self._n_tries += 1
-        try:
-            file = metrics_target.open_target(environment.text(environment.METRICS))
-        except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE and (
-                    not self.is_done):
-                return
-            _warn(error)
-        else:
-            yield MetricsViewer(file, MPI.Get_processor_name())
-        self.cancel()
-
-
-def _warn(error: Exception) -> None:
-    streams.write(f'chainermn: no metrics of {MPI.Get_processor_name()}: {environment.METRICS}='
-                  f'{environment.text(environment.METRICS)}: {error}\n')
-
-
-def _metrics(size: int, samples: list[tuple[float, Sample]]) -> Iterator[Metric]:
-    every = [({'job': each.job, 'host': each.host, 'rank': str(each.rank)}, age, each)
+    job = os.environ.get('SLURM_JOB_ID') or os.path.basename(sys.argv[0]) or 'python'
+    every = [({'job': job, 'host': each.host, 'rank': str(each.rank)}, age, each)
              for age, each in samples]
 
     def metric(name: str, kind: str, text: str, value: Callable[[Sample], float | None]) -> Metric:
@@ -102,4 +60,4 @@ def _metrics(size: int, samples: list[tuple[float, Sample]]) -> Iterator[Metric]
     yield Metric('last_sample_timestamp_seconds', 'gauge', 'Time of the last sample of the rank.', [
         (labels, time.time() - age) for labels, age, _ in every])
     yield Metric('ranks', 'gauge', 'Ranks of the job.', [
-        ({'job': each.job, 'host': each.host}, size) for _, each in samples[:1]])
+        ({'job': job, 'host': each.host}, size) for _, each in samples[:1]])

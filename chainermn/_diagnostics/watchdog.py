@@ -38,7 +38,7 @@ from chainermn._diagnostics.deadlocks.rank_state import Progress, RankState
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.host_links import HostLinks
-from chainermn._diagnostics.live_view import LiveView, Sample, TopViewer, Watch
+from chainermn._diagnostics.live_view import LiveView, Sample
 from chainermn._diagnostics.thread_state import Snapshot
 from chainermn._diagnostics.watchdog_group import (
     Confirmation,
@@ -92,9 +92,14 @@ class Watchdog(runtime.ProcessState):
         self._asked_at = -math.inf  # when another rank asked for the state of this one
         self._state: RankState | None = None
         self._live = LiveView()
-        self._metrics = metrics.Opener()
+        self._metrics_target = environment.text(environment.METRICS)  # '' once it is open
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def in_child(self) -> bool:
+        for viewer in self._live.viewers:  # else a child would keep them from noticing the end
+            viewer.abandon()
+        return False
 
     def add_group(self, mpi_comm: MPI.Intracomm) -> bool:
         """Add the ranks of a communicator; return whether they are new.
@@ -120,8 +125,12 @@ class Watchdog(runtime.ProcessState):
         group.links = HostLinks(mpi_comm, hosts, group.mpi_comm is not None)
 
     def start(self) -> None:
-        """Start the thread if it is not running."""
-        if self._thread is None:
+        """Start the thread if it is not running, and has something to do.
+
+        A single rank waits for no other; it needs the thread only if somebody watches it.
+        """
+        if self._thread is None and (MPI.COMM_WORLD.size > 1 or self._metrics_target
+                                     or dump_request.are_pending()):
             self._thread = threading.Thread(
                 target=self._run, name='chainermn watchdog', daemon=True)
             self._thread.start()
@@ -168,7 +177,7 @@ class Watchdog(runtime.ProcessState):
         if any(group.alarmed_at or group.question for group in self._groups) or (
                 time.monotonic() < self._asked_at + _RESPONSE_TIMEOUT):
             return _INTERVAL_ALARMED
-        is_fast = self._is_waiting or self._live.is_watched
+        is_fast = self._is_waiting or self._live.is_watched(time.monotonic())
         return min(self._interval, _INTERVAL_WAITING) if is_fast else self._interval
 
     def _poll(self) -> None:
@@ -213,26 +222,22 @@ class Watchdog(runtime.ProcessState):
         group.is_dump_requested |= is_dump_requested
         for name in sockets:
             with contextlib.suppress(OSError):
-                self._live.viewers.append(TopViewer(name, MPI.COMM_WORLD.rank))
-        if not self._metrics.is_done and len(group.ranks) == MPI.COMM_WORLD.size and (
-                group.hosts or MPI.COMM_WORLD.size == 1):
-            if group.hosts and group.hosts.index(group.hosts[group.rank]) < group.rank:
-                self._metrics.cancel()
-            else:
-                self._live.viewers += self._metrics.open()
+                self._live.viewers.append(live_view.connect(name))
+        if self._metrics_target and len(group.ranks) == MPI.COMM_WORLD.size and (
+                group.hosts or group is self._alone):
+            target, self._metrics_target = self._metrics_target, ''
+            is_first = not group.hosts or group.hosts.index(group.hosts[group.rank]) == group.rank
+            if is_first and (viewer := metrics.open_viewer(target)):
+                self._live.viewers.append(viewer)
 
     def _show(self, group: WatchdogGroup, now: float) -> None:
-        """Exchange samples with the other ranks, if somebody watches."""
+        """Give the viewers of this rank the newest samples, and ask the other ranks for more."""
         live = self._live
-        due, watch = live.due(len(group.ranks), now)
-        asked = live.asked(group.hosts or [MPI.Get_processor_name()]) if live.viewers else []
-        if due or group.rank in asked:
-            sample = self._sample(now)
-            live.add(sample, now)
-            group.send(MessageType.SAMPLE, sample, due)
-        if watch is not None:
-            group.send(MessageType.WATCH, watch, [rank for rank in asked if rank != group.rank])
-        live.write(len(group.ranks), now)
+        live.poll(now)
+        if live.is_due(len(group.ranks), now):
+            live.add(self._sample(now), now)
+            live.write(len(group.ranks), now)
+            group.ask_for_samples(live.needed(group.hosts, group.rank))
 
     def _sample(self, now: float) -> Sample:
         """Return a sample of this rank, with the state of its main thread."""
@@ -240,9 +245,9 @@ class Watchdog(runtime.ProcessState):
         snapshot = self._snapshots.get(ident) if ident is not None else None
         operations = sum(record.count for record in flight_recorder.everything())
         if ident is None or snapshot is None:
-            return live_view.sample(MPI.COMM_WORLD.rank, operations, '', False, 0)
-        return live_view.sample(MPI.COMM_WORLD.rank, operations, snapshot.state.text,
-                                bool(snapshot.progress), now - self._progress[ident][1])
+            return self._live.sample(operations, '', False, 0)
+        return self._live.sample(operations, snapshot.state.text, bool(snapshot.progress),
+                                 now - self._progress[ident][1])
 
     def _observe(self, now: float) -> None:
         """Update the progress of all threads, and the state of this rank."""
@@ -278,8 +283,9 @@ class Watchdog(runtime.ProcessState):
                 group.responses[source] = content
             if group.alarmed_at is None:
                 self._respond(group, '', {source}, now)
-        elif isinstance(content, Watch):
-            self._live.ask(source, content, now)
+        elif tag is MessageType.WATCH:
+            self._live.note_question(now)
+            group.send(MessageType.SAMPLE, self._sample(now), [source])
         elif isinstance(content, Sample):
             self._live.add(content, now)
         elif isinstance(content, State):

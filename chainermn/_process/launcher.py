@@ -48,6 +48,11 @@ def process() -> int:
         return 0 if connection is None else peer(connection)[0]
 
 
+def job() -> str:
+    """Return an identifier of the job, which its ranks on this node share; '' if it is unknown."""
+    return os.environ.get('PMIX_NAMESPACE') or str(process() or '')
+
+
 def abort(status: int) -> None:
     """Ask the launcher to abort the job, as MPI_Abort does after MPI_Init.
 
@@ -71,11 +76,10 @@ def claim(name: str) -> bool:
     Args:
         name: The name; any text.
     """
-    job = os.environ.get('PMIX_NAMESPACE') or process()
-    if not job:
+    if not (identifier := job()):
         return True
     # An abstract address: there is no file that might be left.  Containers can share it.
-    parts = os.getuid(), _process_namespace(), job, name
+    parts = os.getuid(), _process_namespace(), identifier, name
     address = f'\0chainermn-{hashlib.sha256(repr(parts).encode()).hexdigest()}'
     sockets = runtime.get(_Claims).sockets
     if address in sockets:

@@ -23,6 +23,9 @@ OTHER, EXCHANGE, WAITING = 'other', 'exchange', 'waiting'
 #: Each part of the time, in the order of an update.
 NAMES = 'data', 'forward', 'backward', EXCHANGE, WAITING, 'update', OTHER
 
+#: The activity that a span with another name belongs to.
+_SPANS = {'broadcast': EXCHANGE, 'wait for data': 'data'}
+
 _RECEIVING = waiting_for(Waits.SENDER)
 _MEMORY_INTERVAL = 1_000_000_000  # nanoseconds
 
@@ -77,7 +80,8 @@ class Activities:
         """Note that the newest activity ends."""
         if threading.get_ident() == self._thread:
             self._switch()
-            self._stack.pop()
+            if len(self._stack) > 1:  # an exception of a signal handler may have come between
+                self._stack.pop()
 
     def begin(self, call: Call) -> None:
         """Note that an operation begins."""
@@ -118,16 +122,11 @@ class _Span:
         self._activities.leave()
 
 
-def current() -> Activities | None:
-    """Return the activities of this process; ``None`` if nobody watches."""
-    return runtime.get(_Process).activities
-
-
 def span(name: str, category: str = '') -> AbstractContextManager[None]:
     """Count the body of the with statement as an activity, if somebody watches.
 
     Args:
-        name: Another name than those of ``NAMES`` belongs to ``OTHER``, outside of operations.
+        name: The name of a span; those that are no activity belong to the one around them.
         category: As for the timeline.
     """
     activities = runtime.get(_Process).activities
@@ -135,9 +134,11 @@ def span(name: str, category: str = '') -> AbstractContextManager[None]:
         return NO_SPAN
     if category:
         name = WAITING if category == 'wait' else EXCHANGE
-    elif name == 'broadcast':
-        name = EXCHANGE
-    return _Span(activities, name if name in NAMES else OTHER)
+    elif ' of stage ' in name:  # of a pipeline, such as "forward of stage 1, micro-batch 2"
+        name = name.partition(' ')[0]
+    else:
+        name = _SPANS.get(name, name)
+    return _Span(activities, name) if name in NAMES else NO_SPAN
 
 
 def start() -> Activities:

@@ -49,21 +49,40 @@ while not comm.allreduce_obj(os.path.exists('end'), op='max'):
         comm.recv_obj((comm.rank + 1) % comm.size)
 '''
 
+FORK = '''
+import os, pathlib, signal, time
+import chainermn
+
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+comm = chainermn.create_communicator('naive')
+pathlib.Path(f'rank{comm.rank}').write_text(str(os.getpid()))
+pathlib.Path(f'rank{comm.rank}').rename(f'process{comm.rank}')
+while not comm.allreduce_obj(os.path.exists('end'), op='max'):
+    time.sleep(.05)
+    if comm.rank == 0 and os.path.exists('fork'):
+        os.remove('fork')
+        if not os.fork():
+            pathlib.Path('new').write_text(str(os.getpid()))
+            pathlib.Path('new').rename('child')
+            time.sleep(600)
+            os._exit(0)
+'''
+
 
 class Job:
     """A job; ``ranks`` are its processes."""
 
-    def __init__(self, folder, n, **env):
-        (folder / 'train_known.py').write_text(TRAIN)
+    def __init__(self, folder, n, *wrapper, program=TRAIN, name='train_known.py', **env):
+        (folder / name).write_text(program)
         self.folder = folder
         self.output = (folder / 'output').open('w+')
         self.process = subprocess.Popen(
-            ['mpiexec', '-n', str(n), sys.executable, 'train_known.py'], cwd=folder,
+            ['mpiexec', '-n', str(n), *wrapper, sys.executable, name], cwd=folder,
             stdout=self.output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             env={**os.environ, 'CHAINERMN_STALL_WARNING': '0', **env})
-        self.ranks = [int(self._text(folder / f'process{rank}')) for rank in range(n)]
+        self.ranks = [int(self.text(folder / f'process{rank}')) for rank in range(n)]
 
-    def _text(self, path):
+    def text(self, path):
         end = time.monotonic() + seconds(60)
         while not path.exists():
             assert time.monotonic() < end and self.process.poll() is None
@@ -114,12 +133,13 @@ def test_numbers_of_each_rank(tmp_path, n):
 
 
 def test_a_table_by_the_name_of_the_job_and_its_mpiexec(tmp_path):
-    with Job(tmp_path, 3) as job:
-        for target in (job.process.pid, job.ranks[0]):
+    with Job(tmp_path, 3, name='train_table.py') as job:
+        for target in (job.process.pid, job.ranks[2], 'train_table.py'):
             head, columns, *rows = top(target).stdout.splitlines()
-            assert re.fullmatch(r'train_known\.py: 3 ranks on 1 host, [\d.]+ updates per second',
+            assert re.fullmatch(r'train_table\.py: 3 ranks on 1 host, [\d.]+ updates per second',
                                 head)
-            assert columns.split() == ['rank', 'host', 'update', 'per', 's', *NAMES, 'RSS', 'state']
+            assert columns.split() == ['rank', 'host', 'update', 'per', 's', *NAMES, 'RSS', 'GPU',
+                                       'state']
             assert [row.split()[0] for row in rows] == ['0', '1', '2']
             assert [row.endswith(' straggler') for row in rows] == [False, True, False]
 
@@ -130,6 +150,8 @@ def test_a_deadlock_and_a_stopped_rank(tmp_path):
         text = top(job.process.pid, '-n', 4).stdout
         assert re.search(r'^ +1 .*does not answer$', text, re.MULTILINE), text
         assert '1 does not answer' in text
+        shown = json.loads(top(job.ranks[0], '--json', '-n', 6).stdout.splitlines()[-1])
+        assert [row['is_silent'] for row in shown['ranks']] == [False, True]
         assert re.search(r'^ +0 .* in \w+ #\d+.*, called at train_known.py:\d+ \(for \d+ s\)$',
                          text, re.MULTILINE), text
         os.kill(job.ranks[1], signal.SIGCONT)
@@ -185,15 +207,26 @@ def test_a_terminal(tmp_path):
     assert 'straggler' in text and '\x1b[' in text
 
 
-def test_a_viewer_that_does_not_read_is_dropped(tmp_path):
+def test_ranks_started_by_shells_are_one_job(tmp_path):
+    (tmp_path / 'wrapper.sh').write_text('"$@"\nexit $?\n')
+    with Job(tmp_path, 2, 'sh', 'wrapper.sh') as job:
+        for target in (job.process.pid, job.ranks[0]):
+            assert top(target).stdout.startswith('train_known.py: 2 ranks on 1 host, ')
+    assert job.process.returncode == 0
+
+
+def test_a_viewer_that_does_not_read(tmp_path):
+    """The ranks go on, others can watch, and it continues later."""
     with Job(tmp_path, 2) as job, subprocess.Popen(
             [sys.executable, '-m', 'chainermn', 'top', str(job.ranks[0]), '-n', '1000'],
             stdout=subprocess.PIPE) as watching:
         watching.stdout.readline()
         watching.send_signal(signal.SIGSTOP)
         before = top(job.ranks[0], '--json')
-        watching.kill()
         assert json.loads(before.stdout)['ranks'][0]['updates'] > 0
+        watching.send_signal(signal.SIGCONT)
+        watching.stdout.readline()
+        watching.kill()
     assert job.process.returncode == 0
 
 
@@ -218,9 +251,28 @@ def test_a_job_of_another_user():
     assert re.search(r'belongs to the user \w+, and only that user can watch it', done.stderr)
 
 
+def test_a_program_that_restores_sigpipe_and_forks(tmp_path):
+    """A viewer that ends kills no rank; the child of a killed rank does not keep a viewer."""
+    with Job(tmp_path, 2, program=FORK) as job, subprocess.Popen(
+            [sys.executable, '-m', 'chainermn', 'top', str(job.ranks[0]), '-n', '1000'],
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
+        watching.stdout.readline()
+        for _ in range(2):
+            top(job.ranks[0])  # the rank notices its end only later
+        assert job.process.poll() is None
+        (tmp_path / 'fork').touch()
+        child = int(job.text(tmp_path / 'child'))
+        try:
+            os.kill(job.ranks[0], signal.SIGKILL)
+            _, error = watching.communicate(timeout=seconds(30))
+            assert 'failed or was killed' in error
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
 def test_several_jobs_are_listed(tmp_path, monkeypatch):
     one, two = jobs.Job('a.py', [10, 11]), jobs.Job('b.py', [20])
-    monkeypatch.setattr(jobs, '_jobs', lambda processes: [one, two])
+    monkeypatch.setattr(jobs, '_jobs', lambda: [one, two])
     assert jobs.find('b.py') is two
     with pytest.raises(jobs.NoJobError, match=r'(?s)by a PID:\n  10  a.py, 2 ranks .*\n  20  b'):
         jobs.find(None)
@@ -236,8 +288,8 @@ def test_names_of_programs(arguments, name):
 
 
 def message(n, at, busy, updates=0, **sample):
-    return {'version': 1, 'rank': 0, 'size': n, 'samples': [
-        {'rank': rank, 'host': 'a', 'pid': 1, 'job': 'x', 'at': at, 'updates': updates,
+    return {'size': n, 'samples': [
+        {'rank': rank, 'host': 'a', 'pid': 1, 'at': at, 'updates': updates,
          'operations': 0, 'rss_bytes': 0, 'gpu_bytes': 0, 'state': '', 'is_waiting': False,
          'state_seconds': 0, 'age': 0, 'seconds': {
              name: at * ({'forward': busy(rank), 'waiting': 1 - busy(rank)}.get(name, 0))
@@ -251,10 +303,23 @@ def test_64_ranks_in_a_small_window():
     rows = samples.rows()
     assert [row.rank for row in rows if row.is_straggler] == [40]
     assert {row.updates_per_second for row in rows} == {10}
-    shown, more = table.select(rows, 20)
-    assert [row.rank for row in shown] == [*range(18), 40]
-    assert more == 'and 45 more ranks; --json shows all'
-    assert table.select(rows, 64) == (rows, '')
+    *shown, more = table.lines('x', rows, 200, 24)[2:]
+    assert [int(line.split()[0]) for line in shown] == [*range(19), 40]
+    assert more == 'and 44 more ranks; --json shows all'
+    assert len(table.lines('x', rows, 200, 68)) == 66
+
+
+def test_a_narrow_terminal():
+    """The state is in a line of its own, in its color, and no line is too long."""
+    samples = table.Samples()
+    for at in (1, 3):
+        samples.add(message(8, at, lambda rank: .9 if rank == 4 else .5, 10 * at))
+    lines = table.lines('train.py', samples.rows(), 60, 14, is_colored=True)
+    plain = [re.sub('\x1b\\[[0-9]+m', '', line) for line in lines]
+    assert max(map(len, plain)) <= 60 and len(plain) <= 14
+    at, = [i for i, line in enumerate(plain) if line == '      straggler']
+    assert plain[at - 1].split()[0] == '4' and lines[at] == '\x1b[33m      straggler\x1b[0m'
+    assert plain[-1] == 'and 3 more ranks; --json shows all'
 
 
 def test_rates_are_those_of_the_last_seconds():
@@ -272,7 +337,7 @@ def test_rates_are_those_of_the_last_seconds():
 def test_no_straggler_among_equals_and_without_numbers():
     samples = table.Samples()
     assert samples.rows() == []
-    samples.add({'version': 1, 'rank': 0, 'size': 3, 'samples': []})
+    samples.add({'size': 3, 'samples': []})
     assert [row.note for row in samples.rows()] == ['does not answer'] * 3
     for at in (1, 2):
         samples.add(message(3, at, lambda rank: .5 + .04 * rank))
@@ -287,15 +352,16 @@ def test_dump_and_top_use_one_file():
 
     with runtime.replaced():
         requests = runtime.get(dump_request._Requests)
-        requests.file = os.memfd_create(dump_request.NAME)
+        requests.file = os.memfd_create(dump_request.NAME + '12')
         try:
             name = next(path for path in pathlib.Path('/proc/self/fd').iterdir()
                         if path.name == str(requests.file))
             for text in (b'top ' + b'0' * 32 + b'\n', b'1', b'top ' + b'f' * 32 + b'\n'):
                 with name.open('ab') as file:
                     file.write(text)
-            assert running_ranks.is_rank(os.getpid())
+            assert running_ranks.job(os.getpid()) == '12'
+            assert dump_request.are_pending()
             assert dump_request.requests() == (True, ['0' * 32, 'f' * 32])
-            assert dump_request.requests() == (False, [])
+            assert dump_request.requests() == (False, []) and not dump_request.are_pending()
         finally:
             os.close(requests.file)

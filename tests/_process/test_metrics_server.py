@@ -1,9 +1,7 @@
 """Metrics in a file or over HTTP: their format, hostile requests, and the end of the process."""
 
-import os
 import pathlib
 import re
-import signal
 import socket
 import stat
 import subprocess
@@ -15,8 +13,8 @@ import urllib.request
 import pytest
 from time_limits import seconds
 
-from chainermn._process import metrics_target
-from chainermn._process.metrics_file import Metric, text
+from chainermn._process import metrics_server
+from chainermn._process.prometheus import Metric, text
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -54,50 +52,109 @@ def test_the_format():
     assert (memory.samples[0].name, memory.samples[0].value) == ('chainermn_memory_bytes', .5)
 
 
+def send(socket, page):
+    socket.setblocking(True)
+    socket.sendall(page.encode() + b'\0')
+
+
+def read(path, page):
+    """Wait until a file has some content."""
+    end = time.monotonic() + seconds(10)
+    while not path.exists() or path.read_text() != page:
+        assert time.monotonic() < end
+        time.sleep(.02)
+
+
+def wait_until_gone(path):
+    end = time.monotonic() + seconds(10)
+    while path.exists():
+        assert time.monotonic() < end
+        time.sleep(.02)
+
+
 def test_a_file(tmp_path):
-    file = metrics_target.open_target(str(tmp_path / 'job.prom'))
-    file.publish(METRICS)
-    assert [path.name for path in tmp_path.iterdir()] == ['job.prom']
-    assert (tmp_path / 'job.prom').read_text() == text(METRICS)
+    path, other = tmp_path / 'job.prom', tmp_path / 'other'
+    other.write_text('unchanged')
+    (tmp_path / 'job.prom.part').symlink_to(other)  # somebody put it there
+    with metrics_server.start(str(path)) as socket:
+        for page in ('', text(METRICS)):
+            send(socket, page)
+            read(path, page)
+        assert {each.name for each in tmp_path.iterdir()} == {'job.prom', 'other'}
+        assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444
+    wait_until_gone(path)
+    assert other.read_text() == 'unchanged'
+
+
+def test_escapes():
     assert text(METRICS).splitlines()[2] == 'chainermn_steps_total{rank="0",job="a\\"\\\\\\nb"} 3'
-    assert stat.S_IMODE((tmp_path / 'job.prom').stat().st_mode) & 0o444 == 0o444
-    file.close()
-    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize('target', ['job.txt', '0', '99999', '', ':1', 'a/b:1', '1:2:3'])
+def test_wrong_targets(target):
+    with pytest.raises(ValueError, match=r'must be PORT, ADDRESS:PORT or a file FILE\.prom, not '):
+        metrics_server.parse(target)
+
+
+@pytest.mark.parametrize('target, place', [
+    ('9400', ('127.0.0.1', 9400)), ('0.0.0.0:1', ('0.0.0.0', 1)), ('[::1]:80', ('::1', 80)),
+    ('node1:80', ('node1', 80)), ('/a/b.prom', '/a/b.prom')])
+def test_targets(target, place):
+    assert metrics_server.parse(target) == place
 
 
 @pytest.mark.parametrize('target, message', [
-    ('job.txt', 'must be PORT, ADDRESS:PORT or a file FILE.prom'), ('0', 'there is no port 0'),
-    ('99999', 'there is no port 99999'), ('/not/there/job.prom', 'there is no folder /not/there'),
-    ('1.2.3.4:9400', 'Cannot assign'), ('a b:1', 'Name or service')])
-def test_wrong_targets(target, message):
-    with pytest.raises((ValueError, OSError), match=re.escape(message)):
-        metrics_target.open_target(target)
+    ('/not/there/job.prom', 'No such file or directory'), ('203.0.113.1:9400', 'bind'),
+    ('no-such-host.invalid:1', '')])
+def test_targets_that_cannot_be_used(capfd, target, message):
+    with metrics_server.start(target) as socket:
+        send(socket, '')
+        socket.settimeout(seconds(10))
+        assert socket.recv(1) == b''  # the process has ended
+    assert re.search(f'^chainermn: no metrics of .* on {re.escape(target)}: .*{message}',
+                     capfd.readouterr().err, re.M)
 
 
 def test_a_port(port):
-    file = metrics_target.open_target(str(port))
-    assert get(port).status == 503  # there are no metrics yet
-    file.publish(METRICS)
-    answer = get(port)
-    assert answer.read().decode() == text(METRICS)
-    assert answer.headers['Content-Type'] == 'text/plain; version=0.0.4; charset=utf-8'
-    assert get(port, method='HEAD').read() == b''
-    assert (get(port, '/other').status, get(port, method='POST').status) == (404, 405)
-    with pytest.raises(OSError, match='in use'):
-        metrics_target.open_target(str(port))
-    hosts = subprocess.run(['cat', '/proc/net/tcp'], capture_output=True, text=True, check=True)
-    assert f' 0100007F:{port:04X} ' in hosts.stdout  # loopback only
-    file.close()
-    assert get(port).status == 503
+    with metrics_server.start(str(port)) as socket:
+        assert get(port).status == 503  # there are no metrics yet
+        send(socket, text(METRICS))
+        end = time.monotonic() + seconds(10)
+        while (answer := get(port)).status == 503:
+            assert time.monotonic() < end
+        assert answer.read().decode() == text(METRICS)
+        assert answer.headers['Content-Type'] == 'text/plain; version=0.0.4; charset=utf-8'
+        assert get(port, method='HEAD').read() == b''
+        assert (get(port, '/other').status, get(port, method='POST').status) == (404, 405)
+        hosts = subprocess.run(['cat', '/proc/net/tcp'], capture_output=True, text=True, check=True)
+        assert f' 0100007F:{port:04X} ' in hosts.stdout  # loopback only
+
+
+def test_a_port_that_becomes_free(port):
+    """The processes of the previous attempt of a job may still exist."""
+    with metrics_server.start(str(port)) as before, metrics_server.start(str(port)) as after:
+        send(before, 'before')
+        send(after, 'after')
+        assert get(port).status in (200, 503)
+        before.close()
+        end = time.monotonic() + seconds(10)
+        while True:
+            try:
+                if get(port).read() == b'after':
+                    break
+            except OSError:
+                pass
+            assert time.monotonic() < end
+            time.sleep(.1)
 
 
 def test_hostile_requests(port):
     """Others are still answered, and memory does not grow."""
-    file = metrics_target.open_target(str(port))
-    file.publish(METRICS)
+    server = metrics_server.start(str(port))
+    send(server, text(METRICS))
     get(port)
     process = next(path.parent for path in pathlib.Path('/proc').glob('[0-9]*/cmdline')
-                   if str(file.path).encode() in path.read_bytes())
+                   if path.read_bytes().endswith(f'\0{port}\0'.encode()))
     before = int(re.search(r'VmRSS:\s+(\d+)', (process / 'status').read_text())[1])
     slow = []
     for _ in range(300):  # slow clients
@@ -127,37 +184,22 @@ def test_hostile_requests(port):
             assert answer.read().decode() == text(METRICS)
     after = int(re.search(r'VmRSS:\s+(\d+)', (process / 'status').read_text())[1])
     assert after < before + 20_000, (before, after)  # KiB
-    file.close()
+    server.close()
 
 
 @pytest.mark.parametrize('how', ['end', 'kill'])
-def test_it_ends_with_the_process(port, how):
-    """Also if a forked child goes on."""
+def test_it_ends_with_the_process(tmp_path, how):
+    path = tmp_path / 'job.prom'
     program = f'''
-import os, time
-from chainermn._process import metrics_target
-file = metrics_target.open_target('{port}')
-file.publish([])
-child = os.fork()
-if not child:
-    time.sleep(600)
-print(file.path, child, flush=True)
+from chainermn._process import metrics_server
+socket = metrics_server.start({str(path)!r})
+socket.send(b'x\\0')
 input()
 '''
-    with subprocess.Popen([sys.executable, '-c', program], stdin=subprocess.PIPE, text=True,
-                          stdout=subprocess.PIPE) as process:
-        path, child = process.stdout.readline().split()
-        assert get(port).status == 200
+    with subprocess.Popen([sys.executable, '-c', program], stdin=subprocess.PIPE) as process:
+        read(path, 'x')
         if how == 'kill':
             process.kill()
         else:
-            process.stdin.write('\n')
-            process.stdin.flush()
-        process.wait(seconds(10))
-        end = time.monotonic() + seconds(10)
-        while os.path.exists(os.path.dirname(path)):
-            assert time.monotonic() < end
-            time.sleep(.05)
-        with pytest.raises(OSError), socket.create_connection(('127.0.0.1', port)):
-            pass
-        os.kill(int(child), signal.SIGKILL)
+            process.communicate(b'\n', timeout=seconds(10))
+    wait_until_gone(path)

@@ -18,7 +18,7 @@ from chainermn._commands.run.forwarded_signals import Signals
 from chainermn._commands.run.job import Job
 from chainermn._commands.run.job_report import say, table
 from chainermn._commands.run.run_metrics import RunMetrics
-from chainermn._process import mpiexec
+from chainermn._process import metrics_server, mpiexec
 
 _DESCRIPTION = """\
 Starts an MPI job: N processes that run "python SCRIPT ARGS...". Restarts the job when it
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--grow-after', type=_seconds, default=300, metavar='SECONDS',
                         help='how long the job runs before it restarts with more processes '
                              '(default: %(default)s)')
-    parser.add_argument('--metrics', metavar='TARGET',
+    parser.add_argument('--metrics', type=_target, metavar='TARGET',
                         help='serve the number of attempts and restarts for Prometheus on PORT or '
                              'ADDRESS:PORT, or write them to FILE.prom; CHAINERMN_METRICS does '
                              'the same for the ranks')
@@ -111,6 +111,14 @@ def _seconds(text: str) -> float:
     if not number >= 0:  # also for nan
         raise argparse.ArgumentTypeError(f'must be a number of seconds of at least 0, not {text}')
     return number
+
+
+def _target(text: str) -> str:
+    try:
+        metrics_server.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:

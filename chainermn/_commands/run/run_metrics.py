@@ -1,13 +1,15 @@
 """The metrics of ``chainermn run``: attempts, restarts, and the time of failed attempts."""
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
 
-from chainermn._commands.run.job_report import Attempt, say
-from chainermn._process import metrics_target
-from chainermn._process.metrics_file import Metric, MetricsFile
+from chainermn._commands.run.job_report import Attempt
+from chainermn._process import metrics_server
+from chainermn._process.prometheus import Metric, text
 
 
 class RunMetrics:
@@ -18,12 +20,11 @@ class RunMetrics:
         program: The name of the program.
 
     Raises:
-        OSError: If the port is in use, or the folder does not exist.
-        ValueError: If the target is neither a port nor a file.
+        OSError, subprocess.SubprocessError: If no process can be started.
     """
 
     def __init__(self, target: str | None, program: str) -> None:
-        self._file: MetricsFile | None = metrics_target.open_target(target) if target else None
+        self._socket = metrics_server.start(target) if target else None
         self._started = time.time()
         self._labels = {'job': os.environ.get('SLURM_JOB_ID') or os.path.basename(program),
                         'host': os.uname().nodename}
@@ -35,20 +36,18 @@ class RunMetrics:
             attempts: The attempts that have ended.
             is_running: Whether another one runs.
         """
-        if self._file is not None:
-            try:
-                self._file.publish(self._metrics(attempts, is_running))
-            except OSError as error:
-                say(f'no more metrics: {error}')
-                self.close()
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # the process has printed why it has ended
+                self._socket.send(text(self.metrics(attempts, is_running)).encode() + b'\0',
+                                  socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
         """Remove the metrics."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._socket is not None:
+            self._socket.close()
 
-    def _metrics(self, attempts: Sequence[Attempt], is_running: bool) -> Iterator[Metric]:
+    def metrics(self, attempts: Sequence[Attempt], is_running: bool) -> Iterator[Metric]:
+        """Yield the metrics."""
         labels, failed = self._labels, [one for one in attempts if one.status]
         restarts = failed if is_running else failed[:-1]
         planned = sum(one.is_planned for one in restarts)

@@ -2,14 +2,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 
 from chainermn._commands.top import connection, jobs, table
+from chainermn._commands.top.jobs import Job
 from chainermn._commands.top.table import Row
+
+# Control sequences of terminals.
+_OTHER_SCREEN, _MAIN_SCREEN = '\x1b[?1049h', '\x1b[?1049l'
+_HOME, _END_OF_LINE, _END_OF_SCREEN = '\x1b[H', '\x1b[K', '\x1b[J'
 
 _DESCRIPTION = """\
 Shows a running job, without restarting it: for each rank the number of updates, updates per
@@ -50,13 +57,13 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     count = options.n if options.n is not None else 0 if is_live else 1
     try:
         job = jobs.find(options.job)
-        tables = _tables(job.ranks, count)
+        tables = _tables(job, count)
         if is_live:
-            _show_live(tables)
+            _show_live(job.name, tables)
         else:
-            for name, rows in tables:
-                print(_json(name, rows) if options.json else '\n'.join(_text(name, rows)),
-                      flush=True)
+            for rows in tables:
+                print(_json(job.name, rows) if options.json else '\n'.join(
+                    table.lines(job.name, rows)), flush=True)
         if not count:
             print('the job has finished')
     except jobs.NoJobError as error:
@@ -69,40 +76,33 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     return 0
 
 
-def _tables(ranks: Sequence[int], count: int) -> Iterator[tuple[str, list[Row]]]:
-    """Yield the name of the job and its ranks, a number of times, or until it finishes."""
+def _tables(job: Job, count: int) -> Iterator[list[Row]]:
+    """Yield the ranks of a job, a number of times, or until it finishes."""
     samples, n = table.Samples(), 0
-    for message in connection.messages(ranks):
-        samples.add(message)
-        if samples.are_complete:
-            yield samples.job, samples.rows()
-            n += 1
-            if n == count:
-                return
+    with contextlib.closing(connection.messages(job.ranks)) as messages:
+        for message in messages:
+            samples.add(message)
+            if samples.are_complete:
+                yield samples.rows()
+                n += 1
+                if n == count:
+                    return
 
 
 def _json(job: str, rows: Sequence[Row]) -> str:
     return json.dumps({'job': job, 'time': time.time(), 'ranks': [row._asdict() for row in rows]})
 
 
-def _text(job: str, rows: Sequence[Row]) -> list[str]:
-    lines = table.cells(rows)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [table.summary(rows, job), *(
-        '  '.join([*map(str.rjust, line[:-1], widths), line[-1]]).rstrip() for line in lines)]
-
-
-def _show_live(tables: Iterator[tuple[str, list[Row]]]) -> None:
-    """Show the newest table in the terminal, with rich if it is installed."""
+def _show_live(job: str, tables: Iterator[list[Row]]) -> None:
+    """Show the newest table in the terminal; it remains there at the end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    lines: list[str] = []
+    print(_OTHER_SCREEN, end='')
     try:
-        from chainermn._commands.top.rich_table import Display
-    except ImportError:
-        for name, rows in tables:
+        for rows in tables:
             width, height = shutil.get_terminal_size()
-            shown, more = table.select(rows, height - 4)
-            lines = [line[:width] for line in [*_text(name, shown), more] if line]
-            print('\x1b[H\x1b[J' + '\n'.join(lines), flush=True)
-        return
-    with Display() as display:
-        for name, rows in tables:
-            display.show(name, rows)
+            lines = table.lines(job, rows, width, height, is_colored=True)
+            print(_HOME + ''.join(f'{line}{_END_OF_LINE}\n' for line in lines) + _END_OF_SCREEN,
+                  end='', flush=True)
+    finally:
+        print(_MAIN_SCREEN + '\n'.join(lines))

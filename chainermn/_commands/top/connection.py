@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from chainermn._commands import running_ranks
@@ -15,13 +15,14 @@ from chainermn._process import launcher
 
 _TIMEOUT = 8.  # seconds, for a rank to connect and for each message
 _RETRY = 2.  # seconds
+_MAX_TRIES = 3  # ranks
 
 
 class LostError(Exception):
     """The ranks of this host do not answer, or have ended without finishing the program."""
 
 
-def messages(ranks: Sequence[int]) -> Iterator[dict[str, Any]]:
+def messages(ranks: Sequence[int]) -> Generator[dict[str, Any]]:
     """Yield the messages of a job, until its program has finished.
 
     Args:
@@ -32,15 +33,15 @@ def messages(ranks: Sequence[int]) -> Iterator[dict[str, Any]]:
     """
     while True:
         is_answered = False
-        for rank in ranks:
+        for rank in ranks[:_MAX_TRIES]:
             for message in _of_rank(rank):
                 is_answered = True
-                if message.get('end'):
+                if not message['size']:
                     return
                 yield message
             if is_answered:
                 break
-        alive = [rank for rank in ranks if os.path.exists(f'/proc/{rank}')]
+        alive = [rank for rank in ranks if running_ranks.job(rank) is not None]
         if not alive:
             raise LostError('the job has ended without finishing its program: a rank failed or was '
                             'killed; see the output of the job')
@@ -78,6 +79,6 @@ def _accept(listener: socket.socket, process: int, name: str) -> socket.socket |
             if launcher.peer(connection) == (process, os.getuid()):
                 return connection
             connection.close()  # another process has seen the name
-        if not os.path.exists(f'/proc/{process}'):
+        if running_ranks.job(process) is None:  # it has ended
             return None
     return None

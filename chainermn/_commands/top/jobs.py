@@ -1,10 +1,12 @@
 """Find the job to watch: by a process, by its name, or the only one on this host."""
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import pathlib
 import pwd
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from chainermn._commands import running_ranks
@@ -25,26 +27,27 @@ def find(target: str | None) -> Job:
     """Return a job of this user.
 
     Args:
-        target: The process of a rank, of mpiexec, or of any other parent; a job ID of Slurm; the
-            file name of the program; or ``None`` for the only job.
+        target: A job ID of Slurm; the file name of the program; the process of a rank, of mpiexec,
+            or of any other parent; or ``None`` for the only job.
 
     Raises:
         NoJobError: If there is not exactly one such job.
     """
-    if target is not None and target.isdecimal() and os.path.exists(f'/proc/{target}'):
+    jobs = every = _jobs()
+    missing = 'no job of yours runs on this host'
+    if target is not None:
+        jobs = [job for job in every if job.name == target]
+        missing = f'there is no job {target} of yours on this host'
+    missing += ': it has finished, has no communicator yet, or runs on other hosts'
+    if not jobs and target is not None and target.isdecimal() and os.path.exists(f'/proc/{target}'):
         owner = os.stat(f'/proc/{target}').st_uid
         if owner != os.getuid():
             raise NoJobError(f'process {target} belongs to the user {_name_of(owner)}, and only '
                              'that user can watch it')
-        jobs = _jobs(running_ranks.below(int(target)))
+        ranks = set(running_ranks.below(int(target)))
+        jobs = [job for job in every if ranks & set(job.ranks)]
         missing = (f'process {target} and its children contain no rank that has created a '
                    'communicator')
-    else:
-        processes = (each for each in running_ranks.processes() if running_ranks.is_rank(each))
-        jobs = [job for job in _jobs(processes) if target in (None, job.name)]
-        missing = f'there is no job {target} of yours on this host' if target else (
-            'no job of yours runs on this host')
-        missing += ': it has finished, has no communicator yet, or runs on other hosts'
     if not jobs:
         raise NoJobError(missing)
     if len(jobs) > 1:
@@ -54,17 +57,27 @@ def find(target: str | None) -> Job:
     return jobs[0]
 
 
-def _jobs(processes: Iterable[int]) -> list[Job]:
-    """Return the jobs of some ranks: those with the same launcher."""
-    by_launcher: dict[int, list[int]] = {}
-    for process in sorted(processes):
-        by_launcher.setdefault(running_ranks.parent(process), []).append(process)
-    return [Job(_job_name(ranks[0]), ranks) for ranks in by_launcher.values()]
+def _jobs() -> list[Job]:
+    """Return the jobs of this user on this host."""
+    ranks: dict[str, list[int]] = {}
+    for process in sorted(running_ranks.processes()):
+        if (job := running_ranks.job(process)) is not None:
+            ranks.setdefault(job, []).append(process)
+    return [Job(_name(each[0]), each) for each in ranks.values()]
 
 
-def _job_name(process: int) -> str:
-    return running_ranks.variable(process, 'SLURM_JOB_ID') or program(
-        running_ranks.arguments(process))
+def _name(process: int) -> str:
+    """Return the name of a job, from the environment and the command line of a rank."""
+    for line in _strings(process, 'environ'):
+        if line.startswith('SLURM_JOB_ID='):
+            return line.partition('=')[2]
+    return program(_strings(process, 'cmdline'))
+
+
+def _strings(process: int, name: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.fsdecode(pathlib.Path(f'/proc/{process}/{name}').read_bytes()).split('\0')[:-1]
+    return []
 
 
 def program(arguments: Sequence[str]) -> str:

@@ -13,6 +13,9 @@ _SILENT = 6.  # seconds without a sample
 _MAX_WAIT = 5  # messages, for a second sample of each rank
 _STUCK = 2.  # seconds in one operation, or outside of operations
 
+_HEAD = ['rank', 'host', 'update', 'per s', *NAMES, 'RSS', 'GPU', 'state']
+_RED, _YELLOW, _RESET = '\x1b[31m', '\x1b[33m', '\x1b[0m'
+
 #: How much more of its time a straggler computes than the others.
 _MIN_DELAY = .1
 
@@ -54,7 +57,6 @@ class Samples:
             collections.deque)
         self._ages: dict[int, float] = {}
         self._size = 0
-        self.job = ''
         self._messages = 0
 
     def add(self, message: Mapping[str, Any]) -> None:
@@ -64,7 +66,6 @@ class Samples:
         for sample in message['samples']:
             kept = self._samples[sample['rank']]
             self._ages[sample['rank']] = sample['age']
-            self.job = sample['job']
             if kept and kept[-1]['at'] == sample['at']:
                 continue  # there is no new one
             if kept and (kept[-1]['pid'] != sample['pid'] or sum(
@@ -85,7 +86,7 @@ class Samples:
         ranks = sorted({*self._samples, *range(self._size)})
         rows = [self._row(rank) for rank in ranks]
         slow = straggler(rows)
-        return [row._replace(is_straggler=row.rank == slow) for row in rows]
+        return [row._replace(is_straggler=row.rank == slow and not row.is_waiting) for row in rows]
 
     def _row(self, rank: int) -> Row:
         kept = self._samples.get(rank)
@@ -119,6 +120,38 @@ def straggler(rows: Iterable[Row]) -> int | None:
     return slowest if busy[slowest] - others > _MIN_DELAY else None
 
 
+def lines(job: str, rows: Sequence[Row], width: int = 1 << 30, height: int = 1 << 30,
+          is_colored: bool = False) -> list[str]:
+    """Return the job as text: a summary, and a table.
+
+    Args:
+        job: Its name.
+        rows: Its ranks.
+        width: Columns of the terminal.  In a narrow one, the state of a rank is in a line below it.
+        height: Lines of the terminal.  In a low one, ranks with a state come first.
+        is_colored: Whether to color ranks with a state.
+    """
+    every = [_HEAD, *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
+    is_narrow = sum(widths) + 2 * len(widths) - 2 > width
+    limit = max(1, (height - 4) // (1 + is_narrow))
+    first = rows if len(rows) <= limit else sorted(
+        sorted(rows, key=lambda row: (not row.note, row.rank))[:limit])
+    found = [summary(rows, job)[:width]]
+    for row, cells in [(None, _HEAD), *((row, _cells(row)) for row in first)]:
+        *numbers, note = cells
+        line = '  '.join(map(str.rjust, numbers, widths))
+        texts = [f'{line}  {note}'.rstrip()]
+        if is_narrow:
+            texts = [line, *([f'      {note}'] if row is not None and note else [])]
+        color = '' if row is None or not row.note else _RED if row.is_silent else _YELLOW
+        found += [f'{color}{text[:width]}{_RESET}' if color and is_colored else text[:width]
+                  for text in texts]
+    if len(first) < len(rows):
+        found.append(f'and {len(rows) - len(first)} more ranks; --json shows all'[:width])
+    return found
+
+
 def summary(rows: Sequence[Row], job: str) -> str:
     """Return the line above the table."""
     rates = [row.updates_per_second for row in rows if row.updates_per_second is not None]
@@ -134,25 +167,12 @@ def summary(rows: Sequence[Row], job: str) -> str:
     return ', '.join(parts)
 
 
-def select(rows: Sequence[Row], limit: int) -> tuple[list[Row], str]:
-    """Return the rows to show, and a line about the others.
-
-    Ranks that are special come first; all are shown in the order of ranks.
-    """
-    if len(rows) <= limit:
-        return list(rows), ''
-    first = sorted(rows, key=lambda row: (not row.note, row.rank))[:max(1, limit - 1)]
-    return sorted(first), f'and {len(rows) - len(first)} more ranks; --json shows all'
-
-
-def cells(rows: Sequence[Row]) -> list[list[str]]:
-    """Return the head and the rows as text."""
-    has_gpu = any(row.gpu_bytes for row in rows)
-    head = ['rank', 'host', 'update', 'per s', *NAMES, 'RSS', *['GPU'] * has_gpu, 'state']
-    return [head] + [
-        [str(row.rank), row.host, _number(row.updates), _number(row.updates_per_second),
-         *(('-' if row.shares is None else f'{row.shares[name]:.0%}') for name in NAMES),
-         _size(row.rss_bytes), *[_size(row.gpu_bytes)] * has_gpu, row.note] for row in rows]
+def _cells(row: Row) -> list[str]:
+    """Return a rank as text, as in the head."""
+    shares = ['-' if row.shares is None else f'{row.shares[name]:.0%}' for name in NAMES]
+    memory = [_size(row.rss_bytes), _size(row.gpu_bytes) if row.gpu_bytes else '-']
+    return [str(row.rank), row.host, _number(row.updates), _number(row.updates_per_second),
+            *shares, *memory, row.note]
 
 
 def _number(number: float | None) -> str:

@@ -1,12 +1,8 @@
-"""Metrics in Prometheus' text format, in a file that is replaced as a whole."""
+"""Prometheus' text format."""
 from __future__ import annotations
 
-import contextlib
-import pathlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
-
-from chainermn._process.atomic_file import open_atomic
 
 
 class Metric(NamedTuple):
@@ -31,30 +27,5 @@ def text(metrics: Iterable[Metric]) -> str:
 
 
 def _escaped(value: str) -> str:
-    value = value.encode(errors='replace').decode()
+    value = value.encode(errors='replace').decode().replace('\0', '')
     return value.replace('\\', r'\\').replace('\n', r'\n').replace('"', r'\"')
-
-
-class MetricsFile:
-    """A file that others may read.
-
-    Args:
-        path: The file, in an existing folder.
-    """
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-
-    def publish(self, metrics: Iterable[Metric]) -> None:
-        """Replace the file.
-
-        Raises:
-            OSError: If this is not possible.
-        """
-        with open_atomic(str(self.path), sync=False) as file:
-            file.write(text(metrics).encode())
-
-    def close(self) -> None:
-        """Remove the file."""
-        with contextlib.suppress(OSError):
-            self.path.unlink()
