@@ -63,14 +63,12 @@ def link_folders(app: Sphinx, doctree: docutils.nodes.document) -> None:
     """Resolve links to folders, such as ``[mnist](../examples/mnist)``, and to index.md."""
     for node in doctree.findall(sphinx.addnodes.pending_xref):
         if node['reftype'] == 'myst' and node['refdomain'] is None:
-            page = (ROOT / node['refdoc']).parent.joinpath(node['reftarget']).resolve()
-            if page.is_dir() and (page / 'README.md').is_file():
-                target = page.joinpath('README').relative_to(ROOT).as_posix()
-            elif page == ROOT / 'docs/index.md':
-                target = root_doc
-            else:
-                continue
-            node['refdomain'], node['reftargetid'], node['reftarget'] = 'doc', None, target
+            page = (ROOT / node['refdoc']).parent.joinpath(node['reftarget'], 'README.md').resolve()
+            if page.is_file():
+                node['refdomain'], node['reftargetid'] = 'doc', None
+                node['reftarget'] = page.relative_to(ROOT).with_suffix('').as_posix()
+        elif node['refdomain'] == 'doc' and node['reftarget'] == 'docs/index':
+            node['reftarget'] = root_doc
 
 
 def break_code(app: Sphinx, doctree: docutils.nodes.document) -> None:

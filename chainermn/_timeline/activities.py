@@ -23,6 +23,9 @@ OTHER, EXCHANGE, WAITING = 'other', 'exchange', 'waiting'
 #: Each part of the time, in the order of an update.
 NAMES = 'data', 'forward', 'backward', EXCHANGE, WAITING, 'update', OTHER
 
+#: Until the first activity begins.
+_UNKNOWN = 'unknown'
+
 #: The activity that a span with another name belongs to.
 _SPANS = {'broadcast': EXCHANGE, 'wait for data': 'data'}
 
@@ -55,18 +58,18 @@ class Activities:
         self.gpu_bytes = 0
         self._thread = threading.main_thread().ident
         self._lock = threading.RLock()  # a signal handler may run while the thread holds it
-        self._nanoseconds = dict.fromkeys(NAMES, 0)
-        # It may be in an operation already, which may last forever.
-        self._stack = [WAITING if self._thread and of_thread(self._thread) else OTHER]
+        self._nanoseconds = dict.fromkeys((*NAMES, _UNKNOWN), 0)
+        # It may be in an operation already, which may last forever, or in any span.
+        self._stack = [WAITING if self._thread and of_thread(self._thread) else _UNKNOWN]
         self._since = now()
         self._memory_at = 0
 
     def totals(self) -> dict[str, float]:
-        """Return the seconds so far."""
+        """Return the seconds so far, as far as the activity is known."""
         with self._lock:
             found = dict(self._nanoseconds)
             found[self._stack[-1]] += now() - self._since
-        return {name: nanoseconds / 1e9 for name, nanoseconds in found.items()}
+        return {name: found[name] / 1e9 for name in NAMES}
 
     def enter(self, name: str) -> None:
         """Note that an activity begins."""

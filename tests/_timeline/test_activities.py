@@ -60,7 +60,17 @@ def test_other_threads_do_not_count(clock, watched):
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert watched.totals() == {**dict.fromkeys(activities.NAMES, 0), 'other': 1}
+    assert watched.totals() == dict.fromkeys(activities.NAMES, 0)
+
+
+def test_time_before_the_first_activity_is_unknown(clock, watched):
+    """The thread may be in a span that began before."""
+    clock[0] += 5
+    assert watched.totals() == dict.fromkeys(activities.NAMES, 0)
+    with recorder.span('data'):
+        clock[0] += 1
+    clock[0] += 2
+    assert watched.totals() == {**dict.fromkeys(activities.NAMES, 0), 'data': 1, 'other': 2}
 
 
 def test_an_update_of_all_ranks(comm):

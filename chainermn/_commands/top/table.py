@@ -101,12 +101,12 @@ class Samples:
         if row.is_silent or not seconds:
             return row
         spent = {name: last['seconds'][name] - first['seconds'][name] for name in NAMES}
-        total = sum(spent.values()) or 1.
+        total = sum(spent.values())
         rate = None
         if last['updates'] is not None and first['updates'] is not None:
             rate = max(0., (last['updates'] - first['updates']) / seconds)
-        return row._replace(updates_per_second=rate,
-                            shares={name: each / total for name, each in spent.items()})
+        shares = {name: each / total for name, each in spent.items()} if total else None
+        return row._replace(updates_per_second=rate, shares=shares)
 
 
 def straggler(rows: Iterable[Row]) -> int | None:
