@@ -70,7 +70,7 @@ def exchange(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> lis
         lifetime.unreferenced(world_ranks(mpi_comm)), arguments))
     if registration is not None:
         lifecycle.start(mpi_comm, [each.place.host for each in ranks],
-                        [each.registration for each in ranks])
+                        [each.registration for each in ranks if each.registration is not None])
     calls = ['a class of communicators' if each.arguments is None else each.arguments.call
              for each in ranks]
     if len({each.arguments is None for each in ranks}) > 1:
