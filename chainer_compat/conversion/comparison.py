@@ -109,13 +109,12 @@ def compare_run(model: chainer.Link, module: torch.nn.Module, run: Trace, inputs
                      lambda i: noise.outputs[i])
         if gradients:
             _compare_gradients(result, model, module, run, actual_gradients, noise)
-            if train:
-                buffers = dict(module.named_buffers())
-                names = [name for name in run.state if name in buffers
-                         and buffers[name].is_floating_point()]
-                _compare_all(result, result.step, names, [buffers[name] for name in names],
-                             [run.state[name] for name in names],
-                             lambda i: max(noise.outputs, default=0.))
+            buffers = dict(module.named_buffers())
+            names = [name for name in run.state if name in buffers]
+            _compare_all(result, result.step, [f'persistent value {name}' for name in names],
+                         [buffers[name] for name in names],
+                         [run.state[name] for name in names],
+                         lambda i: max(noise.outputs, default=0.))
     return result
 
 
@@ -128,7 +127,7 @@ def difference(actual: Any, expected: Any, least: float = 0.) -> float:
         least: A lower bound of the largest element, for values that cancel each other.
     """
     actual, expected = as_array(actual), as_array(expected)
-    if actual.shape != expected.shape:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return float('inf')
     if not expected.size:
         return 0.
@@ -228,7 +227,8 @@ def _size_of_inputs(call: TracedCall) -> float:
 
 def _least(gradients: dict[str, Array]) -> float:
     """Return a lower bound for differences of gradients: some are zero but for rounding."""
-    return 1e-4 * max((float(np.abs(g).max()) for g in gradients.values() if g.size), default=0.)
+    return max((max(1e-4, 5 * ROUNDING.get(g.dtype.name, 0.)) * float(np.abs(g).max())
+                for g in gradients.values() if g.size), default=0.)
 
 
 def _compare_gradients(result: Comparison, model: chainer.Link, module: torch.nn.Module,

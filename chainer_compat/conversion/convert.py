@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import chainer
+import numpy as np
 import torch
 from torch import fx
 
 from chainer_compat.conversion import state
 from chainer_compat.conversion.batch_size import batch_size, varied
-from chainer_compat.conversion.comparison import compare_run
+from chainer_compat.conversion.comparison import compare_run, difference
 from chainer_compat.conversion.errors import ConversionError
 from chainer_compat.conversion.module import Builder
-from chainer_compat.conversion.tracing import Trace, trace
+from chainer_compat.conversion.tracing import Trace, flattened, mapped, trace
 
 Inputs = tuple[Any, ...]
 
@@ -51,6 +53,7 @@ def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
         raise ConversionError("The model is not on the CPU. Call model.to_device('@numpy') first.")
     state.initialize(model, lambda: (call or model)(*inputs))
     first = trace(model, inputs, train, call)
+    _check_calls_are_independent(model, inputs, call)
     size = batch_size(inputs)
     failure: Exception | None = None
     if size is not None and dynamic_batch is not False:
@@ -80,7 +83,15 @@ def _converted(model: chainer.Link, inputs: Inputs, first: Trace, train: bool,
         found = compare_run(model, module, run, arguments, train, is_example and with_gradients)
         if found.first_difference:
             raise ConversionError(f'The module computes something else than the model: {found}.')
-    if train and not _infers_equally(model, module, inputs, call):
+    names = [each.name for each in first.needed()]
+    infers = None
+    if size is not None and size > 1:
+        one = next(varied(inputs, size, 1 - size))
+        infers = _infers_equally(model, module, one, call, names)
+    if infers is False and not train:
+        raise ConversionError('With a batch of one, the model computes something else, such as '
+                              'F.squeeze, which then removes the axis of the batch.')
+    if train and (infers is False or not _infers_equally(model, module, inputs, call, names)):
         builder.forbid_inference(module)
     return module
 
@@ -91,7 +102,7 @@ def other_run(model: chainer.Link, inputs: Inputs, train: bool, call: Callable[.
     failure: Exception | None = None
     for others in varied(inputs, size, more if size else 0):
         try:
-            return others, trace(model, others, train, call, seed=more)
+            return others, trace(model, others, train, call, seed=more % 100)
         except ConversionError:
             raise
         except Exception as error:  # the program may reject these values
@@ -101,14 +112,48 @@ def other_run(model: chainer.Link, inputs: Inputs, train: bool, call: Callable[.
         f'what depends on them: {type(failure).__name__}: {failure}') from failure
 
 
+def _check_calls_are_independent(model: chainer.Link, inputs: Inputs,
+                                 call: Callable[..., Any] | None) -> None:
+    """Raise an error if a call depends on earlier calls, as with an LSTM that is not reset."""
+    outputs = []
+    with state.unchanged(model), chainer.using_config('train', False):
+        for _ in range(2):
+            np.random.seed(0)
+            random.seed(0)
+            before = [dict(link.__dict__) for link in model.links()]
+            try:
+                outputs.append(flattened((call or model)(*mapped(inputs, _copied))))
+            except Exception:  # the model does not run in inference mode
+                return
+        changed = [f'{path.rstrip("/")}/{name}' for (path, link), old in zip(
+            model.namedlinks(), before, strict=True) for name, value in link.__dict__.items()
+            if old.get(name) is not value]
+    if any(difference(*both) > 1e-3 for both in zip(*outputs, strict=True)):
+        raise ConversionError(
+            f'The model keeps values between calls, such as {", ".join(changed[:4])}, so each call '
+            'depends on earlier ones. Reset them in forward, or convert a function that gets and '
+            'returns them, with call=.')
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
 def _infers_equally(model: chainer.Link, module: torch.nn.Module, inputs: Inputs,
-                    call: Callable[..., Any] | None) -> bool:
-    """Whether the module computes in inference mode what the model does."""
+                    call: Callable[..., Any] | None, names: list[str]) -> bool | None:
+    """Whether the module infers what the model does; ``None`` if the model does not run."""
     try:
         run = trace(model, inputs, False, call)
-        run.needed = lambda: []  # type: ignore[method-assign]  # its functions are others
+    except Exception:  # of the program
+        return None
+    calls = run.needed()
+    if module.training and any(each.train for each in calls):
+        return False  # the model chooses this mode itself
+    if [each.name for each in calls] != names:
+        run.needed = lambda: []  # type: ignore[method-assign]
+    try:
         return compare_run(model, module, run, inputs, False, False).first_difference is None
-    except Exception:  # the model cannot infer with these inputs
+    except Exception:  # of the module
         return False
 
 

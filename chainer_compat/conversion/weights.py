@@ -12,7 +12,8 @@ import torch
 
 from chainer_compat.conversion import state
 from chainer_compat.conversion.comparison import compare
-from chainer_compat.conversion.tracing import Leaf, TracedCall, identity, mapped, trace
+from chainer_compat.conversion.module_runs import tensors
+from chainer_compat.conversion.tracing import Leaf, TracedCall, identity, trace
 from chainer_compat.conversion.tracked_array import Array
 
 #: In the order of Chainer's arguments.
@@ -107,9 +108,7 @@ def _modules_with_weights(module: torch.nn.Module, inputs: tuple[Any, ...]
         lambda part, _, __, name=name: found.setdefault(name, part) and None)
         for name, part in module.named_modules() if part._parameters or part._buffers]
     try:
-        _Inference(module)(*mapped(inputs, lambda x: torch.from_numpy(np.array(
-            x.array if isinstance(x, chainer.Variable) else x)) if isinstance(
-            x, np.ndarray | chainer.Variable) else x))
+        _Inference(module)(*tensors(inputs))
     finally:
         for hook in hooks:
             hook.remove()
