@@ -45,29 +45,25 @@ class Builder:
     """Builds one module from two runs with different inputs.
 
     Args:
-        model: The model of both runs.
         runs: Two runs. Their functions must be the same; their sizes can differ with the batch.
-        inputs: The inputs of the first run.
         batch: The batch sizes of both runs; ``None`` if these are equal.
-        train: The mode of the runs.
         with_gradients: Whether gradients must be those of Chainer where maxima are equal.
-        call: What was run instead of the model.
     """
 
-    def __init__(self, model: chainer.Link, runs: tuple[Trace, Trace], inputs: tuple[Any, ...],
-                 batch: tuple[int, int] | None, train: bool, with_gradients: bool,
-                 call: Callable[..., Any] | None) -> None:
-        self.model, self.runs, self.train = model, runs, train
+    def __init__(self, runs: tuple[Trace, Trace], batch: tuple[int, int] | None,
+                 with_gradients: bool) -> None:
+        first = runs[0]
+        self.model, self.runs, self.train = first.model, runs, first.train
         self.with_gradients = with_gradients
         self.root = torch.nn.Module()
         self.graph = fx.Graph()
         self.tracer = _Tracer(self.graph)
-        self._parameters = state.parameters(model)
+        self._parameters = state.parameters(self.model)
         self._names = self._known_arrays()
         self._proxies: dict[Any, Any] = {}
         self._positions: dict[int, int] = {}
-        self.inputs = self._placeholders(
-            inputs, call or getattr(model, 'forward', model.__call__), batch)
+        function = first.call or getattr(self.model, 'forward', self.model.__call__)
+        self.inputs = self._placeholders(first.inputs, function, batch)
         self.mode = self._add_mode()
         self.batch = BatchSize(self, batch) if batch else None
 

@@ -62,16 +62,14 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
     if not is_dynamic and dynamic_batch is None and batch_size(inputs) is not None:
         warnings.warn('The file accepts only the shapes of the example inputs. dynamic_batch=True '
                       'shows why.', stacklevel=2)
-    runs = [(inputs, first),
-            *(other_run(model, inputs, False, call, size, more)
-              for more in (1, 3)[:1 + is_dynamic])]
+    runs = [first, *(other_run(first, size, more) for more in (1, 3)[:1 + is_dynamic])]
     example = next(iter(varied(inputs, size, 2 if size else 0)))  # no size that means broadcasting
     path = Path(path)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         file = Path(folder, 'model.onnx')
         _export(module, example, file, size + 2 if size else None, opset_version)
-        for arguments, run in runs:
-            _check(file, arguments, run)
+        for run in runs:
+            _check(file, run)
         os.replace(file, path)
 
 
@@ -127,13 +125,13 @@ def _without_logging() -> Iterator[None]:
         logging.disable(previous)
 
 
-def _check(file: Path, inputs: Inputs, run: Trace) -> None:
+def _check(file: Path, run: Trace) -> None:
     """Compare the outputs of ONNX Runtime with Chainer's."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    arrays = [as_array(x) for x in flattened(inputs)
+    arrays = [as_array(x) for x in flattened(run.inputs)
               if isinstance(x, np.ndarray | chainer.Variable)]
     try:
         session = onnxruntime.InferenceSession(

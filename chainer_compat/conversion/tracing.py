@@ -100,7 +100,9 @@ class TracedCall:
 class Trace:
     """A recorded run."""
 
-    def __init__(self, model: chainer.Link) -> None:
+    def __init__(self, model: chainer.Link, inputs: tuple[Any, ...], train: bool,
+                 call: Callable[..., Any] | None) -> None:
+        self.model, self.inputs, self.train, self.call = model, inputs, train, call
         self.calls: list[TracedCall] = []
         self.outputs: Any = None
         self.variables: Any = None
@@ -305,7 +307,7 @@ def trace(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
         call: Which function to run instead of ``model``, such as ``model.predict``.
         seed: The seed of NumPy's random numbers, so that two runs draw different ones.
     """
-    record = Trace(model)
+    record = Trace(model, inputs, train, call)
     arguments = tuple(_input(x, (i,), record) for i, x in enumerate(inputs))
     with unchanged(model) as state, _patched(record), record.hook(), chainer.using_config(
             'train', train), chainer.using_config('use_torch', 'never'), chainer.using_config(
