@@ -26,8 +26,8 @@ def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any
 
     The names of a converted module are those of the model. For other modules with the same layers,
     such as torchvision's ResNet-50, pass example inputs: both run, and layers with weights are
-    matched in the order in which they are called. The ``eps`` of normalization layers is copied,
-    too. A warning says if the outputs then differ. If anything does not match, nothing is copied.
+    matched in the order in which they are called. A bias that the module lacks becomes zero. The
+    ``eps`` of normalization layers is copied, too. A warning says if the outputs then differ. If anything does not match, nothing is copied.
 
     Args:
         model: A Chainer model on the CPU. Its parameters must be initialized, or inputs given.
@@ -127,6 +127,9 @@ def _matched(calls: list[tuple[TracedCall, list[str]]], modules: list[tuple[str,
         tensors = [(f'{part_name}.{name}', known[name]) for name in TENSORS
                    if known.get(name) is not None]
         others = sorted(known.keys() - {*TENSORS, 'num_batches_tracked'})
+        if len(tensors) == len(names) - 1 and known.get('bias') is None:
+            zeros = torch.zeros(tensors[0][1].shape[0])
+            tensors.insert(1, (f'{part_name}.bias, which is missing,', zeros))
         if len(tensors) != len(names) or others:
             raise ValueError(
                 f'{each.label} has the arrays {", ".join(names)}, but {part_name} has '
