@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: time in Python: for MomentumSGD of ResNet-50, 1 << 14 took twice as long.
 BLOCK = 1 << 17
 
-#: The same, of rules that have a formula without temporary arrays, and take less time in Python.
-BLOCK_OF_FORMULA = 1 << 14
+#: The same, of rules that have a formula, with one temporary array.
+BLOCK_OF_FORMULA = 1 << 16
 
 #: Elements of parameters for which an update imports PyTorch, which takes seconds.
 MANY = 1 << 22

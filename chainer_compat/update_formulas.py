@@ -23,13 +23,18 @@ class Scratch:
     """An array for intermediate results."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
         self._array = np.empty(0, dtype)
 
     def __call__(self, size: int) -> Array:
         """Return ``size`` elements, with any values."""
         if self._array.size < size:
-            self._array = np.empty(size, self._array.dtype)
-        return self._array[:size]
+            self._array = np.empty(size, self.dtype)
+        return self._array if self._array.size == size else self._array[:size]
+
+    def rounded(self, *numbers: float) -> list[Array]:
+        """Return numbers in the dtype, as NumPy rounds them in each operation, but once."""
+        return [np.asarray(number, self.dtype) for number in numbers]
 
 
 def find(rule: Any, dtype: np.dtype[Any]) -> Formula | None:
@@ -58,7 +63,7 @@ def _sgd(rule: Any, scratch: Scratch) -> Formula | None:
     numbers = _numbers(rule, ['lr'], [])
     if numbers is None:
         return None
-    lr, = numbers
+    lr, = scratch.rounded(*numbers)
 
     def update(data: Array, grad: Array) -> None:
         step = scratch(data.size)
@@ -72,7 +77,7 @@ def _momentum_sgd(rule: Any, scratch: Scratch) -> Formula | None:
     numbers = _numbers(rule, ['lr', 'momentum'], ['v'])
     if numbers is None:
         return None
-    lr, momentum = numbers
+    lr, momentum = scratch.rounded(*numbers)
 
     def update(data: Array, grad: Array, v: Array) -> None:
         step = scratch(data.size)
@@ -95,16 +100,18 @@ def _adam(rule: Any, scratch: Scratch) -> Formula | None:
     alpha = rule.alpha_t
     if type(alpha) is not float:
         return None
-    decay = 1.0 - eta * weight_decay_rate
+    has_decay = 1.0 - eta * weight_decay_rate != 1
+    decay, rate_of_m, rate_of_v, eps, minus_eta, alpha = scratch.rounded(
+        1.0 - eta * weight_decay_rate, 1.0 - beta1, 1.0 - beta2, eps, -eta, alpha)
 
     def update(data: Array, grad: Array, m: Array, v: Array, *vhat: Array) -> None:
         step = scratch(data.size)
         np.subtract(grad, m, out=step)
-        np.multiply(1.0 - beta1, step, out=step)
+        np.multiply(rate_of_m, step, out=step)
         np.add(m, step, out=m)
         np.multiply(grad, grad, out=step)
         np.subtract(step, v, out=step)
-        np.multiply(1.0 - beta2, step, out=step)
+        np.multiply(rate_of_v, step, out=step)
         np.add(v, step, out=v)
         if amsgrad:
             np.maximum(vhat[0], v, out=vhat[0])
@@ -113,8 +120,8 @@ def _adam(rule: Any, scratch: Scratch) -> Formula | None:
         np.add(step, eps, out=step)
         np.divide(alpha, step, out=step)
         np.multiply(step, m, out=step)
-        np.multiply(-eta, step, out=step)
-        if decay != 1:
+        np.multiply(minus_eta, step, out=step)
+        if has_decay:
             np.multiply(decay, data, out=data)
         np.add(data, step, out=data)
 

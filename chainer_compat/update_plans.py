@@ -76,7 +76,6 @@ class PlannedGroup:
         self._shapes = [member.shape for member in self.members]
         self._flags = [member.data.flags.num for member in self.members]
         self._n_attributes = [member.n_attributes for member in self.members]
-        self._own_hyperparameters = [{'_parent': self.parent}] * len(self.rules)
         #: Members keep the arrays, so that no other has the same number.
         self._data = [id(member.data) for member in self.members]
         self._states = [(name, [id(rule._state[name]) for rule in self.rules])
@@ -100,8 +99,14 @@ class PlannedGroup:
                 and not any([each._pre_update_hooks or each._post_update_hooks for each in hooks])
                 and steps.count(steps[0]) == len(steps)
                 and [*map(len, map(vars, rules))] == self._n_attributes
-                and [rule.hyperparam.__dict__ for rule in rules] == self._own_hyperparameters
+                and self._are_hyperparameters_unchanged()
                 and self._are_states_unchanged())
+
+    def _are_hyperparameters_unchanged(self) -> bool:
+        """Return whether no rule has numbers of its own."""
+        own = [rule.hyperparam.__dict__ for rule in self.rules]
+        parents = [each.get('_parent', each) for each in own]
+        return {*map(len, own)} == {1} and parents.count(self.parent) == len(parents)
 
     def _are_states_unchanged(self) -> bool:
         states = [rule._state for rule in self.rules]

@@ -40,13 +40,14 @@ OTHERS = {
     'AdaBound': lambda: optimizers.AdaBound(),
     'RMSprop': lambda: optimizers.RMSprop(),
 }
-BLOCK = block_updates.BLOCK_OF_FORMULA
+BLOCK = 1 << 12  # smaller than that of the package, for speed
 SHAPES = [(3, 4), (), (BLOCK + 5,), (7,), (0, 3), (2, BLOCK), (BLOCK // 2 - 1,), (300, 20)]
 
 
 @pytest.fixture(autouse=True)
-def _without_pytorch(monkeypatch):
+def _options(monkeypatch):
     monkeypatch.setattr(chainer.global_config, 'use_torch', 'never')
+    monkeypatch.setattr(block_updates, 'BLOCK_OF_FORMULA', BLOCK)
 
 
 def train(make, dtype, special, changes=()):
