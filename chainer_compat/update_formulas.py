@@ -97,12 +97,12 @@ def _adam(rule: Any, scratch: Scratch) -> Formula | None:
         return None
     beta1, beta2, eps, eta, weight_decay_rate = numbers
     rule._check_eps(rule._state['m'].dtype.type)
-    alpha = rule.alpha_t
-    if type(alpha) is not float:
+    alpha_t = rule.alpha_t
+    if type(alpha_t) is not float:
         return None
     has_decay = 1.0 - eta * weight_decay_rate != 1
-    decay, rate_of_m, rate_of_v, eps, minus_eta, alpha = scratch.rounded(
-        1.0 - eta * weight_decay_rate, 1.0 - beta1, 1.0 - beta2, eps, -eta, alpha)
+    decay, rate_of_m, rate_of_v, small, minus_eta, rate = scratch.rounded(
+        1.0 - eta * weight_decay_rate, 1.0 - beta1, 1.0 - beta2, eps, -eta, alpha_t)
 
     def update(data: Array, grad: Array, m: Array, v: Array, *vhat: Array) -> None:
         step = scratch(data.size)
@@ -117,8 +117,8 @@ def _adam(rule: Any, scratch: Scratch) -> Formula | None:
             np.maximum(vhat[0], v, out=vhat[0])
             v = vhat[0]
         np.sqrt(v, out=step)
-        np.add(step, eps, out=step)
-        np.divide(alpha, step, out=step)
+        np.add(step, small, out=step)
+        np.divide(rate, step, out=step)
         np.multiply(step, m, out=step)
         np.multiply(minus_eta, step, out=step)
         if has_decay:
