@@ -101,7 +101,8 @@ def test_forget_and_no_backprop(operators):
 def gradients_of(model, compute, hold):
     """Return the gradients by Chainer and by PyTorch; parameters in ``hold`` need none."""
     for path, param in model.namedparams():
-        param.requires_grad = not any(path.endswith(name) for name in hold)
+        needs = not any(path.endswith(name) for name in hold)
+        param._requires_grad = param.node._requires_grad = needs
     found = []
     for mode in 'never', 'auto':
         model.cleargrads()
