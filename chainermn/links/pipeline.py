@@ -91,6 +91,11 @@ class Pipeline:
                                  f'{n_micro_batches!r}')
             if schedule not in NAMES:
                 raise ValueError(f'Pipeline: schedule must be one of {NAMES}, not {schedule!r}')
+            own = {id(param) for param in model.params()}
+            for name, param in (tied or {}).items():
+                if id(param) not in own:
+                    raise ValueError(f'Pipeline: the tied parameter {name!r} is not a parameter of '
+                                     'the model on this rank')
         self.n_micro_batches: int = n_micro_batches
         self.schedule: Name = schedule
         self._tied_params = dict(tied or {})

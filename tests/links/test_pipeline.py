@@ -424,18 +424,19 @@ def test_loss_scaling(comm, scale):
                                    reference[comm.rank].fc.W.array.astype('f'), .02, .01)
 
 
-def test_tied_parameters_that_differ(comm):
-    model, _ = build(chain(comm.size), comm)
-    pipeline = Pipeline(model, F.softmax_cross_entropy,
-                        tied={'v': chainer.Parameter(np.zeros(3))} if comm.rank == 1 else {})
+def test_wrong_tied_parameters(comm):
+    model, own = build(chain(comm.size), comm)
+    fc = own[f'{comm.rank}'].fc
+    pipeline = Pipeline(model, F.softmax_cross_entropy, tied={'v': fc.b} if comm.rank == 1 else {})
     with raises_on_all(ValueError, "only rank 1 has a tied parameter 'v'"):
         pipeline(*batch(4))
-    width = WIDTH + (comm.rank == 1)
-    pipeline = Pipeline(model, F.softmax_cross_entropy,
-                        tied={'w': chainer.Parameter(np.zeros(width))} if comm.rank < 2 else {})
-    with raises_on_all(ValueError, "the tied parameter 'w' differs", 'rank 0: (4,) float64',
-                       'rank 1: (5,) float64'):
+    pipeline = Pipeline(model, F.softmax_cross_entropy, tied=[
+        {'w': fc.W}, {'w': fc.b}, {}, {}][comm.rank])
+    with raises_on_all(ValueError, "the tied parameter 'w' differs", 'rank 0: (4, 4) float64',
+                       'rank 1: (4,) float64'):
         pipeline(*batch(4))
+    with raises_on_all(ValueError, "the tied parameter 'w' is not a parameter of the model"):
+        Pipeline(model, F.softmax_cross_entropy, tied={'w': chainer.Parameter(np.ones(3))})
 
 
 # --- how users call it ----------------------------------------------------------------------------
@@ -519,6 +520,19 @@ def test_a_classifier_around_first_and_last_link(comm, tmp_path):
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours['main/loss'], theirs['main/loss'], 1e-5)
             np.testing.assert_allclose(ours['main/accuracy'], theirs['main/accuracy'], 1e-5)
+
+
+def test_batches_that_are_dicts(comm):
+    """The first link gets the inputs by name, and L.Classifier takes the target."""
+    x, t = batch(6)
+    last = comm.rank == comm.size - 1
+    model = MultiNodeChainList(comm)
+    model.add_link(linear(comm.rank), None if comm.rank == 0 else comm.rank - 1,
+                   None if last else comm.rank + 1)
+    pipeline = Pipeline(L.Classifier(model, label_key='t') if last else model, n_micro_batches=2)
+    loss = pipeline(**{'x': x, 't': t} if last else {'x': x} if comm.rank == 0 else {})
+    one = chainer.Sequential(*(linear(n) for n in range(comm.size)))
+    np.testing.assert_allclose(loss.array, F.softmax_cross_entropy(one(x), t).array, 1e-12)
 
 
 def test_forward_of_a_subclass(comm):
