@@ -35,8 +35,8 @@ TABLES = {
         r'^(\S[^|\n]*?) {2,}([\d. ]+?)' + r' +\| +([\d. ]+?)' * 3 + '$'),
     'pipeline': Table(
         'How long does a step of a pipeline of two ranks take?',
-        ['compared with', 'times its time'],
-        r'^1f1b over ([^:]+): ([\d.]+) \('),
+        ['model', 'step of', 'compared with', 'times its time'],
+        r'^(\w+): (1f1b|gpipe|interleaved|two halves) over ([^:]+): ([\d.]+) \('),
     'traffic': Table(
         'How many bytes does a rank receive for the consistency check of gradients?',
         ['ranks', 'counted', 'model', 'by collecting all signatures'],

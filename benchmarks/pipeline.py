@@ -3,14 +3,22 @@
 Run it in an environment with ChainerMN, MPI and PyTorch, without which its column is missing:
 ``python benchmarks/pipeline.py [--rounds 9] [--png FILE]``.
 
-The model: six 3x3 convolutions of 32 channels, on 64 images of 32 x 32, and a mean squared error.
-Each rank has three of them; there are 8 micro-batches.  PyTorch's pipeline has a model of the same
-shapes, ``Schedule1F1B``, on gloo.  A step is forward, backward and the update by SGD.  Each process
-has one thread.  The one process computes the whole batch at once, or accumulates the gradients of
-the same micro-batches.  A turn is the fastest of some steps.
+There are two models of eight layers, half of them on each rank, with a mean squared error:
 
-The memory is that of activations: the most micro-batches that each of 4 stages keeps at a time,
-of 16, summed over the stages.
+- ``cores``: 3x3 convolutions of 32 channels, on 64 images of 32 x 32.
+- ``devices``: layers that sleep, in proportion to the number of images, as a rank does while its
+  GPU computes.  Two such ranks do not compete for cores and memory.
+
+A step is forward, backward and the update by SGD, in 8 micro-batches.  Interleaved stages: rank 0
+has the first and the third quarter of the layers, rank 1 the others; GPipe.  PyTorch has a
+model of the same shapes, ``Schedule1F1B``, on gloo.  The one process computes the whole batch at
+once, or accumulates the gradients of the same micro-batches.  "Two halves" are two processes, each
+of which computes its half of the layers, without messages: a pipeline takes at least 9/8 of their
+time.  Each process has one thread.  A turn is the fastest of some steps.
+
+The memory is the peak of what Python and NumPy allocate during a step, summed over 4 ranks with two
+convolutions each, for 16 micro-batches.  It includes working memory of NumPy's convolutions; the
+goal is that of activations alone, which ``test_memory`` of tests/links/test_pipeline.py measures.
 """
 
 from __future__ import annotations
@@ -22,58 +30,116 @@ from collections.abc import Callable
 import _rounds
 import numpy as np
 
-IMAGES, CHANNELS, SIZE, LAYERS, MICRO_BATCHES = 64, 32, 32, 6, 8
-ONE, ACCUMULATION = 'one process', 'one process, accumulating'
+MODELS = 'cores', 'devices'
+IMAGES, CHANNELS, SIZE, LAYERS, MICRO_BATCHES = 64, 32, 32, 8, 8
+SECONDS = 2e-4  # of a layer that sleeps, for one image, in forward; twice that in backward
+ONE, ACCUMULATION, HALVES = 'one process', 'one process, accumulating', 'two halves'
 GOALS = {ONE: .6, ACCUMULATION: .6, 'PyTorch': 1., 'gpipe': .35}
 
 
-def of_chainer(rank: int, ranks: int) -> Callable[[str], None]:
-    """Return a function that takes a step with a schedule; in one process, without."""
+def layers_of_chainer(model: str, n: int):
+    """Return layers in sequence."""
     import chainer
     import chainer.functions as F
     import chainer.links as L
 
+    class Sleep(chainer.FunctionNode):
+        def forward(self, xs):
+            time.sleep(SECONDS * len(xs[0]))
+            return xs[0].copy(),
+
+        def backward(self, indexes, gradients):
+            time.sleep(2 * SECONDS * gradients[0].shape[0])
+            return gradients
+
+    def sleep(x):
+        return Sleep().apply((x,))[0]
+
+    return chainer.Sequential(*(
+        each for _ in range(n) for each in (
+            (L.Linear(CHANNELS, CHANNELS), sleep) if model == 'devices' else
+            (L.Convolution2D(CHANNELS, CHANNELS, 3, pad=1), F.relu))))
+
+
+def batch(model: str) -> np.ndarray:
+    """Return inputs and targets."""
+    shape = (CHANNELS,) if model == 'devices' else (CHANNELS, SIZE, SIZE)
+    return np.random.RandomState(0).rand(2, IMAGES, *shape).astype(np.float32)
+
+
+def of_chainer(model: str, rank: int, ranks: int, micro_batches: int = MICRO_BATCHES
+               ) -> Callable[[str], None]:
+    """Return a function that takes a step with a method."""
+    import chainer
+    import chainer.functions as F
+
     import chainermn
 
-    stage = chainer.Sequential(*(
-        each for _ in range(LAYERS // ranks)
-        for each in (L.Convolution2D(CHANNELS, CHANNELS, 3, pad=1), F.relu)))
-    x, t = np.random.RandomState(0).rand(
-        2, IMAGES, CHANNELS, SIZE, SIZE).astype(np.float32)
-    if ranks == 1:
-        optimizer = chainer.optimizers.SGD().setup(stage)
+    comm = chainermn.create_communicator('flat')
 
-        def step(method: str) -> None:
-            n = MICRO_BATCHES if method == ACCUMULATION else 1
+    def pipeline(n_parts: int, schedule: str):
+        """A pipeline whose ranks have this many parts each."""
+        parts = chainermn.MultiNodeChainList(comm)
+        last = n_parts * ranks - 1
+        for n in range(rank, last + 1, ranks):
+            parts.add_link(layers_of_chainer(model, LAYERS // (last + 1)),
+                           None if n == 0 else (n - 1) % ranks,
+                           None if n == last else (n + 1) % ranks)
+        optimizer = chainer.optimizers.SGD().setup(parts)
+        function = chainermn.Pipeline(parts, F.mean_squared_error, micro_batches, schedule)
+        return lambda: optimizer.update(function, x, t)
+
+    def alone(n: int, loss: Callable):
+        """This process computes its layers, in this many micro-batches."""
+        def step() -> None:
             stage.cleargrads()
             for xs, ts in zip(np.split(x, n), np.split(t, n), strict=True):
-                (F.mean_squared_error(stage(xs), ts) / n).backward()
+                (loss(stage(chainer.Variable(xs, requires_grad=rank > 0)), ts) / n).backward()
             optimizer.update()
 
+        stage = layers_of_chainer(model, LAYERS // ranks)
+        optimizer = chainer.optimizers.SGD().setup(stage)
         return step
-    model = chainermn.MultiNodeChainList(chainermn.create_communicator('flat'))
-    model.add_link(stage, None if rank == 0 else rank - 1,
-                   None if rank == ranks - 1 else rank + 1)
-    optimizer = chainer.optimizers.SGD().setup(model)
-    pipelines = {schedule: chainermn.Pipeline(
-        model, F.mean_squared_error, MICRO_BATCHES, schedule) for schedule in ('1f1b', 'gpipe')}
-    return lambda schedule: optimizer.update(pipelines[schedule], x, t)
+
+    x, t = batch(model)
+    steps = {ONE: alone(1, F.mean_squared_error),
+             ACCUMULATION: alone(micro_batches, F.mean_squared_error),
+             HALVES: alone(micro_batches, F.mean_squared_error),
+             '1f1b': pipeline(1, '1f1b'), 'gpipe': pipeline(1, 'gpipe'),
+             'interleaved': pipeline(2, 'gpipe')}
+    return lambda method: steps[method]()
 
 
-def of_torch(rank: int, ranks: int) -> Callable[[str], None]:
+def of_torch(model: str, rank: int, ranks: int) -> Callable[[str], None]:
     """Return a function that takes a step with PyTorch."""
     import torch
     from torch.distributed import pipelining
 
+    class Sleep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            time.sleep(SECONDS * len(x))
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            time.sleep(2 * SECONDS * len(gradient))
+            return gradient
+
+    class SleepModule(torch.nn.Module):
+        def forward(self, x):
+            return Sleep.apply(x)
+
     stage = torch.nn.Sequential(*(
-        each for _ in range(LAYERS // ranks)
-        for each in (torch.nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), torch.nn.ReLU())))
-    x, t = torch.rand(2, IMAGES, CHANNELS, SIZE, SIZE)
+        each for _ in range(LAYERS // ranks) for each in (
+            (torch.nn.Linear(CHANNELS, CHANNELS), SleepModule()) if model == 'devices' else
+            (torch.nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), torch.nn.ReLU()))))
+    x, t = map(torch.from_numpy, batch(model))
     optimizer = torch.optim.SGD(stage.parameters(), lr=.01)
     pipeline = pipelining.PipelineStage(stage, rank, ranks, torch.device('cpu'))
     run = pipelining.Schedule1F1B(pipeline, MICRO_BATCHES, torch.nn.MSELoss())
 
-    def step(schedule: str) -> None:
+    def step(method: str) -> None:
         optimizer.zero_grad()
         if rank == 0:
             run.step(x)
@@ -90,43 +156,45 @@ def work(kind: str, folder: str) -> None:
         import _gloo
 
         rank, barrier, maximum = _gloo.start(folder, kind)
-        step = of_torch(rank, 2)
+        steps = {model: of_torch(model, rank, 2) for model in MODELS}
     else:
         from mpi4py import MPI
 
         world = MPI.COMM_WORLD
         rank, barrier = world.rank, world.Barrier
-        step = of_chainer(rank, world.size)
 
         def maximum(seconds):
             return world.allreduce(seconds, MPI.MAX)
 
-    def turn(command: tuple[str, int]) -> float:
-        schedule, n = command
+        if kind == 'chainer':
+            _rounds.answer(kind, folder, rank, lambda schedule: peak(world, schedule))
+            return
+        steps = {model: of_chainer(model, rank, world.size) for model in MODELS}
+
+    def turn(command: tuple[str, str, int]) -> float:
+        model, method, n = command
         seconds = []
         for _ in range(n):
             barrier()
             start = time.perf_counter()
-            step(schedule)
+            steps[model](method)
             seconds.append(maximum(time.perf_counter() - start))
         return min(seconds)
 
     _rounds.answer(kind, folder, rank, turn)
 
 
-def memory() -> float:
-    """Return the activations of 1F1B over those of GPipe."""
-    from chainermn.links._pipeline import schedule, stages
+def peak(world, schedule: str) -> int:
+    """Return the most bytes that a step allocates, summed over all ranks."""
+    import tracemalloc
 
-    parts = [[stages.ListedLink('', [rank - 1] if rank else None, [rank + 1] if rank < 3 else None)]
-             for rank in range(4)]
-    kept = {}
-    for name in schedule.NAMES:
-        cycles = schedule.clock_cycles(stages.connect(parts), 16, name)
-        steps = [schedule.steps_of(rank, cycles) for rank in range(4)]
-        kept[name] = sum(max(np.cumsum([1 if step.is_forward else -1 for step in each]))
-                         for each in steps)
-    return kept['1f1b'] / kept['gpipe']
+    step = of_chainer('cores', world.rank, world.size, 16)
+    step(schedule)  # the first one allocates what stays
+    tracemalloc.start()
+    step(schedule)
+    found = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return world.allreduce(found)
 
 
 def main() -> None:
@@ -137,33 +205,42 @@ def main() -> None:
         work(args.work, args.folder)
         return
     kinds = ['ours'] + ['gloo'] * _rounds.has_torch(args.torch)
-    seconds: dict[str, list[float]] = {}
+    with _rounds.groups(__file__, 4, ['chainer']) as four:  # NumPy's kernels, which can be traced
+        memory = {schedule: four['chainer'].ask(schedule) for schedule in ('1f1b', 'gpipe')}
+    seconds: dict[tuple[str, str], list[float]] = {}
     with _rounds.groups(__file__, 1, ['ours']) as one, _rounds.groups(
             __file__, 2, kinds, args.torch) as two:
-        methods = {ONE: (one['ours'], ONE), ACCUMULATION: (one['ours'], ACCUMULATION),
-                   '1f1b': (two['ours'], '1f1b'),
-                   'gpipe': (two['ours'], 'gpipe')}
+        methods = {ONE: one['ours'], ACCUMULATION: one['ours'], HALVES: two['ours'],
+                   '1f1b': two['ours'], 'gpipe': two['ours'], 'interleaved': two['ours']}
         if 'gloo' in two:
-            methods['PyTorch'] = two['gloo'], ''
+            methods['PyTorch'] = two['gloo']
         for n in range(2 if args.quick else args.rounds + 1):
-            for name, (group, schedule) in methods.items():
-                found = group.ask((schedule, 1 if args.quick else 3))
-                if n:  # the first round warms up
-                    seconds.setdefault(name, []).append(found)
-    print(', '.join(f'{name} {statistics.median(each) * 1e3:.1f} ms (fastest {min(each) * 1e3:.1f})'
-                    for name, each in seconds.items()))
-    rows = {}
-    for name in (ONE, ACCUMULATION, 'PyTorch'):
-        if name in seconds:
-            rows[name] = _rounds.ratios(seconds['1f1b'], seconds[name])
-            print(f'1f1b over {name}: {_rounds.times(seconds["1f1b"], seconds[name])}; '
-                  f'goal {GOALS[name]:g}')
-    print(f'activations, 1f1b over gpipe, 4 stages, 16 micro-batches: {memory():.3f}; '
-          f'goal {GOALS["gpipe"]:g}')
+            for model in MODELS:
+                for method, group in methods.items():
+                    found = group.ask((model, method, 1 if args.quick else 3))
+                    if n:  # the first round warms up
+                        seconds.setdefault((model, method), []).append(found)
+    rows: dict[str, dict[str, list[float]]] = {}
+    for model in MODELS:
+        times = {method: seconds[model, method] for method in methods}
+        print(f'{model}: ' + ', '.join(
+            f'{method} {statistics.median(each) * 1e3:.1f} ms (fastest {min(each) * 1e3:.1f})'
+            for method, each in times.items()))
+        for ours, others in (('1f1b', (ONE, ACCUMULATION, HALVES, 'PyTorch')),
+                             ('gpipe', (ONE,)), ('interleaved', (ONE,)), (HALVES, (ONE,))):
+            for other in others:
+                if other in times:
+                    goal = f'; goal {GOALS[other]:g}' if ours == '1f1b' and other in GOALS else ''
+                    print(f'{model}: {ours} over {other}: '
+                          f'{_rounds.times(times[ours], times[other])}{goal}')
+                    rows.setdefault(model, {})[f'{ours} over {other}'] = _rounds.ratios(
+                        times[ours], times[other])
+    print(f'memory of 1f1b over gpipe, 4 stages, 16 micro-batches: '
+          f'{memory["1f1b"] / memory["gpipe"]:.3f} ({memory["1f1b"] / 1e6:.1f} and '
+          f'{memory["gpipe"] / 1e6:.1f} MB); goal {GOALS["gpipe"]:g}')
     print(_rounds.load())
     if args.png:
-        _rounds.chart(args.png, 'Step of a pipeline of two ranks', 'times the other one',
-                      {'1f1b': rows}, {})
+        _rounds.chart(args.png, 'Step of a pipeline of two ranks', 'ratio', rows, {'equal': 1.})
 
 
 if __name__ == '__main__':

@@ -91,11 +91,12 @@ class MultiNodeChainList(chainer.ChainList):
         self.append(link)
         self._ranks.append((ranks_in, ranks_out))
 
-    def forward(self, *inputs: Value) -> Value:
+    def forward(self, *inputs: Value, **kwds: Object) -> Value:
         """Run the parts of this rank.
 
         Args:
             inputs: The inputs of the model.
+            kwds: Those by name, as of batches that are dicts.
 
         Returns:
             The output of the part with ``rank_out=None``; if there is none, an empty Variable.
@@ -117,12 +118,12 @@ class MultiNodeChainList(chainer.ChainList):
             ...     F.sum(model()).backward()
         """
         if self._replacement is not None:
-            return self._replacement(*inputs)
+            return self._replacement(*inputs, **kwds)
         graph = _Graph(self._comm)
         output = None
         for n, (part, (ranks_in, ranks_out)) in enumerate(zip(self, self._ranks, strict=True)):
             graph.part = _described(part, n, ranks_in, ranks_out)
-            y = part(*inputs) if ranks_in is None else part(*map(graph.recv, ranks_in))
+            y = part(*inputs, **kwds) if ranks_in is None else part(*map(graph.recv, ranks_in))
             if ranks_out is None:
                 output = y
             else:

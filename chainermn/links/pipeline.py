@@ -23,8 +23,8 @@ from chainermn.links._pipeline.clipping import GradientClipping
 from chainermn.links._pipeline.execution import Execution, Work
 from chainermn.links._pipeline.gradients import Collected, loss_scale
 from chainermn.links._pipeline.messages import StageMessages
-from chainermn.links._pipeline.model import RankModel
-from chainermn.links._pipeline.schedule import NAMES, Name, Step, clock_cycles, steps_of
+from chainermn.links._pipeline.model import Batch, RankModel
+from chainermn.links._pipeline.schedule import NAMES, Name, clock_cycles, steps_of
 from chainermn.links._pipeline.stages import Stage, connect
 from chainermn.links._pipeline.tied import Tied, described
 
@@ -49,8 +49,9 @@ class Pipeline:
             argument of the call: a mean over examples.  ``None`` if ``model`` returns the loss.
         n_micro_batches: The number of micro-batches; of smaller batches, one for each example.
         schedule: ``'1f1b'`` alternates forward and backward.  The number of micro-batches in a
-            stage is at most the number of stages from it to the output, so memory does not grow
-            with ``n_micro_batches``.  ``'gpipe'`` runs forward of all, then backward of all.
+            stage is at most one more than the number of stages from it to the output, so memory
+            does not grow with ``n_micro_batches``.  ``'gpipe'`` runs forward of all, then backward
+            of all.
         tied: Parameters that several ranks share, by name: each of these ranks passes its own, of
             equal shape.  They start with the values of the first of these ranks, and get the sum of
             their gradients.
@@ -90,6 +91,11 @@ class Pipeline:
                                  f'{n_micro_batches!r}')
             if schedule not in NAMES:
                 raise ValueError(f'Pipeline: schedule must be one of {NAMES}, not {schedule!r}')
+            own = {id(param) for param in model.params()}
+            for name, param in (tied or {}).items():
+                if id(param) not in own:
+                    raise ValueError(f'Pipeline: the tied parameter {name!r} is not a parameter of '
+                                     'the model on this rank')
         self.n_micro_batches: int = n_micro_batches
         self.schedule: Name = schedule
         self._tied_params = dict(tied or {})
@@ -128,9 +134,12 @@ class Pipeline:
                 [(end - begin) / max(n_examples, 1) or 1. for begin, end in bounds], scale or 1.,
                 collected.add, self._recompute),
             StageMessages(self._comm, shape.stages, self._n_calls))
-        has_backprop: bool = chainer.config.enable_backprop
+        has_backprop = bool(chainer.config.enable_backprop)
+        # Stages that communicate on their own run all at once, in the order of the program.
+        schedule = self.schedule if self._model.chain_list is not None else 'gpipe'
         with collected.collecting() if has_backprop else contextlib.nullcontext():
-            execution.run(self._steps(shape, len(bounds), has_backprop))
+            execution.run(steps_of(self._comm.rank, clock_cycles(
+                shape.stages, len(bounds), schedule, has_backprop)))
         if has_backprop:
             shape.tied.add(collected.params, collected.grads)
         is_finite = scale is None or collected.is_finite()
@@ -177,19 +186,25 @@ class Pipeline:
                 raise on_all_ranks(comm, error) from None
             tied = Tied(comm, self._tied_params, names)
             tied.bcast()
-            self._shape = _Shape(stages, tied, {})
+            self._shape = _Shape(stages, tied)
         return self._shape
 
-    def _agree(self, shape: _Shape, args: Object, collected: Collected) -> tuple[int, float | None]:
+    def _agree(self, shape: _Shape, batch: Batch, collected: Collected
+               ) -> tuple[int, float | None]:
         """Return the number of examples and the loss scale, if any, equal on all ranks."""
         comm = self._comm
         own = [stage for stage in shape.stages if stage.rank == comm.rank]
+        n_examples = None
         with raise_together(comm, 'Pipeline'):
-            n_examples = micro_batches.count(args) if any(
-                stage.has_inputs or stage.has_output for stage in own) else None
+            if any(stage.has_inputs or stage.has_output for stage in own):
+                self._model.check(batch, any(stage.has_inputs for stage in own))
+                n_examples = micro_batches.count(batch)
         with comm.called_by('Pipeline'):
-            counts, scales = zip(*comm.allgather_obj(
-                (n_examples, loss_scale(collected.params))), strict=True)
+            counts, scales, has_backprop = zip(*comm.allgather_obj((
+                n_examples, loss_scale(collected.params), bool(chainer.config.enable_backprop))),
+                strict=True)
+        check_equal(comm, has_backprop, 'Pipeline: chainer.config.enable_backprop differs',
+                    'Evaluate in chainer.no_backprop_mode() on all ranks or on none.')
         known = {rank: count for rank, count in enumerate(counts) if count is not None}
         if len(set(known.values())) != 1:
             check_equal(
@@ -197,15 +212,6 @@ class Pipeline:
                 'Pass the same batch on all ranks that have inputs or the output of the model.')
             raise on_all_ranks(comm, ValueError('Pipeline: no rank has passed a batch'))
         return next(iter(known.values())), next(filter(None, scales), None)
-
-    def _steps(self, shape: _Shape, n_micro_batches: int, has_backward: bool) -> list[Step]:
-        key = n_micro_batches, has_backward
-        if key not in shape.steps:
-            # Stages that communicate on their own run all at once, in the order of the program.
-            name = self.schedule if self._model.chain_list is not None else 'gpipe'
-            shape.steps[key] = steps_of(self._comm.rank, clock_cycles(
-                shape.stages, n_micro_batches, name, has_backward))
-        return shape.steps[key]
 
     def _total(self, execution: Execution, is_finite: bool) -> tuple[Array, bool]:
         """Report the observations; return the loss, and whether the gradients of all are finite."""
@@ -223,6 +229,5 @@ class Pipeline:
 class _Shape(NamedTuple):
     """What the ranks have together."""
 
-    stages: list[Stage]
+    stages: tuple[Stage, ...]
     tied: Tied
-    steps: dict[tuple[int, bool], list[Step]]  # of this rank, by number of micro-batches

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import tracemalloc
 
 import chainer
 import chainer.functions as F
@@ -100,6 +101,20 @@ class Recurrent(Part):
         return h[0]
 
 
+class Stateful(Part):
+    """Like Recurrent, with an LSTM that keeps its state between calls."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        np.random.seed(sum(map(ord, name)))
+        with self.init_scope():
+            self.rnn = L.LSTM(1, WIDTH)
+
+    def outputs(self, y):
+        self.rnn.reset_state()
+        return [self.rnn(F.expand_dims(each, 1)) for each in F.separate(y, 1)][-1]
+
+
 class Doubled(chainer.Link):
     """Has no parameters: its input gets no gradient if it is that of the model."""
 
@@ -166,6 +181,7 @@ MODELS = {
     'chain': chain,
     'batch normalization': lambda size: chain(size, [WithBatchNormalization]),
     'recurrent': lambda size: chain(size, [Recurrent, Part]),
+    'recurrent, with a state': lambda size: chain(size, [Stateful, Part]),
     'back and forth': back_and_forth,
     'branches': branches,
     'skip connection': skip_connection,
@@ -258,7 +274,7 @@ def test_gradients(comm, name, schedule, n, recompute):
     for loss, (x, t) in zip(losses, batches, strict=True):
         np.testing.assert_allclose(loss.array, reference.accumulate(x, t, n), 1e-12)
     compare(own, reference, exact=name not in (
-        'skip connection', 'branches', 'two inputs', 'recurrent'))
+        'skip connection', 'branches', 'two inputs', 'recurrent', 'recurrent, with a state'))
     for link_name, link in own.items():
         if isinstance(link, WithBatchNormalization):  # as in gradient accumulation
             expected = reference.parts[link_name].bn
@@ -296,6 +312,43 @@ def test_gradients_are_added_by_backward_only(comm):
     second.backward()
     for name, link in own.items():
         np.testing.assert_allclose(link.fc.W.grad, 3 * expected[name], 1e-12)
+
+
+class Keeps(chainer.FunctionNode):
+    """Keeps an array until backward, as most functions do."""
+
+    def forward(self, xs):
+        self.retain_outputs((0,))
+        return xs[0] + 1,
+
+    def backward(self, indexes, gys):
+        self.get_retained_outputs()
+        return gys
+
+
+class ManyActivations(chainer.Link):
+    def forward(self, x):
+        for _ in range(4):
+            x, = Keeps().apply((x,))
+        return x
+
+
+def test_memory(comm):
+    """In bytes: with 1F1B, stages keep the activations of fewer micro-batches than with GPipe."""
+    model, _ = build([(f'{rank}', ManyActivations, rank, [f'{rank - 1}'] if rank else None)
+                      for rank in range(comm.size)], comm)
+    x, t = np.ones((2, 32, 5000))
+    peaks = {}
+    for schedule in ('1f1b', 'gpipe'):
+        pipeline = Pipeline(model, F.mean_squared_error, 16, schedule)
+        tracemalloc.start()
+        try:
+            run(pipeline, x, t)
+            peaks[schedule] = comm.allreduce_obj(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks['gpipe'] > comm.size * 4 * x.nbytes
+    assert peaks['1f1b'] < .35 * peaks['gpipe'], peaks
 
 
 def test_dropout_is_equal_for_equal_seeds(comm):
@@ -371,14 +424,19 @@ def test_loss_scaling(comm, scale):
                                    reference[comm.rank].fc.W.array.astype('f'), .02, .01)
 
 
-def test_tied_parameters_that_differ(comm):
-    model, _ = build(chain(comm.size), comm)
-    width = WIDTH + (comm.rank == 1)
-    pipeline = Pipeline(model, F.softmax_cross_entropy,
-                        tied={'w': chainer.Parameter(np.zeros(width))} if comm.rank < 2 else {})
-    with raises_on_all(ValueError, "the tied parameter 'w' differs", 'rank 0: (4,) float64',
-                       'rank 1: (5,) float64'):
+def test_wrong_tied_parameters(comm):
+    model, own = build(chain(comm.size), comm)
+    fc = own[f'{comm.rank}'].fc
+    pipeline = Pipeline(model, F.softmax_cross_entropy, tied={'v': fc.b} if comm.rank == 1 else {})
+    with raises_on_all(ValueError, "only rank 1 has a tied parameter 'v'"):
         pipeline(*batch(4))
+    pipeline = Pipeline(model, F.softmax_cross_entropy, tied=[
+        {'w': fc.W}, {'w': fc.b}, {}, {}][comm.rank])
+    with raises_on_all(ValueError, "the tied parameter 'w' differs", 'rank 0: (4, 4) float64',
+                       'rank 1: (4,) float64'):
+        pipeline(*batch(4))
+    with raises_on_all(ValueError, "the tied parameter 'w' is not a parameter of the model"):
+        Pipeline(model, F.softmax_cross_entropy, tied={'w': chainer.Parameter(np.ones(3))})
 
 
 # --- how users call it ----------------------------------------------------------------------------
@@ -462,6 +520,38 @@ def test_a_classifier_around_first_and_last_link(comm, tmp_path):
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours['main/loss'], theirs['main/loss'], 1e-5)
             np.testing.assert_allclose(ours['main/accuracy'], theirs['main/accuracy'], 1e-5)
+
+
+def test_batches_that_are_dicts(comm):
+    """The first link gets the inputs by name, and L.Classifier takes the target."""
+    x, t = batch(6)
+    last = comm.rank == comm.size - 1
+    model = MultiNodeChainList(comm)
+    model.add_link(linear(comm.rank), None if comm.rank == 0 else comm.rank - 1,
+                   None if last else comm.rank + 1)
+    pipeline = Pipeline(L.Classifier(model, label_key='t') if last else model, n_micro_batches=2)
+    loss = pipeline(**{'x': x, 't': t} if last else {'x': x} if comm.rank == 0 else {})
+    one = chainer.Sequential(*(linear(n) for n in range(comm.size)))
+    np.testing.assert_allclose(loss.array, F.softmax_cross_entropy(one(x), t).array, 1e-12)
+
+
+def test_forward_of_a_subclass(comm):
+    """It prepares the inputs, and changes the output."""
+    class Scaled(MultiNodeChainList):
+        def forward(self, *xs):
+            return 3 * super().forward(*(x / 2 for x in xs))
+
+    model = Scaled(comm)
+    model.add_link(linear(comm.rank), None if comm.rank == 0 else comm.rank - 1,
+                   None if comm.rank == comm.size - 1 else comm.rank + 1)
+    x, t = batch(8)
+    loss = run(Pipeline(model, F.softmax_cross_entropy, 2), x, t)
+    one = chainer.Sequential(*(linear(n) for n in range(comm.size)))
+    one.cleargrads()
+    expected = F.softmax_cross_entropy(3 * one(x / 2), t)
+    expected.backward()
+    np.testing.assert_allclose(loss.array, expected.array, 1e-12)
+    np.testing.assert_allclose(model[0].W.grad, one[comm.rank].W.grad, 1e-10)
 
 
 def test_with_data_parallelism(comm):
@@ -597,6 +687,24 @@ def test_different_batches(comm):
     with raises_on_all(ValueError, 'the arguments have different numbers of examples: 5, 4'):
         pipeline(batch(5)[0], batch(4)[1])
     run(pipeline, *batch(4))  # and goes on
+
+
+def test_missing_arguments(comm):
+    """Rank 0 passes only inputs, and the last rank only targets by name."""
+    model, _ = build(chain(comm.size), comm)
+    x, t = batch(4)
+    pipeline = Pipeline(model, F.softmax_cross_entropy)
+    with raises_on_all(ValueError, 'got 1 positional arguments and 0 by name, but lossfun takes'):
+        pipeline(*[x] if comm.rank == 0 else [x, t])
+    with raises_on_all(ValueError, 'got 0 positional arguments and 1 by name'):
+        pipeline(**{'t': t} if comm.rank == comm.size - 1 else {'x': x})
+
+
+def test_evaluation_on_some_ranks(comm):
+    model, _ = build(chain(comm.size), comm)
+    with raises_on_all(ValueError, 'enable_backprop differs', 'rank 0: False', ': True'), (
+            chainer.using_config('enable_backprop', comm.rank > 0)):
+        Pipeline(model, F.softmax_cross_entropy)(*batch(4))
 
 
 def test_different_options(comm):

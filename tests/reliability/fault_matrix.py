@@ -64,7 +64,8 @@ def cases(ranks: tuple[int, ...]) -> list[Case]:
 def run(case: Case, hosts: Hosts | None = None) -> Result:
     """Run one case, on this machine or on several hosts."""
     with tempfile.TemporaryDirectory(prefix='fault-matrix-') as folder:
-        env = {'OMP_NUM_THREADS': '1', 'FAULT_MATRIX': folder}
+        # The first rank that imports PyTorch would keep the others waiting until the timeout.
+        env = {'OMP_NUM_THREADS': '1', 'FAULT_MATRIX': folder, 'CHAINER_USE_TORCH': 'never'}
         env['CHAINERMN_TIMEOUT'] = str(seconds(TIMEOUT)) if _needs_a_limit(case) else '0'
         command = [sys.executable, '-W', 'ignore', str(HERE / 'program.py'), case.way, case.place,
                    case.communicator, folder]

@@ -4,6 +4,7 @@ All ranks go to a place; there the last rank ends, or hangs, in a way.
 """
 
 import atexit
+import itertools
 import os
 import signal
 import sys
@@ -234,6 +235,21 @@ def overlap(comm, is_last):
         optimizer.update(lambda loss=loss: loss)
 
 
+def pipeline(comm, is_last):
+    """In backward of the last stage, while the others compute other micro-batches."""
+    model = chainermn.MultiNodeChainList(comm)
+    model.add_link(chainer.links.Linear(3, 3), None if comm.rank == 0 else comm.rank - 1,
+                   None if is_last else comm.rank + 1)
+    micro_batches = itertools.count()
+
+    def loss(y, t):
+        if next(micro_batches) == 2:
+            y, = _Fault().apply((y,))
+        return chainer.functions.mean_squared_error(y, t)
+
+    chainermn.Pipeline(model, loss, n_micro_batches=6)(*np.ones((2, 12, 3), 'f'))
+
+
 def kvstore(comm, is_last):
     """While the others push to it and pull from it."""
     store = chainermn.kvstore.create('dist_sync', comm)
@@ -255,7 +271,7 @@ def at_exit(comm, is_last):
 PLACES = {'before': before, 'in a message': message, 'in shared memory': shared_memory,
           'with overlap': overlap, 'in a kvstore': kvstore,
           'in a checkpoint': checkpoint, 'with data loaders': loaders,
-          'in a data loader': in_a_loader, 'at exit': at_exit}
+          'in a data loader': in_a_loader, 'at exit': at_exit, 'in a pipeline': pipeline}
 #: Places that create the communicator; they get its name.
 FIRST = {'before a communicator': before_a_communicator, 'in create_communicator': making}
 

@@ -7,6 +7,7 @@ from typing import TypeAlias
 import chainer
 
 from chainermn._types import Model, Object, Variable
+from chainermn.links._pipeline import states
 from chainermn.links._pipeline.stages import ListedLink, Stage
 from chainermn.links.multi_node_chain_list import MultiNodeChainList, Value
 
@@ -38,6 +39,9 @@ class RankModel:
                              'itself, so leave out lossfun.')
         self.model, self._lossfun = model, lossfun
         self.chain_list: MultiNodeChainList | None = lists[0] if lists else None
+        #: Whether there is code of the program around the list.
+        self._is_wrapped = self.chain_list is not None and (
+            model is not self.chain_list or type(model).forward is not MultiNodeChainList.forward)
 
     def parts(self) -> list[ListedLink]:
         """Describe the links."""
@@ -46,36 +50,52 @@ class RankModel:
         return [ListedLink(name, ranks_in, ranks_out)
                 for name, ranks_in, ranks_out in self.chain_list._described_parts()]
 
+    def check(self, batch: Batch, has_inputs: bool) -> None:
+        """Raise ValueError if the target is missing, or is the only argument.
+
+        Args:
+            batch: The arguments of the whole batch.
+            has_inputs: Whether this rank has inputs of the model.
+        """
+        args, kwds = batch
+        if self._lossfun is not None and len(args) < 1 + (has_inputs and not kwds):
+            raise ValueError(
+                f'Pipeline: got {len(args)} positional arguments and {len(kwds)} by name, but '
+                'lossfun takes the last positional one as target. Pass the inputs of the model, '
+                'then the target; None for those that this rank does not use.')
+
     def compute(self, stage: Stage, batch: Batch, received: Sequence[Value]) -> Value:
         """Return the output of a stage, or the loss, if it has the output of the model."""
         args, kwds = batch
         if self._lossfun is not None:
             args = args[:-1]
+        states.forget(self.model)
         if self.chain_list is None:
             y = self.model(*args, **kwds)
         else:
-            y = self.chain_list[stage.position](
-                *(self._inputs(args, kwds) if stage.has_inputs else received))
+            inputs = self._inputs(args, kwds) if stage.has_inputs else (tuple(received), {})
+            y = self.chain_list[stage.position](*inputs[0], **inputs[1])
         return self._loss(batch, args, y) if stage.has_output else y
 
-    def _inputs(self, args: tuple[Object, ...], kwds: dict[str, Object]) -> tuple[Object, ...]:
+    def _inputs(self, args: tuple[Object, ...], kwds: dict[str, Object]) -> Batch:
         """Return the arguments with which the model calls the list."""
         assert self.chain_list is not None
-        if self.model is self.chain_list:
-            return (*args, *kwds.values())
+        if not self._is_wrapped:
+            return args, kwds
         with self.chain_list._replaced(_stop):
             try:
                 self.model(*args, **kwds)
             except _CalledWith as called:
-                return called.inputs
+                return called.batch
         raise ValueError(f'Pipeline: {type(self.model).__name__} does not call the '
                          'MultiNodeChainList that it contains')
 
     def _loss(self, batch: Batch, args: tuple[Object, ...], y: Value) -> Variable:
         """Return the loss of a micro-batch, from the output of the last stage."""
         result = y
-        if self.chain_list is not None and self.chain_list is not self.model:
-            with self.chain_list._replaced(lambda *_: y):
+        if self._is_wrapped:
+            assert self.chain_list is not None
+            with self.chain_list._replaced(lambda *_, **__: y):
                 result = self.model(*args, **batch[1])
         if self._lossfun is not None:
             result = self._lossfun(result, batch[0][-1])
@@ -99,10 +119,10 @@ class RankModel:
 class _CalledWith(Exception):  # noqa: N818  (not an error)
     """Carries the inputs of a list out of the code around it."""
 
-    def __init__(self, inputs: tuple[Object, ...]) -> None:
+    def __init__(self, batch: Batch) -> None:
         super().__init__()
-        self.inputs = inputs
+        self.batch = batch
 
 
-def _stop(*inputs: Object) -> Value:
-    raise _CalledWith(inputs)
+def _stop(*args: Object, **kwds: Object) -> Value:
+    raise _CalledWith((args, kwds))

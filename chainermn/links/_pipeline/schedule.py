@@ -5,10 +5,12 @@ inputs are there.  So ranks that follow their lists and wait for messages cannot
 
 - ``'gpipe'``: all forward steps of a rank, then all backward steps.
 - ``'1f1b'``: a backward step as soon as there is one.  A stage starts no more micro-batches than
-  there are stages from it to the output, which limits the activations that it keeps.
+  there are stages from it to the output, and one more, which limits the activations that it keeps.
+  Without the one more, a rank would always wait for the message that another has just sent.
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -26,7 +28,8 @@ class Step(NamedTuple):
     is_forward: bool
 
 
-def clock_cycles(stages: Sequence[Stage], n_micro_batches: int, name: Name,
+@functools.lru_cache(maxsize=64)
+def clock_cycles(stages: tuple[Stage, ...], n_micro_batches: int, name: Name,
                  has_backward: bool = True) -> list[dict[int, Step]]:
     """Return the step of each rank at each tick; a rank that waits has none."""
     done: set[Step] = set()
@@ -56,7 +59,8 @@ def _ready(own: Sequence[Stage], stages: Sequence[Stage], n_micro_batches: int, 
         n_forward, n_backward = (
             sum(Step(stage.number, k, direction) in done for k in range(n_micro_batches))
             for direction in (True, False))
-        is_open = name == 'gpipe' or not has_backward or n_forward - n_backward < stage.height
+        is_open = name == 'gpipe' or not has_backward or (
+            n_forward - n_backward < stage.height + (stage.height > 1))
         if n_forward < n_micro_batches and is_open and all(
                 Step(edge.source, n_forward, True) in done for edge in stage.edges_in):
             forward.append(Step(stage.number, n_forward, True))

@@ -43,7 +43,7 @@ class Stage(NamedTuple):
 _Link: TypeAlias = tuple[int, int]
 
 
-def connect(parts: Sequence[Sequence[ListedLink]]) -> list[Stage]:
+def connect(parts: Sequence[Sequence[ListedLink]]) -> tuple[Stage, ...]:
     """Return the stages, each after those on which it depends.
 
     As in :class:`MultiNodeChainList`, messages between two ranks are received in the order sent.
@@ -113,7 +113,7 @@ def _cycle(parts: Sequence[Sequence[ListedLink]], waits: Mapping[_Link, Sequence
 
 
 def _stages(parts: Sequence[Sequence[ListedLink]], links: Sequence[_Link],
-            sources: Mapping[_Link, Sequence[_Link]]) -> list[Stage]:
+            sources: Mapping[_Link, Sequence[_Link]]) -> tuple[Stage, ...]:
     numbers = {link: number for number, link in enumerate(links)}
     edges: list[Edge] = []
     for link in links:
@@ -123,10 +123,10 @@ def _stages(parts: Sequence[Sequence[ListedLink]], links: Sequence[_Link],
     for number in reversed(range(len(links))):
         heights[number] = 1 + max(
             (heights[edge.dest] for edge in edges if edge.source == number), default=0)
-    return [
+    return tuple(
         Stage(number, *link, _part(parts, link).name,
               tuple(edge for edge in edges if edge.dest == number),
               tuple(edge for edge in edges if edge.source == number),
               _part(parts, link).ranks_in is None, _part(parts, link).ranks_out is None,
               heights[number])
-        for link, number in numbers.items()]
+        for link, number in numbers.items())

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from chainermn._operations.on_all_ranks import check_equal
+from chainermn._operations.on_all_ranks import check_equal, on_all_ranks
 from chainermn._types import Array, Parameter
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -26,13 +26,19 @@ class Tied:
         names: What :func:`described` returns on each rank.
 
     Raises:
-        ValueError: On all ranks, if shapes or dtypes differ, or a parameter is not initialized.
+        ValueError: On all ranks, if only one rank has a name, shapes or dtypes differ, or a
+            parameter is not initialized.
     """
 
     def __init__(self, comm: CommunicatorBase, own: Mapping[str, Parameter],
                  names: Sequence[Mapping[str, str]]) -> None:
         for name in sorted({name for each in names for name in each}):
             found = {each[name] for each in names if name in each}
+            owners = [rank for rank, each in enumerate(names) if name in each]
+            if len(owners) < min(2, comm.size):
+                raise on_all_ranks(comm, ValueError(
+                    f'Pipeline: only rank {owners[0]} has a tied parameter {name!r}. Pass it by '
+                    'the same name on all ranks that share it.'))
             if len(found) > 1 or 'None' in found:
                 check_equal(comm, [each.get(name, 'not shared') for each in names],
                             f'Pipeline: the tied parameter {name!r} differs',
