@@ -310,6 +310,59 @@ def test_broken_samples_are_skipped(comm, shared_folder):
     assert sum(comm.allgather_obj(iterator.skipped)) == 11
 
 
+@pytest.mark.parametrize('has_index', [True, False], ids=['index', 'counted'])
+@pytest.mark.parametrize('name', ['train-00001.npz', 'train-00004.npz'])
+def test_resuming_when_another_shard_is_broken(comm, shared_folder, has_index, name):
+    """One was broken before, one breaks while the job is not running, or is repaired."""
+    def make():
+        return ShardedIterator('train-*.npz', 3, comm, repeat=False, buffer=2, on_error='skip')
+
+    damage_shard(comm, shared_folder, truncate, has_index)
+    iterator = make()
+    used = [int(t) for _, t in next(iterator)]
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(iterator)
+    iterator.finalize()
+    comm.barrier()
+    if comm.rank == 0:
+        (shared_folder / 'train-00003.npz').write_bytes((shared_folder / name).read_bytes())
+        (shared_folder / name).write_bytes(b'')
+    comm.barrier()
+    iterator = make()
+    chainer.serializers.NpzDeserializer(serializer.target).load(iterator)
+    number = int(name[6:11])
+    broken = {*range(number * 10, number * 10 + 10)}
+    before = {*itertools.chain(*comm.allgather_obj(used))}
+    rest = [int(t) for batch in iterator for _, t in batch]
+    after = {*itertools.chain(*comm.allgather_obj(rest))}
+    assert before | after == {*range(30), *range(40, 60)} - (broken - before)
+    assert sum(comm.allgather_obj(iterator.skipped)) == len(broken - before) > 0
+
+
+def test_the_number_of_skipped_samples_is_saved(comm):
+    def fail_at_even_numbers(x):
+        if x % 2 == 0:
+            raise ValueError('even')
+        return x
+
+    def make():
+        return ShardedIterator([range(40 * comm.size)], 10, comm, transform=fail_at_even_numbers,
+                               on_error='skip')
+
+    iterator = make()
+    next(iterator)
+    n = iterator.skipped
+    assert sum(comm.allgather_obj(n)) > 0
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(iterator)
+    iterator.finalize()
+    resumed = make()
+    chainer.serializers.NpzDeserializer(serializer.target).load(resumed)
+    assert resumed.skipped == n
+    assert len(next(resumed)) + resumed.skipped == n + 10
+    resumed.finalize()
+
+
 @pytest.mark.mpi_skip
 @pytest.mark.parametrize('shuffle', [True, False])
 def test_no_sample_can_be_read(shuffle):
