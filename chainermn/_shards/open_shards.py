@@ -139,7 +139,9 @@ class OpenShards:
             raise
         if len(samples) != len(indexes):
             raise ValueError(f'the reader returned {len(samples)} samples, not {len(indexes)}')
-        return [*samples] if self._transform is None else [*map(self._transform, samples)]
+        if self._transform is None:
+            return [*samples]
+        return [self._transform(each) for each in samples]  # map would end at a StopIteration
 
     def _read_others(self, number: int, indexes: np.ndarray, error: Exception) -> list[Object]:
         """Find the samples that cannot be read, and return the others."""

@@ -196,9 +196,9 @@ class ShardedIterator(chainer.dataset.Iterator):
         return None if self._previous_epoch_detail < 0 else self._previous_epoch_detail
 
     @property
-    def dataset(self) -> _Share:
+    def dataset(self) -> Sized:
         """An object whose length is the number of samples of this rank in an epoch."""
-        return _Share(self._batches.length())
+        return range(self._batches.length())
 
     def serialize(self, serializer: Serializer) -> None:
         """Save or load the position, which is that of all ranks.
@@ -249,16 +249,6 @@ class ShardedIterator(chainer.dataset.Iterator):
         source, self._source = getattr(self, '_source', None), None
         if source is not None:
             source.close()
-
-
-class _Share(Sized):
-    """What Chainer needs to know of a data set: its length."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
 
 
 def _measure(comm: CommunicatorBase, shards: Sequence[Object], index: Index, opener: Opener,

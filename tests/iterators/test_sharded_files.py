@@ -364,6 +364,17 @@ def test_the_number_of_skipped_samples_is_saved(comm):
 
 
 @pytest.mark.mpi_skip
+def test_a_transform_that_raises_stop_iteration():
+    """It does not end the batch."""
+    def transform(x):
+        return next(iter([])) if x == 3 else x
+
+    assert alone([range(10)], 5, transform=transform, on_error='skip') == [0, 1, 2, *range(4, 10)]
+    with pytest.raises(ShardError, match='sample 3: StopIteration'):
+        alone([range(10)], 5, transform=transform)
+
+
+@pytest.mark.mpi_skip
 @pytest.mark.parametrize('shuffle', [True, False])
 def test_no_sample_can_be_read(shuffle):
     def fail(sample):
