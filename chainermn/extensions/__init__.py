@@ -11,6 +11,7 @@ from chainermn.extensions.multi_node_evaluator import (
 )
 from chainermn.extensions.multi_node_report import create_multi_node_report
 from chainermn.extensions.observation_aggregator import ObservationAggregator
+from chainermn.extensions.progress_bar import ProgressBar
 from chainermn.extensions.tensorboard_writer import TensorBoardWriter
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     'MultiNodeCheckpointer',
     'MultiNodeEarlyStoppingTrigger',
     'ObservationAggregator',
+    'ProgressBar',
     'TensorBoardWriter',
     'create_multi_node_checkpointer',
     'create_multi_node_evaluator',
