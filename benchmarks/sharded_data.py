@@ -154,12 +154,14 @@ def step_ratio(n_steps: int) -> float:
             weights @ weights
 
     def timed(work: Callable[[], object]) -> float:
-        start = time.perf_counter()
+        times = []
         for _ in range(n_steps):
+            start = time.perf_counter()
             work()
-        return (time.perf_counter() - start) / n_steps
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
 
-    timed(step)
+    step()
     alone = timed(step)
     SlowShard.seconds = .8 * alone / BATCH
     iterator = ShardedIterator([SlowShard()], BATCH, Alone())
@@ -214,7 +216,7 @@ def main() -> None:
                 if i or args.quick:
                     times[kind].append(seconds)
             if i or args.quick:
-                steps.append(groups['ours'].ask(('step', 5 if args.quick else 50, 0)))
+                steps.append(groups['ours'].ask(('step', 5 if args.quick else 20, 0)))
     rivals = [min(each) for each in zip(*(times[kind] for kind in kinds[1:]), strict=True)]
     for kind, each in times.items():
         print(f'{kind:<20} {n / statistics.median(each):10,.0f} samples/s')

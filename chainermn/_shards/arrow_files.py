@@ -126,7 +126,11 @@ def saved_files(folder: str) -> list[str]:
     Raises:
         OSError: If it is not such a folder.
     """
-    with open(os.path.join(folder, 'state.json'), encoding='utf-8') as file:
+    path = os.path.join(folder, 'state.json')
+    if not os.path.exists(path):
+        raise FileNotFoundError(f'{folder!r} is a folder, but no data set of Hugging Face: it has '
+                                f'no state.json. Name the files, such as {folder}/*.npz')
+    with open(path, encoding='utf-8') as file:
         state = json.load(file)
     return [os.path.join(folder, each['filename']) for each in state['_data_files']]
 

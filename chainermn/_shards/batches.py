@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from chainermn._operations.exceptions import ShardError
-from chainermn._shards.open_shards import Opener, OpenShards
+from chainermn._shards.open_shards import UNKNOWN, Opener, OpenShards
 from chainermn._shards.sample_order import Interval, RankSamples, SampleOrder
 from chainermn._types import Object
 
@@ -83,8 +83,8 @@ class Batches:
         if epoch and not self.repeat:
             return None
         n, missing = self.order.length, self.batch_size * self.size
-        if self.last == 'split':
-            missing = min(missing, n - taken)
+        if self.last == 'split':  # with repeat, each rank takes at least one
+            missing = min(missing, max(n - taken, self.size * self.repeat))
         intervals = []
         while missing:
             end = min(n, taken + missing)
@@ -104,18 +104,32 @@ class Batches:
         if self.last == 'drop':
             rest = 0
         mine = batches * self.batch_size + (rest + self.size - 1 - self.rank) // self.size
-        return max(mine, 1) if self.last == 'repeat' else mine
+        return max(mine, 1) if self.repeat or self.last == 'repeat' else mine
 
     def own(self, position: Position) -> Position:
-        """Return the position of this rank: the next epoch if only other ranks have samples left.
+        """Return the position of this rank: the next epoch if no samples are left for it.
 
         The position itself is the same on all ranks, so any of them can save it.
         """
-        rest = self.order.length - position.taken
-        needed = {'repeat': 1, 'drop': self.batch_size * self.size, 'split': self.rank + 1}
-        if rest >= needed[self.last] or (position.epoch and not self.repeat):
+        if position.epoch and not self.repeat:
             return position
-        return Position(position.epoch + 1, 0)
+        needed = 1
+        if self.last == 'drop':
+            needed = self.batch_size * self.size
+        elif self.last == 'split' and not self.repeat:
+            needed = self.rank + 1
+        is_at_end = self.order.length - position.taken < needed
+        return Position(position.epoch + 1, 0) if is_at_end else position
+
+    def in_order_of(self, counts: Sequence[int]) -> Batches:
+        """Return batches in the order of an earlier run, which may have read other shards.
+
+        Args:
+            counts: Number of samples of each shard in that run.
+        """
+        sizes = [size if size[0] == count else (count, UNKNOWN)
+                 for count, size in zip(counts, self.sizes, strict=True)]
+        return dataclasses.replace(self, sizes=sizes, order=self.order.with_counts(counts))
 
     def _first_readable(self, files: OpenShards) -> list[Object]:
         """Return a sample, for a first batch of which none could be read."""

@@ -23,6 +23,9 @@ _T = TypeVar('_T')
 #: Bytes of a rank for all shards of NumPy that are open at the same time.
 _MEMORY = 2**27
 
+#: Bytes of a shard that was not opened.
+UNKNOWN = -2
+
 #: Seconds before the second and the third attempt.
 _PAUSES = .1, 1.
 
@@ -136,7 +139,9 @@ class OpenShards:
             raise
         if len(samples) != len(indexes):
             raise ValueError(f'the reader returned {len(samples)} samples, not {len(indexes)}')
-        return [*samples] if self._transform is None else [*map(self._transform, samples)]
+        if self._transform is None:
+            return [*samples]
+        return [self._transform(each) for each in samples]  # map would end at a StopIteration
 
     def _read_others(self, number: int, indexes: np.ndarray, error: Exception) -> list[Object]:
         """Find the samples that cannot be read, and return the others."""
@@ -157,11 +162,11 @@ class OpenShards:
     def _checked(self, number: int) -> Shard:
         """Open a shard, and compare it with its size when the samples were counted."""
         shard = self._opener.open(self._shards[number])
-        now = len(shard), size_of(self._shards[number])
-        if now != self._sizes[number]:
+        now, before = (len(shard), size_of(self._shards[number])), self._sizes[number]
+        if now != before and (now[0], UNKNOWN) != before:
             shard.close()
             raise ValueError('it has changed: {:,} samples and {:,} bytes, before {:,} and {:,}'
-                             .format(*now, *self._sizes[number]))
+                             .format(*now, *before))
         return shard
 
     def _note(self, number: int, sample: str, error: Exception) -> None:

@@ -12,10 +12,14 @@ all of them.  The set of samples in a global batch, and so the mean gradient, st
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+#: What an order depends on.
+SETTINGS = 'samples', 'shards', 'their counts', 'shuffle', 'seed', 'buffer'
 
 
 class Interval(NamedTuple):
@@ -44,11 +48,20 @@ class SampleOrder:
     """
 
     def __init__(self, counts: Sequence[int], shuffle: bool, seed: int, buffer: int) -> None:
-        self._counts = np.array(counts, np.int64)
+        self.counts = np.array(counts, np.int64)
         self._shuffle, self._seed, self._buffer = shuffle, seed, buffer
-        self.length = int(self._counts.sum())
+        self.length = int(self.counts.sum())
         self._epoch: _Epoch | None = None
         self._window: _Window | None = None
+
+    def with_counts(self, counts: Sequence[int]) -> SampleOrder:
+        """Return the order of shards with other numbers of samples."""
+        return SampleOrder(counts, self._shuffle, self._seed, self._buffer)
+
+    def settings(self) -> np.ndarray:
+        """Return integers that are equal if orders are; :data:`SETTINGS` has their names."""
+        return np.array([self.length, len(self.counts), zlib.crc32(self.counts.tobytes()),
+                         self._shuffle, self._seed, self._buffer], np.int64)
 
     def take(self, intervals: Sequence[Interval], rank: int, size: int) -> Iterator[RankSamples]:
         """Yield the samples of a rank, window by window.
@@ -80,10 +93,10 @@ class SampleOrder:
 
     def _of_epoch(self, number: int) -> _Epoch:
         if self._epoch is None or self._epoch.number != number:
-            shards = np.arange(len(self._counts))
+            shards = np.arange(len(self.counts))
             if self._shuffle:
                 np.random.RandomState([self._seed, number]).shuffle(shards)
-            ends = np.cumsum(self._counts[shards])
+            ends = np.cumsum(self.counts[shards])
             starts = np.concatenate([[0], ends[self._buffer - 1:-1:self._buffer], ends[-1:]])
             self._epoch = _Epoch(number, shards, starts)
         return self._epoch
@@ -94,10 +107,10 @@ class SampleOrder:
             shards = self._of_epoch(epoch).shards[first:first + self._buffer]
             order = None
             if self._shuffle:
-                n = int(self._counts[shards].sum())
+                n = int(self.counts[shards].sum())
                 order = np.arange(n, dtype=np.min_scalar_type(n))
                 np.random.RandomState([self._seed, epoch, number]).shuffle(order)
-            self._window = _Window((epoch, number), shards, self._counts[shards], order)
+            self._window = _Window((epoch, number), shards, self.counts[shards], order)
         return self._window
 
 

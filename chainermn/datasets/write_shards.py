@@ -118,10 +118,11 @@ def _write(dataset: Dataset, prefix: str, samples_per_shard: int, comm: _Communi
             begin = i * samples_per_shard
             columns = form.columns(dataset, begin, min(begin + samples_per_shard, len(dataset)))
             mine.append(_save(f'{prefix}-{first + i:0{width}}', columns))
-    written = [each for shards in comm.allgather_obj(mine) for each in shards]
-    forms = comm.allgather_obj(form.text)
-    check_equal(comm, [text or next(filter(None, forms)) for text in forms] if any(forms) else [],
+    of_ranks = comm.allgather_obj((mine, form.text))
+    known = next((text for _, text in of_ranks if text), '')
+    check_equal(comm, [text or known for _, text in of_ranks],
                 f'{_NAME}: the samples differ between ranks', 'Convert them to the same form.')
+    written = [each for shards, _ in of_ranks for each in shards]
     with raise_together(comm, _NAME):
         if is_root:
             for path in {*existing} - {path for path, *_ in written}:

@@ -15,9 +15,9 @@ from chainermn._operations.exceptions import ShardError
 from chainermn._operations.on_all_ranks import check_equal, raise_together
 from chainermn._shards.batches import Batches, Last, PlacedBatch, Position
 from chainermn._shards.listing import Index, find_shards
-from chainermn._shards.open_shards import Opener, describe, explain
+from chainermn._shards.open_shards import UNKNOWN, Opener, describe, explain
 from chainermn._shards.prefetch import Prefetch
-from chainermn._shards.sample_order import SampleOrder
+from chainermn._shards.sample_order import SETTINGS, SampleOrder
 from chainermn._types import Object, Serializer
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -25,7 +25,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 _NAME = 'ShardedIterator'
 
 #: Samples and bytes of a shard that is left out.
-_BROKEN = (0, -2)
+_BROKEN = (0, UNKNOWN)
 
 
 class ShardedIterator(chainer.dataset.Iterator):
@@ -64,7 +64,8 @@ class ShardedIterator(chainer.dataset.Iterator):
         last: What becomes of samples at the end of an epoch that are fewer than a batch on all
             ranks.  ``'repeat'`` completes the batch with the first samples of the next epoch (of
             the same one if ``repeat`` is false).  ``'drop'`` leaves them out.  ``'split'`` makes a
-            smaller batch; some ranks may have one batch less, so training needs
+            smaller batch; if there are fewer samples than ranks, it is completed to one for each
+            rank with ``repeat``, and otherwise, some ranks have one batch less, so training needs
             :func:`chainermn.join`.  By default, ``'repeat'`` if ``repeat`` is true, otherwise
             ``'split'``.
         n_prefetch: Number of batches to read in advance; with 0, there is no thread.
@@ -75,10 +76,12 @@ class ShardedIterator(chainer.dataset.Iterator):
             decodes an image.
         on_error: ``'skip'`` leaves out samples and shards that cannot be read.  They are logged,
             counted, and reported as ``skipped_samples`` and ``skipped_shards``.  A batch without
-            any readable sample repeats the batch before.
+            any readable sample repeats the batch before.  A job that continues keeps its order, so
+            shards that were left out stay so.
 
     Attributes:
-        skipped: Number of samples that this rank left out since the first batch.
+        skipped: Number of samples that this rank left out since the first batch.  On another number
+            of ranks, all of them continue with the number of rank 0.
         skipped_shards: Number of shards that could not be opened when the iterator was created.
 
     Raises:
@@ -127,17 +130,13 @@ class ShardedIterator(chainer.dataset.Iterator):
                     'Pass the same arguments, and shards of the same names, on all ranks.')
         opener = Opener(reader, buffer)
         sizes = _measure(comm, found, index, opener, is_strict)
-        counts = [n for n, _ in sizes]
         self.skipped_shards = sizes.count(_BROKEN)
+        order = SampleOrder([n for n, _ in sizes], bool(shuffle), seed, buffer)
         self._batches = Batches(
-            found, sizes, opener, transform, is_strict,
-            SampleOrder(counts, bool(shuffle), seed, buffer), self.batch_size, comm.rank,
+            found, sizes, opener, transform, is_strict, order, self.batch_size, comm.rank,
             comm.size, self.repeat, last)
         with raise_together(comm, _NAME):
             _check_length(self._batches)
-        #: What must be as it was when a snapshot is loaded.
-        self._settings = np.array([sum(counts), len(counts), zlib.crc32(np.array(counts).tobytes()),
-                                   bool(shuffle), seed, buffer], np.int64)
         self.reset()
 
     def reset(self) -> None:
@@ -197,9 +196,9 @@ class ShardedIterator(chainer.dataset.Iterator):
         return None if self._previous_epoch_detail < 0 else self._previous_epoch_detail
 
     @property
-    def dataset(self) -> _Share:
+    def dataset(self) -> Sized:
         """An object whose length is the number of samples of this rank in an epoch."""
-        return _Share(self._batches.length())
+        return range(self._batches.length())
 
     def serialize(self, serializer: Serializer) -> None:
         """Save or load the position, which is that of all ranks.
@@ -210,14 +209,24 @@ class ShardedIterator(chainer.dataset.Iterator):
         Raises:
             ValueError: If the snapshot is of other shards, or of another order of them.
         """
-        settings = serializer('settings', self._settings.copy())
+        is_loading = isinstance(serializer, chainer.Deserializer)
+        order, nothing = self._batches.order, np.empty(0, np.int64)
+        settings = serializer('settings', order.settings())
+        # Which shards could be read may differ when a job continues, but not the order.
+        counts = serializer('counts', None if is_loading else (
+            nothing if self._is_strict else order.counts))
         epoch = serializer('epoch', self._position.epoch)
         taken = serializer('current_position', self._position.taken)
         is_new_epoch = serializer('is_new_epoch', self.is_new_epoch)
         previous = serializer('previous_epoch_detail', self._previous_epoch_detail)
-        if isinstance(serializer, chainer.Deserializer):
-            self._check_settings(settings)
+        skipped = serializer('skipped', self.skipped)
+        if is_loading:
+            batches = self._batches
+            if not self._is_strict and len(counts) == len(order.counts):
+                batches = batches.in_order_of(counts.tolist())
+            _check_settings(settings, batches.order.settings())
             self._stop()
+            self._batches, self.skipped = batches, int(skipped)
             self._position = Position(int(epoch), int(taken))
             self.is_new_epoch = bool(is_new_epoch)
             self._previous_epoch_detail = float(previous)
@@ -240,26 +249,6 @@ class ShardedIterator(chainer.dataset.Iterator):
         source, self._source = getattr(self, '_source', None), None
         if source is not None:
             source.close()
-
-    def _check_settings(self, saved: np.ndarray) -> None:
-        names = 'samples', 'shards', 'their counts', 'shuffle', 'seed', 'buffer'
-        different = [f'{name} was {before}, is {now}' for name, before, now in zip(
-            names, saved.tolist(), self._settings.tolist(), strict=True) if before != now]
-        if different:
-            raise ValueError(
-                f'{_NAME}: the snapshot has a position in other shards or in another order, so '
-                f'samples would be repeated or missing: {", ".join(different)}. Use the same '
-                'shards, shuffle, seed and buffer.')
-
-
-class _Share(Sized):
-    """What Chainer needs to know of a data set: its length."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
 
 
 def _measure(comm: CommunicatorBase, shards: Sequence[Object], index: Index, opener: Opener,
@@ -304,12 +293,19 @@ def _check_arguments(batch_size: Object, seed: Object, buffer: Object, n_prefetc
         raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
 
 
+def _check_settings(saved: np.ndarray, present: np.ndarray) -> None:
+    different = [f'{name} was {before}, is {now}' for name, before, now in zip(
+        SETTINGS, saved.tolist(), present.tolist(), strict=True) if before != now]
+    if different:
+        raise ValueError(
+            f'{_NAME}: the snapshot has a position in other shards or in another order, so samples '
+            f'would be repeated or missing: {", ".join(different)}. Use the same shards, shuffle, '
+            'seed and buffer.')
+
+
 def _check_length(batches: Batches) -> None:
-    n, needed = batches.order.length, 1
-    if batches.last == 'drop':
-        needed = batches.batch_size * batches.size
-    elif batches.last == 'split' and batches.repeat:
-        needed = batches.size  # or a rank would have none at all
+    n = batches.order.length
+    needed = batches.batch_size * batches.size if batches.last == 'drop' else 1
     if n < needed:
         raise ValueError(f'{len(batches.shards)} shards have {n} samples, but at least {needed} '
                          f'are needed on {batches.size} ranks with batch_size='

@@ -225,15 +225,15 @@ def write_objects(path):
 
 
 FAULTS = {
-    'corrupted': (flip_a_bit, 'damaged|has changed|truncated'),
+    'corrupted': (flip_a_bit, 'Bad CRC-32'),
     'truncated': (truncate, 'BadZipFile|has changed'),
-    'truncated data': (truncate_data, 'truncated or damaged|has changed'),
+    'truncated data': (truncate_data, 'EOF: reading array data'),
     'empty file': (lambda path: path.write_bytes(b''), 'the file is empty'),
     'no arrays': (lambda path: np.savez(path), 'no arrays|has changed'),
     'missing': (lambda path: path.unlink(), 'missing'),
     'a folder': (lambda path: (path.unlink(), path.mkdir()), 'IsADirectoryError|Is a directory'),
     'other lengths': (write_other_lengths, 'different lengths'),
-    'objects': (write_objects, 'Python objects'),
+    'objects': (write_objects, 'Object arrays cannot be loaded'),
     'no array': (lambda path: path.write_text('{}' * 100), 'BadZipFile'),
 }
 
@@ -308,6 +308,70 @@ def test_broken_samples_are_skipped(comm, shared_folder):
     assert set().union(*comm.allgather_obj(mine)) == {*range(7), *range(8, 20), *range(30, 60)}
     assert observation == {'skipped_samples': iterator.skipped, 'skipped_shards': 0}
     assert sum(comm.allgather_obj(iterator.skipped)) == 11
+
+
+@pytest.mark.parametrize('has_index', [True, False], ids=['index', 'counted'])
+@pytest.mark.parametrize('name', ['train-00001.npz', 'train-00004.npz'])
+def test_resuming_when_another_shard_is_broken(comm, shared_folder, has_index, name):
+    """One was broken before, one breaks while the job is not running, or is repaired."""
+    def make():
+        return ShardedIterator('train-*.npz', 3, comm, repeat=False, buffer=2, on_error='skip')
+
+    damage_shard(comm, shared_folder, truncate, has_index)
+    iterator = make()
+    used = [int(t) for _, t in next(iterator)]
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(iterator)
+    iterator.finalize()
+    comm.barrier()
+    if comm.rank == 0:
+        (shared_folder / 'train-00003.npz').write_bytes((shared_folder / name).read_bytes())
+        (shared_folder / name).write_bytes(b'')
+    comm.barrier()
+    iterator = make()
+    chainer.serializers.NpzDeserializer(serializer.target).load(iterator)
+    number = int(name[6:11])
+    broken = {*range(number * 10, number * 10 + 10)}
+    before = {*itertools.chain(*comm.allgather_obj(used))}
+    rest = [int(t) for batch in iterator for _, t in batch]
+    after = {*itertools.chain(*comm.allgather_obj(rest))}
+    assert before | after == {*range(30), *range(40, 60)} - (broken - before)
+    assert sum(comm.allgather_obj(iterator.skipped)) == len(broken - before) > 0
+
+
+def test_the_number_of_skipped_samples_is_saved(comm):
+    def fail_at_even_numbers(x):
+        if x % 2 == 0:
+            raise ValueError('even')
+        return x
+
+    def make():
+        return ShardedIterator([range(40 * comm.size)], 10, comm, transform=fail_at_even_numbers,
+                               on_error='skip')
+
+    iterator = make()
+    next(iterator)
+    n = iterator.skipped
+    assert sum(comm.allgather_obj(n)) > 0
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(iterator)
+    iterator.finalize()
+    resumed = make()
+    chainer.serializers.NpzDeserializer(serializer.target).load(resumed)
+    assert resumed.skipped == n
+    assert len(next(resumed)) + resumed.skipped == n + 10
+    resumed.finalize()
+
+
+@pytest.mark.mpi_skip
+def test_a_transform_that_raises_stop_iteration():
+    """It does not end the batch."""
+    def transform(x):
+        return next(iter([])) if x == 3 else x
+
+    assert alone([range(10)], 5, transform=transform, on_error='skip') == [0, 1, 2, *range(4, 10)]
+    with pytest.raises(ShardError, match='sample 3: StopIteration'):
+        alone([range(10)], 5, transform=transform)
 
 
 @pytest.mark.mpi_skip

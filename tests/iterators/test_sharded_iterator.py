@@ -112,8 +112,11 @@ def test_each_sample_once_in_random_cases(tenth):
     for _ in range(50):
         shards, options = random_shards(rng), random_options(rng)
         n, size, batch_size = sum(map(len, shards)), rng.randint(1, 7), rng.randint(1, 40)
-        kind = rng.choice(['endless', 'repeat', 'drop', 'split', None])
+        kind = rng.choice(['endless', 'endless split', 'repeat', 'drop', 'split', None])
         per_step = size * batch_size
+        if kind == 'endless split':
+            check_endless_split(shards, size, batch_size, options)
+            continue
         if kind == 'endless' or (kind == 'drop' and n < per_step):
             check_endless(shards, size, batch_size, options)
             continue
@@ -157,6 +160,24 @@ def check_endless(shards, size, batch_size, options):
     finalize(iterators)
 
 
+def check_endless_split(shards, size, batch_size, options):
+    """Smaller batches at the end of epochs; one for each rank may be completed."""
+    n, taken, counts = sum(map(len, shards)), 0, collections.Counter()
+    iterators = iterators_of(size, shards, batch_size, last='split', **options)
+    while taken < 3 * n:
+        rest, before = n - taken % n, taken
+        batches = step(iterators)
+        lengths = [len(each) for each in batches]
+        counts.update(itertools.chain(*batches))
+        taken += sum(lengths)
+        assert 1 <= min(lengths) >= max(lengths) - 1
+        assert taken - before == min(size * batch_size, max(rest, size))
+        assert {(each.epoch, each.current_position) for each in iterators} == {divmod(taken, n)}
+        assert {each.is_new_epoch for each in iterators} == {taken // n > before // n}
+        check_once(counts, n)
+    finalize(iterators)
+
+
 @pytest.mark.mpi_skip
 @pytest.mark.parametrize('seed', range(8))
 def test_the_number_of_ranks_does_not_change_the_global_batches(seed):
@@ -179,6 +200,7 @@ def test_resuming_on_other_ranks_in_random_cases(tenth):
         shards, options = random_shards(rng, 60, 100), random_options(rng)
         n, counts, saved = sum(map(len, shards)), collections.Counter(), None
         repeat, n_kills = rng.random() < .7, rng.randint(1, 3)
+        options['last'] = rng.choice([None, 'split'])
         for kill in range(n_kills + 1):
             size, batch_size = rng.randint(1, 7), rng.randint(1, 30)
             iterators = iterators_of(size, shards, batch_size, repeat=repeat, **options)
@@ -199,6 +221,23 @@ def test_resuming_on_other_ranks_in_random_cases(tenth):
             check_once(counts, n)
         else:
             assert counts == dict.fromkeys(range(n), 1)
+
+
+@pytest.mark.mpi_skip
+@pytest.mark.parametrize('rank', range(4))
+def test_resuming_after_the_last_step_of_an_epoch(rank):
+    """Of 10 samples, 2 are left for 4 ranks: what any of them saved is the same position."""
+    iterators = iterators_of(4, [range(10)], 2, last='split')
+    counts = collections.Counter(x for _ in range(2) for batch in step(iterators) for x in batch)
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(iterators[rank])
+    finalize(iterators)
+    alone, = iterators_of(1, [range(10)], 1, last='split')
+    chainer.serializers.NpzDeserializer(serializer.target).load(alone)
+    assert alone.epoch == 1
+    counts.update(x for _ in range(20 - sum(counts.values())) for x in next(alone))
+    assert counts == dict.fromkeys(range(10), 2)
+    alone.finalize()
 
 
 def test_the_order(tmp_path):
@@ -367,14 +406,14 @@ def test_join(comm, shared_folder):
     if isinstance(comm, Version7Communicator):
         pytest.skip('join needs its checks')
     write(comm, n=4 * comm.size + 1)
-    iterator = ShardedIterator('train-*.npz', 2, comm, last='split')
+    iterator = ShardedIterator('train-*.npz', 2, comm, repeat=False, last='split')
     model = chainer.links.Linear(3, 1)
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(0), comm).setup(model)
-    for epoch in range(1, 4):
+    for _ in range(3):
         used = []
+        iterator.reset()
         with chainermn.join(optimizer):
-            while iterator.epoch < epoch:
-                batch = next(iterator)
+            for batch in iterator:
                 used += [int(t) for _, t in batch]
                 x = chainer.dataset.concat_examples(batch)[0]
                 optimizer.update(lambda x=x: chainer.functions.sum(model(x)))
@@ -397,8 +436,9 @@ def test_a_snapshot_of_other_shards_is_an_error(comm, shared_folder):
     ('batch_size', 2.5, 'batch_size must be'), ('seed', -1, 'seed must be'),
     ('seed', 2**32, 'less than'), ('buffer', 0, 'buffer must be'), ('last', 'some', 'last must be'),
     ('n_prefetch', -1, 'n_prefetch must be'), ('on_error', 'ignore', 'on_error must be'),
-    ('shards', 'nothing-*.npz', 'no file matches'), ('shards', [], 'is empty'),
-    ('shards', [range(0)], 'have 0 samples'), ('shards', [3], 'a shard needs a length')])
+    ('shards', 'nothing-*.npz', 'no file matches'), ('shards', '.', 'Name the files'),
+    ('shards', [], 'is empty'), ('shards', [range(0)], 'have 0 samples'),
+    ('shards', [3], 'a shard needs a length')])
 def test_an_invalid_argument_on_one_rank_is_an_error_on_all(comm, option, value, error):
     arguments = {'shards': [range(10)], 'batch_size': 1}
     if comm.rank == comm.size - 1 or option == 'shards':
