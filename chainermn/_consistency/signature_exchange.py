@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 from chainermn._consistency import tags
 from chainermn._operations.call_signature import IDENTIFIER_SIZE
 from chainermn._process.mpi import MPI
-from chainermn._timeline import recorder
+from chainermn._timeline import activities, recorder
 
 #: The identifier of a rank that knows of a mismatch, instead of that of its call.
 MISMATCH = bytes(IDENTIFIER_SIZE)
@@ -186,7 +186,8 @@ class SignatureExchange:
                   ) -> Sequence[Data] | None:
         """Return the messages of all ranks in shared memory; ``None`` on a mismatch."""
         assert self._memory is not None
-        found = self._memory.exchange(call, message, is_wanted)
+        with activities.span('wait', 'wait'):
+            found = self._memory.exchange(call, message, is_wanted)
         return None if call is MISMATCH else found
 
     def _swap(self, message: Data, dest: int, source: int) -> None:
@@ -216,14 +217,16 @@ def wait(request: MPI.Request, status: MPI.Status | None = None, spins: int = SP
         for _ in range(spins):
             if test(status):
                 return
-        for _ in range(_POLLS):
-            if test(status) or test(status):  # which takes less time than giving the core away
-                return
-            os.sched_yield()
+        with activities.span('wait', 'wait'):
+            for _ in range(_POLLS):
+                if test(status) or test(status):  # which takes less time than giving the core away
+                    return
+                os.sched_yield()
     except BaseException:  # of a signal handler; MPI still writes into the buffer
         request.Wait()
         raise
-    request.Wait(status)
+    with activities.span('wait', 'wait'):
+        request.Wait(status)
 
 
 class TracedSignatureExchange(SignatureExchange):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from chainermn.extensions.multi_node_early_stopping_trigger import MultiNodeEarlyStoppingTrigger
     from chainermn.extensions.multi_node_report import create_multi_node_report
     from chainermn.extensions.observation_aggregator import ObservationAggregator
+    from chainermn.extensions.progress_bar import ProgressBar
     from chainermn.extensions.tensorboard_writer import TensorBoardWriter
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     'MultiNodeCheckpointer',
     'MultiNodeEarlyStoppingTrigger',
     'ObservationAggregator',
+    'ProgressBar',
     'TensorBoardWriter',
     'create_multi_node_checkpointer',
     'create_multi_node_evaluator',
@@ -41,6 +43,7 @@ _LAZY = {
     'MultiNodeCheckpointer': 'chainermn.extensions.checkpoint',
     'MultiNodeEarlyStoppingTrigger': 'chainermn.extensions.multi_node_early_stopping_trigger',
     'ObservationAggregator': 'chainermn.extensions.observation_aggregator',
+    'ProgressBar': 'chainermn.extensions.progress_bar',
     'TensorBoardWriter': 'chainermn.extensions.tensorboard_writer',
     'allreduce_persistent': 'chainermn.extensions.allreduce_persistent',
     'checkpoint': 'chainermn.extensions.checkpoint',
@@ -51,6 +54,7 @@ _LAZY = {
     'multi_node_report': 'chainermn.extensions.multi_node_report',
     'multi_node_snapshot': 'chainermn.extensions._multi_node_snapshot',
     'observation_aggregator': 'chainermn.extensions.observation_aggregator',
+    'progress_bar': 'chainermn.extensions.progress_bar',
     'tensorboard_writer': 'chainermn.extensions.tensorboard_writer',
 }
 
