@@ -84,9 +84,8 @@ def test_different_rounding_disables_updates_by_pytorch(different, monkeypatch):
     assert chainer.config.fused_updates == (before if WORLD.size == 1 else not different)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_auto_needs_the_same_arguments_on_all_ranks(same_error):
-    if WORLD.size == 1:
-        pytest.skip('needs another rank')
     name = 'auto' if WORLD.rank else 'flat'
     assert "create_communicator('auto'" in str(same_error(lambda: create_communicator(name)))
 

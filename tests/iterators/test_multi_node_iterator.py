@@ -7,7 +7,7 @@ import chainer
 import numpy as np
 import pytest
 from equal_values import assert_same
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 import chainermn.datasets
 from chainermn.iterators import create_multi_node_iterator
@@ -19,10 +19,7 @@ pytestmark = pytest.mark.filterwarnings(
 PROGRESS = ('epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail', 'current_position')
 N = 10
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'version7')
 
 
 @pytest.fixture(params=['first', 'last'])
@@ -228,9 +225,8 @@ def test_an_error_of_the_root_is_raised_everywhere(comm, root):
 
 
 @pytest.mark.compares_calls
+@pytest.mark.mpi(min_size=2)
 def test_different_roots_are_rejected(comm):
-    if comm.size == 1:
-        pytest.skip('takes two ranks')
     with pytest.raises(ValueError, match='roots differ'):
         create_multi_node_iterator(serial([1]), comm, 1 if comm.rank == 0 else 0)
 

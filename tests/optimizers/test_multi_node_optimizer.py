@@ -4,6 +4,7 @@ import chainer
 import numpy as np
 import pytest
 from chainer import optimizers
+from shared_fixtures import communicators, raises_on_all
 
 import chainermn
 from chainermn.optimizers import _MultiNodeOptimizer
@@ -13,12 +14,7 @@ pytestmark = pytest.mark.every_size
 
 N_IN, N_OUT, N_LOCAL = 4, 3, 6
 
-
-@pytest.fixture(scope='module')
-def comm():
-    comm = chainermn.create_communicator('naive')
-    yield comm
-    comm.finalize()
+comm = communicators('naive')
 
 
 class Net(chainer.Chain):
@@ -59,14 +55,6 @@ def check_same_on_all_ranks(comm, value):
     ours = comm.allgather_obj(value)
     for theirs in ours[1:]:
         np.testing.assert_equal(theirs, ours[0])
-
-
-def check_raised_on_all_ranks(comm, error_type, call):
-    """All ranks get an error of this type with the same text; gives the text."""
-    with pytest.raises(error_type) as caught:
-        call()
-    text, = set(comm.allgather_obj(str(caught.value)))
-    return text
 
 
 def test_first_update_only_broadcasts(comm):
@@ -145,9 +133,8 @@ def test_ranks_that_initialize_other_parameters_all_get_the_error(comm):
     if comm.size == 1:
         optimizer.update(model, *batch(0), late=True)  # no other rank differs
         return
-    text = check_raised_on_all_ranks(
-        comm, Exception, lambda: optimizer.update(model, *batch(comm.rank), late=odd_one))
-    assert 'bcast_data' in text and 'multi_node_mean_grad' in text
+    with raises_on_all(Exception, 'bcast_data', 'multi_node_mean_grad'):
+        optimizer.update(model, *batch(comm.rank), late=odd_one)
     assert optimizer.t == 1
 
 
@@ -158,9 +145,8 @@ def test_without_zero_fill_a_parameter_unused_on_one_rank_is_an_error_on_all(com
     assert optimizer.t == 1
     if comm.size == 1:
         return
-    text = check_raised_on_all_ranks(
-        comm, Exception, lambda: optimizer.update(model, *batch(0), late=comm.rank == 0))
-    assert 'late' in text
+    with raises_on_all(Exception, 'late'):
+        optimizer.update(model, *batch(0), late=comm.rank == 0)
 
 
 @pytest.mark.filterwarnings('ignore:.*is deprecated:DeprecationWarning')  # by Chainer
