@@ -242,15 +242,6 @@ def test_zero_fill_counts_a_missing_gradient_as_zero(comm, mean):
         np.testing.assert_array_equal(model.b.grad, np.zeros(2, np.float32))
 
 
-def test_dummy_does_not_change_gradients(comm, name):
-    if name == 'dummy':
-        model = Model(0)
-        _, own = set_gradients(model, comm)
-        comm.multi_node_mean_grad(model)
-        assert {path: x.tobytes() for path, x in own.items()} == {
-            path: param.grad.tobytes() for path, param in model.namedparams(include_uninit=False)}
-
-
 def test_allreduce_grad_warns(comm, mean):
     model = L.Linear(3, 2)
     means, own = set_gradients_of(model, comm)

@@ -106,18 +106,6 @@ def load(iterator, arrays):
     iterator.serialize(chainer.serializers.NpzDeserializer(arrays))
 
 
-def test_resume_in_the_middle(comm, root):
-    np.random.seed(comm.rank)
-    iterator = make(comm, root, list(range(N)))
-    for _ in range(2):
-        iterator.next()
-    resumed = make(comm, root, list(range(N)))
-    load(resumed, saved(iterator))
-    for attribute in PROGRESS:
-        assert getattr(resumed, attribute) == getattr(iterator, attribute), attribute
-    assert resumed.next() == iterator.next()
-
-
 @pytest.mark.sample(13)
 @pytest.mark.parametrize('n_batches', [0, 2, 4, 7], ids='after {} batches'.format)
 @pytest.mark.parametrize('kind, options', [
@@ -234,19 +222,3 @@ def test_different_roots_are_rejected(comm):
 def test_not_a_communicator():
     with pytest.raises(TypeError, match='communicator'):
         create_multi_node_iterator(serial([1]), None)
-
-
-def test_trains_with_an_updater(comm, root):
-    """A Trainer runs on it, and stops at the same iteration everywhere."""
-    data = [(np.full(2, i, np.float32), np.int32(i % 2)) for i in range(N)]
-    dataset = data if comm.rank == root else [()] * N
-    iterator = create_multi_node_iterator(serial(dataset, shuffle=False), comm, root)
-    model = chainer.links.Classifier(chainer.links.Linear(2, 2, initialW=0.1))
-    optimizer = chainer.optimizers.SGD().setup(model)
-    updater = chainer.training.StandardUpdater(iterator, optimizer)
-    while updater.epoch < 2:
-        updater.update()
-    weights = model.predictor.W.array
-    assert updater.iteration == 7
-    for other in comm.allgather_obj(weights):
-        np.testing.assert_array_equal(other, weights)

@@ -69,31 +69,6 @@ def test_first_update_only_broadcasts(comm):
     assert not np.allclose(model.first.W.array, expected)
 
 
-@pytest.mark.parametrize('with_lossfun', [True, False])
-def test_equals_one_process_with_the_union_of_the_batches(comm, with_lossfun):
-    optimizer, model = make(comm, optimizers.MomentumSGD(0.1))
-    optimizer.update(model, *batch(0))
-
-    alone = Net(seed=0)
-    alone(*batch(0))
-    alone.copyparams(model)
-    reference = optimizers.MomentumSGD(0.1).setup(alone)
-
-    for step in range(5):
-        batches = [batch(10 * step + rank) for rank in range(comm.size)]
-        reference.update(alone, *(np.concatenate(arrays) for arrays in zip(*batches, strict=True)))
-        if with_lossfun:
-            optimizer.update(model, *batches[comm.rank])
-        else:
-            model.cleargrads()
-            model(*batches[comm.rank]).backward()
-            optimizer.update()
-    assert optimizer.t == 5
-    check_same_on_all_ranks(comm, weights(model))
-    for name, expected in weights(alone).items():
-        np.testing.assert_allclose(weights(model)[name], expected, rtol=1e-9, err_msg=name)
-
-
 def test_broadcasts_again_when_more_parameters_are_initialized(comm):
     optimizer, model = make(comm)
     optimizer.update(model, *batch(comm.rank))
