@@ -1,7 +1,7 @@
 """Communication time that overlap does not hide: overlap=True compared with no overlap.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/overlap.py [--ranks 2] [--rounds 9] [--png FILE]``.
+``python benchmarks/overlap.py [--ranks 2] [--rounds 9] [--only hosts] [--png FILE]``.
 
 Slowed: a communicator whose exchange takes as long as backward, in proportion to the bytes,
 without using a core, like a network card.  Exposed is the time of a step minus that of a step
@@ -14,6 +14,9 @@ Shared: ``flat``, with one rank per core, all of them computing.  Overlap has no
 overlap=True detects this; with 'always', which is also shown, communication slows down backward.
 With half the ranks there are free cores.
 
+Hosts: two hosts of one rank, with a link of 1 Gbit/s between them (``tests/virtual_hosts.py``,
+which needs root), whose exchange takes as long as about half a step.
+
 Watching: a perceptron of 100 small layers without any gradients in buckets, so only the overhead of
 observing backward and assigning buckets remains.
 
@@ -21,15 +24,23 @@ Steps of each kind take turns, and ratios are medians of the differences between
 since the speed of the machine varies.
 """
 
+import contextlib
 import os
+import pathlib
 import statistics
+import sys
 import time
 
 import _rounds
 
-GOALS = {'slowed, ten layers': .25, 'slowed, ResNet-50': .4, 'shared, ten layers': 1.03,
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'tests'))
+import virtual_hosts
+
+GOALS = {'slowed, ten layers': .25, 'slowed, ResNet-50': .4, 'hosts, ten wide layers': .15,
+         'shared, ten layers': 1.03,
          'shared, ResNet-50': 1.03, 'shared always, ResNet-50': None,
          'half shared, ResNet-50': None, 'watching, 100 layers': 1.05}
+EXPOSED = 'slowed', 'hosts'  # their ratio is that of exposed times, not of steps
 LATE = 4e-4  # seconds that a thread may sleep longer than it asks for; a card is on time
 BLOCKS = ((3, 64), (4, 128), (6, 256), (3, 512))  # of ResNet-50: how many, and how wide
 
@@ -72,6 +83,7 @@ def resnet50():
 #: Model, inputs, examples of a batch, MB of a bucket.
 MODELS = {
     'ten layers': (ten_layers, 1000, 128, 4),
+    'ten wide layers': (lambda: ten_layers(1600), 1600, 1024, 10),
     'ResNet-50': (resnet50, 147, 64, 25),
     '100 layers': (lambda: ten_layers(50, 100), 50, 32, 25),
 }
@@ -79,29 +91,27 @@ MODELS = {
 
 def make_slowed(world):
     """A communicator that waits instead of exchanging; all ranks have the same gradients."""
-    from chainermn.communicators.naive_communicator import NaiveCommunicator
+    from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+    from chainermn.communicators.transport import MpiTransport
 
-    class Slowed(NaiveCommunicator):
+    class SlowedTransport(MpiTransport):
         bytes_per_second = float('inf')
 
-        def _groups(self, arrays):
-            return [list(arrays)]
-
-        def _mean_in_place(self, group):
-            seconds = sum(x.nbytes for x in group) / Slowed.bytes_per_second
+        def mean(self, arrays, results=None):
+            # What a card would write is there already: the gradients are the same in each step.
+            if results is not None and self.bytes_per_second == float('inf'):
+                for x, y in zip(arrays, results, strict=True):
+                    y[...] = x
+            seconds = sum(x.nbytes for x in arrays) / self.bytes_per_second
             end = time.perf_counter() + seconds
             time.sleep(max(0, seconds - LATE))
             while time.perf_counter() < end:
                 time.sleep(0)
 
-        def _mean(self, group, results):
-            # What a card would write is there already: the gradients are the same in each step.
-            if Slowed.bytes_per_second == float('inf'):
-                for x, y in zip(group, results, strict=True):
-                    y[...] = x
-            self._mean_in_place(group)
+    class SlowedCommunicator(MpiCommunicatorBase):
+        transport_class = SlowedTransport
 
-    return Slowed(world)
+    return SlowedCommunicator(world)
 
 
 def work(kind: str, folder: str) -> None:
@@ -133,7 +143,7 @@ def work(kind: str, folder: str) -> None:
             optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, **options)
         optimizer.setup(model)
         if options and name == '100 layers':
-            optimizer._put = lambda gradients: None
+            optimizer._exchange._submit = lambda gradients: None
 
         if comm is not None:
             return lambda: optimizer.update(lambda: loss_of(model, x))
@@ -151,7 +161,7 @@ def work(kind: str, folder: str) -> None:
 
     def turn(command) -> dict[str, float]:
         which, name, n = command
-        comm, overlap = (flat, True) if 'shared' in which else (slowed, True)
+        comm, overlap = slowed if which in ('slowed', 'watching') else flat, True
         if which in ('shared always', 'slowed', 'watching'):
             overlap = 'always'
         if (which, name) not in steps:
@@ -172,10 +182,10 @@ def work(kind: str, folder: str) -> None:
                 seconds[what].append(world.allreduce(time.perf_counter() - start, MPI.MAX))
                 if which == 'slowed' and what == 'alone':
                     backward.append(world.allreduce(of_backward[0], MPI.MAX))
-                    type(slowed).bytes_per_second = (
+                    slowed.transport_class.bytes_per_second = (
                         of_backward[1] / statistics.median(backward[-4:]))
         alone, without, overlapped = (np.array(values) for values in seconds.values())
-        if which == 'slowed':
+        if which in EXPOSED:
             ratio = np.median(overlapped - alone) / np.median(without - alone)
         else:
             ratio = 1 + np.median(overlapped - without) / np.median(without)
@@ -188,30 +198,38 @@ def work(kind: str, folder: str) -> None:
 def main() -> None:
     """Measures and prints."""
     parser = _rounds.parser(__doc__, rounds=9, ranks=2)
+    parser.add_argument('--only', help='the rows with this word')
     args = parser.parse_args()
     if args.work:
         work(args.work, args.folder)
         return
-    rows = list(GOALS)
+    rows = [row for row in GOALS if not args.only or args.only in row]
     if args.quick:
         args.rounds = 1
-        rows = [row for row in rows if 'layers' in row]  # the small models
+        rows = [row for row in rows if row.endswith(' layers') and 'wide' not in row]  # small
+    if any('hosts' in row for row in rows) and (reason := virtual_hosts.why_not()):
+        print(f'not measured on two hosts: {reason}')
+        rows = [row for row in rows if 'hosts' not in row]
     found = {}
     for row in rows:
         goal = GOALS[row]
         which, _, name = row.partition(', ')
         cores = os.cpu_count() or 1
-        ranks = {'shared': cores, 'shared always': cores, 'half shared': max(2, cores // 2)}.get(
-            which, args.ranks)
-        with _rounds.groups(__file__, ranks, ['ours']) as groups:
-            n_steps = 1 if args.quick else {'slowed': 12, 'watching': 24}.get(which, 6)
+        ranks = {'shared': cores, 'shared always': cores, 'half shared': max(2, cores // 2),
+                 'hosts': 2}.get(which, args.ranks)
+        with contextlib.ExitStack() as stack:
+            hosts = (stack.enter_context(virtual_hosts.Hosts([1, 1], '1gbit'))
+                     if which == 'hosts' else None)
+            groups = stack.enter_context(_rounds.groups(
+                __file__, ranks, ['ours'], mpiexec=hosts and hosts.mpiexec))
+            n_steps = 1 if args.quick else {'slowed': 12, 'watching': 24, 'hosts': 3}.get(which, 6)
             turns = [groups['ours'].ask((which, name, n_steps))
                      for _ in range(args.rounds)]
         values = [turn['ratio'] for turn in turns]
         found[row] = values
         alone, without, overlapped = (statistics.median(turn[what] * 1e3 for turn in turns)
                                       for what in ('alone', 'without', 'with'))
-        what = 'exposed' if which == 'slowed' else 'step'
+        what = 'exposed' if which in EXPOSED else 'step'
         print(f'{row:<24} {ranks} ranks: a step without exchange {alone:8.2f} ms, without overlap '
               f'{without:8.2f} ms, with overlap {overlapped:8.2f} ms; {what} '
               f'{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f}) times; '

@@ -21,13 +21,13 @@ from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
 from chainermn.extensions import create_multi_node_evaluator
 from chainermn.extensions._rank_filter import RankFilter
 from chainermn.optimizers import MultiNodeOptimizer, create_multi_node_optimizer
-from chainermn.optimizers._join import join
 
 if _typing.TYPE_CHECKING:
     from chainermn import functions, iterators, kvstore, links
     from chainermn._commands.launch import launch
     from chainermn.extensions import MultiNodeCheckpointer, create_multi_node_checkpointer
     from chainermn.links import MultiNodeChainList, Pipeline
+    from chainermn.optimizers._join import join
 
 __all__ = [
     'ChainerMNError',
@@ -69,6 +69,7 @@ _LAZY = {
     'create_multi_node_checkpointer': 'chainermn.extensions',
     'functions': 'chainermn.functions',
     'iterators': 'chainermn.iterators',
+    'join': 'chainermn.optimizers._join',
     'kvstore': 'chainermn.kvstore',
     'launch': 'chainermn._commands.launch',
     'links': 'chainermn.links',

@@ -18,6 +18,7 @@ _COMMANDS = {
                     'chainermn.extensions._checkpointing.command'),
     'demo': ('train a digit classifier on several ranks', 'chainermn._commands.demo'),
     'dump': ('print what all ranks of a job are doing', 'chainermn._commands.dump'),
+    'top': ('show the ranks of a running job', 'chainermn._commands.top'),
     'timeline': ('profile all ranks', 'chainermn._commands.timeline'),
     'run': ('start an MPI job, and restart it after failures', 'chainermn._commands.run'),
 }

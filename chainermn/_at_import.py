@@ -7,6 +7,7 @@ from __future__ import annotations
 from chainermn import global_except_hook
 from chainermn._operations import trainer_message
 from chainermn._process import environment, forked
+from chainermn._timeline import data_loading
 from chainermn.extensions import _shared_outputs
 from chainermn.optimizers import _set_up
 
@@ -24,3 +25,5 @@ def apply() -> None:
     _set_up.check_optimizers_of_trainers()
     # Trainer.run: a warning if several ranks write the same file or screen.
     _shared_outputs.warn_about_shared_outputs()
+    # next() of Chainer's iterators: the time that loading a batch takes is on the timeline.
+    data_loading.record()

@@ -21,12 +21,12 @@ project = 'ChainerMN'
 author = copyright = 'ChainerMN 8 authors'
 version = release = runpy.run_path(str(ROOT / 'chainermn' / '_version.py'))['__version__']
 
-root_doc = 'docs/contents'  # index.md has no toctree, which GitHub would show as code
+root_doc = 'docs/contents'  # index.md with a toctree, which GitHub would show as code
 include_patterns = [
     'docs/**', 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'examples/*/README.md',
     'examples/launch/digits.ipynb',
 ]
-exclude_patterns = ['docs/_build', '**/.*', '**/__pycache__']
+exclude_patterns = ['docs/index.md', 'docs/_build', '**/.*', '**/__pycache__']
 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'sphinx.ext.mathjax']
 
@@ -60,13 +60,15 @@ html_show_sphinx = False
 
 
 def link_folders(app: Sphinx, doctree: docutils.nodes.document) -> None:
-    """Resolve links to folders, such as ``[mnist](../examples/mnist)``, to their README."""
+    """Resolve links to folders, such as ``[mnist](../examples/mnist)``, and to index.md."""
     for node in doctree.findall(sphinx.addnodes.pending_xref):
         if node['reftype'] == 'myst' and node['refdomain'] is None:
             page = (ROOT / node['refdoc']).parent.joinpath(node['reftarget'], 'README.md').resolve()
             if page.is_file():
                 node['refdomain'], node['reftargetid'] = 'doc', None
                 node['reftarget'] = page.relative_to(ROOT).with_suffix('').as_posix()
+        elif node['refdomain'] == 'doc' and node['reftarget'] == 'docs/index':
+            node['reftarget'] = root_doc
 
 
 def break_code(app: Sphinx, doctree: docutils.nodes.document) -> None:

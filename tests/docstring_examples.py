@@ -27,7 +27,8 @@ EXCEPTIONS = {
         'chainermn.extensions.LinearScaling.initialize',
         'chainermn.extensions.MultiNodeEarlyStoppingTrigger.serialize',
         'chainermn.extensions.ObservationAggregator.serialize',
-        *(f'chainermn.extensions.TensorBoardWriter.{name}' for name in ('initialize', 'finalize')),
+        *(f'chainermn.extensions.{kind}.{name}' for kind in ('ProgressBar', 'TensorBoardWriter')
+          for name in ('initialize', 'finalize')),
         *(f'chainermn.iterators.ShardedIterator.{name}'
           for name in ('finalize', 'next', 'reset', 'serialize')),
     },

@@ -13,6 +13,7 @@ from chainermn._collectives.activations import Activations
 from chainermn._collectives.point_to_point import Messages
 from chainermn._collectives.rank_info import RankInfo
 from chainermn._consistency.consistency_check import ConsistencyCheck
+from chainermn._consistency.signature_exchange import SPINS, SPINS_IF_CROWDED
 from chainermn._diagnostics import flight_recorder, lifecycle
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._process import environment
@@ -87,11 +88,12 @@ class Context:
                       [each.unreferenced for each in ranks])
         signatures, self.mpi_comm = lifetime.duplicates(mpi_comm)
         self.topology = topology.of(self.rank, [each.place for each in ranks])
+        spins = SPINS_IF_CROWDED if topology.note_crowd(self.topology) else SPINS
         self.check = ConsistencyCheck(
-            signatures, shared_lines.create if self.topology.inter_size == 1 else None)
+            signatures, shared_lines.create if self.topology.inter_size == 1 else None, spins)
         lifecycle.add_check(self.check)
         # MPI keeps collectives and messages of one communicator apart.
-        self.messages = Messages(self.mpi_comm, signatures)
+        self.messages = Messages(self.mpi_comm, signatures, spins)
         self.activations = Activations(self.messages)
         self.check.on_shutdown = _while_alive(self.messages.warn_of_unmatched)
         flight_recorder.assign_number(self.flight_records())

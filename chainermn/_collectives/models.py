@@ -16,7 +16,6 @@ from chainermn._consistency.mismatch import NOT_SENT
 from chainermn._gradients import compressors, tied_arrays
 from chainermn._gradients.codec import GradientCodec, average
 from chainermn._gradients.compressors import Compression
-from chainermn._gradients.mean_queue import MeanQueue
 from chainermn._gradients.parameters import Layout, ParameterList
 from chainermn._gradients.power_sgd import PowerSGD
 from chainermn._operations.call_signature import MAX_UPDATE, pack
@@ -28,6 +27,7 @@ from chainermn._transport.base import Compressor
 from chainermn._types import Array, Model
 
 if TYPE_CHECKING:  # CPUs do not need it
+    from chainermn._gradients.mean_queue import MeanQueue
     from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 
 
@@ -110,6 +110,8 @@ def mean_queue(comm: Communicator) -> MeanQueue | NcclMeanQueue:
 def new_mean_queue(comm: Communicator, mpi_comm: MPI.Intracomm, background: Communicator
                    ) -> MeanQueue:
     """Create a queue that averages on a background communicator."""
+    from chainermn._gradients.mean_queue import MeanQueue  # most programs do not need it
+
     context, other = comm._context, background._context
     is_profitable = context.topology.inter_size > 1 or topology.are_cores_left(context.mpi_comm)
     return MeanQueue(

@@ -31,7 +31,7 @@ from chainermn._collectives.nonblocking import (
 from chainermn._collectives.payloads import Payloads
 from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
-from chainermn._consistency.signature_exchange import wait
+from chainermn._consistency.signature_exchange import SPINS_IF_CROWDED, wait
 from chainermn._diagnostics import call_site, unusable
 from chainermn._diagnostics.flight_recorder import MessageRecord
 from chainermn._diagnostics.unusable import Unusable
@@ -40,9 +40,9 @@ from chainermn._operations.arguments import is_integer
 from chainermn._operations.message_header import IN_MESSAGE, Kind, MessageHeader
 from chainermn._process import streams
 from chainermn._process.mpi import MPI
-from chainermn._transport import array_buffers
+from chainermn._transport import array_buffers, pickling
 from chainermn._transport.pending import Pending
-from chainermn._transport.pickling import Pickled, load
+from chainermn._transport.pickling import Pickled, dump, load
 from chainermn._types import Array, Arrays, Object, ReceivedArrays
 
 #: Largest payload, in bytes, that is sent with its header.
@@ -72,10 +72,12 @@ class Messages:
     Args:
         mpi_comm: For headers, with the tags of the user.  Nothing else may send on it.
         payloads: For payloads; nothing else may send on it.
+        spins: The number of polls for a message before this rank yields its core.
     """
 
-    def __init__(self, mpi_comm: MPI.Intracomm, payloads: MPI.Intracomm) -> None:
-        self._mpi_comm = mpi_comm
+    def __init__(self, mpi_comm: MPI.Intracomm, payloads: MPI.Intracomm,
+                 spins: int = SPINS_IF_CROWDED) -> None:
+        self._mpi_comm, self._spins = mpi_comm, spins
         self.record = MessageRecord(mpi_comm)
         self._payloads = Payloads(payloads)
         self.rank, self._size = mpi_comm.rank, mpi_comm.size
@@ -129,7 +131,7 @@ class Messages:
         if source < 0 or tag < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send'), self._wait)
         message = self._new_message()
-        wait(self._mpi_comm.Irecv(message, source, tag))
+        wait(self._mpi_comm.Irecv(message, source, tag), None, self._spins)
         array = _array_with(bytes(message[:message_header.SIZE]))
         if array is None:
             return blocking(self._finish_plain(_split(message), source, tag, 'send'), self._wait)
@@ -158,15 +160,15 @@ class Messages:
         record = self.record
         record.add_message('send_obj', dest, tag)
         try:
-            pickled = Pickled(obj)
+            first, buffers = dump(obj)
         except Exception as error:
             self._fail_send('send_obj', error, dest, tag)
         record.sent[dest, tag] += 1  # as in count_sent
         record.sent_at = record.count
-        first, number = pickled.stream, IN_MESSAGE
+        number = IN_MESSAGE
         rest: Iterable[Array | bytes] = ()
-        if len(first) > INLINE or pickled.buffers or first[0] != _PICKLE:  # of an old protocol
-            number, rest = self._payloads.new_number(), pickled.messages()
+        if len(first) > INLINE or buffers or first[0] != _PICKLE:  # of an old protocol
+            number, rest = self._payloads.new_number(), pickling.messages(first, buffers)
             first = message_header.of_object(number)
         elif dest != self.rank:  # fast path, for most messages
             self._mpi_comm.Send(first, dest, tag)
@@ -195,7 +197,7 @@ class Messages:
         # Fast path, for most messages.
         status = MPI.Status() if status is None else status
         message = self._new_message()
-        wait(self._mpi_comm.Irecv(message, source, tag), status)
+        wait(self._mpi_comm.Irecv(message, source, tag), status, self._spins)
         tag = status.tag
         if message[0] != _PICKLE:
             return blocking(self._finish_plain(_split(message, status), source, tag, 'send_obj'),
@@ -297,7 +299,7 @@ class Messages:
             if request.Test(status):
                 return
             os.sched_yield()
-        wait(request, status)
+        wait(request, status, self._spins)
 
     def _send_rest(self, messages: Iterable[Array | bytes], dest: int, number: int) -> None:
         """Send the payload of a message."""

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
+import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,6 +17,11 @@ from chainermn._process.mpi import MPI
 from chainermn._timeline import recorder
 from chainermn._transport import lifetime, topology
 from chainermn._transport.topology import Place
+
+#: Bytes of a rank that are gathered at once: their number, then a pickle.
+_BLOCK = 1024
+_LENGTH = struct.Struct('=I')
+_ROOM = _BLOCK - _LENGTH.size
 
 
 class Arguments(NamedTuple):
@@ -58,17 +65,31 @@ def exchange(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> lis
         CollectiveMismatchError: On all ranks, if only some of them call a class.
     """
     registration = lifecycle.prepare(mpi_comm)
-    ranks = mpi_comm.allgather(RankInfo(
+    ranks = _gathered(mpi_comm, RankInfo(
         topology.here(), recorder.is_on(), registration,
         lifetime.unreferenced(world_ranks(mpi_comm)), arguments))
     if registration is not None:
         lifecycle.start(mpi_comm, [each.place.host for each in ranks],
-                        [each.registration for each in ranks])
+                        [each.registration for each in ranks if each.registration is not None])
     calls = ['a class of communicators' if each.arguments is None else each.arguments.call
              for each in ranks]
     if len({each.arguments is None for each in ranks}) > 1:
         raise mismatch.calls_differ_error('create_communicator', calls)
     return ranks
+
+
+def _gathered(mpi_comm: MPI.Intracomm, info: RankInfo) -> list[RankInfo]:
+    """Return what each rank tells, in one collective; in two more if that of a rank is long.
+
+    mpi4py would gather the lengths first.
+    """
+    data = pickle.dumps(info)
+    received = bytearray(_BLOCK * mpi_comm.size)
+    mpi_comm.Allgather((_LENGTH.pack(len(data)) + data[:_ROOM]).ljust(_BLOCK, b'\0'), received)
+    starts = range(0, len(received), _BLOCK)
+    if max(_LENGTH.unpack_from(received, start)[0] for start in starts) > _ROOM:
+        return mpi_comm.allgather(info)
+    return [pickle.loads(received[start + _LENGTH.size:start + _BLOCK]) for start in starts]
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from chainermn import global_except_hook
 from chainermn._consistency import mismatch
 from chainermn._consistency.signature_exchange import (
     MISMATCH,
+    SPINS_IF_CROWDED,
     Data,
     Share,
     SignatureExchange,
@@ -47,9 +48,11 @@ class ConsistencyCheck:
         mpi_comm: A duplicate of the communicator.  Nothing else uses its collectives, and the tag
             ``tags.reserved().check``.
         share: Allocates shared memory for the exchanges; ``None`` if the ranks have none.
+        spins: The number of polls for a message before this rank yields its core.
     """
 
-    def __init__(self, mpi_comm: MPI.Intracomm, share: Share | None = None) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, share: Share | None = None,
+                 spins: int = SPINS_IF_CROWDED) -> None:
         self.mpi_comm = mpi_comm
         self.record = FlightRecord(mpi_comm)
         #: Whether there are other ranks to compare calls with.
@@ -63,9 +66,9 @@ class ConsistencyCheck:
         self.set_caller(PROGRAM)
         self._mismatch: tuple[int, list[CallSignature]] = -1, []  # the last one, and its call
         self._size = mpi_comm.size
-        self._share = share
+        self._share, self._spins = share, spins
         self._exchange: SignatureExchange = SignatureExchange(
-            mpi_comm, call_signature.SIZE, share)
+            mpi_comm, call_signature.SIZE, share, spins)
         #: The largest size in bytes of data of one rank that is exchanged with its call.
         self.capacity = self._exchange.capacity
 
@@ -79,7 +82,7 @@ class ConsistencyCheck:
     def trace(self) -> None:
         """Record the time spent waiting for other ranks on the timeline."""
         self._exchange = TracedSignatureExchange(
-            self.mpi_comm, call_signature.SIZE, self._share)
+            self.mpi_comm, call_signature.SIZE, self._share, self._spins)
 
     def free(self) -> None:
         """Free the shared memory.  Collective: every rank calls it, at the end."""

@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 from chainermn._consistency import tags
 from chainermn._operations.call_signature import IDENTIFIER_SIZE
 from chainermn._process.mpi import MPI
-from chainermn._timeline import recorder
+from chainermn._timeline import activities, recorder
 
 #: The identifier of a rank that knows of a mismatch, instead of that of its call.
 MISMATCH = bytes(IDENTIFIER_SIZE)
@@ -31,6 +31,9 @@ _MAX_TOTAL = 1 << 15  # of all ranks
 #: Exchanges by messages, before memory is allocated.
 _MESSAGES = 64
 
+#: Polls before the first one that yields the core: about 10 microseconds if each rank has a core of
+#: its own.  A core that other programs want is hard to get back.
+SPINS, SPINS_IF_CROWDED = 50, 1
 _POLLS = 100  # about 100 microseconds if cores are free; other threads can hardly run meanwhile
 
 #: Received data.
@@ -40,7 +43,7 @@ Data: TypeAlias = 'bytes | bytearray'
 class MessageMemory(Protocol):
     """Shared memory of the ranks for their messages."""
 
-    def exchange(self, call: bytes, message: bytes, is_wanted: bool) -> list[bytearray] | None:
+    def exchange(self, call: bytes, message: bytes, is_wanted: bool) -> Sequence[Data] | None:
         """Return the messages of all ranks, if they are wanted; ``None`` on a mismatch."""
 
     def free(self) -> None:
@@ -61,10 +64,11 @@ class SignatureExchange:
         mpi_comm: The communicator.  No other message uses the tag ``tags.reserved().check``.
         largest_header: The largest size of a message in bytes, without data.
         share: Allocates shared memory for later exchanges; ``None`` if there is none.
+        spins: See :func:`wait`.
     """
 
-    def __init__(self, mpi_comm: MPI.Intracomm, largest_header: int, share: Share | None = None
-                 ) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, largest_header: int, share: Share | None = None,
+                 spins: int = SPINS_IF_CROWDED) -> None:
         rank, size = mpi_comm.rank, mpi_comm.size
         #: The largest size in bytes of data of one rank.
         self.capacity = min(_MAX_BYTES, _MAX_TOTAL // size)
@@ -75,7 +79,7 @@ class SignatureExchange:
             self._steps.append(((rank - distance) % size, (rank + distance) % size,
                                 min(distance, size - distance)))
             distance *= 2
-        self._rank, self._tag = rank, tags.reserved().check
+        self._rank, self._tag, self._spins = rank, tags.reserved().check, spins
         self._send, self._irecv = mpi_comm.Send, mpi_comm.Irecv
         self._received = bytearray(
             IDENTIFIER_SIZE + size * (_LENGTH.size + largest_header + self.capacity))
@@ -179,40 +183,50 @@ class SignatureExchange:
         return self._memory is not None
 
     def _exchange(self, call: bytes, message: bytes, is_wanted: bool = True
-                  ) -> list[bytearray] | None:
+                  ) -> Sequence[Data] | None:
         """Return the messages of all ranks in shared memory; ``None`` on a mismatch."""
         assert self._memory is not None
-        found = self._memory.exchange(call, message, is_wanted)
+        with activities.span('wait', 'wait'):
+            found = self._memory.exchange(call, message, is_wanted)
         return None if call is MISMATCH else found
 
     def _swap(self, message: Data, dest: int, source: int) -> None:
         """Send a message, and receive one."""
         request = self._irecv(self._received, source, self._tag)
         self._send(message, dest, self._tag)
-        wait(request)
+        wait(request, None, self._spins)
 
     def _by_rank(self, found: list[Data]) -> list[Data]:
         return found[-self._rank:] + found[:-self._rank] if self._rank else found
 
 
-def wait(request: MPI.Request, status: MPI.Status | None = None) -> None:
+def wait(request: MPI.Request, status: MPI.Status | None = None, spins: int = SPINS_IF_CROWDED
+         ) -> None:
     """Wait for a message that arrives soon: poll first, then block.
 
     On one node, a message often takes less time than MPI needs to block for it.  If ranks share a
     core, each poll lets another one run.
+
+    Args:
+        request: The request.
+        status: The status that it fills.
+        spins: The number of polls before the first one that yields the core.
     """
     test = request.Test
     try:
-        if test(status):
-            return
-        for _ in range(_POLLS):
-            if test(status) or test(status):  # which takes less time than giving the core away
+        for _ in range(spins):
+            if test(status):
                 return
-            os.sched_yield()
+        with activities.span('wait', 'wait'):
+            for _ in range(_POLLS):
+                if test(status) or test(status):  # which takes less time than giving the core away
+                    return
+                os.sched_yield()
     except BaseException:  # of a signal handler; MPI still writes into the buffer
         request.Wait()
         raise
-    request.Wait(status)
+    with activities.span('wait', 'wait'):
+        request.Wait(status)
 
 
 class TracedSignatureExchange(SignatureExchange):

@@ -1,20 +1,28 @@
-"""Requests for the state of all ranks, without ending the job: SIGUSR1, and the dump command.
+"""Requests for the state of all ranks, without ending the job: SIGUSR1, ``dump`` and ``top``.
 
 A Python signal handler does not run while the main thread waits in MPI.  The one of faulthandler
 does, since it is written in C: it writes the stack to a file in memory, which the watchdog polls.
-The dump command finds this file in ``/proc``, and writes to it, too.
+The commands find this file in ``/proc``, and write to it, too: ``top`` writes the name of a socket,
+to which this rank connects.  Only processes of the same user can open the file.  Its name contains
+an identifier of the job, which the ranks of this host share.
 """
 from __future__ import annotations
 
 import contextlib
 import faulthandler
 import os
+import re
 import signal
 
-from chainermn._process import runtime
+from chainermn._process import launcher, runtime
+from chainermn._process.mpi import MPI
 
-#: The name of the file.
-NAME = 'chainermn-dump'
+#: The beginning of the name of the file.
+NAME = 'chainermn-dump-'
+
+#: A request of ``top``, with the name of its socket.
+_TOP = re.compile(rb'top ([0-9a-f]{32})\n')
+_MAX_BYTES = 1 << 16
 
 
 class _Requests(runtime.ProcessState):
@@ -37,19 +45,34 @@ def listen() -> None:
     if requests.file >= 0 or not hasattr(os, 'memfd_create'):
         return
     with contextlib.suppress(OSError):
-        requests.file = os.memfd_create(NAME)
+        requests.file = os.memfd_create(NAME + _job())
         # MPICH handles it too, but mpiexec only sends it if ranks may fail without the others.
         if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
             faulthandler.register(signal.SIGUSR1, requests.file, all_threads=False)
 
 
-def is_requested() -> bool:
-    """Return whether there was a request since the last call."""
+def are_pending() -> bool:
+    """Return whether there are requests."""
+    with contextlib.suppress(OSError):  # there is no file, or the program has closed it
+        return os.fstat(runtime.get(_Requests).file).st_size > 0
+    return False
+
+
+def requests() -> tuple[bool, list[str]]:
+    """Return whether a report was requested since the last call, and the sockets of ``top``."""
     file = runtime.get(_Requests).file
     if file >= 0:
         with contextlib.suppress(OSError):  # the program has closed it
-            if os.fstat(file).st_size:
+            if size := os.fstat(file).st_size:
+                text = os.pread(file, min(size, _MAX_BYTES), 0)
                 os.ftruncate(file, 0)
                 os.lseek(file, 0, os.SEEK_SET)
-                return True
-    return False
+                names = _TOP.findall(text)
+                return bool(_TOP.sub(b'', text).strip(b'\0\n')), [each.decode() for each in names]
+    return False, []
+
+
+def _job() -> str:
+    """Return an identifier of the job on this host."""
+    # Without a known launcher, ranks are the children of one process.
+    return launcher.job() or str(os.getpid() if MPI.COMM_WORLD.size == 1 else os.getppid())

@@ -11,6 +11,7 @@ without it, each rank only reports its own state, and no deadlock is detected be
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
@@ -25,6 +26,8 @@ from chainermn._diagnostics import (
     dump_request,
     flight_recorder,
     hang_report,
+    live_view,
+    metrics,
     program_threads,
     stall_warning,
     thread_state,
@@ -35,6 +38,7 @@ from chainermn._diagnostics.deadlocks.rank_state import Progress, RankState
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.host_links import HostLinks
+from chainermn._diagnostics.live_view import LiveView, Sample
 from chainermn._diagnostics.thread_state import Snapshot
 from chainermn._diagnostics.watchdog_group import (
     Confirmation,
@@ -87,8 +91,15 @@ class Watchdog(runtime.ProcessState):
         self._entered = 0  # number of operations until the last poll
         self._asked_at = -math.inf  # when another rank asked for the state of this one
         self._state: RankState | None = None
+        self._live = LiveView()
+        self._metrics_target = environment.text(environment.METRICS)  # '' once it is open
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def in_child(self) -> bool:
+        for viewer in self._live.viewers:  # else a child would keep them from noticing the end
+            viewer.abandon()
+        return False
 
     def add_group(self, mpi_comm: MPI.Intracomm) -> bool:
         """Add the ranks of a communicator; return whether they are new.
@@ -114,8 +125,12 @@ class Watchdog(runtime.ProcessState):
         group.links = HostLinks(mpi_comm, hosts, group.mpi_comm is not None)
 
     def start(self) -> None:
-        """Start the thread if it is not running."""
-        if self._thread is None and MPI.COMM_WORLD.size > 1:
+        """Start the thread if it is not running, and has something to do.
+
+        A single rank waits for no other; it needs the thread only if somebody watches it.
+        """
+        if self._thread is None and (MPI.COMM_WORLD.size > 1 or self._metrics_target
+                                     or dump_request.are_pending()):
             self._thread = threading.Thread(
                 target=self._run, name='chainermn watchdog', daemon=True)
             self._thread.start()
@@ -136,6 +151,7 @@ class Watchdog(runtime.ProcessState):
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
+        self._live.close()
         for group in self._groups:
             group.drain()
         for group in self._groups:
@@ -161,15 +177,19 @@ class Watchdog(runtime.ProcessState):
         if any(group.alarmed_at or group.question for group in self._groups) or (
                 time.monotonic() < self._asked_at + _RESPONSE_TIMEOUT):
             return _INTERVAL_ALARMED
-        return min(self._interval, _INTERVAL_WAITING) if self._is_waiting else self._interval
+        is_fast = self._is_waiting or self._live.is_watched(time.monotonic())
+        return min(self._interval, _INTERVAL_WAITING) if is_fast else self._interval
 
     def _poll(self) -> None:
         recorder.write()  # in case this rank hangs or is killed
         now = time.monotonic()
         self._observe(now)
         groups = list(self._groups) or [self._alone]
-        if dump_request.is_requested():
-            max(groups, key=lambda group: len(group.ranks)).is_dump_requested = True
+        largest = max(groups, key=lambda group: len(group.ranks))
+        self._accept_requests(largest)
+        if MPI.COMM_WORLD.size == 1:  # it waits for no other rank
+            self._ask(largest, now)
+            groups = []
         for group in groups:
             if group.sent_state != self._state:
                 group.sent_state = self._state
@@ -194,6 +214,40 @@ class Watchdog(runtime.ProcessState):
                 self._respond(group, reason, (), now)
             if group.alarmed_at is not None:
                 self._report(group, now)
+        self._show(largest, now)
+
+    def _accept_requests(self, group: WatchdogGroup) -> None:
+        """Note the requests of commands, and of the environment."""
+        is_dump_requested, sockets = dump_request.requests()
+        group.is_dump_requested |= is_dump_requested
+        for name in sockets:
+            with contextlib.suppress(OSError):
+                self._live.viewers.append(live_view.connect(name))
+        if self._metrics_target and len(group.ranks) == MPI.COMM_WORLD.size and (
+                group.hosts or group is self._alone):
+            target, self._metrics_target = self._metrics_target, ''
+            is_first = not group.hosts or group.hosts.index(group.hosts[group.rank]) == group.rank
+            if is_first and (viewer := metrics.open_viewer(target)):
+                self._live.viewers.append(viewer)
+
+    def _show(self, group: WatchdogGroup, now: float) -> None:
+        """Give the viewers of this rank the newest samples, and ask the other ranks for more."""
+        live = self._live
+        live.poll(now)
+        if live.is_due(len(group.ranks), now):
+            live.add(self._sample(now), now)
+            live.write(len(group.ranks), now)
+            group.ask_for_samples(live.needed(group.hosts, group.rank))
+
+    def _sample(self, now: float) -> Sample:
+        """Return a sample of this rank, with the state of its main thread."""
+        ident = threading.main_thread().ident
+        snapshot = self._snapshots.get(ident) if ident is not None else None
+        operations = sum(record.count for record in flight_recorder.everything())
+        if ident is None or snapshot is None:
+            return self._live.sample(operations, '', False, 0)
+        return self._live.sample(operations, snapshot.state.text, bool(snapshot.progress),
+                                 now - self._progress[ident][1])
 
     def _observe(self, now: float) -> None:
         """Update the progress of all threads, and the state of this rank."""
@@ -229,6 +283,11 @@ class Watchdog(runtime.ProcessState):
                 group.responses[source] = content
             if group.alarmed_at is None:
                 self._respond(group, '', {source}, now)
+        elif tag is MessageType.WATCH:
+            self._live.note_question(now)
+            group.send(MessageType.SAMPLE, self._sample(now), [source])
+        elif isinstance(content, Sample):
+            self._live.add(content, now)
         elif isinstance(content, State):
             group.detector.set_state(rank, content.state, now)
         elif isinstance(content, int):
@@ -340,7 +399,8 @@ class Watchdog(runtime.ProcessState):
     def _report_text(self, group: WatchdogGroup, responses: Mapping[int, Response]) -> str:
         can_answer = group.mpi_comm is not None
         return hang_report.text(responses, group.ranks if can_answer else (),
-                                group is self._alone, group.hosts if can_answer else ())
+                                group is self._alone and MPI.COMM_WORLD.size > 1,
+                                group.hosts if can_answer else ())
 
 
 def _reporters_before(rank: int, responded: Collection[int]) -> int:

@@ -1,6 +1,7 @@
 """The ranks of a communicator, and the messages that their watchdogs exchange."""
 from __future__ import annotations
 
+import collections
 import enum
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from chainermn._diagnostics.drain import drain
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.host_links import HostLinks
+from chainermn._diagnostics.live_view import Sample
 from chainermn._process.mpi import MPI
 
 
@@ -27,6 +29,8 @@ class MessageType(enum.IntEnum):
     ANSWER = 7
     PING = 8  # to the ranks of a host whose link was lost
     PONG = 9
+    WATCH = 10  # asks for a sample
+    SAMPLE = 11
 
 
 class State(NamedTuple):
@@ -42,8 +46,12 @@ class Confirmation(NamedTuple):
     state: RankState | None
 
 
-#: The content of a message: a response, a state, the number of a confirmation round, or nothing.
-Content: TypeAlias = Response | State | Confirmation | int | None
+#: The content of a message: a response, a state, the number of a confirmation round, a sample, or
+#: nothing.
+Content: TypeAlias = Response | State | Confirmation | int | Sample | None
+
+#: Questions to a rank that it has not received, such as one that is stopped.
+_MAX_UNRECEIVED = 3
 
 
 class Question:
@@ -105,15 +113,21 @@ class WatchdogGroup:
         self.detector = DeadlockDetector()  # used by the first rank
         self.question: Question | None = None
         self.is_dump_requested = False
-        self._requests: list[MPI.Request] = []
+        self._requests: list[tuple[int, MPI.Request]] = []  # with the receiver
 
     def send(self, tag: MessageType, content: Content, ranks: Iterable[int]) -> None:
         """Send a message to some ranks of this group."""
         if self.mpi_comm is not None:
             data = pickle.dumps(content)
-            self._requests = [request for request in self._requests if not request.Test()]
+            self._requests = [each for each in self._requests if not each[1].Test()]
             # Synchronous, so that drain() can tell when they were received.
-            self._requests += [self.mpi_comm.Issend(data, rank, tag) for rank in ranks]
+            self._requests += [(rank, self.mpi_comm.Issend(data, rank, tag)) for rank in ranks]
+
+    def ask_for_samples(self, ranks: Iterable[int]) -> None:
+        """Ask ranks for samples, except those that have not received the previous questions."""
+        unreceived = collections.Counter(rank for rank, _ in self._requests)
+        self.send(MessageType.WATCH, None, [
+            rank for rank in ranks if unreceived[rank] < _MAX_UNRECEIVED])
 
     def drain(self) -> None:
         """Receive all remaining messages.  Collective: every rank calls it.
@@ -121,7 +135,7 @@ class WatchdogGroup:
         Otherwise MPI_Finalize might wait for them.
         """
         if self.mpi_comm is not None:
-            drain(self.mpi_comm, self.receive, self._requests)
+            drain(self.mpi_comm, self.receive, [request for _, request in self._requests])
 
     @property
     def others(self) -> list[int]:

@@ -12,6 +12,8 @@ FORCE_ABORT = ('CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS', 'CHAINERMN_FORCE_ABORT_ON_
 DEADLOCKS = 'CHAINERMN_DEADLOCKS'
 #: Whether hosts connect to each other, to detect that one is lost.
 HOST_LINKS = 'CHAINERMN_HOST_LINKS'
+#: Where each host serves or writes metrics.
+METRICS = 'CHAINERMN_METRICS'
 #: Set by ``chainermn run``: folder where failing ranks write their error messages.
 RUN_FOLDER = 'CHAINERMN_RUN_FOLDER'
 #: Set by ``chainermn run``: where it accepts a connection from each host.

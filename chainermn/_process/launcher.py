@@ -45,7 +45,12 @@ def is_connected() -> bool:
 def process() -> int:
     """Return the process ID of the launcher; 0 if it is unknown, as in some containers."""
     with _connection() or contextlib.nullcontext() as connection:
-        return 0 if connection is None else _peer(connection)[0]
+        return 0 if connection is None else peer(connection)[0]
+
+
+def job() -> str:
+    """Return an identifier of the job, which its ranks on this node share; '' if it is unknown."""
+    return os.environ.get('PMIX_NAMESPACE') or str(process() or '')
 
 
 def abort(status: int) -> None:
@@ -71,11 +76,10 @@ def claim(name: str) -> bool:
     Args:
         name: The name; any text.
     """
-    job = os.environ.get('PMIX_NAMESPACE') or process()
-    if not job:
+    if not (identifier := job()):
         return True
     # An abstract address: there is no file that might be left.  Containers can share it.
-    parts = os.getuid(), _process_namespace(), job, name
+    parts = os.getuid(), _process_namespace(), identifier, name
     address = f'\0chainermn-{hashlib.sha256(repr(parts).encode()).hexdigest()}'
     sockets = runtime.get(_Claims).sockets
     if address in sockets:
@@ -101,7 +105,7 @@ def _is_claimed(address: str) -> bool:
                 connection.setblocking(False)
                 try:
                     connection.connect(address)
-                    return _peer(connection)[1] == os.getuid()
+                    return peer(connection)[1] == os.getuid()
                 except ConnectionRefusedError:  # it does not yet listen
                     if time.monotonic() > deadline:
                         return False
@@ -136,13 +140,13 @@ def _connection() -> socket.socket | None:
         os.set_blocking(file, is_blocking)  # which socket.setdefaulttimeout changes
     except (KeyError, ValueError, OSError):
         return None
-    if connection.family == socket.AF_UNIX and _is_launcher(_peer(connection)[0]):
+    if connection.family == socket.AF_UNIX and _is_launcher(peer(connection)[0]):
         return connection
     connection.close()
     return None
 
 
-def _peer(connection: socket.socket) -> tuple[int, int]:
+def peer(connection: socket.socket) -> tuple[int, int]:
     """Return the process that created the other end, 0 if it is unknown, and its user."""
     with contextlib.suppress(AttributeError, OSError):  # other systems than Linux
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import contextlib
 import functools
 import json
 import os
@@ -27,11 +26,10 @@ from typing import TypeAlias
 import numpy as np
 
 from chainermn._process import environment, runtime, streams
+from chainermn._timeline import activities
 from chainermn._types import Array
 
 VARIABLE = environment.TIMELINE
-
-NO_SPAN: AbstractContextManager[None] = contextlib.nullcontext()
 
 #: Nanoseconds after which events are written, at the next event.
 _WRITE_INTERVAL = 50_000_000
@@ -39,7 +37,7 @@ _WRITE_INTERVAL = 50_000_000
 #: Row, name, category, begin, end, details.
 _Event: TypeAlias = tuple[int, str, str, int, int, str]
 
-now = time.perf_counter_ns
+now = activities.now
 
 
 class _Recorder(runtime.ProcessState):
@@ -66,7 +64,7 @@ def get() -> Timeline | None:
 
 def span(name: str, category: str = '', arrays: Iterable[Array] = ()
          ) -> AbstractContextManager[None]:
-    """Record the body of the with statement on the timeline, if there is one.
+    """Record the body of the with statement on the timeline, and for those who watch, if any.
 
     Args:
         name: The name of the event.
@@ -74,9 +72,11 @@ def span(name: str, category: str = '', arrays: Iterable[Array] = ()
         arrays: Exchanged arrays.
     """
     timeline = runtime.get(_Recorder).timeline
+    watched = activities.span(name, category)
     if timeline is None:
-        return NO_SPAN
-    return _Span(timeline, name, category, describe(arrays) if category == 'operation' else '')
+        return watched
+    return _Span(timeline, name, category, describe(arrays) if category == 'operation' else '',
+                 watched)
 
 
 def open_file(rank: int, size: int) -> None:
@@ -253,17 +253,21 @@ class Timeline:
 class _Span:
     """An event that lasts as long as a with statement."""
 
-    __slots__ = ('_begin', '_category', '_details', '_name', '_timeline')
+    __slots__ = ('_begin', '_category', '_details', '_name', '_timeline', '_watched')
 
-    def __init__(self, timeline: Timeline, name: str, category: str, details: str) -> None:
+    def __init__(self, timeline: Timeline, name: str, category: str, details: str,
+                 watched: AbstractContextManager[None]) -> None:
         self._timeline, self._name = timeline, name
         self._category, self._details = category, details
+        self._watched = watched
 
     def __enter__(self) -> None:
+        self._watched.__enter__()
         self._begin = now()
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
                  tb: TracebackType | None) -> None:
         self._timeline.add(self._name, self._category, self._begin, now(), self._details)
+        self._watched.__exit__(kind, value, tb)
         if kind is not None:  # this rank may exit
             self._timeline.write()

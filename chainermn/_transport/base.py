@@ -1,7 +1,6 @@
 """What a transport gets: the ranks that it connects, compressors and codecs."""
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
@@ -33,21 +32,28 @@ def on_this_rank(nbytes: int | None, prepare: Callable[[], _T], /) -> _T:
     return prepare()
 
 
-@dataclasses.dataclass
 class Group:
-    """The ranks that a transport connects, and the configuration of their communicator."""
+    """The ranks that a transport connects, and the configuration of their communicator.
 
-    #: For the transport; nothing else may use it at the same time.
-    mpi_comm: MPI.Intracomm
-    topology: Topology
-    #: The flight record of the communicator, with its time limit.
-    record: weakref.ref[FlightRecord]
-    #: Whether gradients on a device are packed by a single kernel.
-    batched_copy: bool = False
-    #: The dtype in which NCCL averages; ``None`` is that of Chainer's configuration.
-    grad_dtype: np.dtype | None = None
-    #: Prepares to transfer data, so that all ranks raise the error of one.
-    prepared: Prepare = dataclasses.field(default_factory=lambda: on_this_rank)
+    Args:
+        mpi_comm: For the transport; nothing else may use it at the same time.
+        topology: The topology of this rank.
+        record: The flight record of the communicator, with its time limit.
+        batched_copy: Whether gradients on a device are packed by a single kernel.
+        grad_dtype: The dtype in which NCCL averages; ``None`` is that of Chainer's configuration.
+        prepared: Prepares to transfer data, so that all ranks raise the error of one.
+    """
+
+    # No dataclass: to generate its methods takes as long as to import a module.
+    def __init__(self, mpi_comm: MPI.Intracomm, topology: Topology,
+                 record: weakref.ref[FlightRecord], batched_copy: bool = False,
+                 grad_dtype: np.dtype | None = None, prepared: Prepare = on_this_rank) -> None:
+        self.mpi_comm = mpi_comm
+        self.topology = topology
+        self.record = record
+        self.batched_copy = batched_copy
+        self.grad_dtype = grad_dtype
+        self.prepared = prepared
 
 
 class Compressor(Protocol):

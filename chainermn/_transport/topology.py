@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from chainermn._process import runtime
 from chainermn._process.mpi import MPI
 
 
@@ -30,6 +31,20 @@ class Topology(NamedTuple):
     def smallest_node(self) -> int:
         """The number of ranks of the smallest node."""
         return min(collections.Counter(self.nodes).values())
+
+
+class _Crowd(runtime.ProcessState):
+    """Whether the ranks of a communicator of this process share cores."""
+
+    def __init__(self) -> None:
+        self.is_crowded = False
+
+
+def note_crowd(topology: Topology) -> bool:
+    """Return whether this rank shares its cores with ranks of this or an earlier communicator."""
+    crowd = runtime.get(_Crowd)
+    crowd.is_crowded |= topology.is_crowded
+    return crowd.is_crowded
 
 
 def here() -> Place:

@@ -29,6 +29,12 @@ class Channel:
         """Whether NCCL sends the arrays that are on a device."""
         return False
 
+    def answer_requests(self) -> None:
+        """Answer commands such as ``chainermn top`` from now on, if there was one.
+
+        Only a job with one rank needs it: it has no watchdog that would notice them.
+        """
+
     def share_error(self, operation: str, error: Exception | None) -> None:
         """Raise the errors of all ranks on all ranks.  Collective: every rank calls it.
 

@@ -7,6 +7,7 @@ from typing import ClassVar, NoReturn, Protocol
 from chainermn._collectives import arrays, joining, models
 from chainermn._collectives.activations import Activation
 from chainermn._collectives.context import Communicator
+from chainermn._diagnostics import watchdog
 from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._types import Array, Arrays, Model
 from chainermn.communicators._channel import Channel
@@ -38,6 +39,9 @@ class MpiChannel(Channel):
     @property
     def has_nccl(self) -> bool:
         return self._comm.transport_class.has_nccl
+
+    def answer_requests(self) -> None:
+        watchdog.get().start()
 
     def share_error(self, operation: str, error: Exception | None) -> None:
         if error is not None:

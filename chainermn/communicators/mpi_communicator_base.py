@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 from chainermn._collectives import arrays, models, objects, rank_info, reductions
 from chainermn._collectives.context import Communicator, Context
 from chainermn._collectives.operation import operation
-from chainermn._collectives.rpc import Service, check_service
 from chainermn._consistency.consistency_check import CalledBy
 from chainermn._diagnostics import flight_recorder, timeouts, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import FlightRecord
@@ -31,6 +30,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from chainermn._collectives.rpc import Service
     from chainermn._gradients.mean_queue import MeanQueue
     from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 
@@ -199,6 +199,8 @@ class MpiCommunicatorBase(CommunicatorBase):
 
     @operation
     def serve(self, answer: Callable[[int, Any], Sequence[Any]]) -> Service:
+        from chainermn._collectives.rpc import Service, check_service  # only key-value stores do
+
         check_service(answer)
         self._context.check.same(pack('serve'))
         service = Service(self._context.mpi_comm.Dup(), answer)

@@ -14,7 +14,6 @@ import numpy as np
 from chainermn._operations.arguments import is_integer
 from chainermn._operations.on_all_ranks import ErrorSharer, check_equal, raise_together
 from chainermn._process.atomic_file import open_atomic
-from chainermn._shards.listing import remove_index, write_index
 from chainermn._types import Dataset, Object
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -96,6 +95,8 @@ class _Alone:
 
 def _write(dataset: Dataset, prefix: str, samples_per_shard: int, comm: _Communicator,
            overwrite: bool) -> list[str]:
+    from chainermn._shards.listing import remove_index, write_index  # most programs write none
+
     is_root = comm.rank == 0
     with raise_together(comm, _NAME):
         if not is_integer(samples_per_shard) or samples_per_shard < 1:

@@ -2,23 +2,24 @@
 from typing import TYPE_CHECKING
 
 from chainermn._process import lazy_names
-from chainermn.extensions.allreduce_persistent import AllreducePersistent
-from chainermn.extensions.linear_scaling import LinearScaling
-from chainermn.extensions.multi_node_early_stopping_trigger import MultiNodeEarlyStoppingTrigger
 from chainermn.extensions.multi_node_evaluator import (
     GenericMultiNodeEvaluator,
     create_multi_node_evaluator,
 )
-from chainermn.extensions.multi_node_report import create_multi_node_report
-from chainermn.extensions.observation_aggregator import ObservationAggregator
-from chainermn.extensions.tensorboard_writer import TensorBoardWriter
 
 if TYPE_CHECKING:
     from chainermn.extensions._multi_node_snapshot import multi_node_snapshot
+    from chainermn.extensions.allreduce_persistent import AllreducePersistent
     from chainermn.extensions.checkpoint import (
         MultiNodeCheckpointer,
         create_multi_node_checkpointer,
     )
+    from chainermn.extensions.linear_scaling import LinearScaling
+    from chainermn.extensions.multi_node_early_stopping_trigger import MultiNodeEarlyStoppingTrigger
+    from chainermn.extensions.multi_node_report import create_multi_node_report
+    from chainermn.extensions.observation_aggregator import ObservationAggregator
+    from chainermn.extensions.progress_bar import ProgressBar
+    from chainermn.extensions.tensorboard_writer import TensorBoardWriter
 
 __all__ = [
     'AllreducePersistent',
@@ -27,6 +28,7 @@ __all__ = [
     'MultiNodeCheckpointer',
     'MultiNodeEarlyStoppingTrigger',
     'ObservationAggregator',
+    'ProgressBar',
     'TensorBoardWriter',
     'create_multi_node_checkpointer',
     'create_multi_node_evaluator',
@@ -36,10 +38,24 @@ __all__ = [
 
 #: By name, the module to import at its first use.
 _LAZY = {
+    'AllreducePersistent': 'chainermn.extensions.allreduce_persistent',
+    'LinearScaling': 'chainermn.extensions.linear_scaling',
     'MultiNodeCheckpointer': 'chainermn.extensions.checkpoint',
+    'MultiNodeEarlyStoppingTrigger': 'chainermn.extensions.multi_node_early_stopping_trigger',
+    'ObservationAggregator': 'chainermn.extensions.observation_aggregator',
+    'ProgressBar': 'chainermn.extensions.progress_bar',
+    'TensorBoardWriter': 'chainermn.extensions.tensorboard_writer',
+    'allreduce_persistent': 'chainermn.extensions.allreduce_persistent',
     'checkpoint': 'chainermn.extensions.checkpoint',
     'create_multi_node_checkpointer': 'chainermn.extensions.checkpoint',
+    'create_multi_node_report': 'chainermn.extensions.multi_node_report',
+    'linear_scaling': 'chainermn.extensions.linear_scaling',
+    'multi_node_early_stopping_trigger': 'chainermn.extensions.multi_node_early_stopping_trigger',
+    'multi_node_report': 'chainermn.extensions.multi_node_report',
     'multi_node_snapshot': 'chainermn.extensions._multi_node_snapshot',
+    'observation_aggregator': 'chainermn.extensions.observation_aggregator',
+    'progress_bar': 'chainermn.extensions.progress_bar',
+    'tensorboard_writer': 'chainermn.extensions.tensorboard_writer',
 }
 
 if not TYPE_CHECKING:  # or type checkers would accept all names

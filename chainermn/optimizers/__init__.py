@@ -11,7 +11,6 @@ from chainermn.communicators import compression as compression_module
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
-from chainermn.optimizers._double_buffering import DoubleBuffering
 from chainermn.optimizers._elementwise_rules import is_elementwise
 from chainermn.optimizers._exchange import Exchange, takes
 from chainermn.optimizers._foreign_optimizer import check_optimizer, has_plain_update
@@ -19,8 +18,6 @@ from chainermn.optimizers._full_update import FullUpdate
 from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers._optimizer_proxy import OptimizerProxy
 from chainermn.optimizers._optimizer_settings import OptimizerSettings
-from chainermn.optimizers._overlapped import Overlapped
-from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
@@ -171,9 +168,12 @@ def create_multi_node_optimizer(
 
         exchange: Exchange
         options = actual_optimizer, communicator, zero_fill, compressor
+        # Most programs need none of these modules.
         if double_buffering:
+            from chainermn.optimizers._double_buffering import DoubleBuffering
             exchange = DoubleBuffering(*options)
         elif overlap and communicator.size > 1:
+            from chainermn.optimizers._overlapped import Overlapped
             exchange = Overlapped(*options, bucket_bytes, overlap == 'always')
         else:
             exchange = Exchange(*options)
@@ -187,9 +187,12 @@ def create_multi_node_optimizer(
         is_compared=compare_settings and communicator.size > 1 and (
             OptimizerSettings.are_known(actual_optimizer)),
         noise=(True, not is_sharded))  # only one rank updates a parameter with hooks
-    return MultiNodeOptimizer(
-        actual_optimizer, communicator, zero_fill, exchange, Accumulation(n_accumulations),
-        ShardedUpdate(communicator, settings.caller) if is_sharded else FullUpdate(), settings)
+    stepper = FullUpdate()
+    if is_sharded:
+        from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
+        stepper = ShardedUpdate(communicator, settings.caller)
+    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, exchange,
+                              Accumulation(n_accumulations), stepper, settings)
 
 
 def _checked_number(n_accumulations: object) -> int:

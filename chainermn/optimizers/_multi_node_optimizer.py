@@ -9,16 +9,15 @@ An update is composed of objects, each of which has its own state:
 """
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import chainer
 
 from chainermn._operations.call_signature import NO_UPDATE, Update
-from chainermn._process import environment
+from chainermn._timeline import activities
 from chainermn._types import Model, Object, Optimizer, Serializer, Variable
+from chainermn.communicators._channel import Channel
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
 from chainermn.optimizers._exchange import Exchange
@@ -78,7 +77,7 @@ class MultiNodeOptimizer(OptimizerProxy):
     _progress: UpdateProgress
     _checks: ModelChecks
     _watch: UpdateWatch
-    _span: Callable[[str], AbstractContextManager[object]]  # a part of an update on the timeline
+    _alone: Channel | None  # of a single rank
 
     if TYPE_CHECKING:  # attributes of the exchange and of the actual optimizer, for editors
         zero_fill: bool
@@ -117,8 +116,8 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._progress = UpdateProgress()
         self._checks = ModelChecks(communicator)
         self._watch = watch(actual_optimizer, communicator)
-        self._span = (communicator.span if environment.text(environment.TIMELINE)
-                      else contextlib.nullcontext)
+        activities.follow(self)
+        self._alone = communicator._chainermn_channel if communicator.size == 1 else None
 
     def _holder(self, name: str) -> Object:
         return self._exchange if name in self._exchange.public else self.actual_optimizer
@@ -171,14 +170,14 @@ class MultiNodeOptimizer(OptimizerProxy):
             2
         """
         self._begin(lossfun is not None)
-        with self._span('forward'):
+        with self.communicator.span('forward'):
             loss = None if lossfun is None else self._loss(lossfun, args, kwds)
         target, accumulation = self.actual_optimizer.target, self._accumulation
         named = sorted(target.namedparams())
         seen = _seen(named)
         is_changed = seen != self.target_params
         if loss is not None:
-            with self._span('backward'):
+            with self.communicator.span('backward'):
                 self._exchange.backward(loss, named, accumulation.completed
                                         if accumulation.is_last and not is_changed else None)
             if not self._checks.has_gradients:
@@ -277,12 +276,14 @@ class MultiNodeOptimizer(OptimizerProxy):
         if has_loss or not self._progress.is_started:
             self._progress.n_started += 1
         self._progress.is_started = True
+        if self._alone is not None:
+            self._alone.answer_requests()
         self._exchange.begin()
 
     def _broadcast(self) -> None:
         """Copy the parameters of rank 0 to all ranks, instead of a step."""
         with self.communicator.called_by(self._settings.caller):
-            with self._span('broadcast'):
+            with self.communicator.span('broadcast'):
                 self._exchange.broadcast()
             self._stepper.begin(self.actual_optimizer)
 
@@ -291,12 +292,12 @@ class MultiNodeOptimizer(OptimizerProxy):
         target = self.actual_optimizer.target
         with self.communicator.called_by(self._settings.caller, self._current_update()):
             self._stepper.prepare(self.actual_optimizer)
-            with self._span('exchange'):
+            with self.communicator.span('exchange'):
                 has_means = self._exchange.mean(self._stepper.shards())
         self._progress.is_started = False
         self._participants.scale(target)
         if has_means:
-            with self._span('update'):
+            with self.communicator.span('update'):
                 self._watch.is_averaged = True
                 try:
                     self._stepper.update(self.actual_optimizer, *args, **kwds)

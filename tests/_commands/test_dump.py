@@ -141,3 +141,33 @@ def test_processes_that_are_no_ranks_are_left_alone():
     assert process.returncode == 0
     done = dump(2 ** 22 + 1)
     assert done.returncode == 2 and 'there is no process' in done.stdout
+
+
+def test_a_single_rank_answers(tmp_path):
+    """It has no thread that could disturb a fork before somebody asks."""
+    (tmp_path / 'script.py').write_text('''
+import os, threading
+import chainer, numpy as np
+import chainermn
+
+comm = chainermn.create_communicator('naive')
+model = chainer.links.Linear(3, 2)
+optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+while not os.path.exists('end'):
+    optimizer.update(lambda: chainer.functions.sum(model(np.ones((1, 3), 'f'))))
+    if optimizer.t == 1:
+        assert threading.active_count() == 1
+        if not os.fork():
+            os._exit(0)
+        os.wait()
+        print(os.getpid(), flush=True)
+''')
+    with subprocess.Popen([sys.executable, '-W', 'error', 'script.py'], cwd=tmp_path, text=True,
+                          env={**os.environ, 'OMP_NUM_THREADS': '1'},
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert dump(process.stdout.readline().strip()).returncode == 0
+        output = process.stdout.readline()
+        (tmp_path / 'end').touch()
+        output += process.stdout.read()
+    assert process.returncode == 0 and 'unknown' not in output, output
+    assert 'the state of all ranks, as requested' in output and 'Stacks of rank 0' in output

@@ -318,3 +318,27 @@ def test_without_mpiexec(tmp_path, env):
                           text=True, capture_output=True, timeout=seconds(50))
     assert done.returncode == 2
     assert 'mpiexec not found in elsewhere or on PATH. Install MPI with' in done.stderr
+
+
+def test_metrics(tmp_path, env):
+    write(tmp_path, '''
+        import os, re, sys, time
+        if not os.path.exists('again'):
+            open('again', 'w').close()
+            sys.exit(3)
+        text = ''
+        while not re.search('attempts_total{.*} 2', text):
+            time.sleep(.02)
+            text = open('run.prom').read() if os.path.exists('run.prom') else ''
+        print(text)
+        ''')
+    done = run(tmp_path, env, '-n', '1', '--metrics', 'run.prom', 'script.py')
+    assert done.returncode == 0, done.stderr
+    values = {name + more: float(value) for name, more, value in re.findall(
+        f'^chainermn_run_(\\w+){{job="script.py",host="{HOST}"(.*)}} (\\S+)$', done.stdout, re.M)}
+    assert 0 < values.pop('failed_attempt_seconds_total') < seconds(20)
+    assert 0 <= values.pop('idle_seconds_total') < seconds(20)
+    assert values == {'attempts_total': 2, 'restarts_total,reason="failure"': 1,
+                      'restarts_total,reason="more_hosts"': 0, 'attempt_running': 1}
+    wait_for(lambda: not (tmp_path / 'run.prom').exists())
+    assert 'must be PORT' in run(tmp_path, env, '-n', '1', '--metrics', 'x', 'script.py').stderr

@@ -138,14 +138,15 @@ def test_capacity(exchanged):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize('polls', [0, 1, signature_exchange._POLLS])
-def test_wait_returns_with_the_message_and_its_status(monkeypatch, polls):
+@pytest.mark.parametrize('polls, spins', [
+    (0, 1), (1, 0), (1, 1), (signature_exchange._POLLS, signature_exchange.SPINS)])
+def test_wait_returns_with_the_message_and_its_status(monkeypatch, polls, spins):
     monkeypatch.setattr(signature_exchange, '_POLLS', polls)
     mpi_comm, status, received = WORLD.Dup(), MPI.Status(), np.zeros(3, int)
     if WORLD.rank == 1:
         request = mpi_comm.Irecv(received, MPI.ANY_SOURCE, 5)
         mpi_comm.Send(np.zeros(1), 0)  # now rank 0 may send
-        signature_exchange.wait(request, status)
+        signature_exchange.wait(request, status, spins)
         assert (status.source, status.tag, received.tolist()) == (0, 5, [1, 2, 3])
         assert request == MPI.REQUEST_NULL
     elif WORLD.rank == 0:

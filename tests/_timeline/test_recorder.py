@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import chainermn
 from chainermn.__main__ import main
-from chainermn._timeline import recorder
+from chainermn._timeline import activities, recorder
 from chainermn._timeline.recorder import Timeline, path_of
 
 alone = pytest.mark.mpi_skip
@@ -86,7 +86,7 @@ def test_without_the_variable_nothing_is_done(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     comm = chainermn.create_communicator('naive')
     assert 'allreduce' not in vars(comm) and type(comm._context.check.mpi_comm) is MPI.Intracomm
-    assert comm.span('forward') is recorder.span('anything') is recorder.NO_SPAN
+    assert comm.span('forward') is recorder.span('anything') is activities.NO_SPAN
     with comm.span('forward'):
         comm.allreduce(np.ones(3))
     comm.finalize()

@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from chainermn._transport import pickling
 from chainermn._transport.pickling import Pickled, load
@@ -44,6 +45,25 @@ def test_large_buffers_are_not_copied():
     assert np.shares_memory(np.frombuffer(buffer), x)
     assert len(Pickled([x]).stream) < 1000
     assert not Pickled([x[:10]]).buffers
+
+
+@pytest.mark.parametrize('obj', [
+    None, True, 2**70, -1.5, 1j, 'text', b'bytes', 'long ' * 10**5, {'loss': 1.5}, [np.arange(3)]])
+def test_one_stream_without_buffers(obj):
+    stream, buffers = pickling.dump(obj)
+    assert (stream, [*buffers]) == (pickle.dumps(obj, 5), [])
+    assert pickle.dumps(load(stream, (), 0, 0), 5) == stream
+
+
+@pytest.mark.parametrize('obj', [1.5, {'loss': 1.5}])
+def test_the_pickle_of_the_program(monkeypatch, obj):
+    """It may have replaced that of mpi4py."""
+    class Other:
+        def dumps(self, obj, protocol=5, buffer_callback=None):
+            return pickle.dumps(('other', obj), protocol)
+
+    monkeypatch.setattr(pickling.MPI, 'pickle', MPI.Pickle(Other().dumps, pickle.loads))
+    assert pickle.loads(pickling.dump(obj)[0]) == ('other', obj)
 
 
 class Broken:

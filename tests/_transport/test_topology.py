@@ -7,6 +7,7 @@ import pytest
 from jobs import run_on_hosts
 from mpi4py import MPI
 
+from chainermn._process import runtime
 from chainermn._transport import topology
 from chainermn._transport.topology import Place
 
@@ -23,6 +24,12 @@ pytestmark = pytest.mark.every_size
 def test_ranks(hosts, expected):
     places = [Place(host, 1) for host in hosts]
     assert [topology.of(rank, places)[:4] for rank in range(len(hosts))] == expected
+
+
+def test_a_process_that_shares_cores_once_always_does():
+    alone, crowded = (topology.of(0, [Place('a', cores)] * 2) for cores in (0b11, 0b1))
+    with runtime.replaced():
+        assert [*map(topology.note_crowd, [alone, crowded, alone])] == [False, True, True]
 
 
 def test_nodes():

@@ -150,6 +150,17 @@ def test_invalid_arguments(same_error, bad, kwargs, kind, text):
                     odd=odd)
 
 
+@pytest.mark.parametrize('length', [1, 300, 5000])
+def test_arguments_of_any_length(same_error, length):
+    """One rank tells the others more than is sent at once."""
+    def create():
+        create_communicator('x' * length if WORLD.rank == WORLD.size - 1 else 'naive')
+
+    error = same_error(create, failed=WORLD.size - 1)
+    assert isinstance(error, ValueError) and 'x' * length in str(error)
+    create_communicator('naive').finalize()
+
+
 def test_arguments_that_differ(same_error):
     if WORLD.size > 1:
         for odd in range(WORLD.size):

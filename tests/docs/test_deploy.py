@@ -1,59 +1,222 @@
-"""The Kubernetes manifest has the expected structure; it has not been run."""
+"""The Kubernetes manifests fit the schemas of the operators, and the image; none has been run."""
 
+import os
 import pathlib
 import re
 import shlex
+import shutil
+import subprocess
+import typing
 
 import pytest
+
+from chainermn.__main__ import main
+from chainermn._commands import run
 
 pytestmark = pytest.mark.mpi_skip
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / 'deploy/Dockerfile').read_text()
+
+#: The fields of the MPI Operator's own objects (v2beta1). Pods are those of Kubernetes.
+MPI_JOB = {'mpiImplementation', 'mpiReplicaSpecs', 'runPolicy', 'slotsPerWorker',
+           'sshAuthMountPath', 'launcherCreationPolicy', 'runLauncherAsWorker'}
+RUN_POLICY = {'activeDeadlineSeconds', 'backoffLimit', 'cleanPodPolicy', 'schedulingPolicy',
+              'ttlSecondsAfterFinished', 'suspend', 'managedBy'}
+
+
+def documents(name):
+    yaml = pytest.importorskip('yaml')
+    return list(yaml.safe_load_all((ROOT / 'deploy' / name).read_text()))
 
 
 @pytest.fixture
-def spec():
-    yaml = pytest.importorskip('yaml')
-    job = yaml.safe_load((ROOT / 'deploy/mpijob.yaml').read_text())
+def mpi_job():
+    job, = documents('mpijob.yaml')
     assert (job['apiVersion'], job['kind']) == ('kubeflow.org/v2beta1', 'MPIJob')
     return job['spec']
 
 
-def test_there_are_as_many_ranks_as_slots(spec):
-    launcher, worker = (spec['mpiReplicaSpecs'][name] for name in ('Launcher', 'Worker'))
-    command = launcher['template']['spec']['containers'][0]['command']
-    assert command[:2] == ['mpiexec', '-n']
-    assert int(command[2]) == worker['replicas'] * spec['slotsPerWorker']
-    assert worker['template']['spec']['containers'][0]['resources']['limits']['cpu'] >= (
-        spec['slotsPerWorker'])
+def pods(name):
+    """Return the pods of a manifest by role, and the command of the launcher."""
+    if name == 'mpijob.yaml':
+        specs = documents(name)[0]['spec']['mpiReplicaSpecs']
+        found = {role: spec['template']['spec'] for role, spec in specs.items()}
+        return found, found['Launcher']['containers'][0]['command']
+    runtime, job = documents(name)
+    jobs = runtime['spec']['template']['spec']['replicatedJobs']
+    found = {'Launcher' if each['name'] == 'launcher' else 'Worker':
+             each['template']['spec']['template']['spec'] for each in jobs}
+    return found, job['spec']['trainer']['command']
 
 
-def test_volumes_and_environment(spec):
-    for replica in spec['mpiReplicaSpecs'].values():
-        pod = replica['template']['spec']
+def test_the_mpi_job_has_the_fields_of_its_operator(mpi_job):
+    assert set(mpi_job) <= MPI_JOB and set(mpi_job['runPolicy']) <= RUN_POLICY
+    assert mpi_job['mpiImplementation'] in ('OpenMPI', 'Intel', 'MPICH')
+    assert mpi_job['launcherCreationPolicy'] == 'WaitForWorkersReady'
+    assert set(mpi_job['mpiReplicaSpecs']) == {'Launcher', 'Worker'}
+    for spec in mpi_job['mpiReplicaSpecs'].values():
+        assert set(spec) <= {'replicas', 'restartPolicy', 'template'}
+        assert 'restartPolicy' not in spec['template']['spec']  # the operator overrides it
+
+
+def faults(kind, value, where=''):
+    """Yield the fields that a type of an OpenAPI client lacks; such a client ignores them."""
+    import pydantic
+
+    inner = typing.get_args(kind)
+    if typing.get_origin(kind) is list and isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from faults(inner[0], each, f'{where}[{number}]')
+    elif typing.get_origin(kind) is dict and isinstance(value, dict):
+        for key, each in value.items():
+            yield from faults(inner[1], each, f'{where}.{key}')
+    elif inner:  # Optional and Annotated
+        for each in inner:
+            yield from faults(each, value, where)
+    elif isinstance(kind, type) and issubclass(kind, pydantic.BaseModel) and (
+            isinstance(value, dict)):
+        fields = {field.alias or name: field.annotation
+                  for name, field in kind.model_fields.items()}
+        for key, each in value.items():
+            if key in fields:
+                yield from faults(fields[key], each, f'{where}.{key}')
+            else:
+                yield f'{where}.{key}'
+
+
+def test_everything_fits_the_published_schemas():
+    """Those of Kubeflow Trainer and of the pods of Kubernetes."""
+    models = pytest.importorskip(
+        'kubeflow_trainer_api.models', reason='needs kubeflow-trainer-api from PyPI')
+    runtime, job = documents('trainjob.yaml')
+    cases = [(models.TrainerV1alpha1TrainingRuntime, runtime),
+             (models.TrainerV1alpha1TrainJob, job)]
+    cases += [(models.IoK8sApiCoreV1PodSpec, pod)
+              for name in ('mpijob.yaml', 'trainjob.yaml') for pod in pods(name)[0].values()]
+    for model, value in cases:
+        assert not list(faults(model, value))
+        assert model.from_dict(value) is not None  # raises for a wrong type
+    wrong = {**runtime, 'spec': {**runtime['spec'], 'mlPolicyy': {}}}
+    assert set(faults(models.TrainerV1alpha1TrainingRuntime, wrong)) == {'.spec.mlPolicyy'}
+
+
+@pytest.mark.parametrize('name', ['mpijob.yaml', 'trainjob.yaml'])
+def test_there_are_as_many_ranks_as_slots(name):
+    found, command = pods(name)
+    assert command[:3] == ['chainermn', 'run', '-n']
+    if name == 'mpijob.yaml':
+        spec = documents(name)[0]['spec']
+        nodes, slots = spec['mpiReplicaSpecs']['Worker']['replicas'], spec['slotsPerWorker']
+    else:
+        runtime, job = documents(name)
+        nodes, slots = (job['spec']['trainer'][key] for key in ('numNodes', 'numProcPerNode'))
+        policy = runtime['spec']['mlPolicy']
+        assert (policy['numNodes'], policy['mpi']['numProcPerNode']) == (nodes, slots)
+        assert policy['mpi']['mpiImplementation'] == 'OpenMPI'  # the only one that it supports
+    assert int(command[3]) == nodes * slots
+    assert int(found['Worker']['containers'][0]['resources']['limits']['cpu']) >= slots
+
+
+@pytest.mark.parametrize('name', ['mpijob.yaml', 'trainjob.yaml'])
+def test_pods_run_without_root_and_end_in_time(name):
+    found, command = pods(name)
+    grace = int(command[command.index('--grace') + 1])
+    for pod in found.values():
+        assert grace < pod['terminationGracePeriodSeconds'] <= grace + 10
+        assert pod['securityContext']['runAsNonRoot']
+        assert pod['securityContext']['runAsUser'] == 1000
         volumes = {volume['name'] for volume in pod.get('volumes', ())}
         for container in pod['containers']:
+            assert container['securityContext']['allowPrivilegeEscalation'] is False
+            assert set(container['resources']['limits']) >= {'cpu', 'memory'}
             assert {mount['name'] for mount in container.get('volumeMounts', ())} <= volumes
             # Kubernetes only takes texts.
             assert all(isinstance(each['value'], str) for each in container.get('env', ()))
-            assert all(isinstance(each, str) for each in container['command'])
+            assert all(isinstance(each, str) for each in container.get('command', ()))
+    worker = found['Worker']['containers'][0]
+    assert worker['command'] == ['sshd.sh'] and 'bin/sshd.sh' in DOCKERFILE
+    port = worker['readinessProbe']['tcpSocket']['port']
+    assert DOCKERFILE.count(f"'Port {port}'") == 2  # of sshd, and of ssh
+    assert {each['containerPort'] for each in worker['ports']} >= {port, 9400}
+    assert worker['volumeMounts'][0]['mountPath'] == '/dev/shm'
 
 
-def test_the_files_of_the_image_exist(spec):
-    dockerfile = (ROOT / 'deploy/Dockerfile').read_text()
-    used = re.findall(r'/opt/chainermn/([-\w./]+)', dockerfile)
-    used += [word.removeprefix('/opt/chainermn/')
-             for word in spec['mpiReplicaSpecs']['Launcher']['template']['spec']['containers'][0][
-                 'command'] if word.startswith('/opt/chainermn/')]
-    assert len(used) == 1
-    assert all((ROOT / path).exists() for path in used)
+@pytest.mark.parametrize('name', ['mpijob.yaml', 'trainjob.yaml'])
+def test_the_options_of_the_command_exist(name, tmp_path, monkeypatch):
+    _, command = pods(name)
+    seen = []
+    monkeypatch.setattr(run, 'main', lambda parser, options: seen.append(options) or 0)
+    assert main(command[1:]) == 0
+    path = seen[0].script.removeprefix('/opt/chainermn/')
+    assert (ROOT / path).exists() and seen[0].grace == 30
 
 
-def test_the_image_starts_what_the_manifest_needs():
-    lines = (ROOT / 'deploy/Dockerfile').read_text().replace('\\\n', ' ').splitlines()
-    instructions = [line for line in lines if line and not line.lstrip().startswith('#')]
-    assert instructions[0].startswith('FROM ')
-    assert {line.split()[0] for line in instructions} == {'FROM', 'RUN', 'COPY'}
-    for line in instructions:
-        assert shlex.split(line)  # quotes are closed
-    assert 'openssh-server' in instructions[1]
+def steps():
+    """Return the instructions of the Dockerfile."""
+    lines = DOCKERFILE.replace('\\\n', ' ').splitlines()
+    return [line.split(None, 1) for line in lines if line and not line.lstrip().startswith('#')]
+
+
+def test_the_image():
+    assert steps()[0] == ['FROM', 'debian:bookworm-slim']
+    assert {name for name, _ in steps()} == {'FROM', 'RUN', 'ARG', 'COPY', 'ENV', 'USER', 'WORKDIR'}
+    for _, text in steps():
+        assert shlex.split(text)  # quotes are closed
+    assert ['USER', '1000'] in steps() and 'ssh_host_*' in DOCKERFILE  # no host keys in the image
+    ignored = (ROOT / '.dockerignore').read_text().split('\n')
+    assert '.git' in ignored and 'tests' in ignored
+    needed = re.findall(r'/opt/chainermn/([-\w./]+)', (ROOT / 'deploy/mpijob.yaml').read_text())
+    assert not {path.partition('/')[0] for path in needed} & set(ignored)
+
+
+@pytest.mark.full
+@pytest.mark.limit(1800)
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which('debootstrap'),
+                    reason='needs root, debootstrap and a network')
+def test_the_steps_of_the_image_in_a_chroot(tmp_path):
+    """Then chainermn check, sshd.sh and ssh as the user of the image."""
+    root = pathlib.Path(os.environ.get('CHAINERMN_TEST_CHROOT') or tmp_path / 'root')
+    if not root.exists():
+        subprocess.run(['debootstrap', '--variant=minbase', 'bookworm', root], check=True)
+    ignored = [line.rpartition('/')[2] for line in (
+        ROOT / '.dockerignore').read_text().splitlines() if not line.startswith('#')]
+    shutil.copytree(ROOT, root / 'opt/chainermn', dirs_exist_ok=True,
+                    ignore=shutil.ignore_patterns(*ignored))
+    for path in ('/etc/hosts', '/etc/resolv.conf', '/etc/pip.conf', os.environ.get('PIP_CERT', '')):
+        if path and pathlib.Path(path).exists():
+            (root / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, root / path[1:])
+
+    def execute(command, *options):
+        done = subprocess.run(
+            ['chroot', *options, root, '/bin/sh', '-ec', command], text=True, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            env={'MPI': 'mpich', 'HOME': '/home/mpiuser', 'DEBIAN_FRONTEND': 'noninteractive',
+                 'PATH': '/opt/venv/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
+                 **{name: value for name, value in os.environ.items() if name.startswith('PIP_')
+                    and name != 'PIP_FIND_LINKS'}})
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    mounts = [('proc', 'proc', 'proc'), ('sysfs', 'sysfs', 'sys'), ('none', 'devpts', 'dev/pts'),
+              ('none', 'tmpfs', 'dev/shm')]
+    try:
+        for device, kind, path in mounts:
+            (root / path).mkdir(exist_ok=True)
+            subprocess.run(['mount', '-t', kind, device, root / path], check=True)
+        for name, text in steps():
+            if name == 'RUN':
+                execute(text)
+        assert not list((root / 'etc/ssh').glob('ssh_host_*'))
+        user = '--userspec=1000:1000'
+        execute('mkdir -p ~/.ssh; rm -f ~/.ssh/*; ssh-keygen -q -N "" -f ~/.ssh/id_rsa; '
+            'cp ~/.ssh/id_rsa.pub ~/.ssh/authorized_keys', user)
+        assert 'All required checks passed' in execute('chainermn check', user)
+        output = execute('mkdir -p /tmp/run; sshd.sh & pid=$!; '
+                         'for i in $(seq 100); do ssh localhost true && break; sleep .2; done; '
+                         'ssh localhost id; mpiexec -n 2 chainermn check; kill $pid', user)
+        assert 'uid=1000' in output and 'All required checks passed' in output, output
+    finally:
+        for _, _, path in reversed(mounts):
+            subprocess.run(['umount', '-l', root / path], check=False)

@@ -17,7 +17,8 @@ from chainermn._commands.run import hosts
 from chainermn._commands.run.forwarded_signals import Signals
 from chainermn._commands.run.job import Job
 from chainermn._commands.run.job_report import say, table
-from chainermn._process import mpiexec
+from chainermn._commands.run.run_metrics import RunMetrics
+from chainermn._process import metrics_server, mpiexec
 
 _DESCRIPTION = """\
 Starts an MPI job: N processes that run "python SCRIPT ARGS...". Restarts the job when it
@@ -79,6 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--grow-after', type=_seconds, default=300, metavar='SECONDS',
                         help='how long the job runs before it restarts with more processes '
                              '(default: %(default)s)')
+    parser.add_argument('--metrics', type=_target, metavar='TARGET',
+                        help='serve the number of attempts and restarts for Prometheus on PORT or '
+                             'ADDRESS:PORT, or write them to FILE.prom; CHAINERMN_METRICS does '
+                             'the same for the ranks')
     parser.add_argument('--mpiexec-args', default='', metavar='ARGS',
                         help='additional options for mpiexec: --mpiexec-args="--hosts a,b"')
     parser.add_argument('-m', action='store_true', dest='is_module',
@@ -108,6 +113,14 @@ def _seconds(text: str) -> float:
     return number
 
 
+def _target(text: str) -> str:
+    try:
+        metrics_server.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Run the job until it succeeds, or give up.
 
@@ -119,14 +132,16 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
         path, arguments = mpiexec.find(), shlex.split(options.mpiexec_args)
         slots = _slots(options)
+        metrics = RunMetrics(options.metrics, options.script)
     except (OSError, ValueError) as error:  # no mpiexec, an unbalanced quote, a wrong file
         parser.error(str(error))
     program = [sys.executable, *['-m'] * options.is_module, options.script, *options.args]
     # MPICH's mpiexec dies of SIGUSR2.
     signals = Signals([signal.SIGUSR1, *[signal.SIGUSR2] * mpiexec.is_open_mpi(path)])
     with signals.collect():
-        job = Job(path, arguments, program, options, signals)
+        job = Job(path, arguments, program, options, signals, metrics)
         result = job.run_on(slots) if slots else job.run()
+    metrics.close()
     attempts = job.attempts
     if len(attempts) != 1 or attempts[0].status or signals.ending is not None:
         say('\n'.join([result, *table(attempts)]) if attempts else result)

@@ -13,6 +13,7 @@ from chainermn._commands.run.job_links import Links
 from chainermn._commands.run.job_report import Attempt, failure, say, times
 from chainermn._commands.run.pool import Pool, Watch
 from chainermn._commands.run.probe import Probe
+from chainermn._commands.run.run_metrics import RunMetrics
 from chainermn._process import environment, mpiexec
 
 
@@ -25,15 +26,17 @@ class Job:
         program: The command of each rank.
         options: The options of this command.
         signals: The signals of this process.
+        metrics: Where attempts are counted.
     """
 
     def __init__(self, path: str, arguments: list[str], program: list[str],
-                 options: argparse.Namespace, signals: Signals) -> None:
+                 options: argparse.Namespace, signals: Signals, metrics: RunMetrics) -> None:
         self._mpiexec = path
         self._arguments = arguments
         self._program = program
         self._options = options
         self._signals = signals
+        self._metrics = metrics
         self.attempts: list[Attempt] = []
 
     def run(self) -> str:
@@ -42,8 +45,10 @@ class Job:
         command = [self._mpiexec, '-n', str(n), *self._arguments, *self._program]
         result = None
         while result is None:
+            self._metrics.publish(self.attempts, True)
             self.attempts.append(run_once(
                 command, self._environment(n), self._signals, self._options.grace))
+            self._metrics.publish(self.attempts, False)
             result = self._result()
         return result
 
@@ -76,9 +81,11 @@ class Job:
                     env[environment.RUN_LINK] = str(links.offer)
                 watch = stack.enter_context(Watch(pool, ranks, options.grow_after, links, say))
                 exported = [environment.RUN_LINK] * (links is not None)
+                self._metrics.publish(self.attempts, True)
                 self.attempts.append(run_once(
                     command(ranks, self._program, *exported), env, signals, options.grace,
                     ranks, watch.poll))
+                self._metrics.publish(self.attempts, False)
             if (result := self._result()) is not None:
                 return result
         return self._interruption() or (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 
+from chainermn._consistency.signature_exchange import Data
 from chainermn._operations.call_signature import IDENTIFIER_SIZE
 from chainermn._process import runtime
 from chainermn._process.mpi import MPI
@@ -15,6 +16,7 @@ from chainermn._transport.shared_memory import exchange
 from chainermn._transport.shared_memory.window import Window
 
 _HEAD = struct.Struct(f'={IDENTIFIER_SIZE}sI')  # of a message: the identifier and the length
+_START = _HEAD.size  # of the data
 _LINE = 64  # bytes of a cache line
 _MEMORIES = 64  # at most; each takes one of the 2,000 communicators of MPI
 
@@ -49,33 +51,36 @@ class SharedLines:
         self._places = [[segment[start:start + size].data for segment in self._window.segments]
                         for start in (0, size)]
 
-    def exchange(self, call: bytes, message: bytes, is_wanted: bool) -> list[bytearray] | None:
+    def exchange(self, call: bytes, message: bytes, is_wanted: bool) -> list[Data] | None:
         """Return the messages of all ranks; ``None`` if their identifiers differ.
 
         Args:
             call: The identifier of this rank's call.
             message: Its message.
-            is_wanted: Whether to return the messages; otherwise the list is empty.
+            is_wanted: Whether to return the messages; otherwise the list has no meaning.
         """
         self._step = step = self._step + 1
         places, window = self._places[step & 1], self._window
         own = places[self._rank]
         _HEAD.pack_into(own, 0, call, len(message))
         if message:
-            own[_HEAD.size:_HEAD.size + len(message)] = message
+            own[_START:_START + len(message)] = message
         window.publish(step)
         try:
             window.wait(step)
         except BaseException:  # of a signal handler; the others do not know
             window.wait(step)
             raise
-        found = []
+        found: list[Data] = []
         for place in places:
+            if place is own:
+                found.append(message)
+                continue
             identifier, length = _HEAD.unpack_from(place)
             if identifier != call:
                 return None
             if is_wanted:
-                found.append(bytearray(place[_HEAD.size:_HEAD.size + length]))
+                found.append(bytearray(place[_START:_START + length]))
         return found
 
     def free(self) -> None:

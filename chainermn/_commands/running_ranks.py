@@ -1,0 +1,71 @@
+"""The ranks that run on this host, and the file of each to which commands write requests."""
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+
+_FILE = re.compile(r'/memfd:chainermn-dump-(\S*)')
+
+
+def below(process: int) -> list[int]:
+    """Return the ranks among a process and all of its descendants, parents before children."""
+    children: dict[int, list[int]] = {}
+    for each in processes():
+        children.setdefault(_parent(each), []).append(each)
+    found = [process]
+    for each in found:
+        found += children.get(each, [])
+    return [each for each in found if job(each) is not None]
+
+
+def job(process: int) -> str | None:
+    """Return an identifier of the job of a rank.
+
+    Returns:
+        ``None`` if the process belongs to another user, or is no rank that has created a
+        communicator.
+    """
+    found = _file(process)
+    return found[1] if found else None
+
+
+def request(process: int, text: bytes) -> None:
+    """Write a request for a rank.
+
+    Raises:
+        OSError: If it has ended.
+    """
+    found = _file(process)
+    if found is None:
+        raise ProcessLookupError(f'process {process} has ended')
+    with found[0].open('ab') as file:  # there may be another request
+        file.write(text)
+
+
+def processes() -> Iterator[int]:
+    """Yield all processes of this host."""
+    for path in pathlib.Path('/proc').glob('[0-9]*'):
+        yield int(path.name)
+
+
+def _parent(process: int) -> int:
+    with contextlib.suppress(OSError):  # it has ended
+        text = pathlib.Path(f'/proc/{process}/stat').read_text()
+        return int(text.rpartition(')')[2].split()[1])
+    return 0
+
+
+def _file(process: int) -> tuple[pathlib.Path, str] | None:
+    """Return the file of a process for requests, and the identifier in its name."""
+    folder = pathlib.Path(f'/proc/{process}')
+    with contextlib.suppress(OSError):  # another user's, or it has ended
+        if folder.stat().st_uid != os.getuid():  # root can see those of all users
+            return None
+        for path in (folder / 'fd').iterdir():
+            with contextlib.suppress(OSError):  # it has been closed
+                if found := _FILE.match(os.readlink(path)):
+                    return path, found[1]
+    return None

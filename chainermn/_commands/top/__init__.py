@@ -1,0 +1,108 @@
+"""``chainermn top``: show the ranks of a running job in a table that is updated every second."""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from chainermn._commands.top import connection, jobs, table
+from chainermn._commands.top.jobs import Job
+from chainermn._commands.top.table import Row
+
+# Control sequences of terminals.
+_OTHER_SCREEN, _MAIN_SCREEN = '\x1b[?1049h', '\x1b[?1049l'
+_HOME, _END_OF_LINE, _END_OF_SCREEN = '\x1b[H', '\x1b[K', '\x1b[J'
+
+_DESCRIPTION = """\
+Shows a running job, without restarting it: for each rank the number of updates, updates per
+second, the shares of its time, and memory. Rates and shares are those of the last 10 seconds.
+Run it on a host of the job, as the user of the job. Ctrl-C ends it; the job continues.
+"""
+
+_EPILOG = """\
+columns:
+  data      loading batches: Chainer's iterators and converters, or comm.span('data')
+  forward   computing the loss in optimizer.update(loss_function, ...)
+  backward  computing gradients there
+  exchange  communication
+  waiting   waiting for other ranks
+  update    the step of the actual optimizer
+  other     all else, such as evaluation, or computation outside of optimizer.update
+  state     "straggler": the others wait for this rank; what a rank has waited for
+
+Without a terminal and with --json, it prints the state once, unless -n is given.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the options."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument('job', nargs='?', metavar='PID_OR_JOB',
+                        help='process ID of a rank on this host or of its mpiexec, job ID of '
+                             'Slurm, or file name of the program (default: the only job)')
+    parser.add_argument('-n', type=int, metavar='N', help='end after N updates of the table')
+    parser.add_argument('--json', action='store_true',
+                        help='print one line of JSON per update instead of a table')
+
+
+def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Show the job; return the exit status."""
+    is_live = sys.stdout.isatty() and not options.json
+    count = options.n if options.n is not None else 0 if is_live else 1
+    try:
+        job = jobs.find(options.job)
+        tables = _tables(job, count)
+        if is_live:
+            _show_live(job.name, tables)
+        else:
+            for rows in tables:
+                print(_json(job.name, rows) if options.json else '\n'.join(
+                    table.lines(job.name, rows)), flush=True)
+        if not count:
+            print('the job has finished')
+    except jobs.NoJobError as error:
+        parser.error(str(error))
+    except connection.LostError as error:
+        print(f'chainermn top: {error}', file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _tables(job: Job, count: int) -> Iterator[list[Row]]:
+    """Yield the ranks of a job, a number of times, or until it finishes."""
+    samples, n = table.Samples(), 0
+    with contextlib.closing(connection.messages(job.ranks)) as messages:
+        for message in messages:
+            samples.add(message)
+            if samples.are_complete:
+                yield samples.rows()
+                n += 1
+                if n == count:
+                    return
+
+
+def _json(job: str, rows: Sequence[Row]) -> str:
+    return json.dumps({'job': job, 'time': time.time(), 'ranks': [row._asdict() for row in rows]})
+
+
+def _show_live(job: str, tables: Iterator[list[Row]]) -> None:
+    """Show the newest table in the terminal; it remains there at the end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    lines: list[str] = []
+    print(_OTHER_SCREEN, end='')
+    try:
+        for rows in tables:
+            width, height = shutil.get_terminal_size()
+            lines = table.lines(job, rows, width, height, is_colored=True)
+            print(_HOME + ''.join(f'{line}{_END_OF_LINE}\n' for line in lines) + _END_OF_SCREEN,
+                  end='', flush=True)
+    finally:
+        print(_MAIN_SCREEN + '\n'.join(lines))

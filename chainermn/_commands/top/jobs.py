@@ -1,0 +1,97 @@
+"""Find the job to watch: by a process, by its name, or the only one on this host."""
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pathlib
+import pwd
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from chainermn._commands import running_ranks
+
+
+class Job(NamedTuple):
+    """A job: its ranks on this host."""
+
+    name: str  # the job ID of Slurm, or the file name of the program
+    ranks: list[int]  # processes
+
+
+class NoJobError(Exception):
+    """There is no such job, or more than one."""
+
+
+def find(target: str | None) -> Job:
+    """Return a job of this user.
+
+    Args:
+        target: A job ID of Slurm; the file name of the program; the process of a rank, of mpiexec,
+            or of any other parent; or ``None`` for the only job.
+
+    Raises:
+        NoJobError: If there is not exactly one such job.
+    """
+    jobs = every = _jobs()
+    missing = 'no job of yours runs on this host'
+    if target is not None:
+        jobs = [job for job in every if job.name == target]
+        missing = f'there is no job {target} of yours on this host'
+    missing += ': it has finished, has no communicator yet, or runs on other hosts'
+    if not jobs and target is not None and target.isdecimal() and os.path.exists(f'/proc/{target}'):
+        owner = os.stat(f'/proc/{target}').st_uid
+        if owner != os.getuid():
+            raise NoJobError(f'process {target} belongs to the user {_name_of(owner)}, and only '
+                             'that user can watch it')
+        ranks = set(running_ranks.below(int(target)))
+        jobs = [job for job in every if ranks & set(job.ranks)]
+        missing = (f'process {target} and its children contain no rank that has created a '
+                   'communicator')
+    if not jobs:
+        raise NoJobError(missing)
+    if len(jobs) > 1:
+        raise NoJobError('several jobs of yours run on this host; select one by a PID:\n' + (
+            '\n'.join(f'  {job.ranks[0]}  {job.name}, {len(job.ranks)} rank'
+                      f'{"s" * (len(job.ranks) > 1)} on this host' for job in jobs)))
+    return jobs[0]
+
+
+def _jobs() -> list[Job]:
+    """Return the jobs of this user on this host."""
+    ranks: dict[str, list[int]] = {}
+    for process in sorted(running_ranks.processes()):
+        if (job := running_ranks.job(process)) is not None:
+            ranks.setdefault(job, []).append(process)
+    return [Job(_name(each[0]), each) for each in ranks.values()]
+
+
+def _name(process: int) -> str:
+    """Return the name of a job, from the environment and the command line of a rank."""
+    for line in _strings(process, 'environ'):
+        if line.startswith('SLURM_JOB_ID='):
+            return line.partition('=')[2]
+    return program(_strings(process, 'cmdline'))
+
+
+def _strings(process: int, name: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.fsdecode(pathlib.Path(f'/proc/{process}/{name}').read_bytes()).split('\0')[:-1]
+    return []
+
+
+def program(arguments: Sequence[str]) -> str:
+    """Return the file name of the program in the command line of Python."""
+    for previous, argument in itertools.pairwise(arguments):
+        if argument == '-c' or previous in ('-W', '-X'):
+            continue
+        if previous == '-m' or not argument.startswith('-'):
+            return os.path.basename(argument)
+    return 'python'
+
+
+def _name_of(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)

@@ -1,0 +1,185 @@
+"""What ``top`` shows of each rank, computed from its samples of the last seconds."""
+from __future__ import annotations
+
+import collections
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from chainermn._timeline.activities import EXCHANGE, NAMES, WAITING
+
+_WINDOW = 10.  # seconds
+_SILENT = 6.  # seconds without a sample
+_MAX_WAIT = 5  # messages, for a second sample of each rank
+_STUCK = 2.  # seconds in one operation, or outside of operations
+
+_HEAD = ['rank', 'host', 'update', 'per s', *NAMES, 'RSS', 'GPU', 'state']
+_RED, _YELLOW, _RESET = '\x1b[31m', '\x1b[33m', '\x1b[0m'
+
+#: How much more of its time a straggler computes than the others.
+_MIN_DELAY = .1
+
+
+class Row(NamedTuple):
+    """A rank.  ``None`` is unknown."""
+
+    rank: int
+    host: str = ''
+    pid: int | None = None
+    updates: int | None = None
+    updates_per_second: float | None = None
+    shares: Mapping[str, float] | None = None  # of the time, by activity
+    rss_bytes: int | None = None
+    gpu_bytes: int | None = None
+    is_silent: bool = True
+    is_straggler: bool = False
+    is_waiting: bool = False  # for seconds, in an operation
+    state: str = ''
+    state_seconds: float = 0.
+
+    @property
+    def note(self) -> str:
+        """What is special about the rank."""
+        if self.is_silent:
+            return 'does not answer'
+        parts = ['straggler'] * self.is_straggler
+        if self.state_seconds >= _STUCK and (self.is_waiting or self.is_straggler or not (
+                self.updates_per_second)):
+            parts.append(f'{self.state} (for {self.state_seconds:.0f} s)')
+        return '; '.join(parts)
+
+
+class Samples:
+    """The samples of all ranks during the last seconds."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, collections.deque[dict[str, Any]]] = collections.defaultdict(
+            collections.deque)
+        self._ages: dict[int, float] = {}
+        self._size = 0
+        self._messages = 0
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        """Add a message of the job."""
+        self._size = message['size']
+        self._messages += 1
+        for sample in message['samples']:
+            kept = self._samples[sample['rank']]
+            self._ages[sample['rank']] = sample['age']
+            if kept and kept[-1]['at'] == sample['at']:
+                continue  # there is no new one
+            if kept and (kept[-1]['pid'] != sample['pid'] or sum(
+                    kept[-1]['seconds'].values()) > sum(sample['seconds'].values())):
+                kept.clear()  # nobody watched for a while
+            kept.append(sample)
+            while len(kept) > 2 and kept[0]['at'] < sample['at'] - _WINDOW:
+                kept.popleft()
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether there are two samples of each rank, or there was time enough for them."""
+        return self._messages >= _MAX_WAIT or self._size == sum(
+            len(kept) > 1 for kept in self._samples.values())
+
+    def rows(self) -> list[Row]:
+        """Return all ranks."""
+        ranks = sorted({*self._samples, *range(self._size)})
+        rows = [self._row(rank) for rank in ranks]
+        slow = straggler(rows)
+        return [row._replace(is_straggler=row.rank == slow and not row.is_waiting) for row in rows]
+
+    def _row(self, rank: int) -> Row:
+        kept = self._samples.get(rank)
+        if not kept:
+            return Row(rank)
+        first, last = kept[0], kept[-1]
+        row = Row(rank, last['host'], last['pid'], last['updates'], None, None,
+                  last['rss_bytes'], last['gpu_bytes'], self._ages[rank] > _SILENT, False,
+                  last['is_waiting'] and last['state_seconds'] >= _STUCK, last['state'],
+                  last['state_seconds'])
+        seconds = last['at'] - first['at']
+        if row.is_silent or not seconds:
+            return row
+        spent = {name: last['seconds'][name] - first['seconds'][name] for name in NAMES}
+        total = sum(spent.values())
+        rate = None
+        if last['updates'] is not None and first['updates'] is not None:
+            rate = max(0., (last['updates'] - first['updates']) / seconds)
+        shares = {name: each / total for name, each in spent.items()} if total else None
+        return row._replace(updates_per_second=rate, shares=shares)
+
+
+def straggler(rows: Iterable[Row]) -> int | None:
+    """Return the rank for which the others wait, ``None`` if there is none."""
+    busy = {row.rank: 1 - row.shares[WAITING] - row.shares[EXCHANGE]
+            for row in rows if row.shares is not None}
+    if len(busy) < 2:
+        return None
+    slowest = max(busy, key=lambda rank: busy[rank])
+    others = statistics.median(share for rank, share in busy.items() if rank != slowest)
+    return slowest if busy[slowest] - others > _MIN_DELAY else None
+
+
+def lines(job: str, rows: Sequence[Row], width: int = 1 << 30, height: int = 1 << 30,
+          is_colored: bool = False) -> list[str]:
+    """Return the job as text: a summary, and a table.
+
+    Args:
+        job: Its name.
+        rows: Its ranks.
+        width: Columns of the terminal.  In a narrow one, the state of a rank is in a line below it.
+        height: Lines of the terminal.  In a low one, ranks with a state come first.
+        is_colored: Whether to color ranks with a state.
+    """
+    every = [_HEAD, *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
+    is_narrow = sum(widths) + 2 * len(widths) - 2 > width
+    limit = max(1, (height - 4) // (1 + is_narrow))
+    first = rows if len(rows) <= limit else sorted(
+        sorted(rows, key=lambda row: (not row.note, row.rank))[:limit])
+    found = [summary(rows, job)[:width]]
+    for row, cells in [(None, _HEAD), *((row, _cells(row)) for row in first)]:
+        *numbers, note = cells
+        line = '  '.join(map(str.rjust, numbers, widths))
+        texts = [f'{line}  {note}'.rstrip()]
+        if is_narrow:
+            texts = [line, *([f'      {note}'] if row is not None and note else [])]
+        color = '' if row is None or not row.note else _RED if row.is_silent else _YELLOW
+        found += [f'{color}{text[:width]}{_RESET}' if color and is_colored else text[:width]
+                  for text in texts]
+    if len(first) < len(rows):
+        found.append(f'and {len(rows) - len(first)} more ranks; --json shows all'[:width])
+    return found
+
+
+def summary(rows: Sequence[Row], job: str) -> str:
+    """Return the line above the table."""
+    rates = [row.updates_per_second for row in rows if row.updates_per_second is not None]
+    hosts = {row.host for row in rows if row.host}
+    parts = [f'{job}: {len(rows)} rank{"s" * (len(rows) > 1)} on {len(hosts)} '
+             f'host{"s" * (len(hosts) > 1)}']
+    if rates:
+        parts.append(f'{statistics.median(rates):.2f} updates per second')
+    if silent := sum(row.is_silent for row in rows):
+        parts.append(f'{silent} do{"es" * (silent == 1)} not answer')
+    elif len(rows) > 1 and all(row.is_waiting for row in rows):
+        parts.append('all ranks are waiting: a deadlock?')
+    return ', '.join(parts)
+
+
+def _cells(row: Row) -> list[str]:
+    """Return a rank as text, as in the head."""
+    shares = ['-' if row.shares is None else f'{row.shares[name]:.0%}' for name in NAMES]
+    memory = [_size(row.rss_bytes), _size(row.gpu_bytes) if row.gpu_bytes else '-']
+    return [str(row.rank), row.host, _number(row.updates), _number(row.updates_per_second),
+            *shares, *memory, row.note]
+
+
+def _number(number: float | None) -> str:
+    if number is None:
+        return '-'
+    return str(number) if isinstance(number, int) else f'{number:.2f}'
+
+
+def _size(nbytes: int | None) -> str:
+    return '-' if nbytes is None else f'{nbytes / 2**30:.2f} GiB'

@@ -1,0 +1,201 @@
+"""What this rank tells ``top`` and the metrics: a sample of each rank per second.
+
+The rank that a program of its host asks for samples asks the watchdogs of the other ranks, again
+and again.  A rank that is not asked for a few seconds records nothing, so a viewer that is killed
+needs no farewell.
+"""
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from chainermn._process import launcher
+from chainermn._process.mpi import MPI
+from chainermn._timeline import activities
+
+#: Seconds between two questions; with many ranks, it is longer.
+_INTERVAL = 1.
+_RANKS_PER_SECOND = 128
+
+#: A rank records its activities for this number of seconds after a question.
+_LEASE = 6.
+
+_CLOSE_TIMEOUT = 1.  # seconds
+
+
+class Sample(NamedTuple):
+    """The state of a rank.  Numbers are totals: a viewer takes the difference of two samples."""
+
+    rank: int
+    host: str
+    pid: int
+    at: float  # seconds, of a clock that all samples of this rank use
+    updates: int | None  # of the optimizer with most; None without an optimizer
+    operations: int
+    seconds: Mapping[str, float]  # by activity
+    rss_bytes: int
+    gpu_bytes: int
+    state: str  # in words
+    is_waiting: bool  # whether the main thread is in an operation
+    state_seconds: float  # for how long it has been in this state; 0 if it makes progress
+
+
+class Viewer:
+    """A program of this host that gets the samples.  It may stop reading: the rank never waits.
+
+    Args:
+        connection: The socket to it.
+        encode: Returns the message for the number of ranks and the newest sample of each rank, with
+            its age in seconds.  There are 0 ranks when the program has ended.
+        is_local: Whether it needs only the ranks of this host.
+    """
+
+    def __init__(self, connection: socket.socket,
+                 encode: Callable[[int, Sequence[tuple[float, Sample]]], bytes],
+                 is_local: bool) -> None:
+        connection.setblocking(False)
+        self._socket, self._encode = connection, encode
+        self._rest = b''  # of the last message
+        self.is_local, self.is_open = is_local, True
+
+    def write(self, size: int, samples: Sequence[tuple[float, Sample]]) -> None:
+        """Send samples, unless the viewer has not yet read the previous ones."""
+        if not self._rest:
+            self._rest = self._encode(size, samples)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is left of the last message, as far as possible without waiting."""
+        try:
+            while self._rest:
+                # The program may have restored SIGPIPE, which would kill it.
+                self._rest = self._rest[self._socket.send(self._rest, socket.MSG_NOSIGNAL):]
+        except BlockingIOError:
+            pass
+        except OSError:  # it has ended
+            self.abandon()
+
+    def close(self) -> None:
+        """Tell the viewer that the program has ended."""
+        with contextlib.suppress(OSError):
+            self._socket.settimeout(_CLOSE_TIMEOUT)
+            self._socket.sendall(self._rest + self._encode(0, ()), socket.MSG_NOSIGNAL)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the connection."""
+        self.is_open = False
+        self._socket.close()
+
+
+class LiveView:
+    """The viewers of this rank, and the newest samples."""
+
+    def __init__(self) -> None:
+        self.viewers: list[Viewer] = []
+        self._samples: dict[int, tuple[float, Sample]] = {}  # by rank, with its time of arrival
+        self._asked_at = self._shown_at = -_LEASE
+        # Constant; and not every thread may call MPI.
+        self._rank, self._host = MPI.COMM_WORLD.rank, MPI.Get_processor_name()
+
+    def is_watched(self, now: float) -> bool:
+        """Return whether somebody watches; otherwise nothing is recorded."""
+        return bool(self.viewers) or now < self._asked_at + _LEASE
+
+    def poll(self, now: float) -> None:
+        """Forget viewers that have ended."""
+        for viewer in self.viewers:
+            viewer.flush()
+        self.viewers = [viewer for viewer in self.viewers if viewer.is_open]
+        if self.is_watched(now):
+            activities.start()
+        else:
+            activities.stop()
+
+    def note_question(self, now: float) -> None:
+        """Note that another rank has asked for a sample."""
+        self._asked_at = now
+
+    def is_due(self, n_ranks: int, now: float) -> bool:
+        """Return whether it is time to show samples, and to ask for new ones."""
+        interval = max(_INTERVAL, n_ranks / _RANKS_PER_SECOND) - .05
+        if not self.viewers or now < self._shown_at + interval:
+            return False
+        self._shown_at = now
+        return True
+
+    def sample(self, operations: int, state: str, is_waiting: bool, state_seconds: float
+               ) -> Sample:
+        """Return a sample of this rank."""
+        recorded = activities.start()
+        return Sample(self._rank, self._host, os.getpid(), time.monotonic(), activities.updates(),
+                      operations, recorded.totals(), _rss_bytes(), recorded.gpu_bytes, state,
+                      is_waiting, state_seconds)
+
+    def add(self, sample: Sample, now: float) -> None:
+        """Keep the sample of a rank."""
+        self._samples[sample.rank] = now, sample
+
+    def write(self, n_ranks: int, now: float) -> None:
+        """Give the newest samples to the viewers."""
+        for viewer in self.viewers:
+            viewer.write(n_ranks, [
+                (now - at, sample) for _, (at, sample) in sorted(self._samples.items())
+                if sample.host == self._host or not viewer.is_local])
+
+    def needed(self, hosts: Sequence[str], rank: int) -> list[int]:
+        """Return the other ranks that the viewers show.
+
+        Args:
+            hosts: The host of each rank.
+            rank: This rank.
+        """
+        is_local = all(viewer.is_local for viewer in self.viewers)
+        return [other for other, host in enumerate(hosts)
+                if other != rank and (host == hosts[rank] or not is_local)]
+
+    def close(self) -> None:
+        """Tell the viewers that the program has ended."""
+        for viewer in self.viewers:
+            viewer.close()
+        self.viewers = []
+
+
+def connect(name: str) -> Viewer:
+    """Connect to a ``top`` command of this host, for one line of JSON per interval.
+
+    Args:
+        name: The name of its socket.
+
+    Raises:
+        OSError: If the command has ended, or belongs to another user.
+    """
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.setblocking(False)
+        connection.connect('\0chainermn-top-' + name)
+        if launcher.peer(connection)[1] != os.getuid():
+            raise PermissionError('another user listens there')
+    except OSError:
+        connection.close()
+        raise
+    return Viewer(connection, _line, is_local=False)
+
+
+def _line(size: int, samples: Sequence[tuple[float, Sample]]) -> bytes:
+    return json.dumps({'size': size, 'samples': [
+        {**sample._asdict(), 'age': age} for age, sample in samples]}).encode() + b'\n'
+
+
+def _rss_bytes() -> int:
+    try:
+        pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
+        return pages * os.sysconf('SC_PAGE_SIZE')
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,63 @@
+"""The metrics of the ranks of this host: what ``top`` shows, for Prometheus.
+
+With ``CHAINERMN_METRICS``, the first rank of each host publishes them by a process of its own; see
+``_process/metrics_server.py``.
+"""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from chainermn._diagnostics.live_view import Sample, Viewer
+from chainermn._process import metrics_server, streams
+from chainermn._process.prometheus import Metric, text
+
+
+def open_viewer(target: str) -> Viewer | None:
+    """Return the viewer that publishes samples; ``None``, with a warning, if there is none."""
+    try:
+        return Viewer(metrics_server.start(target), _page, is_local=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        streams.write(f'chainermn: no metrics of {os.uname().nodename}: {error}\n')
+        return None
+
+
+def _page(size: int, samples: Sequence[tuple[float, Sample]]) -> bytes:
+    return text(metrics(size, samples)).encode() + b'\0'
+
+
+def metrics(size: int, samples: Sequence[tuple[float, Sample]]) -> Iterator[Metric]:
+    """Yield the metrics.
+
+    Args:
+        size: The number of ranks of the job.
+        samples: The newest sample of each rank of this host, with its age in seconds.
+    """
+    job = os.environ.get('SLURM_JOB_ID') or os.path.basename(sys.argv[0]) or 'python'
+    every = [({'job': job, 'host': each.host, 'rank': str(each.rank)}, age, each)
+             for age, each in samples]
+
+    def metric(name: str, kind: str, text: str, value: Callable[[Sample], float | None]) -> Metric:
+        return Metric(name, kind, text, [
+            (labels, number) for labels, _, each in every if (number := value(each)) is not None])
+
+    yield metric('updates_total', 'counter', 'Updates of the optimizer, including those before a '
+                 'resume.', lambda each: each.updates)
+    yield metric('operations_total', 'counter', 'Operations that need other ranks.',
+                 lambda each: each.operations)
+    yield Metric('activity_seconds_total', 'counter', 'Time of the main thread by activity.', [
+        ({**labels, 'activity': name}, seconds) for labels, _, each in every
+        for name, seconds in each.seconds.items()])
+    yield metric('resident_memory_bytes', 'gauge', 'Resident memory of the process.',
+                 lambda each: each.rss_bytes)
+    yield metric('gpu_memory_pool_bytes', 'gauge', "Memory that CuPy's pool has allocated.",
+                 lambda each: each.gpu_bytes)
+    yield metric('blocked_seconds', 'gauge', 'For how long the main thread has been in its current '
+                 'operation.', lambda each: each.state_seconds if each.is_waiting else 0.)
+    yield Metric('last_sample_timestamp_seconds', 'gauge', 'Time of the last sample of the rank.', [
+        (labels, time.time() - age) for labels, age, _ in every])
+    yield Metric('ranks', 'gauge', 'Ranks of the job.', [
+        ({'job': job, 'host': each.host}, size) for _, each in samples[:1]])

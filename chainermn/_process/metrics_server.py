@@ -1,0 +1,181 @@
+"""The process that publishes metrics: on a port over HTTP, or in a file for a node exporter.
+
+It runs as a separate program that uses only the standard library, so requests and slow disks take
+no time of the training.  It reads pages of metrics from a socket, each of which ends with a zero
+byte.  It exits when the socket is closed, that is at the latest when the process that started it
+exits.  Arguments: the descriptor of the socket, and the target.
+"""
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+
+_ADDRESS = re.compile(r'(?:(\[[0-9a-fA-F:.%\w]+\]|[^][:/]+):)?(\d+)')
+_MAX_CONNECTIONS = 64
+_MAX_REQUEST = 8192  # bytes
+_MAX_PAGE = 1 << 26  # bytes
+_TIMEOUT = 5  # seconds for a request and its answer
+_BIND_TIMEOUT = 10  # seconds; the last attempt of a job may not have closed the port yet
+_NICENESS = 10
+
+
+def parse(target: str) -> tuple[str, int] | str:
+    """Return the address and the port, or the path of a file.
+
+    Args:
+        target: ``PORT`` of the loopback interface, ``ADDRESS:PORT``, or ``FILE.prom``.
+
+    Raises:
+        ValueError: If it is none of these.
+    """
+    if target.endswith('.prom'):
+        return os.path.abspath(target)
+    found = _ADDRESS.fullmatch(target)
+    if found is None or not 0 < int(found[2]) < 1 << 16:
+        raise ValueError(f'must be PORT, ADDRESS:PORT or a file FILE.prom, not {target!r}')
+    return (found[1] or '127.0.0.1').strip('[]'), int(found[2])
+
+
+def start(target: str) -> socket.socket:
+    """Start the process, and return the socket for the pages, which does not block.
+
+    The process prints a warning if it cannot use the target, and exits.
+
+    Args:
+        target: As in :func:`parse`.
+
+    Raises:
+        OSError, subprocess.SubprocessError: If no process can be started.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            # The shell exits at once, so the process is not a child that the program may wait for.
+            subprocess.run(
+                ['/bin/sh', '-c', '"$0" "$@" &', sys.executable, '-I', '-S', __file__,
+                 str(theirs.fileno()), target], check=True, pass_fds=[theirs.fileno()],
+                start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            ours.setblocking(False)
+        except BaseException:
+            ours.close()
+            raise
+    return ours
+
+
+class Page:
+    """The newest page of metrics, and the answers to requests for it."""
+
+    def __init__(self) -> None:
+        self._body: bytes | None = None  # none yet
+        self._n_connections = 0
+
+    async def read(self, pages: AsyncIterator[bytes]) -> None:
+        """Keep the newest page until there are no more."""
+        async for self._body in pages:
+            pass
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request, then close the connection."""
+        self._n_connections += 1
+        try:
+            if self._n_connections <= _MAX_CONNECTIONS:
+                await asyncio.wait_for(self._answer(reader, writer), _TIMEOUT)
+        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError,
+                asyncio.LimitOverrunError):
+            pass
+        finally:
+            self._n_connections -= 1
+            writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b'\r\n\r\n')
+        method, _, rest = request.partition(b' ')
+        status, body = b'200 OK', b''
+        if method not in (b'GET', b'HEAD'):
+            status = b'405 Method Not Allowed'
+        elif rest.partition(b' ')[0].partition(b'?')[0] not in (b'/metrics', b'/'):
+            status = b'404 Not Found'
+        elif self._body is None:
+            status = b'503 Service Unavailable'
+        else:
+            body = self._body
+        writer.write(b'HTTP/1.1 %b\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n'
+                     b'Content-Length: %d\r\nConnection: close\r\n\r\n' % (status, len(body)))
+        if method == b'GET':
+            writer.write(body)
+        writer.transport.set_write_buffer_limits(0)  # drain until everything is sent
+        await writer.drain()
+
+
+async def _serve(pages: AsyncIterator[bytes], address: str, port: int) -> None:
+    """Serve the pages until there are no more."""
+    page = Page()
+    reading = asyncio.ensure_future(page.read(pages))
+    deadline = time.monotonic() + _BIND_TIMEOUT
+    while not reading.done():
+        try:
+            await asyncio.start_server(page.handle, address, port, limit=_MAX_REQUEST)
+            await reading
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+            await asyncio.wait({reading}, timeout=1)
+
+
+async def _write(pages: AsyncIterator[bytes], path: str) -> None:
+    """Replace the file by each page, and remove it at the end."""
+    part = f'{path}.part'  # a node exporter reads *.prom
+    try:
+        async for page in pages:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(part)  # or open() would follow a link that somebody put there
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            with open(descriptor, 'wb') as file:
+                file.write(page)
+            os.replace(part, path)
+    finally:
+        for each in part, path:
+            with contextlib.suppress(OSError):
+                os.remove(each)
+
+
+async def _read(connection: socket.socket) -> AsyncIterator[bytes]:
+    """Yield the pages of a socket."""
+    reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_MAX_PAGE)
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(
+            writer):
+        while True:
+            yield (await reader.readuntil(b'\0'))[:-1]
+
+
+async def publish(connection: socket.socket, target: str) -> None:
+    """Publish the pages of a socket until it is closed.
+
+    Raises:
+        OSError: If the target cannot be used.
+        ValueError: If the target is wrong.
+    """
+    place, pages = parse(target), _read(connection)
+    await (_write(pages, place) if isinstance(place, str) else _serve(pages, *place))
+
+
+def main(file: str, target: str) -> None:
+    """Run the process."""
+    os.nice(_NICENESS)
+    try:
+        asyncio.run(publish(socket.socket(fileno=int(file)), target))
+    except (OSError, ValueError) as error:
+        print(f'chainermn: no metrics of {os.uname().nodename} on {target}: {error}',
+              file=sys.stderr)
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

@@ -1,0 +1,173 @@
+"""ProgressBar: the progress of the training on all ranks, printed by rank 0."""
+from __future__ import annotations
+
+import collections
+import datetime
+import sys
+import time
+from typing import NamedTuple, Protocol, TextIO
+
+import chainer
+from chainer.training.extensions import util
+
+from chainermn.communicators._recognize import as_communicator
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._calls import called_by
+
+_WINDOW = 20.  # seconds, for the speed
+_COLUMNS = 100
+
+
+class ProgressBar(chainer.training.Extension):
+    """Trainer extension that prints a progress bar for all ranks on rank 0.
+
+    It shows the part of the training that is done, the samples per second of all ranks together,
+    and the time left.  After a resume, it continues at the iteration of the checkpoint, and the
+    speed is that of the current run.  It needs no checkpoint of its own.  It uses tqdm if it is
+    installed, otherwise Chainer's bar.
+
+    Add it to the trainer on all ranks.  Collective at the beginning of the training, to add up the
+    data sets.
+
+    Args:
+        comm: ChainerMN communicator of the ranks that have different samples.
+        training_length: Such as ``(20, 'epoch')``; by default that of the trainer's stop trigger.
+        interval: Minimum number of seconds between two updates of the bar.
+        out: Where to print; ``sys.stderr`` by default.
+
+    Example:
+        >>> import io
+        >>> trainer.extend(chainermn.extensions.ProgressBar(comm, out=io.StringIO()))
+        >>> trainer.run()
+    """
+
+    trigger = 1, 'iteration'
+    priority = chainer.training.PRIORITY_READER
+    default_name = 'MultiNodeProgressBar'
+
+    def __init__(self, comm: CommunicatorBase, *, training_length: tuple[float, str] | None = None,
+                 interval: float = 1., out: TextIO | None = None) -> None:
+        self.comm = as_communicator(comm, 'ProgressBar')
+        self._training_length = training_length
+        self._interval = interval
+        self._out = sys.stderr if out is None else out
+        self._samples = 0  # of all ranks in an epoch; 0 if unknown
+        self._points: collections.deque[_Point] = collections.deque()
+        self._bar: _Bar | None = None
+
+    @called_by('ProgressBar')
+    def initialize(self, trainer: chainer.training.Trainer) -> None:
+        """Add up the data sets of all ranks.  Collective: every rank calls it."""
+        try:
+            samples = len(trainer.updater.get_iterator('main').dataset)
+        except Exception:  # an updater or iterator of another kind
+            samples = 0
+        by_rank = self.comm.allgather_obj(samples)
+        self._samples = sum(by_rank) if all(by_rank) else 0
+        self._points.clear()
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        """Draw the bar on rank 0, if it is time."""
+        if self.comm.rank:
+            return
+        length, unit = self._training_length or trainer.stop_trigger.get_training_length()
+        epoch = trainer.updater.epoch_detail
+        position = min(trainer.updater.iteration if unit == 'iteration' else epoch, length)
+        self._current = _Point(time.monotonic(), epoch, position, length)
+        # Not before: extensions that load a snapshot are initialized after this one.
+        if self._bar is None:
+            self._bar = _new_bar(length, unit, self._out)
+            self._draw()
+        elif self._current.at >= self._points[-1].at + self._interval:
+            self._draw()
+
+    def finalize(self) -> None:
+        """Leave the last state of the bar on the screen."""
+        if self._bar is not None:
+            self._draw()
+            self._bar.close()
+            self._bar = None
+
+    def _draw(self) -> None:
+        assert self._bar is not None
+        self._points.append(self._current)
+        while len(self._points) > 2 and self._points[0].at < self._current.at - _WINDOW:
+            self._points.popleft()
+        self._bar.draw(self._current.position, self._speed())
+
+    def _speed(self) -> str:
+        """Return the speed and the time left, in words; '' if they are not known yet."""
+        first, last = self._points[0], self._points[-1]
+        seconds, progress = last.at - first.at, last.position - first.position
+        if not seconds or not progress:
+            return ''
+        left = datetime.timedelta(seconds=round(seconds * (last.length - last.position) / progress))
+        size = self.comm.size
+        samples = self._samples * (last.epoch - first.epoch) / seconds
+        return (f'{samples:.4g} samples/s on {size} rank{"s" * (size > 1)}, ' if samples else ''
+                ) + f'{left} left'
+
+
+class _Point(NamedTuple):
+    """The progress at a time."""
+
+    at: float  # seconds
+    epoch: float
+    position: float  # of ``length``, epochs or iterations
+    length: float
+
+
+class _Bar(Protocol):
+    def draw(self, position: float, text: str) -> None:
+        """Draw the bar."""
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+
+
+def _new_bar(length: float, unit: str, out: TextIO) -> _Bar:
+    try:
+        return _Tqdm(length, unit, out)
+    except ImportError:
+        return _Chainer(length, unit, out)
+
+
+class _Tqdm:
+    def __init__(self, length: float, unit: str, out: TextIO) -> None:
+        import tqdm
+
+        columns = None if out.isatty() else _COLUMNS
+        self._bar = tqdm.tqdm(
+            total=length, file=out, mininterval=0, ncols=columns, dynamic_ncols=columns is None,
+            bar_format=f'{{percentage:3.0f}}%|{{bar}}| {{n:.4g}}/{{total:g}} {unit}s{{postfix}}')
+
+    def draw(self, position: float, text: str) -> None:
+        self._bar.n = position
+        self._bar.set_postfix_str(text)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class _Chainer(util.ProgressBar):
+    """Draws with Chainer's class, which writes control characters for terminals."""
+
+    def __init__(self, length: float, unit: str, out: TextIO) -> None:
+        super().__init__(out=out)
+        self._length, self._unit = length, unit
+
+    def draw(self, position: float, text: str) -> None:
+        self._position, self._text = position, text
+        self.update()
+
+    def close(self) -> None:
+        self.erase_console()
+        self._out.writelines(self.get_lines())
+        self.flush()
+
+    def get_lines(self) -> list[str]:
+        """Return the bar, as text."""
+        part = self._position / self._length if self._length else 1.
+        marks = '#' * int(part * self._bar_length)
+        return [f'{part:4.0%} [{marks:.<{self._bar_length}}] {self._position:.4g}/'
+                f'{self._length:g} {self._unit}s{", " * bool(self._text)}{self._text}\n']

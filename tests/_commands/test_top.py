@@ -1,0 +1,367 @@
+"""``chainermn top`` shows the ranks of running jobs, and refuses everything else."""
+
+import json
+import os
+import pathlib
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from time_limits import seconds
+
+from chainermn._commands.top import jobs, table
+from chainermn._timeline.activities import NAMES
+
+pytestmark = pytest.mark.mpi_skip
+
+#: Updates whose parts take known times, until the file "end" exists: 0.1 s, half of it waiting on
+#: all ranks but rank 1. If the file "stop" exists, the program does what it says.
+TRAIN = '''
+import os, pathlib, signal, time
+import chainer, numpy as np
+import chainermn
+
+comm = chainermn.create_communicator('naive')
+model = chainer.links.Linear(3, 2)
+optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+
+class Slow:
+    def __len__(self):
+        return 10
+    def __getitem__(self, i):
+        time.sleep(.02)
+        return np.ones(3, 'f')
+
+def loss(x):
+    time.sleep(.03 if comm.rank != 1 else .08)
+    return chainer.functions.sum(model(x))
+
+iterator = chainer.iterators.SerialIterator(Slow(), 1)
+pathlib.Path(f'rank{comm.rank}').write_text(str(os.getpid()))
+pathlib.Path(f'rank{comm.rank}').rename(f'process{comm.rank}')
+while not comm.allreduce_obj(os.path.exists('end'), op='max'):
+    optimizer.update(loss, np.stack(iterator.next()))
+    if os.path.exists('deadlock'):
+        comm.recv_obj((comm.rank + 1) % comm.size)
+'''
+
+FORK = '''
+import os, pathlib, signal, time
+import chainermn
+
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+comm = chainermn.create_communicator('naive')
+pathlib.Path(f'rank{comm.rank}').write_text(str(os.getpid()))
+pathlib.Path(f'rank{comm.rank}').rename(f'process{comm.rank}')
+while not comm.allreduce_obj(os.path.exists('end'), op='max'):
+    time.sleep(.05)
+    if comm.rank == 0 and os.path.exists('fork'):
+        os.remove('fork')
+        if not os.fork():
+            pathlib.Path('new').write_text(str(os.getpid()))
+            pathlib.Path('new').rename('child')
+            time.sleep(600)
+            os._exit(0)
+'''
+
+
+class Job:
+    """A job; ``ranks`` are its processes."""
+
+    def __init__(self, folder, n, *wrapper, program=TRAIN, name='train_known.py', **env):
+        (folder / name).write_text(program)
+        self.folder = folder
+        self.output = (folder / 'output').open('w+')
+        self.process = subprocess.Popen(
+            ['mpiexec', '-n', str(n), *wrapper, sys.executable, name], cwd=folder,
+            stdout=self.output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            env={**os.environ, 'CHAINERMN_STALL_WARNING': '0', **env})
+        self.ranks = [int(self.text(folder / f'process{rank}')) for rank in range(n)]
+
+    def text(self, path):
+        end = time.monotonic() + seconds(60)
+        while not path.exists():
+            assert time.monotonic() < end and self.process.poll() is None
+            time.sleep(.01)
+        return path.read_text()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        (self.folder / 'end').touch()
+        try:
+            if kind is None:
+                self.process.wait(seconds(30))
+        finally:
+            self.process.kill()
+            self.output.close()
+
+
+def top(*args, check=True):
+    done = subprocess.run([sys.executable, '-m', 'chainermn', 'top', *map(str, args)], text=True,
+                          capture_output=True, check=False, timeout=seconds(60))
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize('n', [1, 2, 4])
+def test_numbers_of_each_rank(tmp_path, n):
+    with Job(tmp_path, n) as job:
+        shown = json.loads(top(job.ranks[-1], '--json', '-n', 4).stdout.splitlines()[-1])
+    assert (job.process.returncode, shown['job']) == (0, 'train_known.py')
+    assert [row['rank'] for row in shown['ranks']] == [*range(n)]
+    assert [row['pid'] for row in shown['ranks']] == job.ranks
+    for row in shown['ranks']:
+        assert row['updates'] > 1 and 0 < row['updates_per_second'] < 1 / .05
+        assert set(row['shares']) == set(NAMES)
+        assert sum(row['shares'].values()) == pytest.approx(1)
+        assert row['rss_bytes'] > 2**20 and row['gpu_bytes'] == 0
+        assert row['is_straggler'] == (n > 1 and row['rank'] == 1)
+        assert not row['is_silent']
+        # Known: 0.02 s for data, and 0.03 or 0.08 s for the loss.
+        step = 1 / row['updates_per_second']
+        assert .7 < row['shares']['data'] * step / .02 < 2
+        forward = .08 if row['rank'] == 1 else .03
+        assert .7 < row['shares']['forward'] * step / forward < 2
+        waits = n > 1 and row['rank'] != 1
+        assert (row['shares']['waiting'] * step > .03) == waits
+
+
+def test_a_table_by_the_name_of_the_job_and_its_mpiexec(tmp_path):
+    with Job(tmp_path, 3, name='train_table.py') as job:
+        for target in (job.process.pid, job.ranks[2], 'train_table.py'):
+            head, columns, *rows = top(target).stdout.splitlines()
+            assert re.fullmatch(r'train_table\.py: 3 ranks on 1 host, [\d.]+ updates per second',
+                                head)
+            assert columns.split() == ['rank', 'host', 'update', 'per', 's', *NAMES, 'RSS', 'GPU',
+                                       'state']
+            assert [row.split()[0] for row in rows] == ['0', '1', '2']
+            assert [row.endswith(' straggler') for row in rows] == [False, True, False]
+
+
+def test_a_deadlock_and_a_stopped_rank(tmp_path):
+    with Job(tmp_path, 2, CHAINERMN_DEADLOCKS='0', CHAINERMN_TIMEOUT='0') as job:
+        os.kill(job.ranks[1], signal.SIGSTOP)
+        text = top(job.process.pid, '-n', 4).stdout
+        assert re.search(r'^ +1 .*does not answer$', text, re.MULTILINE), text
+        assert '1 does not answer' in text
+        shown = json.loads(top(job.ranks[0], '--json', '-n', 6).stdout.splitlines()[-1])
+        assert [row['is_silent'] for row in shown['ranks']] == [False, True]
+        assert re.search(r'^ +0 .* in \w+ #\d+.*, called at train_known.py:\d+ \(for \d+ s\)$',
+                         text, re.MULTILINE), text
+        os.kill(job.ranks[1], signal.SIGCONT)
+        (tmp_path / 'deadlock').touch()  # it lasts until the job is killed
+        end = time.monotonic() + seconds(30)
+        while 'all ranks are waiting: a deadlock?' not in (
+                text := top(job.process.pid, '-n', 2).stdout):
+            assert time.monotonic() < end, text
+        assert 'straggler' not in text
+        assert re.search(r'^ +0 .* 100% +0% +0%  ', text, re.MULTILINE), text  # waiting
+        assert re.search(r'in recv_obj #\d+ from rank 1 .*, called at train_known.py:\d+ \(for ',
+                         text), text
+        job.process.kill()
+
+
+def test_it_sees_how_a_job_ends(tmp_path):
+    for how in ('finished', 'killed'):
+        folder = tmp_path / how
+        folder.mkdir()
+        with Job(folder, 2) as job, subprocess.Popen(
+                [sys.executable, '-m', 'chainermn', 'top', str(job.process.pid), '-n', '1000'],
+                text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
+            watching.stdout.readline()  # the first table
+            if how == 'killed':
+                for rank in job.ranks:
+                    os.kill(rank, signal.SIGKILL)
+            else:
+                (folder / 'end').touch()
+            _, error = watching.communicate(timeout=seconds(60))
+        assert (watching.returncode, 'failed or was killed' in error) == (
+            (0, False) if how == 'finished' else (1, True)), error
+
+
+def test_a_terminal(tmp_path):
+    """The table is drawn again and again."""
+    with Job(tmp_path, 2) as job:
+        ours, theirs = pty.openpty()
+        with subprocess.Popen([sys.executable, '-m', 'chainermn', 'top', str(job.ranks[0]), '-n',
+                               '3'], stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+                              env={**os.environ, 'COLUMNS': '140', 'LINES': '20',
+                                   'TERM': 'xterm'}) as process:
+            os.close(theirs)
+            drawn = b''
+            while True:
+                try:
+                    data = os.read(ours, 1 << 16)
+                except OSError:  # closed by the command
+                    break
+                drawn += data
+        os.close(ours)
+    text = drawn.decode()
+    assert process.returncode == 0 and text.count('train_known.py: 2 ranks') >= 3, text
+    assert 'straggler' in text and '\x1b[' in text
+
+
+def test_ranks_started_by_shells_are_one_job(tmp_path):
+    (tmp_path / 'wrapper.sh').write_text('"$@"\nexit $?\n')
+    with Job(tmp_path, 2, 'sh', 'wrapper.sh') as job:
+        for target in (job.process.pid, job.ranks[0]):
+            assert top(target).stdout.startswith('train_known.py: 2 ranks on 1 host, ')
+    assert job.process.returncode == 0
+
+
+def test_a_viewer_that_does_not_read(tmp_path):
+    """The ranks go on, others can watch, and it continues later."""
+    with Job(tmp_path, 2) as job, subprocess.Popen(
+            [sys.executable, '-m', 'chainermn', 'top', str(job.ranks[0]), '-n', '1000'],
+            stdout=subprocess.PIPE) as watching:
+        watching.stdout.readline()
+        watching.send_signal(signal.SIGSTOP)
+        before = top(job.ranks[0], '--json')
+        assert json.loads(before.stdout)['ranks'][0]['updates'] > 0
+        watching.send_signal(signal.SIGCONT)
+        watching.stdout.readline()
+        watching.kill()
+    assert job.process.returncode == 0
+
+
+@pytest.mark.parametrize('target, message', [
+    ('4194305', 'there is no job 4194305 of yours on this host: it has finished'),
+    ('none.py', 'there is no job none.py of yours on this host'),
+    ('{own}', 'and its children contain no rank that has created a communicator'),
+])
+def test_what_is_no_job(target, message):
+    with subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE) as process:
+        done = top(target.format(own=process.pid), check=False)
+        process.communicate(b'\n')
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason='only root can start a process of another user')
+def test_a_job_of_another_user():
+    with subprocess.Popen(['sleep', '60'], user=65534) as process:
+        done = top(process.pid, check=False)
+        process.kill()
+    assert done.returncode == 2
+    assert re.search(r'belongs to the user \w+, and only that user can watch it', done.stderr)
+
+
+def test_a_program_that_restores_sigpipe_and_forks(tmp_path):
+    """A viewer that ends kills no rank; the child of a killed rank does not keep a viewer."""
+    with Job(tmp_path, 2, program=FORK) as job, subprocess.Popen(
+            [sys.executable, '-m', 'chainermn', 'top', str(job.ranks[0]), '-n', '1000'],
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
+        watching.stdout.readline()
+        for _ in range(2):
+            top(job.ranks[0])  # the rank notices its end only later
+        assert job.process.poll() is None
+        (tmp_path / 'fork').touch()
+        child = int(job.text(tmp_path / 'child'))
+        try:
+            os.kill(job.ranks[0], signal.SIGKILL)
+            _, error = watching.communicate(timeout=seconds(30))
+            assert 'failed or was killed' in error
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_several_jobs_are_listed(tmp_path, monkeypatch):
+    one, two = jobs.Job('a.py', [10, 11]), jobs.Job('b.py', [20])
+    monkeypatch.setattr(jobs, '_jobs', lambda: [one, two])
+    assert jobs.find('b.py') is two
+    with pytest.raises(jobs.NoJobError, match=r'(?s)by a PID:\n  10  a.py, 2 ranks .*\n  20  b'):
+        jobs.find(None)
+
+
+@pytest.mark.parametrize('arguments, name', [
+    (['python', 'a/train.py', '-x'], 'train.py'), (['python', '-u', '-m', 'pack.train', 'x'],
+                                                   'pack.train'),
+    (['python', '-W', 'error', '-X', 'dev', 'train.py'], 'train.py'), (['python', '-c', ''], ''),
+    (['python'], 'python')])
+def test_names_of_programs(arguments, name):
+    assert jobs.program(arguments) == name
+
+
+def message(n, at, busy, updates=0, **sample):
+    return {'size': n, 'samples': [
+        {'rank': rank, 'host': 'a', 'pid': 1, 'at': at, 'updates': updates,
+         'operations': 0, 'rss_bytes': 0, 'gpu_bytes': 0, 'state': '', 'is_waiting': False,
+         'state_seconds': 0, 'age': 0, 'seconds': {
+             name: at * ({'forward': busy(rank), 'waiting': 1 - busy(rank)}.get(name, 0))
+             for name in NAMES}, **sample} for rank in range(n)]}
+
+
+def test_64_ranks_in_a_small_window():
+    samples = table.Samples()
+    for at in (1, 3):
+        samples.add(message(64, at, lambda rank: .9 if rank == 40 else .5, 10 * at))
+    rows = samples.rows()
+    assert [row.rank for row in rows if row.is_straggler] == [40]
+    assert {row.updates_per_second for row in rows} == {10}
+    *shown, more = table.lines('x', rows, 200, 24)[2:]
+    assert [int(line.split()[0]) for line in shown] == [*range(19), 40]
+    assert more == 'and 44 more ranks; --json shows all'
+    assert len(table.lines('x', rows, 200, 68)) == 66
+
+
+def test_a_narrow_terminal():
+    """The state is in a line of its own, in its color, and no line is too long."""
+    samples = table.Samples()
+    for at in (1, 3):
+        samples.add(message(8, at, lambda rank: .9 if rank == 4 else .5, 10 * at))
+    lines = table.lines('train.py', samples.rows(), 60, 14, is_colored=True)
+    plain = [re.sub('\x1b\\[[0-9]+m', '', line) for line in lines]
+    assert max(map(len, plain)) <= 60 and len(plain) <= 14
+    at, = [i for i, line in enumerate(plain) if line == '      straggler']
+    assert plain[at - 1].split()[0] == '4' and lines[at] == '\x1b[33m      straggler\x1b[0m'
+    assert plain[-1] == 'and 3 more ranks; --json shows all'
+
+
+def test_rates_are_those_of_the_last_seconds():
+    samples = table.Samples()
+    samples.add(message(1, 0, lambda _: 1))
+    samples.add(message(1, 100, lambda _: 1, 5))
+    assert samples.rows()[0].updates_per_second == pytest.approx(.05)  # there is no later one
+    for second in range(1, 20):
+        samples.add(message(1, 100 + second, lambda _: 1, 5 + 2 * second))
+    assert samples.rows()[0].updates_per_second == pytest.approx(2)
+    samples.add(message(1, 121, lambda _: 0, 99, seconds=dict.fromkeys(NAMES, 0.)))
+    assert samples.rows()[0].shares is None  # nobody watched between: the totals began again
+
+
+def test_no_straggler_among_equals_and_without_numbers():
+    samples = table.Samples()
+    assert samples.rows() == []
+    samples.add({'size': 3, 'samples': []})
+    assert [row.note for row in samples.rows()] == ['does not answer'] * 3
+    for at in (1, 2):
+        samples.add(message(3, at, lambda rank: .5 + .04 * rank))
+    assert not any(row.is_straggler for row in samples.rows())
+
+
+def test_dump_and_top_use_one_file():
+    """A request of one does not replace one of the other."""
+    from chainermn._commands import running_ranks
+    from chainermn._diagnostics import dump_request
+    from chainermn._process import runtime
+
+    with runtime.replaced():
+        requests = runtime.get(dump_request._Requests)
+        requests.file = os.memfd_create(dump_request.NAME + '12')
+        try:
+            name = next(path for path in pathlib.Path('/proc/self/fd').iterdir()
+                        if path.name == str(requests.file))
+            for text in (b'top ' + b'0' * 32 + b'\n', b'1', b'top ' + b'f' * 32 + b'\n'):
+                with name.open('ab') as file:
+                    file.write(text)
+            assert running_ranks.job(os.getpid()) == '12'
+            assert dump_request.are_pending()
+            assert dump_request.requests() == (True, ['0' * 32, 'f' * 32])
+            assert dump_request.requests() == (False, []) and not dump_request.are_pending()
+        finally:
+            os.close(requests.file)
