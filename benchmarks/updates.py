@@ -22,7 +22,7 @@ import chainer
 import numpy as np
 from chainer import optimizers
 
-from chainer_compat import updates
+from chainer_compat import optimizer_steps, updates
 from chainer_compat.torch_kernels import dispatch
 
 GOALS = {'160 of 32 x 32': (.06, .5), 'ResNet-50': (.25, .6)}  # with PyTorch, without
@@ -46,14 +46,19 @@ def methods(name: str, shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], 
         param.grad = np.full(param.shape, .1, 'f')
     rule = type(optimizer.create_update_rule())
 
+    def begin(optimizer: chainer.Optimizer) -> bool:
+        optimizer.reallocate_cleared_grads()
+        optimizer.check_nan_in_grads()
+        return False
+
     def as_chainer() -> None:
-        core, update = rule.update_core_cpu, updates.update
-        rule.update_core_cpu = inspect.unwrap(core)
+        core, update, ours = rule.update_core_cpu, updates.update, optimizer_steps.begin
+        rule.update_core_cpu, optimizer_steps.begin = inspect.unwrap(core), begin
         updates.update = lambda params, _: [param.update() for param in params]
         try:
             optimizer.update()
         finally:
-            rule.update_core_cpu, updates.update = core, update
+            rule.update_core_cpu, updates.update, optimizer_steps.begin = core, update, ours
 
     def without_torch() -> None:
         with chainer.using_config('fused_updates', False):

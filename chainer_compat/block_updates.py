@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chainer_compat import update_formulas
 from chainer_compat.torch_kernels.dispatch import with_kernel
 
 if TYPE_CHECKING:
+    from chainer_compat.update_plans import Kept
     from chainer_compat.updates import Array, Member
 
 #: Elements of a block, whose temporary arrays should stay in the cache. Smaller ones spend more
 #: time in Python: for MomentumSGD of ResNet-50, 1 << 14 took twice as long.
 BLOCK = 1 << 17
+
+#: The same, of rules that have a formula, with one temporary array.
+BLOCK_OF_FORMULA = 1 << 16
+
+#: Elements of parameters for which an update imports PyTorch, which takes seconds.
+MANY = 1 << 22
 
 
 class Block:
@@ -29,39 +37,66 @@ class Block:
         self.dtype = data.dtype
 
 
-@with_kernel('updates.update_group')
-def update_group(rule: Any, members: list[Member], grads: list[Array]) -> None:
+def length(formula: object) -> int:
+    """Return the elements of a block for a formula, or for a rule that has none."""
+    return BLOCK if formula is None else min(BLOCK, BLOCK_OF_FORMULA)
+
+
+def is_worth_importing(n_elements: int) -> bool:
+    """Return whether an update imports PyTorch, if no other function has done so yet."""
+    from chainer import config
+
+    option = getattr(config, 'fused_updates', False)
+    return n_elements >= MANY if option == 'auto' else bool(option)
+
+
+def _are_worth_importing(rule: Any, members: list[Member], grads: list[Array],
+                         kept: Kept | None = None) -> bool:
+    return is_worth_importing(sum([member.size for member in members]))
+
+
+@with_kernel('updates.update_group', _are_worth_importing)
+def update_group(rule: Any, members: list[Member], grads: list[Array], kept: Kept | None = None
+                 ) -> None:
     """Update parameters.
 
     Args:
         rule: The rule of the first. The rules of all are equal.
         members: Their arrays.
         grads: Their gradients.
+        kept: What PyTorch's kernel has kept of these members.
     """
-    names, states = [*rule._state], rule._state
+    formula = update_formulas.find(rule, members[0].dtype)
+    blocks = _blocks(members, grads, length(formula))
+    if formula is not None:
+        for block, states in blocks:
+            formula(block.data, block.grad, *states)
+        return
+    names, of_rule = [*rule._state], rule._state
     try:
-        for arrays, grad in _blocks(members, grads):
-            rule._state = dict(zip(names, arrays[1:], strict=True))
-            rule.update_core_cpu.__wrapped__(rule, Block(arrays[0], grad))  # not PyTorch
+        for block, states in blocks:
+            rule._state = dict(zip(names, states, strict=True))
+            rule.update_core_cpu.__wrapped__(rule, block)  # not PyTorch
     finally:
-        rule._state = states
+        rule._state = of_rule
 
 
-def _blocks(members: list[Member], grads: list[Array]) -> Iterator[tuple[list[Array], Array]]:
-    """Yield arrays of at most ``BLOCK`` elements: data and states, and the gradient.
+def _blocks(members: list[Member], grads: list[Array], limit: int
+            ) -> Iterator[tuple[Block, list[Array]]]:
+    """Yield blocks of at most ``limit`` elements, and their states.
 
     Changes of the arrays are written back when the next ones are asked for.
     """
-    flats: list[list[Array]] = []  # of small parameters: data, states and gradient
+    flats: list[list[Array]] = []  # of small parameters: gradient, data and states
     size = 0
     for member, grad in zip(members, grads, strict=True):
-        flat = [*member.flat, grad.reshape(-1)]
-        if 2 * member.size >= BLOCK:
-            for start in range(0, member.size, BLOCK):
-                *arrays, part = (array[start:start + BLOCK] for array in flat)
-                yield arrays, part
+        flat = [grad.reshape(-1), *member.flat]
+        if 2 * member.size >= limit:
+            for start in range(0, member.size, limit):
+                part, data, *states = [array[start:start + limit] for array in flat]
+                yield Block(data, part), states
             continue
-        if size + member.size > BLOCK:
+        if size + member.size > limit:
             yield from _joined(flats)
             flats, size = [], 0
         flats.append(flat)
@@ -70,14 +105,15 @@ def _blocks(members: list[Member], grads: list[Array]) -> Iterator[tuple[list[Ar
         yield from _joined(flats)
 
 
-def _joined(flats: list[list[Array]]) -> Iterator[tuple[list[Array], Array]]:
-    *arrays, grad = flats[0] if len(flats) == 1 else map(np.concatenate, zip(*flats, strict=True))
-    yield arrays, grad
+def _joined(flats: list[list[Array]]) -> Iterator[tuple[Block, list[Array]]]:
+    grad, *arrays = flats[0] if len(flats) == 1 else map(np.concatenate, zip(*flats, strict=True))
+    data, *states = arrays
+    yield Block(data, grad), states
     if len(flats) == 1:
         return
     start = 0
-    for flat in flats:
+    for _, *flat in flats:  # without the gradient
         stop = start + flat[0].size
-        for array, joined in zip(flat, arrays, strict=False):  # without the gradient
+        for array, joined in zip(flat, arrays, strict=True):
             array[...] = joined[start:stop]
         start = stop

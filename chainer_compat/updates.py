@@ -11,8 +11,9 @@ Only Chainer's own classes are updated together. Everything else runs as it is, 
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,29 +107,37 @@ def update(params: Iterable[Any], model: Any = None) -> None:
         params: The parameters.
         model: The link that they belong to. If it is given, they are grouped faster next time.
     """
-    params, accepted = [*params], _accepted()
-    is_kept = model is not None and isinstance(model, Hashable)
-    plan = _plans.get(model) if is_kept else None
-    if plan is not None and _was_updated_by(plan, params, accepted):
+    params = [*params]
+    found = None if model is None else update_as_before(params, model)
+    if found is not None:
+        found()
         return
-    plan = _update(params, accepted)
-    if is_kept and plan is not None:
+    plan = _update(params, _accepted())
+    if model is None or not isinstance(model, Hashable):
+        return
+    if plan is not None:
         _plans[model] = plan
-    elif is_kept:
+    else:
         _plans.pop(model, None)
 
 
-def _was_updated_by(plan: Plan, params: list[Any], accepted: set[Any]) -> bool:
-    """Update parameters if they are as they were when the plan was made."""
-    if not plan.types <= accepted or not all(map(_are_numbers, plan.parents)):
-        return False
+def update_as_before(params: list[Any], model: Any) -> Callable[[], None] | None:
+    """Return a function that updates parameters as the last update of the model did.
+
+    Returns:
+        The function; ``None`` if there was none, or anything but the gradients has changed since.
+    """
+    plan = _plans.get(model) if isinstance(model, Hashable) else None
+    if plan is None or not plan.types <= _accepted() or not all(map(_are_numbers, plan.parents)):
+        return None
     gradients = plan.gradients(params)
-    if gradients is None:
-        return False
-    for rules, members, grads in zip(plan.rules, plan.members, gradients, strict=True):
-        with _advanced(rules):
-            block_updates.update_group(rules[0], members, grads)
-    return True
+    return None if gradients is None else functools.partial(_update_by, plan, gradients)
+
+
+def _update_by(plan: Plan, gradients: list[list[Array]]) -> None:
+    for group, grads in zip(plan.groups, gradients, strict=True):
+        with _advanced(group.rules):
+            block_updates.update_group(group.rules[0], group.members, grads, group.kept)
 
 
 def _update(params: list[Any], accepted: set[Any]) -> Plan | None:

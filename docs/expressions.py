@@ -49,8 +49,11 @@ def page():
               '| function | reason |', '|---|---|']
     lines += [f'| `{name}` | {what} |' for name, what in sorted(without)]
     lines += ['', "## NumPy's functions", '',
-              'Models may call these functions and methods with inputs or `variable.array`:',
-              ', '.join(f'`{name}`' for name in sorted(set(in_numpy))) + '.']
+              'Models may call these functions and methods with inputs or `variable.array`, and',
+              'draw random numbers by `random.normal`, `randn`, `standard_normal`, `uniform`,',
+              '`rand`, `random_sample` or `gumbel`:',
+              ', '.join(f'`{name}`' for name in sorted(set(in_numpy))
+                        if not name.startswith('random.')) + '.']
     return '\n'.join(lines) + '\n'
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,7 @@ class BatchSize:
 
     def __init__(self, builder: Builder, sizes: tuple[int, int]) -> None:
         self._sizes = sizes
-        first = next(path for path, value in _paths(builder.example_inputs) if _is_array(value))
-        self._value = builder.inputs[first].size(0)
+        self._value = next(iter(builder.inputs.values())).size(0)
 
     def size(self, first: int, second: int) -> Any:
         """Return a size that differs: a multiple of the batch size, plus a constant."""
@@ -39,6 +39,17 @@ class BatchSize:
         offset = first - factor * self._sizes[0]
         size = self._value if factor == 1 else self._value * factor
         return size + offset if offset else size
+
+    def number(self, first: float, second: float) -> Any:
+        """Return a number that is proportional to the batch size or its inverse, as in means."""
+        sizes = self._sizes
+        if math.isclose(first * sizes[0], second * sizes[1], rel_tol=1e-6):
+            return first * sizes[0] / self._value
+        if math.isclose(first / sizes[0], second / sizes[1], rel_tol=1e-6):
+            return first / sizes[0] * self._value
+        raise ConversionError(f'it depends on the values of the inputs, or on the batch size in a '
+                              f'way that is not linear: it has the numbers {first} and {second} '
+                              'in two runs')
 
     def array(self, builder: Builder, first: Array, second: Array) -> Any:
         """Return a constant that grows with the batch, such as the initial state of an LSTM."""
@@ -81,9 +92,14 @@ def _varied(value: Any, batch: int | None, more: int, kind: str, random: Any) ->
     if not isinstance(value, np.ndarray):
         return value
     array = np.array(value)
+    if not array.size:
+        return array
     if batch and array.ndim and len(array) == batch and more:
         array = array[np.arange(batch + more) % batch]
-    if kind == 'elements':
+    if kind == 'elements' and array.dtype.kind in 'iub':
+        low, high = min(int(array.min()), 0), max(int(array.max()), 1)
+        array = random.randint(low, high + 1, array.shape).astype(array.dtype)
+    elif kind == 'elements':
         array = random.permutation(array.reshape(-1)).reshape(array.shape)
     elif kind == 'rows' and array.ndim:
         array = random.permutation(array)
@@ -97,13 +113,4 @@ def _varied(value: Any, batch: int | None, more: int, kind: str, random: Any) ->
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray | Variable)
-
-
-def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if isinstance(value, dict | tuple | list):
-        for key in (value if isinstance(value, dict) else range(len(value))):
-            yield from _paths(value[key], (*path, key))
-    else:
-        yield path, value
-
 

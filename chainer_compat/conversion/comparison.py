@@ -82,40 +82,34 @@ def compare(model: chainer.Link, module: torch.nn.Module, *inputs: Any, train: b
         The differences. ``first_difference`` is ``None`` if rounding explains all of them.
     """
     train = module.training if train is None else train
-    run = trace(model, inputs, train, call)
-    return compare_run(model, module, run, inputs, train)
-
-
-def compare_run(model: chainer.Link, module: torch.nn.Module, run: Trace, inputs: tuple[Any, ...],
-                train: bool, gradients: bool = True) -> Comparison:
-    """Compare a module with a run of its model."""
-    result = Comparison()
-    calls = run.needed()
     is_marked = isinstance(module, fx.GraphModule) and any(
         'chainer_output' in node.meta for node in module.graph.nodes)
-    if not is_marked:
-        calls = []
+    return compare_run(module, trace(model, inputs, train, call), by_function=is_marked)
+
+
+def compare_run(module: torch.nn.Module, run: Trace, by_function: bool = True,
+                gradients: bool = True) -> Comparison:
+    """Compare a module with a run of its model."""
+    result = Comparison()
+    calls = run.needed() if by_function else []
     if calls:
-        with unchanged(module, train):
-            _compare_functions(result, module, calls, inputs)
-    with unchanged(module, train):
+        with unchanged(module, run.train):
+            _compare_functions(result, module, calls, run.inputs)
+    with unchanged(module, run.train):
         expected = [as_array(y) for y in flattened(run.variables)]
-        outputs = run_module(module, calls, inputs)
+        outputs = run_module(module, calls, run.inputs)
         actual_gradients = gradients_of(module, outputs) if gradients else {}
-        names = [f'output {i}' for i in range(len(expected))]
-        actual = flattened(outputs)
-        noise = _Noise(module, calls, inputs)
-        _compare_all(result, result.outputs, names, actual, expected,
-                     lambda i: noise.outputs[i])
+        noise = _Noise(module, calls, run.inputs)
+        _compare_all(result, result.outputs, [f'output {i}' for i in range(len(expected))],
+                     flattened(outputs), expected, lambda i: noise.outputs[i])
         if gradients:
-            _compare_gradients(result, model, module, run, actual_gradients, noise)
-            if train:
-                buffers = dict(module.named_buffers())
-                names = [name for name in run.state if name in buffers
-                         and buffers[name].is_floating_point()]
-                _compare_all(result, result.step, names, [buffers[name] for name in names],
-                             [run.state[name] for name in names],
-                             lambda i: max(noise.outputs, default=0.))
+            _compare_gradients(result, module, run, actual_gradients, noise)
+            buffers = dict(module.named_buffers())
+            names = [name for name in run.state if name in buffers]
+            _compare_all(result, result.step, [f'persistent value {name}' for name in names],
+                         [buffers[name] for name in names],
+                         [run.state[name] for name in names],
+                         lambda i: max(noise.outputs, default=0.))
     return result
 
 
@@ -128,7 +122,7 @@ def difference(actual: Any, expected: Any, least: float = 0.) -> float:
         least: A lower bound of the largest element, for values that cancel each other.
     """
     actual, expected = as_array(actual), as_array(expected)
-    if actual.shape != expected.shape:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return float('inf')
     if not expected.size:
         return 0.
@@ -228,16 +222,17 @@ def _size_of_inputs(call: TracedCall) -> float:
 
 def _least(gradients: dict[str, Array]) -> float:
     """Return a lower bound for differences of gradients: some are zero but for rounding."""
-    return 1e-4 * max((float(np.abs(g).max()) for g in gradients.values() if g.size), default=0.)
+    return max((max(1e-4, 5 * ROUNDING.get(g.dtype.name, 0.)) * float(np.abs(g).max())
+                for g in gradients.values() if g.size), default=0.)
 
 
-def _compare_gradients(result: Comparison, model: chainer.Link, module: torch.nn.Module,
-                       run: Trace, actual: dict[str, Array], noise: _Noise) -> None:
+def _compare_gradients(result: Comparison, module: torch.nn.Module, run: Trace,
+                       actual: dict[str, Array], noise: _Noise) -> None:
     """Compare gradients, and parameters after one step of SGD."""
     variables = [y for y in flattened(run.variables)
                  if isinstance(y, chainer.Variable) and y.dtype.kind == 'f'
                  and y.creator_node is not None]
-    parameters = state.parameters(model)
+    parameters = state.parameters(run.model)
     saved = {name: p.grad_var for name, p in parameters.items()}
     with chainer.using_config('use_torch', 'never'):
         for p in parameters.values():

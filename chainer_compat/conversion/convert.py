@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import chainer
-import torch
+import numpy as np
 from torch import fx
 
 from chainer_compat.conversion import state
 from chainer_compat.conversion.batch_size import batch_size, varied
-from chainer_compat.conversion.comparison import compare_run
+from chainer_compat.conversion.comparison import compare_run, difference
 from chainer_compat.conversion.errors import ConversionError
 from chainer_compat.conversion.module import Builder
-from chainer_compat.conversion.tracing import Trace, trace
-
-Inputs = tuple[Any, ...]
+from chainer_compat.conversion.tracing import Trace, flattened, mapped, trace
 
 
 def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
@@ -51,47 +50,48 @@ def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
         raise ConversionError("The model is not on the CPU. Call model.to_device('@numpy') first.")
     state.initialize(model, lambda: (call or model)(*inputs))
     first = trace(model, inputs, train, call)
+    _check_calls_are_independent(first)
     size = batch_size(inputs)
     failure: Exception | None = None
     if size is not None and dynamic_batch is not False:
         try:
-            return _converted(model, inputs, first, train, call, with_gradients, size)
+            return _converted(first, with_gradients, size)
         except Exception as error:  # of the program, which may need this batch size
             failure = error
     if dynamic_batch:
         raise ConversionError(
             f'The model cannot be converted for any batch size: {failure} '
             'Use dynamic_batch=False for the batch size of the example.') from failure
-    return _converted(model, inputs, first, train, call, with_gradients, None)
+    return _converted(first, with_gradients, None)
 
 
-def _converted(model: chainer.Link, inputs: Inputs, first: Trace, train: bool,
-               call: Callable[..., Any] | None, with_gradients: bool, size: int | None
-               ) -> fx.GraphModule:
+def _converted(first: Trace, with_gradients: bool, size: int | None) -> fx.GraphModule:
     """Return a module that has been compared with the model."""
-    others, second = other_run(model, inputs, train, call, size, 1)
+    second = other_run(first, size, 1)
     batch = None if size is None else (size, size + 1)
-    builder = Builder(model, (first, second), inputs, batch, train, with_gradients, call)
+    builder = Builder((first, second), batch, with_gradients)
     module = builder.module()
-    runs = [(inputs, first, True), (others, second, False)]
-    if size is not None:
-        runs.append((*other_run(model, inputs, train, call, size, 3), False))
-    for arguments, run, is_example in runs:
-        found = compare_run(model, module, run, arguments, train, is_example and with_gradients)
+    for run in first, second, *([other_run(first, size, 3)] if size else ()):
+        found = compare_run(module, run, gradients=run is first and with_gradients)
         if found.first_difference:
             raise ConversionError(f'The module computes something else than the model: {found}.')
-    if train and not _infers_equally(model, module, inputs, call):
+    infers = None
+    if size is not None and size > 1:
+        infers = _infers_equally(module, first, next(varied(first.inputs, size, 1 - size)))
+    if infers is False and not first.train:
+        raise ConversionError('With a batch of one, the model computes something else, such as '
+                              'F.squeeze, which then removes the axis of the batch.')
+    if first.train and (infers is False or not _infers_equally(module, first, first.inputs)):
         builder.forbid_inference(module)
     return module
 
 
-def other_run(model: chainer.Link, inputs: Inputs, train: bool, call: Callable[..., Any] | None,
-               size: int | None, more: int) -> tuple[Inputs, Trace]:
+def other_run(first: Trace, size: int | None, more: int) -> Trace:
     """Run the model with other values, and more of them if the batch size is given."""
     failure: Exception | None = None
-    for others in varied(inputs, size, more if size else 0):
+    for inputs in varied(first.inputs, size, more if size else 0):
         try:
-            return others, trace(model, others, train, call, seed=more)
+            return trace(first.model, inputs, first.train, first.call, seed=more)
         except ConversionError:
             raise
         except Exception as error:  # the program may reject these values
@@ -101,14 +101,44 @@ def other_run(model: chainer.Link, inputs: Inputs, train: bool, call: Callable[.
         f'what depends on them: {type(failure).__name__}: {failure}') from failure
 
 
-def _infers_equally(model: chainer.Link, module: torch.nn.Module, inputs: Inputs,
-                    call: Callable[..., Any] | None) -> bool:
-    """Whether the module computes in inference mode what the model does."""
+def _check_calls_are_independent(first: Trace) -> None:
+    """Raise an error if a call depends on earlier calls, as with an LSTM that is not reset."""
+    model, outputs = first.model, []
+    with state.unchanged(model), chainer.using_config('train', False):
+        for _ in range(2):
+            np.random.seed(0)
+            random.seed(0)
+            before = [dict(link.__dict__) for link in model.links()]
+            try:
+                outputs.append(flattened((first.call or model)(*mapped(first.inputs, _copied))))
+            except Exception:  # the model does not run in inference mode
+                return
+        changed = [f'{path.rstrip("/")}/{name}' for (path, link), old in zip(
+            model.namedlinks(), before, strict=True) for name, value in link.__dict__.items()
+            if old.get(name) is not value]
+    if any(isinstance(both[0], chainer.Variable | np.ndarray) and difference(*both) > 1e-3
+           for both in zip(*outputs, strict=True)):
+        raise ConversionError(
+            f'The model keeps values between calls, such as {", ".join(changed[:4])}, so each call '
+            'depends on earlier ones. Reset them in forward, or convert a function that gets and '
+            'returns them, with call=.')
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _infers_equally(module: fx.GraphModule, first: Trace, inputs: tuple[Any, ...]) -> bool | None:
+    """Whether the module infers what the model does; ``None`` if the model does not run."""
     try:
-        run = trace(model, inputs, False, call)
-        run.needed = lambda: []  # type: ignore[method-assign]  # its functions are others
-        return compare_run(model, module, run, inputs, False, False).first_difference is None
-    except Exception:  # the model cannot infer with these inputs
+        run = trace(first.model, inputs, False, first.call)
+    except Exception:  # of the program
+        return None
+    calls = run.needed()
+    if first.train and any(each.train for each in calls):
+        return False  # the model chooses this mode itself
+    is_same = [each.name for each in calls] == [each.name for each in first.needed()]
+    try:
+        return compare_run(module, run, is_same, False).first_difference is None
+    except Exception:  # of the module
         return False
-
-

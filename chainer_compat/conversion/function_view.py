@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chainer_compat.conversion.tracing import Leaf, TracedCall
-from chainer_compat.conversion.tracked_array import Array
+from chainer_compat.conversion.tracked_array import Array, plain
 
 if TYPE_CHECKING:
     from chainer_compat.conversion.module import Builder
@@ -42,9 +42,20 @@ class FunctionView:
         return [x.dtype for x in self._first.in_arrays]
 
     @property
+    def out_dtypes(self) -> list[np.dtype[Any]]:
+        """The dtypes of the outputs."""
+        return [y.dtype for y in self._first.outputs]
+
+    @property
+    def arguments(self) -> Any:
+        """The arguments of a function of NumPy."""
+        return plain(self._first.function.args)
+
+    @property
     def training(self) -> Any:
-        """The mode of the module."""
-        return self._builder.training_proxy() if self._builder.train else False
+        """The mode of the module, or of this function if the model chooses it."""
+        is_mode = self._first.train and self._builder.train
+        return self._builder.mode if is_mode else self._first.train
 
     @property
     def with_gradients(self) -> bool:
@@ -74,9 +85,11 @@ class FunctionView:
         """Return an array as a value of the graph."""
         return self._builder.constant(array)
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return the result of a function that has no tensor as argument."""
-        tracer = self._builder.tracer
-        return tracer.create_proxy('call_function', function, args, {})
+    def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Return the result of a function without tensors as arguments, such as random numbers."""
+        first = next(iter(self._builder.inputs.values()), None)
+        if first is not None:
+            options['device'] = first.device
+        return self._builder.tracer.create_proxy('call_function', function, args, options)
 
 

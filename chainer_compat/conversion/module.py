@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import keyword
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +32,9 @@ from chainer_compat.conversion.tracing import (
 )
 from chainer_compat.conversion.tracked_array import Array, plain
 
+#: A submodule that returns its mode. Unlike ``self.training``, it is no constant after torch.load.
+MODE = '_is_training'
+
 INFERENCE = ('This module was converted for inference. Convert the model with train=True to train '
              'it.')
 TRAINING = ('This module was converted for training, and the model computes something else for '
@@ -40,29 +45,26 @@ class Builder:
     """Builds one module from two runs with different inputs.
 
     Args:
-        model: The model of both runs.
         runs: Two runs. Their functions must be the same; their sizes can differ with the batch.
-        inputs: The inputs of the first run.
         batch: The batch sizes of both runs; ``None`` if these are equal.
-        train: The mode of the runs.
         with_gradients: Whether gradients must be those of Chainer where maxima are equal.
-        call: What was run instead of the model.
     """
 
-    def __init__(self, model: chainer.Link, runs: tuple[Trace, Trace], inputs: tuple[Any, ...],
-                 batch: tuple[int, int] | None, train: bool, with_gradients: bool,
-                 call: Callable[..., Any] | None) -> None:
-        self.model, self.runs, self.train = model, runs, train
+    def __init__(self, runs: tuple[Trace, Trace], batch: tuple[int, int] | None,
+                 with_gradients: bool) -> None:
+        first = runs[0]
+        self.model, self.runs, self.train = first.model, runs, first.train
         self.with_gradients = with_gradients
         self.root = torch.nn.Module()
         self.graph = fx.Graph()
         self.tracer = _Tracer(self.graph)
-        self._parameters = state.parameters(model)
+        self._parameters = state.parameters(self.model)
         self._names = self._known_arrays()
         self._proxies: dict[Any, Any] = {}
         self._positions: dict[int, int] = {}
-        self.example_inputs = inputs
-        self.inputs = self._placeholders(inputs, call or model.forward, batch)
+        function = first.call or getattr(self.model, 'forward', self.model.__call__)
+        self.inputs = self._placeholders(first.inputs, function, batch)
+        self.mode = self._add_mode()
         self.batch = BatchSize(self, batch) if batch else None
 
     def module(self) -> fx.GraphModule:
@@ -75,7 +77,8 @@ class Builder:
         _check_expressions(first)
         _check_equal(first, second)
         self._positions = {id(call): i for calls in (first, second) for i, call in enumerate(calls)}
-        self.guard(self.train)
+        if not self.train:
+            self._assert(self.mode == False, INFERENCE)  # noqa: E712 (a node)
         for position, calls in enumerate(zip(first, second, strict=True)):
             self._add(position, *calls)
         outputs = _zipped(self.runs[0].outputs, self.runs[1].outputs)
@@ -88,28 +91,17 @@ class Builder:
         self._add_missing(module)
         return module.train(self.train)
 
-    def guard(self, train: bool) -> None:
-        """Let a module for inference raise an error if it is trained."""
-        if not train:
-            self._assert(self.training_proxy() == False, INFERENCE)  # noqa: E712 (a node)
-
     def forbid_inference(self, module: fx.GraphModule) -> None:
         """Let the module raise an error in inference mode."""
-        with module.graph.inserting_before(next(iter(module.graph.nodes))):
-            training = module.graph.get_attr('training')
-            module.graph.call_function(torch._assert, (training, TRAINING))
+        mode = next(node for node in module.graph.nodes if node.target == MODE)
+        with module.graph.inserting_after(mode):
+            module.graph.call_function(torch._assert, (mode, TRAINING))
         module.recompile()
-
-    def training_proxy(self) -> Any:
-        """Return the mode of the module: ``self.training``."""
-        if not hasattr(self, '_training'):
-            self._training = fx.Proxy(self.graph.create_node('get_attr', 'training'), self.tracer)
-        return self._training
 
     def constant(self, array: Any, name: str = 'constant') -> Any:
         """Return an array as a buffer of the module."""
-        number = 0
-        while hasattr(self.root, f'{name}_{number}'):
+        number, names = 0, self._names.values()
+        while hasattr(self.root, f'{name}_{number}') or f'{name}_{number}' in names:
             number += 1
         self.root.register_buffer(f'{name}_{number}', torch.from_numpy(np.array(plain(array))))
         return self._get(f'{name}_{number}')
@@ -154,9 +146,11 @@ class Builder:
             if len(first) != len(second):
                 raise _differ()
             return type(first)(self.merged(*both) for both in zip(first, second, strict=True))
-        is_size = type(first) is int and type(second) is int and first != second
-        if is_size and self.batch is not None:
-            return self.batch.size(first, second)
+        if self.batch is not None and first != second:
+            if type(first) is int and type(second) is int:
+                return self.batch.size(first, second)
+            if type(first) is float and type(second) is float:
+                return self.batch.number(first, second)
         if type(first) is not type(second) or (first != second and first == first):
             raise ConversionError(f'it depends on the values of the inputs ({first!r} and '
                                   f'{second!r} in two runs), by control flow or numbers that were '
@@ -175,12 +169,19 @@ class Builder:
                      for name, parameter in self._parameters.items()}}
         return {identity(array): name for name, array in arrays.items()}
 
+    def _add_mode(self) -> Any:
+        mode = torch.nn.Module()
+        mode.forward = functools.partial(getattr, mode, 'training')
+        self.root.add_module(MODE, mode)
+        return fx.Proxy(self.graph.call_module(MODE), self.tracer)
+
     def _placeholders(self, inputs: tuple[Any, ...], function: Callable[..., Any],
                       batch: tuple[int, int] | None) -> dict[Any, Any]:
         """Add the inputs, and checks of their shapes."""
         nodes = [fx.Proxy(self.graph.placeholder(name), self.tracer)
                  for name in _argument_names(function, len(inputs))]
         proxies: dict[Any, Any] = {}
+        batches: list[Any] = []
 
         def add(value: Any, path: tuple[Any, ...], proxy: Any) -> None:
             if isinstance(value, dict | tuple | list):
@@ -194,6 +195,11 @@ class Builder:
                 self._assert(proxy.shape[skipped:] == shape, f'Input {path} must have the shape '
                              f'{("batch",) * skipped + tuple(value.shape[skipped:])}, as in the '
                              'conversion.')
+                if skipped and batches:
+                    self._assert(proxy.shape[0] == batches[0].shape[0], f'Input {path} must have '
+                                 'the length of the first array, as in the conversion.')
+                if skipped:
+                    batches.append(proxy)
             elif isinstance(value, bool | int | float | str):
                 self._assert(proxy == value,
                              f'Argument {path} must be {value!r}, as in the conversion.')
@@ -231,7 +237,7 @@ class Builder:
         self._proxies[position] = outputs if isinstance(outputs, tuple) else (outputs,)
         for node in list(self.graph.nodes)[previous:]:
             node.meta['chainer_function'] = position
-        sources = [None if isinstance(reference, Detached) else proxy.node
+        sources = [None if _has_no_gradient(reference) else proxy.node
                    for reference, proxy in zip(first.inputs, inputs, strict=True)]
         made = set(list(self.graph.nodes)[previous:])
         for i, proxy in enumerate(self._proxies[position]):
@@ -246,10 +252,9 @@ class Builder:
         if isinstance(both.first, Leaf) and identity(both.first.array) not in self._names:
             raise ConversionError('The model cannot be converted: an output was not computed by '
                                   'functions of Chainer.')
-        if isinstance(both.first, Input | Output | Detached | Leaf):
-            proxy = self.resolve(both.first, both.second)
-            return proxy.node if isinstance(proxy, fx.Proxy) else proxy
-        return self.merged(both.first, both.second)
+        is_array = isinstance(both.first, Input | Output | Detached | Leaf)
+        value = (self.resolve if is_array else self.merged)(both.first, both.second)
+        return value.node if isinstance(value, fx.Proxy) else value
 
     def _leaf(self, first: Array, second: Array) -> Any:
         """Return a parameter, persistent value or constant."""
@@ -367,6 +372,11 @@ def _differ() -> ConversionError:
                            'of the graph, depends on the inputs')
 
 
+def _has_no_gradient(reference: Reference) -> bool:
+    return isinstance(reference, Detached) or (
+        isinstance(reference, Output) and isinstance(reference.call.function, NumpyFunction))
+
+
 def _key(reference: Reference) -> Any:
     if isinstance(reference, Output):
         return id(reference.call), reference.index
@@ -378,9 +388,17 @@ def _owner(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
     *path, last = name.split('.')
     for part in path:
         if part not in module._modules:
+            _check_name(module, part, name)
             module.add_module(part, torch.nn.Module())
         module = module._modules[part]
+    if last not in module._parameters and last not in module._buffers:
+        _check_name(module, last, name)
     return module, last
+
+
+def _check_name(module: torch.nn.Module, part: str, name: str) -> None:
+    if hasattr(module, part) or keyword.iskeyword(part):
+        raise ConversionError(f'{name} contains a name that modules of PyTorch cannot have: {part}')
 
 
 def _argument_names(function: Callable[..., Any], count: int) -> list[str]:

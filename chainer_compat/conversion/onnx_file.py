@@ -20,8 +20,9 @@ from chainer_compat.conversion.batch_size import batch_size, varied
 from chainer_compat.conversion.comparison import ROUNDING, difference
 from chainer_compat.conversion.convert import other_run, to_torch
 from chainer_compat.conversion.errors import ConversionError
+from chainer_compat.conversion.expressions.noise import DRAWN
+from chainer_compat.conversion.module_runs import as_array, tensors
 from chainer_compat.conversion.tracing import Trace, flattened, mapped, trace
-from chainer_compat.conversion.tracked_array import Array
 
 Inputs = tuple[Any, ...]
 
@@ -56,20 +57,30 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
     module = to_torch(model, *inputs, dynamic_batch=dynamic_batch, call=call, with_gradients=False)
     is_dynamic = module.meta['chainer_batch']
     size = batch_size(inputs) if is_dynamic else None
+    first = trace(model, inputs, False, call)
+    _check_file_is_possible(first)
     if not is_dynamic and dynamic_batch is None and batch_size(inputs) is not None:
         warnings.warn('The file accepts only the shapes of the example inputs. dynamic_batch=True '
                       'shows why.', stacklevel=2)
-    runs = [(inputs, trace(model, inputs, False, call)),
-            *(other_run(model, inputs, False, call, size, more)
-              for more in (1, 3)[:1 + is_dynamic])]
+    runs = [first, *(other_run(first, size, more) for more in (1, 3)[:1 + is_dynamic])]
     example = next(iter(varied(inputs, size, 2 if size else 0)))  # no size that means broadcasting
     path = Path(path)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         file = Path(folder, 'model.onnx')
         _export(module, example, file, size + 2 if size else None, opset_version)
-        for arguments, run in runs:
-            _check(file, arguments, run)
+        for run in runs:
+            _check(file, run)
         os.replace(file, path)
+
+
+def _check_file_is_possible(run: Trace) -> None:
+    for call in run.needed():
+        if call.name in DRAWN:
+            raise ConversionError(f'{call.label} draws random numbers, so the file could not be '
+                                  'compared with the model.')
+    for y in flattened(run.variables):
+        if y is not None and not isinstance(y, np.ndarray | chainer.Variable):
+            raise ConversionError(f'Outputs of an ONNX file are arrays, but the model returns {y}.')
 
 
 def _require(name: str) -> None:
@@ -89,8 +100,7 @@ def _export(module: torch.nn.Module, inputs: Inputs, file: Path, size: int | Non
             return {0: batch}
         return None
 
-    arguments = mapped(inputs, lambda x: torch.from_numpy(np.array(_array(x))) if isinstance(
-        x, np.ndarray | chainer.Variable) else x)
+    arguments = tensors(inputs)
     try:
         with warnings.catch_warnings(), _without_logging():
             warnings.simplefilter('ignore')  # of PyTorch about itself
@@ -99,7 +109,9 @@ def _export(module: torch.nn.Module, inputs: Inputs, file: Path, size: int | Non
                 dynamic_shapes=tuple(mapped(each, shape) for each in arguments) if size else None)
             program.save(file, external_data=False)
     except Exception as error:  # of torch.export and onnxscript, which have many
-        raise ConversionError(f'torch.onnx cannot export the converted module: {error}') from error
+        cause = str(error.__cause__ or error).strip().split('\n')[0]
+        raise ConversionError(
+            f'torch.onnx cannot export the converted module: {cause}') from error
 
 
 @contextlib.contextmanager
@@ -113,28 +125,30 @@ def _without_logging() -> Iterator[None]:
         logging.disable(previous)
 
 
-def _check(file: Path, inputs: Inputs, run: Trace) -> None:
+def _check(file: Path, run: Trace) -> None:
     """Compare the outputs of ONNX Runtime with Chainer's."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        file.read_bytes(), options, providers=['CPUExecutionProvider'])
-    arrays = [_array(x) for x in flattened(inputs) if isinstance(x, np.ndarray | chainer.Variable)]
-    names = [each.name for each in session.get_inputs()]
+    arrays = [as_array(x) for x in flattened(run.inputs)
+              if isinstance(x, np.ndarray | chainer.Variable)]
+    try:
+        session = onnxruntime.InferenceSession(
+            file.read_bytes(), options, providers=['CPUExecutionProvider'])
+        names = [each.name for each in session.get_inputs()]
+        if len(names) == len(arrays):
+            outputs = session.run(None, dict(zip(names, arrays, strict=True)))
+    except Exception as error:  # of ONNX Runtime
+        raise ConversionError(f'ONNX Runtime cannot run the file: {error}') from error
     if len(names) != len(arrays):
         raise ConversionError(f'The ONNX file has the inputs {", ".join(names)}, but the model has '
                               f'{len(arrays)} arrays as inputs, some of which it does not use.')
-    outputs = session.run(None, dict(zip(names, arrays, strict=True)))
-    expected = [_array(y) for y in flattened(run.variables)]
+    expected = [as_array(y) for y in flattened(run.variables) if y is not None]
     for i, (output, value) in enumerate(zip(outputs, expected, strict=True)):
-        error = difference(output, value)
-        if error > TOLERANCE * ROUNDING.get(value.dtype.name, 0.):
+        found = difference(output, value)
+        if found > TOLERANCE * ROUNDING.get(value.dtype.name, 0.):
             raise ConversionError(
-                f'Output {i} of the ONNX file differs from that of the model by {error:.1e}, '
+                f'Output {i} of the ONNX file differs from that of the model by {found:.1e}, '
                 'relative to its largest element.')
 
-
-def _array(value: Any) -> Array:
-    return np.asarray(value._data[0] if isinstance(value, chainer.Variable) else value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 
 import chainer
@@ -46,11 +47,12 @@ def unchanged(model: chainer.Link) -> Iterator[Callable[[], dict[str, Array]]]:
     links = [(link, dict(link.__dict__)) for link in model.links()]
     arrays = [(value, value.copy()) for _, attributes in links
               for value in attributes.values() if isinstance(value, np.ndarray)]
-    random = np.random.get_state()
+    states = np.random.get_state(), random.getstate()
     try:
         yield lambda: {name: value.copy() for name, value in persistent_values(model).items()}
     finally:
-        np.random.set_state(random)
+        np.random.set_state(states[0])
+        random.setstate(states[1])
         for link, attributes in links:
             link.__dict__.clear()
             link.__dict__.update(attributes)

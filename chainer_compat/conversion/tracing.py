@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pickle
+import random
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,14 +18,18 @@ from chainer.functions.util.forget import Forget
 
 from chainer_compat.conversion.errors import ConversionError
 from chainer_compat.conversion.expressions import NUMPY
+from chainer_compat.conversion.expressions.noise import GIVEN
+from chainer_compat.conversion.random_numbers import tracked_functions
 from chainer_compat.conversion.state import unchanged
 from chainer_compat.conversion.tracked_array import (
     Array,
     Current,
     Lost,
     TrackedArray,
+    elements,
     plain,
     tracked,
+    tracks_copies,
 )
 
 #: Where a value comes from, as :class:`Input` and the next classes.
@@ -64,6 +70,7 @@ class NumpyFunction:
 
     def __init__(self, name: str, args: Any, kwargs: Any) -> None:
         self.name, self.args, self.kwargs = name, args, kwargs
+        self.drawn: Array | None = None  # if the function is random
 
 
 class TracedCall:
@@ -71,6 +78,7 @@ class TracedCall:
 
     def __init__(self, function: Any, inputs: list[Reference], place: str) -> None:
         self.function, self.inputs, self.place = function, inputs, place
+        self.train = bool(chainer.config.train)
         self.node: FunctionNode | None = None
         self.in_arrays: list[Array] = []
         self.outputs: list[Array] = []
@@ -92,7 +100,9 @@ class TracedCall:
 class Trace:
     """A recorded run."""
 
-    def __init__(self, model: chainer.Link) -> None:
+    def __init__(self, model: chainer.Link, inputs: tuple[Any, ...], train: bool,
+                 call: Callable[..., Any] | None) -> None:
+        self.model, self.inputs, self.train, self.call = model, inputs, train, call
         self.calls: list[TracedCall] = []
         self.outputs: Any = None
         self.variables: Any = None
@@ -102,6 +112,7 @@ class Trace:
         self._nodes: dict[Any, Reference] = {}
         self._arrays: dict[Any, Reference] = {}
         self._owners: list[Any] = []  # memory must not be used again while it identifies arrays
+        self._random = _random_state()
         self.is_inside = False
 
     def place(self) -> str:
@@ -111,6 +122,23 @@ class Trace:
             frame = frame.f_back
         link = f'link {self._links[-1]}, ' if self._links else ''
         return f'{link}{frame.f_code.co_filename}:{frame.f_lineno}'
+
+    def check_random(self) -> None:
+        """Raise an error if the model drew random numbers in a way that the trace does not show."""
+        if _random_state() != self._random:
+            raise ConversionError(
+                'The model cannot be converted: it draws random numbers outside of Chainer\'s '
+                f'functions and without np.random.normal, uniform or gumbel ({self.place()}).')
+
+    def draw(self, name: str, size: Any) -> Array:
+        """Draw numbers of NumPy for the model."""
+        self.check_random()
+        result = np.asarray(getattr(np.random.mtrand, name)(size))
+        self._random = _random_state()
+        function = NumpyFunction(f'random.{name}', (), {})
+        function.drawn = result
+        call = self.record(function, [], [], [result])
+        return tracked(result, Output(call, 0))
 
     def add_array(self, array: Array, reference: Reference) -> None:
         """Remember where an array comes from."""
@@ -171,8 +199,11 @@ class Trace:
                 outputs = node.func(*inputs)
                 return outputs if isinstance(outputs, tuple) else (outputs,)
             function = node.function if isinstance(node, FunctionAdapter) else node
+            self.check_random()
             try:
                 references = [self.reference(x) for x in inputs]
+                if getattr(function, GIVEN.get(type(function).__name__, ''), None) is not None:
+                    raise ConversionError('its random numbers are an argument')
             except ConversionError as error:
                 raise ConversionError(
                     f'{type(function).__name__} cannot be converted: {error} ({self.place()}).'
@@ -187,6 +218,7 @@ class Trace:
                 outputs = original(node, inputs)
             finally:
                 self.is_inside = False
+            self._random = _random_state()
             call = self.record(function, references, arrays, outputs)
             call.node = node if node is function else None  # old functions run backward once
             return outputs
@@ -197,7 +229,7 @@ class Trace:
         """Record a function of NumPy, and return its result with its origin."""
         if self.is_inside:
             return result
-        if name in ('array', 'asarray', 'copy') and len(args) == 1 and not kwargs:
+        if name == 'copy':
             return tracked(result, args[0].reference)
         if not isinstance(result, np.ndarray | np.generic | tuple | list | np.dtype):
             if name in ('shape', 'ndim', 'size'):
@@ -209,15 +241,17 @@ class Trace:
                 result, np.ndarray | np.generic):
             return _marked(result, Lost(f'numpy.{name} ({self.place()})'))
         result = np.asarray(result)
-        arrays = [plain(x) for x in _elements((args, kwargs)) if isinstance(x, TrackedArray)]
+        arrays = [plain(x) for x in elements((args, kwargs)) if isinstance(x, TrackedArray)]
         call = self.record(NumpyFunction(name, args, kwargs), _references((args, kwargs)), arrays,
                            [result])
         return tracked(result, Output(call, 0))
 
     def array_of(self, variable: Variable, array: Array) -> Array:
         """Return ``variable.array`` for the model, with its origin."""
-        caller = sys._getframe(2).f_globals.get('__name__', '')
-        is_internal = _is_library(caller) and not caller.startswith('chainer.functions.')
+        frame = sys._getframe(2)
+        caller = frame.f_globals.get('__name__', '')
+        is_internal = _is_library(caller) and frame.f_code.co_name != 'as_array' and (
+            not caller.startswith(('chainer.functions.', 'chainer.distributions.')))
         if self.is_inside or array is None or is_internal:
             return array
         reference = self.reference(variable)
@@ -239,7 +273,7 @@ class Trace:
 
     def _attributes(self, call: TracedCall) -> list[Reference]:
         """Return references to arrays that are attributes of a function."""
-        arrays = [each for each in _elements(dict(vars(call.function)))
+        arrays = [each for each in elements(dict(vars(call.function)))
                   if isinstance(each, np.ndarray)]
         references = [each.reference if isinstance(each, TrackedArray)
                       else self._arrays.get(identity(each)) for each in arrays]
@@ -273,14 +307,17 @@ def trace(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
         call: Which function to run instead of ``model``, such as ``model.predict``.
         seed: The seed of NumPy's random numbers, so that two runs draw different ones.
     """
-    record = Trace(model)
+    record = Trace(model, inputs, train, call)
     arguments = tuple(_input(x, (i,), record) for i, x in enumerate(inputs))
     with unchanged(model) as state, _patched(record), record.hook(), chainer.using_config(
             'train', train), chainer.using_config('use_torch', 'never'), chainer.using_config(
             'enable_backprop', True):
         if seed is not None:
             np.random.seed(seed)
+            random.seed(seed)
+        record._random = _random_state()
         record.variables = (call or model)(*arguments)
+        record.check_random()
         record.outputs = mapped(record.variables, lambda y: _output(y, record))
         record.state = state()
     return record
@@ -339,9 +376,16 @@ def _patched(record: Trace) -> Iterator[None]:
         return record.array_of(self, self._data[0]).item()
 
     original_item = Variable.item
+    originals = {(module, name): getattr(module, name) for module, names in (
+        (np, ('array', 'asarray', 'ascontiguousarray')),
+        (np.random, tuple(tracked_functions(record.draw)))) for name in names}
     FunctionNode.apply = record.apply(apply)
     Variable.array, Variable.data = property(getter, array.fset), property(getter, data.fset)
     Variable.item = item
+    for name, function in tracked_functions(record.draw).items():
+        setattr(np.random, name, _outside(record, function, getattr(np.random, name)))
+    for name in 'array', 'asarray', 'ascontiguousarray':
+        setattr(np, name, tracks_copies(getattr(np, name)))
     Current.recorder = record
     try:
         yield
@@ -349,6 +393,8 @@ def _patched(record: Trace) -> Iterator[None]:
         Current.recorder = None
         FunctionNode.apply, Variable.array, Variable.data = apply, array, data
         Variable.item = original_item
+        for (module, name), function in originals.items():
+            setattr(module, name, function)
 
 
 def identity(array: Array) -> Any:
@@ -361,24 +407,23 @@ def _is_library(module: str) -> bool:
     return module.partition('.')[0] in ('chainer', 'chainer_compat', 'numpy')
 
 
+def _outside(record: Trace, function: Callable[..., Any], original: Callable[..., Any]
+             ) -> Callable[..., Any]:
+    """Return a function for the model, and the original one for Chainer's functions."""
+    return lambda *args, **kwargs: (original if record.is_inside else function)(*args, **kwargs)
+
+
+def _random_state() -> Any:
+    numbers = np.random.get_state(legacy=False)
+    return random.getstate(), pickle.dumps(numbers)
+
+
 def _references(arguments: Any) -> list[Reference]:
-    return [each.reference for each in _elements(arguments) if isinstance(each, TrackedArray)]
+    return [each.reference for each in elements(arguments) if isinstance(each, TrackedArray)]
 
 
 def _is_lost(arguments: Any) -> bool:
     return any(isinstance(each, Lost) for each in _references(arguments))
-
-
-def _elements(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, slice):
-        value = value.start, value.stop, value.step
-    if isinstance(value, tuple | list):
-        for each in value:
-            yield from _elements(each)
-    else:
-        yield value
 
 
 def _marked(result: Any, lost: Lost) -> Any:

@@ -7,6 +7,7 @@ error as soon as a function of Chainer, or an ``if``, uses it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -94,6 +95,34 @@ def tracked(array: Any, reference: Any) -> TrackedArray:
     result = np.asarray(array).view(TrackedArray)
     result.reference = reference
     return result
+
+
+def elements(value: Any) -> Iterator[Any]:
+    """Yield the elements of nested dicts, lists, tuples and slices."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, slice):
+        value = value.start, value.stop, value.step
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from elements(each)
+    else:
+        yield value
+
+
+def tracks_copies(original: Callable[..., Array]) -> Callable[..., Array]:
+    """Return ``numpy.array`` or ``asarray`` that notes where the values come from."""
+
+    @functools.wraps(original)
+    def create(value: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(plain(value), *args, **kwargs)
+        if isinstance(value, TrackedArray):
+            return _tracked('astype', (value, result.dtype), {}, result)
+        if any(isinstance(each, TrackedArray) for each in elements(value)):
+            return _tracked('array', (value, result.dtype), {}, result)
+        return result
+
+    return create
 
 
 def _tracked(name: str, args: Any, kwargs: Any, result: Any) -> Any:

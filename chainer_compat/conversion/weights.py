@@ -12,7 +12,8 @@ import torch
 
 from chainer_compat.conversion import state
 from chainer_compat.conversion.comparison import compare
-from chainer_compat.conversion.tracing import Leaf, TracedCall, identity, mapped, trace
+from chainer_compat.conversion.module_runs import tensors
+from chainer_compat.conversion.tracing import Leaf, TracedCall, identity, trace
 from chainer_compat.conversion.tracked_array import Array
 
 #: In the order of Chainer's arguments.
@@ -25,8 +26,9 @@ def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any
 
     The names of a converted module are those of the model. For other modules with the same layers,
     such as torchvision's ResNet-50, pass example inputs: both run, and layers with weights are
-    matched in the order in which they are called. The ``eps`` of normalization layers is copied,
-    too. A warning says if the outputs then differ. If anything does not match, nothing is copied.
+    matched in the order in which they are called. A bias that the module lacks becomes zero. The
+    ``eps`` of normalization layers is copied, too. A warning says if the outputs then differ. If
+    anything does not match, nothing is copied.
 
     Args:
         model: A Chainer model on the CPU. Its parameters must be initialized, or inputs given.
@@ -107,9 +109,7 @@ def _modules_with_weights(module: torch.nn.Module, inputs: tuple[Any, ...]
         lambda part, _, __, name=name: found.setdefault(name, part) and None)
         for name, part in module.named_modules() if part._parameters or part._buffers]
     try:
-        _Inference(module)(*mapped(inputs, lambda x: torch.from_numpy(np.array(
-            x.array if isinstance(x, chainer.Variable) else x)) if isinstance(
-            x, np.ndarray | chainer.Variable) else x))
+        _Inference(module)(*tensors(inputs))
     finally:
         for hook in hooks:
             hook.remove()
@@ -128,6 +128,9 @@ def _matched(calls: list[tuple[TracedCall, list[str]]], modules: list[tuple[str,
         tensors = [(f'{part_name}.{name}', known[name]) for name in TENSORS
                    if known.get(name) is not None]
         others = sorted(known.keys() - {*TENSORS, 'num_batches_tracked'})
+        if len(tensors) == len(names) - 1 and known.get('bias') is None:
+            zeros = torch.zeros(tensors[0][1].shape[0])
+            tensors.insert(1, (f'{part_name}.bias, which is missing,', zeros))
         if len(tensors) != len(names) or others:
             raise ValueError(
                 f'{each.label} has the arrays {", ".join(names)}, but {part_name} has '

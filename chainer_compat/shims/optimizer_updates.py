@@ -27,7 +27,8 @@ RULES = {
 @patch('chainer')
 def fused_updates(module: ModuleType) -> None:
     """All versions: CHAINER_FUSED_UPDATES sets the new option ``chainer.config.fused_updates``."""
-    module.global_config.fused_updates = os.environ.get('CHAINER_FUSED_UPDATES', '1') != '0'
+    value = os.environ.get('CHAINER_FUSED_UPDATES')
+    module.global_config.fused_updates = value != '0' if value else 'auto'
 
 
 @edit('chainer.optimizer')
@@ -38,6 +39,9 @@ def updates_in_one_pass() -> dict[str, str]:
     Without PyTorch, results are bitwise identical.
     """
     return {
+        'self.reallocate_cleared_grads()\n        self.check_nan_in_grads()':
+            'from chainer_compat.optimizer_steps import begin\n'
+            '        if begin(self): return',
         'for param in self.target.params():\n                param.update()':
             'from chainer_compat.updates import update\n'
             '            update(self.target.params(), self.target)',
@@ -92,16 +96,24 @@ def updates_in_blocks(module: Any) -> None:
 
     It was memory-bound. Results are bitwise identical.
     """
-    from chainer_compat import updates
+    from chainer_compat import optimizer_steps, updates  # which keep methods of Chainer
     from chainer_compat.torch_kernels.dispatch import with_kernel
 
+    assert optimizer_steps
     rule = getattr(module, RULES[module.__name__])
-    rule.update_core_cpu = with_kernel('updates.update_core')(_in_blocks(rule.update_core_cpu))
+    rule.update_core_cpu = with_kernel('updates.update_core', _is_worth_importing)(
+        _in_blocks(rule.update_core_cpu))
     updates.accept(rule)
 
 
+def _is_worth_importing(rule: Any, param: Any) -> bool:
+    from chainer_compat.block_updates import is_worth_importing
+
+    return is_worth_importing(0 if param.data is None else param.data.size)
+
+
 def _in_blocks(update: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    from chainer_compat import block_updates
+    from chainer_compat import block_updates, update_formulas
 
     @functools.wraps(update)
     def update_core_cpu(self: Any, param: Any) -> None:
@@ -111,10 +123,17 @@ def _in_blocks(update: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]
         if not _is_divisible(arrays, block_updates.BLOCK):
             return update(self, param)
         data, grad, *flat = [array.reshape(-1) for array in arrays]
+        is_of_one_dtype = all([array.dtype == data.dtype for array in arrays])
+        formula = update_formulas.find(self, data.dtype) if is_of_one_dtype else None
+        length = block_updates.length(formula)
         try:
-            for start in range(0, data.size, block_updates.BLOCK):
-                part = slice(start, start + block_updates.BLOCK)
-                self._state = {name: state[part] for name, state in zip(states, flat, strict=True)}
+            for start in range(0, data.size, length):
+                part = slice(start, start + length)
+                blocks = [state[part] for state in flat]
+                if formula is not None:
+                    formula(data[part], grad[part], *blocks)
+                    continue
+                self._state = dict(zip(states, blocks, strict=True))
                 update(self, block_updates.Block(data[part], grad[part]))
         finally:
             self._state = whole

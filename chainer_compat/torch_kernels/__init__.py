@@ -80,9 +80,13 @@ KERNELS: dict[str, dict[str, str]] = {
 
 #: The same, of methods that compute gradients by several functions if they are part of a graph.
 BACKWARD: dict[str, dict[str, str]] = {
+    'chainer.functions.activation.leaky_relu': {
+        'LeakyReLU.backward': 'activation.leaky_relu_backward'},
     'chainer.functions.activation.relu': {'ReLU.backward': 'activation.relu_backward'},
     'chainer.functions.connection.convolution_2d': {
         'Convolution2DFunction.backward': 'convolution.gradients'},
+    'chainer.functions.connection.deconvolution_2d': {
+        'Deconvolution2DFunction.backward': 'convolution.deconvolution_gradients'},
     'chainer.functions.connection.linear': {'LinearFunction.backward': 'linear.gradients'},
     'chainer.functions.normalization.batch_normalization': {
         'BatchNormalization.backward': 'batch_normalization.gradients'},

@@ -50,9 +50,22 @@ def leaky_relu(f: LeakyReLU, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
     return y,
 
 
+def leaky_relu_backward(f: LeakyReLU, indexes: tuple[int, ...], grad_outputs: backward.Gradients
+                        ) -> tuple[Variable, ...]:
+    """Return the gradient of the input."""
+    condition, gy = backward.arrays(f, grad_outputs, is_of_output=f.slope >= 0)
+    if not isinstance(gy, np.ndarray):
+        raise Unsupported
+    return backward.variables(_leaky_relu_gradient(gy, condition, f.slope))
+
+
 def leaky_relu_gradient(f: _LeakyReLUGrad, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
     """Return the gradient where the input was positive, else the gradient times the slope."""
-    gy, condition = tensors(inputs[0], f.cond)
-    if condition.sum().isnan():  # Chainer returns the gradient where the input was NaN
+    return _leaky_relu_gradient(inputs[0], f.cond, f.slope),
+
+
+def _leaky_relu_gradient(gy: np.ndarray, condition: np.ndarray, slope: float) -> np.ndarray:
+    gy_, condition_ = tensors(gy, condition)
+    if condition_.sum().isnan():  # Chainer returns the gradient where the input was NaN
         raise Unsupported
-    return array(torch.ops.aten.leaky_relu_backward(gy, condition, float(f.slope), False)),
+    return array(torch.ops.aten.leaky_relu_backward(gy_, condition_, float(slope), False))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from chainer import FunctionNode, Variable
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
+from chainer.functions.connection.deconvolution_2d import Deconvolution2DFunction
 from chainer.utils.conv import get_conv_outsize
 
 from chainer_compat.torch_kernels import backward
@@ -41,6 +42,22 @@ def gradients(f: Convolution2DFunction, indexes: tuple[int, ...], grad_outputs: 
     with precision(x_, 'convolution'):
         gx, gW, _ = aten.convolution_backward(
             gy_, x_, W_, None, *options, [0 in indexes, 1 in indexes, False])
+    return backward.with_bias(gx, gW, grad_outputs[0], indexes)
+
+
+def deconvolution_gradients(
+    f: Deconvolution2DFunction, indexes: tuple[int, ...], grad_outputs: backward.Gradients
+) -> list[Variable]:
+    """Return the gradients of a deconvolution's inputs."""
+    x, W, gy = backward.arrays(f, grad_outputs)
+    if f.cover_all is None:
+        f._set_cover_all(x.shape, W.shape)
+    options = _options(f, gy.shape, W.shape, x.shape)
+    x_, W_, gy_ = operands(x, W, gy)
+    with precision(x_, 'convolution'):
+        gx = torch.convolution(gy_, W_, None, *options) if 0 in indexes else None
+        gW = aten.convolution_backward(
+            x_, gy_, W_, None, *options, [False, True, False])[1] if 1 in indexes else None
     return backward.with_bias(gx, gW, grad_outputs[0], indexes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -66,16 +67,24 @@ def replace(module: ModuleType, name: str, kernel: str) -> None:
     setattr(owner, attribute, with_kernel(kernel)(getattr(owner, attribute)))
 
 
-def with_kernel(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def is_imported() -> bool:
+    """Return whether a kernel has been called, so that PyTorch is imported."""
+    return 'chainer_compat.torch_kernels.arrays' in sys.modules
+
+
+def with_kernel(name: str, is_worth_importing: Callable[..., bool] | None = None
+                ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function that has a kernel, to call the kernel where it applies.
 
     Args:
         name: A module of this package and a function, with the arguments of the decorated one.
+        is_worth_importing: Whether a call may import PyTorch; by default, every call may.
     """
-    return lambda original: _dispatched(original, name)
+    return lambda original: _dispatched(original, name, is_worth_importing)
 
 
-def _dispatched(original: Callable[P, R], name: str) -> Callable[P, R]:
+def _dispatched(original: Callable[P, R], name: str,
+                is_worth_importing: Callable[..., bool] | None) -> Callable[P, R]:
     from chainer.configuration import config, global_config
 
     @functools.cache
@@ -92,7 +101,8 @@ def _dispatched(original: Callable[P, R], name: str) -> Callable[P, R]:
             raise ValueError(
                 f'chainer.config.use_torch is {mode!r}. Use one of {", ".join(MODES)}.')
         failure: Exception | None = None
-        if mode != 'never' and not why_unavailable():
+        if mode != 'never' and (is_worth_importing is None or is_imported()
+                                or is_worth_importing(*args, **kwargs)) and not why_unavailable():
             try:
                 return kernel()(*args, **kwargs)
             except Unsupported:

@@ -186,19 +186,21 @@ class Layer(FunctionNode):
         self.retain_inputs(tuple(range(len(inputs))))
         # Others compute step by step, and add the gradients of the steps in bfloat16.
         sums_in_float32 = self.cell is LSTM and self._has_equal_lengths()
-        self._tensors = operands(*inputs, has_kernel=sums_in_float32)
+        x, *others = operands(*inputs, has_kernel=sums_in_float32)
+        state, weights, biases = self._separate(others)
+        n = self.cell.gates
+        # Not part of PyTorch's graph: backward splits the gradients.
+        self._tensors = [x, *state, *[torch.cat(tuple(part)) for part in (
+            weights[:n], weights[n:], biases[:n], biases[n:])]]
         with torch.set_grad_enabled(chainer.config.enable_backprop):
             if chainer.config.enable_backprop:
                 self._tensors = [t.detach().requires_grad_() for t in self._tensors]
             self._results = self._compute(*self._tensors)
-        return tuple(product(result.detach()) for result in self._results)
+        return tuple([product(result.detach()) for result in self._results])
 
     def _compute(self, x: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        state, weights, biases = self._separate(others)
-        states = [s[None] for s in state]
-        n = self.cell.gates
-        parameters = [torch.cat(tuple(part))
-                      for part in (weights[:n], weights[n:], biases[:n], biases[n:])]
+        *state, w_of_x, w_of_h, b_of_x, b_of_h = others
+        states, parameters = [s[None] for s in state], [w_of_x, w_of_h, b_of_x, b_of_h]
         order = None if self.order is None else torch.from_numpy(self.order)
         if order is not None:
             x = x[order]
@@ -236,11 +238,25 @@ class Layer(FunctionNode):
         pairs = [(result, grad.array) for result, grad
                  in zip(self._results, grad_outputs, strict=True) if grad is not None]
         grads = tensors(*(grad for _, grad in pairs))
+        places = [self._place(i) for i in indexes]
+        needed = sorted({number for number, _ in places})
         with precision(grads[0], 'rnn'):
             gradients = torch.autograd.grad(
-                [result for result, _ in pairs], [self._tensors[i] for i in indexes],
+                [result for result, _ in pairs], [self._tensors[number] for number in needed],
                 [grad.to(self._results[0].dtype) for grad in grads], retain_graph=True)
-        return tuple(chainer.as_variable(product(gradient)) for gradient in gradients)
+        found = {number: gradient if number <= 1 + self.cell.has_cell
+                 else gradient.chunk(self.cell.gates)
+                 for number, gradient in zip(needed, gradients, strict=True)}
+        return tuple([chainer.as_variable(product(
+            found[number] if part is None else found[number][part])) for number, part in places])
+
+    def _place(self, index: int) -> tuple[int, int | None]:
+        """Return which of the tensors has an input, and which part of it is that; ``None``: all."""
+        first = 2 + self.cell.has_cell
+        if index < first:
+            return index, None
+        number, part = divmod(index - first, self.cell.gates)
+        return first + number, part
 
     def _differentiable_gradients(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]

@@ -37,7 +37,7 @@ def call(link: NStepRNNBase, hs: Sequence[Variable | None], xs: Sequence[Variabl
     cell, is_bidirectional = found
     indices = argsort_list_descent(xs)
     layout = SequenceLayout([len(x) for x in xs], indices)
-    states = [link.init_hx(xs) if h is None else permutate(h, indices, axis=1) for h in hs]
+    states = [_initial(link, xs) if h is None else permutate(h, indices, axis=1) for h in hs]
     hx, cx = states if cell.has_cell else (states[0], None)
     n_step_rnn.check(layout.sizes, xs, hx, cx, link.ws, link.bs)
     y, hy, cy = n_step_rnn.stacked(
@@ -45,6 +45,14 @@ def call(link: NStepRNNBase, hs: Sequence[Variable | None], xs: Sequence[Variabl
         _ByTime(layout).apply(xs)[0], is_bidirectional)
     return ([permutate(h, indices, axis=1, inv=True) for h in (hy, cy) if h is not None],
             list(_BySequence(layout).apply((y,))))
+
+
+def _initial(link: NStepRNNBase, xs: Sequence[Variable]) -> Variable:
+    """Return an initial state; zeros need no gradient, since the program cannot reach them."""
+    state = link.init_hx(xs)
+    if type(link).init_hx is NStepRNNBase.init_hx and 'init_hx' not in vars(link):
+        return Variable(state.array, requires_grad=False)
+    return state
 
 
 class SequenceLayout:

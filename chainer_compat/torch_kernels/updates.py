@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,24 +19,51 @@ from chainer_compat.torch_kernels.arrays import FLOATS, tensor
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
 if TYPE_CHECKING:
+    from chainer_compat.update_plans import Kept
     from chainer_compat.updates import Array, Member
 
     #: A function of lists of tensors: data, gradients and each state.
     Kernel = Callable[..., None]
 
 
-def update_group(rule: Any, members: list[Member], grads: list[Array]) -> None:
+#: Bytes of a group whose gradients are kept until its next update.
+SMALL = 1 << 20
+
+
+def update_group(rule: Any, members: list[Member], grads: list[Array], kept: Kept | None = None
+                 ) -> None:
     """Update parameters with equal rules.
 
     Raises:
         Unsupported: For other rules, and unless ``chainer.config.fused_updates``.
     """
     call = _kernel(rule, len(members))
+    data, *states = _tensors(members) if kept is None else _kept_tensors(members, kept)
+    call(data, _gradient_tensors(grads, kept), *states)
+
+
+def _tensors(members: list[Member]) -> list[tuple[torch.Tensor, ...]]:
+    """Return tensors of the data, and of each state."""
     for member in members:
         if member.tensors is None:
             member.tensors = [torch.from_numpy(array) for array in (member.data, *member.states)]
-    data, *states = zip(*[member.tensors for member in members], strict=True)
-    call(data, [torch.from_numpy(grad) for grad in grads], *states)
+    return [*zip(*[member.tensors for member in members], strict=True)]
+
+
+def _kept_tensors(members: list[Member], kept: Kept) -> list[tuple[torch.Tensor, ...]]:
+    if kept.tensors is None:
+        kept.tensors = _tensors(members)
+        kept.is_small = sum([member.data.nbytes for member in members]) <= SMALL
+    return kept.tensors
+
+
+def _gradient_tensors(grads: list[Array], kept: Kept | None) -> list[torch.Tensor]:
+    """Return tensors of gradients; of small ones those of the last update, if they are the same."""
+    if kept is None or not kept.is_small:
+        return [torch.from_numpy(grad) for grad in grads]
+    if len(kept.gradients) != len(grads) or not all(map(is_, kept.gradients, grads)):
+        kept.gradients, kept.gradient_tensors = grads, [torch.from_numpy(grad) for grad in grads]
+    return kept.gradient_tensors
 
 
 def update_core(rule: Any, param: Any) -> None:

@@ -17,7 +17,6 @@ import chainer
 from chainermn._operations.call_signature import NO_UPDATE, Update
 from chainermn._timeline import activities
 from chainermn._types import Model, Object, Optimizer, Serializer, Variable
-from chainermn.communicators._channel import Channel
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
 from chainermn.optimizers._exchange import Exchange
@@ -77,7 +76,7 @@ class MultiNodeOptimizer(OptimizerProxy):
     _progress: UpdateProgress
     _checks: ModelChecks
     _watch: UpdateWatch
-    _alone: Channel | None  # of a single rank
+    _answer_requests: Callable[[], None] | None  # of a single rank
 
     if TYPE_CHECKING:  # attributes of the exchange and of the actual optimizer, for editors
         zero_fill: bool
@@ -117,7 +116,8 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._checks = ModelChecks(communicator)
         self._watch = watch(actual_optimizer, communicator)
         activities.follow(self)
-        self._alone = communicator._chainermn_channel if communicator.size == 1 else None
+        self._answer_requests = (communicator._chainermn_channel.answer_requests
+                                 if communicator.size == 1 else None)
 
     def _holder(self, name: str) -> Object:
         return self._exchange if name in self._exchange.public else self.actual_optimizer
@@ -276,8 +276,8 @@ class MultiNodeOptimizer(OptimizerProxy):
         if has_loss or not self._progress.is_started:
             self._progress.n_started += 1
         self._progress.is_started = True
-        if self._alone is not None:
-            self._alone.answer_requests()
+        if self._answer_requests is not None:
+            self._answer_requests()
         self._exchange.begin()
 
     def _broadcast(self) -> None:

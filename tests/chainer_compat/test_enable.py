@@ -115,3 +115,10 @@ def test_isolated_mode_still_finds_ours(python):
 def test_finder_leaves_other_modules_alone():
     for name in ['numpy', 'chainerx', 'chainer_compat', 'chainermn.communicators', 'chain']:
         assert chainer_compat.ChainerFinder.find_spec(name) is None
+
+
+def test_conversions_are_imported_when_they_are_used(python):
+    """The conversion to PyTorch and ONNX adds nothing to the time and memory of other programs."""
+    code = ('import chainer, chainermn, sys; print(*[name for name in sys.modules if '
+            'name.startswith(("chainer_compat.conversion", "torch", "onnx"))])')
+    assert python(code) == ''

@@ -99,6 +99,9 @@ CHANGES = {
         model.p4, '_grad', model.p0.array.reshape(4, 3)),
     'gradient is a state': lambda model, optimizer: setattr(
         model.p4, '_grad', model.p0.update_rule.state['v'].reshape(4, 3)),
+    'shape in place': lambda model, optimizer: [
+        setattr(each, 'shape', (7, 1)) for each in (
+            model.p1.array, model.p1.grad, model.p1.update_rule.state['v'])],
     'equal gradients': lambda model, optimizer: setattr(
         model.p4, '_grad', model.p0._grad.reshape(4, 3)),
     'exchanged arrays': exchange_arrays,
@@ -127,6 +130,11 @@ CHANGES = {
     'other rule': of('update_rule')(lambda param: optimizers.SGD(.5).create_update_rule()),
     'my rule': of('update_rule')(lambda param: Mine(optimizers.MomentumSGD(.3).hyperparam)),
     'no rule': of('update_rule')(lambda param: None),
+    'class of a rule': lambda model, optimizer: setattr(model.p1.update_rule, '__class__', Mine),
+    'attribute of a rule': lambda model, optimizer: setattr(model.p1.update_rule, 'mine', 1),
+    'attribute of a parameter': of('mine')(lambda param: 1),
+    'renamed state': lambda model, optimizer: model.p1.update_rule.state.update(
+        w=model.p1.update_rule.state['v']),
     'shared rule': lambda model, optimizer: setattr(
         model.p4, 'update_rule', copy.copy(model.p4.update_rule)),
     'method of a parameter': of('update')(lambda param: lambda: param.array.fill(3)),
@@ -146,6 +154,7 @@ CHANGES = {
 def kernels(request, monkeypatch):
     if request.param == 'torch':
         pytest.importorskip('torch')
+        monkeypatch.setattr(chainer.global_config, 'fused_updates', True)
     else:
         monkeypatch.setattr(chainer.global_config, 'use_torch', 'never')
     return request.param
@@ -180,7 +189,7 @@ def test_changes_between_updates(name, kernels, monkeypatch):
     """Without plans, results have the same bits; one by one, they are equal but for rounding."""
     found = train(CHANGES[name])
     with monkeypatch.context() as patch:
-        patch.setattr(updates, '_was_updated_by', lambda *args: False)
+        patch.setattr(updates, 'update_as_before', lambda *args: None)
         expected = train(CHANGES[name])
     with monkeypatch.context() as patch:
         patch.setattr(updates, 'update', lambda params, _: [param.update() for param in params])

@@ -41,8 +41,10 @@ FUSED = {'SGD', 'MomentumSGD', 'AdaGrad', 'Adam', 'AdamW', 'AMSGrad', 'no beta'}
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
+def options(monkeypatch):
     monkeypatch.setattr(block_updates, 'BLOCK', BLOCK)
+    # By default, small updates do not import PyTorch.
+    monkeypatch.setattr(chainer.global_config, 'fused_updates', True)
 
 
 def change_hyperparameters(model, optimizer):
@@ -407,3 +409,49 @@ def test_replaced_methods_of_a_rule(monkeypatch, name):
                         raising=False)
     optimizer.update()
     assert all((param.array == 3).all() for param in model.params())
+
+
+UPDATE = """
+import sys
+import chainer, numpy as np
+from chainer import optimizers
+def update(n, hook=False):
+    model = chainer.Link()
+    with model.init_scope():
+        model.p = chainer.Parameter(np.zeros(n, 'f'))
+    optimizer = optimizers.SGD(1.).setup(model)
+    if hook:
+        model.p.update_rule.add_hook(lambda rule, param: None, 'hook')
+    for _ in range(2):
+        model.p.grad = np.ones(n, 'f')
+        optimizer.update()
+    assert (model.p.array == -2).all()
+    return 'torch' in sys.modules
+"""
+
+
+def test_small_updates_do_not_import_pytorch(python):
+    pytest.importorskip('torch')
+    python(UPDATE + """
+many = 1 << 22
+assert chainer.config.fused_updates == 'auto'
+assert not update(9) and not update(9, hook=True)
+with chainer.using_config('fused_updates', False):
+    assert not update(many) and not update(many, hook=True)
+with chainer.using_config('use_torch', 'never'):
+    assert not update(many)
+chainer.functions.relu(np.ones(3, 'f'))
+assert 'torch' in sys.modules
+import torch
+calls, fused = [], torch._fused_sgd_
+torch._fused_sgd_ = lambda *args, **kwargs: calls.append(1) or fused(*args, **kwargs)
+update(9)
+assert len(calls) == 2
+""")
+
+
+@pytest.mark.parametrize(('option', 'call'), [
+    ('', 'update(1 << 22)'), ('', 'update(1 << 22, hook=True)'), ('1', 'update(9)')])
+def test_which_updates_import_pytorch(python, option, call):
+    pytest.importorskip('torch')
+    python(f'{UPDATE}\nassert {call}', CHAINER_FUSED_UPDATES=option)

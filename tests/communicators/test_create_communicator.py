@@ -84,6 +84,13 @@ def test_different_rounding_disables_updates_by_pytorch(different, monkeypatch):
     assert chainer.config.fused_updates == (before if WORLD.size == 1 else not different)
 
 
+def test_several_ranks_do_not_wait_for_a_kernel_to_import_pytorch(monkeypatch):
+    """Otherwise only the ranks that have called one would update by PyTorch."""
+    monkeypatch.setattr(chainer.global_config, 'fused_updates', 'auto')
+    create_communicator('naive').finalize()
+    assert chainer.config.fused_updates == ('auto' if WORLD.size == 1 else True)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_auto_needs_the_same_arguments_on_all_ranks(same_error):
     name = 'auto' if WORLD.rank else 'flat'

@@ -25,6 +25,7 @@ from chainer_compat.conversion.expressions import (
     numpy_functions,
     pooling,
     rnn,
+    rois,
 )
 
 Expression = Callable[..., Any]
@@ -35,6 +36,7 @@ EXPRESSIONS: dict[str, Expression] = {
     **distributions.EXPRESSIONS, **indexing.EXPRESSIONS, **loss.EXPRESSIONS,
     **math.EXPRESSIONS, **noise.EXPRESSIONS,
     **normalization.EXPRESSIONS, **pooling.EXPRESSIONS, **rnn.EXPRESSIONS,
+    **rois.EXPRESSIONS,
 }
 
 #: By the name of the function in NumPy, or of the method of arrays.
@@ -42,13 +44,6 @@ NUMPY: dict[str, Expression] = numpy_functions.EXPRESSIONS
 
 #: Functions without an entry, by class, and the reason.
 NOT_EXPRESSIBLE: dict[str, str] = {
-    'evaluation.classification_summary.ClassificationSummary': 'has no gradient',
-    'loss.negative_sampling.NegativeSamplingFunction': 'draws samples with a Python object',
     'math.einsum.DiagEinSum': 'PyTorch has no einsum with repeated output subscripts',
-    'pooling.roi_average_align_2d.ROIAverageAlign2D': 'in torchvision only',
-    'pooling.roi_average_pooling_2d.ROIAveragePooling2D': 'not in PyTorch or torchvision',
-    'pooling.roi_max_align_2d.ROIMaxAlign2D': 'not in PyTorch or torchvision',
-    'pooling.roi_max_pooling_2d.ROIMaxPooling2D': 'in torchvision only',
-    'pooling.roi_pooling_2d.ROIPooling2D': 'in torchvision only',
     'theano.theano_function.TheanoFunction': 'is a program of Theano',
 }

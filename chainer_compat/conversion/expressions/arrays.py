@@ -15,6 +15,19 @@ def dtype_of(numpy_dtype: Any) -> torch.dtype:
     return torch.from_numpy(np.empty(0, numpy_dtype)).dtype
 
 
+def product(sizes: Any) -> Any:
+    """Return the number of elements, which can depend on the batch."""
+    count = 1
+    for size in sizes:
+        count = count * size
+    return count
+
+
+def widths(begins: Any, ends: Any) -> list[Any]:
+    """Return widths of padding as ``F.pad`` needs them: from the last axis to the first."""
+    return [size for pair in reversed(list(zip(begins, ends, strict=True))) for size in pair]
+
+
 def reshape(x: Any, shape: tuple[Any, ...]) -> Any:
     """Return ``x.reshape(shape)``, with -1 for the only size that depends on the batch."""
     known = [size for size in shape if isinstance(size, int)]
@@ -51,41 +64,25 @@ def space2depth(f: Any, x: Any) -> Any:
         -1, r * r * c, h // r, w // r)
 
 
-def stacked_by(axis: int) -> Any:
-    """Return the expression of ``hstack``, ``vstack`` or ``dstack``."""
-    def expression(f: Any, *xs: Any) -> Any:
-        """``torch.cat`` along the axis, after adding missing axes."""
-        ndim = len(f.in_shapes[0])
-        if axis == 0 and ndim < 2:
-            xs = tuple(x.reshape(1, -1) for x in xs)
-        elif axis == 1 and ndim == 0:
-            xs = tuple(x.reshape(1) for x in xs)
-        elif axis == 2 and ndim < 3:
-            xs = tuple(x.reshape(1, -1, 1) if ndim < 2 else x.unsqueeze(2) for x in xs)
-        return torch.cat(list(xs), 0 if axis == 1 and ndim < 2 else axis)
-
-    return expression
-
-
 def pad(f: Any, x: Any) -> Any:
     """``F.pad(x, widths, mode)``, widths from the last axis to the first."""
     ndim = len(f.in_shapes[0])
-    widths = np.broadcast_to(np.asarray(f.pad_width), (ndim, 2)).tolist()
+    sizes = np.broadcast_to(np.asarray(f.pad_width), (ndim, 2)).tolist()
     if f.mode == 'constant':
         value = f.keywords.get('constant_values', 0)
         if not isinstance(value, int | float):
             raise NotImplementedError('constant_values with several values')
-        return N.pad(x, [size for pair in reversed(widths) for size in pair], value=value)
+        return N.pad(x, widths(*zip(*sizes, strict=True)), value=value)
     mode = {'edge': 'replicate', 'reflect': 'reflect', 'wrap': 'circular'}.get(f.mode)
-    padded = [i for i in range(ndim) if any(widths[i])]
+    padded = [i for i in range(ndim) if any(sizes[i])]
     # PyTorch pads the last one to three axes of arrays with two more.
     if mode is None or f.keywords or (padded and padded[0] < 2) or ndim not in (3, 4, 5):
         raise NotImplementedError(f'mode {f.mode!r} for these axes')
-    sizes = [size for pair in reversed(widths[2:]) for size in pair]
+    inner = widths(*zip(*sizes[2:], strict=True))
     if not f.with_gradients:
-        return N.pad(x, sizes, mode)
+        return N.pad(x, inner, mode)
     # As in Chainer, gradients of the padding are ignored.
-    return N.pad(x.detach(), sizes, mode) + N.pad(x - x.detach(), sizes)
+    return N.pad(x.detach(), inner, mode) + N.pad(x - x.detach(), inner)
 
 
 def pad_sequence(f: Any, *xs: Any) -> Any:
@@ -95,12 +92,6 @@ def pad_sequence(f: Any, *xs: Any) -> Any:
     return torch.stack([
         N.pad(x, [*rest, 0, length - shape[0]], value=f.padding)
         for x, shape in zip(xs, f.in_shapes, strict=True)])
-
-
-def tile(f: Any, x: Any) -> Any:
-    """``x.repeat(repetitions)``, after adding missing axes."""
-    missing = len(f.in_shapes[0]) - len(f.reps)
-    return torch.tile(x, (*[1] * missing, *f.reps))
 
 
 def repeat(f: Any, x: Any) -> Any:
@@ -115,9 +106,7 @@ def resize_images(f: Any, x: Any) -> Any:
 
     size = f.out_H, f.out_W
     if f.mode == 'bilinear':
-        if f.align_corners:
-            return N.interpolate(x, size, mode='bilinear', align_corners=True)
-        return N.interpolate(x, size, mode='bilinear', align_corners=False)
+        return N.interpolate(x, size, mode='bilinear', align_corners=bool(f.align_corners))
     v, u, *_ = compute_indices_and_weights(
         size, f.in_shapes[0][2:], f.mode, f.align_corners, np)
     rows, columns = (f.constant(each.astype(np.int64).reshape(-1)) for each in (v, u))
@@ -125,12 +114,10 @@ def resize_images(f: Any, x: Any) -> Any:
 
 
 def rollaxis(f: Any, x: Any) -> Any:
-    """``x.permute(axes)``."""
+    """``torch.movedim(x, axis, start)``, one less if the axis moves to the end."""
     ndim = len(f.in_shapes[0])
-    order = list(range(ndim))
     axis, start = f.axis % ndim, f.start + ndim * (f.start < 0)
-    order.insert(start - (axis < start), order.pop(axis))
-    return x.permute(order)
+    return torch.movedim(x, axis, start - (axis < start))
 
 
 def separate(f: Any, x: Any) -> Any:
@@ -168,21 +155,6 @@ def transpose_sequence(f: Any, *xs: Any) -> Any:
         for position, shape in enumerate(f.out_shapes))
 
 
-def sum_to(f: Any, x: Any) -> Any:
-    """``x.sum(axes)``, over axes that the shape lacks or has only once."""
-    shape = f.in_shapes[0]
-    lead = len(shape) - len(f._shape)
-    axes = [i for i in range(lead, len(shape)) if f._shape[i - lead] == 1]
-    if axes:
-        x = x.sum(axes, keepdim=True)
-    return x.sum(tuple(range(lead))) if lead else x
-
-
-def flip_axis(axis: int) -> Any:
-    """Return the expression of ``fliplr`` or ``flipud``."""
-    return lambda f, x: torch.flip(x, (axis,))
-
-
 def _parts(ys: Any, count: int) -> Any:
     return tuple(ys[i] for i in range(count))
 
@@ -196,12 +168,12 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'array.copy.Copy': lambda f, x: x,
     'array.depth2space.Depth2Space': depth2space,
     'array.diagonal.Diagonal': lambda f, x: torch.diagonal(x, f.offset, f.axis1, f.axis2),
-    'array.dstack.Dstack': stacked_by(2),
+    'array.dstack.Dstack': lambda f, *xs: torch.dstack(xs),
     'array.expand_dims.ExpandDims': lambda f, x: x.unsqueeze(f.axis),
     'array.flip.Flip': lambda f, x: torch.flip(x, (f.axis,)),
-    'array.fliplr.FlipLR': flip_axis(1),
-    'array.flipud.FlipUD': flip_axis(0),
-    'array.hstack.Hstack': stacked_by(1),
+    'array.fliplr.FlipLR': lambda f, x: torch.fliplr(x),
+    'array.flipud.FlipUD': lambda f, x: torch.flipud(x),
+    'array.hstack.Hstack': lambda f, *xs: torch.hstack(xs),
     'array.moveaxis.Moveaxis': lambda f, x: torch.movedim(x, f.source, f.destination),
     'array.pad.Pad': pad,
     'array.pad_sequence.PadSequence': pad_sequence,
@@ -215,10 +187,10 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'array.squeeze.Squeeze': squeeze,
     'array.stack.Stack': lambda f, *xs: torch.stack(list(xs), f.axis),
     'array.swapaxes.Swapaxes': lambda f, x: x.transpose(f.axis1, f.axis2),
-    'array.tile.Tile': tile,
+    'array.tile.Tile': lambda f, x: torch.tile(x, f.reps),
     'array.transpose.Transpose': transpose,
     'array.transpose_sequence.TransposeSequence': transpose_sequence,
-    'array.vstack.Vstack': stacked_by(0),
+    'array.vstack.Vstack': lambda f, *xs: torch.vstack(xs),
     'math.identity.Identity': lambda f, *xs: xs,
-    'math.sum.SumTo': sum_to,
+    'math.sum.SumTo': lambda f, x: x.sum_to_size(f._shape),
 }

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 import torch.nn.functional as N
 
+from chainer_compat.conversion.expressions.arrays import widths
+
 CONVOLUTIONS = {1: N.conv1d, 2: N.conv2d, 3: N.conv3d}
 DECONVOLUTIONS = {1: N.conv_transpose1d, 2: N.conv_transpose2d, 3: N.conv_transpose3d}
 
@@ -20,8 +22,7 @@ def convolution(f: Any, x: Any, W: Any, b: Any = None) -> Any:
     missing = [(out - 1) * s + (k - 1) * d + 1 - size - 2 * p for out, s, k, d, size, p in zip(
         f.out_shapes[0][2:], stride, f.in_shapes[1][2:], dilate, sizes, pad, strict=True)]
     if f.cover_all and max(missing) > 0:
-        x = N.pad(x, [size for p, more in zip(reversed(pad), reversed(missing), strict=True)
-                      for size in (p, p + max(more, 0))])
+        x = N.pad(x, widths(pad, [p + max(more, 0) for p, more in zip(pad, missing, strict=True)]))
         pad = (0,) * len(pad)
     return CONVOLUTIONS[len(sizes)](x, W, b, stride, pad, dilate, f.groups)
 
@@ -37,8 +38,7 @@ def deconvolution(f: Any, x: Any, W: Any, b: Any = None) -> Any:
     if all(0 <= e < max(s, d) for e, s, d in zip(extra, stride, dilate, strict=True)):
         return function(x, W, b, stride, pad, tuple(extra), f.groups, dilate)
     y = function(x, W, None, stride, 0, 0, f.groups, dilate)
-    y = N.pad(y, [size for p, e in zip(reversed(pad), reversed(extra), strict=True)
-                  for size in (-p, e - p)])
+    y = N.pad(y, widths([-p for p in pad], [e - p for p, e in zip(pad, extra, strict=True)]))
     return y if b is None else y + b.reshape(-1, *[1] * len(sizes))
 
 

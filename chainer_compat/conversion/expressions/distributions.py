@@ -11,6 +11,7 @@ import torch
 
 def bernoulli_log_prob(f: Any, logit: Any, x: Any) -> Any:
     """``logit * (x - 1) - F.softplus(-logit)``, for finite logits."""
+    x = x.detach()  # as in Chainer
     y = logit * (x - 1) - torch.logaddexp(-logit, torch.zeros_like(logit))
     if not f.binary_check:
         return y

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 import torch.nn.functional as N
 
+from chainer_compat.conversion.expressions.arrays import product
+
 
 def get_item(f: Any, x: Any) -> Any:
     """``x[slices]``, with ``flip`` for negative steps."""
@@ -25,11 +27,8 @@ def element(f: Any, x: Any, slices: tuple[Any, ...]) -> Any:
 def scatter_add(f: Any, x: Any, b: Any) -> Any:
     """``x.index_put(indices, b, accumulate=True)``, with numbers of all elements as indices."""
     shape = f.in_shapes[0]
-    size = 1
-    for each in shape:
-        size = size * each
     key, flipped = _key(f, f.slices)
-    numbers = f.call(torch.arange, size).to(x.device).reshape(shape)[key]
+    numbers = f.call(torch.arange, product(shape)).reshape(shape)[key]
     if flipped:
         numbers = torch.flip(numbers, flipped)
     return x.reshape(-1).index_add(0, numbers.reshape(-1), b.reshape(-1)).reshape(shape)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as N
 
+from chainer_compat.conversion.expressions.arrays import product
+
 
 def mean_over_batch(f: Any, loss: Any) -> Any:
     """Return a loss as ``reduce='mean'`` or ``'no'`` asks for."""
@@ -45,10 +47,7 @@ def _soft_targets(f: Any, x: Any, t: Any) -> Any:
         loss = like + (loss - like).detach()
     if f.reduce == 'no':
         return loss
-    count = 1
-    for size in f.in_shapes[0][:1] + f.in_shapes[0][2:]:
-        count = count * size
-    return loss.sum() / count
+    return loss.sum() / product(f.in_shapes[0][:1] + f.in_shapes[0][2:])
 
 
 def sigmoid_cross_entropy(f: Any, x: Any, t: Any) -> Any:
@@ -122,6 +121,19 @@ def binary_accuracy(f: Any, y: Any, t: Any) -> Any:
     return right.to(y.dtype) / (t != f.ignore_label).sum().clamp(min=1)
 
 
+def classification_summary(f: Any, y: Any, t: Any) -> Any:
+    """Precision, recall, F-score and support, from ``one_hot`` of labels and predictions."""
+    classes = f.call(torch.arange, t.max().item() + 1 if f.label_num is None else f.label_num)
+    is_valid = (t != f.ignore_label).reshape(-1, 1)
+    true = (t.reshape(-1, 1) == classes) & is_valid
+    found = (y.argmax(1).reshape(-1, 1) == classes) & is_valid
+    right, relevant, support = (each.sum(0) for each in (true & found, found, true))
+    precision, recall = (right.double() / each.double() for each in (relevant, support))
+    square = f.beta * f.beta
+    fbeta = (1 + square) * precision * recall / (square * precision + recall)
+    return precision, recall, fbeta, support
+
+
 def r2_score(f: Any, pred: Any, true: Any) -> Any:
     """``1 - ((pred - true) ** 2).sum(0) / ((true - true.mean(0)) ** 2).sum(0)``."""
     total = ((true - true.mean(0)) ** 2).sum(0)
@@ -134,6 +146,7 @@ def r2_score(f: Any, pred: Any, true: Any) -> Any:
 EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'evaluation.accuracy.Accuracy': accuracy,
     'evaluation.binary_accuracy.BinaryAccuracy': binary_accuracy,
+    'evaluation.classification_summary.ClassificationSummary': classification_summary,
     'evaluation.r2_score.R2_score': r2_score,
     'loss.absolute_error.AbsoluteError': lambda f, x, y: torch.abs(x - y),
     'loss.contrastive.Contrastive': contrastive,

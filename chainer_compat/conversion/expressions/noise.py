@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import chainer
 import numpy as np
 import torch
 import torch.nn.functional as N
@@ -26,8 +27,27 @@ def zoneout(f: Any, h: Any, x: Any) -> Any:
     return torch.where(is_new, x, h)
 
 
+def negative_sampling(f: Any, x: Any, t: Any, W: Any) -> Any:
+    """``F.softplus`` of ``-x @ W[t]`` and of ``x @ W[samples]``, by ``torch.multinomial``."""
+    table = getattr(f.raw('sampler'), '__self__', None)
+    if not isinstance(table, chainer.utils.WalkerAlias):
+        raise NotImplementedError('a sampler that is not a WalkerAlias')
+    n = len(table.threshold)
+    p = np.bincount(table.values[::2], table.threshold, n) + np.bincount(
+        table.values[1::2], 1 - table.threshold, n)
+    count = f.in_shapes[0][0]
+    drawn = torch.multinomial(f.constant(p.astype('f')), count * f.sample_size, True)
+    samples = torch.cat([t.long().unsqueeze(1), drawn.long().reshape(count, f.sample_size)], 1)
+    signs = f.constant(np.array([-1] + [1] * f.sample_size, f.in_dtypes[0]))
+    scores = (W[samples] * x.unsqueeze(1)).sum(2) * signs
+    loss = torch.logaddexp(scores, torch.zeros_like(scores)).sum(1)
+    loss = torch.where(t != f.ignore_label, loss, torch.zeros_like(loss))
+    return loss.sum() if f.reduce == 'sum' else loss
+
+
 EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'activation.rrelu.RReLU': lambda f, x: N.rrelu(x, f.lower, f.upper, f.training),
+    'loss.negative_sampling.NegativeSamplingFunction': negative_sampling,
     'noise.dropout.Dropout': lambda f, x: N.dropout(x, f.dropout_ratio, f.training),
     'noise.gaussian.Gaussian':
         lambda f, mean, ln_var: mean + torch.exp(ln_var * .5) * torch.randn_like(mean),
@@ -38,12 +58,20 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
 #: What the random functions in the graph return for the numbers that Chainer drew.
 DRAWN: dict[str, Callable[..., Any]] = {
     'activation.rrelu.RReLU': lambda f, x: torch.where(x >= 0, x, x * torch.from_numpy(f.r)),
+    'loss.negative_sampling.NegativeSamplingFunction':
+        lambda f, p: torch.from_numpy(f.samples[:, 1:].reshape(-1)),
     'noise.dropout.Dropout': lambda f, x: x * torch.from_numpy(f.mask),
     'noise.gaussian.Gaussian': lambda f, mean: torch.from_numpy(f.eps),
     'noise.simplified_dropconnect.SimplifiedDropconnect':
         lambda f, W: W * torch.from_numpy(np.asarray(f.mask)) / (1 - f.ratio),
     'noise.zoneout.Zoneout': lambda f, ones: torch.from_numpy(f.flag_x).to(ones.dtype),
+    'numpy.random.random_sample': lambda f, shape: torch.from_numpy(f.drawn),
+    'numpy.random.standard_normal': lambda f, shape: torch.from_numpy(f.drawn),
 }
 
 #: The random functions of the graph.
-RANDOM = frozenset({N.dropout, N.rrelu, torch.randn_like})
+RANDOM = frozenset({N.dropout, N.rrelu, torch.multinomial, torch.rand, torch.randn,
+                    torch.randn_like})
+
+#: Attributes that are set only if the program has passed the random numbers.
+GIVEN = {'Dropout': 'mask', 'Gaussian': 'eps', 'RReLU': 'r', 'SimplifiedDropconnect': 'mask'}

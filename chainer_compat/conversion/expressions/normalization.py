@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as N
 
-from chainer_compat.conversion.expressions.arrays import reshape
+from chainer_compat.conversion.expressions.arrays import product, reshape
 
 
 def batch_normalization(f: Any, x: Any, gamma: Any, beta: Any) -> Any:
@@ -39,10 +39,8 @@ def _normalized(f: Any, x: Any, statistics: tuple[Any, Any], gamma: Any, beta: A
                             float(f.eps))
     order = (*axes, *keys)
     y = x.permute(order)
-    size = 1
-    for axis in keys:
-        size = size * shape[axis]
-    mean, var = (None if each is None else each.view(-1) for each in statistics)
+    size = product(shape[axis] for axis in keys)
+    mean, var = (each if each is None or len(keys) == 1 else each.view(-1) for each in statistics)
     y = N.batch_norm(
         y.reshape(-1, size), mean, var, gamma.reshape(-1), beta.reshape(-1), training, momentum,
         float(f.eps))
@@ -51,39 +49,30 @@ def _normalized(f: Any, x: Any, statistics: tuple[Any, Any], gamma: Any, beta: A
 
 
 def batch_renormalization(f: Any, x: Any, gamma: Any, beta: Any) -> Any:
-    """The definition: PyTorch has no batch renormalization. Running statistics are updated."""
+    """``F.batch_norm(x, ...) * r + d``, with factors from batch and running statistics."""
     ndim, own = len(f.in_shapes[0]), len(f.in_shapes[1])
     axes = (0, *range(own + 1, ndim))
 
     def wide(value: Any) -> Any:
         return value.reshape((1, *f.in_shapes[1], *[1] * (ndim - own - 1)))
 
-    running_mean, running_var = f._running_mean, f._running_var
-    mean = x.mean(axes)
-    var = ((x - wide(mean)) ** 2).mean(axes)
-    std = torch.sqrt(var + f.eps)
-    sigma = torch.sqrt(running_var.clone() + f.eps)
-    r = torch.clamp(std / sigma, 1. / f.rmax, f.rmax).detach()
-    d = torch.clamp((mean - running_mean.clone()) / sigma, -f.dmax, f.dmax).detach()
-    y = wide(gamma) * ((x - wide(mean)) / wide(std) * wide(r) + wide(d)) + wide(beta)
-    if not f.update_statistics:
-        return y
-    count = 1
-    for axis in axes:
-        count = count * f.in_shapes[0][axis]
-    adjust = count / (count - 1)
-    running_mean.mul_(f.decay).add_(mean.detach() * (1 - f.decay))
-    running_var.mul_(f.decay).add_(var.detach() * ((1 - f.decay) * adjust))
-    return y
+    running = f._running_mean, f._running_var
+    std = torch.sqrt(x.var(axes, unbiased=False) + f.eps)
+    sigma = torch.sqrt(x.new_tensor(f.eps) + running[1])  # not before x is known
+    r = torch.clamp(std / sigma, 1. / f.rmax, f.rmax).detach() - 1
+    d = torch.clamp((x.mean(axes) - running[0]) / sigma, -f.dmax, f.dmax).detach()
+    mean, var = (each if own == 1 else each.view(-1) for each in running)
+    flat = N.batch_norm(x.flatten(1, own), mean, var, None, None, f.training,
+                        1 - f.decay if f.update_statistics else 0., f.eps)
+    y = reshape(flat, f.in_shapes[0])
+    return wide(gamma) * (y + y * wide(r) * f.training + wide(d) * f.training) + wide(beta)
 
 
 def decorrelated(f: Any, x: Any) -> Any:
     """``projection @ (x - mean)`` for each group, with ``torch.linalg.eigh`` of the covariance."""
     shape = f.in_shapes[0]
     channels = x.transpose(0, 1).reshape(f.groups, shape[1] // f.groups, -1)
-    count = 1
-    for size in (shape[0], *shape[2:]):
-        count = count * size
+    count = product((shape[0], *shape[2:]))
     mean = channels.mean(2, keepdim=True)
     centered = channels - mean
     size = shape[1] // f.groups
@@ -92,10 +81,10 @@ def decorrelated(f: Any, x: Any) -> Any:
     values, vectors = (torch.linalg.eigh(covariance)[i] for i in range(2))
     projection = torch.matmul(vectors * (values ** -.5).unsqueeze(1), vectors.transpose(1, 2))
     if f.running_mean is not None:
-        f.running_mean.mul_(f.decay).add_(mean.detach().squeeze(2) * (1 - f.decay))
+        f.running_mean.lerp_(mean.detach().squeeze(2), 1 - f.decay)
     if f.running_projection is not None:
-        f.running_projection.mul_(f.decay).add_(
-            projection.detach() * ((1 - f.decay) * count / (count - 1)))
+        adjusted = projection.detach() * (count / (count - 1))
+        f.running_projection.lerp_(adjusted, 1 - f.decay)
     y = torch.matmul(projection, centered)
     return reshape(y, (shape[1], shape[0], *shape[2:])).transpose(0, 1)
 

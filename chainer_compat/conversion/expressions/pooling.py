@@ -9,6 +9,9 @@ import numpy as np
 import torch
 import torch.nn.functional as N
 
+from chainer_compat.conversion.expressions.arrays import widths
+from chainer_compat.conversion.expressions.connection import DECONVOLUTIONS
+
 MAXIMA = {1: N.max_pool1d, 2: N.max_pool2d, 3: N.max_pool3d}
 MEANS = {1: N.avg_pool1d, 2: N.avg_pool2d, 3: N.avg_pool3d}
 
@@ -34,7 +37,7 @@ def average_pooling(f: Any, x: Any) -> Any:
     if any(p > k // 2 for p, k in zip(pad, ksize, strict=True)):
         if not counts_padding:
             raise NotImplementedError('pad_value=None with padding of more than half a window')
-        x, pad = N.pad(x, _ends(pad, pad)), tuple(0 for _ in pad)
+        x, pad = N.pad(x, widths(pad, pad)), tuple(0 for _ in pad)
     return MEANS[len(ksize)](x, ksize, stride, pad, False, counts_padding)
 
 
@@ -42,14 +45,12 @@ def unpooling(f: Any, x: Any) -> Any:
     """``F.conv_transpose2d`` of each channel with a weight of ones."""
     ksize, stride, pad = windows(f)
     shape, outs = f.in_shapes[0], f.out_shapes[0][2:]
-    ndim = len(ksize)
     full = [(size - 1) * s + k for size, s, k in zip(shape[2:], stride, ksize, strict=True)]
-    function = {1: N.conv_transpose1d, 2: N.conv_transpose2d, 3: N.conv_transpose3d}[ndim]
     flat = x.reshape(-1, 1, *shape[2:])
-    y = function(flat, f.constant(np.ones((1, 1, *ksize), f.in_dtypes[0])), None, stride)
-    y = N.pad(y, [size for p, out, whole in zip(
-        reversed(pad), reversed(outs), reversed(full), strict=True)
-        for size in (-p, out - whole + p)])
+    ones = f.constant(np.ones((1, 1, *ksize), f.in_dtypes[0]))
+    y = DECONVOLUTIONS[len(ksize)](flat, ones, None, stride)
+    y = N.pad(y, widths([-p for p in pad], [
+        out - whole + p for p, out, whole in zip(pad, outs, full, strict=True)]))
     return y.reshape(-1, *f.out_shapes[0][1:])
 
 
@@ -77,12 +78,8 @@ def _padded(f: Any, x: Any, ksize: tuple[int, ...], stride: tuple[int, ...],
     fits = all(end <= p <= k // 2 for p, end, k in zip(pad, ends, ksize, strict=True))
     if fits:
         return x, pad
-    return (N.pad(x, _ends(pad, tuple(max(end, 0) for end in ends)), value=value),
+    return (N.pad(x, widths(pad, [max(end, 0) for end in ends]), value=value),
             tuple(0 for _ in pad))
-
-
-def _ends(begin: tuple[int, ...], end: tuple[int, ...]) -> list[int]:
-    return [size for pair in reversed(list(zip(begin, end, strict=True))) for size in pair]
 
 
 EXPRESSIONS: dict[str, Callable[..., Any]] = {

@@ -26,9 +26,10 @@ pytestmark = pytest.mark.mpi_skip
 DOCS = pathlib.Path(__file__).parents[3] / 'docs'
 
 WITHOUT = '''
-    gumbel_softmax classification_summary f1_score precision recall negative_sampling
-    roi_average_align_2d roi_average_pooling_2d roi_max_align_2d roi_max_pooling_2d roi_pooling_2d
+    negative_sampling
 '''
+
+ROIS = np.array([[0, 1, 4, 3], [2, 0, 9, 4], [-3, -1, 0, 1]], 'f'), np.array([1, 0, 1], 'i')
 
 OPTIONS = {
     'average_pooling_nd': lambda v: F.average_pooling_nd(v(2, 3, 5, 5), 3, 2, 1, pad_value=None),
@@ -58,9 +59,15 @@ OPTIONS = {
     'min ties': lambda v: F.min(F.relu(v(3, 4) - 2.)),
     'pad reflect': lambda v: F.pad(v(2, 3, 4), ((0, 0), (0, 0), (1, 2)), 'reflect'),
     'permutate inv': lambda v: F.permutate(v(3, 2), np.array([2, 0, 1], 'i'), inv=True),
+    'negative_sampling': lambda v: F.negative_sampling(
+        v(3, 4), np.array([0, 2, -1], 'i'), v(3, 4),
+        chainer.utils.WalkerAlias([1, 2, 5]).sample, 6, reduce='no'),
     'reshape': lambda v: F.reshape(v(2, 3, 4), (4, -1)),
     'resize nearest': lambda v: F.resize_images(v(1, 2, 5, 4), (7, 9), mode='nearest'),
     'resize corners': lambda v: F.resize_images(v(1, 2, 5, 4), (3, 9), align_corners=False),
+    'roi_average_align_2d': lambda v: F.roi_average_align_2d(
+        v(2, 3, 6, 5), *ROIS, (3, 2), .7, sampling_ratio=(2, 3)),
+    'roi_max_pooling_2d': lambda v: F.roi_max_pooling_2d(v(2, 3, 6, 5), *ROIS, (4, 3), 1.1),
     'softmax_cross_entropy weight': lambda v: F.softmax_cross_entropy(
         v(4, 3), np.array([0, 1, -1, 2], 'i'), class_weight=np.array([1, 2, 3], v.dtype)),
     'softmax_cross_entropy pixels': lambda v: F.softmax_cross_entropy(
@@ -121,7 +128,7 @@ def test_functions(name):
 
 @pytest.mark.parametrize('name', sorted(OPTIONS))
 def test_options(name):
-    dtype = 'f' if name.startswith('resize') else 'd'  # of Chainer
+    dtype = 'f' if name.startswith(('resize', 'roi')) else 'd'  # of Chainer
     *_, found = convert(OPTIONS[name], dtype)
     limit = 2e-5 if dtype == 'f' else 1e-9
     assert max([*found.functions.values(), *found.gradients.values(), 0]) < limit
@@ -131,7 +138,7 @@ def test_options(name):
 def test_functions_without_expression(name):
     case = Case(lambda v: CASES[name](getattr(F, name), v), 'f')
     case.forward()
-    with pytest.raises(chainer_compat.ConversionError, match=r'functions.py:\d+\)(:| can)'):
+    with pytest.raises(chainer_compat.ConversionError, match=r'functions.py:\d+\)(:| can| has)'):
         chainer_compat.to_torch(case, call=case.forward)
 
 

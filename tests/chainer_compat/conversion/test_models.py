@@ -1,11 +1,15 @@
 """Models of Chainer's users give the same outputs and gradients in PyTorch, and train equally."""
 
+import copy
+import io
+
 import chainer
+import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
 import torch
-from models_to_convert import DYNAMIC, MODELS, draw, make, mlp
+from models_to_convert import DYNAMIC, MODELS, Net, draw, make, mlp
 
 import chainer_compat
 
@@ -57,6 +61,102 @@ def test_hundred_steps(kind):
         assert abs(float(loss.detach()) - float(model.loss.array)) < 1e-3
     np.testing.assert_allclose(module.state_dict()['predictor.bn.avg_var'],
                                model.predictor.bn.avg_var, rtol=1e-3)
+
+
+def saved_and_loaded(module):
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize('load', [lambda module: module, saved_and_loaded, copy.deepcopy])
+def test_modes(load):
+    """Modes still select dropout and statistics if the module was saved, loaded or copied."""
+    model, inputs = mlp()
+    module = load(chainer_compat.to_torch(model, *inputs, train=True))
+    tensors = [torch.from_numpy(x) for x in inputs]
+    assert module(*tensors) != module(*tensors)
+    module.eval()
+    for other in module, load(chainer_compat.to_torch(model, *inputs)):
+        assert other(*tensors) == other(*tensors)
+    with pytest.raises(AssertionError, match='converted for inference'):
+        other.train()(*tensors)
+
+
+def test_renormalization_continues_after_loading():
+    model = chainer.Sequential(L.Linear(4, 3), L.BatchRenormalization(3, rmax=1.5, dmax=.5))
+    module = saved_and_loaded(chainer_compat.to_torch(model, draw(6, 4), train=True))
+    for _ in range(3):
+        expected = model(draw(6, 4)).array
+        np.testing.assert_allclose(module(torch.from_numpy(draw(6, 4))).detach(), expected,
+                                   rtol=1e-3, atol=1e-5)
+    with chainer.using_config('train', False):
+        np.testing.assert_allclose(module.eval()(torch.from_numpy(draw(6, 4))).detach(),
+                                   model(draw(6, 4)).array, rtol=1e-3, atol=1e-5)
+
+
+def test_dropout_that_the_model_chooses_for_inference():
+    def run(self, x):
+        with chainer.using_config('train', True):
+            return F.dropout(x)
+
+    x = torch.ones(9, 9)
+    module = chainer_compat.to_torch(Net(run), draw(9, 9))
+    assert not torch.equal(module(x), module(x))
+    module = chainer_compat.to_torch(Net(run), draw(9, 9), train=True).eval()
+    with pytest.raises(AssertionError, match='something else for inference'):
+        module(x)
+
+
+@pytest.mark.parametrize('noise', [
+    lambda h: h + .2 * np.random.randn(*h.shape).astype('f'),
+    lambda h: h + np.random.normal(0, .2, h.shape).astype('f'),
+    lambda h: h * np.random.uniform(.8, 1.2, size=h.shape).astype('f'),
+    lambda h: F.gumbel_softmax(h, .5),
+    lambda h: chainer.distributions.Normal(h, h * 0 + .2).sample(),
+])
+def test_noise(noise):
+    module = chainer_compat.to_torch(Net(lambda self, x: noise(x)), draw(50, 40))
+    x = torch.from_numpy(draw(50, 40))
+    numbers = [(module(x) - x).std().item() for _ in range(3)]
+    expected = (noise(chainer.Variable(draw(50, 40))).array - draw(50, 40)).std()
+    np.testing.assert_allclose(numbers, expected, rtol=.1)
+    assert len(set(numbers)) == 3
+
+
+def test_copies_and_means():
+    def run(self, x, lengths):
+        mask = np.array(x) != 0
+        total = F.sum(self.embed(x) * np.asarray(mask, 'f')[:, :, None], axis=1)
+        return F.sum(total / lengths[:, None].astype('f')) / len(x), np.array([row[0] for row in x])
+
+    model = Net(run, embed=L.EmbedID(9, 4))
+    lengths = np.array([4, 2, 1], 'i')
+    module = chainer_compat.to_torch(model, np.ones((3, 4), 'i'), lengths)
+    x = np.array([[1, 0, 2, 5], [0, 0, 1, 2], [3, 8, 0, 0]], 'i')
+    for actual, expected in zip(module(torch.from_numpy(x), torch.from_numpy(lengths)),
+                                model(x, lengths), strict=True):
+        np.testing.assert_allclose(actual.detach(), getattr(expected, 'array', expected), rtol=1e-5)
+
+
+def test_conditions_of_distributions():
+    model = Net(lambda self, x: chainer.distributions.Uniform(
+        low=np.zeros(3, 'f'), high=np.ones(3, 'f')).log_prob(chainer.Variable(x)))
+    module = chainer_compat.to_torch(model, np.full((2, 3), .5, 'f'))
+    assert module(torch.tensor([[.5, 2., -1.]])).tolist() == [[0., -np.inf, -np.inf]]
+
+
+def test_a_model_of_chainer_4():
+    class Model(chainer.Chain):
+        def __call__(self, x):
+            return F.tanh(self.fc(x))
+
+    model = Model()
+    model.add_link('fc', L.Linear(4, 3))
+    module = chainer_compat.to_torch(model, draw(2, 4))
+    np.testing.assert_allclose(module(torch.from_numpy(draw(5, 4))).detach(),
+                               model(draw(5, 4)).array, rtol=1e-5)
 
 
 def test_inference_after_training_mode():

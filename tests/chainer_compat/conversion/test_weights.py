@@ -52,6 +52,17 @@ def test_weights_of_another_module():
             model(x).array, module(torch.from_numpy(x)).detach(), rtol=1e-5)
 
 
+def test_a_bias_that_the_module_lacks():
+    """As the first convolution of torchvision's ResNet, which has one in Chainer's."""
+    model, module, x = cnn(), torch_cnn().eval(), draw(2, 3, 6, 6)
+    module[0] = nn.Conv2d(3, 4, 3, bias=False)
+    model.conv.b.array[...] = 1
+    chainer_compat.load_weights(model, module, x)
+    with chainer.using_config('train', False):
+        np.testing.assert_allclose(
+            model(x).array, module(torch.from_numpy(x)).detach(), rtol=1e-5)
+
+
 def test_other_layers_without_weights_give_a_warning():
     module = torch_cnn()
     module[3] = nn.AdaptiveAvgPool2d(1)

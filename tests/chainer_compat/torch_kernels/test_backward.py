@@ -27,9 +27,21 @@ CASES = {
                   array(2, 4, 6, 6), array(8, 4, 3, 3)),
     'not contiguous': (lambda x, W: F.convolution_2d(x.transpose(0, 1, 3, 2), W[:, ::-1]),
                        array(2, 4, 5, 6), array(8, 4, 3, 3)),
+    'deconvolution': (lambda x, W, b: F.deconvolution_2d(x, W, b, stride=2, pad=1),
+                      array(2, 4, 5, 6), array(4, 3, 4, 4), array(3)),
+    'deconvolution without bias': (lambda x, W: F.deconvolution_2d(x, W, pad=1),
+                                   array(2, 4, 5, 6, dtype='d'), array(4, 3, 3, 3, dtype='d')),
+    'outsize': (lambda x, W: F.deconvolution_2d(x, W, stride=2, outsize=(10, 11)),
+                array(2, 4, 5, 5), array(4, 3, 3, 3)),
+    'deconvolution of groups': (lambda x, W: F.deconvolution_2d(x, W, dilate=2, groups=2),
+                                array(2, 4, 5, 5), array(4, 3, 3, 3)),
+    'transposed': (lambda x, W: F.deconvolution_2d(x.transpose(0, 1, 3, 2), W[:, ::-1]),
+                   array(2, 4, 5, 6), array(4, 3, 3, 3)),
     'linear': (F.linear, array(5, 3), array(4, 3), array(4)),
     'linear without bias': (F.linear, array(5, 3), array(4, 3)),
     'relu': (F.relu, array(3, 4)),
+    'leaky relu': (F.leaky_relu, array(3, 4)),
+    'negative slope': (lambda x: F.leaky_relu(x, -.3), array(3, 4)),
     'batch normalization': (F.batch_normalization, array(6, 3, 4, 4), array(3), array(3)),
     'of samples': (F.batch_normalization, array(6, 3, 4), array(3, 4), array(3, 4)),
 }
@@ -75,14 +87,15 @@ def test_the_same_bits(name):
 
 
 @pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_not_finite(value):
+@pytest.mark.parametrize('f', [F.relu, F.leaky_relu, lambda x: F.leaky_relu(x, -.3)])
+def test_numbers_that_are_not_finite(value, f):
     x = array(3, 4)
     x[1, 2] = value
     gy = [array(3, 4), np.full((3, 4), value, 'f')]
     for each in gy:
         a, b = (chainer.Variable(x) for _ in range(2))
         for v, hooks in ((a, []), (b, [Watch([])])):
-            y = F.relu(v)
+            y = f(v)
             y.grad = each
             with hooks[0] if hooks else chainer.using_config('debug', False):
                 y.backward()

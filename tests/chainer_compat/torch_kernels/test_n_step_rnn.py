@@ -96,3 +96,49 @@ def test_forget_and_no_backprop(operators):
         for a, b in zip(f(*inputs), ys, strict=True):
             np.testing.assert_array_equal(a.array, b.array)
             assert a.creator is None
+
+
+def gradients_of(model, compute, hold):
+    """Return the gradients by Chainer and by PyTorch; parameters in ``hold`` need none."""
+    for path, param in model.namedparams():
+        needs = not any(path.endswith(name) for name in hold)
+        param._requires_grad = param.node._requires_grad = needs
+    found = []
+    for mode in 'never', 'auto':
+        model.cleargrads()
+        with chainer.using_config('use_torch', mode):
+            compute().backward()
+        found.append({path: param.grad for path, param in model.namedparams()})
+    return found
+
+
+@pytest.mark.parametrize('link', LINKS)
+def test_parameters_without_gradient(link):
+    """PyTorch has one array for the weights of all gates, and one for their biases."""
+    f, sizes, model = network(link, 1, 0., 'd')
+    inputs = arrays(sizes, (3, 2), 'd')
+    for hold in [], ['w0'], ['w1', 'b0'], ['b0', 'b1']:
+        expected, found = gradients_of(model, lambda: F.sum(F.concat(
+            f(*inputs)[len(sizes):], axis=0) ** 2), hold)
+        for path in expected:
+            assert (found[path] is None) == any(path.endswith(name) for name in hold)
+            if found[path] is not None:
+                np.testing.assert_allclose(found[path], expected[path], rtol=1e-9, atol=1e-12)
+
+
+def test_an_initial_state_of_the_program():
+    class Learned(L.NStepGRU):
+        def __init__(self):
+            super().__init__(1, 3, 4, 0.)
+            with self.init_scope():
+                self.start = chainer.Parameter(draw(1, 1, 4, dtype='f'))
+
+        def init_hx(self, xs):
+            return F.broadcast_to(self.start, (1, len(xs), 4))
+
+    model = Learned()
+    xs = [draw(length, 3, dtype='f', seed=length) for length in (3, 2)]
+    expected, found = gradients_of(model, lambda: F.sum(model(None, xs)[0] ** 2), [])
+    assert np.abs(found['/start']).max() > 0
+    for path in expected:
+        np.testing.assert_allclose(found[path], expected[path], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,55 @@
+"""The parameters of a model, found without a generator for each of its links."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from chainer.link import Chain, ChainList, Link
+
+_METHODS = 'params', 'namedparams'
+
+#: Chainer's methods, of each class that a link can have them from.
+_ORIGINALS = {(cls, name): vars(cls)[name] for cls in (Link, Chain, ChainList) for name in _METHODS}
+
+
+def parameters(model: Any) -> list[Any] | None:
+    """Return the parameters that ``params`` yields, also uninitialized ones, in its order.
+
+    Returns:
+        The parameters; ``None`` if a link has a method of its own for them, so that ``params`` and
+        ``namedparams`` may yield others.
+    """
+    found: list[Any] = []
+    is_known = all([vars(cls).get(name) is method for (cls, name), method in _ORIGINALS.items()])
+    return found if is_known and _add(model, found) else None
+
+
+def _add(link: Any, found: list[Any]) -> bool:
+    """Add the parameters of a link, unless it has a method of its own."""
+    cls: Any = type(link)
+    attributes = link.__dict__
+    kind = _kind(cls, *[getattr(cls, name, None) for name in _METHODS])
+    if kind is None or 'params' in attributes or 'namedparams' in attributes:
+        return False
+    found += map(attributes.__getitem__, _in_order(frozenset(link._params)))
+    if kind is Chain:
+        return all([_add(attributes[name], found)
+                    for name in _in_order(frozenset(link._children))])
+    return kind is Link or all([_add(child, found) for child in link._children])
+
+
+@functools.lru_cache(maxsize=1024)
+def _kind(cls: type, *methods: object) -> type | None:
+    """Return the class of Chainer whose methods a class of links has."""
+    for kind in Link, Chain, ChainList:
+        if methods == tuple([_ORIGINALS[kind, name] for name in _METHODS]):
+            above = super(kind, cls) if kind is not Link else Link  # maybe of another base class
+            originals = [_ORIGINALS[Link, name] for name in _METHODS]
+            return kind if [getattr(above, name) for name in _METHODS] == originals else None
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _in_order(names: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(names))
