@@ -60,3 +60,9 @@ def run_loop(saver, target, step, end, interval):
 def new_folder(comm, parent):
     """Return a new folder, the same on all ranks."""
     return comm.bcast_obj(tempfile.mkdtemp(dir=parent) if comm.rank == 0 else None)
+
+
+def some_of(comm, n):
+    """Return a communicator of the first ``n`` ranks, and None on the others."""
+    part = comm.split(int(comm.rank >= n), comm.rank)
+    return part if comm.rank < n else None

@@ -1,5 +1,6 @@
 """Fixtures: every available communicator, kinds of arrays, and errors compared between ranks."""
 
+import contextlib
 import importlib.util
 import pathlib
 import re
@@ -7,10 +8,10 @@ import re
 import numpy as np
 import pytest
 from mpi4py import MPI
+from overlapping_communicator import OverlappingCommunicator
 from version7 import Version7Communicator
 
 import chainermn
-from chainermn import communicators
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
 
 DTYPES = ['bool', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32', 'uint64',
@@ -85,7 +86,7 @@ def numbers(shape, dtype, seed):
 def available():
     """The communicators for host arrays; tests/gpu covers the others."""
     names = []
-    for name, (module, class_name) in communicators._CLASSES.items():
+    for name, (module, class_name) in chainermn.communicators._CLASSES.items():
         module = importlib.import_module(f'chainermn.communicators.{module}')
         found = getattr(module, class_name)
         try:
@@ -98,8 +99,22 @@ def available():
 
 
 def create(name):
-    """Create a communicator; 'version7' is one of a third party."""
+    """Create a communicator; 'version7' is one of a third party, 'overlapping' as if on a GPU."""
+    if name == 'overlapping':
+        return OverlappingCommunicator(MPI.COMM_WORLD)
     return Version7Communicator() if name == 'version7' else chainermn.create_communicator(name)
+
+
+def communicators(*names, min_size=1):
+    """Return a fixture for the tests of a module: ``comm``, a communicator with each name."""
+    @pytest.fixture(scope='module', params=names)
+    def comm(request):
+        comm = create(request.param)
+        if comm.size < min_size:
+            pytest.skip(f'takes {min_size} ranks')
+        yield comm
+        comm.finalize()
+    return comm
 
 
 @pytest.fixture(scope='session', params=available())
@@ -180,6 +195,17 @@ def same_error():
             assert f'failed on rank {failed} (' in text
         return error
     return same_error
+
+
+@contextlib.contextmanager
+def raises_on_all(kind, *texts, match=None):
+    """Check that all ranks raise the same error, which contains the texts."""
+    with pytest.raises(kind, match=match) as caught:
+        yield caught
+    found = MPI.COMM_WORLD.allgather(str(caught.value))
+    assert len(set(found)) == 1, found
+    for text in texts:
+        assert text in found[0]
 
 
 def named_ranks(text):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from chainer.training import extensions as chainer_extensions
 from each_case import each_case
+from shared_fixtures import communicators
 
 import chainermn
 import chainermn.functions as F
@@ -15,12 +16,7 @@ from chainermn import datasets, extensions, iterators, links
 X = np.ones(3, 'f')
 DATA = [(X, np.int32(0))] * 4
 
-
-@pytest.fixture(scope='module')
-def comm():
-    comm = chainermn.create_communicator('naive')
-    yield comm
-    comm.finalize()
+comm = communicators('naive')
 
 
 def serial():

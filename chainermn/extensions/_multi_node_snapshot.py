@@ -1,28 +1,26 @@
 """Snapshots of several ranks: one file for each set of replicas."""
 from __future__ import annotations
 
-import operator
 import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import chainer
-import numpy as np
 from chainer.training.extensions import _snapshot as chainer_snapshot
-from chainer.training.extensions import snapshot_writers
 
 from chainermn._operations.on_all_ranks import check_equal, raise_on_all_ranks, raise_together
-from chainermn._types import Object
 from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
 from chainermn.extensions._checkpointing import joined, progress, resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
 from chainermn.extensions._checkpointing.classes import capture_classes
+from chainermn.extensions._checkpointing.copying_writer import CopyingWriter
 from chainermn.extensions._checkpointing.late_copies import LateCopies
+from chainermn.extensions._checkpointing.replica_sets import parse_replica_sets
 from chainermn.extensions._checkpointing.save_names import SaveNames
 from chainermn.extensions._checkpointing.saver import Save, Saver, not_saved
 from chainermn.extensions._checkpointing.selection import select
@@ -101,7 +99,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self.comm = comm = as_communicator(comm, 'multi_node_snapshot')
         self.snapshot = snapshot
         with raise_on_all_ranks(comm, 'multi_node_snapshot'):
-            sets = _parse_replica_sets(replica_sets, comm.size)
+            sets = parse_replica_sets(replica_sets, comm.size)
         self._sets = sorted(map(sorted, sets))
         self.replica_set = next(ranks for ranks in sets if comm.rank in ranks)
         self._writers = sorted(min(ranks) for ranks in sets)
@@ -123,9 +121,9 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self._out: str | None = None
         self._folder = ''  # absolute path of it, from when it was seen first
         self._saver = Saver(comm, 'a snapshot', self._writers, self._find_obsolete, self._is_alone)
-        self._writer: _Writer | None = None
-        if _Writer.can_replace(getattr(snapshot, 'writer', None)):
-            snapshot.writer = self._writer = _Writer(
+        self._writer: CopyingWriter | None = None
+        if CopyingWriter.can_replace(getattr(snapshot, 'writer', None)):
+            snapshot.writer = self._writer = CopyingWriter(
                 snapshot.writer, self._saver.background.wait, allow_pickle)
         #: Whether all ranks take part in each snapshot.
         self._is_collective = self._writer is not None and not self._is_alone
@@ -293,46 +291,6 @@ class _MultiNodeSnapshot(chainer.training.Extension):
                 part.is_changed(part.target)  # so the first update makes a step
 
 
-class _Writer(snapshot_writers.Writer):
-    """Replaces Chainer's default writer: copies the state in memory, for a thread to write.
-
-    Args:
-        writer: The default writer.
-        wait: Function that waits for the thread.
-        allow_pickle: Whether to accept arrays of Python objects.
-    """
-
-    def __init__(self, writer: snapshot_writers.SimpleWriter, wait: Callable[[], None],
-                 allow_pickle: bool) -> None:
-        self._wait = wait
-        super().__init__()
-        self._post_save_hooks += writer._post_save_hooks
-        self._allow_pickle = allow_pickle
-        self.compress = writer._kwds.get('compression', True)
-        self.taken: tuple[str, dict[str, np.ndarray]] | None = None  # file name, state
-        self.late = LateCopies()  # what to copy late
-
-    @staticmethod
-    def can_replace(writer: Object) -> bool:
-        return (type(writer) is snapshot_writers.SimpleWriter
-                and writer._savefun is chainer.serializers.save_npz
-                and set(writer._kwds) <= {'compression'})
-
-    def __call__(self, filename: str, outdir: str, target: Mapping[str, np.ndarray]) -> None:
-        if not self._allow_pickle:
-            state.check_objects(target)
-        taken = {key: array if array in self.late else state.copy_array(array)
-                 for key, array in target.items()}
-        self.late.begin(taken, n_references=2)  # also those of the target
-        self.taken = (filename, taken)
-
-    def _add_cleanup_hook(self, hook_fun: Callable[..., None]) -> None:
-        """Ignore Chainer's hook for ``n_retains``: Saver removes the files."""
-
-    def finalize(self) -> None:
-        self._wait()
-
-
 def _check_order(*arguments: object) -> None:
     """Raise TypeError, on all ranks if possible, unless the first two arguments are in order."""
     comm, snapshot, sets = arguments
@@ -355,27 +313,6 @@ def _check_order(*arguments: object) -> None:
         if is_communicator(argument):
             as_communicator(argument, 'multi_node_snapshot').refuse('multi_node_snapshot', error)
     raise error
-
-
-def _parse_replica_sets(replica_sets: Iterable[int | Iterable[int]], size: int
-                        ) -> list[set[int]]:
-    """Return disjoint sets that hold every rank once."""
-    try:
-        sets = [{*map(operator.index, ranks if isinstance(ranks, Iterable) else [ranks])}
-                for ranks in replica_sets]
-    except TypeError as error:
-        raise TypeError('replica_sets must be a list of ranks and of iterables of ranks, such as '
-                        f'[[0, 1], 2], not {replica_sets!r}: {error}') from error
-    sets = [ranks for ranks in sets if ranks]
-    named = [rank for ranks in sets for rank in ranks]
-    for rank in named:
-        if not 0 <= rank < size:
-            raise AssertionError(
-                f'replica_sets has rank {rank}, but there are only ranks 0 to {size - 1}')
-    if len(set(named)) != len(named):
-        raise AssertionError(f'a rank can only be in one replica set, but replica_sets is {sets}')
-    rest = set(range(size)) - set(named)
-    return [*sets, rest] if rest else sets
 
 
 _Filename: TypeAlias = str | Callable[[chainer.training.Trainer], str]

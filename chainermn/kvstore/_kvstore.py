@@ -11,7 +11,7 @@ import numpy as np
 
 from chainermn.communicators import compression
 from chainermn.communicators.errors import raise_on_all_ranks
-from chainermn.kvstore import _arguments, _optimizer_updater
+from chainermn.kvstore import _arguments, _optimizer_states
 from chainermn.kvstore._arguments import KeyLike, KeysLike, RowIdsLike, Value, Values
 from chainermn.kvstore._backends import Backend
 from chainermn.kvstore._optimizer_updater import OptimizerUpdater
@@ -356,7 +356,7 @@ class KVStore:
                     'this optimizer, or one of its hooks, cannot update shards of an array, but '
                     f'these are split over the servers: {", ".join(map(str, split))}. Call '
                     'set_optimizer before init, or create the store with a larger bigarray_bound')
-            description = _optimizer_updater.describe(optimizer)
+            description = _optimizer_states.describe(optimizer)
         self._backend.check_same('set_optimizer', repr((
             description if compare_settings else description['optimizer'], rescale_grad)))
         self._backend.server.set_updater(updater)
@@ -440,10 +440,10 @@ class KVStore:
                     shards = {server: found[layout.key_id] for server, found in enumerate(by_server)
                               if layout.key_id in found}
                     if shards:
-                        states[layout.key] = _optimizer_updater.join_states(layout, shards)
-                _optimizer_updater.write_states(
+                        states[layout.key] = _optimizer_states.join_states(layout, shards)
+                _optimizer_states.write_states(
                     fname, states,
-                    _optimizer_updater.describe(optimizer) if dump_optimizer else None)
+                    _optimizer_states.describe(optimizer) if dump_optimizer else None)
         self._backend.barrier()
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
@@ -477,12 +477,12 @@ class KVStore:
         with raise_on_all_ranks(self._backend, 'load_optimizer_states'):
             optimizer = self._optimizer('load')
             if self.rank == 0:
-                found = _optimizer_updater.read_states(fname)
+                found = _optimizer_states.read_states(fname)
         found = self._backend.bcast(found)
         assert found is not None
         states, saved = found
         if saved is not None:
-            current = _optimizer_updater.describe(optimizer)['optimizer']
+            current = _optimizer_states.describe(optimizer)['optimizer']
             if saved['optimizer'] != current:
                 raise ValueError(f'{os.fspath(fname)} has the states of {saved["optimizer"]}, but '
                                  f'the optimizer is {current}')

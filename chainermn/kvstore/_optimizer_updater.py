@@ -1,31 +1,24 @@
-"""OptimizerUpdater: an updater that steps a Chainer optimizer, whose states can be saved."""
+"""OptimizerUpdater: an updater that steps a Chainer optimizer."""
 from __future__ import annotations
 
-import json
-import os
-import zipfile
-from collections.abc import Callable, Iterable, Mapping, Set
-from typing import TypeAlias, TypedDict
+from collections.abc import Callable, Iterable, Set
+from typing import TypeAlias
 
 import chainer
 import numpy as np
 from chainer import optimizer_hooks
 
-from chainermn._gradients.elementwise_rules import is_elementwise
-from chainermn._process.atomic_file import open_atomic
+from chainermn.kvstore._optimizer_states import OptimizerState
 from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.kvstore.row_sparse import Array
+from chainermn.optimizers import is_elementwise
 from chainermn.optimizers._optimizer_settings import OptimizerSettings
-
-#: The states of one parameter by name, such as momenta (arrays) and ``t``, the number of steps.
-OptimizerState: TypeAlias = Mapping[str, np.ndarray | float]
 
 _Hook: TypeAlias = Callable[[chainer.optimizer.UpdateRule, chainer.Parameter], object]
 
 # Hooks that treat each element by itself, so they can be called for a shard of a parameter.
 _ELEMENTWISE_HOOKS = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
                       optimizer_hooks.GradientHardClipping, optimizer_hooks.GradientNoise)
-
 
 #: Name of the float32 copy (use_fp32_update) of a float16 array among the states.
 _COPY = 'fp32_param'
@@ -208,103 +201,3 @@ class _Parameter(chainer.Parameter):
 
     def _set_grad(self, g: Array, *, layout_check: bool = True) -> None:
         self._set_grad_without_check(g)
-
-
-class OptimizerDescription(TypedDict):
-    """The class and the hyperparameters of an optimizer, as plain data."""
-
-    optimizer: str
-    hyperparameters: dict[str, object]
-
-
-def describe(optimizer: chainer.optimizer.GradientMethod) -> OptimizerDescription:
-    """Return the class and the hyperparameters of an optimizer."""
-    values = optimizer.hyperparam.get_dict()
-    return {'optimizer': f'{type(optimizer).__module__}.{type(optimizer).__qualname__}',
-            'hyperparameters': {name: value.item() if isinstance(value, np.generic) else value
-                                for name, value in sorted(values.items())}}
-
-
-# --- files with optimizer states -----------------------------------------------------------------
-
-_FORMAT = 1
-
-
-def join_states(layout: KeyLayout, states: Mapping[int, OptimizerState]) -> OptimizerState:
-    """Join the states of a key's shards.
-
-    Args:
-        layout: The layout of the key.
-        states: By server; servers without states are missing.
-
-    Returns:
-        The states.  Those that have not the shape of the shard, such as the number of steps, are
-        those of the first server.
-    """
-    first = min(states)
-    joined = dict(states[first])
-    for name, value in joined.items():
-        if not layout.is_split or not isinstance(value, np.ndarray) \
-                or value.shape != layout.shard_shape(first):
-            continue
-        joined[name] = full = np.zeros(layout.shape, value.dtype)
-        for server in layout.shards:
-            if server in states:
-                layout.shard(full, server)[...] = states[server][name]
-    return joined
-
-
-def write_states(path: str | os.PathLike[str], states: Mapping[Key, OptimizerState],
-                 optimizer: OptimizerDescription | None) -> None:
-    """Write optimizer states to an npz file, atomically.
-
-    Args:
-        path: Path of the file.
-        states: States by key.
-        optimizer: Written as well, if not ``None``.
-
-    Raises:
-        OSError: If the file cannot be written.
-        TypeError: If a state is not a number or an array of numbers.
-    """
-    about = {'format': _FORMAT, 'keys': list(states), 'optimizer': optimizer}
-    arrays = {'about': np.array(json.dumps(about))}
-    for i, state in enumerate(states.values()):
-        for name, value in state.items():
-            arrays[f'{i}/{name}'] = np.asarray(value)
-            if arrays[f'{i}/{name}'].dtype.hasobject:
-                raise TypeError(f'the state {name!r} of a key is {value!r}, not an array')
-    with open_atomic(os.fspath(path)) as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-
-
-def read_states(path: str | os.PathLike[str]
-                ) -> tuple[Mapping[Key, OptimizerState], OptimizerDescription | None]:
-    """Read a file of :func:`write_states`; run no code from the file.
-
-    Returns:
-        The states by key, and the description of the optimizer, if there is one.
-
-    Raises:
-        ValueError: If the file is corrupt or of another kind.
-        OSError: If it cannot be read.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            about = json.loads(str(file['about']))
-            if about['format'] != _FORMAT:
-                raise ValueError(f'its format is {about["format"]}, not {_FORMAT}')
-            states: dict[Key, dict[str, np.ndarray | float]] = {key: {} for key in about['keys']}
-            for name in file.files:
-                index, slash, state = name.partition('/')
-                if slash:
-                    states[about['keys'][int(index)]][state] = file[name]
-            return states, about['optimizer']
-    except OSError:
-        raise
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError,
-            zipfile.BadZipFile) as error:
-        # NumPy suggests allow_pickle=True for a file that is not NPZ, which would be unsafe.
-        reason = 'it is not an NPZ file' if 'allow_pickle' in str(error) else error
-        raise ValueError(f'{os.fspath(path)} has no optimizer states of a KVStore: {reason}'
-                         ) from error

@@ -11,7 +11,8 @@ import numpy as np
 
 from chainermn.communicators.compression import TwoBit
 from chainermn.kvstore import _sharding
-from chainermn.kvstore._optimizer_updater import OptimizerState, OptimizerUpdater
+from chainermn.kvstore._optimizer_states import OptimizerState
+from chainermn.kvstore._optimizer_updater import OptimizerUpdater
 from chainermn.kvstore._sharding import Buffer, Entry, Key, KeyLayout, sum_dtype
 from chainermn.kvstore.row_sparse import Array
 

@@ -11,6 +11,7 @@ from chainermn.communicators import compression as compression_module
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
+from chainermn.optimizers._elementwise_rules import is_elementwise
 from chainermn.optimizers._exchange import Exchange, takes
 from chainermn.optimizers._foreign_optimizer import check_optimizer, has_plain_update
 from chainermn.optimizers._full_update import FullUpdate
@@ -21,7 +22,7 @@ from chainermn.optimizers._optimizer_settings import OptimizerSettings
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
 
-__all__ = ['MultiNodeOptimizer', 'create_multi_node_optimizer']
+__all__ = ['MultiNodeOptimizer', 'create_multi_node_optimizer', 'is_elementwise']
 
 _MultiNodeOptimizer = MultiNodeOptimizer  # the name in ChainerMN 7, from which some programs derive
 

@@ -6,17 +6,13 @@ import resource
 
 import numpy as np
 import pytest
+from shared_fixtures import communicators
 
 import chainermn
 
 SIZE = 300 * 2**20
 
-
-@pytest.fixture(scope='module')
-def comm():
-    comm = chainermn.create_communicator('naive')
-    yield comm
-    comm.finalize()
+comm = communicators('naive')
 
 
 @contextlib.contextmanager

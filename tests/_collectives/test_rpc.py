@@ -7,15 +7,11 @@ import time
 import numpy as np
 import pytest
 from jobs import run_job
-
-import chainermn
+from shared_fixtures import communicators
 
 alone = pytest.mark.mpi_skip
 
-
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
+comm = communicators('naive')
 
 
 @pytest.fixture

@@ -116,12 +116,8 @@ time.sleep(60)
 @pytest.mark.usefixtures('needs_launcher')
 def test_ranks_end_if_their_launcher_is_killed(tmp_path):
     """Otherwise, they would continue to train, and remove their checkpoints at the end."""
-    (tmp_path / 'script.py').write_text(START + ORPHANS)
     (tmp_path / 'reports').mkdir()
-    done = subprocess.run(
-        ['mpiexec', '-n', '2', sys.executable, 'script.py', '.'], cwd=tmp_path, check=False,
-        env={**os.environ, 'CHAINERMN_RUN_FOLDER': str(tmp_path / 'reports')},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds(30))
+    done = run_job(tmp_path, START + ORPHANS, '.', CHAINERMN_RUN_FOLDER=str(tmp_path / 'reports'))
     assert done.returncode != 0
     for path in tmp_path.glob('rank*'):
         while os.path.exists(f'/proc/{path.read_text()}'):  # until the time limit of a test

@@ -130,14 +130,13 @@ def test_cancel(comm, n_submitted):
         np.testing.assert_allclose(means[1], mean_of(comm, 9)[1], rtol=1e-6)
 
 
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize('other', [
     {'a': np.zeros(5, 'f'), 'b': np.zeros(3, 'f')}, {'a': np.zeros(3, 'd'), 'b': np.zeros(5, 'd')},
     {'c': np.zeros(3, 'f'), 'b': np.zeros(5, 'f')}, {'b': np.zeros(5, 'f'), 'a': np.zeros(3, 'f')},
     {'a': np.zeros(3, 'f')}], ids=['sizes', 'dtypes', 'paths', 'order', 'fewer'])
 def test_mismatched_arrays(comm, other):
     """They are not exchanged; later submissions are."""
-    if comm.size == 1:
-        pytest.skip('needs two ranks')
     queue = comm.mean_queue()
     assert not queue.pending
     queue.submit(other if comm.rank == 1 else {'a': np.zeros(3, 'f'), 'b': np.zeros(5, 'f')})
@@ -149,9 +148,8 @@ def test_mismatched_arrays(comm, other):
     np.testing.assert_allclose(means[1], mean_of(comm, 1)[1], rtol=1e-6)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_compressor_on_some_ranks_only(comm):
-    if comm.size == 1:
-        pytest.skip('needs two ranks')
     queue = comm.mean_queue()
     queue.submit(arrays_of(comm.rank, 1), compression.get('fp16') if comm.rank else None)
     with pytest.raises(ValueError, match='with a compressor'):

@@ -3,6 +3,7 @@
 import chainer
 import numpy as np
 import pytest
+from shared_fixtures import communicators
 
 import chainermn
 from chainermn._transport.array_list import ArrayList
@@ -11,12 +12,7 @@ from chainermn.communicators.compression import PowerSGD
 
 pytestmark = pytest.mark.every_size
 
-
-@pytest.fixture(scope='module', params=['naive', 'flat'])
-def comm(request):
-    comm = chainermn.create_communicator(request.param)
-    yield comm
-    comm.finalize()
+comm = communicators('naive', 'flat')
 
 
 class Weight(chainer.Link):

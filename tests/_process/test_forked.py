@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from jobs import run_job
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -137,10 +138,7 @@ print('went on', flush=True)
 
 
 def test_workers_of_multiprocessing(tmp_path):
-    (tmp_path / 'script.py').write_text(WORKERS)
-    done = subprocess.run(
-        ['mpiexec', '-n', '2', sys.executable, '-W', 'ignore', 'script.py'], cwd=tmp_path,
-        timeout=50, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = run_job(tmp_path, WORKERS, limit=50, options=('-W', 'ignore'))
     assert done.returncode == 0, done.stdout
     assert done.stdout.count('went on') == 2
     assert done.stdout.count('ValueError: luck') == 2

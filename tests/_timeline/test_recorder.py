@@ -3,14 +3,12 @@
 import json
 import os
 import stat
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
+from jobs import run_job
 from mpi4py import MPI
-from time_limits import seconds
 
 import chainermn
 from chainermn.__main__ import main
@@ -114,13 +112,8 @@ comm.barrier()
 @alone
 @pytest.mark.parametrize('end', ['os.kill(os.getpid(), signal.SIGKILL)', 'raise ValueError'])
 def test_a_run_that_fails_leaves_files_that_can_be_read(tmp_path, capsys, end):
-    (tmp_path / 'killed.py').write_text(KILLED.format(end=end))
-    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
-    done = subprocess.run(
-        [beside if os.path.exists(beside) else 'mpiexec', '-n', '2', sys.executable, 'killed.py'],
-        cwd=tmp_path, timeout=seconds(50), capture_output=True, text=True,
-        env={**os.environ, recorder.VARIABLE: 'out.json'})
-    assert done.returncode != 0, done.stderr
+    done = run_job(tmp_path, KILLED.format(end=end), **{recorder.VARIABLE: 'out.json'})
+    assert done.returncode != 0, done.stdout
     for rank in range(2):
         text = (tmp_path / f'out.{rank}.json').read_text()
         # As its readers do with an array that has no end.

@@ -203,9 +203,8 @@ def test_custom_compressor(comm, name):
 
 @pytest.mark.parametrize('one, others', [
     ('fp16', None), ('fp16', 'bf16'), (TwoBit(1), TwoBit(2)), (Own(), 'fp16')])
+@pytest.mark.mpi(min_size=2)
 def test_compression_must_be_equal_on_all_ranks(comm, one, others, same_error, check_usable):
-    if comm.size == 1:
-        pytest.skip('needs two ranks to differ')
     error = same_error(comm.multi_node_mean_grad, model_of(np.ones(3, np.float32)), False,
                        one if comm.rank == 0 else others)
     assert isinstance(error, ValueError)

@@ -2,13 +2,10 @@
 
 import json
 import os
-import shutil
-import subprocess
-import sys
 
 import pytest
+from jobs import run_on_hosts
 from mpi4py import MPI
-from time_limits import seconds
 
 from chainermn._process import runtime
 from chainermn._transport import topology
@@ -70,20 +67,9 @@ if comm.rank == 0:
 """
 
 
-def test_ranks_on_two_nodes():
-    """Namespaces simulate the host name of another node."""
-    if MPI.COMM_WORLD.size > 1:
-        pytest.skip('starts mpiexec, which cannot be done within mpiexec')
-    if shutil.which('unshare') is None or subprocess.run(
-            ['unshare', '--uts', 'hostname', 'a'], capture_output=True, check=False).returncode:
-        pytest.skip('needs the right to set a host name (unshare --uts hostname)')
-    mpiexec = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
-    command = [mpiexec if os.path.exists(mpiexec) else 'mpiexec']
-    for host in ('node-b', 'node-a', 'node-b', 'node-a'):
-        command += ['-n', '1', 'unshare', '--uts', 'sh', '-c',
-                    f'hostname {host} && exec "$0" -c "$1"', sys.executable, PROGRAM, ':']
-    result = subprocess.run(command[:-1], capture_output=True, text=True, check=False,
-                            timeout=seconds(50))
+@pytest.mark.mpi_skip
+def test_ranks_on_two_nodes(tmp_path):
+    result = run_on_hosts(tmp_path, PROGRAM, ('node-b', 'node-a', 'node-b', 'node-a'))
     assert result.returncode == 0, result.stderr
     complete, pairs = zip(*json.loads(result.stdout), strict=True)
     assert list(complete) == [[0, 2, 0, 2], [0, 2, 1, 2], [1, 2, 0, 2], [1, 2, 1, 2]]

@@ -91,9 +91,8 @@ def test_several_ranks_do_not_wait_for_a_kernel_to_import_pytorch(monkeypatch):
     assert chainer.config.fused_updates == ('auto' if WORLD.size == 1 else True)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_auto_needs_the_same_arguments_on_all_ranks(same_error):
-    if WORLD.size == 1:
-        pytest.skip('needs another rank')
     name = 'auto' if WORLD.rank else 'flat'
     assert "create_communicator('auto'" in str(same_error(lambda: create_communicator(name)))
 

@@ -14,6 +14,7 @@ import pytest
 from each_case import each_case
 from jobs import run_job
 from mpi4py import MPI
+from shared_fixtures import raises_on_all
 from version7 import THIRD_PARTIES, Version7Communicator
 
 import chainermn
@@ -32,12 +33,6 @@ def comm(request):
 def every(value):
     """The value of each rank, by the program's own means."""
     return MPI.COMM_WORLD.allgather(value)
-
-
-def same_on_all_ranks(call, kind, match):
-    with pytest.raises(kind, match=match) as caught:
-        call()
-    assert len(set(every(str(caught.value)))) == 1
 
 
 # --- operations that version 7 does not have ------------------------------------------------------
@@ -98,8 +93,8 @@ def test_objects(comm):
         objs = [f'{root} to {rank}' for rank in range(comm.size)] if comm.rank == root else None
         assert comm.scatter_obj(objs, root) == f'{root} to {comm.rank}'
     comm.barrier()
-    same_on_all_ranks(lambda: comm.scatter_obj([1] * comm.size * 2 if comm.rank == 0 else None),
-                      ValueError, r'one object for each of the \d ranks but got')
+    with raises_on_all(ValueError, match=r'one object for each of the \d ranks but got'):
+        comm.scatter_obj([1] * comm.size * 2 if comm.rank == 0 else None)
 
 
 def test_groups(comm):
@@ -112,15 +107,16 @@ def test_groups(comm):
         group.finalize()
     else:
         assert group is None
-    same_on_all_ranks(lambda: comm.new_group([0, 0]), ValueError, 'each only once')
+    with raises_on_all(ValueError, 'each only once'):
+        comm.new_group([0, 0])
 
 
 def test_replicas_are_compared(comm):
     comm = as_communicator(comm, 'test')
     comm.check_replicas(L.Linear(2, 1, initialW=1))
     if comm.size > 1:
-        same_on_all_ranks(lambda: comm.check_replicas(L.Linear(2, 1, initialW=comm.rank)),
-                          ValueError, 'check_replicas: 1 of 2 parameters differ')
+        with raises_on_all(ValueError, 'check_replicas: 1 of 2 parameters differ'):
+            comm.check_replicas(L.Linear(2, 1, initialW=comm.rank))
 
 
 def test_an_error_of_one_rank_is_raised_on_all(comm):
@@ -128,11 +124,9 @@ def test_an_error_of_one_rank_is_raised_on_all(comm):
     failed = comm.size - 1
     error = ZeroDivisionError('not this rank') if comm.rank == failed else None
 
-    def call():
+    with raises_on_all(ZeroDivisionError, 'not this rank'):
         comm._chainermn_channel.share_error('work', error)
         comm.barrier()
-
-    same_on_all_ranks(call, ZeroDivisionError, 'not this rank')
     comm._chainermn_channel.share_error('work', None)
     assert comm.allgather_obj(1) == [1] * comm.size
 
@@ -224,7 +218,8 @@ def test_options_that_need_more_are_refused(name):
             ({'double_buffering': True}, 'does not support double buffering'),
             ({'compression': 'fp16'}, 'its multi_node_mean_grad takes no compression'),
             *([({'overlap': True}, 'use overlap=False')] if comm.size > 1 else [])]:
-        same_on_all_ranks(lambda options=options: trained(comm, options), ValueError, text)
+        with raises_on_all(ValueError, text):
+            trained(comm, options)
     trained(comm, {})
     comm.finalize()
 

@@ -5,7 +5,7 @@ import pickle
 import chainer
 import numpy as np
 import pytest
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 import chainermn
 from chainermn.datasets import _memory
@@ -68,10 +68,7 @@ def test_estimates_without_surprises():
     many = Images([[[[{'a': (1, 2)} for _ in range(9)]] * 3 for _ in range(99)] for _ in range(99)])
     assert _memory.estimate(many) < 1000 * MB
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'version7')
 
 
 @pytest.mark.mpi(min_size=2)

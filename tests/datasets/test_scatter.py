@@ -1,5 +1,6 @@
 """Scattering data sets: the examples of each rank, and the amount of data that is sent."""
 
+import contextlib
 import tracemalloc
 import warnings
 
@@ -17,7 +18,7 @@ from chainer.datasets import (
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
-from shared_fixtures import create
+from shared_fixtures import communicators, raises_on_all
 
 import chainermn
 from chainermn.datasets import scatter
@@ -26,12 +27,7 @@ pytestmark = pytest.mark.every_size
 
 N = 11
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    comm = create(request.param)
-    yield comm
-    comm.finalize()
+comm = communicators('naive', 'version7')
 
 
 # What ChainerMN 7.8.1 gives for (samples, ranks); found by running it.
@@ -328,50 +324,36 @@ def test_scatters_within_a_split_communicator(comm):
     half.finalize()
 
 
-def raised_on_all(comm, error_type, call):
-    with pytest.raises(error_type) as caught:
-        call()
-    text, = set(comm.allgather_obj(str(caught.value)))
-    return text
-
-
 def test_a_data_set_without_length_raises_on_all_ranks(comm):
-    text = raised_on_all(comm, TypeError,
-                          lambda: chainermn.scatter_dataset(iter([1, 2]), comm))
-    assert 'the data set of the root has no length' in text
+    with raises_on_all(TypeError, 'the data set of the root has no length'):
+        chainermn.scatter_dataset(iter([1, 2]), comm)
 
 
 @pytest.mark.parametrize('seed, error_type', [(-1, ValueError), (2**32, ValueError),
                                               ('x', (TypeError, ValueError))])
 def test_a_bad_seed_raises_on_all_ranks(comm, seed, error_type):
-    raised_on_all(comm, error_type, lambda: chainermn.scatter_dataset(
-        [1], comm, shuffle=True, seed=seed if comm.rank == 0 else 0))
+    with raises_on_all(error_type):
+        chainermn.scatter_dataset([1], comm, shuffle=True, seed=seed if comm.rank == 0 else 0)
 
 
 @pytest.mark.compares_calls
 def test_an_error_of_pickling_raises_on_all_ranks(comm):
-    def scatter_lambdas():
+    # One rank need not pickle.
+    with raises_on_all(Exception) if comm.size > 1 else contextlib.nullcontext():
         chainermn.scatter_dataset([lambda: None] * N, comm)
-
-    if comm.size == 1:
-        scatter_lambdas()  # nothing has to be pickled
-        return
-    raised_on_all(comm, Exception, scatter_lambdas)
 
 
 @pytest.mark.compares_calls
+@pytest.mark.mpi(min_size=2)
 def test_different_roots_raise_on_all_ranks(comm):
-    if comm.size == 1:
-        pytest.skip('needs several ranks')
-    raised_on_all(comm, Exception, lambda: chainermn.scatter_dataset(
-        [1, 2], comm, root=0 if comm.rank == 0 else 1))
+    with raises_on_all(Exception):
+        chainermn.scatter_dataset([1, 2], comm, root=0 if comm.rank == 0 else 1)
 
 
 @pytest.mark.compares_calls
 def test_an_invalid_root_raises_on_all_ranks(comm):
-    text = raised_on_all(comm, ValueError,
-                          lambda: chainermn.scatter_dataset([1, 2], comm, root=comm.size))
-    assert 'root' in text
+    with raises_on_all(ValueError, 'root'):
+        chainermn.scatter_dataset([1, 2], comm, root=comm.size)
 
 
 @pytest.mark.parametrize('bad', [None, 'naive', 3])
@@ -384,8 +366,8 @@ def test_another_type_of_communicator_is_rejected(bad):
 
 @pytest.mark.parametrize('n, error_type', [(-1, ValueError), (2.5, TypeError), ('3', TypeError)])
 def test_a_bad_number_of_samples_raises_on_all_ranks(comm, n, error_type):
-    raised_on_all(comm, error_type,
-                   lambda: chainermn.scatter_index(n if comm.rank == 0 else 3, comm))
+    with raises_on_all(error_type):
+        chainermn.scatter_index(n if comm.rank == 0 else 3, comm)
 
 
 def test_data_size_error_is_kept():

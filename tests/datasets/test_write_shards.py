@@ -6,17 +6,14 @@ import os
 import chainer
 import numpy as np
 import pytest
-from shared_fixtures import create
+from shared_fixtures import communicators, create
 
 from chainermn.datasets import write_shards
 from chainermn.iterators import ShardedIterator
 
 pytestmark = pytest.mark.every_size
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'version7')
 
 
 X, T = np.arange(66, dtype='f').reshape(11, 2, 3), np.arange(11, dtype='i4')

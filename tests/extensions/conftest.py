@@ -3,14 +3,11 @@
 import threading
 
 import pytest
+from shared_fixtures import communicators
 
-import chainermn
 from chainermn.extensions._checkpointing import late_copies
 
-
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
+comm = communicators('naive')
 
 
 class Gate:

@@ -2,14 +2,11 @@
 import chainer
 import numpy as np
 import pytest
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 from chainermn.extensions import GenericMultiNodeEvaluator
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'version7')
 
 
 class Collect(GenericMultiNodeEvaluator):

@@ -10,18 +10,14 @@ import chainer
 import numpy as np
 import pytest
 from chainer.training import extensions
-from shared_fixtures import create
+from shared_fixtures import communicators, raises_on_all
 
 from chainermn.extensions import multi_node_snapshot
 from chainermn.extensions._checkpointing import job_lock, lock
 from chainermn.extensions._checkpointing.command import verify_folder
-from chainermn.extensions._multi_node_snapshot import _parse_replica_sets
+from chainermn.extensions._checkpointing.replica_sets import parse_replica_sets
 
-
-@pytest.fixture(scope='module', params=[
-    'naive', pytest.param('version7', marks=pytest.mark.full)])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', pytest.param('version7', marks=pytest.mark.full))
 
 
 def make_trainer(comm, folder, seed, stop=(6, 'iteration')):
@@ -44,7 +40,7 @@ def names(folder):
 
 
 def leaders(sets, size):
-    return [min(ranks) for ranks in _parse_replica_sets(sets, size)]
+    return [min(ranks) for ranks in parse_replica_sets(sets, size)]
 
 
 SETS = [[], [[0]], 'each']
@@ -96,7 +92,7 @@ class OwnExtension(Bare, chainer.training.Extension):
 
 @pytest.mark.parametrize('kind', [Bare, OwnExtension, Wrapper])
 def test_snapshots_of_another_class(comm, folder, sets, kind):
-    groups = _parse_replica_sets(sets, comm.size)
+    groups = parse_replica_sets(sets, comm.size)
     seed = next(i for i, ranks in enumerate(groups) if comm.rank in ranks)
     trainer = make_trainer(comm, folder, seed)
     trainer.extend(multi_node_snapshot(comm, kind(), sets), trigger=(3, 'iteration'))
@@ -117,7 +113,7 @@ def resume(comm, folder, sets, seed=1234):
 
 @pytest.mark.every_size
 def test_autoload_gives_each_rank_the_state_of_its_set(comm, folder, sets):
-    groups = _parse_replica_sets(sets, comm.size)
+    groups = parse_replica_sets(sets, comm.size)
     seed = next(i for i, ranks in enumerate(groups) if comm.rank in ranks)
     expected = weights(run_with_snapshots(comm, folder, sets, seed))
     trainer = resume(comm, folder, sets)
@@ -209,7 +205,7 @@ def test_training_continues_while_a_snapshot_is_written(comm, folder, sets, gate
     trainer.run()
     comm.barrier()
     assert seen == [] and (weights(trainer) != saved[0]).any()
-    rank = min(next(s for s in _parse_replica_sets(sets, comm.size) if comm.rank in s))
+    rank = min(next(s for s in parse_replica_sets(sets, comm.size) if comm.rank in s))
     loaded = make_trainer(comm, folder, 1234)
     path = f'{folder}/snapshot_iter_2.{rank}'
     chainer.serializers.load_npz(path, loaded)
@@ -260,12 +256,11 @@ def test_an_error_of_the_thread_is_raised_on_all_ranks(comm, folder, sets, at):
             os.mkdir(f'{folder}/tmp-snapshot_iter_{at}.{last}.part')
 
     extend(trainer, no_file_there, at)
-    with pytest.raises(OSError, match='not saved') as caught:
+    with raises_on_all(OSError, match='not saved') as caught:
         trainer.run(show_loop_exception_msg=False)
         comm.barrier()  # with one set, where the ranks that do not write learn of it
     path = f'{folder}/snapshot_iter_{at}.{last}'
     assert f'rank {last}: {path}: IsADirectoryError' in str(caught.value)
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
     comm.barrier()
     assert not os.path.exists(path)
     assert sorted(name for name in os.listdir(folder) if name.endswith(f'.{last}')) == (
@@ -349,16 +344,7 @@ def test_trigger_and_priority_are_those_of_the_snapshot(comm):
     ([[], [1]], [{1}, {0, 2, 3}]),
 ])
 def test_the_remaining_ranks_form_a_set(sets, parsed):
-    assert _parse_replica_sets(sets, 4) == parsed
-
-
-def same_error(comm, kind, call):
-    """The text of the error that a call raises on all ranks."""
-    with pytest.raises(kind) as caught:
-        call()
-    texts = comm.allgather_obj(str(caught.value))
-    assert texts == texts[:1] * comm.size
-    return texts[0]
+    assert parse_replica_sets(sets, 4) == parsed
 
 
 @pytest.mark.compares_calls
@@ -373,14 +359,11 @@ def same_error(comm, kind, call):
     ([[[0]]], TypeError, '[[[0]]]'),
 ])
 def test_bad_sets(comm, sets, kind, text):
-    assert text in same_error(
-        comm, kind, lambda: multi_node_snapshot(comm, extensions.snapshot(), sets))
-
-    def bad_on_the_last():
+    with raises_on_all(kind, text):
+        multi_node_snapshot(comm, extensions.snapshot(), sets)
+    with raises_on_all(kind, text):
         multi_node_snapshot(comm, extensions.snapshot(), sets if comm.rank == comm.size - 1 else [])
         comm.barrier()  # where the others learn of it
-
-    assert text in same_error(comm, kind, bad_on_the_last)
 
 
 @pytest.mark.compares_calls
@@ -390,24 +373,21 @@ def test_arguments_in_another_order(comm, order):
         arguments = comm, extensions.snapshot(), []
         return multi_node_snapshot(*(arguments[i] for i in order))
 
-    text = same_error(comm, TypeError, create)
     names = 'NaiveCommunicator', '_Snapshot', 'list'
-    assert f'It got {", ".join(names[i] for i in order)}.' in text
-    assert 'multi_node_snapshot(comm, extensions.snapshot())' in text
-
-    def only_on_the_last():
+    with raises_on_all(TypeError, f'It got {", ".join(names[i] for i in order)}.',
+                       'multi_node_snapshot(comm, extensions.snapshot())'):
+        create()
+    with raises_on_all(TypeError, 'It got'):
         create(order if comm.rank == comm.size - 1 else (0, 1, 2))
         comm.barrier()
-
-    assert 'It got' in same_error(comm, TypeError, only_on_the_last)
 
 
 @pytest.mark.compares_calls
 def test_other_arguments(comm):
     with pytest.raises(TypeError, match='It got Intracomm, _Snapshot, tuple'):
         multi_node_snapshot(comm.mpi_comm, extensions.snapshot())
-    text = same_error(comm, TypeError, lambda: multi_node_snapshot(comm, extensions.LogReport()))
-    assert 'the LogReport has no filename' in text
+    with raises_on_all(TypeError, 'the LogReport has no filename'):
+        multi_node_snapshot(comm, extensions.LogReport())
 
 
 def test_all_ranks_are_replicas_by_default(comm):
@@ -425,9 +405,9 @@ def test_autoload_logs_the_iteration(comm, folder, caplog):
 
 
 def test_there_is_no_such_rank(comm):
-    text = same_error(comm, AssertionError, lambda: multi_node_snapshot(
-        comm, extensions.snapshot(), [comm.size]))
-    assert f'has rank {comm.size}, but there are only ranks 0 to {comm.size - 1}' in text
+    text = f'has rank {comm.size}, but there are only ranks 0 to {comm.size - 1}'
+    with raises_on_all(AssertionError, text):
+        multi_node_snapshot(comm, extensions.snapshot(), [comm.size])
 
 
 @pytest.mark.every_size
@@ -439,9 +419,9 @@ def test_sets_that_differ_between_ranks(comm, folder, autoload):
     if comm.size == 2 and not autoload:
         pytest.skip('one replica set does not communicate; the next collective raises')
     trainer = make_trainer(comm, folder, 0)
-    text = same_error(comm, ValueError, lambda: snapshot.initialize(trainer))
-    assert 'the ranks have different replica_sets' in text
-    assert f'rank 0: [[0], {list(range(1, comm.size))}]' in text
+    with raises_on_all(ValueError, 'the ranks have different replica_sets',
+                       f'rank 0: [[0], {list(range(1, comm.size))}]'):
+        snapshot.initialize(trainer)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -596,10 +576,9 @@ def test_a_state_that_fails_on_one_rank_fails_on_all(comm, folder, sets):
     trainer.extend(FailsOnce(comm.rank == last))
     trainer.extend(multi_node_snapshot(comm, extensions.snapshot(), sets),
                    trigger=(2, 'iteration'))
-    with pytest.raises(ZeroDivisionError, match='on purpose') as caught:
+    with raises_on_all(ZeroDivisionError, match='on purpose'):
         trainer.run(show_loop_exception_msg=False)
         comm.barrier()  # with one set, where the ranks that do not write learn of it
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
 
 
 @pytest.mark.mpi(min_size=2)
@@ -617,9 +596,8 @@ def test_snapshots_that_some_sets_do_not_take_are_an_error_on_all_ranks(comm, fo
     trainer.extend(multi_node_snapshot(comm, snapshot, sets), trigger=trigger)
     match = (f'rank 0: iteration 2(.|\n)*rank {last}: iteration 3' if what == 'trigger'
              else f'is incomplete(.|\n)*rank {last}: wrote no file(.|\n)*Use a condition')
-    with pytest.raises(ValueError, match=match) as caught:
+    with raises_on_all(ValueError, match=match):
         trainer.run(show_loop_exception_msg=False)
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
 
 
 @pytest.mark.mpi(min_size=2)
@@ -673,10 +651,9 @@ def test_a_second_job_is_refused_when_its_training_begins(comm, folder, sets, au
     comm.barrier()
     trainer = make_trainer(comm, folder, 0)
     trainer.extend(multi_node_snapshot(comm, extensions.snapshot(autoload=autoload), sets))
-    with pytest.raises(RuntimeError, match='in use by another job') as caught:
+    with raises_on_all(RuntimeError, match='in use by another job'):
         trainer.run()
         comm.barrier()  # with one set, where the ranks that do not write learn of it
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
     run_with_snapshots(comm, folder, sets, 0, filename='other_{.updater.iteration}')
     assert f'other_6.{comm.rank}' in names(folder) or comm.rank not in leaders(sets, comm.size)
     comm.barrier()
@@ -748,7 +725,6 @@ def test_a_folder_with_the_name_of_a_snapshot(comm, folder):
     comm.barrier()
     trainer = make_trainer(comm, folder, 0)
     trainer.extend(multi_node_snapshot(comm, extensions.snapshot()), trigger=(2, 'iteration'))
-    with pytest.raises(OSError, match=r'snapshot_iter_4\.0 is a folder') as caught:
+    with raises_on_all(OSError, match=r'snapshot_iter_4\.0 is a folder'):
         trainer.run()
         comm.barrier()
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1

@@ -1,9 +1,8 @@
 """A program whose ranks write the same outputs is warned once; others are not."""
 import re
-import subprocess
-import sys
 
 import pytest
+from jobs import run_job
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -76,14 +75,12 @@ train('h', extensions.PrintReport(['main/loss'], extensions.LogReport()))
 
 def test_ranks_that_write_the_same_outputs(tmp_path):
     pytest.importorskip('matplotlib')
-    (tmp_path / 'train.py').write_text(PROGRAM)
-    done = subprocess.run(['mpiexec', '-n', '3', sys.executable, 'train.py'], text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path)
+    done = run_job(tmp_path, PROGRAM, ranks=3, limit=50)
     assert done.returncode == 0, done.stdout
     before, _, after = done.stdout.partition('the next ones are wrong\n')
     assert 'Warning' not in before
     # Two ranks that start at the same moment may name some outputs each.
-    assert 'train.py:22: UserWarning: several ranks write to the same place' in after
+    assert 'script.py:22: UserWarning: several ranks write to the same place' in after
     places = re.findall(r'^  (\w+: .*)$', after, re.MULTILINE)
     for place in (f'LogReport: {tmp_path}/g/log', f'PlotReport: {tmp_path}/g/plot.png',
                   f'VariableStatisticsPlot: {tmp_path}/g/plot2.png',

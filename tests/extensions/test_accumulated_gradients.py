@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from chainer import functions as F
 from each_case import each_case
+from shared_fixtures import communicators
 
 import chainermn
 
@@ -20,10 +21,7 @@ pytestmark = pytest.mark.filterwarnings('ignore:.*multi_node_snapshot:Deprecatio
 
 EXAMPLES, UPDATES = 12, 7  # of an update, and of a run after the first one, which broadcasts
 
-
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('flat')
+comm = communicators('flat')
 
 
 class Linear(chainer.Link):

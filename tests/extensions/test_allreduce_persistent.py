@@ -3,14 +3,11 @@ import chainer
 import chainer.links as L
 import numpy as np
 import pytest
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 from chainermn.extensions import AllreducePersistent
 
-
-@pytest.fixture(scope='module', params=['naive', 'flat', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'flat', 'version7')
 
 
 class Model(chainer.Chain):
@@ -56,9 +53,8 @@ def test_a_model_without_persistent_arrays(comm):
 
 
 @pytest.mark.compares_calls
+@pytest.mark.mpi(min_size=2)
 def test_other_shapes_on_one_rank_are_refused_on_all(comm):
-    if comm.size == 1:
-        pytest.skip('takes two ranks')
     model = L.BatchNormalization(3 if comm.rank else 4)
     with pytest.raises(ValueError, match='shapes differ'):
         AllreducePersistent(model, comm)()

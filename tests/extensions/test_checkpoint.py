@@ -7,7 +7,8 @@ import resource
 import chainer
 import numpy as np
 import pytest
-from shared_fixtures import create
+from killed_jobs import some_of
+from shared_fixtures import communicators, raises_on_all
 
 import chainermn
 from chainermn._operations.ranks import ranks_text
@@ -15,11 +16,7 @@ from chainermn.extensions._checkpointing.command import verify_folder
 from chainermn.extensions.checkpoint import _CheckpointStats
 from chainermn.iterators import create_synchronized_iterator
 
-
-@pytest.fixture(scope='module', params=[
-    'naive', pytest.param('version7', marks=pytest.mark.full)])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', pytest.param('version7', marks=pytest.mark.full))
 
 
 def warns_rank_0(comm, match):
@@ -95,10 +92,9 @@ def test_rank_0_logs_the_iteration(comm, folder, caplog):
 def differing(comm, folder, save, load):
     """Save one object, load into another; return the error, which all ranks raise."""
     checkpointer_of(comm, path=folder).save(save, 4)
-    with pytest.raises(ValueError) as caught:
+    with raises_on_all(ValueError) as caught:
         checkpointer_of(comm, path=folder).maybe_load(load)
     text = str(caught.value)
-    assert comm.allgather_obj(text) == [text] * comm.size
     assert text.startswith('iteration 4 was not loaded: the program differs from the checkpoint\n')
     assert text.endswith('Use the model, optimizer and data set of the saved run. To start from '
                          'the beginning, pass another name or folder.')
@@ -140,10 +136,9 @@ def test_another_model_or_data_set_in_an_updater(comm, folder):
 @pytest.mark.compares_calls
 def test_a_folder_that_is_not_writable_fails_at_creation(comm, folder):
     path = '/proc/no-files-here' if comm.rank == comm.size - 1 else folder
-    with pytest.raises(OSError, match='Pass another folder') as caught:
+    with raises_on_all(OSError, match='Pass another folder'):
         checkpointer_of(comm, path=path)
         comm.barrier()
-    assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
 
 
 def test_the_class_is_public(comm):
@@ -153,9 +148,8 @@ def test_the_class_is_public(comm):
 
 
 def test_swapped_arguments(comm):
-    with pytest.raises(TypeError, match='a name and a communicator, in this order') as caught:
+    with raises_on_all(TypeError, match='a name and a communicator, in this order'):
         chainermn.create_multi_node_checkpointer(comm, 'run')
-    assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
 
 
 def test_without_the_optimizer_the_next_update_only_broadcasts(comm, folder):
@@ -302,10 +296,9 @@ def failed(comm, folder):
 
 def assert_raises_on_all(comm, folder, operation):
     last = comm.size - 1
-    with pytest.raises(OSError, match='File too large') as caught:
+    with raises_on_all(OSError, match='File too large') as caught:
         operation()
     assert f'rank {last}: {folder}/run.{last}.2: ' in str(caught.value)
-    assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
     assert f'run.{last}.2' not in names(folder) and f'tmp-run.{last}.2.part' not in names(folder)
 
 
@@ -392,12 +385,6 @@ def test_no_folder(comm):
 
 # --- another number of ranks ------------------------------------------------------------------
 
-def some_of(comm, n):
-    """A communicator of the first n ranks, and None on the others."""
-    part = comm.split(int(comm.rank >= n), comm.rank)
-    return part if comm.rank < n else None
-
-
 def resized(comm, match='saved by . ranks and is loaded on'):
     return warns_rank_0(comm, match)
 
@@ -479,23 +466,20 @@ def test_a_state_that_fails_on_one_rank_fails_on_all(comm, folder, wait):
     model = Fails(False)
     checkpointer = checkpointer_of(comm, path=folder)
     checkpointer.save(model, 1, wait=wait)
-    with pytest.raises(ZeroDivisionError, match='on purpose') as caught:
+    with raises_on_all(ZeroDivisionError, match='on purpose'):
         checkpointer.save(Fails(comm.rank == comm.size - 1), 2, wait=wait)
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
     checkpointer.save(model, 3)
     assert complete(folder) == [1, 3] and names(folder) == sorted(
         f'run.{rank}.{i}' for rank in range(comm.size) for i in (1, 3))
-    with pytest.raises(ZeroDivisionError, match='on purpose') as caught:
+    with raises_on_all(ZeroDivisionError, match='on purpose'):
         checkpointer.maybe_load(Fails(comm.rank == comm.size - 1))
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
 
 
 @pytest.mark.mpi(min_size=2)
 def test_different_iterations_are_refused_on_all_ranks(comm, folder):
     checkpointer = checkpointer_of(comm, path=folder)
-    with pytest.raises(ValueError, match=f'rank {comm.size - 1}: iteration 8') as caught:
+    with raises_on_all(ValueError, match=f'rank {comm.size - 1}: iteration 8'):
         checkpointer.save(chainer.links.Linear(2, 2), 8 if comm.rank == comm.size - 1 else 7)
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
     assert names(folder) == []
 
 
@@ -508,9 +492,8 @@ def test_python_objects_are_refused_on_all_ranks(comm, folder):
 
     objects = np.empty(1, dtype=object)
     model = Odd(objects if comm.rank == comm.size - 1 else np.zeros(1))
-    with pytest.raises(TypeError, match='value is an array of Python objects') as caught:
+    with raises_on_all(TypeError, match='value is an array of Python objects'):
         checkpointer_of(comm, path=folder).save(model, 1)
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
     checkpointer = checkpointer_of(comm, path=folder, allow_pickle=True)
     checkpointer.save(model, 1)
     checkpointer.maybe_load(model)
@@ -557,9 +540,8 @@ def test_a_folder_with_the_name_of_a_file(comm, folder, operation):
     if comm.rank == comm.size - 1:
         os.mkdir(f'{folder}/run.{comm.rank}.9')
     comm.barrier()
-    with pytest.raises(OSError, match=rf'run\.{comm.size - 1}\.9 is a folder') as caught:
+    with raises_on_all(OSError, match=rf'run\.{comm.size - 1}\.9 is a folder'):
         call()
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
     assert trainer.updater.iteration == 0
     if comm.rank == comm.size - 1:
         os.rmdir(f'{folder}/run.{comm.rank}.9')
@@ -609,9 +591,8 @@ def test_two_checkpointers_that_replace_each_others_files_are_refused(comm, fold
     for model, checkpointer in zip(models, checkpointers, strict=True):
         checkpointer.save(model, 1)
     last = comm.rank == comm.size - 1
-    with pytest.raises(ValueError, match=r'two checkpointers named .run. save different') as caught:
+    with raises_on_all(ValueError, match=r'two checkpointers named .run. save different'):
         checkpointers[0].save(models[0] if last else models[1], 2)
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
     checkpointers[1].save(models[1], 2)
 
 
@@ -632,12 +613,11 @@ def test_names_that_differ_are_refused_on_all_ranks(comm, folder, operation):
     checkpointer = checkpointer_of(comm, name='a' if comm.rank else 'b')
     trainer, _ = make_trainer(comm, folder, (1, 'iteration'))
     trainer.extend(checkpointer)
-    with pytest.raises(ValueError, match='different names') as caught:
+    with raises_on_all(ValueError, match='different names') as caught:
         {'save': lambda: checkpointer.save(trainer, 1), 'run': trainer.run,
          'maybe_load': lambda: checkpointer.maybe_load(trainer)}[operation]()
     assert "rank 0: 'b'" in str(caught.value)
     assert f"{ranks_text(range(1, comm.size))}: 'a'" in str(caught.value)
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
     assert names(folder) == []
 
 

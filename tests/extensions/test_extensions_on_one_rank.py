@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from chainer import training
 from chainer.training import extensions
+from shared_fixtures import communicators
 
 import chainermn
 from chainermn.extensions import (
@@ -23,12 +24,7 @@ from chainermn.extensions import (
 DATA = [(np.full(2, i, np.float32), np.int32(i % 2)) for i in range(4)]
 EACH = 1, 'iteration'
 
-
-@pytest.fixture(scope='module')
-def comm():
-    comm = chainermn.create_communicator('flat')
-    yield comm
-    comm.finalize()
+comm = communicators('flat')
 
 
 class Model(L.Classifier):

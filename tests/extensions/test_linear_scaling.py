@@ -2,17 +2,14 @@
 import chainer
 import numpy as np
 import pytest
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 import chainermn
 from chainermn.extensions import LinearScaling
 
 pytestmark = pytest.mark.usefixtures('own_folder')
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'version7')
 
 
 def make_trainer(comm, batch_size, length, iterations, optimizer=None, **options):

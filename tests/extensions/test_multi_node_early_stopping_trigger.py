@@ -3,14 +3,11 @@ import types
 import warnings
 
 import pytest
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 from chainermn.extensions import MultiNodeEarlyStoppingTrigger
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'version7')
 
 
 class Trainer:

@@ -4,14 +4,11 @@ import types
 import chainer
 import numpy as np
 import pytest
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 from chainermn.extensions import ObservationAggregator
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'version7')
 
 
 def run(extension, observations):

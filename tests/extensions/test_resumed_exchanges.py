@@ -13,7 +13,7 @@ from chainer import functions as F
 from chainer.training import extensions
 from each_case import each_case
 from killed_jobs import make_saver, new_folder
-from overlapping_communicator import OverlappingCommunicator
+from shared_fixtures import communicators
 
 import chainermn
 
@@ -23,14 +23,7 @@ pytestmark = pytest.mark.filterwarnings('ignore:.*multi_node_snapshot:Deprecatio
 UPDATES, NAMES = 9, ['count', 'loss_scale', 'means', 'sums']
 THRESHOLD = .5
 
-
-@pytest.fixture(scope='module')
-def comm():
-    plain = chainermn.create_communicator('naive')
-    comm = OverlappingCommunicator(plain.mpi_comm)
-    yield comm
-    comm.finalize()
-    plain.finalize()
+comm = communicators('overlapping')
 
 
 class Model(chainer.Chain):

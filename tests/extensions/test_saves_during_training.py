@@ -8,7 +8,7 @@ from chainer import functions as F
 from chainer.training import extensions
 from each_case import each_case
 from killed_jobs import new_folder
-from overlapping_communicator import OverlappingCommunicator
+from shared_fixtures import communicators
 
 import chainermn
 from chainer_compat import updates
@@ -19,14 +19,7 @@ CASES = [('Adam', {}), ('MomentumSGD', {}), ('Adam', dict(overlap='always')),
          ('Adam', dict(double_buffering=True)),
          ('MomentumSGD', dict(overlap='always', compression='2bit'))]
 
-
-@pytest.fixture(scope='module')
-def comm():
-    plain = chainermn.create_communicator('naive')
-    comm = OverlappingCommunicator(plain.mpi_comm)
-    yield comm
-    comm.finalize()
-    plain.finalize()
+comm = communicators('overlapping')
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import sys
 import chainer
 import numpy as np
 import pytest
+from jobs import run_job
 from time_limits import seconds
 
 import chainermn
@@ -119,8 +120,7 @@ train(comm, 'out', Killed(comm, trigger=(1, 'iteration')), 3)
 
 @pytest.mark.mpi_skip
 def test_without_tensorboardx(tmp_path):
-    script = tmp_path / 'script.py'
-    script.write_text('''
+    done = run_job(tmp_path, '''
 import sys
 sys.modules['tensorboardX'] = None  # as if it were not installed
 import chainermn
@@ -132,9 +132,7 @@ except ImportError as error:
     with open(str(comm.rank), 'w') as file:
         file.write(str(error))
 ''')
-    done = subprocess.run(['mpiexec', '-n', '2', sys.executable, script], text=True, cwd=tmp_path,
-                          timeout=seconds(40), capture_output=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout
     for rank in range(2):
         error = (tmp_path / str(rank)).read_text()
         assert error.startswith('TensorBoardWriter failed on rank 0')

@@ -3,17 +3,14 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 import chainermn.functions as mnf
 from chainermn.functions import collective_communication
 
 pytestmark = pytest.mark.every_size
 
-
-@pytest.fixture(scope='module', params=['naive', 'flat', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'flat', 'version7')
 
 
 def array_of(rank, number, dtype, rows=2):

@@ -7,7 +7,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 import chainermn.functions as mnf
 
@@ -15,13 +15,7 @@ pytestmark = pytest.mark.every_size
 
 W = [np.linspace(-1, 1, 4, dtype=np.float32).reshape(2, 2) * (i + 1) for i in range(4)]
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    comm = create(request.param)
-    if comm.size < 2:
-        pytest.skip('takes two ranks')
-    return comm
+comm = communicators('naive', 'version7', min_size=2)
 
 
 @pytest.mark.parametrize('dtype', [np.float16, np.float32, np.float64])

@@ -7,7 +7,7 @@ import chainer
 import numpy as np
 import pytest
 from equal_values import assert_same
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 import chainermn.datasets
 from chainermn.iterators import create_multi_node_iterator
@@ -19,10 +19,7 @@ pytestmark = pytest.mark.filterwarnings(
 PROGRESS = ('epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail', 'current_position')
 N = 10
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'version7')
 
 
 @pytest.fixture(params=['first', 'last'])
@@ -107,18 +104,6 @@ def saved(iterator):
 
 def load(iterator, arrays):
     iterator.serialize(chainer.serializers.NpzDeserializer(arrays))
-
-
-def test_resume_in_the_middle(comm, root):
-    np.random.seed(comm.rank)
-    iterator = make(comm, root, list(range(N)))
-    for _ in range(2):
-        iterator.next()
-    resumed = make(comm, root, list(range(N)))
-    load(resumed, saved(iterator))
-    for attribute in PROGRESS:
-        assert getattr(resumed, attribute) == getattr(iterator, attribute), attribute
-    assert resumed.next() == iterator.next()
 
 
 @pytest.mark.sample(13)
@@ -228,9 +213,8 @@ def test_an_error_of_the_root_is_raised_everywhere(comm, root):
 
 
 @pytest.mark.compares_calls
+@pytest.mark.mpi(min_size=2)
 def test_different_roots_are_rejected(comm):
-    if comm.size == 1:
-        pytest.skip('takes two ranks')
     with pytest.raises(ValueError, match='roots differ'):
         create_multi_node_iterator(serial([1]), comm, 1 if comm.rank == 0 else 0)
 
@@ -238,19 +222,3 @@ def test_different_roots_are_rejected(comm):
 def test_not_a_communicator():
     with pytest.raises(TypeError, match='communicator'):
         create_multi_node_iterator(serial([1]), None)
-
-
-def test_trains_with_an_updater(comm, root):
-    """A Trainer runs on it, and stops at the same iteration everywhere."""
-    data = [(np.full(2, i, np.float32), np.int32(i % 2)) for i in range(N)]
-    dataset = data if comm.rank == root else [()] * N
-    iterator = create_multi_node_iterator(serial(dataset, shuffle=False), comm, root)
-    model = chainer.links.Classifier(chainer.links.Linear(2, 2, initialW=0.1))
-    optimizer = chainer.optimizers.SGD().setup(model)
-    updater = chainer.training.StandardUpdater(iterator, optimizer)
-    while updater.epoch < 2:
-        updater.update()
-    weights = model.predictor.W.array
-    assert updater.iteration == 7
-    for other in comm.allgather_obj(weights):
-        np.testing.assert_array_equal(other, weights)

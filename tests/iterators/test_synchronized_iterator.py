@@ -4,16 +4,13 @@ import itertools
 import chainer
 import numpy as np
 import pytest
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 from chainermn.iterators import create_synchronized_iterator
 
 N = 12
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'version7')
 
 
 @pytest.mark.parametrize('kind', ['SerialIterator', 'MultithreadIterator'])

@@ -36,13 +36,6 @@ def pushes(kv):
     return kv.num_workers if kv.type in ('dist_sync', 'dist_device_sync') else 1
 
 
-def test_init_uses_the_values_of_rank_0(kv):
-    kv.init(['a', 'b'], [np.full(3, kv.rank + 1.), np.full((2, 2), kv.rank - 1.)])
-    a, b = kv.pull(['a', 'b'])
-    np.testing.assert_array_equal(a, np.ones(3))
-    np.testing.assert_array_equal(b, -np.ones((2, 2)))
-
-
 def test_keys(kv):
     """An int and a str are different keys; NumPy integers are keys, too."""
     kv.init([3, '3', 2**40], [X, 2 * X, 3 * X])
@@ -51,29 +44,6 @@ def test_keys(kv):
     np.testing.assert_array_equal(kv.pull([2**40])[0], 3 * X)
     assert kv.pull([]) == []
     kv.push([], [])
-
-
-def test_nothing_shares_memory(kv):
-    """Outputs of one call, outputs and the store, values and the store."""
-    rows = kvstore.RowSparse.from_dense(X)
-    kv.init(['x', 'r'], [X, rows])
-    found = [*kv.pull(['x', 'x']), kv.pull('x')]
-    outs = [kvstore.RowSparse([], np.zeros((0, 3), 'f'), (2, 3)) for _ in range(3)]
-    kv.row_sparse_pull('r', out=outs[:2], row_ids=[np.array([1, 0])])
-    kv.row_sparse_pull(['r', 'r'], out=[outs[2], [X.copy()]], row_ids=np.array([1, 0]))
-    outs += kv.row_sparse_pull(['r', 'r'], row_ids=np.array([1, 0]))
-    arrays = [X, rows.rows, rows.row_ids, *found, *(x.rows for x in outs),
-              *(x.row_ids for x in outs), *kv._backend.server.shards.values()]
-    for n, x in enumerate(arrays):
-        assert not any(np.shares_memory(x, y) for y in arrays[:n]), n
-    kept = []
-    kv.barrier()
-    kv.set_updater(lambda key, pushed, stored: kept.append((pushed, stored)))
-    pushed = X.copy()
-    kv.push('x', pushed)
-    kv.barrier()
-    assert not any(np.shares_memory(one, other) for one, stored in kept
-                   for other in (pushed, stored))
 
 
 def test_equal_keys_of_a_push_are_summed(kv):

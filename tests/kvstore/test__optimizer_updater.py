@@ -8,7 +8,7 @@ import pytest
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 
-from chainermn.kvstore import _optimizer_updater
+from chainermn.kvstore import _optimizer_states
 from chainermn.kvstore._optimizer_updater import OptimizerUpdater
 
 
@@ -106,7 +106,7 @@ def test_a_rule_that_overrides_the_update_gets_full_arrays(create, bound):
 
 
 def test_description():
-    described = _optimizer_updater.describe(optimizers.SGD(np.float32(.5)))
+    described = _optimizer_states.describe(optimizers.SGD(np.float32(.5)))
     assert described == {'optimizer': 'chainer.optimizers.sgd.SGD', 'hyperparameters': {'lr': .5}}
 
 

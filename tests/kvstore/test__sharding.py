@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chainermn.communicators import compression
-from chainermn.kvstore import RowSparse, _sharding
+from chainermn.kvstore import _sharding
 from chainermn.kvstore._sharding import Entry, KeyLayout
 
 SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)
@@ -75,37 +75,6 @@ def adding(kv):
     kv.set_updater(lambda key, input, stored: stored.__iadd__(input))
 
 
-def quantized(values, residual, threshold):
-    """Return the values that are sent, and the residual, as MXNet's page defines them."""
-    value = values + residual
-    sent = threshold * ((value >= threshold).astype('f') - (value <= -threshold))
-    return sent, value - sent
-
-
-@pytest.mark.parametrize('bound', [1_000_000, 1], ids=['full', 'split'])
-@pytest.mark.parametrize('shape', [(7,), (5, 7), (40,)])
-@pytest.mark.parametrize('type', ['dist_sync', 'dist_async'])
-def test_compressed_pushes(create, type, bound, shape):
-    """Each rank keeps the residual, and sends it later."""
-    kv = create(type, bigarray_bound=bound)
-    kv.init('w', np.zeros(shape, np.float32))
-    adding(kv)
-    kv.set_gradient_compression({'type': '2bit', 'threshold': .5})
-    expected = np.zeros(shape, np.float32)
-    residuals = [np.zeros(shape, np.float32) for _ in range(kv.num_workers)]
-    for step in range(6):
-        for rank in range(kv.num_workers):
-            # Multiples of 1/8, so that sums are exact.
-            pushed = np.random.RandomState(10 * step + rank).randint(-8, 9, shape) / 8
-            pushed = pushed.astype(np.float32)
-            sent, residuals[rank] = quantized(pushed, residuals[rank], .5)
-            expected += sent
-            if rank == kv.rank:
-                kv.push('w', pushed)
-    kv.barrier()
-    np.testing.assert_array_equal(kv.pull('w'), expected)
-
-
 @pytest.mark.parametrize('dtype', [np.float16, np.float32, np.float64])
 def test_bytes_of_a_compressed_push(dist, dtype):
     """16 values take the bytes of one float32."""
@@ -122,19 +91,6 @@ def sent_bytes(kv, x):
     messages = _sharding.shard_values(
         [kv._layouts['w']], [x], kv.num_workers, kv._backend.server.compressor)
     return sum(len(_sharding.join(_sharding.encode(entries))) for entries in messages.values())
-
-
-def test_integers_and_row_sparse_values_are_not_compressed(dist):
-    shape = (4, 2)
-    dist.init(['int', 'sparse'], [np.zeros(shape, int), RowSparse([], np.zeros((0, 2)), shape)])
-    adding(dist)
-    dist.set_gradient_compression({'type': '2bit', 'threshold': 100.})
-    rows = RowSparse([3], np.ones((1, 2)), shape)
-    dist.push(['int', 'sparse'], [np.ones(shape, int), rows])
-    dist.barrier()
-    np.testing.assert_array_equal(dist.pull('int'), np.full(shape, dist.num_workers))
-    np.testing.assert_array_equal(dist.row_sparse_pull('sparse', row_ids=np.arange(4)).todense(),
-                                  rows.todense() * dist.num_workers)
 
 
 @pytest.mark.parametrize('type', ['local', 'device'])

@@ -5,17 +5,14 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 from chainermn.functions.batch_normalization import get_communication_backend
 from chainermn.links import MultiNodeBatchNormalization
 
 pytestmark = pytest.mark.every_size
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'version7')
 
 
 def batches(comm, shape, dtype, scale=1.0, offset=0.0):
@@ -91,9 +88,8 @@ def test_copies_share_the_communicator(comm):
     assert bn.copy().comm is comm
 
 
+@pytest.mark.mpi(min_size=2)
 def test_other_shape_on_one_rank_raises_on_all_ranks(comm):
-    if comm.size == 1:
-        pytest.skip('takes two ranks')
     size = 4 if comm.rank == 0 else 3
     with pytest.raises(ValueError, match='rank 0: 4'):
         MultiNodeBatchNormalization(size, comm)(np.ones((2, size), np.float32))

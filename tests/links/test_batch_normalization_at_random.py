@@ -8,7 +8,7 @@ import chainer
 import numpy as np
 import pytest
 from each_case import each_case
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 from chainermn.functions.batch_normalization import MultiNodeBatchNormalizationFunction
 from chainermn.links import MultiNodeBatchNormalization, create_mnbn_model
@@ -18,10 +18,7 @@ pytestmark = pytest.mark.every_size
 TOLERANCE = {'e': 2e-2, 'f': 2e-4, 'd': 1e-9}
 ONE_SAMPLE = 'Multi-node batch normalization got one sample in total'
 
-
-@pytest.fixture(scope='module', params=['naive', 'flat', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'flat', 'version7')
 
 
 class Definition:

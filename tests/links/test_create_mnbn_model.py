@@ -4,14 +4,11 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 from chainermn.links import MultiNodeBatchNormalization, create_mnbn_model
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'version7')
 
 
 class Block(chainer.Chain):

@@ -7,22 +7,13 @@ import numpy as np
 import pytest
 from each_case import each_case
 from jobs import run_job
-from mpi4py import MPI
-from shared_fixtures import create
+from shared_fixtures import communicators, raises_on_all
 
 from chainermn.links import MultiNodeChainList
 
 pytestmark = pytest.mark.every_size
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    comm = create(request.param)
-    if comm.size < 2:
-        pytest.skip('takes two ranks')
-    return comm
-
-
+comm = communicators('naive', 'version7', min_size=2)
 X = np.random.RandomState(9).normal(0, 1, (3, 2)).astype(np.float32)
 
 
@@ -191,15 +182,6 @@ def test_a_first_part_that_needs_no_gradient(comm, way):
 
 # --- wrong lists ----------------------------------------------------------------------------------
 
-def raised_on_all(comm, call):
-    """Return the error of a call, which all ranks raise."""
-    with pytest.raises(ValueError) as caught:
-        call()
-    texts = MPI.COMM_WORLD.allgather(str(caught.value))
-    assert len(set(texts)) == 1, texts
-    return texts[0]
-
-
 def test_two_outputs_are_rejected(comm):
     model = MultiNodeChainList(comm)
     model.add_link(Part(0), rank_in=0)
@@ -242,12 +224,10 @@ def test_a_message_of_one_rank_to_itself_is_an_error_on_all(comm, rank_in, rank_
     else:
         model.add_link(Part(0))
 
-    def call():
+    with raises_on_all(ValueError, text) as caught:
         model(X)
         comm.barrier()  # any collective, such as an update of the optimizer
-
-    message = raised_on_all(comm, call)
-    assert text in message and 'send_activation' not in message
+    assert 'send_activation' not in str(caught.value)
 
 
 PROGRAM = '''

@@ -3,17 +3,14 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from shared_fixtures import create
+from shared_fixtures import communicators
 
 from chainermn.functions import pseudo_connect
 from chainermn.links import create_multi_node_n_step_rnn
 
 pytestmark = pytest.mark.every_size
 
-
-@pytest.fixture(scope='module', params=['naive', 'version7'])
-def comm(request):
-    return create(request.param)
+comm = communicators('naive', 'version7')
 
 
 def make(kind, rank):

@@ -1,12 +1,5 @@
 """The communicators that most of these tests run with."""
 
-import pytest
+from shared_fixtures import communicators
 
-import chainermn
-
-
-@pytest.fixture(scope='module', params=['naive', 'flat'])
-def comm(request):
-    comm = chainermn.create_communicator(request.param)
-    yield comm
-    comm.finalize()
+comm = communicators('naive', 'flat')

@@ -4,17 +4,13 @@ import chainer
 import numpy as np
 import pytest
 from chainer import optimizers
+from shared_fixtures import communicators, raises_on_all
 
 import chainermn
 
 N_IN, N_OUT, N_LOCAL = 4, 3, 5
 
-
-@pytest.fixture(scope='module')
-def comm():
-    comm = chainermn.create_communicator('flat')
-    yield comm
-    comm.finalize()
+comm = communicators('flat')
 
 
 class Net(chainer.Chain):
@@ -177,8 +173,7 @@ def test_dynamic_loss_scaling_skips_a_step_that_overflowed(comm):
 def test_bad_numbers_raise_on_all_ranks(comm, n, kind):
     model = Net(0)
     model.cleargrads()
-    with pytest.raises(kind, match='n_accumulations must be a positive integer') as caught:
+    with raises_on_all(kind, match='n_accumulations must be a positive integer'):
         chainermn.create_multi_node_optimizer(
             optimizers.SGD(), comm,
             n_accumulations=n if comm.rank == comm.size - 1 else 1).setup(model).update()
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1

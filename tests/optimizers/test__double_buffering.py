@@ -4,20 +4,13 @@ import chainer
 import numpy as np
 import pytest
 from chainer import optimizers
-from overlapping_communicator import OverlappingCommunicator
+from shared_fixtures import communicators
 
 import chainermn
 
 LR = 0.25
 
-
-@pytest.fixture(scope='module')
-def comm():
-    plain = chainermn.create_communicator('naive')
-    comm = OverlappingCommunicator(plain.mpi_comm)
-    yield comm
-    comm.finalize()
-    plain.finalize()
+comm = communicators('overlapping')
 
 
 class Parabola(chainer.Link):
@@ -119,9 +112,8 @@ def test_a_gradient_keeps_its_own_loss_scale(comm):
                                expected_weights(comm.size, 6), rtol=1e-12)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_gradients_that_differ_are_an_error_before_they_are_sent(comm):
-    if comm.size == 1:
-        pytest.skip('needs several ranks')
     model = Parabola([1.0, 2.0])
     optimizer = chainermn.create_multi_node_optimizer(
         optimizers.SGD(LR), comm, double_buffering=True).setup(model)

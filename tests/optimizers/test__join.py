@@ -1,22 +1,20 @@
 """Uneven inputs: the mean of whoever is active, equal models, and one error on all ranks."""
 
+import contextlib
+
 import chainer
 import numpy as np
 import pytest
 from chainer import links as L
 from chainer import optimizers
 from overlapping_communicator import OverlappingCommunicator
+from shared_fixtures import communicators, raises_on_all
 
 import chainermn
 
 pytestmark = pytest.mark.every_size
 
-
-@pytest.fixture(scope='module')
-def comm():
-    comm = chainermn.create_communicator('naive')
-    yield comm
-    comm.finalize()
+comm = communicators('naive')
 
 
 class Recorder:
@@ -222,15 +220,6 @@ def test_hyperparameters_end_equal(comm):
     assert optimizer.lr == 1 / (comm.size + 1)
 
 
-def check_raised_on_all_ranks(comm, call, kind, *texts):
-    """All ranks get the same error, and the communicator and the optimizer go on."""
-    with pytest.raises(kind) as caught:
-        call()
-    for text in texts:
-        assert text in str(caught.value)
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
-
-
 def check_usable(comm, optimizer):
     train(comm, 2 + comm.rank, optimizer)
 
@@ -241,9 +230,9 @@ def test_early_termination(comm):
         train(comm, 3, optimizer, throw_on_early_termination=True)
         return
     counts = [4, 3, 5, 3][:comm.size]
-    check_raised_on_all_ranks(
-        comm, lambda: train(comm, counts[comm.rank], optimizer, throw_on_early_termination=True),
-        RuntimeError, f'rank {"1, 3" if comm.size > 3 else 1} of {comm.size} exhausted its inputs')
+    first = '1, 3' if comm.size > 3 else '1'
+    with raises_on_all(RuntimeError, f'rank {first} of {comm.size} exhausted'):
+        train(comm, counts[comm.rank], optimizer, throw_on_early_termination=True)
     assert optimizer.t == 2
     assert len({w.tobytes() for w in comm.allgather_obj(model.w.array)}) == 1
     check_usable(comm, optimizer)
@@ -264,19 +253,14 @@ class Normalized(chainer.Chain):
 @pytest.mark.parametrize('throw', [False, True])
 def test_a_collective_that_cannot_be_shadowed(comm, throw):
     optimizer, model = make(comm, Normalized(comm))
-
-    def call():
-        with chainermn.join(optimizer, throw_on_early_termination=throw):
-            for n in range(4 if comm.rank else 3):
-                optimizer.update(model, n)
-
-    if comm.size == 1:
-        call()
-    elif throw:
-        check_raised_on_all_ranks(comm, call, RuntimeError, f'rank 0 of {comm.size} exhausted')
-    else:
-        check_raised_on_all_ranks(comm, call, ValueError, 'different operations', 'rank 0: join',
-                                  'MultiNodeBatchNormalization', 'throw_on_early_termination=True')
+    result = (
+        contextlib.nullcontext() if comm.size == 1 else
+        raises_on_all(RuntimeError, f'rank 0 of {comm.size} exhausted') if throw else
+        raises_on_all(ValueError, 'different operations', 'rank 0: join',
+                      'MultiNodeBatchNormalization', 'throw_on_early_termination=True'))
+    with result, chainermn.join(optimizer, throw_on_early_termination=throw):
+        for n in range(4 if comm.rank else 3):
+            optimizer.update(model, n)
     optimizer.update(model, 1)
 
 
@@ -292,8 +276,8 @@ def test_a_collective_between_updates(comm):
 
     call(3)
     if comm.size > 1:
-        check_raised_on_all_ranks(comm, lambda: call(2 + comm.rank), ValueError, 'rank 0: join',
-                                  'allreduce_obj', 'ObservationAggregator')
+        with raises_on_all(ValueError, 'rank 0: join', 'allreduce_obj', 'ObservationAggregator'):
+            call(2 + comm.rank)
     check_usable(comm, optimizer)
 
 
@@ -331,12 +315,9 @@ def test_an_error_on_one_rank_is_raised_on_all(comm, when):
 def test_an_error_of_all_ranks_at_once(comm):
     optimizer, model = make(comm)
 
-    def call():
-        with chainermn.join(optimizer):
-            optimizer.update(model, 1.)
-            raise MyError('no luck')
-
-    check_raised_on_all_ranks(comm, call, MyError, 'no luck')
+    with raises_on_all(MyError, 'no luck'), chainermn.join(optimizer):
+        optimizer.update(model, 1.)
+        raise MyError('no luck')
     check_usable(comm, optimizer)
 
 
@@ -371,21 +352,18 @@ def test_nested(comm):
     optimizer, _ = make(comm)
     other, _ = make(comm)
 
-    def call(inner):
-        with chainermn.join(optimizer), chainermn.join(inner):
-            pass
-
     for inner in (optimizer, other):
-        check_raised_on_all_ranks(comm, lambda inner=inner: call(inner), RuntimeError,
-                                  'already in a join')
+        with raises_on_all(RuntimeError, 'already in a join'), \
+                chainermn.join(optimizer), chainermn.join(inner):
+            pass
     check_usable(comm, optimizer)
 
 
 def test_double_buffering_is_rejected(comm):
     overlapping = OverlappingCommunicator(comm.mpi_comm)
     optimizer, _ = make(overlapping, double_buffering=True)
-    check_raised_on_all_ranks(comm, lambda: train(comm, 1, optimizer), ValueError,
-                              'double_buffering=False')
+    with raises_on_all(ValueError, 'double_buffering=False'):
+        train(comm, 1, optimizer)
     overlapping.finalize()
 
 
@@ -400,18 +378,17 @@ def test_what_is_no_multi_node_optimizer(what, enable):
 def test_options_differ(comm, option):
     optimizer, _ = make(comm)
     if comm.size > 1:
-        check_raised_on_all_ranks(
-            comm, lambda: train(comm, 1, optimizer, **{option: comm.rank == 0}), ValueError,
-            'arguments differ', '  rank 0: ', option)
+        with raises_on_all(ValueError, 'arguments differ', '  rank 0: ', option):
+            train(comm, 1, optimizer, **{option: comm.rank == 0})
     check_usable(comm, optimizer)
 
 
 def test_a_rank_that_does_not_enter(comm):
     optimizer, _ = make(comm)
     if comm.size > 1:
-        check_raised_on_all_ranks(
-            comm, lambda: train(comm, 3, optimizer, enable=comm.rank != 0), ValueError,
-            'different operations', 'rank 0: bcast_data', 'chainermn.join')
+        with raises_on_all(ValueError, 'different operations', 'rank 0: bcast_data',
+                           'chainermn.join'):
+            train(comm, 3, optimizer, enable=comm.rank != 0)
     check_usable(comm, optimizer)
 
 
@@ -441,7 +418,8 @@ def test_another_optimizer_inside(comm):
     call(3)
     np.testing.assert_allclose(seen(other), [2, 2])
     if comm.size > 1:
-        check_raised_on_all_ranks(comm, lambda: call(3 + comm.rank), ValueError, 'rank 0: join')
+        with raises_on_all(ValueError, 'rank 0: join'):
+            call(3 + comm.rank)
 
 
 class Sum(chainer.Link):

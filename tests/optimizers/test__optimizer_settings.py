@@ -9,18 +9,14 @@ import pytest
 from chainer import links as L
 from chainer import optimizer_hooks, optimizers
 from each_case import each_case
+from shared_fixtures import communicators
 
 import chainermn
 from chainermn.optimizers._optimizer_settings import OptimizerSettings
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*multi_node_snapshot:DeprecationWarning')
 
-
-@pytest.fixture(scope='module')
-def comm():
-    comm = chainermn.create_communicator('flat')
-    yield comm
-    comm.finalize()
+comm = communicators('flat')
 
 
 def prepared(comm, actual=None, model=None, **options):

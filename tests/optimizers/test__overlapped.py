@@ -391,9 +391,8 @@ def test_gradients_may_be_kept(comm):
             np.testing.assert_array_equal(grad, then)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_a_layer_that_one_rank_skips_without_zero_fill(comm):
-    if comm.size == 1:
-        pytest.skip('needs two ranks')
 
     def make():
         def call(m, x):
@@ -483,9 +482,8 @@ def test_join(comm, divide):
     same(run(overlap=ALWAYS, bucket_mb=BUCKET_MB), run())
 
 
+@pytest.mark.mpi(min_size=2)
 def test_join_that_ends_early(comm):
-    if comm.size == 1:
-        pytest.skip('needs two ranks')
 
     def run(**options):
         optimizer = prepared(comm, mlp, **options)

@@ -6,17 +6,13 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 from each_case import each_case
+from shared_fixtures import communicators
 
 import chainermn
 
 X, T = np.ones((4, 3), 'f'), np.ones(4, 'i')
 
-
-@pytest.fixture(scope='module')
-def comm():
-    comm = chainermn.create_communicator('naive')
-    yield comm
-    comm.finalize()
+comm = communicators('naive')
 
 
 class Net(chainer.Chain):

@@ -4,6 +4,7 @@ import chainer
 import numpy as np
 import pytest
 from chainer import optimizers
+from shared_fixtures import communicators, raises_on_all
 
 import chainermn
 from chainermn.optimizers import _MultiNodeOptimizer
@@ -13,12 +14,7 @@ pytestmark = pytest.mark.every_size
 
 N_IN, N_OUT, N_LOCAL = 4, 3, 6
 
-
-@pytest.fixture(scope='module')
-def comm():
-    comm = chainermn.create_communicator('naive')
-    yield comm
-    comm.finalize()
+comm = communicators('naive')
 
 
 class Net(chainer.Chain):
@@ -61,14 +57,6 @@ def check_same_on_all_ranks(comm, value):
         np.testing.assert_equal(theirs, ours[0])
 
 
-def check_raised_on_all_ranks(comm, error_type, call):
-    """All ranks get an error of this type with the same text; gives the text."""
-    with pytest.raises(error_type) as caught:
-        call()
-    text, = set(comm.allgather_obj(str(caught.value)))
-    return text
-
-
 def test_first_update_only_broadcasts(comm):
     optimizer, model = make(comm)
     expected = comm.bcast_obj(model.first.W.array.copy())
@@ -79,31 +67,6 @@ def test_first_update_only_broadcasts(comm):
     optimizer.update(model, *batch(comm.rank))
     assert optimizer.t == 1
     assert not np.allclose(model.first.W.array, expected)
-
-
-@pytest.mark.parametrize('with_lossfun', [True, False])
-def test_equals_one_process_with_the_union_of_the_batches(comm, with_lossfun):
-    optimizer, model = make(comm, optimizers.MomentumSGD(0.1))
-    optimizer.update(model, *batch(0))
-
-    alone = Net(seed=0)
-    alone(*batch(0))
-    alone.copyparams(model)
-    reference = optimizers.MomentumSGD(0.1).setup(alone)
-
-    for step in range(5):
-        batches = [batch(10 * step + rank) for rank in range(comm.size)]
-        reference.update(alone, *(np.concatenate(arrays) for arrays in zip(*batches, strict=True)))
-        if with_lossfun:
-            optimizer.update(model, *batches[comm.rank])
-        else:
-            model.cleargrads()
-            model(*batches[comm.rank]).backward()
-            optimizer.update()
-    assert optimizer.t == 5
-    check_same_on_all_ranks(comm, weights(model))
-    for name, expected in weights(alone).items():
-        np.testing.assert_allclose(weights(model)[name], expected, rtol=1e-9, err_msg=name)
 
 
 def test_broadcasts_again_when_more_parameters_are_initialized(comm):
@@ -145,9 +108,8 @@ def test_ranks_that_initialize_other_parameters_all_get_the_error(comm):
     if comm.size == 1:
         optimizer.update(model, *batch(0), late=True)  # no other rank differs
         return
-    text = check_raised_on_all_ranks(
-        comm, Exception, lambda: optimizer.update(model, *batch(comm.rank), late=odd_one))
-    assert 'bcast_data' in text and 'multi_node_mean_grad' in text
+    with raises_on_all(Exception, 'bcast_data', 'multi_node_mean_grad'):
+        optimizer.update(model, *batch(comm.rank), late=odd_one)
     assert optimizer.t == 1
 
 
@@ -158,9 +120,8 @@ def test_without_zero_fill_a_parameter_unused_on_one_rank_is_an_error_on_all(com
     assert optimizer.t == 1
     if comm.size == 1:
         return
-    text = check_raised_on_all_ranks(
-        comm, Exception, lambda: optimizer.update(model, *batch(0), late=comm.rank == 0))
-    assert 'late' in text
+    with raises_on_all(Exception, 'late'):
+        optimizer.update(model, *batch(0), late=comm.rank == 0)
 
 
 @pytest.mark.filterwarnings('ignore:.*is deprecated:DeprecationWarning')  # by Chainer

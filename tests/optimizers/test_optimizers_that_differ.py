@@ -4,17 +4,13 @@ import chainer
 import chainer.links as L
 import numpy as np
 import pytest
+from shared_fixtures import communicators
 
 import chainermn
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
-
-@pytest.fixture(scope='module')
-def comm():
-    comm = chainermn.create_communicator('flat')
-    yield comm
-    comm.finalize()
+comm = communicators('flat')
 
 
 def prepared(comm, **options):

@@ -19,12 +19,12 @@ import numpy as np
 
 from chainer_compat import updates
 from chainermn._gradients import tied_arrays
-from chainermn._gradients.elementwise_rules import is_elementwise
 from chainermn._operations.call_signature import Caller
 from chainermn._operations.on_all_ranks import check_equal
 from chainermn._process import environment, runtime
 from chainermn._types import Array, Model, Object, Optimizer, Parameter, Serializer, UpdateRule
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.optimizers._elementwise_rules import is_elementwise
 from chainermn.optimizers._full_update import FullUpdate, as_updated
 from chainermn.optimizers._optimizer_proxy import once
 from chainermn.optimizers._sharded_states import combine, shard_hooks

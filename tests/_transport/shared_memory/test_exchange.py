@@ -1,12 +1,7 @@
 """Sums and copies in shared memory: bitwise equal to a sum in rank order."""
 
-import os
-import pathlib
 import re
 import resource
-import shutil
-import subprocess
-import sys
 import time
 import warnings
 
@@ -15,8 +10,8 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from jobs import run_on_hosts
 from mpi4py import MPI
-from time_limits import seconds
 
 import chainermn
 from chainermn._transport import topology
@@ -344,26 +339,6 @@ def test_groups_have_their_own_memory():
 
 # --- programs ----------------------------------------------------------------------------------
 
-
-def mpiexec(hosts, program, argument='', shell=()):
-    """Run a program with one rank per given host name."""
-    if SIZE > 1:
-        pytest.skip('starts mpiexec, which cannot be done within mpiexec')
-    several = len(set(hosts)) > 1
-    if several and (shutil.which('unshare') is None or subprocess.run(
-            ['unshare', '--uts', 'hostname', 'a'], capture_output=True, check=False).returncode):
-        pytest.skip('needs the right to set a host name (unshare --uts hostname)')
-    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
-    command = [beside if os.path.exists(beside) else 'mpiexec']
-    for host in hosts:
-        command += ['-n', '1']
-        if several:
-            command += ['unshare', '--uts', 'sh', '-c', f'hostname {host} && exec "$0" "$@"']
-        command += [*shell, sys.executable, '-c', program, argument, ':']
-    return subprocess.run(command[:-1], capture_output=True, text=True, timeout=seconds(50),
-                          check=False, cwd=pathlib.Path(__file__).parent)
-
-
 SEVERAL_NODES = """
 import sys
 import zlib
@@ -435,12 +410,13 @@ if rank == 0:
 """
 
 
+@pytest.mark.mpi_skip
 @pytest.mark.sample(1)
 @pytest.mark.parametrize('hosts', [
     'abab', 'abc', 'aabbb',
     *(pytest.param(hosts, marks=pytest.mark.full) for hosts in ('aabb', 'abb', 'aaa'))])
-def test_several_nodes(hosts):
-    result = mpiexec(hosts, SEVERAL_NODES)
+def test_several_nodes(tmp_path, hosts):
+    result = run_on_hosts(tmp_path, SEVERAL_NODES, hosts)
     assert result.returncode == 0, result.stderr
     assert f'all is well on {len(set(hosts))} nodes' in result.stdout
     assert result.stderr.count('compression makes exchanges slower') == (len(set(hosts)) == 1)
@@ -472,11 +448,12 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.mpi_skip
 @pytest.mark.parametrize('is_hidden', [False, True])
 def test_killed_rank_ends_the_job(is_hidden, tmp_path):
     """Also if a shell hides the killed process from mpiexec."""
     shell = ('sh', '-c', '"$0" "$@"; sleep 1000') if is_hidden else ()
-    result = mpiexec('aaa', KILLED, str(tmp_path), shell=shell)
+    result = run_on_hosts(tmp_path, KILLED, 'aaa', str(tmp_path), shell=shell)
     assert result.returncode != 0
     texts = [path.read_text() for path in tmp_path.iterdir()]
     assert texts or not is_hidden

@@ -1,14 +1,12 @@
 """The files of a completed training stay until all ranks have ended without an error."""
 import os
 import re
-import subprocess
-import sys
 
 import chainer
 import numpy as np
 import pytest
+from jobs import run_job
 from mpi4py import MPI
-from time_limits import seconds
 
 import chainermn
 
@@ -109,29 +107,25 @@ if what == 'blocked' and comm.rank == 0:  # as if the folder were read only; roo
 @pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
 def test_a_failure_after_the_training_keeps_the_files(tmp_path):
     """A restart does not train again; after a clean end, nothing is left."""
-    script = tmp_path / 'script.py'
     here = os.path.dirname(os.path.abspath(__file__))
-    script.write_text(SCRIPT.format(paths=[here, os.path.dirname(os.path.dirname(here))]))
+    script = SCRIPT.format(paths=[here, os.path.dirname(os.path.dirname(here))])
 
     def run(what, rank=0):
-        done = subprocess.run(
-            ['mpiexec', '-n', '2', sys.executable, str(script), what, str(rank)], text=True,
-            cwd=tmp_path, timeout=seconds(60), capture_output=True,
-            env={**os.environ, 'PYTHONWARNINGS': 'default'})
+        done = run_job(tmp_path, script, what, str(rank), limit=60, PYTHONWARNINGS='default')
         trained = re.search(r'trained (.*)', done.stdout)
-        assert trained, done.stderr
+        assert trained, done.stdout
         return trained[1], done
 
     for i, (what, rank) in enumerate([('error', 1), ('exit', 0), ('kill', 1)]):
         trained, done = run(what, rank)
-        assert trained == ('[]' if i else '[1, 2, 3]') and done.returncode != 0, done.stderr
+        assert trained == ('[]' if i else '[1, 2, 3]') and done.returncode != 0, done.stdout
         assert {'run.0.3', 'run.1.3'} <= set(saves(tmp_path / 'out')), what
     trained, done = run('nothing')
-    assert trained == '[]' and done.returncode == 0, done.stderr
+    assert trained == '[]' and done.returncode == 0, done.stdout
     assert os.listdir(tmp_path / 'out') == []
     trained, done = run('finalized')
-    assert trained == '[1, 2, 3]' and done.returncode == 0, done.stderr
+    assert trained == '[1, 2, 3]' and done.returncode == 0, done.stdout
     assert os.listdir(tmp_path / 'out') == []
     _, done = run('blocked')  # rank 0 cannot remove it, and the other rank does not wait
-    assert done.returncode == 0 and done.stderr.count('were not removed') == 1, done.stderr
-    assert 'rank 0: ' in done.stderr and os.listdir(tmp_path / 'out') == ['run.0.3']
+    assert done.returncode == 0 and done.stdout.count('were not removed') == 1, done.stdout
+    assert 'rank 0: ' in done.stdout and os.listdir(tmp_path / 'out') == ['run.0.3']

@@ -9,6 +9,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import optimizers
+from shared_fixtures import raises_on_all
 
 import chainermn
 from chainermn.communicators.flat_communicator import FlatCommunicator
@@ -318,35 +319,30 @@ def test_the_files_of_all_ranks_loaded_by_an_optimizer_that_continued(comm, tmp_
     assert_same(comm, seen, expected)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_a_file_of_one_rank_is_an_error_on_all_ranks(comm, tmp_path):
-    if comm.size == 1:
-        pytest.skip('one rank has the complete state')
     optimizer, _ = train(comm, True)
     copied(optimizer, optimizer, tmp_path, comm, rank=0)
     for _ in range(2):  # also if the program continues
-        with pytest.raises(ValueError, match=r'the state of /.* is incomplete') as caught:
+        with raises_on_all(ValueError, match=r'the state of /.* is incomplete'):
             optimizer.update(lambda: F.sum(F.square(optimizer.target[0].W)))
-        assert len(set(comm.allgather_obj(str(caught.value)))) == 1
 
 
 @pytest.mark.parametrize('shard', [False, True], ids=['complete', 'sharded'])
+@pytest.mark.mpi(min_size=2)
 def test_a_file_loaded_on_one_rank_is_an_error_on_all_ranks(comm, tmp_path, shard):
-    if comm.size == 1:
-        pytest.skip('there is no other rank')
     saved, _ = train(comm, shard)
     loaded, _ = train(comm, True, steps=0)
     if comm.rank == 0:
         chainer.serializers.save_npz(str(tmp_path / 'file'), saved)
         chainer.serializers.load_npz(str(tmp_path / 'file'), loaded)
     loaded.target.append(L.Linear(N_OUT, N_OUT))  # so all ranks broadcast
-    with pytest.raises(ValueError, match='t: 4 on rank 0; 0 on rank') as caught:
+    with raises_on_all(ValueError, match='t: 4 on rank 0; 0 on rank'):
         loaded.update(lambda: F.sum(F.square(loaded.target[0].W)))
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
 
 
+@pytest.mark.mpi(min_size=2)
 def test_a_shard_is_an_error_without_shard_states(comm, tmp_path):
-    if comm.size == 1:
-        pytest.skip('one rank has the complete state')
     sharded, _ = train(comm, True)
     complete, _ = train(comm, False)
     with pytest.raises(ValueError, match='shard_states=True'):
@@ -363,6 +359,5 @@ class OwnUpdate(optimizers.Adam):
 
 @pytest.mark.parametrize('kind', [chainer.Optimizer, OwnUpdate])
 def test_optimizers_that_do_not_step_like_a_gradient_method(comm, kind):
-    with pytest.raises(TypeError, match='does not override its method update') as caught:
+    with raises_on_all(TypeError, match='does not override its method update'):
         chainermn.create_multi_node_optimizer(kind(), comm, shard_states=True)
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1

@@ -5,7 +5,7 @@ import pytest
 from chainer import optimizers
 from chainer.optimizers.adam import AdamRule
 
-from chainermn._gradients.elementwise_rules import is_elementwise
+from chainermn.optimizers import is_elementwise
 
 pytestmark = pytest.mark.mpi_skip
 

@@ -1,0 +1,115 @@
+"""The states of an optimizer in a store, of all shards, in a file."""
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from typing import TypeAlias, TypedDict
+
+import chainer
+import numpy as np
+
+from chainermn._process.atomic_file import open_atomic
+from chainermn.kvstore._sharding import Key, KeyLayout
+
+#: The states of one parameter by name, such as momenta (arrays) and ``t``, the number of steps.
+OptimizerState: TypeAlias = Mapping[str, np.ndarray | float]
+
+
+class OptimizerDescription(TypedDict):
+    """The class and the hyperparameters of an optimizer, as plain data."""
+
+    optimizer: str
+    hyperparameters: dict[str, object]
+
+
+def describe(optimizer: chainer.optimizer.GradientMethod) -> OptimizerDescription:
+    """Return the class and the hyperparameters of an optimizer."""
+    values = optimizer.hyperparam.get_dict()
+    return {'optimizer': f'{type(optimizer).__module__}.{type(optimizer).__qualname__}',
+            'hyperparameters': {name: value.item() if isinstance(value, np.generic) else value
+                                for name, value in sorted(values.items())}}
+
+
+_FORMAT = 1
+
+
+def join_states(layout: KeyLayout, states: Mapping[int, OptimizerState]) -> OptimizerState:
+    """Join the states of a key's shards.
+
+    Args:
+        layout: The layout of the key.
+        states: By server; servers without states are missing.
+
+    Returns:
+        The states.  Those that have not the shape of the shard, such as the number of steps, are
+        those of the first server.
+    """
+    first = min(states)
+    joined = dict(states[first])
+    for name, value in joined.items():
+        if not layout.is_split or not isinstance(value, np.ndarray) \
+                or value.shape != layout.shard_shape(first):
+            continue
+        joined[name] = full = np.zeros(layout.shape, value.dtype)
+        for server in layout.shards:
+            if server in states:
+                layout.shard(full, server)[...] = states[server][name]
+    return joined
+
+
+def write_states(path: str | os.PathLike[str], states: Mapping[Key, OptimizerState],
+                 optimizer: OptimizerDescription | None) -> None:
+    """Write optimizer states to an npz file, atomically.
+
+    Args:
+        path: Path of the file.
+        states: States by key.
+        optimizer: Written as well, if not ``None``.
+
+    Raises:
+        OSError: If the file cannot be written.
+        TypeError: If a state is not a number or an array of numbers.
+    """
+    about = {'format': _FORMAT, 'keys': list(states), 'optimizer': optimizer}
+    arrays = {'about': np.array(json.dumps(about))}
+    for i, state in enumerate(states.values()):
+        for name, value in state.items():
+            arrays[f'{i}/{name}'] = np.asarray(value)
+            if arrays[f'{i}/{name}'].dtype.hasobject:
+                raise TypeError(f'the state {name!r} of a key is {value!r}, not an array')
+    with open_atomic(os.fspath(path)) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def read_states(path: str | os.PathLike[str]
+                ) -> tuple[Mapping[Key, OptimizerState], OptimizerDescription | None]:
+    """Read a file of :func:`write_states`; run no code from the file.
+
+    Returns:
+        The states by key, and the description of the optimizer, if there is one.
+
+    Raises:
+        ValueError: If the file is corrupt or of another kind.
+        OSError: If it cannot be read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            about = json.loads(str(file['about']))
+            if about['format'] != _FORMAT:
+                raise ValueError(f'its format is {about["format"]}, not {_FORMAT}')
+            states: dict[Key, dict[str, np.ndarray | float]] = {key: {} for key in about['keys']}
+            for name in file.files:
+                index, slash, state = name.partition('/')
+                if slash:
+                    states[about['keys'][int(index)]][state] = file[name]
+            return states, about['optimizer']
+    except OSError:
+        raise
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError,
+            zipfile.BadZipFile) as error:
+        # NumPy suggests allow_pickle=True for a file that is not NPZ, which would be unsafe.
+        reason = 'it is not an NPZ file' if 'allow_pickle' in str(error) else error
+        raise ValueError(f'{os.fspath(path)} has no optimizer states of a KVStore: {reason}'
+                         ) from error
