@@ -43,7 +43,7 @@ class Counted(Protocol):
     t: int  # number of updates
 
 
-class _Process(runtime.ProcessState):
+class _Watched(runtime.ProcessState):
     """The optimizers of this process, and its activities if somebody watches."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Activities:
                 self.gpu_bytes = sys.modules['cupy'].get_default_memory_pool().total_bytes()
 
 
-class _Span:
+class _ActivitySpan:
     """An activity that lasts as long as a with statement."""
 
     __slots__ = ('_activities', '_name')
@@ -132,7 +132,7 @@ def span(name: str, category: str = '') -> AbstractContextManager[None]:
         name: The name of a span; those that are no activity belong to the one around them.
         category: As for the timeline.
     """
-    activities = runtime.get(_Process).activities
+    activities = runtime.get(_Watched).activities
     if activities is None:
         return NO_SPAN
     if category:
@@ -141,12 +141,12 @@ def span(name: str, category: str = '') -> AbstractContextManager[None]:
         name = name.partition(' ')[0]
     else:
         name = _SPANS.get(name, name)
-    return _Span(activities, name) if name in NAMES else NO_SPAN
+    return _ActivitySpan(activities, name) if name in NAMES else NO_SPAN
 
 
 def start() -> Activities:
     """Record the activities from now on; return them."""
-    process = runtime.get(_Process)
+    process = runtime.get(_Watched)
     if process.activities is None:
         process.activities = Activities()
         subscribe(process.activities)
@@ -155,7 +155,7 @@ def start() -> Activities:
 
 def stop() -> None:
     """Undo :func:`start`."""
-    process = runtime.get(_Process)
+    process = runtime.get(_Watched)
     if process.activities is not None:
         unsubscribe(process.activities)
         process.activities = None
@@ -163,7 +163,7 @@ def stop() -> None:
 
 def follow(optimizer: Counted) -> None:
     """Count the updates of an optimizer, as long as it exists."""
-    runtime.get(_Process).optimizers.add(optimizer)
+    runtime.get(_Watched).optimizers.add(optimizer)
 
 
 def updates() -> int | None:
@@ -173,6 +173,6 @@ def updates() -> int | None:
     """
     with contextlib.suppress(RuntimeError):  # the program creates an optimizer meanwhile
         counts = [getattr(optimizer, 't', None) for optimizer in
-                  runtime.get(_Process).optimizers]
+                  runtime.get(_Watched).optimizers]
         return max((count for count in counts if isinstance(count, int)), default=None)
     return None

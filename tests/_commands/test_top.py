@@ -109,7 +109,8 @@ def top(*args, check=True):
     return done
 
 
-@pytest.mark.parametrize('n', [1, 2, 4])
+@pytest.mark.parametrize('n', [pytest.param(1, marks=pytest.mark.slow), 2,
+                               pytest.param(4, marks=pytest.mark.slow)])
 def test_numbers_of_each_rank(tmp_path, n):
     with Job(tmp_path, n) as job:
         shown = json.loads(top(job.ranks[-1], '--json', '-n', 4).stdout.splitlines()[-1])
@@ -144,6 +145,7 @@ def test_a_table_by_the_name_of_the_job_and_its_mpiexec(tmp_path):
             assert [row.endswith(' straggler') for row in rows] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_a_deadlock_and_a_stopped_rank(tmp_path):
     with Job(tmp_path, 2, CHAINERMN_DEADLOCKS='0', CHAINERMN_TIMEOUT='0') as job:
         os.kill(job.ranks[1], signal.SIGSTOP)
@@ -167,6 +169,7 @@ def test_a_deadlock_and_a_stopped_rank(tmp_path):
         job.process.kill()
 
 
+@pytest.mark.slow
 def test_it_sees_how_a_job_ends(tmp_path):
     for how in ('finished', 'killed'):
         folder = tmp_path / how
@@ -185,6 +188,7 @@ def test_it_sees_how_a_job_ends(tmp_path):
             (0, False) if how == 'finished' else (1, True)), error
 
 
+@pytest.mark.slow
 def test_a_terminal(tmp_path):
     """The table is drawn again and again."""
     with Job(tmp_path, 2) as job:
@@ -207,6 +211,7 @@ def test_a_terminal(tmp_path):
     assert 'straggler' in text and '\x1b[' in text
 
 
+@pytest.mark.slow
 def test_ranks_started_by_shells_are_one_job(tmp_path):
     (tmp_path / 'wrapper.sh').write_text('"$@"\nexit $?\n')
     with Job(tmp_path, 2, 'sh', 'wrapper.sh') as job:
@@ -215,6 +220,7 @@ def test_ranks_started_by_shells_are_one_job(tmp_path):
     assert job.process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_viewer_that_does_not_read(tmp_path):
     """The ranks go on, others can watch, and it continues later."""
     with Job(tmp_path, 2) as job, subprocess.Popen(
@@ -251,6 +257,7 @@ def test_a_job_of_another_user():
     assert re.search(r'belongs to the user \w+, and only that user can watch it', done.stderr)
 
 
+@pytest.mark.slow
 def test_a_program_that_restores_sigpipe_and_forks(tmp_path):
     """A viewer that ends kills no rank; the child of a killed rank does not keep a viewer."""
     with Job(tmp_path, 2, program=FORK) as job, subprocess.Popen(
@@ -271,7 +278,7 @@ def test_a_program_that_restores_sigpipe_and_forks(tmp_path):
 
 
 def test_several_jobs_are_listed(tmp_path, monkeypatch):
-    one, two = jobs.Job('a.py', [10, 11]), jobs.Job('b.py', [20])
+    one, two = jobs.RunningJob('a.py', [10, 11]), jobs.RunningJob('b.py', [20])
     monkeypatch.setattr(jobs, '_jobs', lambda: [one, two])
     assert jobs.find('b.py') is two
     with pytest.raises(jobs.NoJobError, match=r'(?s)by a PID:\n  10  a.py, 2 ranks .*\n  20  b'):

@@ -73,7 +73,7 @@ def port():
         return listener.getsockname()[1]
 
 
-@pytest.mark.parametrize('ranks', [1, 3])
+@pytest.mark.parametrize('ranks', [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_port_and_a_file(tmp_path, port, ranks):
     target = str(port) if ranks == 3 else str(tmp_path / 'job.prom')
     job = run_job(tmp_path, PROGRAM, ranks=ranks, CHAINERMN_METRICS=target)
@@ -84,6 +84,7 @@ def test_a_port_and_a_file(tmp_path, port, ranks):
         time.sleep(.05)
 
 
+@pytest.mark.slow
 def test_prometheus(tmp_path, port):
     """A real server scrapes a job, and has the right types and labels."""
     if not shutil.which('prometheus'):
@@ -138,6 +139,7 @@ scrape_configs:
     assert (jobs[0].returncode, jobs[0].stdout) == (0, 'right\n'), jobs[0].stdout
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_a_warning(tmp_path):
     with socket.socket() as listener:
         listener.bind(('127.0.0.1', 0))

@@ -111,8 +111,11 @@ def test_targets_that_cannot_be_used(capfd, target, message):
         send(socket, '')
         socket.settimeout(seconds(10))
         assert socket.recv(1) == b''  # the process has ended
-    assert re.search(f'^chainermn: no metrics of .* on {re.escape(target)}: .*{message}',
-                     capfd.readouterr().err, re.M)
+    found, end = '', time.monotonic() + seconds(10)  # it prints after it has closed the socket
+    while '\n' not in found and time.monotonic() < end:
+        time.sleep(.01)
+        found += capfd.readouterr().err
+    assert re.search(f'^chainermn: no metrics of .* on {re.escape(target)}: .*{message}', found)
 
 
 def test_a_port(port):

@@ -23,7 +23,7 @@ def max_pooling(f: Any, x: Any, rois: Any, index: Any) -> Any:
 
 
 def pooling(f: Any, x: Any, rois: Any) -> Any:
-    """As ``max_pooling``, with the index of the image in ``rois``, and 0 for empty bins."""
+    """Pool as ``max_pooling``, with the index of the image in ``rois``, and 0 for empty bins."""
     corners = f.constant(np.array([2, 1, 4, 3]))
     y = _maximum(x[rois[:, 0].long()], *_bins(f, rois.index_select(1, corners), 1))
     return torch.where(torch.isinf(y), torch.zeros_like(y), y)

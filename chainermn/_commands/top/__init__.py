@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from chainermn._commands.top import connection, jobs, table
-from chainermn._commands.top.jobs import Job
-from chainermn._commands.top.table import Row
+from chainermn._commands.top.jobs import RunningJob
+from chainermn._commands.top.table import TableRow
 
 # Control sequences of terminals.
 _OTHER_SCREEN, _MAIN_SCREEN = '\x1b[?1049h', '\x1b[?1049l'
@@ -76,7 +76,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     return 0
 
 
-def _tables(job: Job, count: int) -> Iterator[list[Row]]:
+def _tables(job: RunningJob, count: int) -> Iterator[list[TableRow]]:
     """Yield the ranks of a job, a number of times, or until it finishes."""
     samples, n = table.Samples(), 0
     with contextlib.closing(connection.messages(job.ranks)) as messages:
@@ -89,11 +89,11 @@ def _tables(job: Job, count: int) -> Iterator[list[Row]]:
                     return
 
 
-def _json(job: str, rows: Sequence[Row]) -> str:
+def _json(job: str, rows: Sequence[TableRow]) -> str:
     return json.dumps({'job': job, 'time': time.time(), 'ranks': [row._asdict() for row in rows]})
 
 
-def _show_live(job: str, tables: Iterator[list[Row]]) -> None:
+def _show_live(job: str, tables: Iterator[list[TableRow]]) -> None:
     """Show the newest table in the terminal; it remains there at the end."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     lines: list[str] = []

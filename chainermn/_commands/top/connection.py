@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from chainermn._commands import running_ranks
+from chainermn._operations.exceptions import ChainerMNError
 from chainermn._process import launcher
 
 _TIMEOUT = 8.  # seconds, for a rank to connect and for each message
@@ -18,7 +19,7 @@ _RETRY = 2.  # seconds
 _MAX_TRIES = 3  # ranks
 
 
-class LostError(Exception):
+class LostError(ChainerMNError, ConnectionError):
     """The ranks of this host do not answer, or have ended without finishing the program."""
 
 

@@ -10,20 +10,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from chainermn._commands import running_ranks
+from chainermn._operations.exceptions import ChainerMNError
 
 
-class Job(NamedTuple):
+class RunningJob(NamedTuple):
     """A job: its ranks on this host."""
 
     name: str  # the job ID of Slurm, or the file name of the program
     ranks: list[int]  # processes
 
 
-class NoJobError(Exception):
+class NoJobError(ChainerMNError, LookupError):
     """There is no such job, or more than one."""
 
 
-def find(target: str | None) -> Job:
+def find(target: str | None) -> RunningJob:
     """Return a job of this user.
 
     Args:
@@ -57,13 +58,13 @@ def find(target: str | None) -> Job:
     return jobs[0]
 
 
-def _jobs() -> list[Job]:
+def _jobs() -> list[RunningJob]:
     """Return the jobs of this user on this host."""
     ranks: dict[str, list[int]] = {}
     for process in sorted(running_ranks.processes()):
         if (job := running_ranks.job(process)) is not None:
             ranks.setdefault(job, []).append(process)
-    return [Job(_name(each[0]), each) for each in ranks.values()]
+    return [RunningJob(_name(each[0]), each) for each in ranks.values()]
 
 
 def _name(process: int) -> str:

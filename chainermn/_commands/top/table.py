@@ -20,7 +20,7 @@ _RED, _YELLOW, _RESET = '\x1b[31m', '\x1b[33m', '\x1b[0m'
 _MIN_DELAY = .1
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A rank.  ``None`` is unknown."""
 
     rank: int
@@ -81,19 +81,19 @@ class Samples:
         return self._messages >= _MAX_WAIT or self._size == sum(
             len(kept) > 1 for kept in self._samples.values())
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TableRow]:
         """Return all ranks."""
         ranks = sorted({*self._samples, *range(self._size)})
         rows = [self._row(rank) for rank in ranks]
         slow = straggler(rows)
         return [row._replace(is_straggler=row.rank == slow and not row.is_waiting) for row in rows]
 
-    def _row(self, rank: int) -> Row:
+    def _row(self, rank: int) -> TableRow:
         kept = self._samples.get(rank)
         if not kept:
-            return Row(rank)
+            return TableRow(rank)
         first, last = kept[0], kept[-1]
-        row = Row(rank, last['host'], last['pid'], last['updates'], None, None,
+        row = TableRow(rank, last['host'], last['pid'], last['updates'], None, None,
                   last['rss_bytes'], last['gpu_bytes'], self._ages[rank] > _SILENT, False,
                   last['is_waiting'] and last['state_seconds'] >= _STUCK, last['state'],
                   last['state_seconds'])
@@ -109,7 +109,7 @@ class Samples:
         return row._replace(updates_per_second=rate, shares=shares)
 
 
-def straggler(rows: Iterable[Row]) -> int | None:
+def straggler(rows: Iterable[TableRow]) -> int | None:
     """Return the rank for which the others wait, ``None`` if there is none."""
     busy = {row.rank: 1 - row.shares[WAITING] - row.shares[EXCHANGE]
             for row in rows if row.shares is not None}
@@ -120,7 +120,7 @@ def straggler(rows: Iterable[Row]) -> int | None:
     return slowest if busy[slowest] - others > _MIN_DELAY else None
 
 
-def lines(job: str, rows: Sequence[Row], width: int = 1 << 30, height: int = 1 << 30,
+def lines(job: str, rows: Sequence[TableRow], width: int = 1 << 30, height: int = 1 << 30,
           is_colored: bool = False) -> list[str]:
     """Return the job as text: a summary, and a table.
 
@@ -152,7 +152,7 @@ def lines(job: str, rows: Sequence[Row], width: int = 1 << 30, height: int = 1 <
     return found
 
 
-def summary(rows: Sequence[Row], job: str) -> str:
+def summary(rows: Sequence[TableRow], job: str) -> str:
     """Return the line above the table."""
     rates = [row.updates_per_second for row in rows if row.updates_per_second is not None]
     hosts = {row.host for row in rows if row.host}
@@ -167,7 +167,7 @@ def summary(rows: Sequence[Row], job: str) -> str:
     return ', '.join(parts)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: TableRow) -> list[str]:
     """Return a rank as text, as in the head."""
     shares = ['-' if row.shares is None else f'{row.shares[name]:.0%}' for name in NAMES]
     memory = [_size(row.rss_bytes), _size(row.gpu_bytes) if row.gpu_bytes else '-']
