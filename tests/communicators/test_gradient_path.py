@@ -11,8 +11,8 @@ import chainermn
 
 PACKAGE = os.path.dirname(chainermn.__file__) + os.sep
 
-#: Messages of the consistency check, which contain no gradient.
-MESSAGES = ['_consistency/signature_exchange.py']
+#: Messages of the consistency check and the time spent waiting for them: without gradients.
+MESSAGES = ['_consistency/signature_exchange.py', '_timeline/activities.py']
 
 
 def path_of(function):
