@@ -12,7 +12,7 @@ import chainermn
 PACKAGE = os.path.dirname(chainermn.__file__) + os.sep
 
 #: Messages of the consistency check and the time spent waiting for them: without gradients.
-MESSAGES = ['_consistency/signature_exchange.py', '_timeline/activities.py']
+MESSAGES = ['_consistency/signature_exchange.py', '_timeline/activities.py', '_process/runtime.py']
 
 
 def path_of(function):
