@@ -101,6 +101,7 @@ class LiveView:
         self.viewers: list[Viewer] = []
         self._samples: dict[int, tuple[float, Sample]] = {}  # by rank, with its time of arrival
         self._asked_at = self._shown_at = -_LEASE
+        self._is_recording = False
         # Constant; and not every thread may call MPI.
         self._rank, self._host = MPI.COMM_WORLD.rank, MPI.Get_processor_name()
 
@@ -113,10 +114,12 @@ class LiveView:
         for viewer in self.viewers:
             viewer.flush()
         self.viewers = [viewer for viewer in self.viewers if viewer.is_open]
-        if self.is_watched(now):
+        is_watched = self.is_watched(now)
+        if is_watched and not self._is_recording:
             activities.start()
-        else:
+        elif self._is_recording and not is_watched:
             activities.stop()
+        self._is_recording = is_watched
 
     def note_question(self, now: float) -> None:
         """Note that another rank has asked for a sample."""

@@ -60,7 +60,7 @@ if comm.rank == 0:
     assert min(values(text, 'resident_memory_bytes').values()) > 2**20
     assert text.count('activity="forward"') == comm.size
     spent = [float(each) for each in re.findall(r'activity="forward"} ([0-9.]+)', text)]
-    assert all(.4 * seconds / 4 < each < seconds for each in spent), (spent, seconds)
+    assert all(0 < each < seconds for each in spent), (spent, seconds)
     assert abs(time.time() - max(values(text, 'last_sample_timestamp_seconds').values())) < 5
     print('right')
 '''
