@@ -183,8 +183,12 @@ def test_the_steps_of_the_image_in_a_chroot(tmp_path):
         ROOT / '.dockerignore').read_text().splitlines() if not line.startswith('#')]
     shutil.copytree(ROOT, root / 'opt/chainermn', dirs_exist_ok=True,
                     ignore=shutil.ignore_patterns(*ignored))
-    for path in ('/etc/hosts', '/etc/resolv.conf', '/etc/pip.conf', os.environ.get('PIP_CERT', '')):
-        if path and pathlib.Path(path).exists():
+    # Elsewhere, since a package that the image installs writes a file of certificates of its own.
+    certificates = {'PIP_CERT': '/etc/pip-certificates.pem'} if 'PIP_CERT' in os.environ else {}
+    for name, path in certificates.items():
+        shutil.copy(os.environ[name], root / path[1:])
+    for path in ('/etc/hosts', '/etc/resolv.conf', '/etc/pip.conf'):
+        if pathlib.Path(path).exists():
             (root / path[1:]).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, root / path[1:])
 
@@ -195,7 +199,7 @@ def test_the_steps_of_the_image_in_a_chroot(tmp_path):
             env={'MPI': 'mpich', 'HOME': '/home/mpiuser', 'DEBIAN_FRONTEND': 'noninteractive',
                  'PATH': '/opt/venv/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
                  **{name: value for name, value in os.environ.items() if name.startswith('PIP_')
-                    and name != 'PIP_FIND_LINKS'}})
+                    and name != 'PIP_FIND_LINKS'}, **certificates})
         assert done.returncode == 0, done.stdout
         return done.stdout
 
