@@ -96,10 +96,10 @@ def updates_in_blocks(module: Any) -> None:
 
     It was memory-bound. Results are bitwise identical.
     """
-    from chainer_compat import optimizer_steps, updates  # which keep methods of Chainer
+    # Imported before a program can replace methods of Chainer, which they remember.
+    from chainer_compat import optimizer_steps, updates  # noqa: F401
     from chainer_compat.torch_kernels.dispatch import with_kernel
 
-    assert optimizer_steps
     rule = getattr(module, RULES[module.__name__])
     rule.update_core_cpu = with_kernel('updates.update_core', _is_worth_importing)(
         _in_blocks(rule.update_core_cpu))

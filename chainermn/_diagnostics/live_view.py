@@ -110,7 +110,7 @@ class LiveView:
         return bool(self.viewers) or now < self._asked_at + _LEASE
 
     def poll(self, now: float) -> None:
-        """Forget viewers that have ended."""
+        """Forget viewers that have ended, and record activities while there are others."""
         for viewer in self.viewers:
             viewer.flush()
         self.viewers = [viewer for viewer in self.viewers if viewer.is_open]

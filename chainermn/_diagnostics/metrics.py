@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from chainermn._diagnostics.live_view import Sample, Viewer
 from chainermn._process import metrics_server, streams
-from chainermn._process.prometheus import Metric, text
+from chainermn._process.prometheus import Metric, job_of, text
 
 
 def open_viewer(target: str) -> Viewer | None:
@@ -36,7 +36,7 @@ def metrics(size: int, samples: Sequence[tuple[float, Sample]]) -> Iterator[Metr
         size: The number of ranks of the job.
         samples: The newest sample of each rank of this host, with its age in seconds.
     """
-    job = os.environ.get('SLURM_JOB_ID') or os.path.basename(sys.argv[0]) or 'python'
+    job = job_of(sys.argv[0])
     every = [({'job': job, 'host': each.host, 'rank': str(each.rank)}, age, each)
              for age, each in samples]
 

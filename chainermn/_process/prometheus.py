@@ -1,6 +1,7 @@
 """Prometheus' text format."""
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -12,6 +13,11 @@ class Metric(NamedTuple):
     kind: str  # 'counter' or 'gauge'
     help: str
     values: Iterable[tuple[Mapping[str, str], float]]  # with labels
+
+
+def job_of(program: str) -> str:
+    """Return the label ``job``: the job ID of Slurm, or the file name of the program."""
+    return os.environ.get('SLURM_JOB_ID') or os.path.basename(program) or 'python'
 
 
 def text(metrics: Iterable[Metric]) -> str:

@@ -53,7 +53,7 @@ class ProgressBar(chainer.training.Extension):
         self._out = sys.stderr if out is None else out
         self._samples = 0  # of all ranks in an epoch; 0 if unknown
         self._points: collections.deque[_Point] = collections.deque()
-        self._bar: _AnyBar | None = None
+        self._bar: _Display | None = None
 
     @called_by('ProgressBar')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
@@ -117,7 +117,7 @@ class _Point(NamedTuple):
     length: float
 
 
-class _AnyBar(Protocol):
+class _Display(Protocol):
     def draw(self, position: float, text: str) -> None:
         """Draw the bar."""
 
@@ -125,7 +125,7 @@ class _AnyBar(Protocol):
         """Leave the last state on the screen."""
 
 
-def _new_bar(length: float, unit: str, out: TextIO) -> _AnyBar:
+def _new_bar(length: float, unit: str, out: TextIO) -> _Display:
     try:
         return _Tqdm(length, unit, out)
     except ImportError:

@@ -65,3 +65,16 @@ def sizes(monkeypatch):
 
     monkeypatch.setattr(block_updates, 'Block', Block)
     return seen
+
+
+@pytest.fixture(params=['torch', 'numpy'])
+def kernels(request, monkeypatch):
+    """Optimizers update by PyTorch's kernels, and by NumPy."""
+    import chainer
+
+    if request.param == 'torch':
+        pytest.importorskip('torch')
+        monkeypatch.setattr(chainer.global_config, 'fused_updates', True)
+    else:
+        monkeypatch.setattr(chainer.global_config, 'use_torch', 'never')
+    return request.param

@@ -138,21 +138,12 @@ def described(array):
     return None if array is None else (array.dtype, array.shape, array.tobytes())
 
 
-@pytest.fixture(params=['torch', 'numpy'])
-def _kernels(request, monkeypatch):
-    if request.param == 'torch':
-        pytest.importorskip('torch')
-        monkeypatch.setattr(chainer.global_config, 'fused_updates', True)
-    else:
-        monkeypatch.setattr(chainer.global_config, 'use_torch', 'never')
-
-
 ALONE = [(name,) for name in CHANGES]
 PAIRS = [(first, second) for first in ('hook', 'no gradient', 'late parameter', 'disabled', 'rate')
          for second in CHANGES if second != first]
 
 
-@pytest.mark.usefixtures('_kernels')
+@pytest.mark.usefixtures('kernels')
 @pytest.mark.parametrize('name', OPTIMIZERS)
 def test_changes_between_steps(name, monkeypatch):
     for changes in ALONE + (PAIRS if name == 'MomentumSGD' else []):

@@ -150,16 +150,6 @@ CHANGES = {
 }
 
 
-@pytest.fixture(params=['torch', 'numpy'])
-def kernels(request, monkeypatch):
-    if request.param == 'torch':
-        pytest.importorskip('torch')
-        monkeypatch.setattr(chainer.global_config, 'fused_updates', True)
-    else:
-        monkeypatch.setattr(chainer.global_config, 'use_torch', 'never')
-    return request.param
-
-
 def train(change, undo=None, n=6):
     random = np.random.RandomState(0)
     model = chainer.Chain()

@@ -82,8 +82,7 @@ def add_to(report: Report, pattern: str, readings: Sequence[Reading]) -> None:
 def _slow_ranks(readings: Sequence[Reading]) -> Iterator[Finding]:
     median = statistics.median(reading.rate for reading in readings)
     for rank, reading in enumerate(readings):
-        if (reading.samples and reading.seconds >= _LONG
-                and reading.rate < _SLOW * median):
+        if reading.samples and reading.seconds >= _LONG and reading.rate < _SLOW * median:
             yield Finding('slow-disk', reading.host, (
                 f'rank {rank} on {reading.host} reads {reading.rate:,.0f} samples/s, other ranks '
                 f'{median:,.0f}: its disk or network is slow, and all ranks wait for it'))

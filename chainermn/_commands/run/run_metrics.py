@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from chainermn._commands.run.job_report import Attempt
 from chainermn._process import metrics_server
-from chainermn._process.prometheus import Metric, text
+from chainermn._process.prometheus import Metric, job_of, text
 
 
 class RunMetrics:
@@ -26,8 +26,7 @@ class RunMetrics:
     def __init__(self, target: str | None, program: str) -> None:
         self._socket = metrics_server.start(target) if target else None
         self._started = time.time()
-        self._labels = {'job': os.environ.get('SLURM_JOB_ID') or os.path.basename(program),
-                        'host': os.uname().nodename}
+        self._labels = {'job': job_of(program), 'host': os.uname().nodename}
 
     def publish(self, attempts: Sequence[Attempt], is_running: bool) -> None:
         """Publish the current numbers.

@@ -33,9 +33,9 @@ columns:
   waiting   waiting for other ranks
   update    the step of the actual optimizer
   other     all else, such as evaluation, or computation outside of optimizer.update
-  state     "straggler": the others wait for this rank; what a rank has waited for
+  state     "straggler" if the others wait for this rank; the operation in which a rank waits
 
-Without a terminal and with --json, it prints the state once, unless -n is given.
+If the output is piped, or with --json, it prints the table once, unless -n is given.
 """
 
 

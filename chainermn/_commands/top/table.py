@@ -93,10 +93,12 @@ class Samples:
         if not kept:
             return TableRow(rank)
         first, last = kept[0], kept[-1]
-        row = TableRow(rank, last['host'], last['pid'], last['updates'], None, None,
-                  last['rss_bytes'], last['gpu_bytes'], self._ages[rank] > _SILENT, False,
-                  last['is_waiting'] and last['state_seconds'] >= _STUCK, last['state'],
-                  last['state_seconds'])
+        row = TableRow(
+            rank, last['host'], last['pid'], last['updates'],
+            rss_bytes=last['rss_bytes'], gpu_bytes=last['gpu_bytes'],
+            is_silent=self._ages[rank] > _SILENT,
+            is_waiting=last['is_waiting'] and last['state_seconds'] >= _STUCK,
+            state=last['state'], state_seconds=last['state_seconds'])
         seconds = last['at'] - first['at']
         if row.is_silent or not seconds:
             return row
