@@ -103,7 +103,8 @@ def _export(module: torch.nn.Module, inputs: Inputs, file: Path, size: int | Non
         with warnings.catch_warnings(), _without_logging():
             warnings.simplefilter('ignore')  # of PyTorch about itself
             program = torch.onnx.export(
-                module, arguments, dynamo=True, verbose=False, opset_version=opset_version,
+                module, (*arguments, {}), dynamo=True, verbose=False,  # {}: no keyword arguments
+                opset_version=opset_version,
                 dynamic_shapes=tuple(mapped(each, shape) for each in arguments) if size else None)
             program.save(file, external_data=False)
     except Exception as error:  # of torch.export and onnxscript, which have many
