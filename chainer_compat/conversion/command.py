@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='shape of an input, such as 1,3,224,224 or 2,10:int32; repeat it for '
                         'several inputs')
     parser.add_argument('--train', action='store_true',
-                        help='convert the model as it is trained; *.pt only')
+                        help='convert the model for training instead of inference (*.pt only)')
 
 
 def main(options: argparse.Namespace) -> None:
