@@ -71,7 +71,7 @@ class Opener:
         if suffix in ('.arrow', '.parquet'):
             return ParquetShard(shard) if suffix == '.parquet' else open_arrow(shard)
         raise ValueError(f'no reader for {suffix or "a file without a suffix"!r}: pass reader=, a '
-                         'function from a path to an object with a length and [index]')
+                         'function that opens a path and returns an object with len() and [index]')
 
     def measure(self, shard: Object) -> tuple[int, int]:
         """Return the numbers of samples and of bytes; -1 if it is no file."""
@@ -183,7 +183,7 @@ class _Samples:
 
     def __init__(self, samples: Object, is_ours: bool) -> None:
         if not hasattr(samples, '__len__') or not hasattr(samples, '__getitem__'):
-            raise TypeError(f'a shard needs a length and [index], but is {type(samples).__name__}')
+            raise TypeError(f'a shard needs len() and [index], but is a {type(samples).__name__}')
         self._samples, self._is_ours = samples, is_ours
 
     def __len__(self) -> int:

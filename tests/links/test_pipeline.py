@@ -670,7 +670,7 @@ def test_links_that_wait_for_each_other(comm):
 
 @each_case('rank_in, rank_out, text', [
     (None, 1, 'sends to rank 1, but no link there receives it. Add a link with rank_in=0 on'),
-    (1, None, 'receives from rank 1, but no link there sends it. Add a link with rank_out=0')])
+    (1, None, 'receives from rank 1, but no link there sends to it. Add a link with rank_out=0')])
 def test_a_missing_link(comm, rank_in, rank_out, text):
     model = MultiNodeChainList(comm)
     if comm.rank == 0:
@@ -682,7 +682,8 @@ def test_a_missing_link(comm, rank_in, rank_out, text):
 def test_different_batches(comm):
     model, _ = build(chain(comm.size), comm)
     pipeline = Pipeline(model, F.softmax_cross_entropy)
-    with raises_on_all(ValueError, 'numbers of examples', 'rank 0: 5', f'rank {comm.size - 1}: 4'):
+    with raises_on_all(ValueError, 'numbers of examples differ', 'rank 0: 5',
+                       f'rank {comm.size - 1}: 4'):
         pipeline(*batch(5 if comm.rank == 0 else 4))
     with raises_on_all(ValueError, 'the arguments have different numbers of examples: 5, 4'):
         pipeline(batch(5)[0], batch(4)[1])

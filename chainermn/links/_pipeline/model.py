@@ -30,8 +30,8 @@ class RankModel:
             raise TypeError(f'Pipeline: model must be a chainer.Link, not {model!r}')
         lists = [link for link in model.links() if isinstance(link, MultiNodeChainList)]
         if len(lists) > 1:
-            raise ValueError(f'Pipeline: the model contains {len(lists)} lists of class '
-                             'MultiNodeChainList. Add all links to one of them.')
+            raise ValueError(f'Pipeline: the model contains {len(lists)} MultiNodeChainLists. '
+                             'Add all links to one of them.')
         if lossfun is not None and not callable(lossfun):
             raise TypeError(f'Pipeline: lossfun must be a function, not {lossfun!r}')
         if lossfun is not None and not lists:
