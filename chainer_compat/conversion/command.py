@@ -51,7 +51,7 @@ def main(options: argparse.Namespace) -> None:
     except (ConversionError, ImportError, OSError) as error:
         sys.exit(f'{type(error).__name__}: {error}')
     where = f' (from {prefix})' if prefix else ''
-    print(f'Wrote {options.output}{where}. Its outputs are those of Chainer, but for rounding.')
+    print(f'Wrote {options.output}{where}. Its outputs are those of Chainer, except for rounding.')
 
 
 def _model(name: str) -> Any:

@@ -493,11 +493,17 @@ def test_trainer_evaluator_and_log(comm, tmp_path):
 
 def test_a_function_of_loss_is_reported_too(comm, tmp_path):
     model, _ = build(chain(comm.size), comm)
-    pipeline = Pipeline(model, F.softmax_cross_entropy, 3)
+
+    def lossfun(y, t):
+        chainer.report({'accuracy': F.accuracy(y, t)}, model)
+        return F.softmax_cross_entropy(y, t)
+
+    pipeline = Pipeline(model, lossfun, 3)
     found = train(model, pipeline, tmp_path, evaluate=pipeline)
     logs = MPI.COMM_WORLD.allgather(found)
     assert all(log == logs[0] for log in logs)
-    assert {'main/loss', 'validation/main/loss'} <= found[2].keys()
+    assert {'main/loss', 'main/accuracy', 'validation/main/loss', 'validation/main/accuracy'
+            } <= found[2].keys()
 
 
 def test_a_classifier_around_first_and_last_link(comm, tmp_path):
