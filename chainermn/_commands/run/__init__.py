@@ -21,7 +21,7 @@ from chainermn._commands.run.run_metrics import RunMetrics
 from chainermn._process import metrics_server, mpiexec
 
 _DESCRIPTION = """\
-Starts an MPI job: N processes that run "python SCRIPT ARGS...". Restarts the job when it
+Starts an MPI job: N ranks that run "python SCRIPT ARGS...". Restarts the job when it
 fails. A script resumes from its last complete checkpoint if it calls maybe_load of its
 checkpointer (chainermn.create_multi_node_checkpointer) before training, or uses
 chainermn.extensions.multi_node_snapshot with autoload=True. Other scripts start from the
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              'ADDRESS:PORT, or write them to FILE.prom; CHAINERMN_METRICS does '
                              'the same for the ranks')
     parser.add_argument('--mpiexec-args', default='', metavar='ARGS',
-                        help='additional options for mpiexec: --mpiexec-args="--hosts a,b"')
+                        help='additional options for mpiexec: --mpiexec-args="-hosts a,b"')
     parser.add_argument('-m', action='store_true', dest='is_module',
                         help='SCRIPT is a module name, as in "python -m"')
     parser.add_argument('script', metavar='SCRIPT', help='the script that every rank runs')
