@@ -491,6 +491,15 @@ def test_trainer_evaluator_and_log(comm, tmp_path):
     assert {'validation/main/loss', 'validation/main/accuracy'} <= found[2].keys()
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason='errors have no notes')
+def test_a_target_without_a_function_of_loss_is_explained(comm):
+    model = MultiNodeChainList(comm.split(comm.rank, 0))
+    model.add_link(L.Linear(WIDTH, WIDTH))
+    with pytest.raises((TypeError, ValueError)) as caught:
+        Pipeline(model)(*batch(4))
+    assert 'pass lossfun' in caught.value.__notes__[0]
+
+
 def test_a_function_of_loss_is_reported_too(comm, tmp_path):
     model, _ = build(chain(comm.size), comm)
 
