@@ -163,7 +163,7 @@ class _Form:
 def _entries(sample: Object) -> Mapping[str, Object]:
     if isinstance(sample, Mapping):
         if any(not isinstance(name, str) or re.fullmatch(r'(arr_\d+)?', name) for name in sample):
-            raise TypeError(f'keys of samples must be strings other than arr_0, not {[*sample]}')
+            raise TypeError(f'keys of samples must be names, unlike arr_0, and not {[*sample]}')
         return sample
     if isinstance(sample, (tuple, list)):
         return {f'arr_{i}': value for i, value in enumerate(sample)}
@@ -173,8 +173,8 @@ def _entries(sample: Object) -> Mapping[str, Object]:
 def _as_array(value: Object, i: int) -> np.ndarray:
     array = np.asarray(chainer.backends.cuda.to_cpu(value) if hasattr(value, 'get') else value)
     if array.dtype.hasobject:
-        raise TypeError(f'sample {i} contains an object of type {type(value).__name__}, which is '
-                        'not stored: loading it could run code')
+        raise TypeError(f'sample {i} holds {type(value).__name__}, which is not stored in arrays: '
+                        'that would run code when it is read')
     return array
 
 
