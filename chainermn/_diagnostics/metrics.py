@@ -24,7 +24,7 @@ def open_viewer(target: str) -> Viewer | None:
         problem = f'{environment.METRICS} {error}'
     except (OSError, subprocess.SubprocessError) as error:
         problem = str(error)
-    streams.write(f'chainermn: no metrics of {os.uname().nodename}: {problem}\n')
+    streams.write(f'chainermn: cannot publish metrics of {os.uname().nodename}: {problem}\n')
     return None
 
 

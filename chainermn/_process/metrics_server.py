@@ -131,8 +131,8 @@ def main(file: str, *place: str) -> None:
     try:
         asyncio.run(publish(socket.socket(fileno=int(file)), *place))
     except OSError as error:
-        print(f'chainermn: no metrics of {os.uname().nodename} on {":".join(place)}: {error}',
-              file=sys.stderr)
+        print(f'chainermn: cannot publish metrics of {os.uname().nodename} on '
+              f'{":".join(place)}: {error}', file=sys.stderr)
 
 
 if __name__ == '__main__':

@@ -152,7 +152,8 @@ time.sleep(15)
 comm.barrier()
 ''', CHAINERMN_METRICS=str(port))
     assert job.returncode == 0
-    assert re.fullmatch(r'chainermn: no metrics of \S+ on \d+: .*in use\n', job.stdout), job.stdout
+    assert re.fullmatch(r'chainermn: cannot publish metrics of \S+ on \d+: .*in use\n',
+                        job.stdout), job.stdout
 
 
 def test_promtool_finds_nothing_to_improve():

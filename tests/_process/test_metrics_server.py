@@ -115,7 +115,8 @@ def test_targets_that_cannot_be_used(capfd, target, message):
     while '\n' not in found and time.monotonic() < end:
         time.sleep(.01)
         found += capfd.readouterr().err
-    assert re.search(f'^chainermn: no metrics of .* on {re.escape(target)}: .*{message}', found)
+    assert re.search(
+        f'^chainermn: cannot publish metrics of .* on {re.escape(target)}: .*{message}', found)
 
 
 def test_a_port(port):
