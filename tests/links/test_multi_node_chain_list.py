@@ -256,7 +256,7 @@ for _ in range(2):
     pytest.param(
         'link(rank_in=0) if rank == 1 else link()',
         ['link 0 (Linear, rank_in=0, rank_out=None) of MultiNodeChainList, from a link with '
-      'rank_out=1 on rank 0'], marks=pytest.mark.slow),
+         'rank_out=1 on rank 0'], marks=pytest.mark.slow),
     pytest.param(
         'link(rank_in=(rank - 1) % size, rank_out=(rank + 1) % size)',
         [f'link 0 (Linear, rank_in={(rank - 1) % 3}, rank_out={(rank + 1) % 3}) of '
