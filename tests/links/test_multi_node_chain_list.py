@@ -265,8 +265,8 @@ for _ in range(2):
     # Both send first.
     pytest.param(
         'if rank < 2: link(rank_out=1 - rank)\nlink(rank_in=1 - rank if rank < 2 else None)',
-        [f'link 0 (Linear, rank_in=None, rank_out={1 - rank}) of MultiNodeChainList, to a link with '
-         f'rank_in={rank} on rank {1 - rank}' for rank in range(2)], marks=pytest.mark.slow),
+        [f'link 0 (Linear, rank_in=None, rank_out={1 - rank}) of MultiNodeChainList, to a link '
+         f'with rank_in={rank} on rank {1 - rank}' for rank in range(2)], marks=pytest.mark.slow),
     # Rank 1 does not run backward.
     ('link(rank_out=1) if rank == 0 else link(rank_in=0) if rank == 1 else link()\n'
      'if rank == 1: model(), model()',
