@@ -239,9 +239,10 @@ def _compare_gradients(result: Comparison, module: torch.nn.Module, run: Trace, 
                  and y.creator_node is not None]
     parameters = state.parameters(run.model)
     saved = {name: p.grad_var for name, p in parameters.items()}
-    with chainer.using_config('use_torch', 'never'):
-        for p in parameters.values():
-            p.cleargrad()
+    for p in parameters.values():
+        p.cleargrad()
+    # Gradients of functions have been compared with NumPy's; then PyTorch's kernels can help.
+    with chainer.using_config('use_torch', 'auto' if result.functions else 'never'):
         if variables:
             total = sum(chainer.functions.sum(y * direction(y.shape).astype(y.dtype))
                         for y in variables)

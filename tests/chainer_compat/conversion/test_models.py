@@ -104,7 +104,7 @@ def test_dropout_that_the_model_chooses_for_inference():
     module = chainer_compat.to_torch(Net(run), draw(9, 9))
     assert not torch.equal(module(x), module(x))
     module = chainer_compat.to_torch(Net(run), draw(9, 9), train=True).eval()
-    with pytest.raises(AssertionError, match='something else for inference'):
+    with pytest.raises(AssertionError, match='something else in inference'):
         module(x)
 
 
