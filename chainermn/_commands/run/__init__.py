@@ -18,7 +18,7 @@ from chainermn._commands.run.forwarded_signals import Signals
 from chainermn._commands.run.job import Job
 from chainermn._commands.run.job_report import say, table
 from chainermn._commands.run.run_metrics import RunMetrics
-from chainermn._process import metrics_server, mpiexec
+from chainermn._process import metrics_process, mpiexec
 
 _DESCRIPTION = """\
 Starts an MPI job: N processes that run "python SCRIPT ARGS...". Restarts the job when it
@@ -115,7 +115,7 @@ def _seconds(text: str) -> float:
 
 def _target(text: str) -> str:
     try:
-        metrics_server.parse(text)
+        metrics_process.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
