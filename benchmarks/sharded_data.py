@@ -163,7 +163,7 @@ def step_ratio(n_steps: int, kind: str) -> float:
     from chainermn.iterators import ShardedIterator
 
     is_busy, n_processes = STEPS[kind]
-    weights = np.random.RandomState(0).rand(1200, 1200).astype('f')
+    weights = np.random.RandomState(0).rand(800, 800).astype('f')
 
     def step() -> None:
         for _ in range(3):

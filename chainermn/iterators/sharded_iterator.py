@@ -42,7 +42,8 @@ class ShardedIterator(chainer.dataset.Iterator):
     A thread of each rank reads batches in advance.  Its errors, such as that of a damaged file,
     are raised on all ranks, as :class:`ShardError`, which names the file and the sample.  Errors of
     network file systems that may be transient (EIO, ESTALE, ETIMEDOUT, ConnectionError and similar)
-    are raised after three attempts.
+    are raised after three attempts.  A shard that is replaced by one with as many samples and bytes
+    is not noticed.
 
     Args:
         shards: A pattern such as ``'train-*.npz'``; a folder that ``Dataset.save_to_disk`` of
@@ -73,7 +74,7 @@ class ShardedIterator(chainer.dataset.Iterator):
             reads, which delays training if the reader or ``transform`` is slow and does not release
             the GIL.  The processes are new programs without MPI, so a script needs no main guard;
             cloudpickle sends them the shards, ``reader`` and ``transform``.  Each opens the shards
-            that its batches need.
+            that its batches need.  Starting them takes about a second, also after :meth:`reset`.
         reader: A function that opens a shard: it returns an object with a length and ``[index]``,
             and optionally ``close()`` and ``__getitems__(indexes)``.  By default, files are opened
             by their suffix.
