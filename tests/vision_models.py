@@ -3,8 +3,8 @@
 ``python tests/vision_models.py [--only TEXT] [--results FILE]
 [--docs docs/test_results.md]``
 
-Each conversion runs in a process of its own, whose memory is measured. It needs several GB, onnx and
-ONNX Runtime. With ``--results``, conversions that are in the file are not repeated.
+Each conversion runs in a process of its own, whose memory is measured. It needs several GB, onnx
+and ONNX Runtime. With ``--results``, conversions that are in the file are not repeated.
 """
 
 from __future__ import annotations
