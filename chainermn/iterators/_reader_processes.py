@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from chainermn._operations.exceptions import ShardError
+from chainermn._operations.exceptions import ChainerMNError, ShardError
 from chainermn._process import mpiexec
 from chainermn._process.pickler import Pickler
 from chainermn._shards.batches import Batches, PlacedBatch, Position
@@ -44,7 +44,7 @@ _PROGRAM = ('import json, sys; sys.path[:] = json.loads(sys.argv[1]); '
 _Send = Callable[[str, Object], None]
 
 
-class ReaderTraceback(Exception):  # noqa: N818  it is only the cause of an error
+class ReaderTraceback(ChainerMNError):  # noqa: N818  it is only the cause of an error
     """The traceback of an error in a process."""
 
 
