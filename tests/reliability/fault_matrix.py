@@ -7,7 +7,7 @@ A case passes if mpiexec ends within 5 seconds of the fault (more on a slow mach
 status, after one message with host, rank, cause and, if available, stack, and if no process and no
 shared memory is left.  Before the first communicator, mpiexec reports signals (and MPICH leaves
 its shared memory), and ranks only report their own hangs.  ``--docs`` writes the table of all
-results in the file to that page.
+results in the file to that page; with ``--only``, only the columns that have results.
 """
 
 from __future__ import annotations
@@ -207,6 +207,39 @@ def table(results: dict[Case, Result]) -> str:
     return '\n'.join(lines)
 
 
+def with_columns(old: str, new: str, machine: str) -> str:
+    """Return the text of the page, with the columns of another table that have results.
+
+    Args:
+        old: The table of the page, and what is written below it.
+        new: The other table, and its numbers.
+        machine: Where it was measured.
+    """
+    before, below = _rows(old)
+    after, numbers = _rows(new)
+    head, = [row for way, row in after.items() if way == 'a rank ends by']
+    places = [place for place in head if any(
+        row.get(place, '') not in (place, '', '---') for row in after.values())]
+    for way, row in before.items():
+        row.update({place: after[way][place] for place in places})
+    name = ', '.join(places)
+    paragraphs = [each for each in below if not each.startswith(f'{name[0].upper()}{name[1:]}: ')]
+    return '\n'.join(f'| {way} | {" | ".join(row.values())} |' if way else
+                     '|---' * (1 + len(row)) + '|' for way, row in before.items()) + ''.join(
+        f'\n\n{each}' for each in [
+            *paragraphs, f'{name[0].upper()}{name[1:]}: {" ".join(numbers)} {machine}'])
+
+
+def _rows(text: str) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """Return the cells of a table by way and place, and the paragraphs below it."""
+    table, *below = text.strip().split('\n\n')
+    head, *rows = ([cell.strip() for cell in line.strip('|').split('|')]
+                   for line in table.splitlines())
+    places = head[1:]
+    return {row[0].strip('-'): dict(zip(places, row[1:], strict=True))
+            for row in (head, *rows)}, below
+
+
 def main() -> int:
     """Run the cases and print the table."""
     parser = job_results.parser_of(__doc__.splitlines()[0])
@@ -219,7 +252,11 @@ def main() -> int:
     with Hosts(per_host) if per_host else contextlib.nullcontext() as hosts:
         results = job_results.run_all(args, cases(tuple(map(int, args.ranks.split(',')))), Case,
                                       functools.partial(run, hosts=hosts))
-    return job_results.show(args, results, table(results), BEGIN)
+    text = table(results)
+    if args.docs and args.only:
+        old = args.docs.read_text().partition(BEGIN)[2].partition(job_results.END)[0]
+        text = with_columns(old, text, job_results.machine())
+    return job_results.show(args, results, text, BEGIN, adds_machine=not args.only)
 
 
 if __name__ == '__main__':
