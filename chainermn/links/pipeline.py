@@ -92,7 +92,7 @@ class Pipeline:
                                  f'{n_micro_batches!r}')
             if schedule not in NAMES:
                 raise ValueError(f'Pipeline: schedule must be one of {NAMES}, not {schedule!r}')
-            own = {id(param) for param in model.params()}
+            own = {id(param) for param in self._model.params()}
             for name, param in (tied or {}).items():
                 if id(param) not in own:
                     raise ValueError(f'Pipeline: the tied parameter {name!r} is not a parameter of '
@@ -126,7 +126,7 @@ class Pipeline:
         """
         shape = self._connected()
         self._n_calls += 1
-        collected = Collected(self._model.model)
+        collected = Collected(self._model.params())
         n_examples, scale = self._agree(shape, (args, kwds), collected)
         bounds = micro_batches.bounds(n_examples, self.n_micro_batches)
         parts = [micro_batches.part((args, kwds), *each) for each in bounds]

@@ -314,6 +314,36 @@ def test_gradients_are_added_by_backward_only(comm):
         np.testing.assert_allclose(link.fc.W.grad, 3 * expected[name], 1e-12)
 
 
+class Head(chainer.Chain):
+    """A loss with a layer."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.fc = L.Linear(WIDTH, WIDTH, initialW=np.random.RandomState(9).randn(WIDTH, WIDTH))
+
+    def forward(self, y, t):
+        return F.softmax_cross_entropy(self.fc(y), t)
+
+
+def test_a_loss_function_with_parameters(comm):
+    """It is no part of the model; its gradients, too, are those of ``backward()``."""
+    links = chain(comm.size)
+    model, own = build(links, comm)
+    reference, head, expected = OneProcess(links), Head(), Head()
+    x, t = batch(6)
+    loss = Pipeline(model, head, 3)(x, t)
+    for link in model, head, reference, expected:
+        link.cleargrads()
+    loss.backward()
+    expected(reference(x), t).backward()
+    compare(own, reference)
+    if comm.rank == comm.size - 1:
+        np.testing.assert_allclose(head.fc.W.grad, expected.fc.W.grad, 1e-10)
+    else:
+        assert head.fc.W.grad is None
+
+
 class Keeps(chainer.FunctionNode):
     """Keeps an array until backward, as most functions do."""
 
