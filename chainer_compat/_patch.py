@@ -6,12 +6,15 @@ A shim applies to modules of Chainer and is one of two kinds: it edits the sourc
 before Python compiles it, or it patches the module after execution. Neither kind modifies CuPy,
 setuptools or any file, nor NumPy, apart from the error message of ``removed_aliases``.
 
-Edited code is compiled at every import, since Chainer's .pyc files still contain the original.
-Compiling is slow, so only the functions and classes that differ are compiled.
+Chainer's .pyc files still contain the original. Edited code has .pyc files beside those of this
+package. Where they cannot be written, it is compiled at every import, which is slow, so only the
+functions and classes that differ are compiled.
 """
 
 import importlib
 import importlib.util
+import marshal
+import os
 import sys
 from collections.abc import Callable, Iterable
 from importlib.abc import Loader
@@ -114,7 +117,28 @@ class PatchingLoader(SourceFileLoader):
         texts = {old: new for shim in edits.get(fullname, ()) for old, new in shim().items()}
         if not texts:
             return super().get_code(fullname)
-        source = importlib.util.decode_source(self.get_data(self.path))
+        data = self.get_data(self.path)
+        key = importlib.util.MAGIC_NUMBER + importlib.util.source_hash(
+            data + repr([self.path, *sorted(texts.items())]).encode())
+        cache = importlib.util.cache_from_source(
+            os.path.join(os.path.dirname(__file__), f'{fullname}.py'))
+        code = self._cached(cache, key)
+        if code is None:
+            code = self._edited_code(fullname, importlib.util.decode_source(data), texts)
+            if code is not None and not sys.dont_write_bytecode:
+                self.set_data(cache, key + marshal.dumps(code))  # no error if it is not allowed
+        return code
+
+    def _cached(self, cache: str, key: bytes) -> CodeType | None:
+        """Return the code that an earlier process has compiled from the same texts."""
+        try:
+            data = self.get_data(cache)
+            code = marshal.loads(data[len(key):]) if data.startswith(key) else None
+        except (OSError, EOFError, ValueError, TypeError):  # a file that another program cut off
+            return None
+        return code if isinstance(code, CodeType) else None
+
+    def _edited_code(self, fullname: str, source: str, texts: dict[str, str]) -> CodeType | None:
         blocks = [(old, _edited(old, texts)) for old in source.split(BETWEEN)]
         if any(new != old and not _defines(old) for old, new in blocks):
             return self._compiled(new for _, new in blocks)

@@ -19,7 +19,8 @@ _COMMANDS = {
     'demo': ('train a digit classifier on several ranks', 'chainermn._commands.demo'),
     'dump': ('print what all ranks of a job are doing', 'chainermn._commands.dump'),
     'top': ('show the ranks of a running job', 'chainermn._commands.top'),
-    'timeline': ('profile all ranks', 'chainermn._commands.timeline'),
+    'timeline': ('summarize, merge and plot timelines of all ranks',
+                 'chainermn._commands.timeline'),
     'run': ('start an MPI job, and restart it after failures', 'chainermn._commands.run'),
 }
 

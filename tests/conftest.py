@@ -43,7 +43,7 @@ ALL_IN_ONE_PROCESS = re.compile(r'^pytestmark = \[?[^]]*?pytest\.mark\.mpi_skip'
 COMMUNICATOR = re.compile(r'(?<=[\[-])(naive|flat)(?=[\]-])')
 
 MARKERS = f"""
-every_size: runs at 2 and 4 ranks as well, since it depends on the number of ranks
+every_size: runs at 2 ranks as well, and in CI at 4, since it depends on the number of ranks
 slow: runs with --full, and with -m slow, which CI runs after README's test command
 full: takes longer or repeats others, runs with --full only
 compares_calls: needs a communicator that compares the calls of all ranks, not one of version 7

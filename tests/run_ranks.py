@@ -1,7 +1,7 @@
-"""Runs the tests at 1, 2, 3 and 4 ranks: ``python tests/run_ranks.py [--ranks 2,4] [options]``.
+"""Runs the tests at 1, 2 and 3 ranks: ``python tests/run_ranks.py [--ranks 2,4] [options]``.
 
-All tests run at 1 and 3 ranks; at 2 and 4 ranks only tests marked ``every_size``, unless
-``--ranks`` is given.  With one rank, pytest-xdist runs two workers per core, up to 8.  Other
+All tests run at 1 and 3 ranks; at 2 ranks only tests marked ``every_size``, unless ``--ranks`` is
+given.  With one rank, pytest-xdist runs two workers per core, up to 8.  Other
 options are passed to pytest.  Stops after the first failed run; with ``--keep-going`` it runs all,
 and lists failed runs at the end.
 
@@ -28,7 +28,7 @@ from time_limits import seconds
 RUN_LIMIT = 2400
 STACKS = 'CHAINERMN_TEST_STACKS'  # the folder to which conftest.py writes
 
-RUNS = {1: [], 2: ['-m', 'every_size'], 3: [], 4: ['-m', 'every_size']}
+RUNS = {1: [], 2: ['-m', 'every_size'], 3: []}
 # Tests that start jobs wait for them most of the time.
 WORKERS = min(2 * len(os.sched_getaffinity(0)), 8)
 # worksteal mostly keeps the tests of a file together, since they may share expensive fixtures.

@@ -141,6 +141,7 @@ def test_an_error_of_all_ranks_is_printed_once_without_internal_frames(
     assert (f'File "{package}' in output) == (debug == '1'), output
 
 
+@pytest.mark.slow
 def test_an_error_of_all_ranks_that_rank_0_catches_is_printed_by_another(tmp_path):
     status, output = run(tmp_path, '''
         comm = chainermn.create_communicator('naive')
@@ -202,6 +203,7 @@ def test_the_job_exits_with_the_status_of_sys_exit(tmp_path):
 ZEROS = ['sys.exit(256)', 'raise SystemExit(-512)', 'os._exit(256)', 'exit(2 ** 40)']
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('code', ZEROS)
 @pytest.mark.parametrize('ranks, condition', [
@@ -221,6 +223,7 @@ def test_a_nonzero_status_stays_nonzero_in_8_bits(tmp_path, code, ranks, conditi
     assert len(said) == (ranks > 1) and set(said) <= {'256', '-512', str(2 ** 40)}
 
 
+@pytest.mark.slow
 def test_os_exit_accepts_the_same_arguments(tmp_path, begin):
     status, output = run(tmp_path, begin + '''
 for wrong, kind in ((2 ** 31, OverflowError), ('3', TypeError)):
@@ -265,6 +268,7 @@ HOOKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize('install, shown', HOOKS.values(), ids=HOOKS.keys())
 def test_an_excepthook_installed_later_is_called_too(tmp_path, install, shown, begin):
@@ -288,6 +292,7 @@ threading.Event().wait()
 THREAD_HOOK = "threading.excepthook = lambda args: print('mine:', args.exc_value, flush=True)"
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('when', ['before it is made', 'while it runs', 'calls the one before'])
 def test_a_threading_excepthook_installed_later_is_called_too(tmp_path, when):
@@ -353,6 +358,7 @@ NO_STDERR = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('remove', ['sys.stderr = None', 'sys.stderr.close()'])
 @pytest.mark.parametrize('code, why, text', NO_STDERR.values(), ids=NO_STDERR.keys())
@@ -410,6 +416,7 @@ if RANK == 1:
 '''
 
 
+@pytest.mark.slow
 def test_other_exits_do_not_abort_the_job(tmp_path, begin):
     status, output = run(tmp_path, begin + HARMLESS + WAIT + 'sys.exit(0)\n')
     assert 'aborts the job' not in output
@@ -431,6 +438,7 @@ def test_a_single_process_fails_like_any_program(tmp_path, ranks):
     assert output.rstrip().endswith('ValueError: no such luck')
 
 
+@pytest.mark.slow
 def test_a_single_process_keeps_its_exit_status(tmp_path):
     assert run(tmp_path, 'sys.exit(7)', 0) == (7, '')
     assert run(tmp_path, "sys.exit('why')", 0) == (1, 'why\n')
@@ -438,6 +446,7 @@ def test_a_single_process_keeps_its_exit_status(tmp_path):
     assert run(tmp_path, 'sys.exit((1, 2))', 0) == (1, '(1, 2)\n')
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('how', ['call', *VARIABLES])
 def test_a_single_process_aborts_if_forced(tmp_path, how):
@@ -456,6 +465,7 @@ def test_a_single_process_aborts_if_forced(tmp_path, how):
     assert output.endswith('ValueError: no such luck\n')  # not by a message of MPI
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('variable', VARIABLES)
 def test_an_environment_variable_disables_it(tmp_path, variable):
     status, output = run(tmp_path, '''
@@ -466,6 +476,7 @@ def test_an_environment_variable_disables_it(tmp_path, variable):
     assert (status, output) == (0, '')
 
 
+@pytest.mark.slow
 def test_a_second_add_hook_only_warns(tmp_path):
     status, output = run(tmp_path, '''
         import warnings

@@ -22,11 +22,11 @@ MODULES = {
 
 #: Modules that most programs do not need.
 RARE = {
-    'chainer_compat.conversion', 'chainermn._collectives.rpc', 'chainermn._gradients.mean_queue',
-    'chainermn._shards', 'chainermn.extensions.checkpoint', 'chainermn.functions',
-    'chainermn.iterators', 'chainermn.kvstore', 'chainermn.links', 'chainermn.optimizers._join',
-    'chainermn.optimizers._overlapped',
-    'chainermn.optimizers._sharded_states.sharded_update'}
+    'asyncio', 'chainer_compat.conversion', 'chainermn._collectives.rpc',
+    'chainermn._gradients.mean_queue', 'chainermn._process.metrics_server', 'chainermn._shards',
+    'chainermn.extensions.checkpoint', 'chainermn.functions', 'chainermn.iterators',
+    'chainermn.kvstore', 'chainermn.links', 'chainermn.optimizers._join',
+    'chainermn.optimizers._overlapped', 'chainermn.optimizers._sharded_states.sharded_update'}
 
 
 def test_names():

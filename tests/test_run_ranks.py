@@ -102,6 +102,7 @@ def test_passing(run):
     assert (status, closing) == (0, ['3 passed', '3 passed'])
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize('special, says', [
     ('MPI.COMM_WORLD.barrier(); raise KeyError("special")', 'failed on rank 1 of 2\n.*KeyError'),
@@ -174,11 +175,11 @@ def test_one_rank_collects_otherwise(run):
 
 @pytest.mark.full
 @pytest.mark.parametrize('options, expected', [
-    ([], {1: 'plain every_size one_process', 2: 'every_size', 3: 'plain every_size',
-          4: 'every_size min_size'}),
+    ([], {1: 'plain every_size one_process', 2: 'every_size', 3: 'plain every_size'}),
+    (['-m', 'every_size', '--ranks', '4'], {4: 'every_size min_size'}),
     (['--ranks', '1,2', '--full'], {1: 'plain every_size one_process full',
                                     2: 'plain every_size full'}),
-], ids=['by default', 'all at these numbers'])
+], ids=['by default', 'four', 'all at these numbers'])
 def test_which_tests_run_at_which_number_of_ranks(run_ranks, tmp_path, options, expected):
     file = tmp_path / 'ran'
     status, _, output = run_ranks(MARKED.format(file=str(file)), *options)

@@ -48,8 +48,7 @@ class BatchSize:
         if math.isclose(first / sizes[0], second / sizes[1], rel_tol=1e-6):
             return first / sizes[0] * self._value
         raise ConversionError(f'it depends on the values of the inputs, or on the batch size in a '
-                              f'way that is not linear: it has the numbers {first} and {second} '
-                              'in two runs')
+                              f'way that is not linear: it is {first} and {second} in two runs')
 
     def array(self, builder: Builder, first: Array, second: Array) -> Any:
         """Return a constant that grows with the batch, such as the initial state of an LSTM."""

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='shape of an input, such as 1,3,224,224 or 2,10:int32; repeat it for '
                         'several inputs')
     parser.add_argument('--train', action='store_true',
-                        help='convert the model as it is trained; *.pt only')
+                        help='convert the model for training instead of inference (*.pt only)')
 
 
 def main(options: argparse.Namespace) -> None:
@@ -51,7 +51,7 @@ def main(options: argparse.Namespace) -> None:
     except (ConversionError, ImportError, OSError) as error:
         sys.exit(f'{type(error).__name__}: {error}')
     where = f' (from {prefix})' if prefix else ''
-    print(f'Wrote {options.output}{where}. Its outputs are those of Chainer, but for rounding.')
+    print(f'Wrote {options.output}{where}. Its outputs are those of Chainer, except for rounding.')
 
 
 def _model(name: str) -> Any:

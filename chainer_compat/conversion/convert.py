@@ -74,13 +74,13 @@ def _converted(first: Trace, with_gradients: bool, size: int | None) -> fx.Graph
     for run in first, second, *([other_run(first, size, 3)] if size else ()):
         found = compare_run(module, run, gradients=run is first and with_gradients)
         if found.first_difference:
-            raise ConversionError(f'The module computes something else than the model: {found}.')
+            raise ConversionError(f'The module and the model compute different results: {found}.')
     infers = None
     if size is not None and size > 1:
         infers = _infers_equally(module, first, next(varied(first.inputs, size, 1 - size)))
     if infers is False and not first.train:
-        raise ConversionError('With a batch of one, the model computes something else, such as '
-                              'F.squeeze, which then removes the axis of the batch.')
+        raise ConversionError('With a batch size of 1, the model computes something else: for '
+                              'example, F.squeeze then also removes the batch axis.')
     if first.train and (infers is False or not _infers_equally(module, first, first.inputs)):
         builder.forbid_inference(module)
     return module

@@ -37,7 +37,7 @@ MODE = '_is_training'
 
 INFERENCE = ('This module was converted for inference. Convert the model with train=True to train '
              'it.')
-TRAINING = ('This module was converted for training, and the model computes something else for '
+TRAINING = ('This module was converted for training, and the model computes something else in '
             'inference. Convert it with train=False as well.')
 
 
@@ -363,8 +363,8 @@ def _check_equal(first: list[TracedCall], second: list[TracedCall]) -> None:
     if len(first) != len(second):
         last = max(first, second, key=len)[min(len(first), len(second))]
         raise ConversionError(
-            'The model cannot be converted: its control flow depends on the inputs. Only in one of '
-            f'two runs, it called {last.label}.')
+            'The model cannot be converted: its control flow depends on the inputs. It called '
+            f'{last.label} in only one of two runs.')
 
 
 def _differ() -> ConversionError:

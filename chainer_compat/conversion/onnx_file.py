@@ -37,7 +37,7 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
 
     The model is converted by :func:`to_torch`, and exported by ``torch.onnx``. ONNX Runtime
     then computes the example inputs and others, with other batch sizes if these are allowed. The
-    file is written only if all outputs are equal to Chainer's, but for rounding.
+    file is written only if all outputs are equal to Chainer's, except for rounding.
 
     Args:
         model: A Chainer model on the CPU.

@@ -73,7 +73,7 @@ def msvag_of_float16(msvag: Any) -> None:
 def clipping_of_zeros(gradient_clipping: Any) -> None:
     """All versions: GradientClipping divided by zero, with a warning, if all gradients are zero.
 
-    So are the first gradients with 2-bit compression. The result was right: no gradient changed.
+    With 2-bit compression, the first gradients are zero. The result was right: no gradient changed.
     """
     hook = gradient_clipping.GradientClipping
     clip = hook.__call__
@@ -89,9 +89,9 @@ def clipping_of_zeros(gradient_clipping: Any) -> None:
 
 @edit('chainer.functions.normalization.batch_normalization')
 def samples_of_this_rank() -> dict[str, str]:
-    """All versions: batch normalization over several ranks warned of one sample on a rank.
+    """All versions: multi-node batch normalization warned if a rank had one sample.
 
-    Code that selects another implementation counts the samples of all ranks.
+    The check did not count the samples of the other ranks.
     """
     condition = 'if all(x_shape[i] == 1 for i in self.axis):'
     return {condition: condition.replace('if', 'if self._impl_selector is _impl_selector and')}
@@ -123,7 +123,7 @@ def progress_bar_arguments() -> dict[str, str]:
 
 @edit('chainer.variable')
 def zerograd_of_read_only() -> dict[str, str]:
-    """All versions: ``zerograd`` failed if the gradient is a read-only array, as that of F.sum."""
+    """All versions: ``zerograd`` failed if the gradient was read-only, such as that of F.sum."""
     return {'self._grad.fill(0)': 'self._grad.fill(0) if getattr(self._grad.flags, "writeable", '
                                   'True) else setattr(self, "grad", xp.zeros_like(arr))'}
 
@@ -132,8 +132,8 @@ def zerograd_of_read_only() -> dict[str, str]:
 def gradients_without_variables(variable: Any) -> None:
     """All versions: ``backward(retain_grad=True)`` lost the gradients of intermediate variables.
 
-    They were in Variables only, which end with the last reference. Programs that walk the graph, by
-    ``creator`` and ``inputs``, found ``None``.
+    Only Variables held them, and these are freed with their last reference. Programs that walk the
+    graph, by ``creator`` and ``inputs``, found ``None``.
     """
     node = variable.VariableNode
     store, stored = node._set_grad_var_if_available, node.grad_var.fget
@@ -213,7 +213,7 @@ def picklable_writers(snapshot_writers: Any) -> None:
 
 @patch('chainer.training.extensions.snapshot_writers')
 def cleanup_of_queues(snapshot_writers: Any) -> None:
-    """All versions: ``snapshot(n_retains=n)`` was ignored with the writers that use a queue."""
+    """All versions: ``n_retains`` of ``snapshot`` was ignored with the writers that use a queue."""
 
     def add_cleanup_hook(self: Any, hook: Any) -> None:
         if isinstance(self._task, snapshot_writers.Writer):  # the task writes, in another process
@@ -224,7 +224,7 @@ def cleanup_of_queues(snapshot_writers: Any) -> None:
 
 @edit('chainer.dataset.convert')
 def batch_of_rows() -> dict[str, str]:
-    """All versions: ``concat_examples(array)`` raised ValueError about the truth of an array.
+    """All versions: ``concat_examples(array)`` raised ValueError about an array's truth value.
 
     An array is a batch of its rows. Chainer 1 to 6 accepted it.
     """

@@ -47,9 +47,9 @@ def _scaled(array: Any, is_valid: bool, scale: Any) -> Any:
 
 @edit('chainer.functions.array.get_item')
 def slice_gradient() -> dict[str, str]:
-    """All versions: the gradient of slices such as ``x[:, 1]`` was slow, by ``numpy.add.at``.
+    """All versions: the gradient of slices such as ``x[:, 1]`` was slow, due to ``numpy.add.at``.
 
-    It is needed for arrays of indexes only, which can contain an index twice.
+    Only arrays of indexes need it, since they can contain an index twice.
     """
     add = 'numpy.add.at(gx, slices, gy)'
     is_basic = ('all([type(s) in (int, slice, type(None), type(...)) or isinstance(s, '

@@ -7,7 +7,7 @@ from chainer_compat._patch import edit, patch
 
 @patch('chainer')
 def quick_graph(module: ModuleType) -> None:
-    """All versions: an ordinary call of a function took several times as long in Python."""
+    """All versions: ordinary calls of functions spent several times as long in Python."""
     from chainer_compat import graph
 
     module.FunctionNode.apply = graph.quick_apply(module.FunctionNode.apply)

@@ -21,7 +21,7 @@ def sctypes() -> dict[str, str]:
 
 @edit('chainer.utils.walker_alias')
 def alias_table() -> dict[str, str]:
-    """NumPy >= 2.0 computed the table of WalkerAlias in float32, and so drew other samples.
+    """NumPy >= 2.0 computed the table of WalkerAlias in float32, and drew different samples.
 
     Chainer and older versions of NumPy used float64. NegativeSampling and BlackOut draw from it.
     """

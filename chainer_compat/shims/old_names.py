@@ -164,7 +164,7 @@ def _apply(function: Any, *inputs: Any) -> Any:
 
 @edit('chainer.function_node')
 def evaluated_type_checks() -> dict[str, str]:
-    """All versions: type checks of own functions can use ``in_types.size().eval()`` again.
+    """All versions: type checks of custom functions can use ``in_types.size().eval()`` again.
 
     Chainer 7.8.1 first checks with numbers, which have no ``eval``, instead of expressions.
     """

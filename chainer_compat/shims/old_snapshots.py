@@ -10,7 +10,7 @@ from chainer_compat._patch import patch
 def shift_of_version_1(module: Any) -> None:
     """All versions: ExponentialShift and LinearShift in snapshots of Chainer 1 could not be loaded.
 
-    They have only the number of calls, which was greater by one.
+    They contain only the number of calls, which is one higher than in later versions.
     """
     for name in {'ExponentialShift', 'LinearShift'} & set(vars(module)):
         _compute_value(getattr(module, name))
@@ -42,7 +42,7 @@ def _compute_value(shift: Any) -> None:
 def best_value(module: Any) -> None:
     """All versions: snapshots of Chainer 1 to 5 with a MinValueTrigger could not be loaded.
 
-    They lack the best value, so that the trigger fires again for its next value.
+    They lack the best value, so the trigger fires at its next value.
     """
     serialize_original = module.BestValueTrigger.serialize
 
@@ -59,7 +59,7 @@ def best_value(module: Any) -> None:
 def dumped_graph(module: Any) -> None:
     """All versions: snapshots of Chainer 1 to 3 with dump_graph could not be loaded.
 
-    They were written after it had been called.
+    They do not say whether the graph was dumped; assume that it was.
     """
     serialize_original = module.DumpGraph.serialize
 

@@ -8,7 +8,7 @@ from chainer_compat.torch_kernels import BACKWARD, KERNELS, compute_dtype, dispa
 
 @patch(*KERNELS)
 def torch_kernels(module: ModuleType) -> None:
-    """All versions: functions use PyTorch's kernels, if it is installed."""
+    """All versions: functions use PyTorch's kernels if PyTorch is installed."""
     for name, kernel in {
             **KERNELS[module.__name__], **BACKWARD.get(module.__name__, {})}.items():
         dispatch.replace(module, name, kernel)

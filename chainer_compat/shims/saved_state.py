@@ -121,7 +121,7 @@ def shift_state(module: Any) -> None:
 @patch(*[f'chainer.training.extensions.{name}_shift'
          for name in ('exponential', 'inverse', 'linear', 'polynomial', 'step')])
 def shift_of_integers(module: Any) -> None:
-    """All versions: a trainer that had started could not load PolynomialShift and similar ones.
+    """All versions: a trainer that had started could not load PolynomialShift and others.
 
     Loading raised TypeError if the current value is an int and the saved one a float.
     """

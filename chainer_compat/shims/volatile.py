@@ -43,7 +43,7 @@ def volatile(module: ModuleType) -> None:
 
 @edit('chainer.links.connection.parameter')
 def parameter_link() -> dict[str, str]:
-    """All versions: calls of ``L.Parameter`` warned of ``volatile``, which it sets itself."""
+    """All versions: calls of ``L.Parameter`` warned about ``volatile``, which it sets itself."""
     return {'W.volatile = volatile': "if volatile != 'off': W.volatile = volatile"}
 
 

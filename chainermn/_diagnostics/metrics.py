@@ -12,17 +12,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from chainermn._diagnostics.live_view import Sample, Viewer
-from chainermn._process import metrics_server, streams
+from chainermn._process import environment, metrics_process, streams
 from chainermn._process.prometheus import Metric, job_of, text
 
 
 def open_viewer(target: str) -> Viewer | None:
     """Return the viewer that publishes samples; ``None``, with a warning, if there is none."""
     try:
-        return Viewer(metrics_server.start(target), _page, is_local=True)
+        return Viewer(metrics_process.start(target), _page, is_local=True)
+    except ValueError as error:
+        problem = f'{environment.METRICS} {error}'
     except (OSError, subprocess.SubprocessError) as error:
-        streams.write(f'chainermn: no metrics of {os.uname().nodename}: {error}\n')
-        return None
+        problem = str(error)
+    streams.write(f'chainermn: cannot publish metrics of {os.uname().nodename}: {problem}\n')
+    return None
 
 
 def _page(size: int, samples: Sequence[tuple[float, Sample]]) -> bytes:

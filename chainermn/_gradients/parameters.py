@@ -160,7 +160,7 @@ def _checked(path: str, attribute: str, array: Array) -> Array:
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ValueError(f'parameter {path}: its array is read-only; assign a writable copy')
     if not array.dtype.isnative:
-        raise TypeError(f'parameter {path}: its array has a foreign byte order; assign '
+        raise TypeError(f'parameter {path}: its array has a non-native byte order; assign '
                         f'array.astype({array.dtype.name!r})')
     return array_buffers.without_subclass(array)
 

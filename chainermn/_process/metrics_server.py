@@ -3,7 +3,7 @@
 It runs as a separate program that uses only the standard library, so requests and slow disks take
 no time of the training.  It reads pages of metrics from a socket, each of which ends with a zero
 byte.  It exits when the socket is closed, that is at the latest when the process that started it
-exits.  Arguments: the descriptor of the socket, and the target.
+exits.  Arguments: the descriptor of the socket, and the path of a file, or an address and a port.
 """
 from __future__ import annotations
 
@@ -11,63 +11,17 @@ import asyncio
 import contextlib
 import errno
 import os
-import re
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
 
-_ADDRESS = re.compile(r'(?:(\[[0-9a-fA-F:.%\w]+\]|[^][:/]+):)?(\d+)')
 _MAX_CONNECTIONS = 64
 _MAX_REQUEST = 8192  # bytes
 _MAX_PAGE = 1 << 26  # bytes
 _TIMEOUT = 5  # seconds for a request and its answer
 _BIND_TIMEOUT = 10  # seconds; the last attempt of a job may not have closed the port yet
 _NICENESS = 10
-
-
-def parse(target: str) -> tuple[str, int] | str:
-    """Return the address and the port, or the path of a file.
-
-    Args:
-        target: ``PORT`` of the loopback interface, ``ADDRESS:PORT``, or ``FILE.prom``.
-
-    Raises:
-        ValueError: If it is none of these.
-    """
-    if target.endswith('.prom'):
-        return os.path.abspath(target)
-    found = _ADDRESS.fullmatch(target)
-    if found is None or not 0 < int(found[2]) < 1 << 16:
-        raise ValueError(f'must be PORT, ADDRESS:PORT or a file FILE.prom, not {target!r}')
-    return (found[1] or '127.0.0.1').strip('[]'), int(found[2])
-
-
-def start(target: str) -> socket.socket:
-    """Start the process, and return the socket for the pages, which does not block.
-
-    The process prints a warning if it cannot use the target, and exits.
-
-    Args:
-        target: As in :func:`parse`.
-
-    Raises:
-        OSError, subprocess.SubprocessError: If no process can be started.
-    """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            # The shell exits at once, so the process is not a child that the program may wait for.
-            subprocess.run(
-                ['/bin/sh', '-c', '"$0" "$@" &', sys.executable, '-I', '-S', __file__,
-                 str(theirs.fileno()), target], check=True, pass_fds=[theirs.fileno()],
-                start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-            ours.setblocking(False)
-        except BaseException:
-            ours.close()
-            raise
-    return ours
 
 
 class Page:
@@ -156,25 +110,29 @@ async def _read(connection: socket.socket) -> AsyncIterator[bytes]:
             yield (await reader.readuntil(b'\0'))[:-1]
 
 
-async def publish(connection: socket.socket, target: str) -> None:
+async def publish(connection: socket.socket, place: str, port: str | None = None) -> None:
     """Publish the pages of a socket until it is closed.
 
+    Args:
+        connection: The socket.
+        place: The path of a file, or an address.
+        port: The port, if it is an address.
+
     Raises:
-        OSError: If the target cannot be used.
-        ValueError: If the target is wrong.
+        OSError: If the file or the address cannot be used.
     """
-    place, pages = parse(target), _read(connection)
-    await (_write(pages, place) if isinstance(place, str) else _serve(pages, *place))
+    pages = _read(connection)
+    await (_write(pages, place) if port is None else _serve(pages, place, int(port)))
 
 
-def main(file: str, target: str) -> None:
+def main(file: str, *place: str) -> None:
     """Run the process."""
     os.nice(_NICENESS)
     try:
-        asyncio.run(publish(socket.socket(fileno=int(file)), target))
-    except (OSError, ValueError) as error:
-        print(f'chainermn: no metrics of {os.uname().nodename} on {target}: {error}',
-              file=sys.stderr)
+        asyncio.run(publish(socket.socket(fileno=int(file)), *place))
+    except OSError as error:
+        print(f'chainermn: cannot publish metrics of {os.uname().nodename} on '
+              f'{":".join(place)}: {error}', file=sys.stderr)
 
 
 if __name__ == '__main__':

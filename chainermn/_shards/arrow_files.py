@@ -128,8 +128,8 @@ def saved_files(folder: str) -> list[str]:
     """
     path = os.path.join(folder, 'state.json')
     if not os.path.exists(path):
-        raise FileNotFoundError(f'{folder!r} is a folder, but no data set of Hugging Face: it has '
-                                f'no state.json. Name the files, such as {folder}/*.npz')
+        raise FileNotFoundError(f'{folder!r} is a folder without state.json, so it is no Hugging '
+                                f'Face data set. Pass a pattern for its files: {folder}/*.npz')
     with open(path, encoding='utf-8') as file:
         state = json.load(file)
     return [os.path.join(folder, each['filename']) for each in state['_data_files']]

@@ -92,6 +92,6 @@ def _read_indexes(paths: Iterable[str]) -> Index:
             found.update({os.path.join(folder, shard): (int(samples), int(size))
                           for shard, (samples, size) in content['shards'].items()})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f'the index {name} is damaged: {error!r}. Delete it, and the samples '
-                             'are counted again.') from error
+            raise ValueError(f'the index {name} is damaged: {error!r}. Delete it; the samples '
+                             'are then counted again.') from error
     return found

@@ -100,7 +100,7 @@ def _read(member: IO[bytes]) -> np.ndarray:
     """Return an array of an .npz file."""
     array = np.lib.format.read_array(member, allow_pickle=False)
     if member.read(1):  # also compares the CRC-32
-        raise zipfile.BadZipFile('there are bytes behind the array')
+        raise zipfile.BadZipFile('there is data after the array')
     if not array.ndim:
         raise ValueError(_NO_DIMENSIONS)
     return array
@@ -128,7 +128,7 @@ class _Rows:
             raise ValueError(f'version {version} of the format .npy is not supported')
         self._shape, is_fortran, self._dtype = read(header)
         if self._dtype.hasobject:
-            raise ValueError('arrays of Python objects are not read: that would run code')
+            raise ValueError('arrays of Python objects are not loaded: that could run code')
         if not self._shape:
             raise ValueError(_NO_DIMENSIONS)
         self.is_c_order = not is_fortran or len(self._shape) == 1

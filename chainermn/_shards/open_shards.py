@@ -71,7 +71,7 @@ class Opener:
         if suffix in ('.arrow', '.parquet'):
             return ParquetShard(shard) if suffix == '.parquet' else open_arrow(shard)
         raise ValueError(f'no reader for {suffix or "a file without a suffix"!r}: pass reader=, a '
-                         'function from a path to an object with a length and [index]')
+                         'function that opens a path and returns an object with len() and [index]')
 
     def measure(self, shard: Object) -> tuple[int, int]:
         """Return the numbers of samples and of bytes; -1 if it is no file."""

@@ -70,7 +70,7 @@ def _find_samples(path: str, file: int) -> list[tuple[str, _Files]]:
                 samples.append((key, {}))
             files = samples[-1][1]
             if extension in files:
-                raise ValueError(f'there are two files {member.name}')
+                raise ValueError(f'it contains two files named {member.name}')
             files[extension] = member.offset_data, member.size
         end: int = archive.offset
     # tarfile accepts an archive without an end.

@@ -46,12 +46,12 @@ def write_shards(dataset: Dataset, prefix: str | os.PathLike[str], samples_per_s
         overwrite: Whether to replace, and remove, existing shards of this prefix.
 
     Returns:
-        The paths of all shards.
+        The paths of all shards; with ``comm``, those of all ranks, on each rank.
 
     Raises:
         FileExistsError: If there are shards of this prefix, unless ``overwrite`` is true.
         ValueError, TypeError: If a sample differs from the first one in shape, dtype or structure,
-            or cannot be stored in an array.
+            or cannot be stored in an array, or ``samples_per_shard`` is not a positive integer.
         OSError: If a file cannot be written.
 
     Example:

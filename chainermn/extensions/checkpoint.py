@@ -329,7 +329,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         return selection.iteration
 
     def get_stats(self) -> str:
-        """Return how long saving took, as text.
+        """Return how long saving took, in seconds, as text.
 
         Example:
             >>> chainermn.create_multi_node_checkpointer('run', comm).get_stats()
@@ -426,8 +426,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
     @property
     def _names(self) -> SaveNames:
         if self.path is None:
-            raise TypeError('the checkpointer has no folder. Pass path=, as there is no trainer '
-                            'with a folder.')
+            raise TypeError('the checkpointer has no folder. Pass path=, since there is no trainer '
+                            'that has one.')
         return SaveNames(self.path, lambda iteration, rank: f'{self.name}.{rank}.{iteration}')
 
 

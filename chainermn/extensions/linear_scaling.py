@@ -25,7 +25,7 @@ class LinearScaling(chainer.training.Extension):
     the multi-node optimizer.
 
     Add it on all ranks.  Do not combine it with other extensions that set the same attribute; pass
-    ``decay`` instead.  The learning rate only depends on the iteration, so it is right after
+    ``decay`` instead.  The learning rate only depends on the iteration, so it is correct after
     resuming.
 
     Collective at the beginning of the training.
@@ -35,7 +35,7 @@ class LinearScaling(chainer.training.Extension):
         base_batch_size: The number of examples per update that the learning rate of the optimizer
             is for; by default, the batch size of rank 0, so that k is ``comm.size`` if all ranks
             have the same batch size.
-        warmup_epochs: Length of the warm-up; 0 for none.
+        warmup_epochs: Length of the warm-up in epochs; 0 for none.
         decay: Function that returns a factor of the learning rate for an epoch, such as
             ``lambda epoch: 0.1 ** (epoch // 30)``.  The epoch is a float.
         attr: The hyperparameter to set, such as ``'alpha'`` for Adam.

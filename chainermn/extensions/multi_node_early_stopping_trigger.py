@@ -26,6 +26,9 @@ class MultiNodeEarlyStoppingTrigger:
         max_trigger: End of the training if it does not stop early.
         suffix: The key of the mean in ``trainer.observation`` is ``monitor + suffix``.
 
+    Raises:
+        TypeError: If ``monitor`` is not a str.
+
     Example:
         >>> stop = chainermn.extensions.MultiNodeEarlyStoppingTrigger(
         ...     comm, monitor='main/loss', patience=3, max_trigger=(2, 'epoch'))

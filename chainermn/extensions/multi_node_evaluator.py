@@ -45,7 +45,7 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     NaN.
 
     An exception in ``evaluate`` on one rank is raised on all ranks, and so is a TypeError if it
-    returns something else than a dict of numbers.
+    returns anything other than a dict of numbers.
 
     Args:
         actual_evaluator: Evaluator, such as :class:`chainer.training.extensions.Evaluator`, or any

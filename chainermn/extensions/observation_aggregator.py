@@ -35,6 +35,9 @@ class ObservationAggregator(chainer.training.Extension):
             result.  It is called on rank 0; pass it on all ranks or on none.  By default, the mean
             of all values.
 
+    Raises:
+        TypeError: If ``aggregator`` is not a function.
+
     Example:
         >>> trainer.extend(chainermn.extensions.ObservationAggregator(comm, 'main/loss'))
         >>> trainer.run()

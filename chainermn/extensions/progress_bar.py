@@ -21,8 +21,8 @@ _COLUMNS = 100
 class ProgressBar(chainer.training.Extension):
     """Trainer extension that prints a progress bar for all ranks on rank 0.
 
-    It shows the part of the training that is done, the samples per second of all ranks together,
-    and the time left.  After a resume, it continues at the iteration of the checkpoint, and the
+    It shows how much of the training is done, the samples per second of all ranks together, and
+    the time left.  After a resume, it continues at the iteration of the checkpoint, and the
     speed is that of the current run.  It needs no checkpoint of its own.  It uses tqdm if it is
     installed, otherwise Chainer's bar.
 
@@ -31,7 +31,8 @@ class ProgressBar(chainer.training.Extension):
 
     Args:
         comm: ChainerMN communicator of the ranks that have different samples.
-        training_length: Such as ``(20, 'epoch')``; by default that of the trainer's stop trigger.
+        training_length: Length of the training, such as ``(20, 'epoch')``; by default that of the
+            trainer's stop trigger.
         interval: Minimum number of seconds between two updates of the bar.
         out: Where to print; ``sys.stderr`` by default.
 

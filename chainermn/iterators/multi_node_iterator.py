@@ -42,7 +42,8 @@ def create_multi_node_iterator(actual_iterator: DatasetIterator, communicator: C
         ``is_new_epoch`` and ``current_position``, are the same on all ranks.
 
     Raises:
-        TypeError: If ``communicator`` is not a ChainerMN communicator.
+        TypeError: If ``communicator`` is not a ChainerMN communicator; on all ranks, if
+            ``actual_iterator`` of ``rank_master`` is not an iterator.
 
     Example:
         >>> names = ['a.png', 'b.png', 'c.png', 'd.png']

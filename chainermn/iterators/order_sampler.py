@@ -29,7 +29,7 @@ class MultiNodeOrderSampler:
     Args:
         dataset_size: Number of samples of the complete data set.
         comm: ChainerMN communicator.
-        seed: Seed of all orders.
+        seed: Seed of all orders, 0 or more.
         shuffle: Whether to shuffle; otherwise, each epoch has the order of the data set.
         even: Whether all ranks have equally many samples per epoch.  Then, up to ``comm.size - 1``
             samples are repeated at the end of an epoch.  Otherwise, some ranks have one sample less
@@ -124,7 +124,7 @@ class MultiNodeOrderSampler:
         for epoch in (self._epoch, self._epoch - 1, *range(_MAX_EPOCHS)):  # - 1: it was prefetched
             if epoch >= 0 and np.array_equal(order, self._order(epoch, used)):
                 return epoch
-        raise ValueError('the order of the samples was made by another order sampler, or with '
+        raise ValueError('the saved order of the samples is that of another order sampler, or of '
                          'another number of ranks, number of samples, seed or "even". Pass the '
                          'same arguments as in the run that saved it.')
 

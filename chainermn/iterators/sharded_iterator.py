@@ -29,10 +29,11 @@ _BROKEN = (0, UNKNOWN)
 
 
 class ShardedIterator(chainer.dataset.Iterator):
-    """Reads samples from shards, such as files, of which no rank holds more than a few.
+    """Reads samples from shards, such as files; each rank keeps only a few of them in memory.
 
-    Collective: every rank creates one.  Afterwards the ranks do not communicate.  In each epoch,
-    every sample is in one batch of one rank, and all ranks have equally many batches.
+    Collective: every rank creates one.  Afterwards the ranks do not communicate.  ``next()``
+    returns a list of ``batch_size`` samples.  In each epoch, every sample is in one batch of one
+    rank, and all ranks have equally many batches.
 
     The shards are shuffled in each epoch, and the samples of ``buffer`` shards at a time.  The
     order depends on the seed and the epoch only: 4 ranks with a batch size of 8 and 2 ranks with
@@ -61,7 +62,7 @@ class ShardedIterator(chainer.dataset.Iterator):
         shuffle: Whether to shuffle.  Otherwise, each epoch has the order of the shards.
         seed: Seed of all orders, from 0 to 2**32 - 1.
         buffer: Number of shards whose samples are mixed.
-        last: What becomes of samples at the end of an epoch that are fewer than a batch on all
+        last: What happens to samples at the end of an epoch that do not fill a batch on all
             ranks.  ``'repeat'`` completes the batch with the first samples of the next epoch (of
             the same one if ``repeat`` is false).  ``'drop'`` leaves them out.  ``'split'`` makes a
             smaller batch; if there are fewer samples than ranks, it is completed to one for each
@@ -76,8 +77,8 @@ class ShardedIterator(chainer.dataset.Iterator):
             decodes an image.
         on_error: ``'skip'`` leaves out samples and shards that cannot be read.  They are logged,
             counted, and reported as ``skipped_samples`` and ``skipped_shards``.  A batch without
-            any readable sample repeats the batch before.  A job that continues keeps its order, so
-            shards that were left out stay so.
+            any readable sample repeats the batch before.  A resumed job keeps its order, so skipped
+            shards stay skipped.
 
     Attributes:
         skipped: Number of samples that this rank left out since the first batch.  On another number

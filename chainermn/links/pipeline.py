@@ -48,7 +48,8 @@ class Pipeline:
             ``L.Classifier``.  Each of its links is a stage.
         lossfun: ``lossfun(y, t)`` returns the loss from the output of the model and the last
             argument of the call: a mean over examples.  ``None`` if ``model`` returns the loss.
-        n_micro_batches: The number of micro-batches; of smaller batches, one for each example.
+        n_micro_batches: The number of micro-batches in a batch.  A batch with fewer examples is
+            divided into single examples.
         schedule: ``'1f1b'`` alternates forward and backward.  The number of micro-batches in a
             stage is at most one more than the number of stages from it to the output, so memory
             does not grow with ``n_micro_batches``.  ``'gpipe'`` runs forward of all, then backward
@@ -56,9 +57,12 @@ class Pipeline:
         tied: Parameters that several ranks share, by name: each of these ranks passes its own, of
             equal shape.  They start with the values of the first of these ranks, and get the sum of
             their gradients.
-        recompute: Whether stages keep their inputs only, and repeat forward before backward.
+        recompute: Whether stages keep only their inputs, and repeat forward before backward.
         communicator: The ranks, if the model contains no ``MultiNodeChainList``.  Such a model
             communicates by :mod:`chainermn.functions`, and is a stage as a whole.
+
+    Raises:
+        TypeError, ValueError: If an argument is invalid.
 
     Example:
         >>> model = chainermn.MultiNodeChainList(comm)
@@ -117,8 +121,9 @@ class Pipeline:
             kwds: Like ``args``, by name; not the target.
 
         Returns:
-            On all ranks, the mean loss over all examples.  What the program reports, such as the
-            accuracy, is also the mean, and is reported on all ranks.
+            On all ranks, the mean loss over all examples: a Variable of shape ``()``, with the
+            loss's dtype.  Reported values, such as the accuracy, are also means, and are reported
+            on all ranks.
 
         Raises:
             ValueError: On all ranks, if the links do not fit together, or the numbers of examples
@@ -157,7 +162,7 @@ class Pipeline:
         ``chainer.optimizer_hooks.GradientClipping`` clips each stage by its own norm.
 
         Args:
-            threshold: The largest norm.
+            threshold: The largest L2 norm of all gradients together.
 
         Returns:
             A hook for ``optimizer.add_hook``; add it on all ranks.
@@ -211,7 +216,7 @@ class Pipeline:
         known = {rank: count for rank, count in enumerate(counts) if count is not None}
         if len(set(known.values())) != 1:
             check_equal(
-                comm, [str(count) for count in counts], 'Pipeline: numbers of examples',
+                comm, [str(count) for count in counts], 'Pipeline: the numbers of examples differ',
                 'Pass the same batch on all ranks that have inputs or the output of the model.')
             raise on_all_ranks(comm, ValueError('Pipeline: no rank has passed a batch'))
         return next(iter(known.values())), next(filter(None, scales), None)

@@ -43,7 +43,7 @@ class FullUpdate:
         if isinstance(serializer, chainer.Deserializer) and combine.load_shard(
                 serializer, optimizer.target):
             raise ValueError(
-                'the snapshot has one shard of the states of the optimizer. Create the '
+                'the snapshot contains only one shard of the optimizer states. Create the '
                 'optimizer with shard_states=True, or load the snapshot with '
                 'chainermn.create_multi_node_checkpointer, which joins the files of all ranks.')
         if hasattr(optimizer, 'serialize'):

@@ -134,6 +134,7 @@ else:  # it keeps the errors
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 @pytest.mark.parametrize('kind', ['threads', 'pool'])
 def test_the_job_ends_with_a_report(tmp_path, kind):

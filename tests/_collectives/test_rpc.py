@@ -224,6 +224,7 @@ def test_clean_exit(tmp_path, body):
     assert (done.returncode, done.stdout) == (0, '')
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @alone
 @pytest.mark.parametrize('body, text', [
@@ -237,6 +238,7 @@ def test_exit_with_an_error(tmp_path, body, text):
     assert text in done.stdout
 
 
+@pytest.mark.slow
 @alone
 def test_needs_threads(tmp_path):
     body = '''

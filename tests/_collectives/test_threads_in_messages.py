@@ -78,6 +78,7 @@ def sender(comm, kind, other, thread, tag):
     return send
 
 
+@pytest.mark.slow
 @each_case('kind, same_tag', [
     (kind, same_tag) for kind in ('arrays', 'objects') for same_tag in (False, True)])
 def test_receive_from_one_rank(pair, kind, same_tag):
@@ -112,6 +113,7 @@ def test_receive_from_one_rank(pair, kind, same_tag):
                 check(each, n, thread)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('way', ['isend', 'irecv', 'both directions', 'collectives'])
 def test_each_thread_has_a_tag(pair, way):
     comm, other = pair

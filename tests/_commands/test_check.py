@@ -260,6 +260,7 @@ def test_communicator_that_fails_on_one_rank():
     assert 'All required checks passed' not in out
 
 
+@pytest.mark.slow
 @alone
 def test_wrong_result():
     status, out, _ = check('--json', code='''
@@ -275,6 +276,7 @@ def test_wrong_result():
         'rank 0: wrong mean of gradients; rank 1: wrong mean of gradients')
 
 
+@pytest.mark.slow
 @alone
 def test_hang_is_reported():
     limit = math.ceil(seconds(3))
@@ -304,6 +306,7 @@ def test_wrong_time_limit(limit, capsys):
     assert '--timeout: must be a positive number of seconds' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @alone
 def test_mpiexec_of_another_library():
     status, out, _ = check(OMPI_COMM_WORLD_SIZE='2', OMPI_COMM_WORLD_RANK='0')

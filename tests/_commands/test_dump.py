@@ -86,6 +86,7 @@ def dump(process):
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
 
 
+@pytest.mark.slow
 def test_the_states_are_of_one_moment_and_have_the_right_durations(tmp_path):
     head = SCRIPT.partition('def wait')[0]
     step = seconds(.25)
@@ -132,6 +133,7 @@ def test_the_program_may_handle_the_signal_itself(tmp_path):
     assert output.count('mine') == 1
 
 
+@pytest.mark.slow
 def test_processes_that_are_no_ranks_are_left_alone():
     with subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE) as process:
         done = dump(process.pid)
@@ -143,6 +145,7 @@ def test_processes_that_are_no_ranks_are_left_alone():
     assert done.returncode == 2 and 'there is no process' in done.stdout
 
 
+@pytest.mark.slow
 def test_a_single_rank_answers(tmp_path):
     """It has no thread that could disturb a fork before somebody asks."""
     (tmp_path / 'script.py').write_text('''

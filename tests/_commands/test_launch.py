@@ -143,6 +143,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('end, what', ENDS.values(), ids=ENDS.keys())
 def test_killed_rank_is_named(end, what):
     def vanish(comm):
@@ -172,6 +173,7 @@ def test_killed_ranks_leave_no_shared_memory(tmp_path, ranks):
     assert not [path for path in segments if os.path.exists(path)]
 
 
+@pytest.mark.slow
 def test_failures_outside_the_function():
     class OddError(Exception):
         def __init__(self, one, two):  # unpickling gives one argument
@@ -210,6 +212,7 @@ def test_timeout():
         chainermn.launch(wait, 2, timeout=3)
 
 
+@pytest.mark.slow
 def test_processes_that_a_rank_leaves_running_are_not_waited_for():
     def leave(comm):
         print('kept', flush=True)
@@ -232,6 +235,7 @@ def test_launch_from_a_rank():
     assert chainermn.launch(outer, 2) == [[(1, 0, None)], [(1, 1, None)]]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize('is_open', [True, False])
 def test_ranks_listen_on_loopback_only(is_open):
@@ -307,6 +311,7 @@ INTERRUPTED = '''
     '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sent', [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.usefixtures('default_signals')
 def test_ranks_end_with_the_caller(tmp_path, folder, sent):

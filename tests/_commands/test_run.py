@@ -191,6 +191,7 @@ WAIT = '''
     '''
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('sent, args', [
     (signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGHUP, []), (signal.SIGKILL, []),
@@ -217,6 +218,7 @@ def test_the_job_ends_with_the_command(tmp_path, env, sent, args):
     wait_for(lambda: list(pathlib.Path(env['TMPDIR']).iterdir()) == [])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('default_signals')
 def test_sigusr1_is_forwarded_and_a_second_interrupt_kills(tmp_path, env):
     write(tmp_path, """

@@ -103,6 +103,7 @@ def rows(err):
             for line in lines.splitlines()[1:]]
 
 
+@pytest.mark.slow
 def test_lost_rank_lost_host_and_return(folder):
     write('''
         if attempt == 1 and comm.rank == 3:  # its host still answers

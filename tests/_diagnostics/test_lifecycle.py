@@ -26,7 +26,7 @@ def run(tmp_path, body, ranks=2, **env):
     return run_job(tmp_path, START + body, ranks=ranks, **env)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('name, env', [
     *((name, {}) for name in ENDS_EARLY),
     ('loops of different lengths', {'CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS': '0'})])
@@ -62,6 +62,7 @@ if comm.rank == 1: second.refuse('loading', ZeroDivisionError('of the updater'))
 """}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', LAST_CALLS)
 def test_an_error_in_the_last_call_of_another_communicator_is_named(tmp_path, name):
     done = run(tmp_path, LAST_CALLS[name])

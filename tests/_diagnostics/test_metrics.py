@@ -152,7 +152,8 @@ time.sleep(15)
 comm.barrier()
 ''', CHAINERMN_METRICS=str(port))
     assert job.returncode == 0
-    assert re.fullmatch(r'chainermn: no metrics of \S+ on \d+: .*in use\n', job.stdout), job.stdout
+    assert re.fullmatch(r'chainermn: cannot publish metrics of \S+ on \d+: .*in use\n',
+                        job.stdout), job.stdout
 
 
 def test_promtool_finds_nothing_to_improve():
@@ -181,3 +182,17 @@ def test_the_pages_name_every_metric():
     every = [*metrics.metrics(1, []), *RunMetrics(None, 'train.py').metrics([], True)]
     for metric in every:
         assert f'`chainermn_{metric.name}`' in page, metric.name
+
+
+@pytest.mark.slow
+def test_a_wrong_target_is_a_warning(tmp_path):
+    job = run_job(tmp_path, '''
+import time
+import chainermn
+comm = chainermn.create_communicator('naive')
+time.sleep(3)
+comm.barrier()
+''', ranks=2, CHAINERMN_METRICS='job.txt')
+    assert job.returncode == 0
+    assert ("CHAINERMN_METRICS must be PORT, ADDRESS:PORT or a file FILE.prom, not 'job.txt'"
+            in job.stdout), job.stdout

@@ -112,6 +112,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 @starts
 @pytest.mark.usefixtures('needs_launcher')
 def test_ranks_end_if_their_launcher_is_killed(tmp_path):

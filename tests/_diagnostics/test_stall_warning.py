@@ -31,6 +31,7 @@ def run(folder, limit, pause):
                    CHAINERMN_STALL_WARNING=limit)
 
 
+@pytest.mark.slow
 @starts
 def test_a_stall_is_reported_once_and_the_job_goes_on(tmp_path):
     done = run(tmp_path, '1', 10)

@@ -164,6 +164,7 @@ def check(done, ranks, why):
             assert text.partition(':')[0] == OPERATIONS.get(name, name), text
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('ranks', [1, 2, 3])
 def test_operations_raise_after_the_end_of_the_program(tmp_path, ranks):
@@ -171,6 +172,7 @@ def test_operations_raise_after_the_end_of_the_program(tmp_path, ranks):
     check(done, ranks, 'the communicators of this rank were shut down at the end of the program')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('ranks', [2])
 def test_operations_raise_after_mpi_is_finalized(tmp_path, ranks):
     check(run(tmp_path, FINALIZED, ranks), ranks, 'the program has called MPI.Finalize()')
@@ -214,6 +216,7 @@ if comm.rank == 0:
 '''
 
 
+@pytest.mark.slow
 def test_an_error_in_atexit_aborts_the_job(tmp_path):
     done = run(tmp_path, LATE, 2, 'atexit')
     assert done.returncode != 0

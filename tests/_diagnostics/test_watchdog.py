@@ -228,6 +228,7 @@ def jobs(tmp_path):
                for n, (name, (args, kwargs)) in enumerate(JOBS.items())}
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 @pytest.mark.limit(180)
 @each_case('name', CHECKS)

@@ -7,6 +7,7 @@ import pytest
 pytestmark = pytest.mark.mpi_skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('setup, expected', [
     ('', 'chainermn: epoch 3\n'),
     ('logging.basicConfig(level=logging.INFO)', 'INFO:chainermn:epoch 3\n'),

@@ -48,6 +48,7 @@ def test_the_end_of_a_program(body, status, outcome):
     assert run(body)[:2] == (status, f'outcome {outcome}')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('body', [
     # Caught, or of a thread.
     'try: sys.exit(3)\nexcept SystemExit as error: assert error.code == 3',

@@ -79,6 +79,7 @@ def run(tmp_path, children, ranks, *args, **env):
         done.stdout)
 
 
+@pytest.mark.slow
 def test_as_in_a_program_without_mpi(tmp_path):
     children = [*CHILDREN.values()]
     usual, printed = run(tmp_path, children, 0)

@@ -30,6 +30,7 @@ def children(folder, command, *arguments, **env):
     return [json.loads(path.read_text()) for path in folder.glob('outcomes-*')]
 
 
+@pytest.mark.slow
 @pytest.mark.limit(150)
 def test_child_processes_end_as_without_chainermn(tmp_path):
     outcomes = children(tmp_path / 'ranks', ['mpiexec', '-n', '2'])
@@ -93,6 +94,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 @pytest.mark.skipif('MPICH' not in MPI.Get_library_version(),
                     reason="Open MPI's mpiexec reports failures before MPI_Init itself")

@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 from time_limits import seconds
 
-from chainermn._process import metrics_server
+from chainermn._process import metrics_process
 from chainermn._process.prometheus import Metric, text
 
 pytestmark = pytest.mark.mpi_skip
@@ -76,7 +76,7 @@ def test_a_file(tmp_path):
     path, other = tmp_path / 'job.prom', tmp_path / 'other'
     other.write_text('unchanged')
     (tmp_path / 'job.prom.part').symlink_to(other)  # somebody put it there
-    with metrics_server.start(str(path)) as socket:
+    with metrics_process.start(str(path)) as socket:
         for page in ('', text(METRICS)):
             send(socket, page)
             read(path, page)
@@ -93,21 +93,21 @@ def test_escapes():
 @pytest.mark.parametrize('target', ['job.txt', '0', '99999', '', ':1', 'a/b:1', '1:2:3'])
 def test_wrong_targets(target):
     with pytest.raises(ValueError, match=r'must be PORT, ADDRESS:PORT or a file FILE\.prom, not '):
-        metrics_server.parse(target)
+        metrics_process.parse(target)
 
 
 @pytest.mark.parametrize('target, place', [
     ('9400', ('127.0.0.1', 9400)), ('0.0.0.0:1', ('0.0.0.0', 1)), ('[::1]:80', ('::1', 80)),
     ('node1:80', ('node1', 80)), ('/a/b.prom', '/a/b.prom')])
 def test_targets(target, place):
-    assert metrics_server.parse(target) == place
+    assert metrics_process.parse(target) == place
 
 
 @pytest.mark.parametrize('target, message', [
     ('/not/there/job.prom', 'No such file or directory'), ('203.0.113.1:9400', 'bind'),
     ('no-such-host.invalid:1', '')])
 def test_targets_that_cannot_be_used(capfd, target, message):
-    with metrics_server.start(target) as socket:
+    with metrics_process.start(target) as socket:
         send(socket, '')
         socket.settimeout(seconds(10))
         assert socket.recv(1) == b''  # the process has ended
@@ -115,11 +115,12 @@ def test_targets_that_cannot_be_used(capfd, target, message):
     while '\n' not in found and time.monotonic() < end:
         time.sleep(.01)
         found += capfd.readouterr().err
-    assert re.search(f'^chainermn: no metrics of .* on {re.escape(target)}: .*{message}', found)
+    assert re.search(
+        f'^chainermn: cannot publish metrics of .* on {re.escape(target)}: .*{message}', found)
 
 
 def test_a_port(port):
-    with metrics_server.start(str(port)) as socket:
+    with metrics_process.start(str(port)) as socket:
         assert get(port).status == 503  # there are no metrics yet
         send(socket, text(METRICS))
         end = time.monotonic() + seconds(10)
@@ -135,7 +136,7 @@ def test_a_port(port):
 
 def test_a_port_that_becomes_free(port):
     """The processes of the previous attempt of a job may still exist."""
-    with metrics_server.start(str(port)) as before, metrics_server.start(str(port)) as after:
+    with metrics_process.start(str(port)) as before, metrics_process.start(str(port)) as after:
         send(before, 'before')
         send(after, 'after')
         assert get(port).status in (200, 503)
@@ -153,7 +154,7 @@ def test_a_port_that_becomes_free(port):
 
 def test_hostile_requests(port):
     """Others are still answered, and memory does not grow."""
-    server = metrics_server.start(str(port))
+    server = metrics_process.start(str(port))
     send(server, text(METRICS))
     get(port)
     process = next(path.parent for path in pathlib.Path('/proc').glob('[0-9]*/cmdline')
@@ -194,8 +195,8 @@ def test_hostile_requests(port):
 def test_it_ends_with_the_process(tmp_path, how):
     path = tmp_path / 'job.prom'
     program = f'''
-from chainermn._process import metrics_server
-socket = metrics_server.start({str(path)!r})
+from chainermn._process import metrics_process
+socket = metrics_process.start({str(path)!r})
 socket.send(b'x\\0')
 input()
 '''

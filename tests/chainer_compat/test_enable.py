@@ -83,6 +83,7 @@ assert before == (sys.path, sys.meta_path)
 ''')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method', ['fork', 'spawn', 'forkserver'])
 def test_child_processes(python, tmp_path, method):
     tmp_path.joinpath('main.py').write_text(f'''

@@ -66,6 +66,7 @@ if __name__ == '__main__':
 '''
 
 
+@pytest.mark.slow
 def test_start_methods(python, tmp_path, start_method):
     tmp_path.joinpath('main.py').write_text(MAIN)
     python('import subprocess, sys; '

@@ -14,6 +14,7 @@ WITHOUT_CUPY = pytest.mark.skipif(
     importlib.util.find_spec('cupy') is not None, reason='is for environments without CuPy')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('module', ['chainer.links.caffe', 'chainer.links.caffe.caffe_function',
                                     'chainer.exporters', 'chainer.exporters.caffe'])
 def test_caffe(python, module):

@@ -87,6 +87,7 @@ def test_child_processes(python, tmp_path, restore, variables):
     assert python(run, **variables).split() == ['1.0'] * 4
 
 
+@pytest.mark.slow
 def test_ranks(python):
     python('''
 import chainer_compat, chainermn

@@ -65,6 +65,66 @@ def test_a_cache_holds_the_original(name):
     assert SourceFileLoader(name, path).get_code(name) == original
 
 
+@pytest.fixture
+def loader(monkeypatch, tmp_path):
+    """A loader of an edited module, whose cache is in ``tmp_path``."""
+    monkeypatch.setattr(sys, 'pycache_prefix', str(tmp_path))
+    monkeypatch.setattr(sys, 'dont_write_bytecode', False)
+    name = 'chainer.functions.array.as_strided'
+    return _patch.PatchingLoader(name, str(file_of(name)))
+
+
+def compilations(monkeypatch, loader):
+    found = []
+    compiled = _patch.PatchingLoader._compiled
+    monkeypatch.setattr(_patch.PatchingLoader, '_compiled',
+                        lambda self, blocks: found.append(0) or compiled(self, blocks))
+    code = loader.get_code(loader.name)
+    return len(found), code
+
+
+def caches(folder):
+    return [*folder.rglob('chainer.functions.array.as_strided*.pyc')]
+
+
+def test_edited_code_is_compiled_once(monkeypatch, loader, tmp_path):
+    assert compilations(monkeypatch, loader)[0] == 1
+    assert len(caches(tmp_path)) == 1
+    n, code = compilations(monkeypatch, loader)
+    assert n == 0
+    text = edited(loader.name, file_of(loader.name).read_text(encoding='utf-8'))
+    assert known(code) == known(compile(text, loader.path, 'exec', dont_inherit=True))
+
+
+@pytest.mark.parametrize('change', [
+    lambda data: b'', lambda data: data[:30], lambda data: data[:12] + b'N',
+    lambda data: data[:4] + b'x' + data[5:], lambda data: b'x' + data[1:]],
+    ids=['empty', 'cut off', 'no code', 'other texts', 'other Python'])
+def test_a_cache_that_does_not_fit_is_replaced(monkeypatch, loader, tmp_path, change):
+    loader.get_code(loader.name)
+    cache, = caches(tmp_path)
+    right = cache.read_bytes()
+    cache.write_bytes(change(right))
+    assert compilations(monkeypatch, loader)[0] == 1
+    assert cache.read_bytes() == right
+
+
+def test_another_edit_is_compiled(monkeypatch, loader):
+    loader.get_code(loader.name)
+    monkeypatch.setitem(_patch.edits, loader.name, [lambda: {'import numpy': 'import  numpy'}])
+    assert compilations(monkeypatch, loader)[0] == 1
+
+
+def test_no_cache_is_written_if_python_may_not(monkeypatch, loader, tmp_path):
+    monkeypatch.setattr(sys, 'dont_write_bytecode', True)
+    assert compilations(monkeypatch, loader)[0] == 1
+    monkeypatch.setattr(sys, 'dont_write_bytecode', False)
+    tmp_path.joinpath('file').touch()
+    monkeypatch.setattr(sys, 'pycache_prefix', str(tmp_path / 'file'))  # no folder
+    assert compilations(monkeypatch, loader)[0] == 1
+    assert not caches(tmp_path)
+
+
 def test_missing_text_is_ignored():
     @_patch.edit('chainer.functions.array.as_strided')
     def nothing():

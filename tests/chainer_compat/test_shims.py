@@ -468,6 +468,7 @@ def test_with(python, name):
     python(f'import chainer\n{USES[name]}' if 'sys' not in USES[name] else USES[name])
 
 
+@pytest.mark.slow
 @pytest.mark.sample(4)
 @pytest.mark.parametrize('name', [
     # Without its shim, this one waits for long.
@@ -480,6 +481,7 @@ def test_fails_without(python, name):
     assert said.startswith('1 Traceback'), said
 
 
+@pytest.mark.slow
 @pytest.mark.sample(4)
 @pytest.mark.parametrize('name', sorted({*TESTS} - {*USES, 'cudnn_warning'}))
 def test_a_test_fails_without(python, name):

@@ -79,6 +79,7 @@ def test_log_print_and_progress_bar(trained, tmp_path, capsys):
     assert bar_on_stdout.count('this epoch [') == 12
 
 
+@pytest.mark.slow
 def test_plots(trained, tmp_path):
     pytest.importorskip('matplotlib', reason='needs Matplotlib')
     of = trained(epochs=2)

@@ -145,7 +145,7 @@ def test_foreign_byte_order_of_a_parameter(comms, same_error, check_usable):
         with link.init_scope():
             link.w = chainer.Parameter(plain(0).astype('>f4'))
         error = same_error(lambda link=link, comm=comm: comm.bcast_data(link))
-        assert 'parameter /w: its array has a foreign byte order' in str(error)
+        assert 'parameter /w: its array has a non-native byte order' in str(error)
         check_usable(comm)
 
 

@@ -29,6 +29,7 @@ def test_every_public_function_has_an_example():
     assert len(docstrings) - len(without) > 100
 
 
+@pytest.mark.slow
 def test_examples_of_public_functions():
     """In one job, since each takes a few milliseconds."""
     done = subprocess.run(

@@ -47,6 +47,7 @@ def test_model_parallelism():
             'run python docs/pictures/model_parallelism.py')
 
 
+@pytest.mark.slow
 def test_timeline():
     script = importlib.import_module('timeline')
     drawn = labels(script.draw(script.record(2)))
@@ -64,6 +65,7 @@ def test_training_step():
     assert texts[0] == texts[1], 'run python docs/pictures/training_step.py'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('ranks', [1, 4])
 def test_check(ranks, tmp_path):
     svg = tmp_path / 'check.svg'

@@ -23,6 +23,7 @@ class TookError(Exception):
     """Ends an example when it has taken its device."""
 
 
+@pytest.mark.slow
 @pytest.mark.sample(6)
 @pytest.mark.parametrize('n_devices', [1, 2, 8])
 @pytest.mark.parametrize('script', SCRIPTS, ids=lambda path: path.name)

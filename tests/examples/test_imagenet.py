@@ -8,6 +8,7 @@ import pytest
 pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(180)]
 
 
+@pytest.mark.slow
 def test_mixed16_stops_and_goes_on(run, tmp_path):
     output = run('imagenet/make_images.py', '--train', '6', '--val', '2', ranks=1)
     assert '60 images' in output

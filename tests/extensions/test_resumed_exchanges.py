@@ -95,6 +95,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @each_case('options, at', itertools.product(OPTIONS, [1, 2, 4]))
 def test_dictionary(comm, folder, options, at):
     scale = at != 2 and 'compression' not in options

@@ -363,6 +363,7 @@ ITERATORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(5)
 @pytest.mark.parametrize('name', ITERATORS)
 @pytest.mark.parametrize('kind', [serial, multithread, multiprocess])

@@ -118,6 +118,7 @@ train(comm, 'out', Killed(comm, trigger=(1, 'iteration')), 3)
     assert {'mine', 'other', 'main/loss', 'epoch', 'elapsed_time'} <= set(values)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 def test_without_tensorboardx(tmp_path):
     done = run_job(tmp_path, '''

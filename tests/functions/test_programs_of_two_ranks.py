@@ -91,6 +91,7 @@ def test_a_training_loop(tmp_path, name, delegate):
     np.testing.assert_allclose(gradients, expected, 1e-5)
 
 
+@pytest.mark.slow
 def test_rank_0_cuts_the_graph_but_rank_1_asks_for_a_gradient(tmp_path):
     """Nothing is taken for something else: the job ends, and the report names both calls."""
     status, output, got, gradients = run(

@@ -460,7 +460,7 @@ def test_transient_errors_are_retried(monkeypatch, error, n_attempts):
 def test_a_broken_index(tmp_path, text):
     np.savez(tmp_path / 'train-00000.npz', np.arange(3))
     (tmp_path / 'train.index.json').write_text(text)
-    with pytest.raises(ValueError, match='Delete it, and the samples are counted again'):
+    with pytest.raises(ValueError, match='Delete it; the samples are then counted again'):
         alone(str(tmp_path / 'train-*.npz'), 1)
 
 

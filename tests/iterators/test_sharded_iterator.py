@@ -436,7 +436,7 @@ def test_a_snapshot_of_other_shards_is_an_error(comm, shared_folder):
     ('batch_size', 2.5, 'batch_size must be'), ('seed', -1, 'seed must be'),
     ('seed', 2**32, 'less than'), ('buffer', 0, 'buffer must be'), ('last', 'some', 'last must be'),
     ('n_prefetch', -1, 'n_prefetch must be'), ('on_error', 'ignore', 'on_error must be'),
-    ('shards', 'nothing-*.npz', 'no file matches'), ('shards', '.', 'Name the files'),
+    ('shards', 'nothing-*.npz', 'no file matches'), ('shards', '.', 'Pass a pattern'),
     ('shards', [], 'is empty'), ('shards', [range(0)], 'have 0 samples'),
     ('shards', [3], 'a shard needs a length')])
 def test_an_invalid_argument_on_one_rank_is_an_error_on_all(comm, option, value, error):

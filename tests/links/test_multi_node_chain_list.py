@@ -253,17 +253,20 @@ for _ in range(2):
      ['link 0 (Linear, rank_in=None, rank_out=1) of MultiNodeChainList, to a link with rank_in=0 '
       'on rank 1']),
     # Rank 0 lacks rank_out.
-    ('link(rank_in=0) if rank == 1 else link()',
-     ['link 0 (Linear, rank_in=0, rank_out=None) of MultiNodeChainList, from a link with '
-      'rank_out=1 on rank 0']),
-    ('link(rank_in=(rank - 1) % size, rank_out=(rank + 1) % size)',
-     [f'link 0 (Linear, rank_in={(rank - 1) % 3}, rank_out={(rank + 1) % 3}) of '
-      f'MultiNodeChainList, from a link with rank_out={rank} on rank {(rank - 1) % 3}'
-      for rank in range(3)]),
+    pytest.param(
+        'link(rank_in=0) if rank == 1 else link()',
+        ['link 0 (Linear, rank_in=0, rank_out=None) of MultiNodeChainList, from a link with '
+         'rank_out=1 on rank 0'], marks=pytest.mark.slow),
+    pytest.param(
+        'link(rank_in=(rank - 1) % size, rank_out=(rank + 1) % size)',
+        [f'link 0 (Linear, rank_in={(rank - 1) % 3}, rank_out={(rank + 1) % 3}) of '
+         f'MultiNodeChainList, from a link with rank_out={rank} on rank {(rank - 1) % 3}'
+         for rank in range(3)], marks=pytest.mark.slow),
     # Both send first.
-    ('if rank < 2: link(rank_out=1 - rank)\nlink(rank_in=1 - rank if rank < 2 else None)',
-     [f'link 0 (Linear, rank_in=None, rank_out={1 - rank}) of MultiNodeChainList, to a link with '
-      f'rank_in={rank} on rank {1 - rank}' for rank in range(2)]),
+    pytest.param(
+        'if rank < 2: link(rank_out=1 - rank)\nlink(rank_in=1 - rank if rank < 2 else None)',
+        [f'link 0 (Linear, rank_in=None, rank_out={1 - rank}) of MultiNodeChainList, to a link '
+         f'with rank_in={rank} on rank {1 - rank}' for rank in range(2)], marks=pytest.mark.slow),
     # Rank 1 does not run backward.
     ('link(rank_out=1) if rank == 0 else link(rank_in=0) if rank == 1 else link()\n'
      'if rank == 1: model(), model()',

@@ -521,13 +521,28 @@ def test_trainer_evaluator_and_log(comm, tmp_path):
     assert {'validation/main/loss', 'validation/main/accuracy'} <= found[2].keys()
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason='errors have no notes')
+def test_a_target_without_a_function_of_loss_is_explained(comm):
+    model = MultiNodeChainList(comm.split(comm.rank, 0))
+    model.add_link(L.Linear(WIDTH, WIDTH))
+    with pytest.raises((TypeError, ValueError)) as caught:
+        Pipeline(model)(*batch(4))
+    assert 'pass lossfun' in caught.value.__notes__[0]
+
+
 def test_a_function_of_loss_is_reported_too(comm, tmp_path):
     model, _ = build(chain(comm.size), comm)
-    pipeline = Pipeline(model, F.softmax_cross_entropy, 3)
+
+    def lossfun(y, t):
+        chainer.report({'accuracy': F.accuracy(y, t)}, model)
+        return F.softmax_cross_entropy(y, t)
+
+    pipeline = Pipeline(model, lossfun, 3)
     found = train(model, pipeline, tmp_path, evaluate=pipeline)
     logs = MPI.COMM_WORLD.allgather(found)
     assert all(log == logs[0] for log in logs)
-    assert {'main/loss', 'validation/main/loss'} <= found[2].keys()
+    assert {'main/loss', 'main/accuracy', 'validation/main/loss', 'validation/main/accuracy'
+            } <= found[2].keys()
 
 
 def test_a_classifier_around_first_and_last_link(comm, tmp_path):
@@ -700,7 +715,7 @@ def test_links_that_wait_for_each_other(comm):
 
 @each_case('rank_in, rank_out, text', [
     (None, 1, 'sends to rank 1, but no link there receives it. Add a link with rank_in=0 on'),
-    (1, None, 'receives from rank 1, but no link there sends it. Add a link with rank_out=0')])
+    (1, None, 'receives from rank 1, but no link there sends to it. Add a link with rank_out=0')])
 def test_a_missing_link(comm, rank_in, rank_out, text):
     model = MultiNodeChainList(comm)
     if comm.rank == 0:
@@ -712,7 +727,8 @@ def test_a_missing_link(comm, rank_in, rank_out, text):
 def test_different_batches(comm):
     model, _ = build(chain(comm.size), comm)
     pipeline = Pipeline(model, F.softmax_cross_entropy)
-    with raises_on_all(ValueError, 'numbers of examples', 'rank 0: 5', f'rank {comm.size - 1}: 4'):
+    with raises_on_all(ValueError, 'numbers of examples differ', 'rank 0: 5',
+                       f'rank {comm.size - 1}: 4'):
         pipeline(*batch(5 if comm.rank == 0 else 4))
     with raises_on_all(ValueError, 'the arguments have different numbers of examples: 5, 4'):
         pipeline(batch(5)[0], batch(4)[1])

@@ -21,6 +21,7 @@ def trained(comm, loss_of):
     return optimizer
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize('name', ['flat', 'naive'])
 def test_a_rank_raises_while_the_others_have_begun(name):

@@ -8,6 +8,7 @@ pytestmark = [pytest.mark.mpi_skip,
               pytest.mark.limit(240)]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('job', [
     correct_programs.Job(1, ranks, 0, 4, longest=3) for ranks in (2, 3, 4)] + [

@@ -22,7 +22,8 @@ def diagonal():
 
 @pytest.mark.parametrize('case', [
     pytest.param(case, id=' / '.join(map(str, case)), marks=(
-        pytest.mark.full if case.place in fault_matrix.program.OPERATIONS and n % 5 > 0 else ()))
+        pytest.mark.full if case.place in fault_matrix.program.OPERATIONS and n % 5 > 0 else
+        pytest.mark.slow if n % 4 > 0 else ()))
     for n, case in enumerate(diagonal())])
 def test_job_ends_with_the_right_message(case):
     result = fault_matrix.run(case)

@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument('--shards', default='', metavar='PATTERN',
-                        help="also read files such as 'train-*.npz' on all ranks: how fast, and "
-                             'whether any is broken')
+                        help="also read shards such as 'train-*.npz' on all ranks; show the speed "
+                             'and broken files')
     parser.add_argument('--json', action='store_true', help='print the report as JSON')
     parser.add_argument('--svg', default='', metavar='FILE',
                         help='also save the report as an SVG image (needs rich)')

@@ -18,10 +18,10 @@ from chainermn._commands.run.forwarded_signals import Signals
 from chainermn._commands.run.job import Job
 from chainermn._commands.run.job_report import say, table
 from chainermn._commands.run.run_metrics import RunMetrics
-from chainermn._process import metrics_server, mpiexec
+from chainermn._process import metrics_process, mpiexec
 
 _DESCRIPTION = """\
-Starts an MPI job: N processes that run "python SCRIPT ARGS...". Restarts the job when it
+Starts an MPI job: N ranks that run "python SCRIPT ARGS...". Restarts the job when it
 fails. A script resumes from its last complete checkpoint if it calls maybe_load of its
 checkpointer (chainermn.create_multi_node_checkpointer) before training, or uses
 chainermn.extensions.multi_node_snapshot with autoload=True. Other scripts start from the
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = '%(prog)s -n N [options] SCRIPT [ARGS...]'
     parser.add_argument('-n', type=_at_least(1), required=True, metavar='N',
-                        help='number of processes')
+                        help='number of ranks')
     parser.add_argument('--max-restarts', type=_at_least(0), default=3, metavar='K',
                         help='maximum number of restarts (default: %(default)s)')
     parser.add_argument('--startup', type=_seconds, default=10, metavar='SECONDS',
@@ -73,22 +73,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--hosts-file', metavar='FILE',
                         help='the hosts to use, one per line: host, host:slots or host slots=N')
     parser.add_argument('--min-ranks', type=_at_least(1), metavar='M',
-                        help='start with M to N processes, as many as there are slots on hosts '
+                        help='start with M to N ranks, as many as there are slots on hosts '
                              'that answer (default: N)')
     parser.add_argument('--host-timeout', type=_seconds, default=600, metavar='SECONDS',
                         help='how long to wait for hosts (default: %(default)s)')
     parser.add_argument('--grow-after', type=_seconds, default=300, metavar='SECONDS',
-                        help='how long the job runs before it restarts with more processes '
+                        help='how long the job runs before it restarts with more ranks '
                              '(default: %(default)s)')
     parser.add_argument('--metrics', type=_target, metavar='TARGET',
                         help='serve the number of attempts and restarts for Prometheus on PORT or '
                              'ADDRESS:PORT, or write them to FILE.prom; CHAINERMN_METRICS does '
                              'the same for the ranks')
     parser.add_argument('--mpiexec-args', default='', metavar='ARGS',
-                        help='additional options for mpiexec: --mpiexec-args="--hosts a,b"')
+                        help='additional options for mpiexec: --mpiexec-args="-hosts a,b"')
     parser.add_argument('-m', action='store_true', dest='is_module',
                         help='SCRIPT is a module name, as in "python -m"')
-    parser.add_argument('script', metavar='SCRIPT', help='the script that every process runs')
+    parser.add_argument('script', metavar='SCRIPT', help='the script that every rank runs')
     parser.add_argument('args', metavar='ARGS', nargs=argparse.REMAINDER,
                         help='arguments of the script')
 
@@ -115,7 +115,7 @@ def _seconds(text: str) -> float:
 
 def _target(text: str) -> str:
     try:
-        metrics_server.parse(text)
+        metrics_process.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from chainermn._commands.run.job_report import Attempt
-from chainermn._process import metrics_server
+from chainermn._process import metrics_process
 from chainermn._process.prometheus import Metric, job_of, text
 
 
@@ -24,7 +24,7 @@ class RunMetrics:
     """
 
     def __init__(self, target: str | None, program: str) -> None:
-        self._socket = metrics_server.start(target) if target else None
+        self._socket = metrics_process.start(target) if target else None
         self._started = time.time()
         self._labels = {'job': job_of(program), 'host': os.uname().nodename}
 

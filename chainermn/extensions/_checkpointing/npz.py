@@ -140,7 +140,7 @@ def check_directory(archive: zipfile.ZipFile) -> None:
     archive.fp.seek(-22 - len(archive.comment), os.SEEK_END)
     count = int.from_bytes(archive.fp.read(12)[10:], 'little')
     if count not in (len(members), 0xffff):  # which stands for any large number
-        raise ValueError(f'{count} arrays were written and {len(members)} are there')
+        raise ValueError(f'{count} arrays were written, but the file has {len(members)}')
 
 
 def check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
@@ -164,7 +164,7 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
     elif version in ((2, 0), (3, 0)):  # which differ in the encoding of field names
         shape, _, dtype = np.lib.format.read_array_header_2_0(file)
     else:
-        raise ValueError(f'the format of an array is {version}')
+        raise ValueError(f'unknown array format {version}')
     return shape, dtype
 
 

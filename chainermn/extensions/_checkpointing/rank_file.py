@@ -131,14 +131,14 @@ def read_tag(path: str) -> Tag | None:
             text = np.lib.format.read_array(file, allow_pickle=False).tobytes()
     fields = json.loads(text)
     if not isinstance(fields, dict) or set(fields) != set(Tag._fields):
-        raise ValueError(f'the tag is not known: {text[:80]!r}')
+        raise ValueError(f'unknown tag: {text[:80]!r}')
     tag = Tag(**fields)
     numbers, texts = [tag.iteration, tag.size, tag.rank], [tag.save, tag.state, tag.buffers]
     if (not isinstance(tag.writers, list) or not tag.writers
             or not all(type(number) is int for number in numbers + tag.writers)
             or tag.writers != sorted(set(tag.writers))
             or not all(isinstance(one, str) for one in texts)):
-        raise ValueError(f'the tag is not known: {text[:80]!r}')  # names of files are made of it
+        raise ValueError(f'unknown tag: {text[:80]!r}')  # file names are built from it
     return tag
 
 

@@ -14,6 +14,9 @@ from chainermn.links.multi_node_chain_list import MultiNodeChainList, Value
 #: The arguments of a micro-batch, also those by name.
 Batch: TypeAlias = tuple[tuple[Object, ...], dict[str, Object]]
 
+_TARGET = ('Without lossfun, Pipeline passes all arguments to the first link. If the last one is '
+           'the target, pass lossfun, or no target on ranks without the loss.')
+
 
 class RankModel:
     """Runs the links of a model one by one.
@@ -30,8 +33,8 @@ class RankModel:
             raise TypeError(f'Pipeline: model must be a chainer.Link, not {model!r}')
         lists = [link for link in model.links() if isinstance(link, MultiNodeChainList)]
         if len(lists) > 1:
-            raise ValueError(f'Pipeline: the model contains {len(lists)} lists of class '
-                             'MultiNodeChainList. Add all links to one of them.')
+            raise ValueError(f'Pipeline: the model contains {len(lists)} MultiNodeChainLists. '
+                             'Add all links to one of them.')
         if lossfun is not None and not callable(lossfun):
             raise TypeError(f'Pipeline: lossfun must be a function, not {lossfun!r}')
         if lossfun is not None and not lists:
@@ -79,7 +82,14 @@ class RankModel:
             y = self.model(*args, **kwds)
         else:
             inputs = self._inputs(args, kwds) if stage.has_inputs else (tuple(received), {})
-            y = self.chain_list[stage.position](*inputs[0], **inputs[1])
+            try:
+                y = self.chain_list[stage.position](*inputs[0], **inputs[1])
+            except Exception as error:
+                may_be_target = stage.has_inputs and len(args) > 1 and (
+                    self._lossfun is None and not self._is_wrapped)
+                if may_be_target and hasattr(error, 'add_note'):  # Python 3.11 and later
+                    error.add_note(_TARGET)
+                raise
         return self._loss(batch, args, y) if stage.has_output else y
 
     def _inputs(self, args: tuple[Object, ...], kwds: dict[str, Object]) -> Batch:

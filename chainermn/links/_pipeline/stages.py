@@ -68,8 +68,8 @@ def connect(parts: Sequence[Sequence[ListedLink]]) -> tuple[Stage, ...]:
             if not sent[other, rank]:
                 raise ValueError(
                     f'Pipeline: {_part(parts, link).name} on rank {rank} receives from rank '
-                    f'{other}, but no link there sends it. Add a link with rank_out={rank} on '
-                    f'rank {other}.')
+                    f'{other}, but no link there sends to it. Add a link with rank_out={rank} '
+                    f'on rank {other}.')
             sources[link].append(sent[other, rank].pop(0))
     for (rank, other), left in sorted(sent.items()):
         if left:

@@ -42,7 +42,7 @@ class Tied:
             if len(found) > 1 or 'None' in found:
                 check_equal(comm, [each.get(name, 'not shared') for each in names],
                             f'Pipeline: the tied parameter {name!r} differs',
-                            'Pass parameters of the same shape and dtype, which are initialized.')
+                            'Pass initialized parameters of the same shape and dtype.')
         self._comm = comm
         #: By name, in the same order on all ranks: the parameter, its tag, and the ranks.
         self._shared = [

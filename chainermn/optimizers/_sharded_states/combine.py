@@ -52,8 +52,8 @@ def join(path: str, shape: tuple[int, ...], parts: Iterable[StateShard]) -> dict
             end = part.end
     if end < size:
         raise ValueError(
-            f'the state of {path} is incomplete: the ranks have loaded the files of another number '
-            'of ranks, or of some ranks only. Load the snapshot with '
+            f'the state of {path} is incomplete: the ranks loaded files of a different number of '
+            'ranks, or only some of the files. Load the snapshot with '
             'chainermn.create_multi_node_checkpointer, which joins the files of all ranks.')
     _, largest = max(used, key=lambda each: each[1].end - each[1].begin)
     state = dict(largest.state)

@@ -283,7 +283,7 @@ class ShardedUpdate(FullUpdate):
         """
         rule, piece, comm = param.update_rule, self._pieces[path], self._communicator
         check_equal(comm, [f'{state.t} updates' for state in states],
-                    f'the states of {path} are those after different numbers of updates',
+                    f'the states of {path} were saved after different numbers of updates',
                     'Load the same snapshot on all ranks.')
         wanted = [shard.get(path, (0, 0)) for shard in self._shards]
         begin, end = wanted[comm.rank]

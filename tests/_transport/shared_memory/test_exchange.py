@@ -120,6 +120,7 @@ def test_sum_for_owners(memory, sizes, dtype, scale, order, is_balanced):
         order.randrange(SIZE if is_balanced else 1 + SIZE // 2) for _ in sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('chunk', [8 * SIZE, 64 * SIZE, 4096 * SIZE, None])
 @pytest.mark.parametrize('count', [1, 50])
 def test_chunk_sizes_of_a_sum_for_owners(chunk, count):
@@ -410,6 +411,7 @@ if rank == 0:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 @pytest.mark.sample(1)
 @pytest.mark.parametrize('hosts', [
@@ -448,6 +450,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 @pytest.mark.parametrize('is_hidden', [False, True])
 def test_killed_rank_ends_the_job(is_hidden, tmp_path):

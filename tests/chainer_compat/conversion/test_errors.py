@@ -165,7 +165,7 @@ def test_names_that_modules_cannot_have(name):
 def test_a_batch_of_one():
     """``F.squeeze`` removes the axis of the batch, too."""
     model = Net(lambda self, x: F.squeeze(self.fc(x)), fc=L.Linear(5, 1))
-    with pytest.raises(chainer_compat.ConversionError, match='With a batch of one'):
+    with pytest.raises(chainer_compat.ConversionError, match='With a batch size of 1'):
         chainer_compat.to_torch(model, draw(3, 5), dynamic_batch=True)
 
 

@@ -53,7 +53,9 @@ def equal(value, old):
     return np.shape(value) == old.shape and np.allclose(value, old, 1e-5, 1e-6)
 
 
-@pytest.mark.parametrize('version', VERSIONS)
+@pytest.mark.parametrize('version', [
+    pytest.param(version, marks=pytest.mark.slow if k % 3 else ())
+    for k, version in enumerate(VERSIONS)])
 def test_values_of_old_versions(tmp_path, version):
     with zipfile.ZipFile(SNAPSHOTS / f'{version}.zip') as archive:
         archive.extractall(tmp_path)

@@ -27,7 +27,9 @@ def check(paths, *command, **variables):
         np.testing.assert_allclose(result, LOSSES[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize('version', sorted({*record.programs()} - {record.CHAINERMN}))
+@pytest.mark.parametrize('version', [
+    pytest.param(version, marks=pytest.mark.slow if k % 3 else ())
+    for k, version in enumerate(sorted({*record.programs()} - {record.CHAINERMN}))])
 def test_losses(version):
     check([path for path in record.programs()[version]
            if record.name_of(path) not in record.DIALECT])

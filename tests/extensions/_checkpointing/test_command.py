@@ -75,6 +75,7 @@ def test_snapshots_are_found_too(tmp_path):
     assert row.problems == [f'{tmp_path}/snapshot_iter_3.1: the SHA-256 is wrong']
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 def test_the_command(tmp_path):
     def run(folder):

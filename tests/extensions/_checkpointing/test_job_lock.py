@@ -93,6 +93,7 @@ def test_another_job_is_one_error_that_names_it(comm, names, monkeypatch):
         monkeypatch.setattr(job_lock, 'TIMEOUT', 0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rank', [0, -1])
 def test_ranks_of_an_earlier_job_that_are_ending_are_waited_for(comm, names, monkeypatch, rank):
     monkeypatch.setattr(job_lock, 'TIMEOUT', 50)

@@ -67,6 +67,7 @@ def run(comm, folder, stop, n_before, n_loads=1, is_finished=True):
     return loaded, (without_time(log), without_time(own), optimizer.lr, model.W.array.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('n_loads', [1, 2])
 def test_the_order_does_not_matter(comm, tmp_path, n_loads):
     """Logs, learning rate and parameters equal those of an uninterrupted run."""

@@ -110,6 +110,7 @@ COMBINED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('added', COMBINED.values(), ids=COMBINED)
 @pytest.mark.parametrize('dtypes', ['fff', 'eee', 'edf'])
 def test_hooks_with_dtypes(comm, added, dtypes):

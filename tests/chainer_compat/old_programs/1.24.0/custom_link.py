@@ -1,4 +1,4 @@
-"""Own links: add_uninitialized_param, init_weight, own Initializer, L.Linear(None, n)."""
+"""Custom links: add_uninitialized_param, init_weight, a custom Initializer, L.Linear(None, n)."""
 import numpy as np
 import chainer
 from chainer import cuda, initializers, link, optimizers, Variable

@@ -1,4 +1,4 @@
-"""Own data sets: DatasetMixin, TransformDataset, MultiprocessIterator, cross validation."""
+"""Custom data sets: DatasetMixin, TransformDataset, MultiprocessIterator, cross validation."""
 import numpy as np
 import chainer
 from chainer import Variable

@@ -1,4 +1,4 @@
-"""Own functions: forward_cpu, backward_cpu, check_type_forward, gradient_check."""
+"""Custom functions: forward_cpu, backward_cpu, check_type_forward, gradient_check."""
 import numpy as np
 from chainer import Chain, Function, Variable, cuda, gradient_check, optimizers, utils
 from chainer.utils import type_check

@@ -1,4 +1,4 @@
-"""Own links: Link(W=shape), function classes such as F.ReLU, new_epoch, compute_grads_norm."""
+"""Custom links: Link(W=shape), function classes such as F.ReLU, new_epoch, compute_grads_norm."""
 import numpy as np
 import chainer
 from chainer import Variable, link, optimizers

@@ -1,4 +1,4 @@
-"""Own optimizers: init_state_cpu, update_one_cpu; own hook."""
+"""Custom optimizers: init_state_cpu, update_one_cpu; a custom hook."""
 import numpy as np
 import chainer
 from chainer import Chain, Variable, cuda, optimizer

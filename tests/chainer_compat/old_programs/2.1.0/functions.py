@@ -1,4 +1,4 @@
-"""Own functions: retain_inputs, retain_outputs, force_backprop_mode, GradientHardClipping."""
+"""Custom functions: retain_inputs, retain_outputs, force_backprop_mode, GradientHardClipping."""
 import numpy as np
 import chainer
 from chainer import Function, Variable

@@ -1,4 +1,4 @@
-"""Own FunctionNode: double backprop, chainer.grad, check_double_backward."""
+"""A custom FunctionNode: double backprop, chainer.grad, check_double_backward."""
 import numpy as np
 import chainer
 from chainer import FunctionNode, Variable, gradient_check

@@ -1,0 +1,60 @@
+"""Starts the process that publishes metrics; see ``metrics_server.py``."""
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+_ADDRESS = re.compile(r'(?:(\[[0-9a-fA-F:.%\w]+\]|[^][:/]+):)?(\d+)')
+
+#: Not imported, since it imports asyncio.
+_SERVER = pathlib.Path(__file__).with_name('metrics_server.py')
+
+
+def parse(target: str) -> tuple[str, int] | str:
+    """Return the address and the port, or the path of a file.
+
+    Args:
+        target: ``PORT`` of the loopback interface, ``ADDRESS:PORT``, or ``FILE.prom``.
+
+    Raises:
+        ValueError: If it is none of these.
+    """
+    if target.endswith('.prom'):
+        return os.path.abspath(target)
+    found = _ADDRESS.fullmatch(target)
+    if found is None or not 0 < int(found[2]) < 1 << 16:
+        raise ValueError(f'must be PORT, ADDRESS:PORT or a file FILE.prom, not {target!r}')
+    return (found[1] or '127.0.0.1').strip('[]'), int(found[2])
+
+
+def start(target: str) -> socket.socket:
+    """Start the process, and return the socket for the pages, which does not block.
+
+    The process prints a warning if it cannot use the target, and exits.
+
+    Args:
+        target: As in :func:`parse`.
+
+    Raises:
+        OSError, subprocess.SubprocessError: If no process can be started.
+        ValueError: If the target is wrong.
+    """
+    place = parse(target)
+    arguments = [place] if isinstance(place, str) else [*map(str, place)]
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            # The shell exits at once, so the process is not a child that the program may wait for.
+            subprocess.run(
+                ['/bin/sh', '-c', '"$0" "$@" &', sys.executable, '-I', '-S', str(_SERVER),
+                 str(theirs.fileno()), *arguments], check=True, pass_fds=[theirs.fileno()],
+                start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            ours.setblocking(False)
+        except BaseException:
+            ours.close()
+            raise
+    return ours
