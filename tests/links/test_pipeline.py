@@ -458,12 +458,18 @@ def test_wrong_tied_parameters(comm):
     model, own = build(chain(comm.size), comm)
     fc = own[f'{comm.rank}'].fc
     pipeline = Pipeline(model, F.softmax_cross_entropy, tied={'v': fc.b} if comm.rank == 1 else {})
-    with raises_on_all(ValueError, "only rank 1 has a tied parameter 'v'"):
+    with raises_on_all(ValueError, "the tied parameter 'v' differs", ': not shared',
+                       'rank 1: (4,) float64'):
         pipeline(*batch(4))
     pipeline = Pipeline(model, F.softmax_cross_entropy, tied=[
         {'w': fc.W}, {'w': fc.b}, {}, {}][comm.rank])
     with raises_on_all(ValueError, "the tied parameter 'w' differs", 'rank 0: (4, 4) float64',
                        'rank 1: (4,) float64'):
+        pipeline(*batch(4))
+    with fc.init_scope():
+        fc.late = chainer.Parameter()
+    pipeline = Pipeline(model, F.softmax_cross_entropy, tied={'late': fc.late})
+    with raises_on_all(ValueError, "the tied parameter 'late' differs", ': not initialized'):
         pipeline(*batch(4))
     with raises_on_all(ValueError, "the tied parameter 'w' is not a parameter of the model"):
         Pipeline(model, F.softmax_cross_entropy, tied={'w': chainer.Parameter(np.ones(3))})
