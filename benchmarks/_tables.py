@@ -116,9 +116,13 @@ TABLES = {
         r'(?:^a batch, \d+ ranks +([\d.]+) ms, old +([\d.]+) ms.*?)?'
         r'^ours against the iterator alone \(([\d.]+) ms\)'),
     'sharded_data': Table(
-        'How many samples per second does a process read from shards?',
-        ['reader', 'samples per second'],
-        r'^([\w-]+) +([\d,]+) samples/s$', labels={'ours': 'ChainerMN 8'}),
+        'How fast does a process read from shards, and does that delay a training step?',
+        ['reader', 'result'],
+        r'^(\S[^\n]*?) {2,}([\d,.]+ (?:samples/s|times the step without a reader))',
+        labels={'ours': 'ChainerMN 8', **{
+            f'{kind} reader, {where}': f'a reader that {does} for 80 % of a step, in a {where}'
+            for kind, does in (('waiting', 'waits'), ('Python', 'computes in pure Python'))
+            for where in ('thread', 'process')}}),
     'checkpoint': Table(
         'How many milliseconds does saving a checkpoint delay training?',
         ['measured', 'ChainerMN 8', 'ChainerMN 7'],

@@ -8,7 +8,7 @@ Samples are digits: 64 float32 values and an int32 label, in shards of 2,000, on
 the page cache.  Each reader runs in one process, reads all samples in shuffled order, and returns
 arrays of batches of 32.  In turns; the ratio is that to the faster rival in the same round.  Then
 the time of a training step with an own reader that takes 80 % of it, relative to a step without
-data: the reader waits, as for a disk, and the step computes.
+data, which computes on one core: the reader waits, as for a disk, or computes in pure Python.
 """
 
 import importlib.util
@@ -127,27 +127,43 @@ READERS: dict[str, tuple[str, Callable[..., None], Callable[..., int]]] = {
 
 
 class SlowShard:
-    """Samples that take a while each."""
+    """Samples that take a while each.
 
-    seconds = 0.
+    Args:
+        seconds: For a sample.
+        is_busy: Whether it computes in Python, or waits.
+    """
+
+    def __init__(self, seconds: float, is_busy: bool) -> None:
+        self._seconds, self._is_busy = seconds, is_busy
 
     def __len__(self) -> int:
         return 1000
 
     def __getitems__(self, indexes: list[int]) -> list[np.ndarray]:
-        """Wait, then return samples."""
-        time.sleep(self.seconds * len(indexes))
+        """Take the time, then return samples."""
+        end = time.perf_counter() + self._seconds * len(indexes)
+        if not self._is_busy:
+            time.sleep(end - time.perf_counter())
+        while time.perf_counter() < end:
+            pass
         return [np.zeros(64, 'f') for _ in indexes]
 
     def __getitem__(self, i: int) -> np.ndarray:
         return self.__getitems__([i])[0]
 
 
-def step_ratio(n_steps: int) -> float:
-    """Return the time of a step with the slow reader, relative to one without."""
+#: Whether a reader computes in Python, and the number of its processes.
+STEPS = {'waiting reader, thread': (False, 0), 'Python reader, thread': (True, 0),
+         'Python reader, process': (True, 1)}
+
+
+def step_ratio(n_steps: int, kind: str) -> float:
+    """Return the time of a step with a slow reader, relative to one without."""
     from chainermn.iterators import ShardedIterator
 
-    weights = np.random.RandomState(0).rand(1200, 1200).astype('f')
+    is_busy, n_processes = STEPS[kind]
+    weights = np.random.RandomState(0).rand(800, 800).astype('f')
 
     def step() -> None:
         for _ in range(3):
@@ -163,13 +179,12 @@ def step_ratio(n_steps: int) -> float:
 
     step()
     alone = timed(step)
-    SlowShard.seconds = .8 * alone / BATCH
-    iterator = ShardedIterator([SlowShard()], BATCH, Alone())
+    iterator = ShardedIterator([SlowShard(.8 * alone / BATCH, is_busy)], BATCH, Alone(),
+                               n_processes=n_processes)
     next(iterator)
     together = timed(lambda: (next(iterator), step()))
-    again = timed(step)
     iterator.finalize()
-    return together / ((alone + again) / 2)
+    return together / ((alone + timed(step)) / 2)
 
 
 def work(kind: str, folder: str) -> None:
@@ -183,8 +198,8 @@ def work(kind: str, folder: str) -> None:
             shards.mkdir()
             write(shards, n)
             return 0.
-        if what == 'step':
-            return step_ratio(n)
+        if what in STEPS:
+            return step_ratio(n, what)
         start = time.perf_counter()
         assert read(shards, epoch) == n, (read, n)
         return time.perf_counter() - start
@@ -206,7 +221,7 @@ def main() -> None:
         if kind not in kinds:
             print(f'{kind} is left out: it is not installed')
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
-    steps = []
+    steps: dict[str, list[float]] = {kind: [] for kind in STEPS}
     with _rounds.groups(__file__, 1, kinds) as groups:
         for kind in kinds:
             groups[kind].ask(('write', n, 0))
@@ -216,16 +231,18 @@ def main() -> None:
                 if i or args.quick:
                     times[kind].append(seconds)
             if i or args.quick:
-                steps.append(groups['ours'].ask(('step', 5 if args.quick else 20, 0)))
+                for kind, found in steps.items():
+                    found.append(groups['ours'].ask((kind, 5 if args.quick else 20, 0)))
     rivals = [min(each) for each in zip(*(times[kind] for kind in kinds[1:]), strict=True)]
     for kind, each in times.items():
-        print(f'{kind:<20} {n / statistics.median(each):10,.0f} samples/s')
+        print(f'{kind:<24} {n / statistics.median(each):10,.0f} samples/s')
+    for kind, each in steps.items():
+        print(f'{kind:<24} {statistics.median(each):10.3f} times the step without a reader '
+              f'({min(each):.3f} to {max(each):.3f}; goal {STEP_GOAL:g})')
     if rivals:
         print(f'time of ours over the faster rival: {_rounds.times(times["ours"], rivals)}; '
               f'goal {GOAL:g}')
-    print(f'a step with a reader of 80 % of it, over one without: '
-          f'{statistics.median(steps):.3f} ({min(steps):.3f} to {max(steps):.3f}) times; '
-          f'goal {STEP_GOAL:g};', _rounds.load())
+    print(_rounds.load())
     if args.png:
         _rounds.chart(args.png, 'Reading shards', 'samples per second, in thousands', {'': {
             kind: [n / seconds / 1000 for seconds in each] for kind, each in times.items()}}, {})

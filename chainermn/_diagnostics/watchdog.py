@@ -55,6 +55,7 @@ from chainermn._timeline import recorder
 # Seconds.
 _INTERVAL = 1.
 _INTERVAL_WAITING = .2
+_INTERVAL_WATCHED = .5  # each poll takes some time from the program
 _INTERVAL_ALARMED = .02
 _RESPONSE_TIMEOUT = 2.5  # longer than the interval, since the others have to wake up
 _REPORT_TIMEOUT = 2.  # then the next rank reports, in case the previous one has stopped
@@ -177,8 +178,8 @@ class Watchdog(runtime.ProcessState):
         if any(group.alarmed_at or group.question for group in self._groups) or (
                 time.monotonic() < self._asked_at + _RESPONSE_TIMEOUT):
             return _INTERVAL_ALARMED
-        is_fast = self._is_waiting or self._live.is_watched(time.monotonic())
-        return min(self._interval, _INTERVAL_WAITING) if is_fast else self._interval
+        return min(self._interval, _INTERVAL_WAITING if self._is_waiting else
+                   _INTERVAL_WATCHED if self._live.is_watched(time.monotonic()) else _INTERVAL)
 
     def _poll(self) -> None:
         recorder.write()  # in case this rank hangs or is killed

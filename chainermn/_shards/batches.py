@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -55,8 +56,13 @@ class Batches:
     repeat: bool
     last: Last
 
-    def read(self, position: Position) -> Iterator[PlacedBatch]:
+    def read(self, position: Position, turn: int = 0, of: int = 1) -> Iterator[PlacedBatch]:
         """Yield the batches from a position on.
+
+        Args:
+            position: Where to begin.
+            turn: The first batch to read, if several readers take turns.
+            of: Number of readers.
 
         Raises:
             ShardError: If a sample cannot be read.
@@ -65,8 +71,12 @@ class Batches:
         files = OpenShards(self.shards, self.sizes, self.opener, self.transform, self.is_strict)
         before: list[Object] = []
         try:
-            while (found := self.next(position)) is not None:
+            for number in itertools.count():
+                if (found := self.next(position)) is None:
+                    break
                 intervals, position = found
+                if number % of != turn:
+                    continue
                 skipped = files.skipped
                 samples: list[Object] = []
                 for part in order.take(intervals, self.rank, self.size):

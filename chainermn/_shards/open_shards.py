@@ -183,7 +183,8 @@ class _Samples:
 
     def __init__(self, samples: Object, is_ours: bool) -> None:
         if not hasattr(samples, '__len__') or not hasattr(samples, '__getitem__'):
-            raise TypeError(f'a shard needs a length and [index], but is {type(samples).__name__}')
+            raise TypeError(f'a shard needs a length and [index], but is {type(samples).__name__}. '
+                            'Write a stream to files with chainermn.datasets.write_shards.')
         self._samples, self._is_ours = samples, is_ours
 
     def __len__(self) -> int:

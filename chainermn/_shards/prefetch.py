@@ -5,7 +5,7 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 _T = TypeVar('_T')
@@ -20,14 +20,17 @@ class Prefetch(Generic[_T]):
     An error is raised in its turn, and is the last item.
 
     Args:
-        items: A generator.  It runs in the thread, and is closed there.
+        items: A generator, or another iterator with ``close()``.  It runs in the thread, and is
+            closed there.
         n: Number of items in advance; with 0, there is no thread.
+        interrupt: Any thread may call it when the items are not needed any more.
     """
 
-    def __init__(self, items: Iterator[_T], n: int) -> None:
+    def __init__(self, items: Iterator[_T], n: int,
+                 interrupt: Callable[[], None] = lambda: None) -> None:
         self._items = items
         self._process = os.getpid()
-        self._thread: _ReaderThread[_T] | None = _ReaderThread(items, n) if n else None
+        self._thread: _ReaderThread[_T] | None = _ReaderThread(items, n, interrupt) if n else None
         # It also runs at exit, before parts of Python no longer exist.
         self._finalizer = weakref.finalize(
             self, _close, self._thread or items, self._process)
@@ -62,9 +65,9 @@ class _ReaderThread(threading.Thread, Generic[_T]):
     the kind that allows that.
     """
 
-    def __init__(self, items: Iterator[_T], n: int) -> None:
+    def __init__(self, items: Iterator[_T], n: int, interrupt: Callable[[], None]) -> None:
         super().__init__(daemon=True, name='chainermn: reads shards')
-        self._items = items
+        self._items, self._interrupt = items, interrupt
         self._done: queue.SimpleQueue[tuple[list[_T], BaseException | None]] = queue.SimpleQueue()
         self._free: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_needed = True
@@ -91,6 +94,7 @@ class _ReaderThread(threading.Thread, Generic[_T]):
     def close(self) -> None:
         """Stop the thread, and wait for it, unless its reader takes long."""
         self._is_needed = False
+        self._interrupt()
         self._free.put(None)
         if self is not threading.current_thread():
             self.join(_GRACE)

@@ -6,12 +6,14 @@ nothing is recorded.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from threading import get_ident
 from typing import Any, Protocol
 
 from chainermn._operations.call import Call, of_thread, subscribe, unsubscribe
@@ -30,7 +32,7 @@ _UNKNOWN = 'unknown'
 _SPANS = {'broadcast': EXCHANGE, 'wait for data': 'data'}
 
 _RECEIVING = waiting_for(Waits.SENDER)
-_MEMORY_INTERVAL = 1_000_000_000  # nanoseconds
+_MAX_SPANS = 256  # names and categories that are looked up only once
 
 NO_SPAN: AbstractContextManager[None] = contextlib.nullcontext()
 
@@ -52,66 +54,84 @@ class _Watched(runtime.ProcessState):
 
 
 class Activities:
-    """The seconds of the main thread by activity; each excludes those inside it."""
+    """The seconds of the main thread by activity; each excludes those inside it.
+
+    Only the main thread changes them, and without a lock: Python does not switch threads between
+    assignments, only after calls.
+    """
 
     def __init__(self) -> None:
         self.gpu_bytes = 0
-        self._thread = threading.main_thread().ident
-        self._lock = threading.RLock()  # a signal handler may run while the thread holds it
+        self.thread = threading.main_thread().ident
         self._nanoseconds = dict.fromkeys((*NAMES, _UNKNOWN), 0)
         # It may be in an operation already, which may last forever, or in any span.
-        self._stack = [WAITING if self._thread and of_thread(self._thread) else _UNKNOWN]
+        self._newest = WAITING if self.thread and of_thread(self.thread) else _UNKNOWN
+        self._outer: list[str] = []  # the activities around it
         self._since = now()
-        self._memory_at = 0
+        self._is_memory_asked = True
+        #: As :func:`span`, in the main thread.
+        self.span = functools.lru_cache(_MAX_SPANS)(self._span)
 
     def totals(self) -> dict[str, float]:
         """Return the seconds so far, as far as the activity is known."""
-        with self._lock:
-            found = dict(self._nanoseconds)
-            found[self._stack[-1]] += now() - self._since
+        while True:
+            since, found, newest = self._since, dict(self._nanoseconds), self._newest
+            if since == self._since:  # no activity has begun or ended meanwhile
+                break
+        found[newest] += now() - since
+        self._is_memory_asked = True
         return {name: found[name] / 1e9 for name in NAMES}
 
     def enter(self, name: str) -> None:
-        """Note that an activity begins."""
-        if threading.get_ident() == self._thread:
-            self._switch()
-            if len(self._stack) == 1:
-                self._stack[0] = OTHER
-            self._stack.append(name)
+        """Note, in the main thread, that an activity begins."""
+        self._outer.append(self._newest if self._outer else OTHER)
+        if name != self._newest:
+            self._switch(name)
 
     def leave(self) -> None:
         """Note that the newest activity ends."""
-        if threading.get_ident() == self._thread:
-            self._switch()
-            if len(self._stack) > 1:  # an exception of a signal handler may have come between
-                self._stack.pop()
+        if self._outer:  # an exception of a signal handler may have come between
+            name = self._outer.pop()
+            if name != self._newest:
+                self._switch(name)
 
     def begin(self, call: Call) -> None:
         """Note that an operation begins."""
-        self.enter(WAITING if call.operation in _RECEIVING else EXCHANGE)
-        if self._since > self._memory_at + _MEMORY_INTERVAL:
-            self._memory_at = self._since
-            self._note_memory()
+        if get_ident() == self.thread:
+            self.enter(WAITING if call.operation in _RECEIVING else EXCHANGE)
+            if self._is_memory_asked:
+                self._note_memory()
 
     def end(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], result: object,
             error: BaseException | None) -> None:
         """Note that an operation ends."""
-        self.leave()
+        if get_ident() == self.thread:
+            self.leave()
 
-    def _switch(self) -> None:
-        with self._lock:
-            time, self._since = self._since, now()
-            self._nanoseconds[self._stack[-1]] += self._since - time
+    def _switch(self, name: str) -> None:
+        time = now()
+        self._nanoseconds[self._newest] += time - self._since
+        self._since, self._newest = time, name
 
     def _note_memory(self) -> None:
         # In the thread of the program, since the pool is that of its current device.
-        if 'cupy' in sys.modules and threading.get_ident() == self._thread:
+        self._is_memory_asked = False
+        if 'cupy' in sys.modules:
             with contextlib.suppress(Exception):
                 self.gpu_bytes = sys.modules['cupy'].get_default_memory_pool().total_bytes()
 
+    def _span(self, name: str, category: str) -> AbstractContextManager[None]:
+        if category:
+            name = WAITING if category == 'wait' else EXCHANGE
+        elif ' of stage ' in name:  # of a pipeline, such as "forward of stage 1, micro-batch 2"
+            name = name.partition(' ')[0]
+        else:
+            name = _SPANS.get(name, name)
+        return _ActivitySpan(self, name) if name in NAMES else NO_SPAN
+
 
 class _ActivitySpan:
-    """An activity that lasts as long as a with statement."""
+    """An activity that lasts as long as a with statement; it may be in several at a time."""
 
     __slots__ = ('_activities', '_name')
 
@@ -133,15 +153,9 @@ def span(name: str, category: str = '') -> AbstractContextManager[None]:
         category: As for the timeline.
     """
     activities = runtime.get(_Watched).activities
-    if activities is None:
+    if activities is None or get_ident() != activities.thread:
         return NO_SPAN
-    if category:
-        name = WAITING if category == 'wait' else EXCHANGE
-    elif ' of stage ' in name:  # of a pipeline, such as "forward of stage 1, micro-batch 2"
-        name = name.partition(' ')[0]
-    else:
-        name = _SPANS.get(name, name)
-    return _ActivitySpan(activities, name) if name in NAMES else NO_SPAN
+    return activities.span(name, category)
 
 
 def start() -> Activities:

@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Protocol
 
 import chainer
@@ -21,9 +22,10 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 _NAME = 'write_shards'
 
 
-def write_shards(dataset: Dataset, prefix: str | os.PathLike[str], samples_per_shard: int,
-                 comm: CommunicatorBase | None = None, *, overwrite: bool = False) -> list[str]:
-    """Write a data set as shards, and an index of their lengths.
+def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[str],
+                 samples_per_shard: int, comm: CommunicatorBase | None = None, *,
+                 overwrite: bool = False) -> list[str]:
+    """Write a data set or a stream of samples as shards, and an index of their lengths.
 
     Samples that are tuples of arrays or numbers are written to ``PREFIX-00000.npz``,
     ``PREFIX-00001.npz`` and so on, dicts to .npz files with names, and arrays or numbers alone to
@@ -31,14 +33,15 @@ def write_shards(dataset: Dataset, prefix: str | os.PathLike[str], samples_per_s
     files with the tools for these.  Only the samples of one shard are in memory.
 
     With a communicator, it is collective (every rank calls it): each rank writes its own data set,
-    the shards of lower ranks have lower numbers, and all ranks raise the same error.
+    the shards of lower ranks have lower numbers (unless their lengths are unknown), and all ranks
+    raise the same error.
 
     Each file is complete, or absent.  The index, ``PREFIX.index.json``, is written last, so that
     iterators need not open all shards to learn their lengths.
 
     Args:
-        dataset: Any object with a length and ``[index]``; with ``comm``, the samples that this rank
-            writes.
+        dataset: Any object with a length and ``[index]``, or an iterable without a length, such as
+            a generator; with ``comm``, the samples that this rank writes.
         prefix: Beginning of the paths; the folder must exist.
         samples_per_shard: Number of samples in a file; the last one of each rank has the rest.
             Shards of 10 to 100 MB are read fast.
@@ -93,8 +96,8 @@ class _Alone:
         pass
 
 
-def _write(dataset: Dataset, prefix: str, samples_per_shard: int, comm: _Communicator,
-           overwrite: bool) -> list[str]:
+def _write(dataset: Dataset | Iterable[Object], prefix: str, samples_per_shard: int,
+           comm: _Communicator, overwrite: bool) -> list[str]:
     from chainermn._shards.listing import remove_index, write_index  # most programs write none
 
     is_root = comm.rank == 0
@@ -102,22 +105,20 @@ def _write(dataset: Dataset, prefix: str, samples_per_shard: int, comm: _Communi
         if not is_integer(samples_per_shard) or samples_per_shard < 1:
             raise ValueError('samples_per_shard must be an integer of at least 1, not '
                              f'{samples_per_shard!r}')
-        n_shards = -(-len(dataset) // samples_per_shard)
+        samples, n_samples = _samples(dataset)
         existing = _existing(prefix) if is_root else []
         if existing and not overwrite:
             raise FileExistsError(f'{existing[0]} exists. Remove the shards {prefix}-*, choose '
                                   'another prefix, or pass overwrite=True.')
         if is_root:
             remove_index(prefix)
-    by_rank = comm.allgather_obj(n_shards)
-    first, width = sum(by_rank[:comm.rank]), max(5, len(str(sum(by_rank) - 1)))
+    by_rank = comm.allgather_obj(None if n_samples is None else -(-n_samples // samples_per_shard))
+    numbers, width = _numbers(by_rank, comm.rank)
     form = _Form()
     mine = []
     with raise_together(comm, _NAME):
-        for i in range(n_shards):
-            begin = i * samples_per_shard
-            columns = form.columns(dataset, begin, min(begin + samples_per_shard, len(dataset)))
-            mine.append(_save(f'{prefix}-{first + i:0{width}}', columns))
+        while columns := form.columns(itertools.islice(samples, samples_per_shard)):
+            mine.append(_save(f'{prefix}-{next(numbers):0{width}}', columns))
     of_ranks = comm.allgather_obj((mine, form.text))
     known = next((text for _, text in of_ranks if text), '')
     check_equal(comm, [text or known for _, text in of_ranks],
@@ -132,6 +133,21 @@ def _write(dataset: Dataset, prefix: str, samples_per_shard: int, comm: _Communi
     return [path for path, *_ in written]
 
 
+def _samples(dataset: Dataset | Iterable[Object]) -> tuple[Iterator[Object], int | None]:
+    """Return the samples, and their number if it is known."""
+    if isinstance(dataset, Sized):
+        return (dataset[i] for i in range(len(dataset))), len(dataset)
+    return iter(dataset), None
+
+
+def _numbers(by_rank: Sequence[int | None], rank: int) -> tuple[Iterator[int], int]:
+    """Return the numbers of a rank's shards, and of digits: in turns if a length is unknown."""
+    known = [n for n in by_rank if n is not None]
+    if len(known) < len(by_rank):
+        return itertools.count(rank, len(by_rank)), 5
+    return itertools.count(sum(known[:rank])), max(5, len(str(sum(known) - 1)))
+
+
 def _existing(prefix: str) -> list[str]:
     return sorted(path for path in glob.glob(f'{glob.escape(prefix)}-*.np[yz]')
                   if path[len(prefix) + 1:-4].isdecimal())
@@ -142,20 +158,24 @@ class _Form:
 
     def __init__(self) -> None:
         self.text = ''  # of the first sample
+        self._count = itertools.count()
 
-    def columns(self, dataset: Dataset, begin: int, end: int) -> dict[str, np.ndarray]:
+    def columns(self, samples: Iterable[Object]) -> dict[str, np.ndarray]:
         """Return samples as arrays by name; the name of a single array is ''."""
         columns: dict[str, list[np.ndarray]] = {}
-        for i in range(begin, end):
-            sample = {name: _as_array(value, i) for name, value in _entries(dataset[i]).items()}
+        for sample in samples:
+            i = next(self._count)
+            arrays = {name: _as_array(value, i) for name, value in _entries(sample).items()}
             text = ', '.join(f'{name} {value.dtype}{list(value.shape)}'.lstrip()
-                             for name, value in sample.items())
+                             for name, value in arrays.items())
             self.text = self.text or text
             if text != self.text:
                 raise ValueError(f'sample {i} is {text}, but the first one is {self.text}. All '
                                  'samples need the same shapes and dtypes; write others to tar or '
                                  'Parquet files.')
-            for name, value in sample.items():
+            if not arrays:
+                raise ValueError(f'sample {i} is empty')
+            for name, value in arrays.items():
                 columns.setdefault(name, []).append(value)
         return {name: np.stack(values) for name, values in columns.items()}
 

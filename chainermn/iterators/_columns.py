@@ -81,7 +81,7 @@ def _are_homogeneous(column: Sequence[np.ndarray]) -> bool:
     """Return whether arrays are small, of one dtype and shape, and contain plain bytes."""
     first = column[0]
     dtype, shape = first.dtype, first.shape
-    return (dtype.kind in _KINDS and shape != () and first.nbytes <= _LARGE
+    return (dtype.kind in _KINDS and shape != () and 0 < first.nbytes <= _LARGE
             and [*map(_dtype_of, column)].count(dtype) == len(column)
             and [*map(_shape_of, column)].count(shape) == len(column))
 

@@ -43,7 +43,8 @@ class ShardedIterator(chainer.dataset.Iterator):
     A thread of each rank reads batches in advance.  Its errors, such as that of a damaged file,
     are raised on all ranks, as :class:`ShardError`, which names the file and the sample.  Errors of
     network file systems that may be transient (EIO, ESTALE, ETIMEDOUT, ConnectionError and similar)
-    are raised after three attempts.
+    are raised after three attempts.  A shard that is replaced by one with as many samples and bytes
+    is not noticed.
 
     Args:
         shards: A pattern such as ``'train-*.npz'``; a folder that ``Dataset.save_to_disk`` of
@@ -70,11 +71,16 @@ class ShardedIterator(chainer.dataset.Iterator):
             :func:`chainermn.join`.  By default, ``'repeat'`` if ``repeat`` is true, otherwise
             ``'split'``.
         n_prefetch: Number of batches to read in advance; with 0, there is no thread.
+        n_processes: Number of processes of each rank that read, in turns.  Without them, the thread
+            reads, which delays training if the reader or ``transform`` is slow and does not release
+            the GIL.  The processes are new programs without MPI, so a script needs no main guard;
+            cloudpickle sends them the shards, ``reader`` and ``transform``.  Each opens the shards
+            that its batches need.  Starting them takes about a second, also after :meth:`reset`.
         reader: A function that opens a shard: it returns an object with a length and ``[index]``,
             and optionally ``close()`` and ``__getitems__(indexes)``.  By default, files are opened
             by their suffix.
-        transform: A function from a sample to a sample, which runs in the thread; for example, it
-            decodes an image.
+        transform: A function from a sample to a sample, which runs in the thread or process; for
+            example, it decodes an image.
         on_error: ``'skip'`` leaves out samples and shards that cannot be read.  They are logged,
             counted, and reported as ``skipped_samples`` and ``skipped_shards``.  A batch without
             any readable sample repeats the batch before.  A resumed job keeps its order, so skipped
@@ -107,7 +113,7 @@ class ShardedIterator(chainer.dataset.Iterator):
 
     def __init__(self, shards: Object, batch_size: int, comm: CommunicatorBase,
                  repeat: bool = True, shuffle: bool = True, seed: int = 0, *, buffer: int = 8,
-                 last: Last | None = None, n_prefetch: int = 2,
+                 last: Last | None = None, n_prefetch: int = 2, n_processes: int = 0,
                  reader: Callable[[Object], Object] | None = None,
                  transform: Callable[[Object], Object] | None = None,
                  on_error: Literal['raise', 'skip'] = 'raise') -> None:
@@ -116,10 +122,10 @@ class ShardedIterator(chainer.dataset.Iterator):
         self._source: Prefetch[PlacedBatch] | None = None
         with raise_together(comm, _NAME):
             last, is_strict = last or ('repeat' if repeat else 'split'), on_error == 'raise'
-            _check_arguments(batch_size, seed, buffer, n_prefetch, last, on_error)
+            _check_arguments(batch_size, seed, buffer, n_prefetch, n_processes, last, on_error)
             found, index = find_shards(shards, is_strict)
         self.batch_size, self.repeat = batch_size, bool(repeat)
-        self._n_prefetch, self._is_strict = n_prefetch, is_strict
+        self._n_prefetch, self._n_processes, self._is_strict = n_prefetch, n_processes, is_strict
         names = [os.path.basename(each) for each in found if isinstance(each, str)]
         digest = zlib.crc32('\0'.join(names).encode(errors='surrogateescape'))
         with comm.called_by(_NAME):
@@ -155,9 +161,9 @@ class ShardedIterator(chainer.dataset.Iterator):
             StopIteration: At the end of the epoch, if ``repeat`` is false.
             ShardError: On all ranks: on the others in their next collective operation.
         """
-        if self._source is None or not self._source.is_of_this_process:
-            self._source = Prefetch(self._batches.read(self._position), self._n_prefetch)
         try:
+            if self._source is None or not self._source.is_of_this_process:
+                self._source = self._start()
             with self._comm.span('wait for data'):
                 batch = self._source.get()
         except BaseException as error:
@@ -223,7 +229,7 @@ class ShardedIterator(chainer.dataset.Iterator):
         skipped = serializer('skipped', self.skipped)
         if is_loading:
             batches = self._batches
-            if not self._is_strict and len(counts) == len(order.counts):
+            if not self._is_strict and counts is not None and len(counts) == len(order.counts):
                 batches = batches.in_order_of(counts.tolist())
             _check_settings(settings, batches.order.settings())
             self._stop()
@@ -245,6 +251,14 @@ class ShardedIterator(chainer.dataset.Iterator):
         """Set the position; return whether it is in another epoch."""
         before, self._position = self.epoch, position
         return self.epoch > before
+
+    def _start(self) -> Prefetch[PlacedBatch]:
+        if not self._n_processes:
+            return Prefetch(self._batches.read(self._position), self._n_prefetch)
+        from chainermn.iterators._reader_processes import ReaderProcesses  # few programs need it
+
+        readers = ReaderProcesses(self._batches, self._position, self._n_processes)
+        return Prefetch(readers, self._n_prefetch, readers.interrupt)
 
     def _stop(self) -> None:
         source, self._source = getattr(self, '_source', None), None
@@ -280,9 +294,9 @@ def _measure(comm: CommunicatorBase, shards: Sequence[Object], index: Index, ope
 
 
 def _check_arguments(batch_size: Object, seed: Object, buffer: Object, n_prefetch: Object,
-                     last: Object, on_error: Object) -> None:
+                     n_processes: Object, last: Object, on_error: Object) -> None:
     limits = {'batch_size': (batch_size, 1), 'buffer': (buffer, 1), 'n_prefetch': (n_prefetch, 0),
-              'seed': (seed, 0)}
+              'n_processes': (n_processes, 0), 'seed': (seed, 0)}
     for name, (value, least) in limits.items():
         if not is_integer(value) or value < least:
             raise ValueError(f'{name} must be an integer of at least {least}, not {value!r}')

@@ -124,13 +124,13 @@ def test_numbers_of_each_rank(tmp_path, n):
         assert row['rss_bytes'] > 2**20 and row['gpu_bytes'] == 0
         assert row['is_straggler'] == (n > 1 and row['rank'] == 1)
         assert not row['is_silent']
-        # Known: 0.02 s for data, and 0.03 or 0.08 s for the loss.
+        # At least 0.02 s for data, and 0.03 or 0.08 s for the loss; more on a busy machine.
         step = 1 / row['updates_per_second']
-        assert .7 < row['shares']['data'] * step / .02 < 2
+        assert .7 < row['shares']['data'] * step / .02 < seconds(2)
         forward = .08 if row['rank'] == 1 else .03
-        assert .7 < row['shares']['forward'] * step / forward < 2
-        waits = n > 1 and row['rank'] != 1
-        assert (row['shares']['waiting'] * step > .03) == waits
+        assert .7 < row['shares']['forward'] * step / forward < seconds(2)
+    waiting = [row['shares']['waiting'] for row in shown['ranks']]
+    assert n == 1 or max(waiting[1:2]) < min(waiting[:1] + waiting[2:])
 
 
 def test_a_table_by_the_name_of_the_job_and_its_mpiexec(tmp_path):
@@ -142,7 +142,20 @@ def test_a_table_by_the_name_of_the_job_and_its_mpiexec(tmp_path):
             assert columns.split() == ['rank', 'host', 'update', 'per', 's', *NAMES, 'RSS', 'GPU',
                                        'state']
             assert [row.split()[0] for row in rows] == ['0', '1', '2']
-            assert [row.endswith(' straggler') for row in rows] == [False, True, False]
+            assert [' straggler' in row for row in rows] == [False, True, False]
+
+
+@pytest.mark.full
+@pytest.mark.limit(200)
+def test_64_ranks(tmp_path):
+    """The first table already has all of them."""
+    program = TRAIN.replace('.03 if comm.rank != 1 else .08', '1 if comm.rank != 40 else 2')
+    with Job(tmp_path, 64, program=program) as job:
+        for line in top(job.ranks[0], '--json', '-n', 3).stdout.splitlines():
+            rows = json.loads(line)['ranks']
+            assert [row['rank'] for row in rows] == [*range(64)]
+            assert not any(row['is_silent'] or row['shares'] is None for row in rows)
+            assert [row['rank'] for row in rows if row['is_straggler']] == [40]
 
 
 @pytest.mark.slow
@@ -162,6 +175,7 @@ def test_a_deadlock_and_a_stopped_rank(tmp_path):
         while 'all ranks are waiting: a deadlock?' not in (
                 text := top(job.process.pid, '-n', 2).stdout):
             assert time.monotonic() < end, text
+        text = top(job.process.pid).stdout  # measured only since the deadlock
         assert 'straggler' not in text
         assert re.search(r'^ +0 .* 100% +0% +0%  ', text, re.MULTILINE), text  # waiting
         assert re.search(r'in recv_obj #\d+ from rank 1 .*, called at train_known.py:\d+ \(for ',
@@ -303,30 +317,13 @@ def message(n, at, busy, updates=0, **sample):
              for name in NAMES}, **sample} for rank in range(n)]}
 
 
-def test_64_ranks_in_a_small_window():
+def test_a_straggler_of_64_ranks():
     samples = table.Samples()
     for at in (1, 3):
         samples.add(message(64, at, lambda rank: .9 if rank == 40 else .5, 10 * at))
     rows = samples.rows()
     assert [row.rank for row in rows if row.is_straggler] == [40]
     assert {row.updates_per_second for row in rows} == {10}
-    *shown, more = table.lines('x', rows, 200, 24)[2:]
-    assert [int(line.split()[0]) for line in shown] == [*range(19), 40]
-    assert more == 'and 44 more ranks; --json shows all'
-    assert len(table.lines('x', rows, 200, 68)) == 66
-
-
-def test_a_narrow_terminal():
-    """The state is in a line of its own, in its color, and no line is too long."""
-    samples = table.Samples()
-    for at in (1, 3):
-        samples.add(message(8, at, lambda rank: .9 if rank == 4 else .5, 10 * at))
-    lines = table.lines('train.py', samples.rows(), 60, 14, is_colored=True)
-    plain = [re.sub('\x1b\\[[0-9]+m', '', line) for line in lines]
-    assert max(map(len, plain)) <= 60 and len(plain) <= 14
-    at, = [i for i, line in enumerate(plain) if line == '      straggler']
-    assert plain[at - 1].split()[0] == '4' and lines[at] == '\x1b[33m      straggler\x1b[0m'
-    assert plain[-1] == 'and 3 more ranks; --json shows all'
 
 
 def test_rates_are_those_of_the_last_seconds():

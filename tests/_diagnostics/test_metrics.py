@@ -52,16 +52,17 @@ while not comm.bcast_obj(is_complete):
         text = read()
         found = values(text, 'updates_total')
         spent = [float(each) for each in re.findall(r'activity="forward"} ([0-9.]+)', text)]
-        # The first sample of a rank starts the measuring.
-        is_complete = len(found) == len(spent) == comm.size and min(found.values()) > 40 and (
-            min(spent) > 0) and (not sys.argv[1:] or os.path.exists('scraped'))
+        assert max(found.values(), default=0) <= optimizer.t, (found, optimizer.t)
+        # On a busy machine, some are old for a while; and the first sample starts the measuring.
+        is_new = len(found) == len(spent) == comm.size and (
+            optimizer.t - min(found.values()) < 3 / .02) and (
+            time.time() - min(values(text, 'last_sample_timestamp_seconds').values()) < 5)
+        is_complete = is_new and min(found.values()) > 40 and min(spent) > 0 and (
+            not sys.argv[1:] or os.path.exists('scraped'))
 if comm.rank == 0:
     seconds = time.monotonic() - started
-    assert max(found.values()) <= optimizer.t, (found, optimizer.t)
-    assert optimizer.t - min(found.values()) < 3 / .02, (found, optimizer.t)
     assert min(values(text, 'resident_memory_bytes').values()) > 2**20
     assert max(spent) < seconds, (spent, seconds)
-    assert abs(time.time() - max(values(text, 'last_sample_timestamp_seconds').values())) < 5
     print('right')
 '''
 
@@ -145,10 +146,10 @@ def test_a_port_in_use_is_a_warning(tmp_path):
         listener.bind(('127.0.0.1', 0))
         listener.listen()
         port = listener.getsockname()[1]
-        job = run_job(tmp_path, '''
+        job = run_job(tmp_path, f'''
 import time, chainermn
 comm = chainermn.create_communicator('naive')
-time.sleep(15)
+time.sleep({seconds(15)})
 comm.barrier()
 ''', CHAINERMN_METRICS=str(port))
     assert job.returncode == 0

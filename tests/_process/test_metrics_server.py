@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from prometheus_client import parser
 from time_limits import seconds
 
 from chainermn._process import metrics_process
@@ -43,8 +44,6 @@ def get(port, path='/metrics', method='GET'):
 
 
 def test_the_format():
-    parser = pytest.importorskip('prometheus_client.parser',
-                                 reason='needs prometheus-client from PyPI')
     steps, memory = parser.text_string_to_metric_families(text(METRICS))
     assert (steps.name, steps.type, steps.documentation) == ('chainermn_steps', 'counter', 'Steps.')
     assert steps.samples[0].labels == {'rank': '0', 'job': 'a"\\\nb'}

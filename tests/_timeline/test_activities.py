@@ -49,7 +49,7 @@ def test_the_current_activity_and_errors(clock, watched):
         assert watched.totals()['update'] == 2
         raise ZeroDivisionError
     clock[0] += 5
-    assert watched.totals()['other'] == 5 and watched._stack == ['other']
+    assert watched.totals()['other'] == 5 and watched._newest == 'other'
 
 
 def test_other_threads_do_not_count(clock, watched):
@@ -88,21 +88,22 @@ def test_an_update_of_all_ranks(comm):
     updater.update()
     watched = activities.start()
     try:
-        start, before = time.perf_counter(), watched.totals()
+        updater.update()  # it is known what the thread does
+        start, before, begun = time.perf_counter(), watched.totals(), time.perf_counter()
         for _ in range(4):
             updater.update()
-        seconds, after = time.perf_counter() - start, watched.totals()
+        ended, after, end = time.perf_counter(), watched.totals(), time.perf_counter()
     finally:
         activities.stop()
     spent = {name: after[name] - before[name] for name in activities.NAMES}
-    assert sum(spent.values()) == pytest.approx(seconds, abs=.02)
-    assert activities.updates() >= optimizer.t == 4
+    assert ended - begun < sum(spent.values()) < end - start
+    assert activities.updates() >= optimizer.t == 5
     for name in ('data', 'forward', 'backward', 'exchange', 'update'):
         assert spent[name] > 0, spent
     if comm.rank == comm.size - 1:
         assert spent['forward'] > .2
     else:
-        assert spent['waiting'] > .1, spent
+        assert spent['waiting'] > .05, spent  # less than .2 if this rank was late, too
 
 
 def test_optimizers_without_a_count():

@@ -58,6 +58,21 @@ def test_from_several_ranks(comm, shared_folder):
     assert everything == [(rank, i) for rank in range(comm.size) for i in range([5, 0, 8, 3][rank])]
 
 
+def test_streams_of_unknown_length(comm, shared_folder):
+    """Generators; one rank may have a list."""
+    for ranks_with_lists in ((), (1,)):
+        mine = [(comm.rank, i) for i in range([5, 0, 8, 3][comm.rank])]
+        stream = mine if comm.rank in ranks_with_lists else iter(mine)
+        paths = write_shards(stream, 'stream', 3, comm, overwrite=True)
+        assert paths == sorted(path.name for path in shared_folder.glob('*.npz')) or comm.size > 1
+        assert len({*paths}) == sum([2, 0, 3, 1][:comm.size])
+        iterator = ShardedIterator('stream-*.npz', 2, comm, repeat=False)
+        found = [tuple(map(int, each)) for each in itertools.chain(*iterator)]
+        everything = sorted(itertools.chain(*comm.allgather_obj(found)))
+        assert everything == sorted(itertools.chain(*comm.allgather_obj(mine)))
+        comm.barrier()
+
+
 def test_existing_shards(comm, shared_folder):
     write_shards(np.arange(10), 'train', 2, comm)
     if comm.rank == 0:
@@ -80,7 +95,8 @@ def test_existing_shards(comm, shared_folder):
     ([{'a': 1}, {'b': 1}], ValueError, 'sample 1 is'),
     ([{'arr_0': 1}], TypeError, 'keys of samples must be names'),
     ([object()], TypeError, 'sample 0 holds object'),
-    (5, TypeError, 'has no len'),
+    (5, TypeError, 'not iterable'),
+    ([()], ValueError, 'sample 0 is empty'),
     ([1 / 4, None], TypeError, 'sample 1 holds NoneType'),
 ])
 def test_invalid_samples_of_one_rank(comm, shared_folder, dataset, error, text):

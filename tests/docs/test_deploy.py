@@ -8,7 +8,10 @@ import shutil
 import subprocess
 import typing
 
+import pydantic
 import pytest
+import yaml
+from kubeflow_trainer_api import models
 
 from chainermn.__main__ import main
 from chainermn._commands import run
@@ -26,7 +29,6 @@ RUN_POLICY = {'activeDeadlineSeconds', 'backoffLimit', 'cleanPodPolicy', 'schedu
 
 
 def documents(name):
-    yaml = pytest.importorskip('yaml')
     return list(yaml.safe_load_all((ROOT / 'deploy' / name).read_text()))
 
 
@@ -62,8 +64,6 @@ def test_the_mpi_job_has_the_fields_of_its_operator(mpi_job):
 
 def faults(kind, value, where=''):
     """Yield the fields that a type of an OpenAPI client lacks; such a client ignores them."""
-    import pydantic
-
     inner = typing.get_args(kind)
     if typing.get_origin(kind) is list and isinstance(value, list):
         for number, each in enumerate(value):
@@ -87,8 +87,6 @@ def faults(kind, value, where=''):
 
 def test_everything_fits_the_published_schemas():
     """Those of Kubeflow Trainer and of the pods of Kubernetes."""
-    models = pytest.importorskip(
-        'kubeflow_trainer_api.models', reason='needs kubeflow-trainer-api from PyPI')
     runtime, job = documents('trainjob.yaml')
     cases = [(models.TrainerV1alpha1TrainingRuntime, runtime),
              (models.TrainerV1alpha1TrainJob, job)]

@@ -49,6 +49,7 @@ LEFT = {
     'dtypes': [np.ones(2), np.ones(2, 'f')],
     'scalar types': [np.float32(1), np.float64(2)],
     'arrays and scalars': [np.ones(()), np.float64(2)],
+    'arrays without elements': [(np.ones((2, 0)), np.ones(0))] * 2,
     'arrays without dimensions': [np.ones(()), np.zeros(())],
     'objects': [np.array([None, 'a']), np.array([1, 2], object)],
     'strings': [np.str_('a'), np.str_('b')],

@@ -356,6 +356,57 @@ def test_a_killed_job_continues_on_other_ranks(comm, shared_folder, how, sizes):
     check_once(counts, 100)
 
 
+@pytest.mark.mpi_skip
+@pytest.mark.parametrize('on_error', ['raise', 'skip'])
+def test_hdf5(tmp_path, on_error):
+    """Of the iterator alone, and in a snapshot of a trainer."""
+    pytest.importorskip('h5py', reason='needs h5py')
+    alone, = on_ranks(1, lambda comm: comm)
+    used = []
+
+    def make_trainer():
+        iterator = ShardedIterator([range(10), range(10, 37)], 4, alone, on_error=on_error)
+        model = chainer.links.Linear(1, 1)
+        updater = chainer.training.StandardUpdater(
+            iterator, chainer.optimizers.SGD(0).setup(model),
+            converter=lambda batch, device: (used.extend(batch), np.zeros((4, 1), 'f'))[1],
+            loss_func=lambda x: chainer.functions.sum(model(x)))
+        trainer = chainer.training.Trainer(updater, (30, 'iteration'), out=str(tmp_path))
+        trainer.extend(extensions.snapshot(
+            savefun=chainer.serializers.save_hdf5, filename='{.updater.iteration}'),
+            trigger=(11, 'iteration'))
+        return trainer, iterator
+
+    trainer, iterator = make_trainer()
+    trainer.run()
+    chainer.serializers.save_hdf5(tmp_path / 'alone', iterator)
+    expected = used[4 * 11:]
+    used.clear()
+    trainer, resumed = make_trainer()
+    chainer.serializers.load_hdf5(tmp_path / '11', trainer)
+    trainer.run()
+    assert used == expected and resumed.epoch_detail == iterator.epoch_detail
+    following = next(iterator)
+    resumed.reset()
+    chainer.serializers.load_hdf5(tmp_path / 'alone', resumed)
+    assert resumed.epoch_detail == 120 / 37 and next(resumed) == following
+    assert resumed.previous_epoch_detail == 120 / 37
+    iterator.finalize()
+    resumed.finalize()
+
+
+@pytest.mark.mpi_skip
+def test_a_snapshot_without_the_iterator():
+    """With strict=False, it stays where it is."""
+    alone, = on_ranks(1, lambda comm: comm)
+    for on_error in ('raise', 'skip'):
+        iterator = ShardedIterator([range(10)], 4, alone, on_error=on_error)
+        next(iterator)
+        chainer.serializers.NpzDeserializer({}, strict=False).load(iterator)
+        assert iterator.epoch_detail == .4
+        iterator.finalize()
+
+
 def run_on(comm, size, function):
     """Call a function on the first ranks; return their results."""
     group = comm.split(int(comm.rank >= size), comm.rank)

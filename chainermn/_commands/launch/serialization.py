@@ -28,9 +28,7 @@ def save(path: str, obj: Object) -> None:
     Raises:
         TypeError: If the object cannot be pickled.
     """
-    from chainermn._commands.launch.pickler import (
-        Pickler,  # imports cloudpickle: few programs call launch
-    )
+    from chainermn._process.pickler import Pickler  # imports cloudpickle: few programs call launch
 
     stream = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []

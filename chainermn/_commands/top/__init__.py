@@ -4,19 +4,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from chainermn._commands.top import connection, jobs, table
+from chainermn._commands.top import connection, display, jobs, table
 from chainermn._commands.top.jobs import RunningJob
 from chainermn._commands.top.table import TableRow
-
-# Control sequences of terminals.
-_OTHER_SCREEN, _MAIN_SCREEN = '\x1b[?1049h', '\x1b[?1049l'
-_HOME, _END_OF_LINE, _END_OF_SCREEN = '\x1b[H', '\x1b[K', '\x1b[J'
 
 _DESCRIPTION = """\
 Shows a running job, without restarting it: for each rank the number of updates, updates per
@@ -35,7 +29,8 @@ columns:
   other     all else, such as evaluation, or computation outside of optimizer.update
   state     "straggler" if the others wait for this rank; the operation in which a rank waits
 
-If the output is piped, or with --json, it prints the table once, unless -n is given.
+If the output is piped, or with --json, it prints the table once, unless -n is given. In a terminal,
+it updates the table in place if rich is installed, and lists the states above it.
 """
 
 
@@ -53,17 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Show the job; return the exit status."""
-    is_live = sys.stdout.isatty() and not options.json
-    count = options.n if options.n is not None else 0 if is_live else 1
+    is_endless = sys.stdout.isatty() and not options.json
+    count = options.n if options.n is not None else 0 if is_endless else 1
     try:
         job = jobs.find(options.job)
         tables = _tables(job, count)
-        if is_live:
-            _show_live(job.name, tables)
-        else:
+        if options.json:
             for rows in tables:
-                print(_json(job.name, rows) if options.json else '\n'.join(
-                    table.lines(job.name, rows)), flush=True)
+                print(_json(job.name, rows), flush=True)
+        else:
+            display.show(job.name, tables)
         if not count:
             print('the job has finished')
     except jobs.NoJobError as error:
@@ -91,18 +85,3 @@ def _tables(job: RunningJob, count: int) -> Iterator[list[TableRow]]:
 
 def _json(job: str, rows: Sequence[TableRow]) -> str:
     return json.dumps({'job': job, 'time': time.time(), 'ranks': [row._asdict() for row in rows]})
-
-
-def _show_live(job: str, tables: Iterator[list[TableRow]]) -> None:
-    """Show the newest table in the terminal; it remains there at the end."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    lines: list[str] = []
-    print(_OTHER_SCREEN, end='')
-    try:
-        for rows in tables:
-            width, height = shutil.get_terminal_size()
-            lines = table.lines(job, rows, width, height, is_colored=True)
-            print(_HOME + ''.join(f'{line}{_END_OF_LINE}\n' for line in lines) + _END_OF_SCREEN,
-                  end='', flush=True)
-    finally:
-        print(_MAIN_SCREEN + '\n'.join(lines))

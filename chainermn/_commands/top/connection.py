@@ -49,8 +49,9 @@ def messages(ranks: Sequence[int]) -> Generator[dict[str, Any]]:
         if not is_answered:
             raise LostError(
                 f'no rank answers (process{"es" * (len(alive) > 1)} '
-                f'{", ".join(map(str, alive))}): stopped, in code that holds the GIL, or running '
-                'another version of ChainerMN')
+                f'{", ".join(map(str, alive))}): stopped, in code that holds the GIL, running '
+                'another version of ChainerMN, or a single rank that does not call '
+                'optimizer.update')
         ranks = alive
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import collections
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from chainermn._timeline.activities import EXCHANGE, NAMES, WAITING
@@ -12,9 +12,6 @@ _WINDOW = 10.  # seconds
 _SILENT = 6.  # seconds without a sample
 _MAX_WAIT = 5  # messages, for a second sample of each rank
 _STUCK = 2.  # seconds in one operation, or outside of operations
-
-_HEAD = ['rank', 'host', 'update', 'per s', *NAMES, 'RSS', 'GPU', 'state']
-_RED, _YELLOW, _RESET = '\x1b[31m', '\x1b[33m', '\x1b[0m'
 
 #: How much more of its time a straggler computes than the others.
 _MIN_DELAY = .1
@@ -120,68 +117,3 @@ def straggler(rows: Iterable[TableRow]) -> int | None:
     slowest = max(busy, key=lambda rank: busy[rank])
     others = statistics.median(share for rank, share in busy.items() if rank != slowest)
     return slowest if busy[slowest] - others > _MIN_DELAY else None
-
-
-def lines(job: str, rows: Sequence[TableRow], width: int = 1 << 30, height: int = 1 << 30,
-          is_colored: bool = False) -> list[str]:
-    """Return the job as text: a summary, and a table.
-
-    Args:
-        job: Its name.
-        rows: Its ranks.
-        width: Columns of the terminal.  In a narrow one, the state of a rank is in a line below it.
-        height: Lines of the terminal.  In a low one, ranks with a state come first.
-        is_colored: Whether to color ranks with a state.
-    """
-    every = [_HEAD, *map(_cells, rows)]
-    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
-    is_narrow = sum(widths) + 2 * len(widths) - 2 > width
-    limit = max(1, (height - 4) // (1 + is_narrow))
-    first = rows if len(rows) <= limit else sorted(
-        sorted(rows, key=lambda row: (not row.note, row.rank))[:limit])
-    found = [summary(rows, job)[:width]]
-    for row, cells in [(None, _HEAD), *((row, _cells(row)) for row in first)]:
-        *numbers, note = cells
-        line = '  '.join(map(str.rjust, numbers, widths))
-        texts = [f'{line}  {note}'.rstrip()]
-        if is_narrow:
-            texts = [line, *([f'      {note}'] if row is not None and note else [])]
-        color = '' if row is None or not row.note else _RED if row.is_silent else _YELLOW
-        found += [f'{color}{text[:width]}{_RESET}' if color and is_colored else text[:width]
-                  for text in texts]
-    if len(first) < len(rows):
-        found.append(f'and {len(rows) - len(first)} more ranks; --json shows all'[:width])
-    return found
-
-
-def summary(rows: Sequence[TableRow], job: str) -> str:
-    """Return the line above the table."""
-    rates = [row.updates_per_second for row in rows if row.updates_per_second is not None]
-    hosts = {row.host for row in rows if row.host}
-    parts = [f'{job}: {len(rows)} rank{"s" * (len(rows) > 1)} on {len(hosts)} '
-             f'host{"s" * (len(hosts) > 1)}']
-    if rates:
-        parts.append(f'{statistics.median(rates):.2f} updates per second')
-    if silent := sum(row.is_silent for row in rows):
-        parts.append(f'{silent} do{"es" * (silent == 1)} not answer')
-    elif len(rows) > 1 and all(row.is_waiting for row in rows):
-        parts.append('all ranks are waiting: a deadlock?')
-    return ', '.join(parts)
-
-
-def _cells(row: TableRow) -> list[str]:
-    """Return a rank as text, as in the head."""
-    shares = ['-' if row.shares is None else f'{row.shares[name]:.0%}' for name in NAMES]
-    memory = [_size(row.rss_bytes), _size(row.gpu_bytes) if row.gpu_bytes else '-']
-    return [str(row.rank), row.host, _number(row.updates), _number(row.updates_per_second),
-            *shares, *memory, row.note]
-
-
-def _number(number: float | None) -> str:
-    if number is None:
-        return '-'
-    return str(number) if isinstance(number, int) else f'{number:.2f}'
-
-
-def _size(nbytes: int | None) -> str:
-    return '-' if nbytes is None else f'{nbytes / 2**30:.2f} GiB'
