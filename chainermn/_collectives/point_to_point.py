@@ -376,7 +376,7 @@ class Messages:
         number = self._payloads.new_number()
         if is_one:
             return _head(arrays[0], number), number, payloads
-        # Heads and small arrays are sent together as long as they fit; the others follow one by one.
+        # Heads and small arrays are sent together as long as they fit, the others one by one.
         together, n_together = b'', 0
         rest: list[Array | bytes] = []
         for n, (x, payload) in enumerate(zip(arrays, payloads, strict=True)):
