@@ -23,7 +23,7 @@ ONNX](../conversion.md). `python docs/expressions.py` generates this page from t
 
 def page():
     """Return the text of the page."""
-    rows, without, in_numpy = [], [], []
+    rows, without, options, in_numpy = [], [], [], []
     for path in sorted(FOLDER.glob('*.py')):
         tree = ast.parse(path.read_text('utf-8'))
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -39,6 +39,8 @@ def page():
                     in_numpy.append(key.value)
                 elif node.target.id == 'EXPRESSIONS':
                     rows.append((short(key.value), text(value, functions)))
+                    options += [(short(key.value), reason)
+                                for reason in missing(value, functions)]
             if path.stem == 'numpy_functions':
                 equal = next(each for each in tree.body if isinstance(each, ast.Assign)).value
                 in_numpy += [each.value for each in equal.elts]
@@ -48,6 +50,8 @@ def page():
               'Gradients that a model computes by `chainer.grad` have none either.', '',
               '| function | reason |', '|---|---|']
     lines += [f'| `{name}` | {what} |' for name, what in sorted(without)]
+    lines += ['', 'These options have none:', '', '| function | option |', '|---|---|']
+    lines += [f'| `{name}` | {what} |' for name, what in sorted(options)]
     lines += ['', "## NumPy's functions", '',
               'Models may call these functions and methods with inputs or `variable.array`, and',
               'draw random numbers by `random.normal`, `randn`, `standard_normal`, `uniform`,',
@@ -72,6 +76,18 @@ def text(value, functions):
     inner = [each for each in function.body if isinstance(each, ast.FunctionDef)]
     found = ast.get_docstring(inner[0] if inner and isinstance(value, ast.Call) else function)
     return re.sub('``', '`', found.split('\n')[0].removesuffix('.')).replace('|', '\\|')
+
+
+def missing(value, functions):
+    """Return the options for which an expression raises NotImplementedError."""
+    nodes, found = [value], []
+    for each in nodes:
+        for node in ast.walk(each):
+            if isinstance(node, ast.Raise) and node.exc.func.id == 'NotImplementedError':
+                found.append(node.exc.args[0].value)
+            elif isinstance(node, ast.Name) and functions.get(node.id, value) not in nodes:
+                nodes.append(functions[node.id])
+    return found
 
 
 def code(source):

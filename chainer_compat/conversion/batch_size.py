@@ -11,7 +11,7 @@ import numpy as np
 from chainer import Variable
 
 from chainer_compat.conversion.errors import ConversionError
-from chainer_compat.conversion.tracing import flattened, mapped
+from chainer_compat.conversion.references import flattened, mapped
 from chainer_compat.conversion.tracked_array import Array
 
 if TYPE_CHECKING:

@@ -15,12 +15,13 @@ from chainer_compat.conversion.batch_size import batch_size, varied
 from chainer_compat.conversion.comparison import compare_run, difference
 from chainer_compat.conversion.errors import ConversionError
 from chainer_compat.conversion.module import Builder
-from chainer_compat.conversion.tracing import Trace, flattened, mapped, trace
+from chainer_compat.conversion.references import flattened, mapped
+from chainer_compat.conversion.tracing import Trace, trace
 
 
 def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
-             dynamic_batch: bool | None = None, call: Callable[..., Any] | None = None,
-             with_gradients: bool = True) -> fx.GraphModule:
+             dynamic_batch: bool | None = None, call: Callable[..., Any] | None = None
+             ) -> fx.GraphModule:
     """Convert a Chainer model to a PyTorch module.
 
     The model runs with the example inputs, and with other values and another batch size. The module
@@ -35,8 +36,6 @@ def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
         dynamic_batch: Whether the module accepts any batch size, the length of the first array.
             ``None``: if the model does. Otherwise, the module checks the shapes of its inputs.
         call: What to run instead of ``model``, such as ``model.predict``.
-        with_gradients: ``False`` gives simpler expressions, whose gradients can differ from
-            Chainer's where several maxima are equal.
 
     Returns:
         A ``torch.fx.GraphModule`` in the mode ``train``.
@@ -45,6 +44,23 @@ def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
         ConversionError: If the model uses a function without an expression in PyTorch, or if its
             control flow or constants depend on the inputs. The message names function, link and
             line.
+    """
+    return converted(model, inputs, train, dynamic_batch, call, True)[0]
+
+
+def converted(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
+              dynamic_batch: bool | None, call: Callable[..., Any] | None, with_gradients: bool
+              ) -> tuple[fx.GraphModule, list[Trace]]:
+    """Return a module, and the runs of the model that it was compared with, the first one first.
+
+    Args:
+        model: As for :func:`to_torch`, like the next four.
+        inputs: The example inputs.
+        train: The mode.
+        dynamic_batch: Whether the module accepts any batch size.
+        call: What to run.
+        with_gradients: ``False`` gives simpler expressions, whose gradients can differ from
+            Chainer's where several maxima are equal, and compares no gradients.
     """
     if any(not isinstance(p.device, chainer.backend.CpuDevice) for p in model.params()):
         raise ConversionError("The model is not on the CPU. Call model.to_device('@numpy') first.")
@@ -55,38 +71,46 @@ def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
     failure: Exception | None = None
     if size is not None and dynamic_batch is not False:
         try:
-            return _converted(first, with_gradients, size)
+            return _compared(first, with_gradients, size)
         except Exception as error:  # of the program, which may need this batch size
             failure = error
     if dynamic_batch:
         raise ConversionError(
             f'The model cannot be converted for any batch size: {failure} '
             'Use dynamic_batch=False for the batch size of the example.') from failure
-    return _converted(first, with_gradients, None)
+    return _compared(first, with_gradients, None)
 
 
-def _converted(first: Trace, with_gradients: bool, size: int | None) -> fx.GraphModule:
-    """Return a module that has been compared with the model."""
-    second = other_run(first, size, 1)
+def _compared(first: Trace, with_gradients: bool, size: int | None
+              ) -> tuple[fx.GraphModule, list[Trace]]:
+    """Return a module that has been compared with the model, and the runs of the model."""
+    runs = [first, _other_run(first, size, 1)]
     batch = None if size is None else (size, size + 1)
-    builder = Builder((first, second), batch, with_gradients)
+    builder = Builder((first, runs[1]), batch, with_gradients)
     module = builder.module()
-    for run in first, second, *([other_run(first, size, 3)] if size else ()):
-        found = compare_run(module, run, gradients=run is first and with_gradients)
-        if found.first_difference:
-            raise ConversionError(f'The module and the model compute different results: {found}.')
+    _compare(module, first, {'functions', 'gradients'} if with_gradients else {'functions'})
+    _compare(module, runs[1], {'functions'})
     infers = None
     if size is not None and size > 1:
         infers = _infers_equally(module, first, next(varied(first.inputs, size, 1 - size)))
     if infers is False and not first.train:
         raise ConversionError('With a batch size of 1, the model computes something else: for '
                               'example, F.squeeze then also removes the batch axis.')
+    if size is not None and (first.train or infers is None):  # otherwise 1 is the third batch size
+        runs.append(_other_run(first, size, 2))
+        _compare(module, runs[2], set())
     if first.train and (infers is False or not _infers_equally(module, first, first.inputs)):
         builder.forbid_inference(module)
-    return module
+    return module, runs
 
 
-def other_run(first: Trace, size: int | None, more: int) -> Trace:
+def _compare(module: fx.GraphModule, run: Trace, checks: set[str]) -> None:
+    found = compare_run(module, run, checks)
+    if found.first_difference:
+        raise ConversionError(f'The module and the model compute different results: {found}.')
+
+
+def _other_run(first: Trace, size: int | None, more: int) -> Trace:
     """Run the model with other values, and more of them if the batch size is given."""
     failure: Exception | None = None
     for inputs in varied(first.inputs, size, more if size else 0):
@@ -102,21 +126,25 @@ def other_run(first: Trace, size: int | None, more: int) -> Trace:
 
 
 def _check_calls_are_independent(first: Trace) -> None:
-    """Raise an error if a call depends on earlier calls, as with an LSTM that is not reset."""
+    """Raise an error if a call depends on earlier calls, as with an LSTM that is not reset.
+
+    Persistent values may, because they are part of the module.
+    """
     model, outputs = first.model, []
-    with state.unchanged(model), chainer.using_config('train', False):
+    with state.unchanged(model), chainer.using_config('train', first.train):
         for _ in range(2):
             np.random.seed(0)
             random.seed(0)
             before = [dict(link.__dict__) for link in model.links()]
-            try:
-                outputs.append(flattened((first.call or model)(*mapped(first.inputs, _copied))))
-            except Exception:  # the model does not run in inference mode
-                return
+            persistent = [(value, value.copy()) for value in state.persistent_values(model).values()
+                          if value.flags.writeable]
+            outputs.append(flattened((first.call or model)(*mapped(first.inputs, _copied))))
+            for value, copy in persistent:
+                value[...] = copy
         changed = [f'{path.rstrip("/")}/{name}' for (path, link), old in zip(
             model.namedlinks(), before, strict=True) for name, value in link.__dict__.items()
             if old.get(name) is not value]
-    if any(isinstance(both[0], chainer.Variable | np.ndarray) and difference(*both) > 1e-3
+    if any(isinstance(both[0], chainer.Variable | np.ndarray) and difference(*both) > 1e-6
            for both in zip(*outputs, strict=True)):
         raise ConversionError(
             f'The model keeps values between calls, such as {", ".join(changed[:4])}, so each call '
@@ -139,6 +167,6 @@ def _infers_equally(module: fx.GraphModule, first: Trace, inputs: tuple[Any, ...
         return False  # the model chooses this mode itself
     is_same = [each.name for each in calls] == [each.name for each in first.needed()]
     try:
-        return compare_run(module, run, is_same, False).first_difference is None
+        return compare_run(module, run, set(), is_same).first_difference is None
     except Exception:  # of the module
         return False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chainer_compat.conversion.tracing import Leaf, TracedCall
+from chainer_compat.conversion.references import Leaf, TracedCall
 from chainer_compat.conversion.tracked_array import Array, plain
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ class FunctionView:
         """The mode of the module, or of this function if the model chooses it."""
         is_mode = self._first.train and self._builder.train
         return self._builder.mode if is_mode else self._first.train
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the program has passed the random numbers of this function."""
+        return self._first.is_given
 
     @property
     def with_gradients(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import keyword
 from collections.abc import Callable
 from typing import Any
 
@@ -18,18 +17,20 @@ from chainer_compat.conversion.batch_size import BatchSize
 from chainer_compat.conversion.errors import ConversionError
 from chainer_compat.conversion.expressions import EXPRESSIONS, NOT_EXPRESSIBLE, NUMPY
 from chainer_compat.conversion.function_view import FunctionView
-from chainer_compat.conversion.tracing import (
+from chainer_compat.conversion.module_state import add_tensors
+from chainer_compat.conversion.references import (
     Detached,
     Input,
     Leaf,
     NumpyFunction,
     Output,
     Reference,
-    Trace,
     TracedCall,
+    flattened,
     identity,
     mapped,
 )
+from chainer_compat.conversion.tracing import Trace
 from chainer_compat.conversion.tracked_array import Array, plain
 
 #: A submodule that returns its mode. Unlike ``self.training``, it is no constant after torch.load.
@@ -81,14 +82,16 @@ class Builder:
             self._assert(self.mode == False, INFERENCE)  # noqa: E712 (a node)
         for position, calls in enumerate(zip(first, second, strict=True)):
             self._add(position, *calls)
-        outputs = _zipped(self.runs[0].outputs, self.runs[1].outputs)
-        self.graph.output(mapped(outputs, self._output))
+        outputs, others = (run.outputs for run in self.runs)
+        _check_outputs(outputs, others)
+        second_outputs = iter(flattened(others))
+        self.graph.output(mapped(outputs, lambda each: self._output(each, next(second_outputs))))
         self._remove_unused()
-        self._add_state()
-        self.root.train(self.train)
+        tensors = self._tensors()
+        add_tensors(self.root, tensors)
         module = fx.GraphModule(self.root, self.graph, type(self.model).__name__)
+        add_tensors(module, tensors)  # also those that the graph does not use
         module.meta['chainer_batch'] = self.batch is not None
-        self._add_missing(module)
         return module.train(self.train)
 
     def forbid_inference(self, module: fx.GraphModule) -> None:
@@ -112,24 +115,21 @@ class Builder:
         Raises:
             ConversionError: If these are not the same.
         """
-        if type(first) is not type(second):
-            raise _differ()
-        if isinstance(first, Leaf):
+        if isinstance(first, Leaf) and isinstance(second, Leaf):
             return self._leaf(first.array, second.array)
-        if isinstance(first, Detached):
+        if isinstance(first, Detached) and isinstance(second, Detached):
             key = ('detached', _key(first.value))
             if key not in self._proxies:
                 self._proxies[key] = self.resolve(first.value, second.value).detach()
             return self._proxies[key]
-        if isinstance(first, Input):
-            if first != second:
-                raise _differ()
+        if isinstance(first, Input) and first == second:
             return self.inputs[first.path]
-        position = self._positions.get(id(first.call))
-        if position is None or position != self._positions.get(id(second.call)) or (
-                first.index != second.index):
-            raise _differ()
-        return self._proxies[position][first.index]
+        if isinstance(first, Output) and isinstance(second, Output):
+            position = self._positions.get(id(first.call))
+            if position is not None and position == self._positions.get(id(second.call)) and (
+                    first.index == second.index):
+                return self._proxies[position][first.index]
+        raise _differ()
 
     def merged(self, first: Any, second: Any) -> Any:
         """Return an attribute of a function, with sizes and arrays as values of the graph."""
@@ -185,24 +185,30 @@ class Builder:
 
         def add(value: Any, path: tuple[Any, ...], proxy: Any) -> None:
             if isinstance(value, dict | tuple | list):
-                keys = value if isinstance(value, dict) else range(len(value))
-                for key in keys:
+                length = fx.Proxy(self.graph.call_function(len, (proxy.node,)), self.tracer)
+                self._assert(length == len(value), f'Input {path} must have {len(value)} elements, '
+                             'as in the conversion.')
+                for key in value if isinstance(value, dict) else range(len(value)):
                     add(value[key], (*path, key), proxy[key])
             elif isinstance(value, np.ndarray | chainer.Variable):
                 proxies[path] = proxy
                 skipped = 1 if batch and value.ndim and len(value) == batch[0] else 0
                 shape = tuple(value.shape[skipped:])
                 self._assert(proxy.shape[skipped:] == shape, f'Input {path} must have the shape '
-                             f'{("batch",) * skipped + tuple(value.shape[skipped:])}, as in the '
-                             'conversion.')
+                             f'{("batch",) * skipped + shape}, as in the conversion.')
                 if skipped and batches:
                     self._assert(proxy.shape[0] == batches[0].shape[0], f'Input {path} must have '
                                  'the length of the first array, as in the conversion.')
                 if skipped:
                     batches.append(proxy)
-            elif isinstance(value, bool | int | float | str):
+            elif value is None or isinstance(value, bool | int | float | str | np.generic):
+                value = value.item() if isinstance(value, np.generic) else value
                 self._assert(proxy == value,
                              f'Argument {path} must be {value!r}, as in the conversion.')
+            else:
+                raise ConversionError(
+                    f'Input {path} is a {type(value).__name__}. Inputs can be NumPy arrays, '
+                    'variables, numbers, strings, None, and lists, tuples and dicts of them.')
 
         for i, value in enumerate(inputs):
             add(value, (i,), nodes[i])
@@ -246,14 +252,11 @@ class Builder:
             proxy.node.meta.setdefault('chainer_inputs', sources)
             proxy.node.meta.setdefault('chainer_output', (position, i))
 
-    def _output(self, both: Any) -> Any:
-        if not isinstance(both, _Pair):
-            return both
-        if isinstance(both.first, Leaf) and identity(both.first.array) not in self._names:
+    def _output(self, first: Any, second: Any) -> Any:
+        if isinstance(first, Leaf) and identity(first.array) not in self._names:
             raise ConversionError('The model cannot be converted: an output was not computed by '
                                   'functions of Chainer.')
-        is_array = isinstance(both.first, Input | Output | Detached | Leaf)
-        value = (self.resolve if is_array else self.merged)(both.first, both.second)
+        value = (self.resolve if isinstance(first, Reference) else self.merged)(first, second)
         return value.node if isinstance(value, fx.Proxy) else value
 
     def _leaf(self, first: Array, second: Array) -> Any:
@@ -278,33 +281,17 @@ class Builder:
             self._proxies[key] = fx.Proxy(self.graph.create_node('get_attr', name), self.tracer)
         return self._proxies[key]
 
-    def _add_state(self) -> None:
-        """Register parameters, persistent values and constants by their names."""
-        tensors: dict[int, torch.nn.Parameter] = {}
-        for name, parameter in self._parameters.items():
-            array = parameter._data[0]
-            if id(parameter) not in tensors:  # shared ones stay shared
-                tensors[id(parameter)] = torch.nn.Parameter(
-                    torch.from_numpy(np.array(array)), requires_grad=array.dtype.kind == 'f')
-            owner, last = _owner(self.root, name)
-            owner.register_parameter(last, tensors[id(parameter)])
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """Return parameters, persistent values and other arrays that the graph uses, by name."""
+        parameters = {id(p): torch.nn.Parameter(torch.from_numpy(np.array(p._data[0])),
+                                                requires_grad=p.dtype.kind == 'f')
+                      for p in self._parameters.values()}  # shared ones stay shared
         used = {node.target for node in self.graph.nodes if node.op == 'get_attr'}
         others = {name: array for name, array in state.other_arrays(self.model).items()
                   if name in used}
-        for name, array in {**others, **state.persistent_values(self.model)}.items():
-            owner, last = _owner(self.root, name)
-            owner.register_buffer(last, torch.from_numpy(np.array(array)))
-
-    def _add_missing(self, module: fx.GraphModule) -> None:
-        """Add what the graph does not use, so that the state is complete."""
-        for name, parameter in self.root.named_parameters(remove_duplicate=False):
-            owner, last = _owner(module, name)
-            if last not in owner._parameters:
-                owner.register_parameter(last, parameter)
-        for name, buffer in self.root.named_buffers():
-            owner, last = _owner(module, name)
-            if last not in owner._buffers:
-                owner.register_buffer(last, buffer)
+        return {**{name: parameters[id(p)] for name, p in self._parameters.items()},
+                **{name: torch.from_numpy(np.array(array)) for name, array in {
+                    **others, **state.persistent_values(self.model)}.items()}}
 
     def _remove_unused(self) -> None:
         for node in reversed(self.graph.nodes):
@@ -320,25 +307,12 @@ class _Tracer(fx.proxy.GraphAppendingTracer):
         return super().create_arg(value.item() if isinstance(value, np.generic) else value)
 
 
-class _Pair:
-    """One element of the outputs, in both runs."""
-
-    def __init__(self, first: Any, second: Any) -> None:
-        self.first, self.second = first, second
-
-
-def _zipped(first: Any, second: Any) -> Any:
-    """Return nested outputs of two runs as one structure of pairs."""
-    if isinstance(first, Input | Output | Detached | Leaf):
-        return _Pair(first, second)
-    if isinstance(first, dict | tuple | list):
-        if type(first) is not type(second) or len(first) != len(second) or (
-                isinstance(first, dict) and list(first) != list(second)):
-            raise ConversionError(f'The model cannot be converted: {_differ()}.')
-        if isinstance(first, dict):
-            return {key: _zipped(first[key], second[key]) for key in first}
-        return type(first)(_zipped(*both) for both in zip(first, second, strict=True))
-    return _Pair(first, second)
+def _check_outputs(first: Any, second: Any) -> None:
+    if repr(mapped(first, lambda _: 0)) != repr(mapped(second, lambda _: 0)):
+        raise ConversionError(f'The model cannot be converted: {_differ()}.')
+    if not any(isinstance(each, Reference) for each in flattened(first)):
+        raise ConversionError('The model returns no array. Convert a function that returns its '
+                              'results, with call=.')
 
 
 def _check_expressions(calls: list[TracedCall]) -> None:
@@ -380,25 +354,9 @@ def _has_no_gradient(reference: Reference) -> bool:
 def _key(reference: Reference) -> Any:
     if isinstance(reference, Output):
         return id(reference.call), reference.index
+    if isinstance(reference, Detached):
+        return _key(reference.value)
     return reference.path if isinstance(reference, Input) else identity(reference.array)
-
-
-def _owner(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
-    """Return the submodule that a dotted name belongs to, which is created if necessary."""
-    *path, last = name.split('.')
-    for part in path:
-        if part not in module._modules:
-            _check_name(module, part, name)
-            module.add_module(part, torch.nn.Module())
-        module = module._modules[part]
-    if last not in module._parameters and last not in module._buffers:
-        _check_name(module, last, name)
-    return module, last
-
-
-def _check_name(module: torch.nn.Module, part: str, name: str) -> None:
-    if hasattr(module, part) or keyword.iskeyword(part):
-        raise ConversionError(f'{name} contains a name that modules of PyTorch cannot have: {part}')
 
 
 def _argument_names(function: Callable[..., Any], count: int) -> list[str]:

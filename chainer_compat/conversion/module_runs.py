@@ -6,6 +6,8 @@ A run draws no random numbers: it takes those of Chainer's run.
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from torch import fx
 
 from chainer_compat.conversion.expressions.noise import DRAWN, RANDOM
-from chainer_compat.conversion.tracing import TracedCall, flattened, mapped
+from chainer_compat.conversion.references import TracedCall, flattened, mapped
 from chainer_compat.conversion.tracked_array import Array
 
 
@@ -27,12 +29,12 @@ def run_module(module: torch.nn.Module, calls: list[TracedCall], inputs: tuple[A
 
 
 def run_one_by_one(module: torch.nn.Module, calls: list[TracedCall], inputs: tuple[Any, ...],
-                   noise: float) -> list[tuple[int, str, Array, Array]]:
+                   gradients: bool, noise: float) -> list[tuple[int, str, Array, Array]]:
     """Return what :class:`OneByOne` finds."""
-    with unchanged(module, module.training):
-        run = OneByOne(module, calls, noise)
+    run = OneByOne(module, calls, gradients, noise)
+    with torch.set_grad_enabled(gradients):
         run.run(*tensors(inputs))
-        return run.found
+    return run.found
 
 
 def gradients_of(module: torch.nn.Module, outputs: Any) -> dict[str, Array]:
@@ -118,14 +120,16 @@ class OneByOne(ModuleRun):
     Args:
         module: A converted module.
         calls: The functions of Chainer's run.
-        noise: The relative size of random changes of the inputs.
+        gradients: Whether to compute gradients.
+        noise: The relative size of random changes of the inputs; then only PyTorch computes.
     """
 
-    def __init__(self, module: fx.GraphModule, calls: list[TracedCall], noise: float = 0.) -> None:
+    def __init__(self, module: fx.GraphModule, calls: list[TracedCall], gradients: bool,
+                 noise: float) -> None:
         super().__init__(module, calls)
         self.garbage_collect_values = False
         self.found: list[tuple[int, str, Array, Array]] = []
-        self._noise = noise
+        self._gradients, self._noise = gradients, noise
         self._generator = torch.Generator().manual_seed(0)
         self._computed: dict[int, dict[fx.Node, Any]] = {}
 
@@ -141,7 +145,7 @@ class OneByOne(ModuleRun):
         computed[node] = value
         if len(computed) < len(call.outputs):
             return value  # the expression may use it
-        if call.node is not None:
+        if self._gradients and call.node is not None:
             self._compare_gradient(position, call, node.meta['chainer_inputs'])
         for other in computed:
             self.env[other] = self._exact(call.outputs[other.meta['chainer_output'][1]])
@@ -154,7 +158,7 @@ class OneByOne(ModuleRun):
             return result
         if self._noise:
             result *= 1 + self._noise * torch.randn(result.shape, generator=self._generator)
-        return result.requires_grad_()
+        return result.requires_grad_(self._gradients)
 
     def _compare_gradient(self, position: int, call: TracedCall, sources: list[fx.Node | None]
                           ) -> None:
@@ -171,7 +175,7 @@ class OneByOne(ModuleRun):
         if not wanted or not any(used) or call.node is None or call.node.inputs is None:
             return
         directions = [direction(y.shape).astype(y.dtype) for y in call.outputs]
-        expected = _vector_jacobian_product(
+        expected = {} if self._noise else _vector_jacobian_product(
             call.node, directions, used, [i for indexes in wanted.values() for i in indexes])
         actual = torch.autograd.grad(
             [y for y, is_used in zip(outputs, used, strict=True) if is_used],
@@ -179,12 +183,12 @@ class OneByOne(ModuleRun):
             [torch.from_numpy(d) for d, is_used in zip(directions, used, strict=True) if is_used],
             allow_unused=True, retain_graph=True)
         for (source, indexes), gradient in zip(wanted.items(), actual, strict=True):
-            x = self.env[source]
-            zero = np.zeros(tuple(x.shape), as_array(x).dtype)
+            x = as_array(self.env[source])
+            parts = [expected[i] for i in indexes if i in expected]
             self.found.append((
                 position, f', gradient of input {indexes[0]}',
-                zero if gradient is None else as_array(gradient),
-                sum((expected[i] for i in indexes if i in expected), zero)))
+                np.zeros_like(x) if gradient is None else as_array(gradient),
+                functools.reduce(operator.add, parts) if parts else np.zeros_like(x)))
 
 
 def _vector_jacobian_product(node: chainer.FunctionNode, directions: list[Array],

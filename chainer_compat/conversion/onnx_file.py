@@ -18,11 +18,12 @@ import torch
 
 from chainer_compat.conversion.batch_size import batch_size, varied
 from chainer_compat.conversion.comparison import ROUNDING, difference
-from chainer_compat.conversion.convert import other_run, to_torch
+from chainer_compat.conversion.convert import converted
 from chainer_compat.conversion.errors import ConversionError
 from chainer_compat.conversion.expressions.noise import DRAWN
 from chainer_compat.conversion.module_runs import as_array, tensors
-from chainer_compat.conversion.tracing import Trace, flattened, mapped, trace
+from chainer_compat.conversion.references import flattened, mapped
+from chainer_compat.conversion.tracing import Trace
 
 Inputs = tuple[Any, ...]
 
@@ -54,22 +55,19 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
     """
     for name in 'onnx', 'onnxscript', 'onnxruntime':
         _require(name)
-    module = to_torch(model, *inputs, dynamic_batch=dynamic_batch, call=call, with_gradients=False)
+    module, runs = converted(model, inputs, False, dynamic_batch, call, with_gradients=False)
+    _check_file_is_possible(runs[0])
     is_dynamic = module.meta['chainer_batch']
     size = batch_size(inputs) if is_dynamic else None
-    first = trace(model, inputs, False, call)
-    _check_file_is_possible(first)
     if not is_dynamic and dynamic_batch is None and batch_size(inputs) is not None:
         warnings.warn('The file accepts only the shapes of the example inputs. dynamic_batch=True '
                       'shows why.', stacklevel=2)
-    runs = [first, *(other_run(first, size, more) for more in (1, 3)[:1 + is_dynamic])]
-    example = next(iter(varied(inputs, size, 2 if size else 0)))  # no size that means broadcasting
+    example = next(iter(varied(inputs, size, 3 if size else 0)))  # no size that means broadcasting
     path = Path(path)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         file = Path(folder, 'model.onnx')
-        _export(module, example, file, size + 2 if size else None, opset_version)
-        for run in runs:
-            _check(file, run)
+        _export(module, example, file, size + 3 if size else None, opset_version)
+        _check(file, runs)
         os.replace(file, path)
 
 
@@ -105,7 +103,8 @@ def _export(module: torch.nn.Module, inputs: Inputs, file: Path, size: int | Non
         with warnings.catch_warnings(), _without_logging():
             warnings.simplefilter('ignore')  # of PyTorch about itself
             program = torch.onnx.export(
-                module, arguments, dynamo=True, verbose=False, opset_version=opset_version,
+                module, (*arguments, {}), dynamo=True, verbose=False,  # {}: no keyword arguments
+                opset_version=opset_version,
                 dynamic_shapes=tuple(mapped(each, shape) for each in arguments) if size else None)
             program.save(file, external_data=False)
     except Exception as error:  # of torch.export and onnxscript, which have many
@@ -125,30 +124,35 @@ def _without_logging() -> Iterator[None]:
         logging.disable(previous)
 
 
-def _check(file: Path, run: Trace) -> None:
+def _check(file: Path, runs: list[Trace]) -> None:
     """Compare the outputs of ONNX Runtime with Chainer's."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    arrays = [as_array(x) for x in flattened(run.inputs)
-              if isinstance(x, np.ndarray | chainer.Variable)]
     try:
         session = onnxruntime.InferenceSession(
             file.read_bytes(), options, providers=['CPUExecutionProvider'])
         names = [each.name for each in session.get_inputs()]
-        if len(names) == len(arrays):
-            outputs = session.run(None, dict(zip(names, arrays, strict=True)))
+        found = [_outputs(session, names, run) for run in runs]
+    except ConversionError:
+        raise
     except Exception as error:  # of ONNX Runtime
         raise ConversionError(f'ONNX Runtime cannot run the file: {error}') from error
+    for run, outputs in zip(runs, found, strict=True):
+        expected = [as_array(y) for y in flattened(run.variables) if y is not None]
+        for i, (output, value) in enumerate(zip(outputs, expected, strict=True)):
+            relative = difference(output, value)
+            if relative > TOLERANCE * ROUNDING.get(value.dtype.name, 0.):
+                raise ConversionError(
+                    f'Output {i} of the ONNX file differs from that of the model by '
+                    f'{relative:.1e}, relative to its largest element.')
+
+
+def _outputs(session: Any, names: list[str], run: Trace) -> list[Any]:
+    arrays = [as_array(x) for x in flattened(run.inputs)
+              if isinstance(x, np.ndarray | chainer.Variable)]
     if len(names) != len(arrays):
         raise ConversionError(f'The ONNX file has the inputs {", ".join(names)}, but the model has '
                               f'{len(arrays)} arrays as inputs, some of which it does not use.')
-    expected = [as_array(y) for y in flattened(run.variables) if y is not None]
-    for i, (output, value) in enumerate(zip(outputs, expected, strict=True)):
-        found = difference(output, value)
-        if found > TOLERANCE * ROUNDING.get(value.dtype.name, 0.):
-            raise ConversionError(
-                f'Output {i} of the ONNX file differs from that of the model by {found:.1e}, '
-                'relative to its largest element.')
-
+    return list(session.run(None, dict(zip(names, arrays, strict=True))))

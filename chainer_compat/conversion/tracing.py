@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -19,82 +17,28 @@ from chainer.functions.util.forget import Forget
 from chainer_compat.conversion.errors import ConversionError
 from chainer_compat.conversion.expressions import NUMPY
 from chainer_compat.conversion.expressions.noise import GIVEN
-from chainer_compat.conversion.random_numbers import tracked_functions
+from chainer_compat.conversion.patches import patched
+from chainer_compat.conversion.references import (
+    Detached,
+    Input,
+    Leaf,
+    NumpyFunction,
+    Output,
+    Reference,
+    TracedCall,
+    flattened,
+    identity,
+    mapped,
+)
 from chainer_compat.conversion.state import unchanged
 from chainer_compat.conversion.tracked_array import (
     Array,
-    Current,
     Lost,
     TrackedArray,
     elements,
     plain,
     tracked,
-    tracks_copies,
 )
-
-#: Where a value comes from, as :class:`Input` and the next classes.
-Reference = Any
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Input:
-    """An example input: the index of the argument, then indexes in its lists, tuples or dicts."""
-
-    path: tuple[Any, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Output:
-    """One output of a function."""
-
-    call: TracedCall
-    index: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Detached:
-    """A value without its gradient: ``variable.array``, ``unchain`` or ``no_backprop_mode``."""
-
-    value: Reference
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Leaf:
-    """An array that no function computed: a parameter, a persistent value or a constant."""
-
-    array: Array
-
-
-class NumpyFunction:
-    """A function of NumPy, with its arguments."""
-
-    def __init__(self, name: str, args: Any, kwargs: Any) -> None:
-        self.name, self.args, self.kwargs = name, args, kwargs
-        self.drawn: Array | None = None  # if the function is random
-
-
-class TracedCall:
-    """A function of the run, with its inputs and outputs."""
-
-    def __init__(self, function: Any, inputs: list[Reference], place: str) -> None:
-        self.function, self.inputs, self.place = function, inputs, place
-        self.train = bool(chainer.config.train)
-        self.node: FunctionNode | None = None
-        self.in_arrays: list[Array] = []
-        self.outputs: list[Array] = []
-
-    @property
-    def name(self) -> str:
-        """The class of the function below ``chainer.functions``, or ``numpy.`` and the name."""
-        if isinstance(self.function, NumpyFunction):
-            return f'numpy.{self.function.name}'
-        cls = type(self.function)
-        return f'{cls.__module__}.{cls.__qualname__}'.removeprefix('chainer.functions.')
-
-    @property
-    def label(self) -> str:
-        """Names function, link and line for messages."""
-        return f'{self.name.rsplit(".", 1)[-1]} ({self.place})'
 
 
 class Trace:
@@ -202,8 +146,6 @@ class Trace:
             self.check_random()
             try:
                 references = [self.reference(x) for x in inputs]
-                if getattr(function, GIVEN.get(type(function).__name__, ''), None) is not None:
-                    raise ConversionError('its random numbers are an argument')
             except ConversionError as error:
                 raise ConversionError(
                     f'{type(function).__name__} cannot be converted: {error} ({self.place()}).'
@@ -213,6 +155,7 @@ class Trace:
                     x._data[0] = plain(x._data[0])
             inputs = [plain(x) for x in inputs]
             arrays = [x._data[0] if isinstance(x, Variable) else x for x in inputs]
+            is_given = getattr(function, GIVEN.get(type(function).__name__, ''), None) is not None
             self.is_inside = True
             try:
                 outputs = original(node, inputs)
@@ -221,6 +164,7 @@ class Trace:
             self._random = _random_state()
             call = self.record(function, references, arrays, outputs)
             call.node = node if node is function else None  # old functions run backward once
+            call.is_given = is_given
             return outputs
 
         return apply
@@ -277,8 +221,8 @@ class Trace:
                   if isinstance(each, np.ndarray)]
         references = [each.reference if isinstance(each, TrackedArray)
                       else self._arrays.get(identity(each)) for each in arrays]
-        return [each for each in references
-                if not (isinstance(each, Output) and each.call is call)]
+        return [each for each in references if isinstance(each, Reference)
+                and not (isinstance(each, Output) and each.call is call)]
 
     def hook(self) -> chainer.LinkHook:
         """Return a hook that notes which link is running."""
@@ -309,7 +253,7 @@ def trace(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
     """
     record = Trace(model, inputs, train, call)
     arguments = tuple(_input(x, (i,), record) for i, x in enumerate(inputs))
-    with unchanged(model) as state, _patched(record), record.hook(), chainer.using_config(
+    with unchanged(model) as state, patched(record), record.hook(), chainer.using_config(
             'train', train), chainer.using_config('use_torch', 'never'), chainer.using_config(
             'enable_backprop', True):
         if seed is not None:
@@ -321,23 +265,6 @@ def trace(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
         record.outputs = mapped(record.variables, lambda y: _output(y, record))
         record.state = state()
     return record
-
-
-def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return nested tuples, lists and dicts with a function applied to their elements."""
-    if isinstance(value, dict):
-        return {key: mapped(each, function) for key, each in value.items()}
-    if isinstance(value, tuple | list):
-        made = tuple if isinstance(value, tuple) else list  # fx has no named tuples
-        return made(mapped(each, function) for each in value)
-    return function(value)
-
-
-def flattened(value: Any) -> list[Any]:
-    """Return the elements of nested tuples, lists and dicts."""
-    elements: list[Any] = []
-    mapped(value, elements.append)
-    return elements
 
 
 def _input(value: Any, path: tuple[Any, ...], record: Trace) -> Any:
@@ -364,53 +291,8 @@ def _output(value: Any, record: Trace) -> Reference:
         raise ConversionError(f'An output of the model cannot be converted: {error}.') from None
 
 
-@contextlib.contextmanager
-def _patched(record: Trace) -> Iterator[None]:
-    """Let Chainer report functions and values that are taken out of variables."""
-    apply, array, data = FunctionNode.apply, Variable.array, Variable.data
-
-    def getter(self: Variable) -> Any:
-        return record.array_of(self, self._data[0])
-
-    def item(self: Variable) -> Any:
-        return record.array_of(self, self._data[0]).item()
-
-    original_item = Variable.item
-    originals = {(module, name): getattr(module, name) for module, names in (
-        (np, ('array', 'asarray', 'ascontiguousarray')),
-        (np.random, tuple(tracked_functions(record.draw)))) for name in names}
-    FunctionNode.apply = record.apply(apply)
-    Variable.array, Variable.data = property(getter, array.fset), property(getter, data.fset)
-    Variable.item = item
-    for name, function in tracked_functions(record.draw).items():
-        setattr(np.random, name, _outside(record, function, getattr(np.random, name)))
-    for name in 'array', 'asarray', 'ascontiguousarray':
-        setattr(np, name, tracks_copies(getattr(np, name)))
-    Current.recorder = record
-    try:
-        yield
-    finally:
-        Current.recorder = None
-        FunctionNode.apply, Variable.array, Variable.data = apply, array, data
-        Variable.item = original_item
-        for (module, name), function in originals.items():
-            setattr(module, name, function)
-
-
-def identity(array: Array) -> Any:
-    """Return what two arrays have in common that are the same values in the same memory."""
-    interface = array.__array_interface__
-    return interface['data'][0], array.shape, array.strides, array.dtype.str
-
-
 def _is_library(module: str) -> bool:
     return module.partition('.')[0] in ('chainer', 'chainer_compat', 'numpy')
-
-
-def _outside(record: Trace, function: Callable[..., Any], original: Callable[..., Any]
-             ) -> Callable[..., Any]:
-    """Return a function for the model, and the original one for Chainer's functions."""
-    return lambda *args, **kwargs: (original if record.is_inside else function)(*args, **kwargs)
 
 
 def _random_state() -> Any:

@@ -13,7 +13,8 @@ import torch
 from chainer_compat.conversion import state
 from chainer_compat.conversion.comparison import compare
 from chainer_compat.conversion.module_runs import tensors
-from chainer_compat.conversion.tracing import Leaf, TracedCall, identity, trace
+from chainer_compat.conversion.references import Leaf, TracedCall, identity
+from chainer_compat.conversion.tracing import trace
 from chainer_compat.conversion.tracked_array import Array
 
 #: In the order of Chainer's arguments.

@@ -75,9 +75,11 @@ def pad(f: Any, x: Any) -> Any:
         return N.pad(x, widths(*zip(*sizes, strict=True)), value=value)
     mode = {'edge': 'replicate', 'reflect': 'reflect', 'wrap': 'circular'}.get(f.mode)
     padded = [i for i in range(ndim) if any(sizes[i])]
-    # PyTorch pads the last one to three axes of arrays with two more.
-    if mode is None or f.keywords or (padded and padded[0] < 2) or ndim not in (3, 4, 5):
-        raise NotImplementedError(f'mode {f.mode!r} for these axes')
+    if mode is None or f.keywords:
+        raise NotImplementedError('another mode than constant, edge, reflect and wrap')
+    if (padded and padded[0] < 2) or ndim not in (3, 4, 5):
+        raise NotImplementedError('in these modes, padding of the first two axes, or an array that '
+                                  'has not 3 to 5 axes')
     inner = widths(*zip(*sizes[2:], strict=True))
     if not f.with_gradients:
         return N.pad(x, inner, mode)

@@ -11,8 +11,17 @@ import torch
 import torch.nn.functional as N
 
 
+def rrelu(f: Any, x: Any) -> Any:
+    """``F.rrelu(x, lower, upper, training)``."""
+    if f.is_given:
+        raise NotImplementedError('r as an argument')
+    return N.rrelu(x, f.lower, f.upper, f.training)
+
+
 def simplified_dropconnect(f: Any, x: Any, W: Any, b: Any = None) -> Any:
     """``F.dropout(W)`` for each sample, then ``matmul``."""
+    if f.is_given:
+        raise NotImplementedError('mask as an argument')
     x = x.flatten(1)
     if f.use_batchwise_mask:
         W = W.expand(f.in_shapes[0][0], *f.in_shapes[1])
@@ -31,7 +40,7 @@ def negative_sampling(f: Any, x: Any, t: Any, W: Any) -> Any:
     """``F.softplus`` of ``-x @ W[t]`` and of ``x @ W[samples]``, by ``torch.multinomial``."""
     table = getattr(f.raw('sampler'), '__self__', None)
     if not isinstance(table, chainer.utils.WalkerAlias):
-        raise NotImplementedError('a sampler that is not a WalkerAlias')
+        raise NotImplementedError('a sampler that is not a WalkerAlias, so a Python program')
     n = len(table.threshold)
     p = np.bincount(table.values[::2], table.threshold, n) + np.bincount(
         table.values[1::2], 1 - table.threshold, n)
@@ -46,11 +55,12 @@ def negative_sampling(f: Any, x: Any, t: Any, W: Any) -> Any:
 
 
 EXPRESSIONS: dict[str, Callable[..., Any]] = {
-    'activation.rrelu.RReLU': lambda f, x: N.rrelu(x, f.lower, f.upper, f.training),
+    'activation.rrelu.RReLU': rrelu,
     'loss.negative_sampling.NegativeSamplingFunction': negative_sampling,
-    'noise.dropout.Dropout': lambda f, x: N.dropout(x, f.dropout_ratio, f.training),
-    'noise.gaussian.Gaussian':
-        lambda f, mean, ln_var: mean + torch.exp(ln_var * .5) * torch.randn_like(mean),
+    'noise.dropout.Dropout':
+        lambda f, x: x * f.mask if f.is_given else N.dropout(x, f.dropout_ratio, f.training),
+    'noise.gaussian.Gaussian': lambda f, mean, ln_var: mean + torch.exp(ln_var * .5) * (
+        f.eps if f.is_given else torch.randn_like(mean)),
     'noise.simplified_dropconnect.SimplifiedDropconnect': simplified_dropconnect,
     'noise.zoneout.Zoneout': zoneout,
 }
@@ -73,5 +83,5 @@ DRAWN: dict[str, Callable[..., Any]] = {
 RANDOM = frozenset({N.dropout, N.rrelu, torch.multinomial, torch.rand, torch.randn,
                     torch.randn_like})
 
-#: Attributes that are set only if the program has passed the random numbers.
+#: Attributes that are set before the function runs if the program has passed the random numbers.
 GIVEN = {'Dropout': 'mask', 'Gaussian': 'eps', 'RReLU': 'r', 'SimplifiedDropconnect': 'mask'}

@@ -65,7 +65,7 @@ CASES = {
     '__bool__   ': lambda h: F.relu(h) if chainer.as_array(h).mean() > -9 else F.tanh(h),
     '__bool__    ': lambda h: F.relu(h) if np.random.rand() > 1e-9 else F.tanh(h),
     'random numbers': lambda h: F.relu(h) if random.random() > 1e-9 else F.tanh(h),
-    'Dropout': lambda h: F.dropout(h, mask=np.ones(h.shape, 'f')),
+    'RReLU': lambda h: F.rrelu(h, r=np.ones(h.shape, 'f')),
     '__bool__ ': lambda h: F.concat([h[i:i + 1] for i in range(4) if h.array[i, 0] > -9], 0),
     '__float__': lambda h: h * float(F.sum(h).array),
     '__float__ ': repeated,
@@ -92,7 +92,7 @@ CASES = {
 def test_errors(what):
     model = Net(lambda self, x: CASES[what](self.fc(x)), fc=L.Linear(5, 5))
     with pytest.raises(chainer_compat.ConversionError) as caught:
-        chainer_compat.to_torch(model, draw(4, 5), train=what == 'Dropout')
+        chainer_compat.to_torch(model, draw(4, 5), train=what == 'RReLU')
     message = str(caught.value)
     assert what.strip() in message
     assert what == 'output' or ('link /' in message and 'test_errors.py:' in message)
@@ -130,6 +130,17 @@ def test_state_of_recurrent_links():
 def test_values_kept_between_calls(train):
     with pytest.raises(chainer_compat.ConversionError, match='between calls, such as /c, /h'):
         chainer_compat.to_torch(L.LSTM(5, 4), draw(3, 5), train=train)
+
+
+def test_a_weight_that_grows_with_each_call():
+    def run(self, x):
+        self.count += 1
+        return F.mean(F.tanh(x)) + F.mean(x ** 2) * min(self.count / 1000, 1)
+
+    model = Net(run)
+    model.count = 0
+    with pytest.raises(chainer_compat.ConversionError, match='between calls, such as /count'):
+        chainer_compat.to_torch(model, draw(4, 5), train=True)
 
 
 def test_persistent_values_that_the_model_computes():
@@ -174,6 +185,32 @@ def test_lengths_that_were_equal_by_chance():
     module = chainer_compat.to_torch(model, draw(3, 5), draw(3, 5))
     with pytest.raises(AssertionError, match='the length of the first array'):
         module(*map(torch.from_numpy, (draw(4, 5), draw(3, 5))))
+
+
+def test_arguments_that_are_no_arrays():
+    """They are part of the graph, so the module accepts no others."""
+    model = Net(lambda self, xs, mask, scale: F.tanh(xs[0] + xs[1]['x']) * float(scale))
+    x = draw(2, 3)
+    module = chainer_compat.to_torch(model, [x, {'x': x}], None, np.float32(2))
+    x = torch.from_numpy(x)
+    module([x, {'x': x}], None, 2.)
+    for arguments, message in (
+            (([x, {'x': x}, x], None, 2.), r'Input \(0,\) must have 2 elements'),
+            (([x, {'x': x, 'y': x}], None, 2.), r'Input \(0, 1\) must have 1 elements'),
+            (([x, {'x': x}], x > 0, 2.), 'must be None'),
+            (([x, {'x': x}], None, 3.), r'must be 2\.0')):
+        with pytest.raises(AssertionError, match=message):
+            module(*arguments)
+
+
+def test_inputs_that_the_graph_cannot_contain():
+    with pytest.raises(chainer_compat.ConversionError, match=r'Input \(1,\) is a object\.'):
+        chainer_compat.to_torch(Net(lambda self, x, y: F.tanh(x)), draw(2, 3), object())
+
+
+def test_a_model_that_returns_nothing():
+    with pytest.raises(chainer_compat.ConversionError, match='returns no array'):
+        chainer_compat.to_torch(Net(lambda self, x: None), draw(2, 3))
 
 
 def test_a_model_that_needs_its_batch_size():

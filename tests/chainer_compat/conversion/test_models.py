@@ -9,6 +9,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 import torch
+import vision_models
 from models_to_convert import DYNAMIC, MODELS, Net, draw, make, mlp
 
 import chainer_compat
@@ -32,13 +33,11 @@ def test_models(name, train):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('train', [False, True])
-def test_resnet50(train):
-    model = L.ResNet50Layers(pretrained_model=None)
-    x = draw(4, 3, 64, 64)
-    module = chainer_compat.to_torch(model, x, train=train)
-    found = chainer_compat.compare(model, module, x)
-    assert max(found.functions.values()) < 2e-5
+@pytest.mark.parametrize('mode', ['inference', 'training'])
+def test_resnet50(mode):
+    """``vision_models.py`` converts the others, with larger images."""
+    found = vision_models.convert('ResNet50Layers', mode, size=64)
+    assert max(found[each] for each in ('functions', 'outputs', 'gradients')) < 1e-9
 
 
 @pytest.mark.parametrize('kind', ['SGD', 'Adam'])
@@ -105,8 +104,20 @@ def test_dropout_that_the_model_chooses_for_inference():
     module = chainer_compat.to_torch(Net(run), draw(9, 9))
     assert not torch.equal(module(x), module(x))
     module = chainer_compat.to_torch(Net(run), draw(9, 9), train=True).eval()
-    with pytest.raises(AssertionError, match='something else for inference'):
+    with pytest.raises(AssertionError, match='something else in inference'):
         module(x)
+
+
+def test_random_numbers_of_the_program():
+    """As in dropout with one mask for all time steps."""
+    def run(self, x, mask):
+        return F.gaussian(F.dropout(self.fc(x), mask=mask), x, eps=2 * mask)
+
+    model, mask = Net(run, fc=L.Linear(5, 5)), (draw(4, 5) > 0).astype('f')
+    module = chainer_compat.to_torch(model, draw(4, 5), mask, train=True)
+    np.testing.assert_allclose(
+        module(torch.from_numpy(draw(4, 5)), torch.from_numpy(1 - mask)).detach(),
+        model(draw(4, 5), 1 - mask).array, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('noise', [
@@ -138,6 +149,15 @@ def test_copies_and_means():
     for actual, expected in zip(module(torch.from_numpy(x), torch.from_numpy(lengths)),
                                 model(x, lengths), strict=True):
         np.testing.assert_allclose(actual.detach(), getattr(expected, 'array', expected), rtol=1e-5)
+
+
+def test_half_precision_inside():
+    """Outputs in float32 are rounded as much as the float16 functions before them."""
+    with chainer.using_config('dtype', np.dtype('float16')):
+        model = Net(lambda self, x: F.cast(F.tanh(self.fc(F.cast(x, 'float16'))), 'float32'),
+                    fc=L.Linear(50, 40))
+    module = chainer_compat.to_torch(model, draw(4, 50))
+    assert module.state_dict()['fc.W'].dtype == torch.float16
 
 
 def test_conditions_of_distributions():

@@ -31,6 +31,13 @@ def test_any_batch_size(name, tmp_path):
 
 
 @pytest.mark.filterwarnings('ignore')
+def test_a_dict_as_the_only_input(tmp_path):
+    model = Net(lambda self, xs: F.tanh(xs['a']) * xs['b'])
+    chainer_compat.to_onnx(
+        model, tmp_path / 'model.onnx', {'a': draw(2, 3), 'b': draw(2, 3)}, dynamic_batch=True)
+
+
+@pytest.mark.filterwarnings('ignore')
 def test_sequences_have_fixed_lengths(tmp_path):
     model, inputs = make('NStepGRU')
     with pytest.warns(UserWarning, match='only the shapes of the example'):
