@@ -163,10 +163,10 @@ def step_ratio(n_steps: int, kind: str) -> float:
     from chainermn.iterators import ShardedIterator
 
     is_busy, n_processes = STEPS[kind]
-    weights = np.random.RandomState(0).rand(800, 800).astype('f')
+    weights = np.random.RandomState(0).rand(500, 500).astype('f')
 
     def step() -> None:
-        for _ in range(3):
+        for _ in range(12):
             weights @ weights
 
     def timed(work: Callable[[], object]) -> float:

@@ -365,8 +365,10 @@ class Messages:
             arrays = [array_buffers.checked(x) for x in ([data] if is_one else data)]
             payloads = [array_buffers.raw(array_buffers.to_buffer(x)) for x in arrays]
             if copies:
-                payloads = [payload if _is_inline(payload) else array_buffers.copied(payload)
-                            for payload in payloads]
+                payloads = [
+                    payload if _is_inline(payload) or _is_staged(x, payload)
+                    else array_buffers.copied(payload)
+                    for x, payload in zip(arrays, payloads, strict=True)]
         except Exception as error:
             self._fail_send(operation, error, dest, tag)
         if is_one and _is_inline(payloads[0]):
@@ -374,11 +376,20 @@ class Messages:
         number = self._payloads.new_number()
         if is_one:
             return _head(arrays[0], number), number, payloads
+        # Heads and small arrays are sent together as long as they fit, the others one by one.
+        together, n_together = b'', 0
         rest: list[Array | bytes] = []
-        for x, payload in zip(arrays, payloads, strict=True):
-            rest += [_head(x) + payload.tobytes()] if _is_inline(payload) else [
-                _head(x, number), payload]
-        return message_header.of_tuple(len(arrays), number), number, rest
+        for n, (x, payload) in enumerate(zip(arrays, payloads, strict=True)):
+            is_inline = _is_inline(payload)
+            part = _head(x) + payload.tobytes() if is_inline else _head(x, number)
+            if n == n_together and len(together) + len(part) <= INLINE:
+                together += part
+                n_together += 1
+            else:
+                rest.append(part)
+            if not is_inline:
+                rest.append(payload)
+        return message_header.of_tuple(len(arrays), n_together, number) + together, number, rest
 
     def _receive(self, source: int, tag: int, call: str, status: MPI.Status | None = None
                  ) -> Receives[Arrays]:
@@ -419,7 +430,7 @@ class Messages:
         elif header.kind is Kind.ARRAY:
             received = yield from self._receive_array(header, body, source)
         else:
-            received = yield from self._receive_tuple(header, source)
+            received = yield from self._receive_tuple(header, body, source)
         is_object = header.kind is Kind.OBJECT
         if is_object != (call == 'send_obj'):
             suffix = '_obj' * is_object
@@ -427,13 +438,19 @@ class Messages:
                             f'receive it with recv{suffix}()')
         return received
 
-    def _receive_tuple(self, header: MessageHeader, source: int) -> Receives[tuple[Array, ...]]:
+    def _receive_tuple(self, header: MessageHeader, body: memoryview, source: int
+                       ) -> Receives[tuple[Array, ...]]:
         arrays, failure = [], None
-        for _ in range(header.n_arrays):
-            _, each, body = yield from _receive_message(
-                self._payloads.mpi_comm, source, header.payload, MPI.Status())
+        for n in range(header.n_arrays):
+            if n < header.n_together:
+                each, body = message_header.read(body)
+            else:
+                _, each, body = yield from _receive_message(
+                    self._payloads.mpi_comm, source, header.payload, MPI.Status())
+            n_bytes = math.prod(each.shape) * each.dtype.itemsize * (each.payload == IN_MESSAGE)
+            data, body = body[:n_bytes], body[n_bytes:]
             try:
-                arrays.append((yield from self._receive_array(each, body, source)))
+                arrays.append((yield from self._receive_array(each, data, source)))
             except MemoryError as error:  # receive the other arrays: the sender waits
                 failure = failure or error
         if failure is not None:
@@ -484,6 +501,11 @@ def _array_with(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
     if n_more or header.device or header.payload != IN_MESSAGE:
         return None
     return header.shape, header.dtype
+
+
+def _is_staged(x: Array, payload: Array) -> bool:
+    """Whether a payload is a copy on the host of an array on a device."""
+    return array_buffers.on_device(x) and not array_buffers.on_device(payload)
 
 
 def _is_inline(payload: Array) -> bool:

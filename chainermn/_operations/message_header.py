@@ -15,7 +15,7 @@ class Kind(enum.IntEnum):
     """What a message contains: its first byte."""
 
     ARRAY = 0
-    TUPLE = 1  # of arrays; their messages follow
+    TUPLE = 1  # of arrays: the first ones are in the message, those of the others follow
     OBJECT = 2
     ERROR = 3  # of the sender, instead of data
     ACTIVATION = 4  # a mark of chainermn.functions, then another header
@@ -44,7 +44,7 @@ class MessageHeader(NamedTuple):
         n_arrays: The number of arrays of a tuple.
         code: The number of the dtype of an array.
         device: Whether an array is on a device.
-        shape: The shape of an array.
+        shape: The shape of an array; for a tuple, ``n_together``.
     """
 
     kind: Kind
@@ -57,6 +57,11 @@ class MessageHeader(NamedTuple):
     @property
     def dtype(self) -> np.dtype:
         return DTYPES[self.code]
+
+    @property
+    def n_together(self) -> int:
+        """The number of arrays of a tuple that are described in the message itself."""
+        return self.shape[0]
 
     @property
     def arguments(self) -> str:
@@ -76,9 +81,9 @@ def of_array(shape: tuple[int, ...], dtype: np.dtype, payload: int = IN_MESSAGE,
                         *_PADDING[len(short)]) + struct.pack(f'={len(long)}q', *long)
 
 
-def of_tuple(n_arrays: int, payload: int) -> bytes:
+def of_tuple(n_arrays: int, n_together: int, payload: int) -> bytes:
     """Return the header of a tuple of arrays."""
-    return _STRUCT.pack(Kind.TUPLE, NO_DTYPE, False, 0, payload, n_arrays, *_PADDING[0])
+    return _STRUCT.pack(Kind.TUPLE, NO_DTYPE, False, 1, payload, n_arrays, n_together, *_PADDING[1])
 
 
 def of_object(payload: int) -> bytes:

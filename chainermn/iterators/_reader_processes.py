@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from chainermn._operations.exceptions import ShardError
+from chainermn._operations.exceptions import ChainerMNError, ShardError
 from chainermn._process import mpiexec
 from chainermn._process.pickler import Pickler
 from chainermn._shards.batches import Batches, PlacedBatch, Position
@@ -44,7 +44,7 @@ _PROGRAM = ('import json, sys; sys.path[:] = json.loads(sys.argv[1]); '
 _Send = Callable[[str, Object], None]
 
 
-class RemoteTraceback(Exception):  # noqa: N818  it is only the cause of an error
+class ReaderTraceback(ChainerMNError):  # noqa: N818  it is only the cause of an error
     """The traceback of an error in a process."""
 
 
@@ -68,10 +68,10 @@ class ReaderProcesses(Iterator[PlacedBatch]):
         except Exception as error:  # pickling can run arbitrary code
             raise TypeError(f'n_processes={n}: the shards, reader or transform cannot be pickled: '
                             f'{explain(error)}') from error
-        self._processes: list[_Process] = []
+        self._processes: list[_Reader] = []
         try:
             for turn in range(n):
-                self._processes.append(_Process(turn, n))
+                self._processes.append(_Reader(turn, n))
             for each in self._processes:
                 each.send(task)
         except BaseException:
@@ -95,7 +95,7 @@ class ReaderProcesses(Iterator[PlacedBatch]):
             each.end(deadline)
 
 
-class _Process:
+class _Reader:
     """A process, and the connection to it."""
 
     def __init__(self, turn: int, n: int) -> None:
@@ -128,7 +128,7 @@ class _Process:
                 raise StopIteration
             else:
                 text, lines = content
-                raise ShardError(text) from RemoteTraceback(f'\n{lines}')
+                raise ShardError(text) from ReaderTraceback(f'\n{lines}')
 
     def _reason(self) -> str:
         status = self.end(time.monotonic() + _GRACE)

@@ -27,6 +27,7 @@ from chainermn.links._pipeline.model import Batch, RankModel
 from chainermn.links._pipeline.schedule import NAMES, Name, clock_cycles, steps_of
 from chainermn.links._pipeline.stages import Stage, connect
 from chainermn.links._pipeline.tied import Tied, described
+from chainermn.links._pipeline.transfers import Transfers
 
 
 class Pipeline:
@@ -95,7 +96,7 @@ class Pipeline:
                                  f'{n_micro_batches!r}')
             if schedule not in NAMES:
                 raise ValueError(f'Pipeline: schedule must be one of {NAMES}, not {schedule!r}')
-            own = {id(param) for param in model.params()}
+            own = {id(param) for param in self._model.params()}
             for name, param in (tied or {}).items():
                 if id(param) not in own:
                     raise ValueError(f'Pipeline: the tied parameter {name!r} is not a parameter of '
@@ -105,6 +106,7 @@ class Pipeline:
         self._tied_params = dict(tied or {})
         self._recompute = recompute
         self._shape: _Shape | None = None  # on all ranks; since the first call
+        self._transfers = Transfers()
         self._n_calls = 0
 
     def __call__(self, *args: Object, **kwds: Object) -> Variable:
@@ -129,16 +131,17 @@ class Pipeline:
         """
         shape = self._connected()
         self._n_calls += 1
-        collected = Collected(self._model.model)
+        collected = Collected(self._model.params())
         n_examples, scale = self._agree(shape, (args, kwds), collected)
         bounds = micro_batches.bounds(n_examples, self.n_micro_batches)
         parts = [micro_batches.part((args, kwds), *each) for each in bounds]
-        execution = Execution(
-            self._comm, shape.stages, Work(
-                lambda stage, k, received: self._model.compute(stage, parts[k], received),
-                [(end - begin) / max(n_examples, 1) or 1. for begin, end in bounds], scale or 1.,
-                collected.add, self._recompute),
-            StageMessages(self._comm, shape.stages, self._n_calls))
+        work = Work(
+            self._model.model,
+            lambda stage, k, received: self._model.compute(stage, parts[k], received),
+            [(end - begin) / max(n_examples, 1) or 1. for begin, end in bounds], scale or 1.,
+            collected.add, self._recompute)
+        execution = Execution(self._comm, shape.stages, work, StageMessages(
+            self._comm, shape.stages, self._n_calls, self._transfers))
         has_backprop = bool(chainer.config.enable_backprop)
         # Stages that communicate on their own run all at once, in the order of the program.
         schedule = self.schedule if self._model.chain_list is not None else 'gpipe'
@@ -180,11 +183,8 @@ class Pipeline:
         if self._shape is None:
             comm = self._comm
             with comm.called_by('Pipeline'):
-                parts, options, names = zip(*comm.allgather_obj((
-                    self._model.parts(), f'n_micro_batches={self.n_micro_batches}, '
-                    f'schedule={self.schedule!r}', described(self._tied_params))), strict=True)
-            check_equal(comm, options, 'Pipeline: the options differ',
-                        'Pass the same options on all ranks.')
+                parts, names = zip(*comm.allgather_obj((
+                    self._model.parts(), described(self._tied_params))), strict=True)
             try:
                 stages = connect(parts)
             except ValueError as error:
@@ -205,11 +205,14 @@ class Pipeline:
                 self._model.check(batch, any(stage.has_inputs for stage in own))
                 n_examples = micro_batches.count(batch)
         with comm.called_by('Pipeline'):
-            counts, scales, has_backprop = zip(*comm.allgather_obj((
-                n_examples, loss_scale(collected.params), bool(chainer.config.enable_backprop))),
+            counts, scales, options = zip(*comm.allgather_obj((
+                n_examples, loss_scale(collected.params),
+                f'n_micro_batches={self.n_micro_batches}, schedule={self.schedule!r}, '
+                f'chainer.config.enable_backprop={bool(chainer.config.enable_backprop)}')),
                 strict=True)
-        check_equal(comm, has_backprop, 'Pipeline: chainer.config.enable_backprop differs',
-                    'Evaluate in chainer.no_backprop_mode() on all ranks or on none.')
+        check_equal(comm, options, 'Pipeline: the options differ', (
+            'Pass the same options on all ranks, and evaluate in chainer.no_backprop_mode() on all '
+            'ranks or on none.'))
         known = {rank: count for rank, count in enumerate(counts) if count is not None}
         if len(set(known.values())) != 1:
             check_equal(

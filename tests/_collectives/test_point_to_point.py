@@ -32,9 +32,23 @@ def test_sizes_of_arrays(messages, size):
     x = np.arange(size).astype(np.uint8)
     result = exchange(messages.send, messages.recv, x)
     np.testing.assert_array_equal(result, x)
+    many = x, x[:size // 2], x.astype('f8'), x[:1]
+    for y, z in zip(exchange(messages.send, messages.recv, many), many, strict=True):
+        assert y.dtype == z.dtype
+        np.testing.assert_array_equal(y, z)
     result[...] = 0
-    many = exchange(messages.send, messages.recv, (x, x[:size // 2], x.astype('f8')))
-    assert [y.shape for y in many] == [(size,), (size // 2,), (size,)]
+
+
+def test_tuples_at_random(messages):
+    """Some of their arrays are in the first message."""
+    random = np.random.RandomState(0)
+    for _ in range(30):
+        sizes = random.choice([0, 1, 3, 700, 4000, 9000, 20000], random.randint(1, 20))
+        many = tuple(random.randint(0, 255, size).astype(np.uint8) for size in sizes)
+        found = exchange(messages.send, messages.recv, many)
+        assert len(found) == len(many)
+        for y, z in zip(found, many, strict=True):
+            np.testing.assert_array_equal(y, z)
 
 
 @pytest.mark.parametrize('ndim', [8, 9, MAX_DIMS])

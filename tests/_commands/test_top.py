@@ -139,7 +139,7 @@ def test_a_table_by_the_name_of_the_job_and_its_mpiexec(tmp_path):
             head, columns, *rows = top(target).stdout.splitlines()
             assert re.fullmatch(r'train_table\.py: 3 ranks on 1 host, [\d.]+ updates per second',
                                 head)
-            assert columns.split() == ['rank', 'host', 'update', 'per', 's', *NAMES, 'RSS', 'GPU',
+            assert columns.split() == ['rank', 'host', 'updates', 'per', 's', *NAMES, 'RSS', 'GPU',
                                        'state']
             assert [row.split()[0] for row in rows] == ['0', '1', '2']
             assert [' straggler' in row for row in rows] == [False, True, False]

@@ -21,8 +21,9 @@ pytestmark = pytest.mark.mpi_skip
 
 #: Shows tables of some ranks in the terminal forever; the second argument hides a module.
 PROGRAM = '''
-import argparse, fcntl, sys, termios, time
+import argparse, fcntl, signal, sys, termios, time
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the terminal from which Ctrl-C comes
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run in the background
 sys.modules[sys.argv[2]] = None
 from chainermn._commands import top
 from chainermn._commands.top.table import TableRow
@@ -94,7 +95,7 @@ def test_lines_of_text_without_rich_and_in_a_dumb_terminal(hidden, term):
     assert '\x1b' not in text
     head, columns, first, second, *_ = text.splitlines()
     assert head == 'train.py: 2 ranks on 1 host, 28.81 updates per second'
-    assert columns.split() == ['rank', 'host', 'update', 'per', 's', *NAMES, 'RSS', 'GPU', 'state']
+    assert columns.split() == ['rank', 'host', 'updates', 'per', 's', *NAMES, 'RSS', 'GPU', 'state']
     for rank, line in enumerate((first, second)):
         assert line.split() == [str(rank), 'vm', '4711', '28.81', *['12%'] * 7, '0.12', 'GiB', '-']
     assert text.count(head) >= 3

@@ -37,8 +37,8 @@ def test_arrays(shape, dtype, payload, device, data):
 
 
 @pytest.mark.parametrize('packed, header', [
-    (of_tuple(70000, 5), MessageHeader(Kind.TUPLE, 5, 70000)),
-    (of_tuple(0, 0), MessageHeader(Kind.TUPLE, 0, 0)),
+    (of_tuple(70000, 3, 5), MessageHeader(Kind.TUPLE, 5, 70000, shape=(3,))),
+    (of_tuple(0, 0, 0), MessageHeader(Kind.TUPLE, 0, 0, shape=(0,))),
     (of_object(2**31 - 1), MessageHeader(Kind.OBJECT, 2**31 - 1)),
     (message_header.ERROR, MessageHeader(Kind.ERROR)),
 ])

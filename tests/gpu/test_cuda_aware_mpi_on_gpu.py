@@ -6,6 +6,7 @@ import os
 import chainer
 import numpy as np
 import pytest
+from gpu.test_pipeline_on_gpu import check_updates
 from mpi4py import MPI
 
 import chainermn
@@ -158,3 +159,9 @@ def test_mean_queue(comm, side):
     mean, = queue.submit({'x': slowly(RANK + 1, side)})
     queue.wait()
     np.testing.assert_allclose(mean.get(), (SIZE + 1) / 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize('schedule', ['1f1b', 'gpipe'])
+def test_pipeline(comm, device, side, schedule):
+    """MPI reads the messages from device memory, and writes them there."""
+    check_updates(comm, device, side, schedule=schedule)

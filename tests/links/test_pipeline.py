@@ -314,6 +314,36 @@ def test_gradients_are_added_by_backward_only(comm):
         np.testing.assert_allclose(link.fc.W.grad, 3 * expected[name], 1e-12)
 
 
+class Head(chainer.Chain):
+    """A loss with a layer."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.fc = L.Linear(WIDTH, WIDTH, initialW=np.random.RandomState(9).randn(WIDTH, WIDTH))
+
+    def forward(self, y, t):
+        return F.softmax_cross_entropy(self.fc(y), t)
+
+
+def test_a_loss_function_with_parameters(comm):
+    """It is no part of the model; its gradients, too, are those of ``backward()``."""
+    links = chain(comm.size)
+    model, own = build(links, comm)
+    reference, head, expected = OneProcess(links), Head(), Head()
+    x, t = batch(6)
+    loss = Pipeline(model, head, 3)(x, t)
+    for link in model, head, reference, expected:
+        link.cleargrads()
+    loss.backward()
+    expected(reference(x), t).backward()
+    compare(own, reference)
+    if comm.rank == comm.size - 1:
+        np.testing.assert_allclose(head.fc.W.grad, expected.fc.W.grad, 1e-10)
+    else:
+        assert head.fc.W.grad is None
+
+
 class Keeps(chainer.FunctionNode):
     """Keeps an array until backward, as most functions do."""
 
@@ -428,12 +458,18 @@ def test_wrong_tied_parameters(comm):
     model, own = build(chain(comm.size), comm)
     fc = own[f'{comm.rank}'].fc
     pipeline = Pipeline(model, F.softmax_cross_entropy, tied={'v': fc.b} if comm.rank == 1 else {})
-    with raises_on_all(ValueError, "only rank 1 has a tied parameter 'v'"):
+    with raises_on_all(ValueError, "the tied parameter 'v' differs", ': not shared',
+                       'rank 1: (4,) float64'):
         pipeline(*batch(4))
     pipeline = Pipeline(model, F.softmax_cross_entropy, tied=[
         {'w': fc.W}, {'w': fc.b}, {}, {}][comm.rank])
     with raises_on_all(ValueError, "the tied parameter 'w' differs", 'rank 0: (4, 4) float64',
                        'rank 1: (4,) float64'):
+        pipeline(*batch(4))
+    with fc.init_scope():
+        fc.late = chainer.Parameter()
+    pipeline = Pipeline(model, F.softmax_cross_entropy, tied={'late': fc.late})
+    with raises_on_all(ValueError, "the tied parameter 'late' differs", ': not initialized'):
         pipeline(*batch(4))
     with raises_on_all(ValueError, "the tied parameter 'w' is not a parameter of the model"):
         Pipeline(model, F.softmax_cross_entropy, tied={'w': chainer.Parameter(np.ones(3))})
@@ -718,7 +754,8 @@ def test_missing_arguments(comm):
 
 def test_evaluation_on_some_ranks(comm):
     model, _ = build(chain(comm.size), comm)
-    with raises_on_all(ValueError, 'enable_backprop differs', 'rank 0: False', ': True'), (
+    with raises_on_all(ValueError, 'the options differ', 'rank 0: n_micro_batches=8',
+                       'enable_backprop=False', 'enable_backprop=True'), (
             chainer.using_config('enable_backprop', comm.rank > 0)):
         Pipeline(model, F.softmax_cross_entropy)(*batch(4))
 

@@ -111,18 +111,18 @@ def summary(results: dict[_Job, Result]) -> tuple[str, list[str]]:
 
 
 def show(args: argparse.Namespace, results: dict[_Job, Result], table: str, begin: str,
-         libraries: Sequence[str] = ()) -> int:
+         libraries: Sequence[str] = (), adds_machine: bool = True) -> int:
     """Print the table, and write it to a page if there is one; return the exit status."""
     print(f'\n{table}')
     if args.docs:
         page = args.docs.read_text()
         before, _, rest = page.partition(begin)
-        args.docs.write_text(f'{before}{begin}\n{table}\n\n{_machine(libraries)}\n'
-                             f'{END}{rest.partition(END)[2]}')
+        below = f'\n\n{machine(libraries)}' * adds_machine
+        args.docs.write_text(f'{before}{begin}\n{table}{below}\n{END}{rest.partition(END)[2]}')
     return int(any(result.problem for result in results.values()))
 
 
-def _machine(libraries: Sequence[str]) -> str:
+def machine(libraries: Sequence[str] = ()) -> str:
     """Describe date, commit, machine and MPI libraries (by default, the one of this Python)."""
     commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=HERE, text=True,
                             capture_output=True, check=False).stdout.strip() or 'unknown'

@@ -20,6 +20,8 @@ TRANSPORT = 'chainermn/_transport/nccl/nccl_transport.py'
 BUFFERS = 'chainermn/_transport/array_buffers.py'
 REDUCER = 'chainermn/_gradients/mean_queue.py'
 QUEUE = 'chainermn/_gradients/nccl_mean_queue.py'
+MESSAGES = 'chainermn/links/_pipeline/messages.py'
+TRANSFERS = 'chainermn/links/_pipeline/transfers.py'
 BATCHED = 'chainermn/_transport/batched_copy.py'
 
 
@@ -39,6 +41,7 @@ class Mutation:
 CUDA_AWARE = ('tests/gpu/test_cuda_aware_mpi_on_gpu.py',)
 MODELS = ('tests/gpu/test_communicators_on_gpu.py',)
 OVERLAP = ('tests/gpu/test_overlap_on_gpu.py', 'tests/gpu/test_memory_pool_on_gpu.py')
+PIPELINE = ('tests/gpu/test_pipeline_on_gpu.py',)
 SYNCHRONIZE = 'cupy.cuda.get_current_stream().synchronize()'
 
 MUTATIONS = [
@@ -65,6 +68,17 @@ MUTATIONS = [
              'pass', OVERLAP),
     Mutation('tables are of one stream', BATCHED, 'def _launch',
              'cupy.cuda.get_current_stream().ptr', '0', ('tests/gpu/test_batched_copy_on_gpu.py',)),
+    Mutation('a pipeline sends what is computed', MESSAGES, 'def _send_computed',
+             ' and self._transfers.is_reached(self._unsent[0].computed)', '', PIPELINE),
+    Mutation('a pipeline sends before it waits', MESSAGES, 'def begin', 'self._send_all()', 'pass',
+             PIPELINE),
+    Mutation('a pipeline has a stream for transfers', TRANSFERS, 'def on_stream',
+             'self._stream is None', 'True', PIPELINE),
+    Mutation('a stage gets memory of its stream', TRANSFERS, 'def received',
+             'copies = [x.copy() if _on_device(x) else x for x in arrays]', 'copies = arrays',
+             PIPELINE),
+    Mutation('received arrays live until they are copied', TRANSFERS, 'def received',
+             'self._held.append((self._event(), arrays))', 'pass', PIPELINE),
     Mutation('the thread follows the computation', REDUCER, 'def _computed_on',
              'computed.synchronize()', 'pass', OVERLAP),
     Mutation('the caller follows the thread', REDUCER, 'yield', SYNCHRONIZE, 'pass', OVERLAP),

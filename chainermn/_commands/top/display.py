@@ -14,7 +14,7 @@ from chainermn._timeline.activities import NAMES
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-_HEAD = ['rank', 'host', 'update', 'per s', *NAMES, 'RSS', 'GPU']
+_HEAD = ['rank', 'host', 'updates', 'per s', *NAMES, 'RSS', 'GPU']
 
 
 def show(job: str, tables: Iterable[Sequence[TableRow]]) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import chainer
-import numpy as np
 
-from chainermn._types import Array, Object, Variable
+from chainermn._types import Array, Model, Object, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.links._pipeline import random_numbers
 from chainermn.links._pipeline.messages import Message, StageMessages, ahead
 from chainermn.links._pipeline.observations import Observations
 from chainermn.links._pipeline.schedule import Step
@@ -23,6 +23,7 @@ class Work(NamedTuple):
     """What a rank computes.
 
     Attributes:
+        model: The model of this rank.
         compute: Returns the output of a stage for a micro-batch, from what the stage receives.
         weights: The share of each micro-batch in the loss.
         scale: The gradient of the loss.
@@ -30,6 +31,7 @@ class Work(NamedTuple):
         recompute: Whether backward repeats forward, instead of keeping its graph.
     """
 
+    model: Model
     compute: Callable[[Stage, int, Sequence[Value]], Value]
     weights: Sequence[float]
     scale: float
@@ -69,18 +71,18 @@ class Execution:
 
     def run(self, steps: Sequence[Step]) -> None:
         """Run the steps of this rank; messages of the next step may arrive in each."""
-        for n, step in enumerate(steps):
-            for key in ahead(self._stages, steps[n:n + 2]):
-                self._messages.post(*key)
-            stage, run = self._stages[step.stage], (
-                self._forward if step.is_forward else self._backward)
-            try:
-                run(stage, step.micro_batch)
-            except Exception as error:
-                if hasattr(error, 'add_note'):  # Python 3.11 and later
-                    error.add_note(f'in {_described(stage, step)}')
-                raise
-        self._messages.finish()
+        with self._messages.sending():
+            for n, step in enumerate(steps):
+                self._messages.post(ahead(self._stages, steps[n:n + 2]))
+                stage, run = self._stages[step.stage], (
+                    self._forward if step.is_forward else self._backward)
+                try:
+                    run(stage, step.micro_batch)
+                except Exception as error:
+                    if hasattr(error, 'add_note'):  # Python 3.11 and later
+                        error.add_note(f'in {_described(stage, step)}')
+                    raise
+            self._messages.finish()
 
     def _forward(self, stage: Stage, k: int) -> None:
         received = [self._messages.receive(edge, k, True) for edge in stage.edges_in]
@@ -90,7 +92,7 @@ class Execution:
         has_backprop = chainer.config.enable_backprop
         # The backward step of the last stage usually comes next.
         recompute = self._work.recompute and has_backprop and not stage.has_output
-        state = np.random.get_state() if recompute else None
+        state = random_numbers.begin(self._work.model) if recompute else None
         with self._span(stage, k, 'forward'), self.observations.of(self._work.weights[k]), (
                 chainer.no_backprop_mode() if recompute else contextlib.nullcontext()):
             y = self._work.compute(stage, k, inputs)
@@ -125,13 +127,9 @@ class Execution:
 
     def _recomputed(self, stage: Stage, k: int, inputs: Sequence[Value], state: Object) -> Value:
         """Compute an output again, with the same random numbers and without statistics."""
-        after = np.random.get_state()
-        np.random.set_state(state)
-        try:
-            with chainer.using_config('in_recomputing', True), Observations().of(0):
-                return self._work.compute(stage, k, inputs)
-        finally:
-            np.random.set_state(after)
+        with random_numbers.again(self._work.model, state), chainer.using_config(
+                'in_recomputing', True), Observations().of(0):
+            return self._work.compute(stage, k, inputs)
 
     def _add(self, loss: Variable, k: int) -> None:
         if not loss.size:  # of a model that communicates on its own, and has no loss on this rank

@@ -11,21 +11,24 @@ from collections.abc import Iterator, Sequence
 
 import chainer
 
-from chainermn._types import Array, Model, Parameter, Variable
+from chainermn._types import Array, Parameter, Variable
 from chainermn.functions._node import Gradients, Indexes, Node
 
 
 class Collected:
     """The sums of the gradients that a schedule computes.
 
+    Args:
+        params: The parameters, each once.
+
     Attributes:
-        params: The parameters of the model, each once.
+        params: The parameters.
         grads: Their gradients, or ``None``.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.params: list[Parameter] = [*{id(param): param for param in model.params()}.values()]
-        self.grads: list[Array | None] = [None] * len(self.params)
+    def __init__(self, params: Sequence[Parameter]) -> None:
+        self.params = params
+        self.grads: list[Array | None] = [None] * len(params)
         self._sums: set[int] = set()  # arrays of our own, which nothing else refers to
 
     @contextlib.contextmanager

@@ -2,20 +2,38 @@
 
 A message is a tuple of arrays, the first of which says what the others are, so that a rank never
 takes one micro-batch for another.
+
+A message from a device is sent once the device has computed it; until then, the rank may queue its
+next step.  No rank waits for such a message forever: whenever this rank waits, for a message or in
+an operation of the program, it sends what it has, in the order of its steps.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from chainermn._types import Array, Object
+from chainermn._operations.call import Call, subscribe, unsubscribe
+from chainermn._operations.table import Waits, waiting_for
+from chainermn._types import Array, DeviceEvent, Object
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.links._pipeline.stages import Edge, Stage
+from chainermn.links._pipeline.transfers import Transfers
 
 #: The tags of messages are those below.
 _LAST_TAG = 32767
+
+#: Operations that wait for no other rank.
+_WITHOUT_WAIT = waiting_for(Waits.NOTHING)
+
+#: Edge, micro-batch, and whether it is an output or its gradient.
+Key: TypeAlias = tuple[Edge, int, bool]
 
 
 class Message(NamedTuple):
@@ -36,6 +54,14 @@ class Sent(Protocol):
         """Return whether it is complete."""
 
 
+class _Unsent(NamedTuple):
+    """A message, and the event after which it may be sent."""
+
+    key: Key
+    arrays: Sequence[Array]
+    computed: DeviceEvent | None
+
+
 class StageMessages:
     """Sends and receives the messages of one call of a pipeline.
 
@@ -43,55 +69,110 @@ class StageMessages:
         comm: The communicator.
         stages: All stages.
         call: The number of the call, equal on all ranks.
+        transfers: The transfers of this rank.
     """
 
-    def __init__(self, comm: CommunicatorBase, stages: Sequence[Stage], call: int) -> None:
-        self._comm, self._stages, self._call = comm, stages, call
+    def __init__(self, comm: CommunicatorBase, stages: Sequence[Stage], call: int,
+                 transfers: Transfers) -> None:
+        self._comm, self._stages, self._call, self._transfers = comm, stages, call, transfers
+        self._unsent: deque[_Unsent] = deque()
         self._sent: list[Sent] = []
-        self._posted: dict[tuple[Edge, int, bool], Sent] = {}
-        self._local: dict[tuple[Edge, int, bool], Message] = {}  # of this rank to itself
+        self._posted: dict[Key, Sent] = {}
+        self._local: dict[Key, Message] = {}  # of this rank to itself
+        self._receiving: Sent | None = None
+        self._step_began = 0.
+        self._thread = threading.get_ident()
 
-    def post(self, edge: Edge, micro_batch: int, is_forward: bool) -> None:
-        """Begin to receive a message, in the order of micro-batches; it may be on its way."""
-        key = edge, micro_batch, is_forward
-        peer = self._stages[edge.source if is_forward else edge.dest].rank
-        if peer != self._comm.rank and key not in self._posted:
-            with self._comm.called_by(self._described(*key)):
-                self._posted[key] = self._comm.irecv(peer, _tag(edge, is_forward))
+    def post(self, keys: Iterable[Key]) -> None:
+        """Begin to receive messages, in the order of micro-batches; they may be on their way."""
+        self._step_began = time.perf_counter()
+        for key in keys:
+            peer = self._peer(key, is_sender=False)
+            if peer != self._comm.rank and key not in self._posted:
+                with self._comm.called_by(self._described(*key)):
+                    self._posted[key] = self._comm.irecv(peer, _tag(key))
 
     def receive(self, edge: Edge, micro_batch: int, is_forward: bool) -> Message:
         """Wait for a message."""
         key = edge, micro_batch, is_forward
         if key in self._local:
             return self._local.pop(key)
-        self.post(*key)
-        head, *arrays = self._posted.pop(key).wait()
+        self._receiving = request = self._posted.pop(key)
+        with self._transfers.on_stream():
+            while self._unsent and not request.test():
+                self._send_computed()
+            head, *arrays = request.wait()
         call, number, is_tuple, *flags = head.tolist()
         if (call, number) != (self._call, micro_batch):
             raise ValueError(
                 f'{self._described(*key)}: expected micro-batch {micro_batch} of call {self._call} '
                 f'of the pipeline, got micro-batch {number} of call {call}. After an error in a '
                 'pipeline on some ranks, create a new communicator.')
-        return Message(tuple(arrays), tuple(flags), bool(is_tuple))
+        self._step_began = time.perf_counter()
+        return Message(tuple(self._transfers.received(arrays)), tuple(flags), bool(is_tuple))
 
     def send(self, edge: Edge, micro_batch: int, is_forward: bool, message: Message) -> None:
-        """Begin to send a message; the arrays are copied, or read at once."""
-        peer = self._stages[edge.dest if is_forward else edge.source].rank
-        if peer == self._comm.rank:
-            self._local[edge, micro_batch, is_forward] = message
+        """Begin to send a message; the arrays may change after this."""
+        key = edge, micro_batch, is_forward
+        if self._peer(key, is_sender=True) == self._comm.rank:
+            self._local[key] = message
             return
         head = np.array([self._call, micro_batch, message.is_tuple, *message.flags], np.int64)
-        with self._comm.called_by(self._described(edge, micro_batch, is_forward)):
-            self._sent.append(self._comm.isend(
-                (head, *message.arrays), peer, _tag(edge, is_forward)))
-        while self._sent and self._sent[0].test():
+        self._unsent.append(_Unsent(key, *self._transfers.to_send((head, *message.arrays))))
+        # If the device is as fast as the host, it will soon be there.  Otherwise it does not run
+        # out of work if the host goes on.
+        until = 2 * time.perf_counter() - self._step_began
+        self._send_computed()
+        while self._unsent and time.perf_counter() < until:
+            self._send_computed()
+        while not self._unsent and self._sent and self._sent[0].test():
             self._sent.pop(0).wait()
 
     def finish(self) -> None:
         """Wait until all messages are received."""
+        self._send_all()
         for request in self._sent:
             request.wait()
         self._sent.clear()
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """Send what the device has computed before this rank waits in an operation."""
+        subscribe(self)
+        try:
+            yield
+        finally:
+            unsubscribe(self)
+
+    def begin(self, call: Call) -> None:
+        """As an instrument: send all before an operation that may wait for other ranks."""
+        if (self._unsent and call.operation not in _WITHOUT_WAIT
+                and call.owner is not self._receiving
+                and threading.get_ident() == self._thread):
+            self._send_all()
+
+    def end(self, call: Call, args: Sequence[Object], kwargs: Mapping[str, Object],
+            result: object, error: BaseException | None) -> None:
+        """As an instrument."""
+
+    def _send_all(self) -> None:
+        while self._unsent:
+            self._send_computed()
+
+    def _send_computed(self) -> None:
+        """Send the messages that the device has computed, in order."""
+        while self._unsent and self._transfers.is_reached(self._unsent[0].computed):
+            key, arrays, _ = self._unsent.popleft()
+            with self._comm.called_by(self._described(*key)), self._transfers.on_stream():
+                self._sent.append(self._comm.isend(
+                    arrays, self._peer(key, is_sender=True), _tag(key)))
+        if self._unsent:
+            os.sched_yield()
+
+    def _peer(self, key: Key, is_sender: bool) -> int:
+        """Return the rank that receives a message, or sends it."""
+        edge, _, is_forward = key
+        return self._stages[edge.dest if is_forward == is_sender else edge.source].rank
 
     def _described(self, edge: Edge, micro_batch: int, is_forward: bool) -> str:
         stage = self._stages[edge.dest if is_forward else edge.source]
@@ -99,10 +180,9 @@ class StageMessages:
                 f'micro-batch {micro_batch} of Pipeline ({stage.name})')
 
 
-def ahead(stages: Sequence[Stage], steps: Sequence[tuple[int, int, bool]]
-          ) -> list[tuple[Edge, int, bool]]:
+def ahead(stages: Sequence[Stage], steps: Sequence[tuple[int, int, bool]]) -> list[Key]:
     """Return the messages that some steps receive."""
-    found: dict[tuple[Edge, int, bool], None] = {}
+    found: dict[Key, None] = {}
     for number, micro_batch, is_forward in steps:
         stage = stages[number]
         for edge in stage.edges_in if is_forward else stage.edges_out:
@@ -110,5 +190,6 @@ def ahead(stages: Sequence[Stage], steps: Sequence[tuple[int, int, bool]]
     return [*found]
 
 
-def _tag(edge: Edge, is_forward: bool) -> int:
+def _tag(key: Key) -> int:
+    edge, _, is_forward = key
     return _LAST_TAG - 2 * edge.number - is_forward

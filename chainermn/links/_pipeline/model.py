@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import chainer
 
-from chainermn._types import Model, Object, Variable
+from chainermn._types import Model, Object, Parameter, Variable
 from chainermn.links._pipeline import states
 from chainermn.links._pipeline.stages import ListedLink, Stage
 from chainermn.links.multi_node_chain_list import MultiNodeChainList, Value
@@ -45,6 +45,11 @@ class RankModel:
         #: Whether there is code of the program around the list.
         self._is_wrapped = self.chain_list is not None and (
             model is not self.chain_list or type(model).forward is not MultiNodeChainList.forward)
+
+    def params(self) -> list[Parameter]:
+        """Return the parameters, also those of a loss function that is a link, each once."""
+        links = [each for each in (self.model, self._lossfun) if isinstance(each, chainer.Link)]
+        return [*{id(param): param for link in links for param in link.params()}.values()]
 
     def parts(self) -> list[ListedLink]:
         """Describe the links."""

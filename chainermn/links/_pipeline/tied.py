@@ -3,17 +3,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from chainermn._operations.on_all_ranks import check_equal, on_all_ranks
+from chainermn._operations.on_all_ranks import on_all_ranks
+from chainermn._operations.ranks import group_lines
 from chainermn._types import Array, Parameter
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 #: Below the tags of the stages, of which there are fewer.
 _FIRST_TAG = 24576
 
+_UNINITIALIZED = 'not initialized'
+
 
 def described(own: Mapping[str, Parameter]) -> dict[str, str]:
-    """Return shape and dtype of parameters, by name; ``'None'`` if one is not initialized."""
-    return {name: f'{param.shape} {param.dtype}' if param.is_initialized else 'None'
+    """Return shape and dtype of parameters, by name."""
+    return {name: f'{param.shape} {param.dtype}' if param.is_initialized else _UNINITIALIZED
             for name, param in own.items()}
 
 
@@ -32,23 +35,20 @@ class Tied:
 
     def __init__(self, comm: CommunicatorBase, own: Mapping[str, Parameter],
                  names: Sequence[Mapping[str, str]]) -> None:
-        for name in sorted({name for each in names for name in each}):
-            found = {each[name] for each in names if name in each}
-            owners = [rank for rank, each in enumerate(names) if name in each]
-            if len(owners) < min(2, comm.size):
-                raise on_all_ranks(comm, ValueError(
-                    f'Pipeline: only rank {owners[0]} has a tied parameter {name!r}. Pass it by '
-                    'the same name on all ranks that share it.'))
-            if len(found) > 1 or 'None' in found:
-                check_equal(comm, [each.get(name, 'not shared') for each in names],
-                            f'Pipeline: the tied parameter {name!r} differs',
-                            'Pass initialized parameters of the same shape and dtype.')
+        all_names = sorted({name for each in names for name in each})
+        for name in all_names:
+            found = [each[name] for each in names if name in each]
+            if len(found) < min(2, comm.size) or len(set(found)) > 1 or _UNINITIALIZED in found:
+                raise on_all_ranks(comm, ValueError('\n'.join([
+                    f'Pipeline: the tied parameter {name!r} differs',
+                    *group_lines(enumerate(each.get(name, 'not shared') for each in names)),
+                    'Pass initialized parameters of the same shape and dtype, by the same name on '
+                    'all ranks that share it.'])))
         self._comm = comm
         #: By name, in the same order on all ranks: the parameter, its tag, and the ranks.
         self._shared = [
             (own[name], _FIRST_TAG + n, [rank for rank, each in enumerate(names) if name in each])
-            for n, name in enumerate(sorted({name for each in names for name in each}))
-            if name in own]
+            for n, name in enumerate(all_names) if name in own]
 
     def bcast(self) -> None:
         """Copy the values of the first rank that shares a parameter to the others."""

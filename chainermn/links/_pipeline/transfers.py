@@ -1,0 +1,70 @@
+"""Transfers of device arrays on a CUDA stream of their own, while the device computes.
+
+MPI carries the messages of all communicators, also of those on NCCL: operations of an NCCL
+communicator run in the order posted, and ranks that post receives ahead post in different orders.
+MPI reads and writes an array while the host waits, so that is done on the transfer stream, where
+nothing else runs:
+
+- An array to send is copied on the stream that computes it.  Once the device has made the copy, the
+  host passes it to MPI.  Until then the host goes on and queues the next step.
+- A received array is copied to the stream that computes, which frees and reuses memory in its own
+  order.  The received one is kept until the device has made the copy.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import chainer
+
+from chainermn._types import Array, DeviceEvent, Stream
+
+#: What ``cudaEventQuery`` returns for an event that the device has not reached.
+_NOT_READY = 600
+
+
+class Transfers:
+    """The transfer stream of a rank; without arrays on a device, there is none."""
+
+    def __init__(self) -> None:
+        self._stream: Stream | None = None
+        self._held: list[tuple[DeviceEvent, Sequence[Array]]] = []
+
+    def on_stream(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context in which MPI transfers arrays."""
+        return contextlib.nullcontext() if self._stream is None else self._stream
+
+    def to_send(self, arrays: Sequence[Array]) -> tuple[Sequence[Array], DeviceEvent | None]:
+        """Return arrays that do not change, and the event after which they may be sent."""
+        if not any(map(_on_device, arrays)):
+            return arrays, None
+        return [x.copy() if _on_device(x) else x for x in arrays], self._event()
+
+    def is_reached(self, event: DeviceEvent | None) -> bool:
+        """Return whether the device has reached an event.  After an error of the device, it has."""
+        if event is None:
+            return True
+        import cupy
+
+        return bool(cupy.cuda.runtime.eventQuery(event.ptr) != _NOT_READY)
+
+    def received(self, arrays: Sequence[Array]) -> Sequence[Array]:
+        """Return the arrays in memory of the current stream."""
+        if not any(map(_on_device, arrays)):
+            return arrays
+        self._held = [(copied, held) for copied, held in self._held if not self.is_reached(copied)]
+        copies = [x.copy() if _on_device(x) else x for x in arrays]
+        self._held.append((self._event(), arrays))
+        return copies
+
+    def _event(self) -> DeviceEvent:
+        """Record an event on the current stream; create the transfer stream if there is none."""
+        import cupy
+
+        if self._stream is None:
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+        return cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
+
+
+def _on_device(x: Array) -> bool:
+    return isinstance(x, chainer.backends.cuda.ndarray)
