@@ -145,7 +145,7 @@ class StageMessages:
             unsubscribe(self)
 
     def begin(self, call: Call) -> None:
-        """As an instrument: send all before an operation that may wait for other ranks."""
+        """Send everything before an operation that may wait for other ranks (an instrument)."""
         if (self._unsent and call.operation not in _WITHOUT_WAIT
                 and call.owner is not self._receiving
                 and threading.get_ident() == self._thread):
@@ -153,7 +153,7 @@ class StageMessages:
 
     def end(self, call: Call, args: Sequence[Object], kwargs: Mapping[str, Object],
             result: object, error: BaseException | None) -> None:
-        """As an instrument."""
+        """Do nothing (an instrument)."""
 
     def _send_all(self) -> None:
         while self._unsent:
