@@ -66,6 +66,7 @@ def test_messages(comm, way, payload):
     comm.barrier()
 
 
+@pytest.mark.slow
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize('operation', ['gather_obj', 'allgather_obj', 'scatter_obj'])
 def test_objects_in_collective_calls(comm, operation):

@@ -133,6 +133,7 @@ def test_numbers_of_each_rank(tmp_path, n):
     assert n == 1 or max(waiting[1:2]) < min(waiting[:1] + waiting[2:])
 
 
+@pytest.mark.slow
 def test_a_table_by_the_name_of_the_job_and_its_mpiexec(tmp_path):
     with Job(tmp_path, 3, name='train_table.py') as job:
         for target in (job.process.pid, job.ranks[2], 'train_table.py'):

@@ -26,6 +26,7 @@ def check_size(text):
     assert max(map(len, lines)) <= 210, text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', SIZES)
 @pytest.mark.parametrize('job', [one_missing, ring, chain, two_groups, different])
 def test_a_report_of_many_ranks_is_short(job, size):

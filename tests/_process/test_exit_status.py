@@ -27,6 +27,7 @@ def run(body):
     return done.returncode, outcome, printed, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.sample(5)
 @pytest.mark.parametrize('body, status, outcome', [
     ('', 0, '0 []'),

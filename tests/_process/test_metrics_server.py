@@ -151,6 +151,7 @@ def test_a_port_that_becomes_free(port):
             time.sleep(.1)
 
 
+@pytest.mark.slow
 def test_hostile_requests(port):
     """Others are still answered, and memory does not grow."""
     server = metrics_process.start(str(port))

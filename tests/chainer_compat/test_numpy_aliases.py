@@ -78,6 +78,7 @@ if __name__ == '__main__':
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('restore', 'variables'), [
     ('pass', ON), ('import chainer_compat; chainer_compat.restore_numpy_aliases()', {})])
 def test_child_processes(python, tmp_path, restore, variables):

@@ -144,6 +144,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.every_size
 @pytest.mark.limit(120)
 @each_case('number, steps', itertools.product(range(len(CASES)), [3, 'epoch']))

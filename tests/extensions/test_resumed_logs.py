@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from chainer import iterators
 from chainer.training import extensions, triggers
-from mpi4py import MPI
 
 import chainermn
 from chainermn.extensions import (
@@ -271,7 +270,7 @@ def load(comm, folder, start, *args):
 
 @pytest.mark.limit(120)
 @pytest.mark.parametrize('starts', [
-    pytest.param([9], marks=pytest.mark.slow if MPI.COMM_WORLD.size > 1 else ()),
+    pytest.param([9], marks=pytest.mark.slow),
     pytest.param([4, 14], marks=pytest.mark.slow),
     pytest.param(range(1, LENGTH), marks=pytest.mark.full)])
 def test_every_extension_and_trigger(comm, folder, starts):

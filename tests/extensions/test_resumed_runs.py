@@ -200,6 +200,7 @@ def check(comm, folder, case):
     )[:3000]
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 @each_case('seed', range(4))
 def test_some_programs(comm, folder, seed):

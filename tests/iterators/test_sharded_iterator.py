@@ -179,7 +179,8 @@ def check_endless_split(shards, size, batch_size, options):
 
 
 @pytest.mark.mpi_skip
-@pytest.mark.parametrize('seed', range(8))
+@pytest.mark.parametrize('seed', [
+    *range(3), *[pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8)]])
 def test_the_number_of_ranks_does_not_change_the_global_batches(seed):
     rng = random.Random(seed)
     shards, options = random_shards(rng), random_options(rng)
@@ -507,6 +508,7 @@ def test_different_arguments(comm):
             ShardedIterator([range(10)], **{'batch_size': 1, 'comm': comm, **arguments})
 
 
+@pytest.mark.slow
 def test_threads_and_files_are_freed(comm, shared_folder):
     write(comm)
 

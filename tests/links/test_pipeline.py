@@ -799,6 +799,7 @@ print('not reached')
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 @pytest.mark.parametrize('failure, texts', [
     ('if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)', ['rank 1']),

@@ -35,6 +35,7 @@ def test_losses(version):
            if record.name_of(path) not in record.DIALECT])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('version', DIALECTS)
 def test_losses_that_need_the_dialect(version):
     check([path for path in record.programs()[version] if record.name_of(path) in record.DIALECT],

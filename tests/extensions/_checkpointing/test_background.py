@@ -91,6 +91,7 @@ def run_script(*command, python=('-W', 'ignore')):
 
 @pytest.mark.mpi_skip
 class TestTheEndOfTheProgram:
+    @pytest.mark.slow
     @pytest.mark.parametrize('how', ['end', 'raise', 'fork'])
     def test_the_file_is_completed(self, tmp_path, how):
         from chainermn.extensions._checkpointing.npz import find_problem
