@@ -153,7 +153,7 @@ time.sleep({seconds(15)})
 comm.barrier()
 ''', CHAINERMN_METRICS=str(port))
     assert job.returncode == 0
-    assert re.fullmatch(r'chainermn: cannot publish metrics of \S+ on \d+: .*in use\n',
+    assert re.fullmatch(r'chainermn: cannot publish metrics of \S+ on \S+:\d+: .*in use\n',
                         job.stdout), job.stdout
 
 

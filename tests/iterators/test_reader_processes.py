@@ -130,6 +130,7 @@ class Slow:
 @pytest.mark.slow
 def test_processes_end_with_the_iterator(monkeypatch):
     monkeypatch.setattr(_reader_processes, '_GRACE', .2)
+    gc.collect()  # files of earlier tests
     before = threading.active_count(), len(os.listdir('/proc/self/fd'))
     for shard, end in [(Slow(), 'finalize'), (range(10), 'reset'), (range(10), 'delete')]:
         iterator = ShardedIterator([shard], 1, Alone(), shuffle=False, n_processes=1)
