@@ -238,7 +238,7 @@ class TimeLimit:
         self.named = folder is not None
         # pytest captures file descriptor 2 during the tests.
         self.file: TextIO = open(f'{folder}/{name}' if folder else os.dup(2), 'w')  # noqa: SIM115
-        self.start('collecting', LIMIT)
+        self.start('collecting', 3 * LIMIT)  # all workers do, and other programs may run
 
     def start(self, name: str, quiet: float) -> None:
         self.write(name)
