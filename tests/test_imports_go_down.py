@@ -1,4 +1,4 @@
-"""The layers: a module imports only from its own layer and from those below."""
+"""The layers: a package imports only from itself and from those in lower layers."""
 
 import ast
 import pathlib
