@@ -1,6 +1,7 @@
 """Processes that read for ShardedIterator: the same batches, and no process left behind."""
 
 import collections
+import contextlib
 import gc
 import itertools
 import logging
@@ -42,8 +43,9 @@ def process_ids(iterator):
 def wait_until_ended(processes):
     for each in processes:
         stat = pathlib.Path(f'/proc/{each}/stat')
-        while stat.exists() and stat.read_text().rpartition(')')[2].split()[0] not in 'ZX':
-            time.sleep(.05)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended, and waited for
+            while stat.read_text().rpartition(')')[2].split()[0] not in 'ZX':
+                time.sleep(.05)
 
 
 @pytest.mark.mpi_skip
