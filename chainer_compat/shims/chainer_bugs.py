@@ -19,6 +19,38 @@ def deconvolution_cover_all(deconvolution_2d: Any) -> None:
     function._set_cover_all = set_from_shapes
 
 
+@patch('chainer.functions.array.transpose_sequence')
+def unused_sequences(transpose_sequence: Any) -> None:
+    """All versions: F.transpose_sequence failed in backward if the loss did not use all outputs.
+
+    So did NStepLSTM and similar links on the CPU without PyTorch.
+    """
+    function = transpose_sequence.TransposeSequence
+    backward = function.backward
+
+    def backward_with_zeros(self: Any, indexes: Any, grad_outputs: Any) -> Any:
+        from chainer import Variable
+
+        known = next(grad for grad in grad_outputs if grad is not None)
+        lengths = [sum(len_x > i for len_x, *_ in (x.shape for x in self.inputs))
+                   for i in range(len(grad_outputs))]
+        return backward(self, indexes, tuple(
+            Variable(known.xp.zeros((length, *known.shape[1:]), known.dtype))
+            if grad is None else grad
+            for grad, length in zip(grad_outputs, lengths, strict=True)))
+
+    function.backward = backward_with_zeros
+
+
+@edit('chainer.datasets.image_dataset')
+def examples_of_zipped_images() -> dict[str, str]:
+    """All versions: iterators could not read ZippedImageDataset and MultiZippedImageDataset.
+
+    They rejected indices of NumPy, which iterators pass.
+    """
+    return {'isinstance(i_or_filename, six.integer_types)': 'not isinstance(i_or_filename, str)'}
+
+
 @edit('chainer.utils.conv', 'chainer.utils.conv_nd_kernel')
 def large_columns() -> dict[str, str]:
     """All versions: im2col and col2im used int32 indices on GPUs.

@@ -48,6 +48,13 @@ def allocate(name: str, like: Any, *args: Any, dtype: Any = 'float32', stream: N
     return getattr(cupy, name.removesuffix('_like'))(like, *args[:n_values], dtype=dtype)
 
 
+def batch_normalization_function(*args: Any, **kwargs: Any) -> Any:
+    """Create an object of a class that is only imported now, since it needs Chainer."""
+    from chainer_compat.batch_normalization_function import BatchNormalizationFunction
+
+    return BatchNormalizationFunction(*args, **kwargs)
+
+
 def init_weight(weights: Any, initializer: Any, scale: float = 1.) -> None:
     """Initialize an array, then multiply it by ``scale``."""
     from chainer import initializers
@@ -88,6 +95,9 @@ NAMES: dict[str, dict[str, str | tuple[str, Any]]] = {
             'BatchNormalization', 'Bilinear', 'BinaryHierarchicalSoftmax', 'Convolution2D',
             'DilatedConvolution2D', 'EmbedID', 'Inception', 'InceptionBN', 'Linear',
             'NegativeSampling', 'PReLU', 'Parameter')}},
+    'chainer.functions.normalization.batch_normalization': {
+        'BatchNormalizationFunction': (
+            'chainer.functions.batch_normalization', batch_normalization_function)},
     'chainer.functions.pooling.max_pooling_nd': {
         'MaxPooling2D': ('chainer.functions.max_pooling_2d', MaxPooling2D('max'))},
     'chainer.gradient_check': {

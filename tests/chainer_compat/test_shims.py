@@ -334,6 +334,8 @@ TESTS = {
     'caffe': ['test_left_out.py::test_caffe'],
     'cudnn_warning': ['test_shims.py::test_cudnn_warning'],
     'deconvolution_cover_all': ['shims/test_chainer_bugs.py::test_deconvolution_2d'],
+    'unused_sequences': ['shims/test_chainer_bugs.py::test_transpose_sequence'],
+    'examples_of_zipped_images': ['shims/test_chainer_bugs.py::test_zipped_images'],
     'dependency_check': ['test_patch.py::test_import_without_setuptools'],
     'distutils': ['test_patch.py::test_import_is_silent_and_leaves_no_trace'],
     'fix': ['test_every_function.py::test_same_as_in_numpy'],

@@ -245,6 +245,20 @@ def unpooled(h):
     return F.upsampling_2d(p(h), p.indexes, (p.kh, p.kw), (p.sy, p.sx), (p.ph, p.pw), (4, 4))
 
 
+def batch_normalization_function(*options, **keywords):
+    from chainer.functions.normalization.batch_normalization import BatchNormalizationFunction
+    mean, var = x(3), x(3) ** 2 + .5
+    function = BatchNormalizationFunction(1e-7, mean, var, *options, **keywords)
+    found = applied(function, x(4, 3) * 5, x(3), x(3))
+    return [*found, function.running_mean, function.running_var, mean, var]
+
+
+def with_statistics():
+    from chainer.functions.normalization.batch_normalization import BatchNormalizationFunction
+    function = BatchNormalizationFunction(1e-7, None, None, False, 0)
+    return applied(function, x(4, 3) * 5, x(3), x(3), x(3), x(3) ** 2 + .5)
+
+
 def npz():
     path = os.path.join(tempfile.mkdtemp(), 'a')
     link, other = L.Linear(3, 2, **K), L.Linear(3, 2)
@@ -355,6 +369,9 @@ CASES = {
                                for b in (True, False, 'auto')],
     'volatile_changed': lambda: [changed('on', 'off'), changed('auto', 'on')],
     'volatile_no_backward': lambda: F.sum(v(2, volatile='on') ** 2).backward(),
+    'BatchNormalizationFunction': lambda: [
+        batch_normalization_function(True, .8, False),
+        batch_normalization_function(train=True, decay=.8, use_cudnn=False), with_statistics()],
     'Flag': flags,
     'FunctionSet': function_set,
     'uninitialized': uninitialized,

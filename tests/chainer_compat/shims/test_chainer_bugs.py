@@ -1,4 +1,6 @@
-"""F.deconvolution_2d has all its gradients, whichever inputs need one."""
+"""Bugs of Chainer: gradients that were missing, calls that failed."""
+
+import zipfile
 
 import chainer
 import chainer.functions as F
@@ -58,3 +60,29 @@ def test_a_type_check_evaluates_expressions():
     np.testing.assert_array_equal(Same()(x).array, x)
     with pytest.raises(chainer.utils.type_check.InvalidType, match='ndim'):
         Same()(x[None])
+
+
+@pytest.mark.parametrize('used', range(4))
+def test_transpose_sequence(used):
+    """A loss that uses one output has gradients of zero elsewhere."""
+    xs = [chainer.Variable(np.random.RandomState(n).normal(size=(n, 2))) for n in (4, 2, 1)]
+    F.sum(F.transpose_sequence(xs)[used] ** 2).backward()
+    for x in xs:
+        wanted = np.zeros(x.shape)
+        wanted[used:used + 1] = 2 * x.array[used:used + 1]
+        np.testing.assert_array_equal(x.grad, wanted)
+
+
+@pytest.mark.parametrize('name', ['ZippedImageDataset', 'MultiZippedImageDataset'])
+def test_zipped_images(tmp_path, name):
+    image = pytest.importorskip('PIL.Image')
+    path = str(tmp_path / 'images.zip')
+    with zipfile.ZipFile(path, 'w') as archive:
+        for value in range(4):
+            with archive.open(f'{value}.png', 'w') as file:
+                image.fromarray(np.full((2, 3, 3), value, np.uint8)).save(file, 'png')
+    data = getattr(chainer.datasets, name)(path if name[0] == 'Z' else [path])
+    iterator = chainer.iterators.SerialIterator(data, 2, repeat=False)  # shuffles
+    images = [x for batch in iterator for x in batch]
+    assert sorted(x.max() for x in images) == [0, 1, 2, 3]
+    assert {x.shape for x in images} == {(3, 2, 3)}
