@@ -105,11 +105,11 @@ def test_all_is_sent_before_an_operation_of_the_program():
         assert comm.sent == [0, 1]
 
 
-@pytest.mark.parametrize('n_computed', [0, 1, 2])
+@pytest.mark.parametrize('n_computed', [0, 2])
 def test_operations_are_only_observed_while_messages_are_unsent(n_computed):
     before = [*local.thread.instruments]
     with messages(n_computed=n_computed) as (found, *_):
-        assert local.thread.instruments == before + [found] * (n_computed < 2)
+        assert local.thread.instruments == before + [found] * (n_computed == 0)
     assert local.thread.instruments == before
 
 
