@@ -30,7 +30,7 @@ _OBJECT = MessageHeader(Kind.OBJECT)  # of a small object
 assert max(Kind) < PICKLE
 
 
-class Message(NamedTuple):
+class FirstPart(NamedTuple):
     """The first part of a message."""
 
     mark: Mark | None
@@ -39,22 +39,22 @@ class Message(NamedTuple):
 
 
 def receive(mpi_comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status
-            ) -> Receives[Message]:
+            ) -> Receives[FirstPart]:
     """Receive the first part of the next message."""
     message = bytearray(MAX_SIZE)
     yield Receive(mpi_comm, message, source, tag, status)
     return split(message, status)
 
 
-def split(message: bytearray, status: MPI.Status | None = None) -> Message:
+def split(message: bytearray, status: MPI.Status | None = None) -> FirstPart:
     """Return the contents of a first part."""
     body = memoryview(message)[:None if status is None else status.Get_count()]
     kind, mark = message[0], None
     if kind == PICKLE:
-        return Message(None, _OBJECT, body)
+        return FirstPart(None, _OBJECT, body)
     if kind in (Kind.ACTIVATION, Kind.GRADIENT):
         mark, body = Mark.unpack(body)
-    return Message(mark, *message_header.read(body))
+    return FirstPart(mark, *message_header.read(body))
 
 
 @functools.lru_cache(maxsize=4096)

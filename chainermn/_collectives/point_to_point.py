@@ -24,7 +24,7 @@ from chainermn._collectives.message_parts import (
     INLINE,
     MAX_SIZE,
     PICKLE,
-    Message,
+    FirstPart,
     array_with,
     split,
 )
@@ -373,7 +373,7 @@ class Messages:
         return (yield from self._finish_plain(
             message, status.Get_source(), status.Get_tag(), call))
 
-    def _finish_plain(self, message: Message, source: int, tag: int, call: str
+    def _finish_plain(self, message: FirstPart, source: int, tag: int, call: str
                       ) -> Receives[Arrays]:
         """Receive the data of a message; raise if it is a marked gradient."""
         received = yield from self._finish(message, source, tag, call)
@@ -383,7 +383,7 @@ class Messages:
                 f'recv from rank {source} with tag {tag}, called at {call_site.locate()}')
         return received
 
-    def _finish(self, message: Message, source: int, tag: int, call: str) -> Receives[Arrays]:
+    def _finish(self, message: FirstPart, source: int, tag: int, call: str) -> Receives[Arrays]:
         """Receive the data of a message; raise if the sender failed or sent another kind."""
         record = self.record
         record.receiving[source, tag] += 1
@@ -393,7 +393,7 @@ class Messages:
             record.received[source, tag] += 1
             record.receiving[source, tag] -= 1
 
-    def _data(self, message: Message, source: int, tag: int, call: str) -> Receives[Arrays]:
+    def _data(self, message: FirstPart, source: int, tag: int, call: str) -> Receives[Arrays]:
         _, header, body = message
         received: Arrays
         if header.kind is Kind.ERROR:

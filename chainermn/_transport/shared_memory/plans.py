@@ -38,7 +38,7 @@ SENT = 4
 FEW = 8
 
 
-class Plan(NamedTuple):
+class ChunkPlan(NamedTuple):
     """The chunks of a list of arrays."""
 
     chunks: list[Chunk]
@@ -74,7 +74,7 @@ class Planner:
         self.waiting, self.encoding = Waiting(), Encoding()
 
     def plan(self, arrays: ArrayList, owners: tuple[int, ...], is_sum: bool, is_encoded: bool
-             ) -> Plan:
+             ) -> ChunkPlan:
         """Make the plan of an exchange; see :meth:`SharedMemory.sum` and :meth:`~.copy`."""
         if not is_sum:
             if len({*owners}) > 1 and owned_parts.fits(self._nodes, self._chunk):
@@ -88,7 +88,7 @@ class Planner:
             return self._plan_to_send(arrays.shapes, dtype, self._inter)
         return self._plan_to_sum(arrays.shapes, dtype, is_encoded)
 
-    def _plan_to_copy(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...]) -> Plan:
+    def _plan_to_copy(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...]) -> ChunkPlan:
         """Create a plan that copies arrays as bytes; the owners of a chunk are on one node."""
         shapes = [(array.nbytes,) for array in arrays]
         nodes = [self._nodes[owner] for owner in owners]
@@ -104,9 +104,9 @@ class Planner:
             chunks.append(CopiedChunk([
                 (owner == self._rank, ChunkPieces([*run], shapes)) for owner, run
                 in itertools.groupby(pieces, lambda piece: owners[piece.array])], output, transfer))
-        return Plan(chunks, range(len(arrays)), np.dtype(np.uint8))
+        return ChunkPlan(chunks, range(len(arrays)), np.dtype(np.uint8))
 
-    def _plan_to_gather(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...]) -> Plan:
+    def _plan_to_gather(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...]) -> ChunkPlan:
         """Create a plan that copies arrays as bytes; each node sends its part of each chunk."""
         shapes, dtype = [(array.nbytes,) for array in arrays], np.dtype(np.uint8)
         chunks: list[Chunk] = []
@@ -120,10 +120,10 @@ class Planner:
             chunks.append(CopiedChunk(
                 [(owners[run[0].array] == self._rank, ChunkPieces(run, shapes))
                  for each in slices for run in each.runs(owners)], output, transfer))
-        return Plan(chunks, range(len(arrays)), dtype)
+        return ChunkPlan(chunks, range(len(arrays)), dtype)
 
     def _plan_for_owners(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype,
-                         owners: tuple[int, ...]) -> Plan:
+                         owners: tuple[int, ...]) -> ChunkPlan:
         """Create a plan that sums arrays; each node receives the part of a chunk that it owns."""
         flat: set[int] = set()
         chunks: list[Chunk] = []
@@ -150,7 +150,7 @@ class Planner:
                 flat.update(array for run in packed for array in run.flat)
                 chunks.append(PackedChunk(packed, inputs, rank, output, own, nodes, [
                     ChunkPieces(run, shapes) for run in needed]))
-        return Plan(chunks, sorted(flat), dtype)
+        return ChunkPlan(chunks, sorted(flat), dtype)
 
     def _owned_slices(self, sizes: Sequence[int], owners: tuple[int, ...], length: int
                       ) -> list[list[OwnedSlice]]:
@@ -159,7 +159,7 @@ class Planner:
                 for parts in owned_parts.dealt(tuple(sizes), owners, self._nodes, length)]
 
     def _plan_to_send(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype,
-                      inter: MPI.Intracomm) -> Plan:
+                      inter: MPI.Intracomm) -> ChunkPlan:
         """Create a plan for ranks that are alone on their hosts: large arrays are not copied."""
         sizes = [*map(math.prod, shapes)]
         length = self._chunk // dtype.itemsize
@@ -171,10 +171,10 @@ class Planner:
             for number, (piece,) in enumerate(chunking.cut(
                 [sizes[n] for n in order[:count]], length, range(count)))]
         others = self._plan_to_sum([shapes[n] for n in order], dtype, False, count, len(chunks))
-        return Plan(chunks + others.chunks, [*range(count), *others.flat], dtype, order)
+        return ChunkPlan(chunks + others.chunks, [*range(count), *others.flat], dtype, order)
 
     def _plan_to_sum(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype, is_encoded: bool,
-                     first: int = 0, base: int = 0) -> Plan:
+                     first: int = 0, base: int = 0) -> ChunkPlan:
         """Create a plan that sums arrays, from one of them on, in chunks from that number on."""
         flat: set[int] = set()
         chunks: list[Chunk] = []
@@ -189,7 +189,7 @@ class Planner:
                 run = ChunkPieces(pieces, shapes)
                 flat.update(run.flat)
                 chunks.append(PackedChunk([run], *views, own, nodes))
-        return Plan(chunks, sorted(flat), dtype)
+        return ChunkPlan(chunks, sorted(flat), dtype)
 
     def _views(self, length: int, number: int, dtype: np.dtype
                ) -> tuple[list[np.ndarray], int, np.ndarray]:

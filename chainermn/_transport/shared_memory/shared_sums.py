@@ -33,7 +33,7 @@ from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec, SlicedCompressor
 from chainermn._transport.shared_memory import allocation, chunking
 from chainermn._transport.shared_memory.chunks import Chunk
-from chainermn._transport.shared_memory.plans import Plan, Planner
+from chainermn._transport.shared_memory.plans import ChunkPlan, Planner
 from chainermn._transport.shared_memory.window import Window
 from chainermn._transport.topology import Topology
 
@@ -135,7 +135,7 @@ class SharedMemory:
             [segment[:_INPUTS * chunk].reshape(-1, chunk) for segment in window.segments],
             window.segments[0][_INPUTS * chunk:].reshape(-1, chunk), self._inter)
         self._step = 0
-        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._plans: dict[tuple[object, ...], ChunkPlan] = {}
         self._failure: BaseException | None = None
 
     def sum(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray] | None = None,
@@ -168,7 +168,7 @@ class SharedMemory:
         elif arrays:
             self._reduce(self._plan(arrays, owners, is_sum=True), arrays, None, scale)
 
-    def _reduce(self, plan: Plan, arrays: Sequence[np.ndarray],
+    def _reduce(self, plan: ChunkPlan, arrays: Sequence[np.ndarray],
                 results: Sequence[np.ndarray] | None, scale: float | None) -> None:
         factor = None if scale is None else plan.dtype.type(scale)
         is_in_place = results is None or results is arrays
@@ -276,7 +276,7 @@ class SharedMemory:
             self._window.fail()
 
     def _plan(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...] = (), *,
-              is_sum: bool = False, is_encoded: bool = False) -> Plan:
+              is_sum: bool = False, is_encoded: bool = False) -> ChunkPlan:
         """Return the plan for arrays of these shapes, dtypes and owners, cached."""
         if not isinstance(arrays, ArrayList):
             arrays = ArrayList.of(arrays)
