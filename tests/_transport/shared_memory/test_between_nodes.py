@@ -29,7 +29,7 @@ def node_sum(inter, data, waiting=None):
 
 
 def run(exchanges, scale=None, in_flight=2):
-    """Run the stages of all exchanges, ``in_flight`` steps apart."""
+    """Run the phases of all transfers, ``in_flight`` steps apart."""
     for k in range(len(exchanges) + 2 * in_flight):
         if k >= 2 * in_flight:
             exchanges[k - 2 * in_flight].finish()
