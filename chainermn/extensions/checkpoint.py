@@ -22,7 +22,7 @@ from chainermn.extensions._calls import called_by
 from chainermn.extensions._checkpointing import progress, resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
 from chainermn.extensions._checkpointing.classes import capture_classes
-from chainermn.extensions._checkpointing.completed import (
+from chainermn.extensions._checkpointing.removal import (
     remove_at_end,
     remove_completed,
     remove_files,
