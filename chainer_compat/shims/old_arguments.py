@@ -117,16 +117,25 @@ def _use_cudnn(value: Any, others: Arguments, path: str) -> Arguments:
 
 
 def _wscale(value: Any, others: Arguments, path: str) -> Arguments:
-    from chainer import initializers
-
     name = 'conv_init' if path.startswith('MLP') else 'initialW'
     # Chainer 1 scaled the initial weights by the square root.
-    scale, given = math.sqrt(value), others.get(name)
-    if given is None:
-        return {name: initializers.LeCunNormal(scale)}
-    if not callable(given):
-        return {name: given * scale}
-    return {name: functools.partial(_initialize, given, scale) if scale != 1 else given}
+    return {name: scaled(others.get(name), math.sqrt(value))}
+
+
+def scaled(initializer: Any, scale: float) -> Any:
+    """Return an initializer for values that are ``scale`` times as large.
+
+    Args:
+        initializer: What links accept: also a number, an array, or ``None``.
+        scale: The factor.
+    """
+    from chainer import initializers
+
+    if initializer is None:
+        return initializers.LeCunNormal(scale)
+    if not callable(initializer):
+        return initializer * scale
+    return functools.partial(_initialize, initializer, scale) if scale != 1 else initializer
 
 
 def _initialize(initializer: Any, scale: float, array: Any) -> None:

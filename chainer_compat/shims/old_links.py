@@ -5,7 +5,7 @@ from types import ModuleType
 from typing import Any
 
 from chainer_compat._patch import patch
-from chainer_compat.shims.old_arguments import warn
+from chainer_compat.shims.old_arguments import scaled, warn
 from chainer_compat.shims.old_options import set_options
 from chainer_compat.signatures import wraps
 
@@ -53,6 +53,25 @@ def train_attributes(module: ModuleType) -> None:
 
     link.train = property(
         lambda self: vars(self).get('_old_options', {}).get('train', True), set_train)
+
+
+@patch('chainer.initializers')
+def scaled_initializers(module: ModuleType) -> None:
+    """All versions: ``initializers._get_initializer(initialW, scale)`` works again.
+
+    Custom links of Chainer 1 call it, as Chainer's did. Chainer 7.8.1 removed the argument.
+    """
+    owner: Any = module
+    get = owner._get_initializer
+
+    @functools.wraps(get)
+    def get_scaled(initializer: Any, scale: float | None = None) -> Any:
+        if scale is None:
+            return get(initializer)
+        warn('scale of _get_initializer is an argument of Chainer 1: pass an initializer with it.')
+        return get(scaled(initializer, scale))
+
+    owner._get_initializer = get_scaled
 
 
 @patch('chainer.link')

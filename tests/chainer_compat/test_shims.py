@@ -427,6 +427,7 @@ TESTS = {
     'invoke_before_training': ['shims/test_old_calls.py::test_values'],
     'old_names': ['shims/test_old_calls.py::test_names'],
     'old_optimizers': ['shims/test_old_calls.py::test_values'],
+    'scaled_initializers': ['shims/test_old_calls.py::test_values'],
     'stateless_gru': ['shims/test_old_calls.py::test_values'],
     'train_attributes': ['shims/test_old_calls.py::test_values'],
     'uninitialized_params': ['shims/test_old_calls.py::test_values'],

@@ -180,6 +180,18 @@ def uninitialized():
     return [before, link.has_uninitialized_params, link.W.data]
 
 
+class Scaled(chainer.Link):
+    """A custom link with initial weights as in Chainer's."""
+
+    def __init__(self, *args, **kw):
+        super().__init__()
+        self.add_param('W', (3, 2), initializer=chainer.initializers._get_initializer(*args, **kw))
+
+
+def scaled(*args, **kw):
+    return seeded(lambda: Scaled(*args, **kw))
+
+
 def gru(*args, **kw):
     np.random.seed(0)
     link = L.GRU(*args, **kw)
@@ -375,6 +387,8 @@ CASES = {
     'Flag': flags,
     'FunctionSet': function_set,
     'uninitialized': uninitialized,
+    '_get_initializer': lambda: [
+        scaled(None, scale=.5), scaled(3, scale=.5), scaled(x(3, 2), scale=.5), scaled(None, 2)],
     'zero_grads': lambda: stepped(zero_grads),
     'weight_decay': lambda: stepped(lambda o, m: o.weight_decay(.5)),
     'clip_grads': lambda: stepped(lambda o, m: o.clip_grads(.7)),
