@@ -90,23 +90,6 @@ def test_wait_makes_progress_with_other_requests(comm):
         comm.send(x, 0, 0)
 
 
-def test_mixed_with_blocking_calls(comm, left, right):
-    if comm.size == 1:
-        return
-    request = comm.irecv(left, 1)
-    if comm.rank % 2:
-        comm.send(np.full(LARGE, comm.rank), right, 1)
-        received = request.wait()
-    else:
-        received = request.wait() if comm.size % 2 == 0 or comm.rank else None
-        comm.send(np.full(LARGE, comm.rank), right, 1)
-        received = request.wait() if received is None else received
-    assert received[0] == left
-    sent = comm.isend((np.full(LARGE, comm.rank), np.zeros(3)), right, 1)
-    assert comm.recv(left, 1)[0][0] == left
-    sent.wait()
-
-
 def test_blocking_calls_make_progress_with_requests(comm, left, right):
     """Each rank sends while a message to it is in flight, and receives later messages."""
     if comm.size == 1:

@@ -47,11 +47,6 @@ def test_a_proxy_of_a_model(model):
         ParameterList.of_model(object(), 'data')
 
 
-def test_describe(model):
-    assert ParameterList.of_model(model, 'data').layout(True).described == {
-        '/a/W': 'float32 (2, 3)', '/a/b': 'float32 (2,)', '/b/b': 'float32 (2,)'}
-
-
 def test_invalid_parameters_are_named(model):
     with pytest.raises(TypeError, match='expected a model'):
         ParameterList.of_model(np.zeros(3), 'data')

@@ -139,22 +139,6 @@ def test_state_of_another_rank_of_the_approximation_is_dropped(comm):
         (20, 1)]
 
 
-@pytest.mark.parametrize('saved, loaded', [('2bit', 'powersgd'), ('powersgd', '2bit'),
-                                           (None, 'powersgd'), ('powersgd', None)])
-def test_compression_may_change_between_runs(comm, saved, loaded, tmp_path):
-    path = tmp_path / f'{comm.rank}.npz'
-    for kind, act in [(saved, chainer.serializers.save_npz),
-                      (loaded, chainer.serializers.load_npz)]:
-        optimizer = chainermn.create_multi_node_optimizer(
-            chainer.optimizers.SGD(.1), comm, compression=kind).setup(Weight((30, 20)))
-        for _ in range(2):
-            optimizer.target.w0.grad = normal(comm.rank, 30, 20)
-            optimizer.update()
-        act(path, optimizer)
-        optimizer.target.w0.grad = normal(comm.rank, 30, 20)
-        optimizer.update()
-
-
 def test_double_buffering_is_rejected(comm):
     with pytest.raises(ValueError, match='cannot be combined with double_buffering'):
         chainermn.create_multi_node_optimizer(

@@ -19,28 +19,16 @@ def own(name):
     return create_communicator(name)
 
 
-def test_config_of_a_new_communicator(own, name):
-    assert own.get_config('batched_copy') is True
-    assert own.batched_copy is True
-    assert own.get_config()['batched_copy'] is True
-    other = create_communicator(name, batched_copy=False)
-    assert other.get_config('batched_copy') is False
-    assert other.get_config(None)['batched_copy'] is False
-
-
 def test_config_belongs_to_one_object(own, name):
-    other = create_communicator(name)
+    other = create_communicator(name, batched_copy=False)
+    for comm, value in ((own, True), (other, False)):
+        assert comm.get_config('batched_copy') is comm.batched_copy is value
+        assert comm.get_config()['batched_copy'] is comm.get_config(None)['batched_copy'] is value
     own.set_config('batched_copy', False)
+    other.set_config('batched_copy')
+    assert (own.batched_copy, other.batched_copy) == (False, True)
+    own.get_config()['batched_copy'] = 'changed'  # of a copy
     assert own.get_config('batched_copy') is False
-    assert own.batched_copy is False
-    assert other.get_config('batched_copy') is True
-    own.set_config('batched_copy')
-    assert own.get_config('batched_copy') is True
-
-
-def test_config_dict_is_a_copy(own):
-    own.get_config()['batched_copy'] = 'changed'
-    assert own.get_config('batched_copy') is True
 
 
 def test_unknown_items(own):

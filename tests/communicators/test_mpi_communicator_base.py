@@ -104,17 +104,6 @@ def test_groups_have_the_same_class(own, check_usable):
         group.finalize()
 
 
-def test_overlap_does_not_bypass_custom_mean(own):
-    model = L.Linear(2, 2)
-    optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.SGD(), own, overlap=True).setup(model)
-    if own.size == 1 or isinstance(own, WithTransport):  # nothing to exchange, or by the transport
-        return
-    with pytest.raises(ValueError, match='averages gradients in its own multi_node_mean_grad') as e:
-        optimizer.update(lambda x: F.sum(model(x)), np.ones((1, 2), np.float32))
-    assert own.allgather_obj(str(e.value)) == [str(e.value)] * own.size
-
-
 @pytest.mark.parametrize('option', [
     {}, {'overlap': 'always'}, {'compression': 'fp16'}, {'n_accumulations': 2},
     {'overlap': 'always', 'compression': '2bit', 'bucket_mb': 1e-5}], ids=repr)
@@ -169,26 +158,3 @@ def test_assigning_mpi_comm():
     assert comm.mpi_comm == MPI.COMM_WORLD and comm.allreduce_obj(1) == comm.size
     with pytest.raises(AttributeError, match=r'cannot be replaced. Call split\(\)'):
         comm.mpi_comm = MPI.COMM_SELF.Dup()
-
-
-class InHalfPrecision(MpiCommunicatorBase):
-    """Sends arrays in float16."""
-
-    def send(self, data, dest, tag=0):
-        super().send(data.astype(np.float16), dest, tag)
-
-    def recv(self, source, tag=0):
-        return super().recv(source, tag).astype(np.float32)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_functions_send_as_the_subclass_does():
-    comm = InHalfPrecision(MPI.COMM_WORLD)
-    x = chainer.Variable(np.array([1.0001], 'f'))
-    if comm.rank == 0:
-        chainermn.functions.send(x, comm, 1).backward()
-        np.testing.assert_array_equal(x.grad, [2])
-    elif comm.rank == 1:
-        y = chainermn.functions.recv(comm, 0)
-        np.testing.assert_array_equal(y.array, [1])  # 1.0001 in float16
-        F.sum(2 * y).backward()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from each_case import each_case
 from jobs import run_job
+from killed_jobs import make_saver
 from mpi4py import MPI
 from shared_fixtures import raises_on_all
 from version7 import THIRD_PARTIES, Version7Communicator
@@ -237,88 +238,27 @@ def test_a_mean_without_zero_fill():
     comm.finalize()
 
 
-# --- everything else, in one training -------------------------------------------------------------
-
 @pytest.mark.sample(3)
-def test_a_training_with_all_extensions(comm, tmp_path):
-    """The mean over ranks of equal shares is the mean over all examples."""
-    extensions = chainer.training.extensions
-    folder = MPI.COMM_WORLD.bcast(str(tmp_path))
-    n = 4 * comm.size
-    x = np.random.RandomState(0).normal(size=(n, 3)).astype('f')
-    t = x.sum(1, keepdims=True)
-    data = chainer.datasets.TupleDataset(x, t)
-    mine = chainermn.scatter_dataset(data if comm.rank == 0 else None, comm)
-    begin, end = chainermn.scatter_index(n, comm)
-    assert (begin, end) == (4 * comm.rank, 4 * comm.rank + 4)
-    np.testing.assert_array_equal(mine[:][0][0], x[begin])
-
-    def make(out):
-        linear = L.Linear(3, 1, initialW=comm.rank)
-        model = L.Classifier(chainer.Sequential(L.BatchNormalization(3), linear),
-                             F.mean_squared_error)
-        model.compute_accuracy = False
-        model = chainermn.links.create_mnbn_model(model, comm)
+@each_case('how', ['checkpointer', 'snapshot'])
+def test_a_training_that_resumes(comm, tmp_path, how):
+    """It was killed in update 4, after it had saved update 3."""
+    folder = MPI.COMM_WORLD.bcast(str(tmp_path / how))
+    for end in 4, 7:
+        model = L.Linear(3, 1, nobias=True, initialW=1 + comm.rank)
         optimizer = chainermn.create_multi_node_optimizer(
             chainer.optimizers.SGD(LR), comm).setup(model)
-        iterator = chainermn.iterators.create_synchronized_iterator(
-            chainer.iterators.SerialIterator(mine, 4), comm)
-        trainer = chainer.training.Trainer(
-            chainer.training.StandardUpdater(iterator, optimizer), (6, 'epoch'), out)
-        evaluator = extensions.Evaluator(
-            chainer.iterators.SerialIterator(mine, 3, False, False), model)
-        trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
-        trainer.extend(chainermn.extensions.AllreducePersistent(model, comm))
-        trainer.extend(chainermn.extensions.ObservationAggregator(comm, 'main/loss', 'all'))
-        trainer.extend(chainermn.extensions.create_multi_node_report(
-            extensions.LogReport(filename=None), comm))
-        trainer.stop_trigger = chainermn.extensions.MultiNodeEarlyStoppingTrigger(
-            comm, monitor='main/loss', patience=20, max_trigger=(6, 'epoch'))
-        return trainer, model, optimizer
-
-    trainer, model, optimizer = make(folder)
-    checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=f'{folder}/saves')
-    trainer.extend(checkpointer, trigger=(1, 'iteration'))
-    trainer.extend(chainermn.extensions.multi_node_snapshot(comm, extensions.snapshot(), [
-        [rank] for rank in range(comm.size)]), trigger=(1, 'iteration'))
-    losses, weights = [], []
-
-    @trainer.extend
-    def stop(trainer):
-        losses.append(float(trainer.observation['all']))
-        weights.append(model.predictor[1].W.array.copy())
-        if trainer.updater.iteration == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run(show_loop_exception_msg=False)
-    xs = (x - x.mean(0)) / np.sqrt(x.var(0) + 2e-5)
-    w, b, gamma, beta = np.zeros(3), 0., np.ones(3), np.zeros(3)
-    for seen in losses:
-        if seen is losses[0]:
-            continue  # the first update broadcasts: each rank had its own weights
-        h = gamma * xs + beta
-        error = (h @ w + b)[:, None] - t
-        np.testing.assert_allclose(seen, (error**2).mean(), 1e-4)
-        gw, gb, gh = 2 * (error * h).mean(0), 2 * error.mean(), 2 * error * w / n
-        w, b = w - LR * gw, b - LR * gb
-        gamma, beta = gamma - LR * (gh * xs).sum(0), beta - LR * gh.sum(0)
-    np.testing.assert_allclose(weights[3][0], w, 1e-4, 1e-6)
-
-    resumed, model, optimizer = make(folder)
-    checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=f'{folder}/saves')
-    resumed.extend(checkpointer, trigger=(100, 'epoch'))
-    assert checkpointer.maybe_load(resumed, optimizer) == 3  # the one of update 4 was not started
-    resumed.updater.update()
-    np.testing.assert_allclose(model.predictor[1].W.array, weights[3], 1e-6)
-    checkpointer.finalize()
-
-    again, model, _ = make(folder)
-    again.extend(chainermn.extensions.multi_node_snapshot(
-        comm, extensions.snapshot(autoload=True), [[rank] for rank in range(comm.size)]))
-    again.stop_trigger = lambda trainer: True
-    again.run()
-    np.testing.assert_allclose(model.predictor[1].W.array, weights[2], 1e-6)
+        updater = chainer.training.StandardUpdater(
+            chainer.iterators.SerialIterator(range(7), 1, shuffle=False), optimizer,
+            converter=lambda batch, device: batch[0],
+            loss_func=lambda update, model=model: loss(model, comm.rank, update))
+        trainer = chainer.training.Trainer(updater, (end, 'iteration'), folder)
+        saver = make_saver(comm, folder, how)
+        trainer.extend(saver, trigger=(3, 'iteration'))
+        if how == 'checkpointer':
+            assert saver.maybe_load(trainer, optimizer) == (3 if end == 7 else None)
+        trainer.run()
+    assert updater.iteration == 7
+    np.testing.assert_allclose(model.W.array[0], expected_weights(comm.size), 1e-5)
 
 
 # --- objects that are no communicators ------------------------------------------------------------

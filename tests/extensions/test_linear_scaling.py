@@ -2,25 +2,15 @@
 import chainer
 import numpy as np
 import pytest
+from each_case import each_case
 from shared_fixtures import communicators
+from small_trainer import make_trainer
 
-import chainermn
 from chainermn.extensions import LinearScaling
 
 pytestmark = pytest.mark.usefixtures('own_folder')
 
 comm = communicators('naive', 'version7')
-
-
-def make_trainer(comm, batch_size, length, iterations, optimizer=None, **options):
-    np.random.seed(0)
-    optimizer = chainermn.create_multi_node_optimizer(
-        optimizer or chainer.optimizers.MomentumSGD(0.1), comm, **options)
-    optimizer.setup(chainer.links.Classifier(chainer.links.Linear(3, 2)))
-    data = [(np.ones(3, np.float32), np.int32(0))] * length
-    iterator = chainer.iterators.SerialIterator(data, batch_size)
-    updater = chainer.training.StandardUpdater(iterator, optimizer)
-    return chainer.training.Trainer(updater, (iterations, 'iteration'))
 
 
 class Recorder(chainer.optimizers.MomentumSGD):
@@ -35,39 +25,38 @@ class Recorder(chainer.optimizers.MomentumSGD):
         super().update(*args, **kwargs)
 
 
-def rates(comm, extension, batch_size=2, length=10, iterations=30, **options):
+def rates(comm, extension, iterations=30, **options):
     """The learning rates after 1, 2, ... iterations, on all ranks the same.
 
     The first update only broadcasts the parameters.
     """
     optimizer = Recorder(0.1)
-    trainer = make_trainer(comm, batch_size, length, iterations, optimizer, **options)
+    trainer = make_trainer(comm, 'out', (iterations, 'iteration'), optimizer,
+                           **{'length': 10, **options})
     trainer.extend(extension)
     trainer.run()
     assert comm.allgather_obj(optimizer.rates) == [optimizer.rates] * comm.size
     return optimizer.rates
 
 
-def test_it_grows_linearly_to_k_times_the_rate(comm):
-    found = rates(comm, LinearScaling(comm, base_batch_size=1, warmup_epochs=4))
-    k, warmup = 2 * comm.size, 4 * 5
-    np.testing.assert_allclose(
-        found, [0.1 * (1 + (k - 1) * min(i / warmup, 1)) for i in range(1, 30)])
-    assert found[-1] == pytest.approx(0.1 * k)
+@each_case('arguments, n_accumulations, factor, warmup', [
+    ((1, 4), 1, 2, 20), ((), 1, 1, 25), ((1, 0), 1, 2, 0), ((1, 1), 3, 6, 5)])
+def test_it_grows_linearly_to_k_times_the_rate(comm, arguments, n_accumulations, factor, warmup):
+    """By default, the base is one rank, and the warm-up takes five epochs."""
+    found = rates(comm, LinearScaling(comm, *arguments), n_accumulations=n_accumulations)
+    iterations = n_accumulations * np.arange(1, len(found) + 1)
+    done = np.minimum(iterations / warmup, 1) if warmup else 1
+    np.testing.assert_allclose(found, np.full(
+        len(found), 0.1 * (1 + (factor * comm.size - 1) * done)))
+    assert len(found) == 29 // n_accumulations
 
 
 def test_it_starts_at_the_rate_of_the_optimizer(comm):
-    trainer = make_trainer(comm, 2, 10, 1)
+    trainer = make_trainer(comm, 'out', (1, 'iteration'))
     extension = LinearScaling(comm, base_batch_size=1)
     trainer.updater.get_optimizer('main').lr = 0.3
     extension.initialize(trainer)
     assert trainer.updater.get_optimizer('main').lr == 0.3
-
-
-def test_the_base_is_one_rank_and_the_warmup_five_epochs_by_default(comm):
-    found = rates(comm, LinearScaling(comm))
-    np.testing.assert_allclose(
-        found, [0.1 * (1 + (comm.size - 1) * min(i / 25, 1)) for i in range(1, 30)])
 
 
 def test_shards_and_batches_may_differ(comm):
@@ -80,17 +69,6 @@ def test_shards_and_batches_may_differ(comm):
     rates(comm, LinearScaling(comm, 1, 2), length=10 + 3 * comm.rank)  # compares the ranks
 
 
-def test_without_warmup(comm):
-    found = rates(comm, LinearScaling(comm, base_batch_size=1, warmup_epochs=0), iterations=3)
-    np.testing.assert_allclose(found, 0.2 * comm.size)
-
-
-def test_accumulated_updates_are_one_batch(comm):
-    found = rates(comm, LinearScaling(comm, base_batch_size=1, warmup_epochs=1),
-                  n_accumulations=3)
-    assert found[-1] == pytest.approx(0.1 * 2 * comm.size * 3)
-
-
 def test_decay(comm):
     found = rates(comm, LinearScaling(
         comm, base_batch_size=2, warmup_epochs=1, decay=lambda epoch: 0.1 ** (epoch // 2)))
@@ -101,14 +79,14 @@ def test_decay(comm):
 
 
 def test_another_attribute(comm):
-    trainer = make_trainer(comm, 2, 10, 6, chainer.optimizers.Adam(alpha=0.01))
+    trainer = make_trainer(comm, 'out', (6, 'iteration'), chainer.optimizers.Adam(alpha=0.01))
     trainer.extend(LinearScaling(comm, 1, 1, attr='alpha'))
     trainer.run()
     assert trainer.updater.get_optimizer('main').alpha == pytest.approx(0.02 * comm.size)
 
 
 def test_no_such_attribute(comm, same_error):
-    trainer = make_trainer(comm, 2, 10, 6, chainer.optimizers.Adam())
+    trainer = make_trainer(comm, 'out', (6, 'iteration'), chainer.optimizers.Adam())
     trainer.extend(LinearScaling(comm))
     error = same_error(trainer.run, table=False)
     assert type(error) is ValueError
@@ -120,7 +98,7 @@ def test_no_such_attribute(comm, same_error):
 def test_different_arguments(comm, same_error, odd):
     is_odd = comm.rank == comm.size - 1
     rate = 0.2 if is_odd and 'rate' in odd else 0.1
-    trainer = make_trainer(comm, 2, 10, 6, chainer.optimizers.SGD(rate))
+    trainer = make_trainer(comm, 'out', (6, 'iteration'), chainer.optimizers.SGD(rate))
     trainer.extend(LinearScaling(comm, 3 if is_odd and 'base' in odd else 2,
                                  1 if is_odd and 'epochs' in odd else 2))
     error = same_error(trainer.run)

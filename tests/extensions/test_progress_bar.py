@@ -6,9 +6,8 @@ import re
 import sys
 import types
 
-import chainer
-import numpy as np
 import pytest
+from small_trainer import make_trainer
 
 import chainermn
 from chainermn.extensions import ProgressBar
@@ -20,16 +19,6 @@ STYLES = ['chainer', *['tqdm'] * bool(importlib.util.find_spec('tqdm'))]
 class Terminal(io.StringIO):
     def isatty(self):
         return True
-
-
-def make_trainer(comm, folder, epochs=4, n=12):
-    """Each rank has n samples, in batches of 2."""
-    model = chainer.links.Classifier(chainer.links.Linear(3, 2))
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
-    data = chainer.datasets.TupleDataset(np.ones((n, 3), 'f'), np.zeros(n, 'i'))
-    iterator = chainer.iterators.SerialIterator(data, 2)
-    updater = chainer.training.StandardUpdater(iterator, optimizer)
-    return chainer.training.Trainer(updater, (epochs, 'epoch'), out=folder)
 
 
 @pytest.fixture(params=STYLES)
@@ -48,7 +37,7 @@ def clock(monkeypatch):
 
 def test_rank_0_prints_the_speed_of_all_ranks(comm, tmp_path, clock, style):
     out = Terminal()
-    trainer = make_trainer(comm, tmp_path)
+    trainer = make_trainer(comm, tmp_path, (4, 'epoch'), length=12)
     trainer.extend(ProgressBar(comm, out=out))
     trainer.run()
     if comm.rank:
@@ -66,7 +55,7 @@ def test_it_continues_after_a_resume(comm, tmp_path, clock, style):
     folder = comm.bcast_obj(str(tmp_path))
     for epochs in (2, 4):
         out = Terminal()
-        trainer = make_trainer(comm, folder, epochs)
+        trainer = make_trainer(comm, folder, (epochs, 'epoch'), length=12)
         checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
         checkpointer.finalize = lambda each=checkpointer: (
             each._saver.flush(), each._saver.lock.release())  # as if the job is killed
@@ -84,7 +73,7 @@ def test_it_continues_after_a_resume(comm, tmp_path, clock, style):
 def test_iterations_and_the_interval(comm, tmp_path, clock, monkeypatch):
     monkeypatch.setitem(sys.modules, 'tqdm', None)
     out = Terminal()
-    trainer = make_trainer(comm, tmp_path)
+    trainer = make_trainer(comm, tmp_path, (4, 'epoch'), length=12)
     trainer.extend(ProgressBar(comm, out=out, interval=12,
                                training_length=(24, 'iteration')))
     trainer.run()
@@ -94,7 +83,7 @@ def test_iterations_and_the_interval(comm, tmp_path, clock, monkeypatch):
 
 
 def test_updaters_without_a_data_set_show_no_samples(comm, tmp_path, clock):
-    trainer = make_trainer(comm, tmp_path)
+    trainer = make_trainer(comm, tmp_path, (4, 'epoch'), length=12)
     bar = ProgressBar(comm, out=(out := Terminal()))
     trainer.extend(bar)
     trainer.updater.get_iterator = lambda name: None

@@ -4,7 +4,6 @@ The references are closed forms: SGD with a learning rate of 1 on a linear loss 
 the mean gradients.
 """
 import itertools
-import warnings
 
 import chainer
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from chainer import functions as F
 from chainer.training import extensions
 from each_case import each_case
-from killed_jobs import make_saver, new_folder
+from killed_jobs import make_saver, new_folder, some_of
 from shared_fixtures import communicators
 
 import chainermn
@@ -90,6 +89,8 @@ OPTIONS = [
     dict(overlap='always', compression='2bit'),
     dict(overlap='always', n_accumulations=2),
     dict(n_accumulations=3),
+    dict(n_accumulations=2, overlap='always', shard_states=True),
+    dict(n_accumulations=2, zero_fill=False),
     dict(double_buffering=True),
     dict(double_buffering=True, shard_states=True),
 ]
@@ -118,28 +119,24 @@ def test_dictionary(comm, folder, options, at):
         assert resumed.n_early == len(resumed.buckets)
 
 
-@each_case('options', [options for options in OPTIONS if 'compression' not in options])
-def test_fewer_ranks(comm, folder, options):
-    path = new_folder(comm, folder)
-    saver = chainermn.create_multi_node_checkpointer('run', comm, path=path)
-    model, optimizer = make(comm, options, True)
-    train(comm, optimizer, model, 0, 4)
-    saver.save({'model': model, 'optimizer': optimizer}, 4)
-    saver._saver.lock.release()
-    group = comm.split(min(comm.rank, 1), comm.rank)
-    try:
-        if comm.rank == 0:
+@each_case('options, way', zip(
+    [options for options in OPTIONS if 'compression' not in options],
+    itertools.cycle(['fewer', 'more']), strict=False))
+def test_another_number_of_ranks(comm, folder, options, way):
+    path, groups = new_folder(comm, folder), [comm, some_of(comm, 1)]
+    for (begin, end), group in zip([(0, 4), (4, UPDATES)], groups[::1 if way == 'fewer' else -1],
+                                   strict=True):
+        if group is not None:
             saver = chainermn.create_multi_node_checkpointer('run', group, path=path)
             model, optimizer = make(group, options, True)
-            with warnings.catch_warnings():
-                warnings.simplefilter('ignore', RuntimeWarning)
-                assert saver.maybe_load({'model': model, 'optimizer': optimizer}) == 4
-            train(group, optimizer, model, 4, UPDATES)
-            check(model, expected(UPDATES, options, 1))
-            saver.finalize()
-    finally:
+            state = {'model': model, 'optimizer': optimizer}
+            assert saver.maybe_load(state) == (begin or None)
+            train(group, optimizer, model, begin, end)
+            saver.save(state, end)
+            saver._saver.lock.release()
         comm.barrier()
-    group.finalize()
+    if group is not None:
+        check(model, expected(UPDATES, options, group.size))
 
 
 #: A snapshot of one rank lacks what these keep on the others.

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import chainer
-import numpy as np
 import pytest
-from jobs import run_job
+from shared_fixtures import raises_on_all
+from small_trainer import make_trainer
 from time_limits import seconds
 
 import chainermn
@@ -35,11 +35,8 @@ def read(folder):
 
 
 def train(comm, folder, writer, stop, checkpointer=None):
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
-    optimizer.setup(chainer.links.Classifier(chainer.links.Linear(3, 2)))
-    iterator = chainer.iterators.SerialIterator([(np.ones(3, np.float32), np.int32(0))] * 4, 2)
-    updater = chainer.training.StandardUpdater(iterator, optimizer)
-    trainer = chainer.training.Trainer(updater, (stop, 'epoch'), out=folder)
+    trainer = make_trainer(comm, folder, (stop, 'epoch'))
+    updater = trainer.updater
 
     def observe(trainer):
         chainer.report({'mine': 10 * comm.rank + updater.iteration, 'other': 1})
@@ -47,7 +44,7 @@ def train(comm, folder, writer, stop, checkpointer=None):
     trainer.extend(observe, trigger=(1, 'iteration'), priority=1000)
     trainer.extend(writer)
     if checkpointer is not None:
-        checkpointer.maybe_load(trainer, optimizer)
+        checkpointer.maybe_load(trainer, updater.get_optimizer('main'))
     trainer.run()
     if checkpointer is not None:
         checkpointer.save(trainer, updater.iteration)
@@ -118,23 +115,10 @@ train(comm, 'out', Killed(comm, trigger=(1, 'iteration')), 3)
     assert {'mine', 'other', 'main/loss', 'epoch', 'elapsed_time'} <= set(values)
 
 
-@pytest.mark.slow
-@pytest.mark.mpi_skip
-def test_without_tensorboardx(tmp_path):
-    done = run_job(tmp_path, '''
-import sys
-sys.modules['tensorboardX'] = None  # as if it were not installed
-import chainermn
-comm = chainermn.create_communicator('naive')
-try:
-    chainermn.extensions.TensorBoardWriter(comm)
-    comm.barrier()
-except ImportError as error:
-    with open(str(comm.rank), 'w') as file:
-        file.write(str(error))
-''')
-    assert done.returncode == 0, done.stdout
-    for rank in range(2):
-        error = (tmp_path / str(rank)).read_text()
-        assert error.startswith('TensorBoardWriter failed on rank 0')
-        assert "Install it on rank 0: pip install tensorboardX" in error
+def test_without_tensorboardx(comm, monkeypatch):
+    if comm.rank == 0:
+        monkeypatch.setitem(sys.modules, 'tensorboardX', None)  # as if it were not installed
+    with raises_on_all(ImportError, 'TensorBoardWriter failed on rank 0' * (comm.size > 1),
+                       'Install it on rank 0: pip install tensorboardX'):
+        TensorBoardWriter(comm)
+        comm.barrier()

@@ -1,14 +1,12 @@
 """Programs of the kind that users write: a training loop over two ranks, by send and recv."""
 
-
 import numpy as np
 import pytest
 from jobs import run_job
 
 pytestmark = pytest.mark.mpi_skip
 
-#: Rank 1 asks rank 0 in each step, and trains with the answer.
-TRAIN = '''
+START = '''
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -17,8 +15,12 @@ import chainermn
 from chainermn.functions import recv, send
 
 comm = chainermn.create_communicator('naive')
-numbers = open(f'{comm.rank}.txt', 'w', buffering=1)
 STEPS = 4
+'''
+
+#: Rank 1 asks rank 0 in each step, and trains with the answer.
+TRAIN = '''
+numbers = open(f'NAME {comm.rank}', 'w', buffering=1)
 if comm.rank == 0:
     for step in range(STEPS):
         z = recv(comm, 1)  # question
@@ -38,14 +40,18 @@ else:
 '''
 
 
-def run(tmp_path, answer, question, loss, delegate='a'):
-    """Run the program; return its exit status, what it printed, and the numbers of each rank."""
-    done = run_job(tmp_path, TRAIN.replace('ANSWER', answer).replace('QUESTION', question)
-                   .replace('LOSS', loss).replace('DELEGATE', delegate), limit=50,
-                   CHAINERMN_TIMEOUT='40')
-    got, gradients = ([*map(float, (tmp_path / f'{rank}.txt').read_text().split())]
-                      for rank in range(2))
-    return done.returncode, done.stdout, got, gradients
+def program(name, answer, question, loss, delegate='a'):
+    return (TRAIN.replace('NAME', name).replace('ANSWER', answer).replace('QUESTION', question)
+            .replace('LOSS', loss).replace('DELEGATE', delegate))
+
+
+def run(tmp_path, programs):
+    return run_job(tmp_path, START + programs, limit=50, CHAINERMN_TIMEOUT='40')
+
+
+def numbers(tmp_path, name):
+    """The numbers that each rank wrote."""
+    return [[*map(float, (tmp_path / f'{name} {rank}').read_text().split())] for rank in range(2)]
 
 
 def by_hand(gradient):
@@ -77,31 +83,31 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize('delegate', ['a', 'None'])
-@pytest.mark.parametrize('name', PROGRAMS)
-def test_a_training_loop(tmp_path, name, delegate):
-    answer, question, loss, get, gradient = PROGRAMS[name]
-    if delegate == 'None' and 'is a part' in name:
-        pytest.skip('needs the delegate variable')
-    status, output, got, gradients = run(tmp_path, answer, question, loss, delegate)
-    assert status == 0, output
-    weights, expected = by_hand(gradient)
-    np.testing.assert_allclose(got, [get(w, x) for w, x in zip(weights, X, strict=True)], 1e-5)
-    np.testing.assert_allclose(gradients, expected, 1e-5)
+def test_training_loops(tmp_path):
+    cases = {f'{name}, {delegate}': (case, delegate) for name, case in PROGRAMS.items()
+             for delegate in ('a', 'None') if delegate == 'a' or 'is a part' not in name}
+    done = run(tmp_path, ''.join(
+        program(name, *case[:3], delegate) for name, (case, delegate) in cases.items()))
+    assert done.returncode == 0, done.stdout
+    for name, ((*_, get, gradient), _) in cases.items():
+        weights, expected = by_hand(gradient)
+        got, gradients = numbers(tmp_path, name)
+        np.testing.assert_allclose(
+            got, [get(w, x) for w, x in zip(weights, X, strict=True)], 1e-5, err_msg=name)
+        np.testing.assert_allclose(gradients, expected, 1e-5, err_msg=name)
 
 
 @pytest.mark.slow
 def test_rank_0_cuts_the_graph_but_rank_1_asks_for_a_gradient(tmp_path):
     """Nothing is taken for something else: the job ends, and the report names both calls."""
-    status, output, got, gradients = run(
-        tmp_path, 'send(z.array * 10, comm, 1)', 'a = send(lin(x), comm, 0)', 'F.sum(t * .5)')
-    assert status != 0
-    assert got == [100] and gradients == []
-    lines = TRAIN.splitlines()
+    done = run(tmp_path, program('cut', 'send(z.array * 10, comm, 1)', 'a = send(lin(x), comm, 0)',
+                                 'F.sum(t * .5)'))
+    assert done.returncode != 0
+    assert numbers(tmp_path, 'cut') == [[100], []]
+    lines = (START + TRAIN).splitlines()
     question, loss = (next(n for n, line in enumerate(lines, 1) if line.endswith(f'# {text}'))
                       for text in ('question', 'of the loss'))
     sent = next(n for n, line in enumerate(lines, 1) if 'QUESTION' in line)
     assert ('deadlock: rank 0 waits in recv_activation #3 from rank 1 tag 0 '
             f'(script.py:{question}) for rank 1; rank 1 waits in recv_gradient #3 from rank 0 '
-            f'tag 0 of the send at script.py:{sent} (script.py:{loss}) for rank 0\n') in output
+            f'tag 0 of the send at script.py:{sent} (script.py:{loss}) for rank 0\n') in done.stdout

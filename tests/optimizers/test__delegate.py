@@ -102,8 +102,3 @@ def test_proxy_without_wrapped_object_does_not_recurse():
     empty = Loud.__new__(Loud)
     with pytest.raises(AttributeError, match="'Loud' object has no attribute 'quiet'"):
         _ = empty.anything
-
-
-def test_dir_and_repr_show_both(loud):
-    assert {'volume', 'extra', 'speak', 'loudness'} <= set(dir(loud))
-    assert repr(loud).startswith('<Loud of <') and 'Quiet' in repr(loud)

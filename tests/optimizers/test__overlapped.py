@@ -17,6 +17,8 @@ import chainermn
 from chainermn.links import create_mnbn_model
 from chainermn.optimizers import _overlapped
 
+pytestmark = pytest.mark.mpi(min_size=2)  # one rank exchanges nothing
+
 ALWAYS = 'always'  # also where the ranks need all cores
 N_IN, N_OUT, BATCH = 6, 4, 5
 BUCKET_MB = 200 / 2**20  # so that small models have several buckets
@@ -169,6 +171,8 @@ def in_many_dtypes():
 #: ``test_random_models`` has others: unused layers, and layers used several times.
 MODELS = [mlp, lazy, called_three_times, tied, by_chainer_grad, by_gradients_of_parameters,
           forgotten, backward_in_loss, in_threads, n_step_lstm, stateful_lstm, conv, in_many_dtypes]
+#: All gradients of these are sent during backward.
+EARLY = [mlp, lazy, called_three_times, tied, by_chainer_grad, in_threads, n_step_lstm]
 
 
 def batch_of(rank, update):
@@ -222,18 +226,17 @@ def as_without(comm, make, **options):
     return optimizer
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize('zero_fill', [True, False])
 @pytest.mark.parametrize('make', MODELS)
 def test_models(comm, make, zero_fill):
-    as_without(comm, make, zero_fill=zero_fill)
+    optimizer = as_without(comm, make, zero_fill=zero_fill)
+    if make in EARLY:
+        assert optimizer.n_early == len(optimizer.buckets) > 1
 
 
-def test_exchanges_during_backward(comm):
+def test_buckets_have_the_order_of_backward(comm):
     optimizer = as_without(comm, mlp)
-    if comm.size == 1:
-        assert not hasattr(optimizer, 'buckets')
-        return
     params = dict(optimizer.target.namedparams())
     layers = optimizer.target.predictor
     assert [params[path] for bucket in optimizer.buckets for path in bucket] == [
@@ -241,21 +244,11 @@ def test_exchanges_during_backward(comm):
     assert optimizer.n_early == len(optimizer.buckets) >= 3
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize('make', [called_three_times, tied, n_step_lstm, in_threads,
-                                  by_chainer_grad, lazy])
-def test_exchanges_all_during_backward_of(comm, make):
-    optimizer = as_without(comm, make)
-    if comm.size > 1:
-        assert optimizer.n_early == len(optimizer.buckets) > 1
-
-
 def test_gradients_that_chainer_adds_up_later(comm):
     """They are exchanged after backward, and are not sent twice."""
     with chainer.using_config('lazy_grad_sum', True):
         optimizer = as_without(comm, called_three_times)
-    if comm.size > 1:
-        assert sum(map(len, optimizer.buckets)) == len([*optimizer.target.params()])
+    assert sum(map(len, optimizer.buckets)) == len([*optimizer.target.params()])
 
 
 def test_deprecated_zerograds(comm):
@@ -352,46 +345,9 @@ def test_gradients_within_the_backward_of_a_function(comm):
         return Called(call, first=L.Linear(N_IN, 8), mid=L.Linear(8, 8), last=L.Linear(8, N_OUT))
 
     optimizer = as_without(comm, make)
-    if comm.size > 1:
-        assert optimizer.n_early == len(optimizer.buckets)
+    assert optimizer.n_early == len(optimizer.buckets)
 
 
-def test_memory_where_each_step_has_other_gradients(comm):
-    """Only what was used lately is kept."""
-    def make():
-        def call(m, x):
-            for i in np.random.RandomState(m.n_calls).permutation(6)[:3]:
-                x = F.tanh(m[f'l{i}'](x))
-            m.n_calls += 1
-            return m.last(x)
-
-        net = Called(call, last=L.Linear(N_IN, N_OUT),
-                     **{f'l{i}': L.Linear(N_IN, N_IN) for i in range(6)})
-        net.n_calls = 0
-        return net
-
-    optimizer = prepared(comm, make, zero_fill=False, overlap=ALWAYS)
-    for n in range(40):
-        optimizer.update(optimizer.target, *batch_of(comm.rank, n))
-    if comm.size > 1:
-        size = sum(param.array.nbytes for param in optimizer.target.params())
-        kept = [nbytes for nbytes in comm.mean_queue()._memory.nbytes]
-        assert 0 < sum(kept) <= 5 * size
-
-
-def test_gradients_may_be_kept(comm):
-    kept = []
-
-    def each(optimizer, n):
-        kept.append([(param.grad, param.grad.copy()) for param in optimizer.target.params()])
-
-    as_without(comm, mlp, each=each)
-    for grads in kept:
-        for grad, then in grads:
-            np.testing.assert_array_equal(grad, then)
-
-
-@pytest.mark.mpi(min_size=2)
 def test_a_layer_that_one_rank_skips_without_zero_fill(comm):
 
     def make():
@@ -457,32 +413,6 @@ def test_multi_node_batch_normalization_where_ranks_differ(comm):
     as_without(comm, make, n_updates=8)
 
 
-def test_two_optimizers(comm):
-    def run(**options):
-        optimizers = [prepared(comm, make, **options) for make in (mlp, lazy)]
-        for n in range(4):
-            for optimizer in optimizers:
-                optimizer.update(optimizer.target, *batch_of(comm.rank, n))
-        return [state_of(optimizer) for optimizer in optimizers]
-
-    for a, b in zip(run(overlap=ALWAYS, bucket_mb=BUCKET_MB), run(), strict=True):
-        same(a, b)
-
-
-@pytest.mark.parametrize('divide', [True, False])
-def test_join(comm, divide):
-    def run(**options):
-        optimizer = prepared(comm, lazy, **options)
-        for epoch in range(2):
-            with chainermn.join(optimizer, divide_by_initial_world_size=divide):
-                for n in range(2 + 2 * ((comm.rank + epoch) % comm.size)):
-                    optimizer.update(optimizer.target, *batch_of(comm.rank, n))
-        return state_of(optimizer)
-
-    same(run(overlap=ALWAYS, bucket_mb=BUCKET_MB), run())
-
-
-@pytest.mark.mpi(min_size=2)
 def test_join_that_ends_early(comm):
 
     def run(**options):
@@ -527,7 +457,6 @@ def test_invalid_arguments(comm, change):
             chainer.optimizers.SGD(), comm, **{'overlap': ALWAYS, **change})
 
 
-@pytest.mark.mpi_skip
 def test_first_and_last_buckets_are_smaller():
     mb = 2**20
     buckets = _overlapped._assigned({f'/{n}': mb for n in range(200)}, 25 * mb)
@@ -540,13 +469,11 @@ def test_first_and_last_buckets_are_smaller():
     assert len(sizes) < 30
 
 
-@pytest.mark.mpi_skip
 def test_buckets_of_large_parameters():
     mb = 2**20
     sizes = {'/a': 20 * mb, '/b': 8, '/c': 20 * mb, '/d': 8}
     assert _overlapped._assigned(sizes, 25 * mb) == [['/a', '/b'], ['/c', '/d']]
     assert _overlapped._assigned(sizes, 1) == [['/a'], ['/b'], ['/c'], ['/d']]
-
 
 
 def test_where_nothing_can_be_hidden(comm):
@@ -555,12 +482,10 @@ def test_where_nothing_can_be_hidden(comm):
     optimizer, states = trained(comm, lazy, overlap=True, bucket_mb=BUCKET_MB)
     for a, b in zip(states, expected, strict=True):
         same(a, b)
-    if comm.size > 1:
-        is_profitable = comm.mean_queue().is_profitable
-        assert comm.allgather_obj(is_profitable) == [is_profitable] * comm.size
-        assert (len(optimizer.buckets) > 0) == is_profitable
-        assert (optimizer.n_early > 0) == is_profitable
-
+    is_profitable = comm.mean_queue().is_profitable
+    assert comm.allgather_obj(is_profitable) == [is_profitable] * comm.size
+    assert (len(optimizer.buckets) > 0) == is_profitable
+    assert (optimizer.n_early > 0) == is_profitable
 
 
 @pytest.mark.sample(1)

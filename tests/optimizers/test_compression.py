@@ -58,8 +58,9 @@ def test_what_another_rank_saved_is_not_taken_over(comm, tmp_path):
             np.testing.assert_array_equal(theirs, residual)
 
 
-@pytest.mark.parametrize('saved, loaded', [(None, '2bit'), ('2bit', None), ('fp16', '2bit'),
-                                           ('2bit', 'fp16')])
+@pytest.mark.parametrize('saved, loaded', [
+    (None, '2bit'), ('2bit', 'fp16'), ('fp16', 'powersgd'), ('powersgd', None),
+    ('2bit', 'powersgd'), ('powersgd', '2bit')])
 def test_compression_may_change_between_runs(comm, tmp_path, saved, loaded):
     optimizer, _ = make(comm, saved)
     train(comm, optimizer, range(3))

@@ -57,18 +57,6 @@ def check_same_on_all_ranks(comm, value):
         np.testing.assert_equal(theirs, ours[0])
 
 
-def test_first_update_only_broadcasts(comm):
-    optimizer, model = make(comm)
-    expected = comm.bcast_obj(model.first.W.array.copy())
-    optimizer.update(model, *batch(comm.rank))
-    assert optimizer.t == 0
-    np.testing.assert_array_equal(model.first.W.array, expected)
-    check_same_on_all_ranks(comm, weights(model))
-    optimizer.update(model, *batch(comm.rank))
-    assert optimizer.t == 1
-    assert not np.allclose(model.first.W.array, expected)
-
-
 def test_broadcasts_again_when_more_parameters_are_initialized(comm):
     optimizer, model = make(comm)
     optimizer.update(model, *batch(comm.rank))
@@ -142,19 +130,6 @@ def test_old_gradients_are_forgotten(comm, use_cleargrads):
     np.testing.assert_array_equal(model.first.W.grad, expected)
 
 
-def test_scaled_gradient_is_unscaled_where_the_parameter_was_not_used(comm):
-    optimizer, model = make(comm)
-    optimizer.loss_scaling(scale=64.0)
-    optimizer.update(model, *batch(0), late=True)
-    for param in model.params():
-        param._loss_scale = None  # as if no rank had used it before
-    model.cleargrads()
-    model(*batch(0), late=True).backward()
-    expected = model.late.W.array - 0.1 * model.late.W.grad / comm.size
-    optimizer.update(model, *batch(0), late=comm.rank == 0)
-    np.testing.assert_allclose(model.late.W.array, expected, rtol=1e-12)
-
-
 def test_dynamic_loss_scale_is_equal_on_all_ranks(comm):
     optimizer, model = make(comm)
     optimizer.loss_scaling()
@@ -174,20 +149,6 @@ def test_dynamic_loss_scale_is_equal_on_all_ranks(comm):
     assert optimizer._loss_scale == 4
     np.testing.assert_equal(weights(model), before)
     check_same_on_all_ranks(comm, optimizer.t)
-
-
-def test_fp32_update_keeps_its_state_in_float32(comm):
-    model = chainer.links.Linear(2, 1, initialW=chainer.initializers.One(np.float16),
-                                 initial_bias=chainer.initializers.Zero(np.float16))
-    optimizer = chainermn.create_multi_node_optimizer(optimizers.MomentumSGD(1e-6), comm)
-    optimizer.setup(model)
-    optimizer.use_fp32_update()
-    x = np.full((1, 2), 0.01, np.float16)
-    for _ in range(2):
-        optimizer.update(lambda: chainer.functions.sum(model(x)))
-    velocity = model.W.update_rule.state['v']
-    assert velocity.dtype == np.float32
-    np.testing.assert_allclose(velocity, -1e-8, rtol=1e-3)  # 0 in float16
 
 
 def test_is_a_proxy_of_the_actual_optimizer(comm):

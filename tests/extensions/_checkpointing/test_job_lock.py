@@ -39,10 +39,10 @@ def lock_of(comm, is_alone=False):
 
 
 @contextlib.contextmanager
-def other_job(comm, names, rank):
-    """Another process that has the lock of a rank."""
+def other_job(comm, names, rank, on=None):
+    """Another process, started by that rank or ``on`` another one, has the lock of a rank."""
     process = None
-    if comm.rank == rank:
+    if comm.rank == (rank if on is None else on):
         process = subprocess.Popen(
             [sys.executable, '-I', '-S', PROGRAM, locking.__file__, names.lock_path(rank), HOLDER],
             text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -164,21 +164,13 @@ def test_what_a_killed_larger_job_left_is_removed(comm, names):
     if comm.rank == 0:
         for path in files:
             open(path, 'w').close()
-    other = subprocess.Popen(
-        [sys.executable, '-I', '-S', PROGRAM, locking.__file__, names.lock_path(runs), HOLDER],
-        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) if comm.rank == 0 else None
-    try:
-        assert other is None or other.stdout.readline() == 'has it\n'
+    with other_job(comm, names, runs, on=0):
         lock = lock_of(comm)
         lock.acquire(names)
         if comm.rank == 0:
             assert [os.path.exists(path) for path in files] == [False, False, True]
             assert os.path.exists(names.lock_path(runs))
         lock.release()
-    finally:
-        if other is not None:
-            other.kill()
-            other.communicate()
 
 
 def test_a_file_system_that_cannot_lock_is_a_warning(comm, names, monkeypatch):

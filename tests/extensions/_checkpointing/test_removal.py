@@ -1,28 +1,25 @@
 """The files of a completed training stay until all ranks have ended without an error."""
 import os
+import pathlib
 import re
 
 import chainer
-import numpy as np
 import pytest
 from jobs import run_job
 from mpi4py import MPI
+from small_trainer import make_trainer
 
 import chainermn
 
 
 def train(comm, folder, stop=3):
     """Train; return the iterations of this run, and the checkpointer."""
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
-    optimizer.setup(chainer.links.Classifier(chainer.links.Linear(3, 2)))
-    iterator = chainer.iterators.SerialIterator([(np.ones(3, np.float32), np.int32(0))] * 4, 2)
-    updater = chainer.training.StandardUpdater(iterator, optimizer)
-    trainer = chainer.training.Trainer(updater, (stop, 'iteration'), out=folder)
+    trainer = make_trainer(comm, folder, (stop, 'iteration'))
     checkpointer = chainermn.create_multi_node_checkpointer('run', comm)
     trainer.extend(checkpointer, trigger=(1, 'iteration'))
-    start = checkpointer.maybe_load(trainer, optimizer) or 0
+    start = checkpointer.maybe_load(trainer, trainer.updater.get_optimizer('main')) or 0
     trainer.run()
-    return list(range(start + 1, updater.iteration + 1)), checkpointer
+    return list(range(start + 1, trainer.updater.iteration + 1)), checkpointer
 
 
 def saves(folder):
@@ -60,9 +57,7 @@ def test_a_folder_that_cannot_be_written(comm, folder, same_error):
         out = os.path.join(folder, 'file', 'out')
     comm.barrier()
     checkpointer = chainermn.create_multi_node_checkpointer('run', comm)
-    trainer = chainer.training.Trainer(chainer.training.StandardUpdater(
-        chainer.iterators.SerialIterator([0], 1),
-        chainer.optimizers.SGD().setup(chainer.links.Linear(1, 1))), (1, 'iteration'), out=folder)
+    trainer = make_trainer(comm, folder, (1, 'iteration'))
     assert checkpointer.maybe_load(trainer, path=out) is None  # a folder may be read only
     trainer.extend(checkpointer, trigger=(1, 'iteration'))
     error = same_error(trainer.run, table=False)
@@ -107,8 +102,7 @@ if what == 'blocked' and comm.rank == 0:  # as if the folder were read only; roo
 @pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
 def test_a_failure_after_the_training_keeps_the_files(tmp_path):
     """A restart does not train again; after a clean end, nothing is left."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    script = SCRIPT.format(paths=[here, os.path.dirname(os.path.dirname(here))])
+    script = SCRIPT.format(paths=[*map(str, pathlib.Path(__file__).parents[:3])])
 
     def run(what, rank=0):
         done = run_job(tmp_path, script, what, str(rank), limit=60, PYTHONWARNINGS='default')

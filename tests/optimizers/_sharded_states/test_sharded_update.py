@@ -28,15 +28,15 @@ def batch(comm, step, dtype='float32'):
 
 
 def train(comm, shard, make=mlp, create=optimizers.Adam, configure=lambda optimizer: None,
-          steps=STEPS, dtype='float32', change=lambda optimizer, step: None, **options):
+          steps=STEPS, dtype='float32', change=lambda optimizer, step: None):
     """Trains a model; returns the optimizer, and the parameters after each step."""
     np.random.seed(0)
     model = make()
     optimizer = chainermn.create_multi_node_optimizer(
-        create(), comm, shard_states=shard, **options).setup(model)
+        create(), comm, shard_states=shard).setup(model)
     configure(optimizer)
     seen = []
-    for step in range(steps * options.get('n_accumulations', 1) + 1):
+    for step in range(steps + 1):
         change(optimizer, step)
         x, t = batch(comm, step, dtype)
         optimizer.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, t)
@@ -88,9 +88,9 @@ def test_hooks_of_the_optimizer_see_all_parameters_and_gradients(comm, timing):
         seen.append([float(abs(array).sum()) for param in optimizer.target.params()
                      for array in (param.array, param.grad)])
 
-    check(comm, make=wide, create=optimizers.SGD,
+    check(comm, make=wide, create=optimizers.SGD, steps=2,
           configure=lambda optimizer: optimizer.add_hook(hook, 'hook', timing))
-    assert seen[:STEPS] == seen[STEPS:]
+    assert len(seen) == 4 and seen[:2] == seen[2:]
 
 
 @pytest.mark.parametrize('timing', ['pre', 'post'])
@@ -106,21 +106,6 @@ def test_hooks_of_parameters_see_the_complete_parameter(comm, timing, late):
             optimizer.target[2].W.update_rule.add_hook(hook, 'hook', timing)
 
     check(comm, change=change)
-
-
-def test_a_rule_that_is_not_elementwise_sees_the_complete_parameter(comm):
-    class Rule(optimizers.adam.AdamRule):
-        is_elementwise = False
-
-        def update_core_cpu(self, param):
-            super().update_core_cpu(param)
-            param.array[...] -= param.array.mean()
-
-    class Centered(optimizers.Adam):
-        def create_update_rule(self):
-            return Rule(self.hyperparam)
-
-    check(comm, create=Centered)
 
 
 def test_methods_of_one_rule(comm):
@@ -209,27 +194,6 @@ def test_two_optimizers_of_the_same_parameters(comm):
                     lambda x, t, model=model: F.softmax_cross_entropy(model(x), t), x, t)
         trained.append(parameters(model))
     assert_same(comm, trained[1:], trained[:1])
-
-
-def test_arrays_that_are_not_contiguous(comm):
-    def change(optimizer, step):
-        param = optimizer.target[2].W
-        param.array = np.asfortranarray(param.array)
-
-    check(comm, change=change)
-
-
-def test_another_model(comm):
-    np.random.seed(comm.rank)
-    optimizer = chainermn.create_multi_node_optimizer(
-        optimizers.Adam(), comm, shard_states=True)
-    for model in mlp(), L.Linear(N_IN, N_OUT):
-        optimizer.setup(model)
-        for step in range(3):
-            x, t = batch(comm, step)
-            optimizer.update(lambda x, t, model=model: F.softmax_cross_entropy(model(x), t), x, t)
-        assert len(set(comm.allgather_obj(
-            [array.tobytes() for array in parameters(model).values()].__repr__()))) == 1
 
 
 def test_a_link_replaced_by_one_of_the_same_shape_and_one_added(comm):

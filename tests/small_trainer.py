@@ -1,0 +1,16 @@
+"""A trainer for tests of extensions: it trains a small classifier with equal examples."""
+import chainer
+import numpy as np
+
+import chainermn
+
+
+def make_trainer(comm, folder, stop, actual=None, length=4, batch_size=2, **options):
+    """Return a trainer with ``length`` examples on each rank; ``options`` of the optimizer."""
+    optimizer = chainermn.create_multi_node_optimizer(
+        actual or chainer.optimizers.SGD(), comm, **options)
+    optimizer.setup(chainer.links.Classifier(chainer.links.Linear(3, 2)))
+    data = [(np.ones(3, np.float32), np.int32(0))] * length
+    updater = chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator(data, batch_size), optimizer)
+    return chainer.training.Trainer(updater, stop, out=folder)
