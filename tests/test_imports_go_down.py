@@ -78,8 +78,9 @@ def faults(path, names):
         if package == 'mpi4py' and path.as_posix() != '_process/mpi.py' and here not in {
                 'communicators', 'global_except_hook'}:
             yield f'{name}: import MPI from chainermn._process.mpi, which does not initialize it'
-        if rest[:2] == ['_process', 'mpi'] and here not in {*BELOW, '_timeline', 'communicators'}:
-            yield f'{name}: only communicators and the layers below it use MPI'
+        if rest[:2] == ['_process', 'mpi'] and here not in {
+                *BELOW, '_timeline', '_commands', 'communicators'}:
+            yield f'{name}: only commands, communicators and the layers below it use MPI'
         if name.startswith(('cupy.cuda.nccl', 'cupy_backends.cuda.libs.nccl')) and here != 'nccl':
             yield f'{name}: only nccl.py speaks to NCCL'
         if package != 'chainermn':

@@ -1,6 +1,6 @@
 """Exchanges between nodes wait, and send no byte too many; here, each rank is a node.
 
-test_exchange.py compares their results.
+test_shared_sums.py compares their results.
 """
 
 import time

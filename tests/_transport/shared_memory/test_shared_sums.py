@@ -17,7 +17,7 @@ import chainermn
 from chainermn._transport import topology
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Group
-from chainermn._transport.shared_memory import exchange
+from chainermn._transport.shared_memory import shared_sums
 from chainermn._transport.shared_memory.shared_memory_transport import SharedMemoryTransport
 
 pytestmark = pytest.mark.every_size
@@ -35,7 +35,7 @@ SIZES = st.one_of(
 
 def create(mpi_comm, chunk=CHUNK):
     place = topology.discover(mpi_comm)
-    return exchange.create(mpi_comm, place, chunk or exchange.chunk_size(place))
+    return shared_sums.create(mpi_comm, place, chunk or shared_sums.chunk_size(place))
 
 
 @pytest.fixture(scope='module', params=range(1, min(SIZE, 3) + 1), ids='{} hosts'.format)
@@ -44,7 +44,7 @@ def memory(request):
     mpi_comm = MPI_COMM.Dup()
     hosts = request.param
     place = topology.of(RANK, [topology.Place(f'node{rank % hosts}', 1) for rank in range(SIZE)])
-    memory = exchange.create(mpi_comm, place, CHUNK)
+    memory = shared_sums.create(mpi_comm, place, CHUNK)
     yield memory
     memory.free()
     mpi_comm.Free()
@@ -380,11 +380,11 @@ import numpy as np
 import chainermn
 from mpi4py import MPI
 from chainermn._transport import topology
-from chainermn._transport.shared_memory import exchange
+from chainermn._transport.shared_memory import shared_sums
 
 mpi_comm = MPI.COMM_WORLD
 place = topology.discover(mpi_comm)
-memory = exchange.create(mpi_comm, place, exchange.chunk_size(place))
+memory = shared_sums.create(mpi_comm, place, shared_sums.chunk_size(place))
 array = np.zeros(10**6, np.float32)
 memory.sum([array])
 if mpi_comm.rank == 1:
@@ -419,7 +419,7 @@ def test_small_exchanges_need_little_memory():
     mpi_comm = MPI_COMM.Dup()
     group = Group(mpi_comm, topology.discover(mpi_comm), lambda: None)
     transport = SharedMemoryTransport(group)
-    small, large = exchange.SMALL_EXCHANGE // 4, exchange.SMALL_EXCHANGE
+    small, large = shared_sums.SMALL_EXCHANGE // 4, shared_sums.SMALL_EXCHANGE
     chunks = []
     for count in (10, small, small + 1, large, 10):
         x = np.full(count, RANK + 1, np.float32)
@@ -427,7 +427,7 @@ def test_small_exchanges_need_little_memory():
         np.testing.assert_array_equal(x, np.float32((SIZE + 1) / 2))
         chunks.append(transport._shared and transport._shared.chunk)
     if SIZE > 1:
-        full = exchange.chunk_size(group.topology)
-        assert chunks == [exchange.SMALL_CHUNK] * 2 + [full] * 3
+        full = shared_sums.chunk_size(group.topology)
+        assert chunks == [shared_sums.SMALL_CHUNK] * 2 + [full] * 3
     transport.free()
     mpi_comm.Free()
