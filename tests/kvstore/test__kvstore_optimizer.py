@@ -241,6 +241,36 @@ def test_shared_and_read_only_gradients(create, comm, update_on_kvstore):
     np.testing.assert_allclose(model.b.array, -1 / n, rtol=1e-6)
 
 
+@pytest.mark.parametrize('update_on_kvstore', BOTH)
+def test_updates_of_uninitialized_parameters_count(create, update_on_kvstore):
+    """As in Chainer: Adam's third update is smaller than the first one with this gradient."""
+    def make():
+        model = chainer.Chain()
+        with model.init_scope():
+            model.a = chainer.Parameter(np.zeros(2, np.float32))
+            model.b = chainer.Parameter(chainer.initializers.Zero())
+        return model, optimizers.Adam(.1).setup(model)
+
+    model, adam = make()
+    reference, plain = make()
+    optimizer = create_kvstore_optimizer(adam, create('dist_sync'), update_on_kvstore)
+    for step in range(5):
+        late = step >= 3
+        for one in (model, reference):
+            if step == 3:
+                one.b.initialize((2,))
+
+        def loss(one):
+            return F.sum(one.a + one.b if late else one.a)  # noqa: B023
+
+        optimizer.update(lambda: loss(model))
+        if step not in (0, 3):  # which copy parameters
+            plain.update(lambda: loss(reference))
+    for param, expected in zip(model.params(), reference.params(), strict=True):
+        np.testing.assert_allclose(param.array, expected.array, rtol=1e-5)
+    assert not np.allclose(model.b.array, -.1, rtol=1e-2)
+
+
 def test_a_snapshot_of_the_first_update(create, comm, tmp_path):
     for step in range(2):
         model = One()

@@ -170,6 +170,19 @@ def test_float32_copies_of_float16(create, type, path, comm, is_changed):
     np.testing.assert_array_equal(kv.pull('w'), 3 if is_changed else 1 + 2.**-10)
 
 
+def test_loading_drops_the_states_of_other_keys(create, path):
+    kv = store(create, 'dist_sync', 10**6, optimizers.MomentumSGD(1., 1.))
+    kv.init(['a', 'b'], [np.zeros(2), np.zeros(2)])
+    kv.push('a', np.ones(2) / kv.num_workers)
+    kv.save_optimizer_states(path)
+    for _ in range(3):
+        kv.push('b', np.ones(2) / kv.num_workers)
+    kv.load_optimizer_states(path)
+    before = kv.pull('b')
+    kv.push('b', np.ones(2) / kv.num_workers)
+    np.testing.assert_allclose(kv.pull('b'), before - 1)
+
+
 def test_hyperparameters(create, path, comm):
     kv = store(create, 'dist_sync', 10**6, optimizers.Adam(.25, eps=np.float32(.5)))
     init(kv)
