@@ -47,6 +47,8 @@ def imported(path):
             assert node.level == 0, f'{path}:{node.lineno} imports relatively; write chainermn....'
             # "from chainermn import nccl" may name a module
             yield from (f'{node.module}.{alias.name}' for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith('import_module'):
+            yield from (name.value for name in node.args if isinstance(name, ast.Constant))
 
 
 def layer(path):
@@ -58,8 +60,9 @@ def may_know(here, there, rest):
     if there in BELOW:
         return LEVELS[here] <= LEVELS['communicators'] or (
             '.'.join([there, *rest[1:2]]) in ABOUT_CHAINER)
-    interface = {'communicator_base', '_recognize', 'create_communicator', 'CommunicatorBase',
-                 'compression', 'errors', 'CollectiveMismatchError', 'CommunicatorName'}
+    interface = {'communicator_base', '_recognize', 'as_communicator', 'create_communicator',
+                 'CommunicatorBase', 'compression', 'errors', 'CollectiveMismatchError',
+                 'CommunicatorName'}
     return there != 'communicators' or here in {'__init__', 'communicators', '_commands'} or (
         rest[1] in interface)
 
@@ -71,8 +74,9 @@ def faults(path, names):
         if package == 'mpi4py' and path.as_posix() != '_process/mpi.py' and here not in {
                 'communicators', 'global_except_hook'}:
             yield f'{name}: import MPI from chainermn._process.mpi, which does not initialize it'
-        if rest[:2] == ['_process', 'mpi'] and here not in {*BELOW, '_timeline', 'communicators'}:
-            yield f'{name}: only communicators and the layers below it use MPI'
+        if rest[:2] == ['_process', 'mpi'] and here not in {
+                *BELOW, '_timeline', 'communicators'} and path.parts[:2] != ('_commands', 'check'):
+            yield f'{name}: only communicators, the layers below it and chainermn check use MPI'
         if name.startswith(('cupy.cuda.nccl', 'cupy_backends.cuda.libs.nccl')) and here != 'nccl':
             yield f'{name}: only nccl.py speaks to NCCL'
         if package != 'chainermn':
@@ -119,6 +123,7 @@ def test_an_import_that_goes_up_is_found(path, name):
     ('datasets/scatter.py', 'chainermn.communicators.communicator_base.CommunicatorBase'),
     ('communicators/naive_communicator.py', 'chainermn._transport.array_buffers'),
     ('communicators/naive_communicator.py', 'chainermn._process.mpi.MPI'),
+    ('_commands/check/system_info.py', 'chainermn._process.mpi.MPI'),
     ('_transport/mpi_transport.py', 'chainermn._process.mpi.MPI'),
     ('_process/mpi.py', 'mpi4py.MPI'),
     ('nccl.py', 'cupy.cuda.nccl'),
@@ -168,6 +173,15 @@ def test_no_module_is_looked_up_by_name():
                 hidden = name.startswith('chainermn.') and layer(path) in BELOW and (
                     name.removeprefix('chainermn.').partition('.')[0] in LEVELS)
                 assert not hidden or ' ' in name, f'{path}:{node.lineno}: {name}'
+
+
+def test_kvstore_uses_public_names_only():
+    """So others can build what it is: a package of their own on communicators and optimizers."""
+    for path in (path for path in FILES if layer(path) == 'kvstore'):
+        for name in imported(path):
+            package, *parts = name.split('.')
+            assert package != 'chainermn' or parts[0] == 'kvstore' or not any(
+                part.startswith('_') for part in parts), f'{path}: {name}'
 
 
 def test_nothing_asks_which_communicator_it_has():

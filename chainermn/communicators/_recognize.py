@@ -34,6 +34,13 @@ def as_communicator(value: object, operation: str) -> CommunicatorBase:
 
     Raises:
         TypeError: If it is not a communicator.
+
+    Example:
+        >>> from chainermn.communicators import as_communicator
+        >>> def last_rank(communicator):
+        ...     return as_communicator(communicator, 'last_rank').allreduce_obj(comm.rank, max)
+        >>> last_rank(comm)
+        1
     """
     if isinstance(value, CommunicatorBase):
         return value
