@@ -1,6 +1,7 @@
 """Scattering data sets: the examples of each rank, and the amount of data that is sent."""
 
 import contextlib
+import itertools
 import tracemalloc
 import warnings
 
@@ -15,6 +16,7 @@ from chainer.datasets import (
     TransformDataset,
     TupleDataset,
 )
+from each_case import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
@@ -69,8 +71,7 @@ def test_shards_cover_all(n, size):
         assert max(lengths) - min(lengths) <= 1
 
 
-@pytest.mark.parametrize('equal', [True, False])
-@pytest.mark.parametrize('n', [0, 1, 5, 12, 1797])
+@each_case('n, equal', itertools.product([0, 1, 5, 12, 1797], [True, False]))
 def test_scatter_index(comm, n, equal):
     root = comm.size - 1
     on_root = comm.rank == root
@@ -153,13 +154,12 @@ def check_equal(got, expected):
         assert got.dtype == expected.dtype
 
 
-@pytest.mark.sample(36)
-@pytest.mark.parametrize('shuffle', [False, True])
-@pytest.mark.parametrize('equal', [True, False])
-@pytest.mark.parametrize('make', (MADE_OF_ARRAYS | SENT_WHOLE).values(),
-                         ids=(MADE_OF_ARRAYS | SENT_WHOLE).keys())
-def test_each_rank_gets_the_examples_of_its_shard(comm, make, shuffle, equal):
-    root = comm.size - 1
+@each_case('name, shuffle, equal', [
+    (name, shuffle, (i + shuffle) % 2 == 0) for i, name in enumerate(MADE_OF_ARRAYS | SENT_WHOLE)
+    for shuffle in (False, True)])
+def test_each_rank_gets_the_examples_of_its_shard(comm, name, shuffle, equal):
+    """No other example travels to it, if the data set can be divided."""
+    root, make = comm.size - 1, (MADE_OF_ARRAYS | SENT_WHOLE)[name]
     part = chainermn.scatter_dataset(
         make() if comm.rank == root else [], comm, root=root, shuffle=shuffle, seed=7,
         force_equal_length=equal)
@@ -177,16 +177,8 @@ def test_each_rank_gets_the_examples_of_its_shard(comm, make, shuffle, equal):
     check_equal(part[1::2], expected[1::2])
     with pytest.raises(IndexError):
         part[len(part)]
-
-
-@pytest.mark.parametrize('shuffle', [False, True])
-@pytest.mark.parametrize('make', MADE_OF_ARRAYS.values(), ids=MADE_OF_ARRAYS.keys())
-def test_only_the_part_of_a_rank_travels_to_it(comm, make, shuffle):
-    part = chainermn.scatter_dataset(make(), comm, shuffle=shuffle, seed=0)
-    if comm.rank > 0:
-        assert len(part._dataset) == len(part)
-    else:
-        assert len(part._dataset) == N  # no copy on the root
+    if name in MADE_OF_ARRAYS:  # no copy on the root
+        assert len(part._dataset) == (N if comm.rank == root else len(part))
 
 
 class Broken:
@@ -194,8 +186,8 @@ class Broken:
         raise OSError('no such folder')
 
 
-@pytest.mark.parametrize('other', [None, [], np.zeros(N), range(N), iter([]), Broken(), 'other'])
-@pytest.mark.parametrize('whole', [False, True])
+@each_case('other, whole', itertools.product(
+    [None, [], np.zeros(N), range(N), iter([]), Broken(), 'other'], [False, True]))
 def test_ignored_data_sets(comm, other, whole):
     """One rank warns if others passed a data set of another length, which they would miss."""
     root, n = comm.size - 1, N

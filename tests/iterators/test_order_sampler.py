@@ -1,11 +1,11 @@
 """Each sample is used once in each epoch, by one rank, also if the number of ranks changes."""
 
-import contextlib
 import itertools
 
 import chainer
 import numpy as np
 import pytest
+from ranks_in_threads import on_ranks
 from shared_fixtures import communicators, raises_on_all
 
 from chainermn.iterators import MultiNodeOrderSampler
@@ -82,21 +82,6 @@ def test_an_order_of_another_seed_is_an_error(comm, tmp_path, monkeypatch):
         epoch(other)
 
 
-def of_ranks(n, size, **options):
-    """The sampler of each rank of a job of another size."""
-    class Rank:
-        def __init__(self, rank):
-            self.rank, self.size = rank, size
-
-        def allgather_obj(self, x):
-            return [x] * size
-
-        def called_by(self, name):
-            return contextlib.nullcontext()
-
-    return [MultiNodeOrderSampler(n, Rank(rank), **options) for rank in range(size)]
-
-
 @pytest.mark.parametrize('shuffle', [True, False], ids=['shuffled', 'in order'])
 @pytest.mark.parametrize('n', [60, 67])
 @pytest.mark.parametrize('sizes', [(4, 3), (3, 4, 2), (2, 3, 1, 4), (4, 4), (1, 5, 3)], ids=str)
@@ -108,7 +93,7 @@ def test_changes_of_the_number_of_ranks_within_an_epoch(sizes, n, shuffle):
     seen = []
     for previous, size in zip((0, *sizes), sizes, strict=False):
         seen.append(size)
-        samplers = of_ranks(n, size, shuffle=shuffle)
+        samplers = on_ranks(size, lambda comm: MultiNodeOrderSampler(n, comm, shuffle=shuffle))
         if orders is None:
             orders = [sampler._order(number) for sampler in samplers]
         else:

@@ -15,6 +15,7 @@ import chainer
 import numpy as np
 import pytest
 from each_case import each_case
+from ranks_in_threads import Alone
 from shared_fixtures import create
 from time_limits import seconds
 from version7 import Version7Communicator
@@ -32,12 +33,6 @@ def comm(request):
 
 def alone(shards, batch_size, **options):
     """The samples of an epoch on one rank."""
-    class Alone:
-        rank, size = 0, 1
-
-        def allgather_obj(self, x):
-            return [x]
-
     options = {'repeat': False, 'shuffle': False, **options}
     iterator = ShardedIterator(shards, batch_size, Alone(), **options)
     samples = [sample for batch in iterator for sample in batch]
@@ -399,12 +394,6 @@ def test_a_shard_that_changes(tmp_path):
     for name in 'ab':
         np.save(tmp_path / f'{name}.npy', np.arange(1000))
     (tmp_path / 'b.npy').rename(tmp_path / 'c.npy')
-
-    class Alone:
-        rank, size = 0, 1
-
-        def allgather_obj(self, x):
-            return [x]
 
     iterator = ShardedIterator(str(tmp_path / '*.npy'), 100, Alone(), buffer=1, n_prefetch=0)
     for _ in range(5):

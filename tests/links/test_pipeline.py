@@ -1,6 +1,5 @@
 """Pipelines against one process with the same links, in plain Chainer and float64."""
 
-import contextlib
 import sys
 import tracemalloc
 
@@ -12,8 +11,20 @@ import pytest
 from chainer import training
 from each_case import each_case
 from jobs import run_job
+from models_on_ranks import (
+    MODELS,
+    WIDTH,
+    Doubled,
+    OneProcess,
+    Part,
+    WithBatchNormalization,
+    WithDropout,
+    build,
+    chain,
+    compare_gradients,
+)
 from mpi4py import MPI
-from shared_fixtures import create
+from shared_fixtures import create, raises_on_all
 
 import chainermn
 from chainermn import Pipeline
@@ -21,8 +32,6 @@ from chainermn._timeline import summary, trace_files
 from chainermn.links import MultiNodeChainList
 
 pytestmark = pytest.mark.every_size
-
-WIDTH = 4
 
 
 @pytest.fixture(scope='module')
@@ -44,201 +53,6 @@ def batch(n, seed=0):
     return random.randn(n, WIDTH), random.randint(0, WIDTH, n)
 
 
-# --- models ---------------------------------------------------------------------------------------
-
-class Part(chainer.Chain):
-    """Adds its inputs, and has a layer whose weights depend on the name."""
-
-    n_outputs = 1
-
-    def __init__(self, name):
-        super().__init__()
-        random = np.random.RandomState(abs(sum(map(ord, name))))
-        with self.init_scope():
-            self.fc = L.Linear(WIDTH, WIDTH, initialW=random.randn(WIDTH, WIDTH),
-                               initial_bias=random.randn(WIDTH))
-
-    def forward(self, *xs):
-        flat = [x for y in xs for x in (y if isinstance(y, tuple) else (y,))]
-        return self.outputs(F.tanh(self.fc(sum(flat[1:], flat[0]))))
-
-    def outputs(self, y):
-        return y
-
-
-class TwoOutputs(Part):
-    def outputs(self, y):
-        return y, 2 * y
-
-
-class WithBatchNormalization(Part):
-    def __init__(self, name):
-        super().__init__(name)
-        with self.init_scope():
-            self.bn = L.BatchNormalization(WIDTH)
-
-    def outputs(self, y):
-        return self.bn(y)
-
-
-class WithDropout(Part):
-    def outputs(self, y):
-        return F.dropout(y, .4)
-
-
-class Recurrent(Part):
-    """An LSTM over the columns of each example."""
-
-    def __init__(self, name):
-        super().__init__(name)
-        np.random.seed(sum(map(ord, name)))
-        with self.init_scope():
-            self.rnn = L.NStepLSTM(1, 1, WIDTH, 0)
-
-    def outputs(self, y):
-        ys = [F.expand_dims(each, 1) for each in F.separate(y)]
-        h, _, _ = self.rnn(None, None, ys)
-        return h[0]
-
-
-class Stateful(Part):
-    """Like Recurrent, with an LSTM that keeps its state between calls."""
-
-    def __init__(self, name):
-        super().__init__(name)
-        np.random.seed(sum(map(ord, name)))
-        with self.init_scope():
-            self.rnn = L.LSTM(1, WIDTH)
-
-    def outputs(self, y):
-        self.rnn.reset_state()
-        return [self.rnn(F.expand_dims(each, 1)) for each in F.separate(y, 1)][-1]
-
-
-class Doubled(chainer.Link):
-    """Has no parameters: its input gets no gradient if it is that of the model."""
-
-    def forward(self, x):
-        return 2 * x
-
-
-class WithLabels(Part):
-    """Passes an array of integers on, as well."""
-
-    def outputs(self, y):
-        return y, y.array.argmax(axis=1)
-
-
-class TakesLabels(Part):
-    def forward(self, inputs):
-        y, labels = inputs
-        labels = getattr(labels, 'array', labels).astype('d')
-        return super().forward(y * F.broadcast_to(1 + labels[:, None], y.shape))
-
-
-def chain(size, kinds=(Part,)):
-    """Return a link on each rank: (name, class, rank, sources)."""
-    return [(f'{rank}', kinds[rank % len(kinds)], rank, [f'{rank - 1}'] if rank else None)
-            for rank in range(size)]
-
-
-def back_and_forth(size):
-    return [(f'{n}', Part, n % 2, [f'{n - 1}'] if n else None) for n in range(5)]
-
-
-def branches(size):
-    return [('a', Part, 0, None), *((f'b{n}', Part, n, ['a']) for n in range(size)),
-            ('c', Part, 0, [f'b{n}' for n in range(size)])]
-
-
-def skip_connection(size):
-    return [('a', Part, 0, None), ('b', Part, 1, ['a']), ('c', Part, size - 1, ['b']),
-            ('d', Part, 0, ['a', 'c', 'b'])]
-
-
-def two_inputs(size):
-    return [('a', Part, 0, None), ('b', Part, 1, None), ('c', Part, size - 1, ['a', 'b', 'a'])]
-
-
-def two_outputs(size):
-    return [('a', TwoOutputs, 0, None), ('b', TwoOutputs, 1, ['a', 'a']), ('c', Part, 0, ['b'])]
-
-
-def no_parameters_first(size):
-    return [('a', Doubled, 0, None), *((f'b{n}', Part, n, ['a' if n == 1 else f'b{n - 1}'])
-                                       for n in range(1, size))]
-
-
-def labels_on_the_way(size):
-    return [('a', WithLabels, 0, None), ('b', TakesLabels, 1, ['a'])]
-
-
-def unused_output(size):
-    return [('a', Part, 0, None), ('b', Part, 1, ['a']), ('c', Part, 1, ['a'])]
-
-
-MODELS = {
-    'chain': chain,
-    'batch normalization': lambda size: chain(size, [WithBatchNormalization]),
-    'recurrent': lambda size: chain(size, [Recurrent, Part]),
-    'recurrent, with a state': lambda size: chain(size, [Stateful, Part]),
-    'back and forth': back_and_forth,
-    'branches': branches,
-    'skip connection': skip_connection,
-    'two inputs': two_inputs,
-    'two outputs': two_outputs,
-    'no parameters first': no_parameters_first,
-    'integers on the way': labels_on_the_way,
-}
-
-
-def build(links, comm):
-    """Return the list of this rank, and its links by name."""
-    ranks = {name: rank for name, _, rank, _ in links}
-    out = {name: [other for *_, other, sources in
-                  ((n, k, r, s) for n, k, r, s in links)
-                  for source in sources or () if source == name] for name in ranks}
-    model, own = MultiNodeChainList(comm), {}
-    for name, kind, rank, sources in links:
-        if rank == comm.rank:
-            own[name] = kind(name) if issubclass(kind, Part) else kind()
-            model.add_link(own[name],
-                           None if sources is None else [ranks[source] for source in sources],
-                           out[name] or None)
-    return model, own
-
-
-class OneProcess:
-    """All links in one process; micro-batches one after another."""
-
-    def __init__(self, links):
-        self.links = links
-        self.parts = {name: kind(name) if issubclass(kind, Part) else kind()
-                      for name, kind, *_ in links}
-
-    def __call__(self, x):
-        values = {}
-        for name, _, _, sources in self.links:
-            arguments = [x] if sources is None else [values[source] for source in sources]
-            values[name] = self.parts[name](*arguments)
-        return values[self.links[-1][0]]
-
-    def cleargrads(self):
-        for part in self.parts.values():
-            part.cleargrads()
-
-    def accumulate(self, x, t, n):
-        """Add up the gradients of micro-batches; return the loss."""
-        self.cleargrads()
-        total = 0
-        for xs, ts in zip(np.array_split(x, n), np.array_split(t, n), strict=True):
-            loss = F.softmax_cross_entropy(self(xs), ts)
-            loss.grad = np.array(len(xs) / len(x))
-            loss.backward()
-            total += loss.array * len(xs) / len(x)
-        return total
-
-
 def run(pipeline, *args):
     pipeline._model.model.cleargrads()
     loss = pipeline(*args)
@@ -246,17 +60,12 @@ def run(pipeline, *args):
     return loss
 
 
-def compare(own, reference, exact=False):
-    for name, link in own.items():
-        expected = dict(reference.parts[name].namedparams())
-        for path, param in link.namedparams():
-            if expected[path].grad is None:
-                assert param.grad is None, (name, path)
-            elif exact:
-                np.testing.assert_array_equal(param.grad, expected[path].grad, f'{name}{path}')
-            else:
-                np.testing.assert_allclose(param.grad, expected[path].grad, 1e-10, 1e-14,
-                                           err_msg=f'{name}{path}')
+def check_against(loss, link, one, expected, n):
+    """Compare with a loss of ``one``, which has all links; this rank has the link number ``n``."""
+    one.cleargrads()
+    expected.backward()
+    np.testing.assert_allclose(loss.array, expected.array, 1e-12)
+    np.testing.assert_allclose(link.W.grad, one[n].W.grad, 1e-10)
 
 
 @each_case('name, schedule, n, recompute', [
@@ -273,7 +82,7 @@ def test_gradients(comm, name, schedule, n, recompute):
     losses = [run(pipeline, *each) for each in batches]  # before a rank can fail
     for loss, (x, t) in zip(losses, batches, strict=True):
         np.testing.assert_allclose(loss.array, reference.accumulate(x, t, n), 1e-12)
-    compare(own, reference, exact=name not in (
+    compare_gradients(own, reference, exact=name not in (
         'skip connection', 'branches', 'two inputs', 'recurrent', 'recurrent, with a state'))
     for link_name, link in own.items():
         if isinstance(link, WithBatchNormalization):  # as in gradient accumulation
@@ -292,7 +101,7 @@ def test_micro_batches_of_unequal_sizes_give_the_mean_over_the_batch(comm, n_exa
     x, t = batch(n_examples)
     loss = run(Pipeline(model, F.softmax_cross_entropy, n), x, t)
     np.testing.assert_allclose(loss.array, reference.accumulate(x, t, 1), 1e-12)
-    compare(own, reference)
+    compare_gradients(own, reference)
 
 
 def test_gradients_are_added_by_backward_only(comm):
@@ -337,7 +146,7 @@ def test_a_loss_function_with_parameters(comm):
         link.cleargrads()
     loss.backward()
     expected(reference(x), t).backward()
-    compare(own, reference)
+    compare_gradients(own, reference)
     if comm.rank == comm.size - 1:
         np.testing.assert_allclose(head.fc.W.grad, expected.fc.W.grad, 1e-10)
     else:
@@ -356,7 +165,7 @@ class Keeps(chainer.FunctionNode):
         return gys
 
 
-class ManyActivations(chainer.Link):
+class ManyActivations(Doubled):
     def forward(self, x):
         for _ in range(4):
             x, = Keeps().apply((x,))
@@ -365,8 +174,7 @@ class ManyActivations(chainer.Link):
 
 def test_memory(comm):
     """In bytes: with 1F1B, stages keep the activations of fewer micro-batches than with GPipe."""
-    model, _ = build([(f'{rank}', ManyActivations, rank, [f'{rank - 1}'] if rank else None)
-                      for rank in range(comm.size)], comm)
+    model, _ = build(chain(comm.size, [ManyActivations]), comm)
     x, t = np.ones((2, 32, 5000))
     peaks = {}
     for schedule in ('1f1b', 'gpipe'):
@@ -412,20 +220,17 @@ def test_tied_parameters_stay_equal(comm):
     tied = {'fc/W': part.fc.W, 'fc/b': part.fc.b} if comm.rank in (0, comm.size - 1) else None
     optimizer = chainer.optimizers.SGD(.1).setup(model)
     pipeline = Pipeline(model, F.softmax_cross_entropy, 4, tied=tied)
-    for hook in (True, False):
-        if hook:
-            expected.add_hook(chainer.optimizer_hooks.GradientClipping(.05))
-            optimizer.add_hook(pipeline.gradient_clipping(.05))
+    for hook, own_hook in [
+            (chainer.optimizer_hooks.GradientClipping(.05), pipeline.gradient_clipping(.05)),
+            (chainer.optimizer_hooks.WeightDecay(.1), chainer.optimizer_hooks.WeightDecay(.1))]:
+        expected.add_hook(hook, 'hook')
+        optimizer.add_hook(own_hook, 'hook')
         for _ in range(2):
             expected.update(loss, x, t)
             optimizer.update(pipeline, x, t)
         np.testing.assert_allclose(part.fc.W.array, models[comm.rank].fc.W.array, 1e-10)
-        expected.remove_hook('GradientClipping')
-        optimizer.remove_hook('GradientClipping')
-        if not hook:
-            break
-        expected.add_hook(chainer.optimizer_hooks.WeightDecay(.1), 'GradientClipping')
-        optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(.1), 'GradientClipping')
+        expected.remove_hook('hook')
+        optimizer.remove_hook('hook')
 
 
 @each_case('scale', [1., 128.])
@@ -481,14 +286,12 @@ def linear(n):
     return L.Linear(WIDTH, WIDTH, initialW=np.random.RandomState(n).randn(WIDTH, WIDTH))
 
 
-def classifier(comm, links=1):
-    """A chain whose last rank has an L.Classifier."""
-    model = MultiNodeChainList(comm)
-    for n in range(links):
-        stage = n * comm.size + comm.rank
-        model.add_link(linear(stage), None if stage == 0 else (stage - 1) % comm.size,
-                       None if stage == links * comm.size - 1 else (stage + 1) % comm.size)
-    return L.Classifier(model) if comm.rank == comm.size - 1 else model
+def one_link_each(comm, kind=MultiNodeChainList):
+    """Return a list for a chain of linear links, one on each rank."""
+    model = kind(comm)
+    model.add_link(linear(comm.rank), comm.rank - 1 if comm.rank else None,
+                   comm.rank + 1 if comm.rank < comm.size - 1 else None)
+    return model
 
 
 def train(model, function, tmp_path, evaluate=None, has_targets=True):
@@ -512,9 +315,11 @@ def train(model, function, tmp_path, evaluate=None, has_targets=True):
 
 def test_trainer_evaluator_and_log(comm, tmp_path):
     """All ranks report what one process reports."""
-    one = L.Classifier(chainer.Sequential(*(linear(n) for n in range(comm.size))))
+    one = L.Classifier(chainer.Sequential(*map(linear, range(comm.size))))
     expected = train(one, None, tmp_path)
-    model = classifier(comm)
+    model = one_link_each(comm)
+    if comm.rank == comm.size - 1:
+        model = L.Classifier(model)
     pipeline = Pipeline(model, n_micro_batches=3)
     found = train(model, pipeline, tmp_path, evaluate=pipeline,
                   has_targets=comm.rank == comm.size - 1)
@@ -577,12 +382,10 @@ def test_batches_that_are_dicts(comm):
     """The first link gets the inputs by name, and L.Classifier takes the target."""
     x, t = batch(6)
     last = comm.rank == comm.size - 1
-    model = MultiNodeChainList(comm)
-    model.add_link(linear(comm.rank), None if comm.rank == 0 else comm.rank - 1,
-                   None if last else comm.rank + 1)
+    model = one_link_each(comm)
     pipeline = Pipeline(L.Classifier(model, label_key='t') if last else model, n_micro_batches=2)
     loss = pipeline(**{'x': x, 't': t} if last else {'x': x} if comm.rank == 0 else {})
-    one = chainer.Sequential(*(linear(n) for n in range(comm.size)))
+    one = chainer.Sequential(*map(linear, range(comm.size)))
     np.testing.assert_allclose(loss.array, F.softmax_cross_entropy(one(x), t).array, 1e-12)
 
 
@@ -592,17 +395,11 @@ def test_forward_of_a_subclass(comm):
         def forward(self, *xs):
             return 3 * super().forward(*(x / 2 for x in xs))
 
-    model = Scaled(comm)
-    model.add_link(linear(comm.rank), None if comm.rank == 0 else comm.rank - 1,
-                   None if comm.rank == comm.size - 1 else comm.rank + 1)
+    model = one_link_each(comm, Scaled)
     x, t = batch(8)
     loss = run(Pipeline(model, F.softmax_cross_entropy, 2), x, t)
-    one = chainer.Sequential(*(linear(n) for n in range(comm.size)))
-    one.cleargrads()
-    expected = F.softmax_cross_entropy(3 * one(x / 2), t)
-    expected.backward()
-    np.testing.assert_allclose(loss.array, expected.array, 1e-12)
-    np.testing.assert_allclose(model[0].W.grad, one[comm.rank].W.grad, 1e-10)
+    one = chainer.Sequential(*map(linear, range(comm.size)))
+    check_against(loss, model[0], one, F.softmax_cross_entropy(3 * one(x / 2), t), comm.rank)
 
 
 def test_with_data_parallelism(comm):
@@ -612,12 +409,11 @@ def test_with_data_parallelism(comm):
     row, column = divmod(comm.rank, 2)
     model_comm, data_comm = comm.split(row, comm.rank), comm.split(column, comm.rank)
     for n_accumulations in (1, 2):
-        model = MultiNodeChainList(model_comm)
-        model.add_link(linear(column), None if column == 0 else 0, 1 if column == 0 else None)
+        model = one_link_each(model_comm)
         optimizer = chainermn.create_multi_node_optimizer(
             chainer.optimizers.SGD(.1), data_comm, n_accumulations=n_accumulations).setup(model)
         pipeline = Pipeline(model, F.softmax_cross_entropy, 2)
-        one = chainer.Sequential(linear(0), linear(1))
+        one = chainer.Sequential(*map(linear, range(2)))
         expected = chainer.optimizers.SGD(.1).setup(one)
         optimizer.update(pipeline, *batch(4))  # copies the parameters
         for step in range(2):
@@ -689,26 +485,11 @@ def test_own_communication_in_a_model_without_list(comm):
     with chainer.no_backprop_mode():
         by_name = pipeline(x, t=t)
     np.testing.assert_array_equal(by_name.array, loss.array)
-    one = chainer.Sequential(*(linear(n) for n in range(comm.size)))
-    one.cleargrads()
-    expected = F.softmax_cross_entropy(one(x), t)
-    expected.backward()
-    np.testing.assert_allclose(loss.array, expected.array, 1e-12)
-    np.testing.assert_allclose(model.fc.W.grad, one[comm.rank].W.grad, 1e-10)
+    one = chainer.Sequential(*map(linear, range(comm.size)))
+    check_against(loss, model.fc, one, F.softmax_cross_entropy(one(x), t), comm.rank)
 
 
 # --- wrong calls ----------------------------------------------------------------------------------
-
-@contextlib.contextmanager
-def raises_on_all(kind, *texts):
-    """All ranks raise the same error, which contains these texts."""
-    with pytest.raises(kind) as caught:
-        yield
-    found = MPI.COMM_WORLD.allgather(str(caught.value))
-    assert len(set(found)) == 1, found
-    for text in texts:
-        assert text in found[0]
-
 
 def test_links_that_wait_for_each_other(comm):
     model = MultiNodeChainList(comm)
@@ -716,17 +497,6 @@ def test_links_that_wait_for_each_other(comm):
         model.add_link(Part('a'), 1 - comm.rank, 1 - comm.rank)
     with raises_on_all(ValueError, 'links wait for each other',
                        'link 0 (Part, rank_in=1, rank_out=1) of MultiNodeChainList needs'):
-        Pipeline(model, F.softmax_cross_entropy)(*batch(4))
-
-
-@each_case('rank_in, rank_out, text', [
-    (None, 1, 'sends to rank 1, but no link there receives it. Add a link with rank_in=0 on'),
-    (1, None, 'receives from rank 1, but no link there sends to it. Add a link with rank_out=0')])
-def test_a_missing_link(comm, rank_in, rank_out, text):
-    model = MultiNodeChainList(comm)
-    if comm.rank == 0:
-        model.add_link(Part('a'), rank_in, rank_out)
-    with raises_on_all(ValueError, 'link 0 (Part, rank_in=', text):
         Pipeline(model, F.softmax_cross_entropy)(*batch(4))
 
 
@@ -752,17 +522,12 @@ def test_missing_arguments(comm):
         pipeline(**{'t': t} if comm.rank == comm.size - 1 else {'x': x})
 
 
-def test_evaluation_on_some_ranks(comm):
-    model, _ = build(chain(comm.size), comm)
-    with raises_on_all(ValueError, 'the options differ', 'rank 0: n_micro_batches=8',
-                       'enable_backprop=False', 'enable_backprop=True'), (
-            chainer.using_config('enable_backprop', comm.rank > 0)):
-        Pipeline(model, F.softmax_cross_entropy)(*batch(4))
-
-
 def test_different_options(comm):
+    """An evaluation on some ranks only is one, too."""
     model, _ = build(chain(comm.size), comm)
-    with raises_on_all(ValueError, 'the options differ', 'n_micro_batches=3', 'n_micro_batches=2'):
+    with raises_on_all(ValueError, 'the options differ', 'rank 0: n_micro_batches=2',
+                       'n_micro_batches=3', 'enable_backprop=False', 'enable_backprop=True'), (
+            chainer.using_config('enable_backprop', comm.rank > 0)):
         Pipeline(model, F.softmax_cross_entropy, 3 if comm.rank else 2)(*batch(4))
 
 

@@ -1,0 +1,194 @@
+"""Models whose links are on several ranks, and the same models in one process, in float64."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+from chainermn.links import MultiNodeChainList
+
+WIDTH = 4
+
+
+class Part(chainer.Chain):
+    """Adds its inputs, and has a layer whose weights depend on the name."""
+
+    def __init__(self, name):
+        super().__init__()
+        seed = sum(map(ord, name))
+        random = np.random.RandomState(seed)
+        np.random.seed(seed)  # for other layers
+        with self.init_scope():
+            self.fc = L.Linear(WIDTH, WIDTH, initialW=random.randn(WIDTH, WIDTH),
+                               initial_bias=random.randn(WIDTH))
+
+    def forward(self, *xs):
+        flat = [x for y in xs for x in (y if isinstance(y, tuple) else (y,))]
+        return self.outputs(F.tanh(self.fc(sum(flat[1:], flat[0]))))
+
+    def outputs(self, y):
+        return y
+
+
+class TwoOutputs(Part):
+    def outputs(self, y):
+        return y, 2 * y
+
+
+class WithBatchNormalization(Part):
+    def __init__(self, name):
+        super().__init__(name)
+        with self.init_scope():
+            self.bn = L.BatchNormalization(WIDTH)
+
+    def outputs(self, y):
+        return self.bn(y)
+
+
+class WithDropout(Part):
+    def outputs(self, y):
+        return F.dropout(y, .4)
+
+
+class Recurrent(Part):
+    """An LSTM over the columns of each example."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        with self.init_scope():
+            self.rnn = L.NStepLSTM(1, 1, WIDTH, 0)
+
+    def outputs(self, y):
+        ys = [F.expand_dims(each, 1) for each in F.separate(y)]
+        h, _, _ = self.rnn(None, None, ys)
+        return h[0]
+
+
+class Stateful(Part):
+    """Like Recurrent, with an LSTM that keeps its state between calls."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        with self.init_scope():
+            self.rnn = L.LSTM(1, WIDTH)
+
+    def outputs(self, y):
+        self.rnn.reset_state()
+        return [self.rnn(F.expand_dims(each, 1)) for each in F.separate(y, 1)][-1]
+
+
+class Doubled(chainer.Link):
+    """Has no parameters: its input gets no gradient if it is that of the model."""
+
+    def __init__(self, name):
+        super().__init__()
+
+    def forward(self, x):
+        return 2 * x
+
+
+class WithLabels(Part):
+    """Passes an array of integers on, as well."""
+
+    def outputs(self, y):
+        return y, y.array.argmax(axis=1)
+
+
+class TakesLabels(Part):
+    def forward(self, inputs):
+        y, labels = inputs
+        labels = getattr(labels, 'array', labels).astype('d')
+        return super().forward(y * F.broadcast_to(1 + labels[:, None], y.shape))
+
+
+def chain(size, kinds=(Part,)):
+    """Return a link on each rank: (name, class, rank, names of links that send its inputs)."""
+    return [(f'{rank}', kinds[rank % len(kinds)], rank, [f'{rank - 1}'] if rank else None)
+            for rank in range(size)]
+
+
+#: By name: a function that returns the links for a number of ranks. The last one is the output.
+MODELS = {
+    'chain': chain,
+    'batch normalization': lambda size: chain(size, [WithBatchNormalization]),
+    'recurrent': lambda size: chain(size, [Recurrent, Part]),
+    'recurrent, with a state': lambda size: chain(size, [Stateful, Part]),
+    'back and forth': lambda size: [
+        (f'{n}', Part, n % 2, [f'{n - 1}'] if n else None) for n in range(5)],
+    'branches': lambda size: [
+        ('a', Part, 0, None), *((f'b{n}', Part, n, ['a']) for n in range(size)),
+        ('c', Part, 0, [f'b{n}' for n in range(size)])],
+    'skip connection': lambda size: [
+        ('a', Part, 0, None), ('b', Part, 1, ['a']), ('c', Part, size - 1, ['b']),
+        ('d', Part, 0, ['a', 'c', 'b'])],
+    'two inputs': lambda size: [
+        ('a', Part, 0, None), ('b', Part, 1, None), ('c', Part, size - 1, ['a', 'b', 'a'])],
+    'two outputs': lambda size: [
+        ('a', TwoOutputs, 0, None), ('b', TwoOutputs, 1, ['a', 'a']), ('c', Part, 0, ['b'])],
+    'no parameters first': lambda size: [
+        ('a', Doubled, 0, None), *((f'b{n}', Part, n, ['a' if n == 1 else f'b{n - 1}'])
+                                   for n in range(1, size))],
+    'integers on the way': lambda size: [
+        ('a', WithLabels, 0, None), ('b', TakesLabels, 1, ['a'])],
+}
+
+
+def build(links, comm):
+    """Return the list of this rank, and its links by name."""
+    ranks = {name: np.int64(rank) for name, _, rank, _ in links}
+    model, own = MultiNodeChainList(comm), {}
+    for name, kind, rank, sources in links:
+        if rank == comm.rank:
+            own[name] = kind(name)
+            receivers = [ranks[other] for other, *_, theirs in links
+                         for source in theirs or () if source == name]
+            model.add_link(own[name], None if sources is None else tuple(map(ranks.get, sources)),
+                           receivers or None)
+    return model, own
+
+
+class OneProcess:
+    """All links in one process."""
+
+    def __init__(self, links):
+        self.links = links
+        self.parts = {name: kind(name) for name, kind, *_ in links}
+
+    def __call__(self, x):
+        return self.outputs(x)[self.links[-1][0]]
+
+    def outputs(self, x):
+        """Return the outputs that no link uses, by the name of the link."""
+        values = {}
+        for name, _, _, sources in self.links:
+            arguments = [x] if sources is None else [values[source] for source in sources]
+            values[name] = self.parts[name](*arguments)
+        used = {source for *_, sources in self.links for source in sources or ()}
+        return {name: value for name, value in values.items() if name not in used}
+
+    def cleargrads(self):
+        for part in self.parts.values():
+            part.cleargrads()
+
+    def accumulate(self, x, t, n):
+        """Add up the gradients of n micro-batches, one after another; return the loss."""
+        self.cleargrads()
+        total = 0
+        for xs, ts in zip(np.array_split(x, n), np.array_split(t, n), strict=True):
+            loss = F.softmax_cross_entropy(self(xs), ts)
+            loss.grad = np.array(len(xs) / len(x))
+            loss.backward()
+            total += loss.array * len(xs) / len(x)
+        return total
+
+
+def compare_gradients(own, reference, exact=False):
+    """Compare the gradients of the links of this rank."""
+    for name, link in own.items():
+        expected = dict(reference.parts[name].namedparams())
+        for path, param in link.namedparams():
+            assert (param.grad is None) == (expected[path].grad is None), (name, path)
+            if param.grad is not None:
+                tolerance = (0, 0) if exact else (1e-10, 1e-14)
+                np.testing.assert_allclose(param.grad, expected[path].grad, *tolerance,
+                                           err_msg=f'{name}{path}')
