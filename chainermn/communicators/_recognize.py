@@ -37,10 +37,11 @@ def as_communicator(value: object, operation: str) -> CommunicatorBase:
 
     Example:
         >>> from chainermn.communicators import as_communicator
-        >>> def last_rank(communicator):
-        ...     return as_communicator(communicator, 'last_rank').allreduce_obj(comm.rank, max)
-        >>> last_rank(comm)
-        1
+        >>> def n_examples(communicator, examples):
+        ...     communicator = as_communicator(communicator, 'n_examples')
+        ...     return communicator.allreduce_obj(len(examples))
+        >>> n_examples(comm, train)
+        8
     """
     if isinstance(value, CommunicatorBase):
         return value
