@@ -82,8 +82,8 @@ def faults(path, names):
                 'communicators', 'global_except_hook'}:
             yield f'{name}: import MPI from chainermn._process.mpi, which does not initialize it'
         if rest[:2] == ['_process', 'mpi'] and here not in {
-                *BELOW, '_timeline', 'communicators'} and path.parts[:2] != ('_commands', 'check'):
-            yield f'{name}: only communicators, the layers below it and chainermn check use MPI'
+                *BELOW, '_timeline', '_commands', 'communicators'}:
+            yield f'{name}: only commands, communicators and the layers below it use MPI'
         if name.startswith(('cupy.cuda.nccl', 'cupy_backends.cuda.libs.nccl')) and here != 'nccl':
             yield f'{name}: only nccl.py speaks to NCCL'
         if package != 'chainermn':
