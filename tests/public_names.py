@@ -10,7 +10,7 @@ PACKAGES = [
     'chainermn.communicators.errors', 'chainermn.communicators.transport', 'chainermn.datasets',
     'chainermn.extensions',
     'chainermn.functions', 'chainermn.iterators', 'chainermn.kvstore', 'chainermn.links',
-    'chainermn.optimizers', 'chainermn.testing',
+    'chainermn.optimizers', 'chainermn.optimizers.proxy', 'chainermn.testing',
 ]
 
 #: Public by their module: base classes for custom communicators, and deprecated names.

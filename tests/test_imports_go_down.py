@@ -54,6 +54,8 @@ def imported(path):
             assert node.level == 0, f'{path}:{node.lineno} imports relatively; write chainermn....'
             # "from chainermn import nccl" may name a module
             yield from (f'{node.module}.{alias.name}' for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith('import_module'):
+            yield from (name.value for name in node.args if isinstance(name, ast.Constant))
 
 
 def layer(path):
@@ -65,8 +67,9 @@ def may_know(here, there, rest):
     if there in BELOW:
         return LEVELS[here] <= LEVELS['communicators'] or (
             '.'.join([there, *rest[1:2]]) in ABOUT_CHAINER)
-    interface = {'communicator_base', '_recognize', 'create_communicator', 'CommunicatorBase',
-                 'compression', 'errors', 'CollectiveMismatchError', 'CommunicatorName'}
+    interface = {'communicator_base', '_recognize', 'as_communicator', 'create_communicator',
+                 'CommunicatorBase', 'compression', 'errors', 'CollectiveMismatchError',
+                 'CommunicatorName'}
     return there != 'communicators' or here in {'__init__', 'communicators', '_commands'} or (
         rest[1] in interface)
 
@@ -126,6 +129,7 @@ def test_an_import_that_goes_up_is_found(path, name):
     ('datasets/scatter.py', 'chainermn.communicators.communicator_base.CommunicatorBase'),
     ('communicators/naive_communicator.py', 'chainermn._transport.array_buffers'),
     ('communicators/naive_communicator.py', 'chainermn._process.mpi.MPI'),
+    ('_commands/check/system_info.py', 'chainermn._process.mpi.MPI'),
     ('_transport/mpi_transport.py', 'chainermn._process.mpi.MPI'),
     ('_process/mpi.py', 'mpi4py.MPI'),
     ('nccl.py', 'cupy.cuda.nccl'),
@@ -175,6 +179,15 @@ def test_no_module_is_looked_up_by_name():
                 hidden = name.startswith('chainermn.') and layer(path) in BELOW and (
                     name.removeprefix('chainermn.').partition('.')[0] in LEVELS)
                 assert not hidden or ' ' in name, f'{path}:{node.lineno}: {name}'
+
+
+def test_kvstore_uses_public_names_only():
+    """So others can build what it is: a package of their own on communicators and optimizers."""
+    for path in (path for path in FILES if layer(path) == 'kvstore'):
+        for name in imported(path):
+            package, *parts = name.split('.')
+            assert package != 'chainermn' or parts[0] == 'kvstore' or not any(
+                part.startswith('_') for part in parts), f'{path}: {name}'
 
 
 def test_nothing_asks_which_communicator_it_has():

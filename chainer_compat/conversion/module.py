@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -12,10 +10,10 @@ import numpy as np
 import torch
 from torch import fx
 
-from chainer_compat.conversion import state
+from chainer_compat.conversion import module_inputs, state
 from chainer_compat.conversion.batch_size import BatchSize
 from chainer_compat.conversion.errors import ConversionError
-from chainer_compat.conversion.expressions import EXPRESSIONS, NOT_EXPRESSIBLE, NUMPY
+from chainer_compat.conversion.expressions import EXPRESSIONS, NUMPY
 from chainer_compat.conversion.function_view import FunctionView
 from chainer_compat.conversion.module_state import add_tensors
 from chainer_compat.conversion.references import (
@@ -29,6 +27,12 @@ from chainer_compat.conversion.references import (
     flattened,
     identity,
     mapped,
+)
+from chainer_compat.conversion.run_checks import (
+    check_equal,
+    check_expressions,
+    check_outputs,
+    differ,
 )
 from chainer_compat.conversion.tracing import Trace
 from chainer_compat.conversion.tracked_array import Array, plain
@@ -64,7 +68,8 @@ class Builder:
         self._proxies: dict[Any, Any] = {}
         self._positions: dict[int, int] = {}
         function = first.call or getattr(self.model, 'forward', self.model.__call__)
-        self.inputs = self._placeholders(first.inputs, function, batch)
+        self.inputs = module_inputs.add(
+            self.graph, self.tracer, first.inputs, function, batch)
         self.mode = self._add_mode()
         self.batch = BatchSize(self, batch) if batch else None
 
@@ -75,15 +80,15 @@ class Builder:
             ConversionError: If a function cannot be converted, or the runs differ.
         """
         first, second = (run.needed() for run in self.runs)
-        _check_expressions(first)
-        _check_equal(first, second)
+        check_expressions(first)
+        check_equal(first, second)
         self._positions = {id(call): i for calls in (first, second) for i, call in enumerate(calls)}
         if not self.train:
-            self._assert(self.mode == False, INFERENCE)  # noqa: E712 (a node)
+            module_inputs.require(self.graph, self.mode == False, INFERENCE)  # noqa: E712 (a node)
         for position, calls in enumerate(zip(first, second, strict=True)):
             self._add(position, *calls)
         outputs, others = (run.outputs for run in self.runs)
-        _check_outputs(outputs, others)
+        check_outputs(outputs, others)
         second_outputs = iter(flattened(others))
         self.graph.output(mapped(outputs, lambda each: self._output(each, next(second_outputs))))
         self._remove_unused()
@@ -129,7 +134,7 @@ class Builder:
             if position is not None and position == self._positions.get(id(second.call)) and (
                     first.index == second.index):
                 return self._proxies[position][first.index]
-        raise _differ()
+        raise differ()
 
     def merged(self, first: Any, second: Any) -> Any:
         """Return an attribute of a function, with sizes and arrays as values of the graph."""
@@ -144,7 +149,7 @@ class Builder:
             return {key: self.merged(value, second[key]) for key, value in first.items()}
         if isinstance(first, tuple | list):
             if len(first) != len(second):
-                raise _differ()
+                raise differ()
             return type(first)(self.merged(*both) for both in zip(first, second, strict=True))
         if self.batch is not None and first != second:
             if type(first) is int and type(second) is int:
@@ -174,48 +179,6 @@ class Builder:
         mode.forward = functools.partial(getattr, mode, 'training')
         self.root.add_module(MODE, mode)
         return fx.Proxy(self.graph.call_module(MODE), self.tracer)
-
-    def _placeholders(self, inputs: tuple[Any, ...], function: Callable[..., Any],
-                      batch: tuple[int, int] | None) -> dict[Any, Any]:
-        """Add the inputs, and checks of their shapes."""
-        nodes = [fx.Proxy(self.graph.placeholder(name), self.tracer)
-                 for name in _argument_names(function, len(inputs))]
-        proxies: dict[Any, Any] = {}
-        batches: list[Any] = []
-
-        def add(value: Any, path: tuple[Any, ...], proxy: Any) -> None:
-            if isinstance(value, dict | tuple | list):
-                length = fx.Proxy(self.graph.call_function(len, (proxy.node,)), self.tracer)
-                self._assert(length == len(value), f'Input {path} must have {len(value)} elements, '
-                             'as in the conversion.')
-                for key in value if isinstance(value, dict) else range(len(value)):
-                    add(value[key], (*path, key), proxy[key])
-            elif isinstance(value, np.ndarray | chainer.Variable):
-                proxies[path] = proxy
-                skipped = 1 if batch and value.ndim and len(value) == batch[0] else 0
-                shape = tuple(value.shape[skipped:])
-                self._assert(proxy.shape[skipped:] == shape, f'Input {path} must have the shape '
-                             f'{("batch",) * skipped + shape}, as in the conversion.')
-                if skipped and batches:
-                    self._assert(proxy.shape[0] == batches[0].shape[0], f'Input {path} must have '
-                                 'the length of the first array, as in the conversion.')
-                if skipped:
-                    batches.append(proxy)
-            elif value is None or isinstance(value, bool | int | float | str | np.generic):
-                value = value.item() if isinstance(value, np.generic) else value
-                self._assert(proxy == value,
-                             f'Argument {path} must be {value!r}, as in the conversion.')
-            else:
-                raise ConversionError(
-                    f'Input {path} is a {type(value).__name__}. Inputs can be NumPy arrays, '
-                    'variables, numbers, strings, None, and lists, tuples and dicts of them.')
-
-        for i, value in enumerate(inputs):
-            add(value, (i,), nodes[i])
-        return proxies
-
-    def _assert(self, condition: Any, message: str) -> None:
-        self.graph.call_function(torch._assert, (condition.node, message))
 
     def _add(self, position: int, first: TracedCall, second: TracedCall) -> None:
         """Add the expression of one function."""
@@ -307,45 +270,6 @@ class _Tracer(fx.proxy.GraphAppendingTracer):
         return super().create_arg(value.item() if isinstance(value, np.generic) else value)
 
 
-def _check_outputs(first: Any, second: Any) -> None:
-    if repr(mapped(first, lambda _: 0)) != repr(mapped(second, lambda _: 0)):
-        raise ConversionError(f'The model cannot be converted: {_differ()}.')
-    if not any(isinstance(each, Reference) for each in flattened(first)):
-        raise ConversionError('The model returns no array. Convert a function that returns its '
-                              'results, with call=.')
-
-
-def _check_expressions(calls: list[TracedCall]) -> None:
-    unknown: dict[str, str] = {}
-    for call in calls:
-        if not isinstance(call.function, NumpyFunction) and call.name not in EXPRESSIONS:
-            is_ours = type(call.function).__module__.startswith('chainer.')
-            reason = NOT_EXPRESSIBLE.get(
-                call.name, 'it has no entry' if is_ours else 'it is not a function of Chainer')
-            unknown.setdefault(call.name, f'{call.label}: {reason}')
-    if unknown:
-        raise ConversionError('These functions have no expression in PyTorch: '
-                              + '; '.join(unknown.values()) + '.')
-
-
-def _check_equal(first: list[TracedCall], second: list[TracedCall]) -> None:
-    for one, other in zip(first, second, strict=False):
-        if one.name != other.name:
-            raise ConversionError(
-                'The model cannot be converted: its control flow depends on the inputs. In two '
-                f'runs, it called {one.label} and {other.label}.')
-    if len(first) != len(second):
-        last = max(first, second, key=len)[min(len(first), len(second))]
-        raise ConversionError(
-            'The model cannot be converted: its control flow depends on the inputs. It called '
-            f'{last.label} in only one of two runs.')
-
-
-def _differ() -> ConversionError:
-    return ConversionError('it has other inputs in another run: control flow, or a value taken out '
-                           'of the graph, depends on the inputs')
-
-
 def _has_no_gradient(reference: Reference) -> bool:
     return isinstance(reference, Detached) or (
         isinstance(reference, Output) and isinstance(reference.call.function, NumpyFunction))
@@ -357,10 +281,3 @@ def _key(reference: Reference) -> Any:
     if isinstance(reference, Detached):
         return _key(reference.value)
     return reference.path if isinstance(reference, Input) else identity(reference.array)
-
-
-def _argument_names(function: Callable[..., Any], count: int) -> list[str]:
-    """Return the names of arguments, which become those of the module and of an ONNX file."""
-    names = [name for name, parameter in inspect.signature(function).parameters.items()
-             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)]
-    return [names[i] if i < len(names) else f'x{i}' for i in range(count)]

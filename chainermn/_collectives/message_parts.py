@@ -91,13 +91,14 @@ def of_tuple(arrays: Sequence[Array], data: Sequence[Array], number: int
     together, n_together = b'', 0
     rest: list[Array | bytes] = []
     for n, (x, payload) in enumerate(zip(arrays, data, strict=True)):
-        part = head(x) + payload.tobytes() if is_inline(payload) else head(x, number)
+        is_small = is_inline(payload)
+        part = head(x) + payload.tobytes() if is_small else head(x, number)
         if n == n_together and len(together) + len(part) <= INLINE:
             together += part
             n_together += 1
         else:
             rest.append(part)
-        if not is_inline(payload):
+        if not is_small:
             rest.append(payload)
     return message_header.of_tuple(len(arrays), n_together, number) + together, rest
 

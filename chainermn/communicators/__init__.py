@@ -27,6 +27,7 @@ from chainermn.communicators import (  # noqa: F401  (they need no GPU)
     flat_communicator,
     naive_communicator,
 )
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
     from typing_extensions import Unpack
 
-__all__ = ['CollectiveMismatchError', 'CommunicatorBase', 'CommunicatorName', 'create_communicator']
+__all__ = ['CollectiveMismatchError', 'CommunicatorBase', 'CommunicatorName', 'as_communicator',
+           'create_communicator']
 
 #: The names of communicators; the last three are from older versions.
 CommunicatorName = Literal[

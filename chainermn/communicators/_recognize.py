@@ -34,6 +34,14 @@ def as_communicator(value: object, operation: str) -> CommunicatorBase:
 
     Raises:
         TypeError: If it is not a communicator.
+
+    Example:
+        >>> from chainermn.communicators import as_communicator
+        >>> def n_examples(communicator, examples):
+        ...     communicator = as_communicator(communicator, 'n_examples')
+        ...     return communicator.allreduce_obj(len(examples))
+        >>> n_examples(comm, train)
+        8
     """
     if isinstance(value, CommunicatorBase):
         return value

@@ -3,8 +3,7 @@ from __future__ import annotations
 
 import numbers
 
-from chainermn.communicators import create_communicator
-from chainermn.communicators._recognize import as_communicator
+from chainermn.communicators import as_communicator, create_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.kvstore._backends import (
     Backend,

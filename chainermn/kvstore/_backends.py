@@ -27,7 +27,7 @@ from chainermn.kvstore._sharding import (
     sum_dtype,
 )
 from chainermn.kvstore.row_sparse import Array, RowSparse
-from chainermn.optimizers._optimizer_settings import Named, OptimizerSettings
+from chainermn.optimizers.proxy import Named, OptimizerSettings
 
 _T = TypeVar('_T')
 

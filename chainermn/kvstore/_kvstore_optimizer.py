@@ -7,19 +7,19 @@ from typing import TypeAlias
 
 import chainer
 
-from chainermn._gradients import tied_arrays
 from chainermn.communicators.errors import raise_on_all_ranks
 from chainermn.kvstore._kvstore import KVStore
 from chainermn.kvstore._optimizer_updater import OptimizerUpdater
 from chainermn.kvstore._server import assign
-from chainermn.optimizers._full_update import init_state
-from chainermn.optimizers._optimizer_proxy import (
+from chainermn.optimizers.proxy import (
+    Named,
     OptimizerProxy,
+    OptimizerSettings,
     compute_gradients,
     fill_missing_grad,
+    init_state,
     keep_scale,
 )
-from chainermn.optimizers._optimizer_settings import Named, OptimizerSettings
 
 _Parameters: TypeAlias = dict[str, chainer.Parameter]
 
@@ -216,6 +216,17 @@ def _initialized(named: Named) -> _Parameters:
     return dict(first.values())
 
 
+def _sharing_memory(parameters: _Parameters) -> list[str]:
+    """Return the first parameter that shares memory with others, and these, by path."""
+    left = [*parameters.items()]
+    while left:
+        (path, first), *left = left
+        if paths := [other for other, param in left if first.device == param.device
+                     and first.xp.shares_memory(first.array, param.array)]:
+            return [path, *paths]
+    return []
+
+
 def _priorities(parameters: _Parameters) -> list[float]:
     return [-i for i in range(len(parameters))]
 
@@ -271,9 +282,8 @@ class _StoreUpdate(_KVStoreOptimizer):
                     raise ValueError(
                         f'the optimizer already has states of parameter {path}, which the store '
                         f'does not know; use a new optimizer, or {_ON_WORKERS}')
-            arrays = [parameter.array for parameter in parameters.values()]
-            for group in tied_arrays.groups(arrays):
-                paths = ', '.join([*parameters][i] for i in group)
+            if shared := _sharing_memory(parameters):
+                paths = ', '.join(shared)
                 raise ValueError(f'the parameters {paths} share memory, but the store updates '
                                  'each separately; assign one Parameter object to both links '
                                  f'(link.W = other.W), or {_ON_WORKERS}')

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from typing import TypeAlias, TypedDict
@@ -10,7 +11,6 @@ from typing import TypeAlias, TypedDict
 import chainer
 import numpy as np
 
-from chainermn._process.atomic_file import open_atomic
 from chainermn.kvstore._sharding import Key, KeyLayout
 
 #: The states of one parameter by name, such as momenta (arrays) and ``t``, the number of steps.
@@ -79,8 +79,14 @@ def write_states(path: str | os.PathLike[str], states: Mapping[Key, OptimizerSta
             arrays[f'{i}/{name}'] = np.asarray(value)
             if arrays[f'{i}/{name}'].dtype.hasobject:
                 raise TypeError(f'the state {name!r} of a key is {value!r}, not an array')
-    with open_atomic(os.fspath(path)) as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+    folder, name = os.path.split(os.fspath(path))
+    with tempfile.TemporaryDirectory(prefix='tmp-', dir=folder or os.curdir) as temporary:
+        part = os.path.join(temporary, name)
+        with open(part, 'wb') as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
 
 
 def read_states(path: str | os.PathLike[str]

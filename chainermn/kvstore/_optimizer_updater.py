@@ -12,7 +12,7 @@ from chainermn.kvstore._optimizer_states import OptimizerState
 from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.kvstore.row_sparse import Array
 from chainermn.optimizers import is_elementwise
-from chainermn.optimizers._optimizer_settings import OptimizerSettings
+from chainermn.optimizers.proxy import OptimizerSettings
 
 _Hook: TypeAlias = Callable[[chainer.optimizer.UpdateRule, chainer.Parameter], object]
 

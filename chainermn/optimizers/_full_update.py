@@ -63,6 +63,16 @@ def init_state(param: Parameter) -> None:
     """Initialize the state of a parameter before the first step.
 
     Otherwise Chainer could not load a snapshot taken before it.
+
+    Args:
+        param: The parameter.
+
+    Example:
+        >>> from chainermn.optimizers import proxy
+        >>> adam = chainer.optimizers.Adam().setup(model)
+        >>> proxy.init_state(model.predictor.b)
+        >>> model.predictor.b.update_rule.state['m']
+        array([0., 0.], dtype=float32)
     """
     rule = param.update_rule
     if param.is_initialized and rule is not None and rule.enabled and rule.state is None:

@@ -10,7 +10,29 @@ from chainermn.optimizers._delegate import Delegate
 
 
 class OptimizerProxy(Delegate, wraps='actual_optimizer'):
-    """The base class of optimizers whose gradients are exchanged between ranks."""
+    """The base class of optimizers that combine the gradients of ranks.
+
+    All attributes that a subclass does not define or annotate are those of the actual optimizer.
+
+    Args:
+        actual_optimizer: The Chainer optimizer.
+
+    Attributes:
+        actual_optimizer: The Chainer optimizer.
+
+    Example:
+        >>> from chainermn.optimizers import proxy
+        >>> class SummingOptimizer(proxy.OptimizerProxy):
+        ...     def update(self, lossfun, *args):
+        ...         proxy.compute_gradients(self.actual_optimizer, lossfun(*args))
+        ...         for param in self.target.params():
+        ...             param.grad = comm.allreduce(param.grad)
+        ...         self.actual_optimizer.update()
+        >>> summing = SummingOptimizer(chainer.optimizers.SGD(lr=0.1)).setup(model)
+        >>> summing.update(model, *batch)
+        >>> summing.lr, summing.t
+        (0.1, 1)
+    """
 
     actual_optimizer: Optimizer
 
@@ -18,8 +40,19 @@ class OptimizerProxy(Delegate, wraps='actual_optimizer'):
 def compute_gradients(optimizer: Optimizer, loss: Variable) -> None:
     """Replace the gradients of all parameters of an optimizer by those of a loss.
 
+    Args:
+        optimizer: The Chainer optimizer, set up with a model.
+        loss: A scalar.
+
     Raises:
         ValueError: If the loss is not a scalar, so that backward fails.
+
+    Example:
+        >>> from chainermn.optimizers import proxy
+        >>> sgd = chainer.optimizers.SGD().setup(model)
+        >>> proxy.compute_gradients(sgd, model(*batch))
+        >>> model.predictor.b.grad is None
+        False
     """
     if getattr(optimizer, '_use_cleargrads', True):
         optimizer.target.cleargrads()
@@ -42,6 +75,16 @@ def keep_scale(optimizer: Optimizer) -> None:
 
     Backward sets the scale of a parameter only if this rank's loss used it, but the mean gradients
     of the others are scaled, too.
+
+    Args:
+        optimizer: The Chainer optimizer.
+
+    Example:
+        >>> from chainermn.optimizers import proxy
+        >>> sgd = chainer.optimizers.SGD().setup(model)
+        >>> sgd.loss_scaling(scale=2)
+        >>> model(*batch).backward(loss_scale=2)  # without compute_gradients()
+        >>> proxy.keep_scale(sgd)
     """
     scale = getattr(optimizer, '_loss_scale', None)
     if scale is not None:
@@ -56,7 +99,18 @@ def once(named: Iterable[tuple[str, Parameter]]) -> dict[str, Parameter]:
 
 
 def fill_missing_grad(param: Parameter) -> None:
-    """Give a parameter that the loss did not use a gradient of zero."""
+    """Give a parameter that the loss did not use a gradient of zero.
+
+    Args:
+        param: The parameter.
+
+    Example:
+        >>> from chainermn.optimizers import proxy
+        >>> model.cleargrads()
+        >>> proxy.fill_missing_grad(model.predictor.b)
+        >>> model.predictor.b.grad
+        array([0., 0.], dtype=float32)
+    """
     if param.grad is None:
         with chainer.using_device(param.device):
             param.grad = param.xp.zeros_like(param.array)

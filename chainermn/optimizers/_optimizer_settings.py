@@ -55,6 +55,18 @@ class OptimizerSettings:
     Attributes:
         caller: The caller of the exchange.
         is_compared: Whether ranks compare the settings.
+
+    Example:
+        >>> from chainermn.optimizers import proxy
+        >>> sgd = chainer.optimizers.SGD(lr=0.1 * (1 + comm.rank)).setup(model)
+        >>> settings = proxy.OptimizerSettings(sgd, 'my optimizer', 'create_my_optimizer')
+        >>> settings.compare(sorted(model.namedparams()))
+        >>> with comm.called_by(settings.caller):
+        ...     comm.barrier()
+        Traceback (most recent call last):
+            ...
+        chainermn.CollectiveMismatchError: ...options of my optimizer differ between ranks...
+          lr: 0.1 on rank 0; 0.2 on rank 1...
     """
 
     def __init__(self, actual_optimizer: Optimizer, name: str, creator: str,
@@ -82,13 +94,27 @@ class OptimizerSettings:
 
     @staticmethod
     def are_known(optimizer: Optimizer) -> bool:
-        """Return whether an optimizer has the settings of Chainer's."""
+        """Return whether an optimizer has the settings of Chainer's.
+
+        Args:
+            optimizer: Any optimizer.
+
+        Example:
+            >>> from chainermn.optimizers.proxy import OptimizerSettings
+            >>> OptimizerSettings.are_known(chainer.optimizers.Adam())
+            True
+        """
         return hasattr(getattr(optimizer, 'hyperparam', None), '__dict__') and all(
             hasattr(optimizer, name) for name in ('t', '_loss_scale', '_use_fp32_update',
                                                   '_hookable'))
 
     def forget(self) -> None:
-        """Let the ranks compare no settings."""
+        """Let the ranks compare no settings.
+
+        Example:
+            >>> from chainermn.optimizers.proxy import OptimizerSettings
+            >>> OptimizerSettings(chainer.optimizers.SGD(), 'mine', 'create_mine').forget()
+        """
         self._seen, self._seen_others = [], []
         self.caller.set_state(dict, dict)
         self.caller.set_digests(0, 0)
@@ -99,6 +125,14 @@ class OptimizerSettings:
         Args:
             named: All parameters with their paths, sorted.
             with_t: Whether ``t`` must be equal, if the rules have states.
+
+        Example:
+            >>> from chainermn.optimizers.proxy import OptimizerSettings
+            >>> sgd = chainer.optimizers.SGD().setup(model)
+            >>> settings = OptimizerSettings(sgd, 'my optimizer', 'create_my_optimizer')
+            >>> settings.compare(sorted(model.namedparams()))
+            >>> with comm.called_by(settings.caller):
+            ...     comm.barrier()
         """
         optimizer = self._optimizer
         rules = [param.update_rule for _, param in named]

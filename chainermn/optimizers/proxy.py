@@ -1,0 +1,21 @@
+"""Building blocks for optimizers that wrap a Chainer optimizer, as those of the KVStore do.
+
+Such an optimizer derives from :class:`OptimizerProxy`, and defines ``update``::
+
+    class LocalOptimizer(proxy.OptimizerProxy):
+        def update(self, lossfun, *args):
+            proxy.compute_gradients(self.actual_optimizer, lossfun(*args))
+            ...  # change the gradients
+            self.actual_optimizer.update()
+"""
+from chainermn.optimizers._full_update import init_state
+from chainermn.optimizers._optimizer_proxy import (
+    OptimizerProxy,
+    compute_gradients,
+    fill_missing_grad,
+    keep_scale,
+)
+from chainermn.optimizers._optimizer_settings import Named, OptimizerSettings
+
+__all__ = ['Named', 'OptimizerProxy', 'OptimizerSettings', 'compute_gradients',
+           'fill_missing_grad', 'init_state', 'keep_scale']
