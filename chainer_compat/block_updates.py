@@ -14,8 +14,8 @@ from chainer_compat import update_formulas
 from chainer_compat.torch_kernels.dispatch import with_kernel
 
 if TYPE_CHECKING:
+    from chainer_compat.update_groups import Array, Member
     from chainer_compat.update_plans import Kept
-    from chainer_compat.updates import Array, Member
 
 #: Elements of a block, whose temporary arrays should stay in the cache. Smaller ones spend more
 #: time in Python: for MomentumSGD of ResNet-50, 1 << 14 took twice as long.

@@ -10,7 +10,7 @@ from chainer_compat import elementwise
 from chainer_compat.block_updates import Block
 
 if TYPE_CHECKING:
-    from chainer_compat.updates import Array, Member
+    from chainer_compat.update_groups import Array, Member
 
 
 def update_group(rule: Any, members: list[Member], grads: list[Array],

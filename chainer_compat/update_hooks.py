@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from chainer_compat import device_gradients, elementwise
-from chainer_compat.updates import is_number_or_none, is_plain
+from chainer_compat.update_groups import is_number_or_none, is_plain
 
 #: By class of a hook: its ``__call__``, which changes each element of the gradient by itself.
 _hooks: dict[Any, Any] = {}

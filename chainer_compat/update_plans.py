@@ -15,7 +15,7 @@ import numpy as np
 from chainer.variable import Parameter
 
 if TYPE_CHECKING:
-    from chainer_compat.updates import Array, ParameterGroup
+    from chainer_compat.update_groups import Array, ParameterGroup
 
 
 class Plan:
@@ -62,7 +62,7 @@ class Kept:
 class PlannedGroup:
     """Parameters with equal rules, and everything that their update depends on.
 
-    It has no references to states: checkpoints count those (``updates.count_references``).
+    It has no references to states: checkpoints count those (``update_groups.count_references``).
     """
 
     def __init__(self, group: ParameterGroup) -> None:

@@ -36,8 +36,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile('fast', hypothesis.settings.get_profile('full'),
                                      max_examples=30)
 
-#: The module-level marker of a file whose tests all run in one process.
+#: The module-level markers of a file whose tests all run in one process, or on a GPU.
 ALL_IN_ONE_PROCESS = re.compile(r'^pytestmark = \[?[^]]*?pytest\.mark\.mpi_skip', re.MULTILINE)
+ALL_ON_GPU = re.compile(r'^pytestmark = \[?[^]]*?pytest\.mark\.gpu', re.MULTILINE)
 
 #: The name of a communicator in the name of a test.
 COMMUNICATOR = re.compile(r'(?<=[\[-])(naive|flat)(?=[\]-])')
@@ -103,13 +104,16 @@ def pytest_report_header() -> str:
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
-    """Skips files without tests for this number of ranks, before their imports take time."""
-    if not config.getoption('with_mpi') or collection_path.suffix != '.py':
+    """Skips files without tests for this run, before their imports take time."""
+    if collection_path.suffix != '.py' or collection_path.name == 'conftest.py':
         return None
     text = collection_path.read_text(encoding='utf-8')
-    if config.getoption('markexpr') == 'every_size' and 'every_size' not in text:
-        return True
-    return bool(ALL_IN_ONE_PROCESS.search(text)) or None
+    chosen = config.getoption('markexpr')
+    is_for_others = (
+        (chosen in ('every_size', 'slow') and chosen not in text)
+        or (_leaves_out_gpu(config) and ALL_ON_GPU.search(text))
+        or (config.getoption('with_mpi') and ALL_IN_ONE_PROCESS.search(text)))
+    return True if is_for_others else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -121,7 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             others.add('slow')
     if config.getoption('with_mpi'):
         others.add('mpi_skip')
-    if 'gpu' not in config.getoption('markexpr') and _why_no_gpu():
+    if _leaves_out_gpu(config):
         others.add('gpu')
     chosen: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
@@ -346,6 +350,11 @@ def default_signals() -> Generator[None]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker('gpu') and (reason := _why_no_gpu()):
         pytest.skip(reason)
+
+
+def _leaves_out_gpu(config: pytest.Config) -> bool:
+    """Return whether tests on a GPU are left out; if they are asked for, they are skipped."""
+    return 'gpu' not in config.getoption('markexpr') and bool(_why_no_gpu())
 
 
 @functools.cache

@@ -1,14 +1,21 @@
-"""Programs that tests run as jobs of several ranks."""
+"""Programs that tests run as jobs of several ranks, and running processes."""
 
+import contextlib
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
-from time_limits import seconds
+from time_limits import seconds, wait_until
+
+#: In the program of a :class:`RunningJob`, after it has created a communicator.
+WRITE_PROCESS = '''
+pathlib.Path(f'rank{comm.rank}').write_text(str(os.getpid()))
+pathlib.Path(f'rank{comm.rank}').rename(f'process{comm.rank}')
+'''
 
 
 def run_job(folder: pathlib.Path, program: str, *args: str, ranks: int = 2, limit: float = 30,
@@ -19,7 +26,7 @@ def run_job(folder: pathlib.Path, program: str, *args: str, ranks: int = 2, limi
         folder: Also the working directory.
         program: Its text.
         *args: Its arguments.
-        ranks: The number of ranks.
+        ranks: The number of ranks; 0: without mpiexec.
         limit: Seconds on a quiet machine.
         options: Options of Python.
         **env: Environment variables.
@@ -28,8 +35,9 @@ def run_job(folder: pathlib.Path, program: str, *args: str, ranks: int = 2, limi
         The finished job; ``stdout`` has all that it has printed.
     """
     (folder / 'script.py').write_text(program)
+    mpiexec = ['mpiexec', '-n', str(ranks)] if ranks else []
     return subprocess.run(
-        ['mpiexec', '-n', str(ranks), sys.executable, *options, 'script.py', *args], cwd=folder,
+        [*mpiexec, sys.executable, *options, 'script.py', *args], cwd=folder,
         env={**os.environ, **env}, text=True, timeout=seconds(limit), stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
 
@@ -57,3 +65,56 @@ def run_on_hosts(folder: pathlib.Path, program: str, hosts: Iterable[str], *args
         command += [*shell, sys.executable, '-c', program, *args, ':']
     return subprocess.run(command[:-1], capture_output=True, text=True, timeout=seconds(50),
                           check=False, cwd=folder)
+
+
+class RunningJob:
+    """A job in the background, which ends when there is a file "end".
+
+    Args:
+        folder: Its working directory.
+        program: Its text.
+        ranks: The number of ranks.
+        name: The file name of the program.
+        wrapper: A command that starts each rank.
+        **env: Environment variables.
+    """
+
+    def __init__(self, folder: pathlib.Path, program: str, ranks: int = 2,
+                 name: str = 'script.py', wrapper: tuple[str, ...] = (), **env: str) -> None:
+        (folder / name).write_text(program)
+        self.folder = folder
+        self.process = subprocess.Popen(
+            ['mpiexec', '-n', str(ranks), *wrapper, sys.executable, name], cwd=folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            env={**os.environ, 'CHAINERMN_STALL_WARNING': '0', **env})
+        #: The processes of the ranks.
+        self.ranks = [int(self.text(f'process{rank}')) for rank in range(ranks)]
+
+    def text(self, name: str) -> str:
+        """Wait for a file; return its text."""
+        wait_until((self.folder / name).exists, 60)
+        return (self.folder / name).read_text()
+
+    def __enter__(self) -> 'RunningJob':
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        (self.folder / 'end').touch()
+        try:
+            if kind is None:
+                self.process.wait(seconds(60))
+        finally:
+            self.process.kill()
+            self.process.wait()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+
+def processes(condition: Callable[[pathlib.Path], bool]) -> list[str]:
+    """Return the processes whose folder in /proc meets a condition."""
+    found = []
+    for folder in pathlib.Path('/proc').glob('[0-9]*'):
+        with contextlib.suppress(OSError):  # it has ended
+            if condition(folder):
+                found.append(folder.name)
+    return found

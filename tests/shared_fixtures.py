@@ -12,6 +12,7 @@ from overlapping_communicator import OverlappingCommunicator
 from version7 import Version7Communicator
 
 import chainermn
+from chainermn.__main__ import main
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
 
 DTYPES = ['bool', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32', 'uint64',
@@ -245,3 +246,15 @@ def shared_folder(comm, tmp_path, monkeypatch):
     path = comm.bcast_obj(str(tmp_path) if comm.rank == 0 else None)
     monkeypatch.chdir(path)
     return pathlib.Path(path)
+
+
+@pytest.fixture
+def usage_error(capfd):
+    """Run a command, which must refuse its arguments and start nothing; return what it says."""
+    def usage_error(*args):
+        with pytest.raises(SystemExit) as end:
+            main([*map(str, args)])
+        out, err = capfd.readouterr()
+        assert (end.value.code, out) == (2, '')
+        return err
+    return usage_error

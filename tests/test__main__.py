@@ -1,10 +1,8 @@
 """python -m chainermn: lists the commands, and runs them."""
 
-import subprocess
 import sys
 
 import pytest
-from time_limits import seconds
 
 import chainermn
 from chainermn.__main__ import main
@@ -42,29 +40,20 @@ def test_help_of_each_command(command, capsys):
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_unknown_command():
-    done = subprocess.run([sys.executable, '-m', 'chainermn', 'walk'], text=True,
-                          capture_output=True, timeout=seconds(50))
-    assert done.returncode == 2
-    assert "invalid choice: 'walk' (choose from" in done.stderr
+def test_unknown_command(usage_error):
+    assert "invalid choice: 'walk' (choose from" in usage_error('walk')
 
 
 @pytest.mark.parametrize('args', [['check'], ['checkpoints', 'x'], ['demo'], ['dump', '1'],
                                   ['timeline', 'x']])
-def test_wrong_option_shows_the_usage_of_the_command(args, capsys):
-    with pytest.raises(SystemExit) as end:
-        main([*args, '--wrong'])
-    assert end.value.code == 2
-    err = capsys.readouterr().err
+def test_wrong_option_shows_the_usage_of_the_command(args, usage_error):
+    err = usage_error(*args, '--wrong')
     assert err.startswith(f'usage: python -m chainermn {args[0]} ')
     assert err.endswith(f'python -m chainermn {args[0]}: error: unrecognized arguments: --wrong\n')
 
 
-def test_wrong_option_without_a_command(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(['--wrong'])
-    assert end.value.code == 2
-    assert capsys.readouterr().err.startswith('usage: python -m chainermn [-h] [--version]')
+def test_wrong_option_without_a_command(usage_error):
+    assert usage_error('--wrong').startswith('usage: python -m chainermn [-h] [--version]')
 
 
 def test_console_script(capsys, monkeypatch):

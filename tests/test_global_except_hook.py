@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import pytest
+from jobs import run_job
 from time_limits import seconds
 
 import chainermn
@@ -28,17 +29,9 @@ print('went on', flush=True)
 '''
 
 
-def run(tmp_path, body, ranks=2, timeout=50, **env):
+def run(tmp_path, body, ranks=2, before='', **env):
     """Run the body on all ranks; give exit status and what was printed."""
-    script = tmp_path / 'script.py'
-    script.write_text(START + textwrap.dedent(body))
-    command = [sys.executable, script]
-    if ranks:
-        command = ['mpiexec', '-n', str(ranks), *command]
-    clean = {name: value for name, value in os.environ.items()
-             if name not in VARIABLES and not name.startswith(('PMI', 'MPI_'))}
-    done = subprocess.run(command, env=clean | env, cwd=tmp_path, timeout=timeout, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = run_job(tmp_path, before + START + textwrap.dedent(body), ranks=ranks, limit=50, **env)
     return done.returncode, done.stdout
 
 
@@ -86,7 +79,7 @@ def test_a_failing_rank_aborts_the_job(tmp_path, code, why, text, begin):
     assert 'went on' not in output
 
 
-@pytest.mark.parametrize('debug', ['0', '1'])
+@pytest.mark.parametrize('debug', ['0', pytest.param('1', marks=pytest.mark.slow)])
 @pytest.mark.usefixtures('default_signals')
 def test_ctrl_c_is_one_line(tmp_path, debug):
     script = tmp_path / 'script.py'
@@ -97,7 +90,7 @@ if RANK == 0:
     print('all wait', flush=True)
 threading.Event().wait()
 ''')
-    with subprocess.Popen(['mpiexec', '-n', '3', sys.executable, script], text=True,
+    with subprocess.Popen(['mpiexec', '-n', '2', sys.executable, script], text=True,
                           env={**os.environ, 'CHAINERMN_DEBUG': debug}, start_new_session=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout.readline() == 'all wait\n'
@@ -112,19 +105,13 @@ threading.Event().wait()
         assert 'Traceback' not in output and 'KeyboardInterrupt' not in output
 
 
-#: Errors of all ranks: the code, a part of the message, and the rank that prints it.
-COMMON = {
-    'mismatch': ('comm.bcast_obj(1, root=RANK)', 'roots differ between ranks', 0),
-    'invalid on all ranks': ('comm.bcast_obj(1, root=3)', 'must be a rank from 0 to 2, not 3', 0),
-    'invalid on the last rank': (
-        'comm.bcast_obj(1, root=max(1, RANK + 1))', 'must be a rank from 0 to 2, not 3', 2),
-    'creation': ("chainermn.create_communicator('nope')", 'Unrecognized communicator', 0),
-}
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize('debug', ['0', '1'])
-@pytest.mark.parametrize('code, text, first', COMMON.values(), ids=COMMON.keys())
+@pytest.mark.sample(2)
+@pytest.mark.parametrize('code, text, first, debug', [
+    ('comm.bcast_obj(1, root=RANK)', 'roots differ between ranks', 0, '0'),
+    ('comm.bcast_obj(1, root=2)', 'must be a rank from 0 to 1, not 2', 0, '1'),
+    ('comm.bcast_obj(1, root=max(1, 2 * RANK))', 'must be a rank from 0 to 1, not 2', 1, '0'),
+    ("chainermn.create_communicator('nope')", 'Unrecognized communicator', 0, '1'),
+], ids=['mismatch', 'invalid on all ranks', 'invalid on the last rank', 'creation'])
 def test_an_error_of_all_ranks_is_printed_once_without_internal_frames(
         tmp_path, code, text, first, debug):
     status, output = run(tmp_path, f'''
@@ -132,10 +119,10 @@ def test_an_error_of_all_ranks_is_printed_once_without_internal_frames(
         def mine():
             {code}
         mine()
-        ''', ranks=3, CHAINERMN_DEBUG=debug)
+        ''', CHAINERMN_DEBUG=debug)
     assert status != 0
     assert output.count(text) == output.count('aborts the job') == 1, output
-    assert f'chainermn: rank {first} of 3' in output
+    assert f'chainermn: rank {first} of 2' in output
     assert output.count('Traceback') == 1 and ', in mine\n' in output
     package = os.path.dirname(chainermn.__file__)
     assert (f'File "{package}' in output) == (debug == '1'), output
@@ -179,24 +166,20 @@ trainer.run(show_loop_exception_msg={})
     ('assert False, "my own"', 'AssertionError: my own', False)])
 @pytest.mark.parametrize('show', [True, False])
 def test_the_trainer_and_the_job_print_an_error_once(tmp_path, code, text, is_common, show):
-    status, output = run(tmp_path, TRAINER.format(code, show), ranks=3)
+    status, output = run(tmp_path, TRAINER.format(code, show))
     assert status != 0
     assert output.count('Exception in main training loop') == (show and not is_common)
     assert output.count(text) == output.count('aborts the job') == 1
     assert output.count('Traceback') == 1 and output.count('in fail\n') == 1, output
 
 
+@pytest.mark.slow
 def test_an_error_with_a_cause_is_printed_by_the_job_too(tmp_path):
     """The Trainer does not print causes."""
     status, output = run(tmp_path, TRAINER.format(
         'raise ValueError("result") from KeyError("cause")', True))
     assert status != 0
     assert "KeyError: 'cause'" in output and 'ValueError: result' in output
-
-
-def test_the_job_exits_with_the_status_of_sys_exit(tmp_path):
-    status, _ = run(tmp_path, "chainermn.create_communicator('naive')\nsys.exit(3 * RANK)\n")
-    assert status == 3
 
 
 # Of these the system keeps 8 bits, which are 0.
@@ -324,27 +307,23 @@ threading.Event().wait()
     assert ('Exception in thread loader' in output) == (when == 'calls the one before')
 
 
+@pytest.mark.slow
 def test_an_error_in_a_thread_started_before_the_import_aborts_the_job(tmp_path):
-    (tmp_path / 'early.py').write_text('''
+    status, output = run(tmp_path, '''
+        chainermn.create_communicator('naive')
+        if RANK == 1:
+            go.set()
+        threading.Event().wait()
+        ''', before='''
 import threading
 go = threading.Event()
 def load():
     go.wait()
     raise ValueError('luck')
 threading.Thread(target=load, name='loader').start()
-import script
 ''')
-    (tmp_path / 'script.py').write_text(START + '''
-import __main__
-chainermn.create_communicator('naive')
-if RANK == 1:
-    __main__.go.set()
-threading.Event().wait()
-''')
-    done = subprocess.run(['mpiexec', '-n', '2', sys.executable, 'early.py'], cwd=tmp_path,
-                          timeout=50, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert done.returncode != 0
-    assert 'aborts the job: uncaught ValueError in thread loader' in done.stdout
+    assert status != 0
+    assert 'aborts the job: uncaught ValueError in thread loader' in output
 
 
 NO_STDERR = {
@@ -493,13 +472,9 @@ def test_a_second_add_hook_only_warns(tmp_path):
 
 
 def test_an_earlier_excepthook_is_called(tmp_path):
-    script = tmp_path / 'before.py'
-    script.write_text('import sys\nsys.excepthook = lambda *args: print("mine:", args[1])\n'
-                      'import script\n')
-    (tmp_path / 'script.py').write_text(
-        START + "comm = chainermn.create_communicator('naive')\n"
-        "if RANK: raise ValueError('luck')\n" + WAIT)
-    done = subprocess.run(['mpiexec', '-n', '2', sys.executable, script], cwd=tmp_path, timeout=20,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert done.returncode != 0
-    assert done.stdout == 'mine: luck\n'
+    status, output = run(
+        tmp_path, "comm = chainermn.create_communicator('naive')\n"
+        "if RANK: raise ValueError('luck')\n" + WAIT,
+        before='import sys\nsys.excepthook = lambda *args: print("mine:", args[1], flush=True)\n')
+    assert status != 0
+    assert output.count('mine: luck\n') == 1 and 'Traceback' not in output

@@ -1,7 +1,8 @@
 """chainermn.nccl with and without NCCL, and what the code here takes from CuPy's."""
 
-import subprocess
+import runpy
 import sys
+import types
 
 import pytest
 
@@ -9,62 +10,49 @@ from chainermn import nccl
 
 pytestmark = pytest.mark.mpi_skip
 
-# Imports chainermn.nccl where importing CuPy, or CuPy's module for NCCL, goes as in `prepare`.
-SCRIPT = '''
-import sys, types
-def fail(error):
-    raise error
-cupy, nccl = types.ModuleType('cupy'), types.ModuleType('cupy.cuda.nccl')
-cupy.cuda = types.ModuleType('cupy.cuda')
-cupy.cuda.nccl = nccl
-{prepare}
-import warnings
-warnings.simplefilter('error')
-from chainermn import nccl
-print(nccl._available, nccl._reason, sep='|')
-try:
-    nccl.get_version
-except AttributeError as error:
-    print(error)
-'''
-STAND_IN = f'''
-sys.modules.update({{'cupy': cupy, 'cupy.cuda': cupy.cuda, 'cupy.cuda.nccl': nccl}})
-vars(nccl).update(dict.fromkeys({nccl.__all__}), available=True,
-                  NCCL_UINT8=1, get_version=lambda: 22703)
-'''
+
+@pytest.fixture
+def of_cupy(monkeypatch):
+    """CuPy's module for NCCL, which works."""
+    cupy, cuda, found = map(types.ModuleType, ('cupy', 'cupy.cuda', 'cupy.cuda.nccl'))
+    cupy.cuda, cuda.nccl = cuda, found
+    for module in (cupy, cuda, found):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    vars(found).update(dict.fromkeys(nccl.__all__), available=True, get_version=lambda: 22703)
+    return found
 
 
-def import_with(prepare):
-    # Not in this process: what is imported once stays.
-    return subprocess.run([sys.executable, '-c', SCRIPT.format(prepare=prepare)],
-                          check=True, capture_output=True, text=True).stdout.splitlines()
+def import_again():
+    """Return whether NCCL is available in another import of the module, and the reason."""
+    module = runpy.run_path(nccl.__file__)
+    if not module['_available']:
+        with pytest.raises(AttributeError) as error:
+            module['__getattr__']('get_version')
+        assert str(error.value) == ('chainermn.nccl has no get_version; NCCL is not available: '
+                                    + module['_reason'])
+    return module['_available'], module['_reason']
 
 
-def test_without_cupy():
-    available, error = import_with("sys.modules['cupy'] = None")
-    assert available.startswith('False|ModuleNotFoundError: ')
-    assert 'cupy' in available
-    assert error.startswith('chainermn.nccl has no get_version; NCCL is not available: Module')
-
-
-def test_with_nccl():
-    assert import_with(STAND_IN) == ['True|']
-
-
-def test_cupy_without_the_library():
+@pytest.mark.parametrize('missing', ['cupy', 'cupy_backends'])
+def test_without_cupy_or_its_library(monkeypatch, of_cupy, missing):
     # CuPy 13 and 14 warn, define nothing and set `available`.
-    available, error = import_with(
-        STAND_IN + 'nccl.__dict__.clear(); nccl.available = False\n'
-        "sys.modules['cupy_backends'] = None")
-    assert available.startswith('False|ModuleNotFoundError: ')
-    assert 'cupy_backends' in available
-    assert 'NCCL is not available' in error
+    of_cupy.__dict__.clear()
+    of_cupy.available = False
+    monkeypatch.setitem(sys.modules, missing, None)
+    is_available, reason = import_again()
+    assert not is_available and reason.startswith('ModuleNotFoundError: ') and missing in reason
 
 
-def test_a_library_that_does_not_work():
-    assert import_with(
-        STAND_IN + "nccl.get_version = lambda: fail(RuntimeError('no symbol ncclGetVersion'))"
-    ) == ['False|RuntimeError: no symbol ncclGetVersion']
+def test_with_nccl(of_cupy):
+    assert import_again() == (True, '')
+
+
+def test_a_library_that_does_not_work(of_cupy):
+    def fail():
+        raise RuntimeError('no symbol ncclGetVersion')
+
+    of_cupy.get_version = fail
+    assert import_again() == (False, 'RuntimeError: no symbol ncclGetVersion')
 
 
 def test_here():

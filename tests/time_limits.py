@@ -7,6 +7,10 @@ with its load since.
 
 import os
 import time
+from collections.abc import Callable
+from typing import TypeVar
+
+_T = TypeVar('_T')
 
 #: Where a run keeps what it has measured, for the processes that it starts.
 VARIABLE = 'CHAINERMN_TEST_SLOWNESS'
@@ -26,6 +30,15 @@ def seconds(quiet: float) -> float:
     """Return the limit for what may take ``quiet`` seconds on a quiet machine."""
     load = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     return quiet * max(1., float(os.environ[VARIABLE]), load)
+
+
+def wait_until(condition: Callable[[], _T], quiet: float = 20) -> _T:
+    """Wait until a condition is true, for so many seconds of a quiet machine; return its value."""
+    end = time.monotonic() + seconds(quiet)
+    while not (value := condition()):
+        assert time.monotonic() < end
+        time.sleep(.01)
+    return value
 
 
 if VARIABLE not in os.environ:

@@ -19,8 +19,8 @@ from chainer_compat.torch_kernels.arrays import FLOATS, tensor
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
 if TYPE_CHECKING:
+    from chainer_compat.update_groups import Array, Member
     from chainer_compat.update_plans import Kept
-    from chainer_compat.updates import Array, Member
 
     #: A function of lists of tensors: data, gradients and each state.
     Kernel = Callable[..., None]

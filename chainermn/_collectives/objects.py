@@ -94,7 +94,7 @@ def scatter_obj(comm: Communicator, objs: Sequence[Object] | None, root: int = 0
         sent if len(sent) <= context.check.capacity else b'')
     length = unpack(message).number
     if not length:
-        return context.messages.exchange(dict(enumerate(pickled)), [root])[0]
+        return context.messages.exchange_objects(dict(enumerate(pickled)), [root])[0]
     if len(message) > SIZE:
         start = SIZE + length * context.rank
         received = message[start:start + length]
@@ -131,7 +131,7 @@ def _gathered(context: Context, operation: str, obj: Object, root: int = -1, op:
         lengths = [unpack(message).number for message in messages]
         if not all(lengths):
             dests = [root] if root >= 0 else range(context.size)
-            objs = context.messages.exchange(dict.fromkeys(dests, pickled),
+            objs = context.messages.exchange_objects(dict.fromkeys(dests, pickled),
                                              range(context.size) if is_receiver else ())
             return objs if is_receiver else None
         streams = _gathered_streams(context, pickled.stream, max(lengths), root)

@@ -6,12 +6,16 @@ then raises.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from chainermn._collectives import message_parts
 from chainermn._collectives.nonblocking import Receive, Receives, blocking
 from chainermn._consistency import tags
+from chainermn._operations import message_header
+from chainermn._operations.message_header import IN_MESSAGE, MessageHeader
 from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._transport.pickling import CHUNK, Pickled, load
@@ -37,16 +41,35 @@ class Payloads:
         """Return a tag that no other payload of this rank in flight has."""
         return next(self._numbers) % self._n_numbers
 
-    def receive_array(self, shape: tuple[int, ...], dtype: np.dtype, device: bool, source: int,
-                      number: int) -> Receives[Array]:
-        """Receive the buffer of an array."""
-        try:
-            buffer = array_buffers.new_buffer(shape, dtype, device)
-        except MemoryError as error:
-            yield self._dropped(source, number)
-            raise self._no_memory(source, error) from error
-        yield Receive(self.mpi_comm, array_buffers.raw(buffer), source, number)
-        return buffer
+    def receive_array(self, header: MessageHeader, body: memoryview, source: int
+                      ) -> Receives[Array]:
+        """Receive an array, whose data follows its header in ``body`` if it is small."""
+        shape = header.shape
+        if header.payload == IN_MESSAGE:
+            buffer = np.frombuffer(body, header.dtype, math.prod(shape)).copy()
+        else:
+            buffer = yield from self._receive_buffer(header, source)
+        return array_buffers.from_buffer(buffer, shape, header.device)
+
+    def receive_tuple(self, header: MessageHeader, body: memoryview, source: int
+                      ) -> Receives[tuple[Array, ...]]:
+        """Receive several arrays, of which the first ones may be in ``body``."""
+        arrays, failure = [], None
+        for n in range(header.n_arrays):
+            if n < header.n_together:
+                each, body = message_header.read(body)
+            else:
+                _, each, body = yield from message_parts.receive(
+                    self.mpi_comm, source, header.payload, MPI.Status())
+            n_bytes = math.prod(each.shape) * each.dtype.itemsize * (each.payload == IN_MESSAGE)
+            data, body = body[:n_bytes], body[n_bytes:]
+            try:
+                arrays.append((yield from self.receive_array(each, data, source)))
+            except MemoryError as error:  # receive the other arrays: the sender waits
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return tuple(arrays)
 
     def receive_object(self, source: int, number: int) -> Receives[Object]:
         """Receive an object that was sent as `Pickled.messages`."""
@@ -67,8 +90,8 @@ class Payloads:
             raise self._no_memory(source, failure) from failure
         return load(parts[0], parts[1:], source, self._rank)
 
-    def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int],
-                 wait: Callable[..., None]) -> list[Object]:
+    def exchange_objects(self, pickled: Mapping[int, Pickled], sources: Iterable[int],
+                         wait: Callable[..., None]) -> list[Object]:
         """Exchange objects in a collective call.
 
         Args:
@@ -95,6 +118,15 @@ class Payloads:
         if failure is not None:
             raise failure
         return objs
+
+    def _receive_buffer(self, header: MessageHeader, source: int) -> Receives[Array]:
+        try:
+            buffer = array_buffers.new_buffer(header.shape, header.dtype, header.device)
+        except MemoryError as error:
+            yield self._dropped(source, header.payload)
+            raise self._no_memory(source, error) from error
+        yield Receive(self.mpi_comm, array_buffers.raw(buffer), source, header.payload)
+        return buffer
 
     def _dropped(self, source: int, number: int) -> Receive:
         return Receive(self.mpi_comm, bytearray(1), source, number, is_dropped=True)

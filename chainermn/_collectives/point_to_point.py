@@ -10,19 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import pickle
 import time
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
-from chainermn._collectives import marks
+from chainermn._collectives import marks, message_parts
 from chainermn._collectives.marks import Mark
+from chainermn._collectives.message_parts import (
+    INLINE,
+    MAX_SIZE,
+    PICKLE,
+    FirstPart,
+    array_with,
+    split,
+)
 from chainermn._collectives.nonblocking import (
-    Receive,
     Receives,
     Request,
     blocking,
@@ -37,7 +43,7 @@ from chainermn._diagnostics.flight_recorder import MessageRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._operations import message_header
 from chainermn._operations.arguments import is_integer
-from chainermn._operations.message_header import IN_MESSAGE, Kind, MessageHeader
+from chainermn._operations.message_header import IN_MESSAGE, Kind
 from chainermn._process import streams
 from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers, pickling
@@ -45,25 +51,8 @@ from chainermn._transport.pending import Pending
 from chainermn._transport.pickling import Pickled, dump, load
 from chainermn._types import Array, Arrays, Object, ReceivedArrays
 
-#: Largest payload, in bytes, that is sent with its header.
-INLINE = 8192
-_MAX_MESSAGE = marks.MAX_SIZE + message_header.MAX_SIZE + INLINE
-
-#: The first byte of a pickle.  A small object is sent without a header, which starts with its kind.
-_PICKLE = pickle.PROTO[0]
-_OBJECT = MessageHeader(Kind.OBJECT)  # of a small object
-assert max(Kind) < _PICKLE
-
 _POLLS = 20  # for the acknowledgment of a message that was received
 _SHOWN = 20  # messages without a counterpart
-
-
-class _Message(NamedTuple):
-    """A message of another rank, without its payload if that is large."""
-
-    mark: Mark | None
-    header: MessageHeader
-    body: memoryview
 
 
 class Messages:
@@ -132,9 +121,9 @@ class Messages:
             return blocking(self._receive(source, tag, 'send'), self._wait)
         message = self._new_message()
         wait(self._mpi_comm.Irecv(message, source, tag), None, self._spins)
-        array = _array_with(bytes(message[:message_header.SIZE]))
+        array = array_with(bytes(message[:message_header.SIZE]))
         if array is None:
-            return blocking(self._finish_plain(_split(message), source, tag, 'send'), self._wait)
+            return blocking(self._finish_plain(split(message), source, tag, 'send'), self._wait)
         x = np.ndarray(*array, message, message_header.SIZE).copy()
         record.received[source, tag] += 1
         self._messages.append(message)  # for reuse
@@ -167,7 +156,7 @@ class Messages:
         record.sent_at = record.count
         number = IN_MESSAGE
         rest: Iterable[Array | bytes] = ()
-        if len(first) > INLINE or buffers or first[0] != _PICKLE:  # of an old protocol
+        if len(first) > INLINE or buffers or first[0] != PICKLE:  # of an old protocol
             number, rest = self._payloads.new_number(), pickling.messages(first, buffers)
             first = message_header.of_object(number)
         elif dest != self.rank:  # fast path, for most messages
@@ -199,8 +188,8 @@ class Messages:
         message = self._new_message()
         wait(self._mpi_comm.Irecv(message, source, tag), status, self._spins)
         tag = status.tag
-        if message[0] != _PICKLE:
-            return blocking(self._finish_plain(_split(message, status), source, tag, 'send_obj'),
+        if message[0] != PICKLE:
+            return blocking(self._finish_plain(split(message, status), source, tag, 'send_obj'),
                             self._wait)
         try:
             obj = load(message, (), source, self.rank)
@@ -229,14 +218,15 @@ class Messages:
         self._check_other(source, tag, 'source', wildcards=True)
         self._began(operation, source, tag, caller)
         status = MPI.Status()
-        message = blocking(_receive_message(self._mpi_comm, source, tag, status), self._wait)
+        message = blocking(message_parts.receive(self._mpi_comm, source, tag, status), self._wait)
         source, tag = status.Get_source(), status.Get_tag()
         data = blocking(self._finish(message, source, tag, 'send'), self._wait)
         return message.mark, data, source, tag
 
-    def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int]) -> list[Arrays]:
-        """Exchange objects in a collective call; see `Payloads.exchange`."""
-        return self._payloads.exchange(pickled, sources, self._wait)
+    def exchange_objects(self, pickled: Mapping[int, Pickled], sources: Iterable[int]
+                         ) -> list[Arrays]:
+        """Exchange objects in a collective call; see `Payloads.exchange_objects`."""
+        return self._payloads.exchange_objects(pickled, sources, self._wait)
 
     def warn_of_unmatched(self) -> None:
         """Report messages without a counterpart on stderr, after all communication."""
@@ -273,7 +263,7 @@ class Messages:
         try:
             return self._messages.pop()
         except IndexError:
-            return bytearray(_MAX_MESSAGE)
+            return bytearray(MAX_SIZE)
 
     def _are_others(self, request: Request[object]) -> bool:
         return any(other is not request for other in self.receiving())
@@ -363,43 +353,27 @@ class Messages:
         is_one = not isinstance(data, (tuple, list))
         try:
             arrays = [array_buffers.checked(x) for x in ([data] if is_one else data)]
-            payloads = [array_buffers.raw(array_buffers.to_buffer(x)) for x in arrays]
-            if copies:
-                payloads = [
-                    payload if _is_inline(payload) or _is_staged(x, payload)
-                    else array_buffers.copied(payload)
-                    for x, payload in zip(arrays, payloads, strict=True)]
+            payloads = message_parts.payloads(arrays, copies)
         except Exception as error:
             self._fail_send(operation, error, dest, tag)
-        if is_one and _is_inline(payloads[0]):
-            return _head(arrays[0]) + payloads[0].tobytes(), IN_MESSAGE, []
+        if not is_one:
+            number = self._payloads.new_number()
+            first, rest = message_parts.of_tuple(arrays, payloads, number)
+            return first, number, rest
+        if message_parts.is_inline(payloads[0]):
+            return message_parts.head(arrays[0]) + payloads[0].tobytes(), IN_MESSAGE, []
         number = self._payloads.new_number()
-        if is_one:
-            return _head(arrays[0], number), number, payloads
-        # Heads and small arrays are sent together as long as they fit, the others one by one.
-        together, n_together = b'', 0
-        rest: list[Array | bytes] = []
-        for n, (x, payload) in enumerate(zip(arrays, payloads, strict=True)):
-            is_inline = _is_inline(payload)
-            part = _head(x) + payload.tobytes() if is_inline else _head(x, number)
-            if n == n_together and len(together) + len(part) <= INLINE:
-                together += part
-                n_together += 1
-            else:
-                rest.append(part)
-            if not is_inline:
-                rest.append(payload)
-        return message_header.of_tuple(len(arrays), n_together, number) + together, number, rest
+        return message_parts.head(arrays[0], number), number, [*payloads]
 
     def _receive(self, source: int, tag: int, call: str, status: MPI.Status | None = None
                  ) -> Receives[Arrays]:
         """Receive the next message; raise if the sender failed or sent another kind."""
         status = MPI.Status() if status is None else status
-        message = yield from _receive_message(self._mpi_comm, source, tag, status)
+        message = yield from message_parts.receive(self._mpi_comm, source, tag, status)
         return (yield from self._finish_plain(
             message, status.Get_source(), status.Get_tag(), call))
 
-    def _finish_plain(self, message: _Message, source: int, tag: int, call: str
+    def _finish_plain(self, message: FirstPart, source: int, tag: int, call: str
                       ) -> Receives[Arrays]:
         """Receive the data of a message; raise if it is a marked gradient."""
         received = yield from self._finish(message, source, tag, call)
@@ -409,7 +383,7 @@ class Messages:
                 f'recv from rank {source} with tag {tag}, called at {call_site.locate()}')
         return received
 
-    def _finish(self, message: _Message, source: int, tag: int, call: str) -> Receives[Arrays]:
+    def _finish(self, message: FirstPart, source: int, tag: int, call: str) -> Receives[Arrays]:
         """Receive the data of a message; raise if the sender failed or sent another kind."""
         record = self.record
         record.receiving[source, tag] += 1
@@ -419,7 +393,7 @@ class Messages:
             record.received[source, tag] += 1
             record.receiving[source, tag] -= 1
 
-    def _data(self, message: _Message, source: int, tag: int, call: str) -> Receives[Arrays]:
+    def _data(self, message: FirstPart, source: int, tag: int, call: str) -> Receives[Arrays]:
         _, header, body = message
         received: Arrays
         if header.kind is Kind.ERROR:
@@ -428,86 +402,12 @@ class Messages:
             received = load(body, (), source, self.rank) if header.payload == IN_MESSAGE else (
                 yield from self._payloads.receive_object(source, header.payload))
         elif header.kind is Kind.ARRAY:
-            received = yield from self._receive_array(header, body, source)
+            received = yield from self._payloads.receive_array(header, body, source)
         else:
-            received = yield from self._receive_tuple(header, body, source)
+            received = yield from self._payloads.receive_tuple(header, body, source)
         is_object = header.kind is Kind.OBJECT
         if is_object != (call == 'send_obj'):
             suffix = '_obj' * is_object
             raise TypeError(f'rank {source} sent its message with tag {tag} by send{suffix}(); '
                             f'receive it with recv{suffix}()')
         return received
-
-    def _receive_tuple(self, header: MessageHeader, body: memoryview, source: int
-                       ) -> Receives[tuple[Array, ...]]:
-        arrays, failure = [], None
-        for n in range(header.n_arrays):
-            if n < header.n_together:
-                each, body = message_header.read(body)
-            else:
-                _, each, body = yield from _receive_message(
-                    self._payloads.mpi_comm, source, header.payload, MPI.Status())
-            n_bytes = math.prod(each.shape) * each.dtype.itemsize * (each.payload == IN_MESSAGE)
-            data, body = body[:n_bytes], body[n_bytes:]
-            try:
-                arrays.append((yield from self._receive_array(each, data, source)))
-            except MemoryError as error:  # receive the other arrays: the sender waits
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return tuple(arrays)
-
-    def _receive_array(self, header: MessageHeader, body: memoryview, source: int
-                       ) -> Receives[Array]:
-        shape = header.shape
-        if header.payload == IN_MESSAGE:
-            buffer = np.frombuffer(body, header.dtype, math.prod(shape)).copy()
-        else:
-            buffer = yield from self._payloads.receive_array(
-                shape, header.dtype, header.device, source, header.payload)
-        return array_buffers.from_buffer(buffer, shape, header.device)
-
-
-def _receive_message(mpi_comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status
-                     ) -> Receives[_Message]:
-    """Receive the next message, without its payload if that is large."""
-    message = bytearray(_MAX_MESSAGE)
-    yield Receive(mpi_comm, message, source, tag, status)
-    return _split(message, status)
-
-
-def _split(message: bytearray, status: MPI.Status | None = None) -> _Message:
-    """Return the parts of a message."""
-    body = memoryview(message)[:None if status is None else status.Get_count()]
-    kind, mark = message[0], None
-    if kind == _PICKLE:
-        return _Message(None, _OBJECT, body)
-    if kind in (Kind.ACTIVATION, Kind.GRADIENT):
-        mark, body = Mark.unpack(body)
-    return _Message(mark, *message_header.read(body))
-
-
-def _head(x: Array, payload: int = IN_MESSAGE) -> bytes:
-    """Return the header of an array."""
-    return message_header.of_array(x.shape, x.dtype, payload, array_buffers.on_device(x))
-
-
-@functools.lru_cache(maxsize=4096)
-def _array_with(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
-    """Return shape and dtype of a host array that follows its header; for others ``None``."""
-    if head[0] != Kind.ARRAY:
-        return None
-    header, n_more = message_header.unpack(head)
-    if n_more or header.device or header.payload != IN_MESSAGE:
-        return None
-    return header.shape, header.dtype
-
-
-def _is_staged(x: Array, payload: Array) -> bool:
-    """Whether a payload is a copy on the host of an array on a device."""
-    return array_buffers.on_device(x) and not array_buffers.on_device(payload)
-
-
-def _is_inline(payload: Array) -> bool:
-    return payload.nbytes <= INLINE and not array_buffers.on_device(payload)
-

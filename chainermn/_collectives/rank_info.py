@@ -44,7 +44,7 @@ class RankInfo(NamedTuple):
     arguments: Arguments | None
 
 
-class _Exchanged(runtime.ProcessState):
+class _Gathered(runtime.ProcessState):
     """What the ranks told each other in create_communicator, for the communicator it creates."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class _Exchanged(runtime.ProcessState):
         self.ranks: list[RankInfo] = []
 
 
-def exchange(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> list[RankInfo]:
+def gather(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> list[RankInfo]:
     """Return what each rank tells.  Collective: every rank calls it.
 
     Then the ranks can report failures, and know when another one has ended.
@@ -65,7 +65,7 @@ def exchange(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> lis
         CollectiveMismatchError: On all ranks, if only some of them call a class.
     """
     registration = lifecycle.prepare(mpi_comm)
-    ranks = _gathered(mpi_comm, RankInfo(
+    ranks = _allgather(mpi_comm, RankInfo(
         topology.here(), recorder.is_on(), registration,
         lifetime.unreferenced(world_ranks(mpi_comm)), arguments))
     if registration is not None:
@@ -78,7 +78,7 @@ def exchange(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> lis
     return ranks
 
 
-def _gathered(mpi_comm: MPI.Intracomm, info: RankInfo) -> list[RankInfo]:
+def _allgather(mpi_comm: MPI.Intracomm, info: RankInfo) -> list[RankInfo]:
     """Return what each rank tells, in one collective; in two more if that of a rank is long.
 
     mpi4py would gather the lengths first.
@@ -93,9 +93,9 @@ def _gathered(mpi_comm: MPI.Intracomm, info: RankInfo) -> list[RankInfo]:
 
 
 @contextlib.contextmanager
-def exchanged(mpi_comm: MPI.Intracomm, ranks: list[RankInfo]) -> Iterator[None]:
-    """Return a context in which :func:`of_ranks` needs no exchange for one communicator."""
-    state = runtime.get(_Exchanged)
+def gathered(mpi_comm: MPI.Intracomm, ranks: list[RankInfo]) -> Iterator[None]:
+    """Return a context in which :func:`of_ranks` communicates nothing for one communicator."""
+    state = runtime.get(_Gathered)
     state.mpi_comm, state.ranks = mpi_comm, ranks
     try:
         yield
@@ -105,8 +105,8 @@ def exchanged(mpi_comm: MPI.Intracomm, ranks: list[RankInfo]) -> Iterator[None]:
 
 def of_ranks(mpi_comm: MPI.Intracomm) -> list[RankInfo]:
     """Return what each rank tells, for a new communicator.  Collective: every rank calls it."""
-    state = runtime.get(_Exchanged)
+    state = runtime.get(_Gathered)
     if state.mpi_comm is not mpi_comm:
-        return exchange(mpi_comm)
+        return gather(mpi_comm)
     state.mpi_comm = None
     return state.ranks

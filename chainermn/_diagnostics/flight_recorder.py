@@ -253,6 +253,11 @@ def everything() -> list[FlightRecord]:
     return list(runtime.get(_Records).everything.values())
 
 
+def n_operations() -> int:
+    """Return how many operations there have been, on all existing communicators."""
+    return sum(record.count for record in everything())
+
+
 def n_calls_of_program() -> int:
     """Return how many calls the program itself has made, on all existing communicators."""
     return sum(record.count - record.n_by_callers for record in everything())

@@ -18,7 +18,6 @@ import threading
 import time
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias
 
 from chainermn import global_except_hook
 from chainermn._diagnostics import (
@@ -28,17 +27,14 @@ from chainermn._diagnostics import (
     hang_report,
     live_view,
     metrics,
-    program_threads,
     stall_warning,
-    thread_state,
     timeouts,
 )
-from chainermn._diagnostics.deadlocks import rank_state
-from chainermn._diagnostics.deadlocks.rank_state import Progress, RankState
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.host_links import HostLinks
 from chainermn._diagnostics.live_view import LiveView, Sample
+from chainermn._diagnostics.rank_progress import RankProgress
 from chainermn._diagnostics.thread_state import Snapshot
 from chainermn._diagnostics.watchdog_group import (
     Confirmation,
@@ -59,7 +55,6 @@ _INTERVAL_WATCHED = .5  # each poll takes some time from the program
 _INTERVAL_ALARMED = .02
 _RESPONSE_TIMEOUT = 2.5  # longer than the interval, since the others have to wake up
 _REPORT_TIMEOUT = 2.  # then the next rank reports, in case the previous one has stopped
-_GRACE = 2.  # before a rank that waits sends its state
 _STAGGER = .05  # times log2(rank), so that one rank raises the alarm, which all others receive
 
 #: The watchdog stops after this number of consecutive errors.
@@ -67,8 +62,6 @@ _MAX_ERRORS = 3
 
 #: The maximum number of ranks that may report.
 _MAX_REPORTERS = 16
-
-_Snapshots: TypeAlias = dict[int, Snapshot]  # by thread
 
 
 class Watchdog(runtime.ProcessState):
@@ -85,13 +78,8 @@ class Watchdog(runtime.ProcessState):
         self._detects_deadlocks = environment.flag(environment.DEADLOCKS, default=True)
         self._interval = _INTERVAL
         self.limit_interval(self._default)
-        # By thread: its progress, and since when it is the same.
-        self._progress: dict[int, tuple[tuple[object, ...], float]] = {}
-        self._snapshots: _Snapshots = {}  # during a poll
-        self._is_waiting = False
-        self._entered = 0  # number of operations until the last poll
+        self._own = RankProgress()
         self._asked_at = -math.inf  # when another rank asked for the state of this one
-        self._state: RankState | None = None
         self._live = LiveView()
         self._metrics_target = environment.text(environment.METRICS)  # '' once it is open
         self._closed = threading.Event()
@@ -172,19 +160,19 @@ class Watchdog(runtime.ProcessState):
                                    'has stopped because of this error; timeouts have no effect, '
                                    'and deadlocks may not be detected\n')
             finally:
-                self._snapshots = {}  # they keep objects of the program alive
+                self._own.forget_threads()
 
     def _pause(self) -> float:
         if any(group.alarmed_at or group.question for group in self._groups) or (
                 time.monotonic() < self._asked_at + _RESPONSE_TIMEOUT):
             return _INTERVAL_ALARMED
-        return min(self._interval, _INTERVAL_WAITING if self._is_waiting else
+        return min(self._interval, _INTERVAL_WAITING if self._own.is_waiting else
                    _INTERVAL_WATCHED if self._live.is_watched(time.monotonic()) else _INTERVAL)
 
     def _poll(self) -> None:
         recorder.write()  # in case this rank hangs or is killed
         now = time.monotonic()
-        self._observe(now)
+        self._own.observe(now, self._interval)
         groups = list(self._groups) or [self._alone]
         largest = max(groups, key=lambda group: len(group.ranks))
         self._accept_requests(largest)
@@ -192,9 +180,9 @@ class Watchdog(runtime.ProcessState):
             self._ask(largest, now)
             groups = []
         for group in groups:
-            if group.sent_state != self._state:
-                group.sent_state = self._state
-                group.send(MessageType.STATE, State(self._state), [0])
+            if group.sent_state != self._own.state:
+                group.sent_state = self._own.state
+                group.send(MessageType.STATE, State(group.sent_state), [0])
             for source, tag, content in group.receive():
                 self._receive(group, source, tag, content, now)
             self._ask(group, now)
@@ -202,8 +190,8 @@ class Watchdog(runtime.ProcessState):
             if suspects and self._detects_deadlocks:
                 group.send(MessageType.CONFIRM, number, (
                     rank for rank, each in enumerate(group.ranks) if each in suspects))
-            for ident, snapshot in self._snapshots.items():
-                seconds = now - self._progress[ident][1] - _STAGGER * math.log2(1 + group.rank)
+            for snapshot, seconds in self._own.threads(now):
+                seconds -= _STAGGER * math.log2(1 + group.rank)
                 if snapshot.progress and group.alarmed_at is None and (
                         reason := self._hang(snapshot, seconds)):
                     self._respond(group, reason, (), now)
@@ -242,28 +230,8 @@ class Watchdog(runtime.ProcessState):
 
     def _sample(self, now: float) -> Sample:
         """Return a sample of this rank, with the state of its main thread."""
-        ident = threading.main_thread().ident
-        snapshot = self._snapshots.get(ident) if ident is not None else None
-        operations = sum(record.count for record in flight_recorder.everything())
-        if ident is None or snapshot is None:
-            return self._live.sample(operations, '', False, 0)
-        return self._live.sample(operations, snapshot.state.text, bool(snapshot.progress),
-                                 now - self._progress[ident][1])
-
-    def _observe(self, now: float) -> None:
-        """Update the progress of all threads, and the state of this rank."""
-        self._snapshots = thread_state.snapshots()
-        before, self._progress = self._progress, {}
-        entered = sum(record.count for record in flight_recorder.everything())
-        has_entered, self._entered = entered != self._entered, entered
-        for ident, snapshot in self._snapshots.items():
-            progress, since = before.get(ident, ((), now))
-            # Outside of operations: it may have run some since the last poll.
-            is_same = snapshot.progress == progress and (progress or not has_entered)
-            self._progress[ident] = snapshot.progress, since if is_same else now
-        self._is_waiting = any(progress and since < now
-                               for progress, since in self._progress.values())
-        self._state = self._new_state(now)
+        text, is_blocked, seconds = self._own.main_thread(now)
+        return self._live.sample(flight_recorder.n_operations(), text, is_blocked, seconds)
 
     def _receive(self, group: WatchdogGroup, source: int, tag: MessageType, content: Content,
                  now: float) -> None:
@@ -271,7 +239,7 @@ class Watchdog(runtime.ProcessState):
         rank = group.ranks[source]
         if tag is MessageType.ASK:
             self._asked_at = now
-            group.send(MessageType.ANSWER, self._response('', now), [source])
+            group.send(MessageType.ANSWER, self._own.response('', now), [source])
         elif tag is MessageType.ANSWER and isinstance(content, Response):
             if group.question is not None:
                 group.question.answers[rank] = content
@@ -292,8 +260,8 @@ class Watchdog(runtime.ProcessState):
         elif isinstance(content, State):
             group.detector.set_state(rank, content.state, now)
         elif isinstance(content, int):
-            self._observe(now)  # since it was asked
-            group.send(MessageType.CONFIRMED, Confirmation(content, self._state), [source])
+            self._own.observe(now, self._interval)  # since it was asked
+            group.send(MessageType.CONFIRMED, Confirmation(content, self._own.state), [source])
         elif isinstance(content, Confirmation):
             deadlock = group.detector.confirm(rank, content.number, content.state, now)
             if deadlock and group.alarmed_at is None:
@@ -327,7 +295,7 @@ class Watchdog(runtime.ProcessState):
         """Ask ranks for their state; this rank answers at once."""
         assert group.question is not None
         group.question.ask(now, ranks if group.mpi_comm is not None else ())
-        group.question.answers[group.ranks[group.rank]] = self._response('', now)
+        group.question.answers[group.ranks[group.rank]] = self._own.response('', now)
         group.send(MessageType.ASK, None, group.others)
 
     def _hang(self, snapshot: Snapshot, seconds: float) -> str:
@@ -338,21 +306,6 @@ class Watchdog(runtime.ProcessState):
         if timeout and seconds > timeout:
             return f'no progress for {seconds:.0f} s; {timeouts.text(timeout)}'
         return ''
-
-    def _new_state(self, now: float) -> RankState | None:
-        """Return what this rank waits for; ``None`` if it may make progress by itself."""
-        blocked = {ident: snapshot for ident, snapshot in self._snapshots.items()
-                   if snapshot.progress}
-        is_finished = [snapshot.is_finished for snapshot in blocked.values()] == [True]
-        grace = self._interval if is_finished else _GRACE
-        if not blocked or any(now - self._progress[ident][1] < grace for ident in blocked) or (
-                program_threads.are_running(blocked, is_finished)):
-            return None
-        state = RankState(Progress.own(), tuple(snapshot.state for snapshot in blocked.values()),
-                          is_finished, rank_state.shutdown().may_exit)
-        after = {ident: snapshot.progress for ident, snapshot in thread_state.snapshots().items()}
-        has_changed = after != {ident: progress for ident, (progress, _) in self._progress.items()}
-        return None if has_changed else state
 
     def _respond(self, group: WatchdogGroup, reason: str, sources: Collection[int], now: float
                  ) -> None:
@@ -365,16 +318,11 @@ class Watchdog(runtime.ProcessState):
             now: The current time.
         """
         group.alarmed_at = now
-        response = group.responses[group.rank] = self._response(reason, now)
+        response = group.responses[group.rank] = self._own.response(reason, now)
         reporters = set(range(min(_MAX_REPORTERS, len(group.ranks)))) | set(sources)
         group.send(MessageType.RESPONSE, response, reporters - {group.rank})
         if reason:
             group.send(MessageType.ALARM, None, set(group.others) - reporters)
-
-    def _response(self, reason: str, now: float) -> Response:
-        return Response.of(reason, {
-            ident: (snapshot.state, now - self._progress[ident][1])
-            for ident, snapshot in self._snapshots.items()})
 
     def _report(self, group: WatchdogGroup, now: float) -> None:
         """Print the report and abort the job, if all ranks have responded or had enough time."""

@@ -90,7 +90,7 @@ class ParameterList(ArrayList):
                         return found
         arrays: dict[str, Array] = {}
         for path, parameter in zip(paths, parameters, strict=True):
-            array = parameter.raw_array
+            array = _array_of(parameter)
             if array is None:
                 continue
             if attribute == 'grad':
@@ -147,6 +147,11 @@ def _layout(paths: tuple[str, ...], dtypes: tuple[np.dtype, ...],
     described = {path: f'{dtype} {shape}{place}' for path, dtype, shape, place
                  in zip(paths, dtypes, shapes, places, strict=True)}
     return Layout.of(described)
+
+
+def _array_of(parameter: Parameter) -> Array | None:
+    """Return its array; a program's own class of parameters may have ``data`` only."""
+    return parameter.raw_array if hasattr(parameter, 'raw_array') else parameter.data
 
 
 def _checked(path: str, attribute: str, array: Array) -> Array:

@@ -4,13 +4,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from chainermn._process.mpi import MPI
-from chainermn._transport import array_buffers, encoded_mean, owned_parts, packing
+from chainermn._transport import array_buffers, encoded_mean, owned_arrays, packing
 from chainermn._transport.array_list import ArrayList, small_together
 from chainermn._transport.base import Codec, Group
 from chainermn._transport.packed_arrays import PackedArrays
@@ -23,9 +23,6 @@ LARGE = 64 * 1024
 
 #: The largest size in bytes of an array that is sent together with others.
 _SMALL = 16 * 1024
-
-#: Bytes of a chunk of arrays that belong to ranks: large enough to amortize latency.
-_CHUNK = 8 * 2**20
 
 
 class MpiTransport:
@@ -143,11 +140,10 @@ class MpiTransport:
         self._mean_for_owners(arrays, owners)
 
     def _mean_for_owners(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
-        if not self._sends_least:
+        if owned_arrays.sends_least(self.group.topology):
+            owned_arrays.average(self.mpi_comm, self.group, arrays, owners)
+        else:
             self.mean(arrays)
-            return
-        for chunk in self._dealt(arrays, owners):
-            self._reduce_chunk(chunk)
 
     def _packed_mean(self, group: Sequence[Array], targets: Sequence[Array]) -> None:
         """Average arrays of one dtype in one buffer."""
@@ -226,78 +222,10 @@ class MpiTransport:
             self.bcast_arrays(ArrayList.of(arrays[number] for number in numbers), root)
 
     def _copy_arrays(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
-        if not self._sends_least:
+        if owned_arrays.sends_least(self.group.topology):
+            owned_arrays.copy(self.mpi_comm, self.group, arrays, owners)
+        else:
             self._copy_one_by_one(arrays, owners)
-            return
-        for chunk in self._dealt(arrays, owners):
-            self._gather_chunk(chunk)
-
-    @property
-    def _sends_least(self) -> bool:
-        """Whether messages between all ranks send the least between nodes.
-
-        With several ranks on each node, MPI first reduces and broadcasts within the nodes.
-        """
-        return self.group.topology.inter_size in (1, self.size)
-
-    def _dealt(self, arrays: ArrayList, owners: tuple[int, ...]) -> Iterator[list[list[Array]]]:
-        """Yield chunks of arrays of one dtype: the parts of each rank.
-
-        Once the next one is asked for, changes are in the arrays.
-        """
-        for group, of_group in arrays.by_owner(owners):
-            length = max(_CHUNK // group[0].dtype.itemsize, 2 * self.size)
-            flat = [array.reshape(-1) for array in group]
-            for chunk in owned_parts.dealt(
-                    tuple(array.size for array in flat), tuple(of_group),
-                    tuple(range(self.size)), length):
-                yield [[flat[part.array][part.start:part.stop] for part in parts]
-                       for parts in chunk]
-            for array, copy in zip(group, flat, strict=True):
-                if not array.flags.c_contiguous:
-                    array[...] = copy.reshape(array.shape)
-
-    def _reduce_chunk(self, chunk: Sequence[Sequence[Array]]) -> None:
-        """Average the parts of each rank for that rank."""
-        parts, own = [*itertools.chain(*chunk)], chunk[self.rank]
-        counts = [sum(part.size for part in of_rank) for of_rank in chunk]
-        dtype, device = array_buffers.summed_in(parts[0].dtype), array_buffers.on_device(parts[0])
-        batched = self.group.batched_copy
-        sent, y = self.group.prepared(sum(counts) * dtype.itemsize, lambda: (
-            array_buffers.to_buffer(packing.pack(parts, dtype, batched)),
-            array_buffers.new_buffer((counts[self.rank],), dtype, device)))
-        self.mpi_comm.Reduce_scatter(sent, y, counts)
-        if own:
-            packing.unpack(array_buffers.from_buffer(y, y.shape, device), own, 1 / self.size,
-                           batched)
-
-    def _gather_chunk(self, chunk: Sequence[Sequence[Array]]) -> None:
-        """Copy the parts of each rank into those of all ranks."""
-        own, (some, *_) = chunk[self.rank], itertools.chain(*chunk)
-        counts = [sum(part.size for part in of_rank) for of_rank in chunk]
-        starts = [*itertools.accumulate(counts, initial=0)]
-        places = [slice(*ends) for ends in itertools.pairwise(starts)]
-        device = array_buffers.on_device(some)
-
-        def pack() -> Array:
-            buffer = array_buffers.new_buffer((starts[-1],), some.dtype, device)
-            if own:
-                buffer[places[self.rank]] = array_buffers.to_buffer(packing.pack(own))
-            return array_buffers.to_buffer(buffer)
-
-        buffer = self.group.prepared(starts[-1] * some.dtype.itemsize, pack)
-        # Allgatherv of MPICH takes three times as long over TCP.
-        data = {rank: array_buffers.raw(buffer[place]) for rank, place in enumerate(places)
-                if counts[rank]}
-        others = [(self.rank + shift) % self.size for shift in range(1, self.size)]
-        requests = [self.mpi_comm.Irecv(data[rank], rank) for rank in others if rank in data]
-        if own:
-            requests += [self.mpi_comm.Isend(data[self.rank], rank) for rank in others]
-        MPI.Request.Waitall(requests)
-        complete = array_buffers.from_buffer(buffer, buffer.shape, device)
-        for rank, parts in enumerate(chunk):
-            if parts and rank != self.rank:
-                packing.unpack(complete[places[rank]], parts)
 
     def _messages(self, arrays: ArrayList, results: Sequence[Array] | None
                   ) -> Sequence[tuple[Sequence[Array], Sequence[Array]]]:

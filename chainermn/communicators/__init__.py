@@ -162,7 +162,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         failure = failure or mismatch.RemoteError.of('create_communicator', error)
     call = f'create_communicator({name!r}' + ''.join(
         f', {item}={value!r}' for item, value in sorted(config.items())) + ')'
-    ranks = rank_info.exchange(
+    ranks = rank_info.gather(
         mpi_comm, Arguments(call, failure, lacks_nccl, _has_torch(), _rounding()))
     arguments = [each.arguments for each in ranks if each.arguments is not None]
     calls, failures = [each.call for each in arguments], [each.failure for each in arguments]
@@ -185,7 +185,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     elif mpi_comm.size > 1 and getattr(chainer.config, 'fused_updates', False):
         # Not 'auto': PyTorch may be imported on some ranks only.
         chainer.global_config.fused_updates = True
-    with rank_info.exchanged(mpi_comm, ranks):
+    with rank_info.gathered(mpi_comm, ranks):
         communicator = communicator_class(mpi_comm=mpi_comm)
     for item, value in config.items():
         communicator.set_config(item, value)

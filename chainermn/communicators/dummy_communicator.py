@@ -1,7 +1,7 @@
 """Packs and unpacks gradients but sends nothing, to measure the cost of the exchange."""
 from __future__ import annotations
 
-from chainermn._transport.without_exchange import WithoutExchange
+from chainermn._transport.dummy_transport import DummyTransport
 from chainermn.communicators.flat_communicator import FlatCommunicator
 
 
@@ -20,4 +20,4 @@ class DummyCommunicator(FlatCommunicator):
         array([0., 0.], dtype=float32)
     """
 
-    transport_class = WithoutExchange
+    transport_class = DummyTransport

@@ -15,7 +15,7 @@ from chainermn._operations.on_all_ranks import check_equal, raise_on_all_ranks, 
 from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
-from chainermn.extensions._checkpointing import joined, progress, resume, state
+from chainermn.extensions._checkpointing import merged_states, progress, resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
 from chainermn.extensions._checkpointing.classes import capture_classes
 from chainermn.extensions._checkpointing.copying_writer import CopyingWriter
@@ -148,7 +148,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
                         'the ranks have different replica_sets',
                         'Pass the same replica_sets on all ranks.')
         with raise_on_all_ranks(self.comm, 'multi_node_snapshot'):
-            if len(self.replica_set) > 1 and joined.has_shards(self._target(trainer)):
+            if len(self.replica_set) > 1 and merged_states.has_shards(self._target(trainer)):
                 raise ValueError(
                     'with shard_states=True, each rank has its own part of the states of the '
                     'optimizer, so multi_node_snapshot needs replica sets of one rank each. Pass '

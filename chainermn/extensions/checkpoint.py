@@ -22,7 +22,7 @@ from chainermn.extensions._calls import called_by
 from chainermn.extensions._checkpointing import progress, resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
 from chainermn.extensions._checkpointing.classes import capture_classes
-from chainermn.extensions._checkpointing.completed import (
+from chainermn.extensions._checkpointing.removal import (
     remove_at_end,
     remove_completed,
     remove_files,
@@ -279,8 +279,9 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             trainer: The object to load into, of the kind that was saved; or a dictionary of such
                 objects.
             optimizer: Multi-node optimizer.  If it is given, or in the dictionary, the first update
-                after loading is an ordinary one; otherwise it only copies rank 0's parameters to
-                all ranks.  Other optimizers have no effect.
+                after loading is an ordinary one, also of other multi-node optimizers of the
+                trainer; otherwise it only copies rank 0's parameters to all ranks.  Other
+                optimizers have no effect.
             path: Folder of the files, from now on.
 
         Returns:
@@ -322,7 +323,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         if isinstance(trainer, chainer.training.Trainer):
             runtime.get(_Checkpointers).random[trainer] = (
                 state.capture_random() if is_restored else {})
-        parts = trainer.values() if isinstance(trainer, Mapping) else ()
+        is_complete = optimizer is not None or isinstance(trainer, Mapping)
+        parts = state.find_parts(trainer).values() if is_complete else ()
         for each in (optimizer, *parts):
             if hasattr(each, 'is_changed'):
                 each.is_changed(each.target)  # the optimizer remembers the parameters

@@ -21,7 +21,8 @@ def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend
     See :class:`MultiNodeBatchNormalization`.  Every rank converts its own model; nothing is sent.
 
     Args:
-        link: A link; chains, chain lists and ``Sequential`` are converted recursively.
+        link: A link.  All batch normalizations in its chains, chain lists and ``Sequential`` are
+            replaced, also in attributes such as a list of layers.
         comm: ChainerMN communicator.
         communication_backend: ``'mpi'``, ``'nccl'`` (with pure_nccl) or ``'auto'``.
 
@@ -43,46 +44,16 @@ def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend
     comm = as_communicator(comm, 'create_mnbn_model')
     if not isinstance(link, chainer.Link):
         raise TypeError(f'create_mnbn_model needs a model (chainer.Link), not {link!r}')
-    return _Converter(comm, communication_backend).replacement(copy.deepcopy(link))
+    copies: dict[int, object] = {}  # by id of the original; deepcopy uses these
+    for part in link.links():
+        if isinstance(part, chainer.links.BatchNormalization) and not isinstance(
+                part, MultiNodeBatchNormalization):
+            copies[id(part)] = _converted(part, comm, communication_backend, copies)
+    return copy.deepcopy(link, copies)
 
 
-class _Converter:
-    """Replaces links in place, each object once, even if the model contains it several times."""
-
-    def __init__(self, comm: CommunicatorBase, communication_backend: str) -> None:
-        self._comm = comm
-        self._communication_backend = communication_backend
-        self._done: dict[int, tuple[Model, Model]] = {}  # by id; keep the link, so its id stays
-
-    def replacement(self, link: Model) -> Model:
-        """Return the link that replaces this one; links of other types and functions stay.
-
-        Args:
-            link: A link, or a function in a ``Sequential``.
-        """
-        if id(link) not in self._done:
-            self._done[id(link)] = link, self._replace(link)
-        return self._done[id(link)][1]
-
-    def _replace(self, link: Model) -> Model:
-        if isinstance(link, MultiNodeBatchNormalization):
-            return link
-        if isinstance(link, chainer.links.BatchNormalization):
-            return _converted(link, self._comm, self._communication_backend)
-        if isinstance(link, chainer.ChainList):
-            link._children = [self.replacement(child) for child in link._children]
-            for i, child in enumerate(link._children):
-                child.name = str(i)
-            if isinstance(link, chainer.Sequential):
-                link._layers = [self.replacement(layer) for layer in link._layers]
-        elif isinstance(link, chainer.Chain):
-            for name in link._children:
-                link.__dict__[name] = self.replacement(link.__dict__[name])
-        return link
-
-
-def _converted(bn: Model, comm: CommunicatorBase, communication_backend: str
-               ) -> MultiNodeBatchNormalization:
+def _converted(bn: Model, comm: CommunicatorBase, communication_backend: str,
+               copies: dict[int, object]) -> MultiNodeBatchNormalization:
     if bn.axis not in (None, (0, *range(2, 1 + len(bn.axis or ())))):
         raise ValueError('multi-node batch normalization does not support axis: it keeps axis 1, '
                          f'but the model has axis={bn.axis}. Remove the option from the model.')
@@ -98,8 +69,10 @@ def _converted(bn: Model, comm: CommunicatorBase, communication_backend: str
         use_gamma=bn.gamma is not None, use_beta=bn.beta is not None,
         communication_backend=communication_backend)
     converted.to_device(bn.device)
-    with converted.init_scope():  # the same parameters, so that links can share them
-        converted.gamma, converted.beta = bn.gamma, bn.beta
+    converted.name = bn.name
+    with converted.init_scope():  # other links may share these parameters
+        converted.gamma = copy.deepcopy(bn.gamma, copies)
+        converted.beta = copy.deepcopy(bn.beta, copies)
     converted.N = bn.N
     converted.avg_mean[...] = bn.avg_mean
     converted.avg_var[...] = bn.avg_var

@@ -12,9 +12,9 @@ from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
 from chainermn.optimizers._elementwise_rules import is_elementwise
-from chainermn.optimizers._exchange import Exchange, takes
 from chainermn.optimizers._foreign_optimizer import check_optimizer, has_plain_update
 from chainermn.optimizers._full_update import FullUpdate
+from chainermn.optimizers._gradient_averaging import GradientAveraging, takes
 from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers._optimizer_proxy import OptimizerProxy
 from chainermn.optimizers._optimizer_settings import OptimizerSettings
@@ -166,17 +166,17 @@ def create_multi_node_optimizer(
             raise ValueError('This communicator does not support double buffering. '
                              'Use pure_nccl, or double_buffering=False.')
 
-        exchange: Exchange
+        averaging: GradientAveraging
         options = actual_optimizer, communicator, zero_fill, compressor
         # Most programs need none of these modules.
         if double_buffering:
             from chainermn.optimizers._double_buffering import DoubleBuffering
-            exchange = DoubleBuffering(*options)
+            averaging = DoubleBuffering(*options)
         elif overlap and communicator.size > 1:
             from chainermn.optimizers._overlapped import Overlapped
-            exchange = Overlapped(*options, bucket_bytes, overlap == 'always')
+            averaging = Overlapped(*options, bucket_bytes, overlap == 'always')
         else:
-            exchange = Exchange(*options)
+            averaging = GradientAveraging(*options)
     is_sharded = shard_states and communicator.size > 1
     settings = OptimizerSettings(
         actual_optimizer, 'the multi-node optimizer', 'create_multi_node_optimizer', {
@@ -191,7 +191,7 @@ def create_multi_node_optimizer(
     if is_sharded:
         from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
         stepper = ShardedUpdate(communicator, settings.caller)
-    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, exchange,
+    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, averaging,
                               Accumulation(n_accumulations), stepper, settings)
 
 

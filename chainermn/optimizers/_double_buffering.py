@@ -23,19 +23,19 @@ import chainer
 from chainermn._types import Array, Model, Parameter, Serializer
 from chainermn.communicators.communicator_base import GradientQueue
 from chainermn.optimizers._accumulation import loaded
-from chainermn.optimizers._exchange import Exchange
+from chainermn.optimizers._gradient_averaging import GradientAveraging
 from chainermn.optimizers._optimizer_proxy import once
 from chainermn.optimizers._sharded_states.partition import Shard
 
 
-class DoubleBuffering(Exchange):
+class DoubleBuffering(GradientAveraging):
     """Gradients are exchanged during the next update, which steps with their means.
 
     Attributes:
         communicated_target: The copy of the model; ``None`` before the first update.
     """
 
-    public = *Exchange.public, 'communicated_target', 'swap_grad', 'wait'
+    public = *GradientAveraging.public, 'communicated_target', 'swap_grad', 'wait'
 
     communicated_target: Model = None
     _queue: GradientQueue  # after the first update

@@ -27,7 +27,7 @@ class JoinHook:
 
     def enter(self, participants: AllRanks) -> None:
         """Let the optimizer make its next updates with these ranks."""
-        self._optimizer._exchange.check_join()
+        self._optimizer._averaging.check_join()
         self._optimizer._participants = participants
         self._optimizer._progress = UpdateProgress()
 
@@ -52,7 +52,7 @@ class JoinHook:
                 updates so far.
         """
         optimizer, accumulation = self._optimizer, self._optimizer._accumulation
-        optimizer._exchange.begin()
+        optimizer._averaging.begin()
         if accumulation.count:
             accumulation.give(optimizer.target,
                               accumulation.n if as_if_whole else accumulation.count)
@@ -82,7 +82,7 @@ class JoinHook:
             layout: The result of :meth:`layout` there, or ``None`` if it is not needed.
         """
         optimizer, target = self._optimizer, self._optimizer.target
-        optimizer._exchange.begin()
+        optimizer._averaging.begin()
         target.cleargrads()
         params = dict(target.namedparams())
         if operation == 'broadcast':

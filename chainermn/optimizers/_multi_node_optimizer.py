@@ -2,7 +2,8 @@
 
 An update is composed of objects, each of which has its own state:
 
-- :class:`~._exchange.Exchange`: how gradients are exchanged (at once, overlapped, double buffering)
+- :class:`~._gradient_averaging.GradientAveraging`: how gradients are averaged (at once, overlapped,
+  double buffering)
 - :class:`~._accumulation.Accumulation`: how often
 - :class:`~._participants.AllRanks`: between whom (all ranks, or the active ones of a join)
 - :class:`~._full_update.FullUpdate`: how the actual optimizer steps (in full, or sharded)
@@ -19,8 +20,8 @@ from chainermn._timeline import activities
 from chainermn._types import Model, Object, Optimizer, Serializer, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
-from chainermn.optimizers._exchange import Exchange
 from chainermn.optimizers._full_update import FullUpdate
+from chainermn.optimizers._gradient_averaging import GradientAveraging
 from chainermn.optimizers._model_checks import ModelChecks
 from chainermn.optimizers._optimizer_proxy import OptimizerProxy
 from chainermn.optimizers._optimizer_settings import Named, OptimizerSettings
@@ -68,7 +69,7 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     communicator: CommunicatorBase
     target_params: list[tuple[str, bool]]  # path, and whether it is initialized
-    _exchange: Exchange
+    _averaging: GradientAveraging
     _accumulation: Accumulation
     _participants: AllRanks
     _stepper: FullUpdate
@@ -78,7 +79,7 @@ class MultiNodeOptimizer(OptimizerProxy):
     _watch: UpdateWatch
     _answer_requests: Callable[[], None] | None  # of a single rank
 
-    if TYPE_CHECKING:  # attributes of the exchange and of the actual optimizer, for editors
+    if TYPE_CHECKING:  # attributes of the averaging and of the actual optimizer, for editors
         zero_fill: bool
         compression: Compressor | PowerSGD | None
         buckets: list[list[str]]
@@ -99,11 +100,12 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     def __init__(
         self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
-        exchange: Exchange | None = None, accumulation: Accumulation | None = None,
+        averaging: GradientAveraging | None = None, accumulation: Accumulation | None = None,
         stepper: FullUpdate | None = None, settings: OptimizerSettings | None = None,
     ) -> None:
         super().__init__(actual_optimizer)
-        self._exchange = exchange or Exchange(actual_optimizer, communicator, zero_fill)
+        self._averaging = averaging or GradientAveraging(
+            actual_optimizer, communicator, zero_fill)
         self._accumulation = accumulation or Accumulation(1)
         self._participants = AllRanks()
         self._stepper = stepper or FullUpdate()
@@ -120,10 +122,10 @@ class MultiNodeOptimizer(OptimizerProxy):
                                  if communicator.size == 1 else None)
 
     def _holder(self, name: str) -> Object:
-        return self._exchange if name in self._exchange.public else self.actual_optimizer
+        return self._averaging if name in self._averaging.public else self.actual_optimizer
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self._exchange.public})
+        return sorted({*super().__dir__(), *self._averaging.public})
 
     def setup(self, link: Model) -> MultiNodeOptimizer:
         """Set the model to train; see :meth:`chainer.Optimizer.setup`.
@@ -139,7 +141,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             >>> sgd = chainer.optimizers.SGD(lr=0.1)
             >>> optimizer = chainermn.create_multi_node_optimizer(sgd, comm).setup(model)
         """
-        self._exchange.reset()
+        self._averaging.reset()
         self.actual_optimizer.setup(link)
         self.target_params = []  # another model: the next update broadcasts it
         self._accumulation.clear()
@@ -178,7 +180,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         is_changed = seen != self.target_params
         if loss is not None:
             with self.communicator.span('backward'):
-                self._exchange.backward(loss, named, accumulation.completed
+                self._averaging.backward(loss, named, accumulation.completed
                                         if accumulation.is_last and not is_changed else None)
             if not self._checks.has_gradients:
                 self._checks.after_backward(loss, target)
@@ -208,12 +210,12 @@ class MultiNodeOptimizer(OptimizerProxy):
             >>> if comm.rank == 0:
             ...     chainer.serializers.save_npz('optimizer.npz', optimizer)
         """
-        self._exchange.wait()
+        self._averaging.wait()
         if isinstance(serializer, chainer.Deserializer):
             self._progress = UpdateProgress()
         self._stepper.serialize(self.actual_optimizer, serializer, self.communicator.rank == 0)
         self._accumulation.serialize(serializer, self.target)
-        self._exchange.serialize(serializer)
+        self._averaging.serialize(serializer)
 
     def new_epoch(self, auto: bool = False) -> None:
         """Tell the actual optimizer, if it counts them, that an epoch begins.
@@ -278,13 +280,13 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._progress.is_started = True
         if self._answer_requests is not None:
             self._answer_requests()
-        self._exchange.begin()
+        self._averaging.begin()
 
     def _broadcast(self) -> None:
         """Copy the parameters of rank 0 to all ranks, instead of a step."""
         with self.communicator.called_by(self._settings.caller):
             with self.communicator.span('broadcast'):
-                self._exchange.broadcast()
+                self._averaging.broadcast()
             self._stepper.begin(self.actual_optimizer)
 
     def _step(self, *args: Object, **kwds: Object) -> None:
@@ -293,7 +295,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         with self.communicator.called_by(self._settings.caller, self._current_update()):
             self._stepper.prepare(self.actual_optimizer)
             with self.communicator.span('exchange'):
-                has_means = self._exchange.mean(self._stepper.shards())
+                has_means = self._averaging.mean(self._stepper.shards())
         self._progress.is_started = False
         self._participants.scale(target)
         if has_means:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from chainermn._types import Array, Optimizer, Variable, VariableNode
 from chainermn.communicators.communicator_base import CommunicatorBase, GradientQueue
-from chainermn.optimizers._exchange import Completed, Exchange
+from chainermn.optimizers._gradient_averaging import Completed, GradientAveraging
 from chainermn.optimizers._gradient_watch import watch
 from chainermn.optimizers._optimizer_proxy import once
 from chainermn.optimizers._optimizer_settings import Named
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 _SMALLEST = 2**20
 
 
-class Overlapped(Exchange):
+class Overlapped(GradientAveraging):
     """Gradients are exchanged in buckets during backward; at once if that does not pay off.
 
     Args:
-        actual_optimizer, communicator, zero_fill, compression: See :class:`Exchange`.
+        actual_optimizer, communicator, zero_fill, compression: See :class:`GradientAveraging`.
         bucket_bytes: Size of the largest bucket.
         always: Whether to overlap even if the exchange needs the cores that the ranks compute on.
 
@@ -46,7 +46,7 @@ class Overlapped(Exchange):
         n_early: Number of buckets submitted during backward, in the last update.
     """
 
-    public = *Exchange.public, 'buckets', 'n_early'
+    public = *GradientAveraging.public, 'buckets', 'n_early'
 
     _queue: GradientQueue  # once parameters are assigned to buckets
 

@@ -9,8 +9,6 @@ import sys
 import pytest
 from time_limits import seconds
 
-from chainermn.__main__ import main
-
 pytestmark = pytest.mark.mpi_skip
 
 
@@ -29,44 +27,32 @@ def test_demo_trains(tmp_path):
     assert (tmp_path / 'here' / 'log').exists()
 
 
-def test_without_scikit_learn(capsys, monkeypatch):
+def test_without_scikit_learn(usage_error, monkeypatch):
     monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-    with pytest.raises(SystemExit) as end:
-        main(['demo'])
-    assert end.value.code == 2
     assert (f'the demo needs scikit-learn. Install it: {sys.executable} -m pip install '
-            'scikit-learn') in capsys.readouterr().err
+            'scikit-learn') in usage_error('demo')
 
 
-def test_without_mpiexec(capsys, monkeypatch, tmp_path):
+def test_without_mpiexec(usage_error, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
     monkeypatch.setenv('PATH', str(tmp_path))
-    with pytest.raises(SystemExit) as end:
-        main(['demo'])
-    assert end.value.code == 2
-    assert 'mpiexec not found' in capsys.readouterr().err
+    assert 'mpiexec not found' in usage_error('demo')
 
 
 @pytest.mark.parametrize('option', ['-n', '--epoch'])
-def test_wrong_number(option, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(['demo', option, '0'])
-    assert end.value.code == 2
-    assert '-n and --epoch must be at least 1' in capsys.readouterr().err
+def test_wrong_number(option, usage_error):
+    assert '-n and --epoch must be at least 1' in usage_error('demo', option, 0)
 
 
-def test_out_is_a_file(capsys, tmp_path):
+def test_out_is_a_file(usage_error, tmp_path):
     (tmp_path / 'file').touch()
-    with pytest.raises(SystemExit) as end:
-        main(['demo', '--out', str(tmp_path / 'file')])
-    assert end.value.code == 2
-    error = capsys.readouterr().err
+    error = usage_error('demo', '--out', tmp_path / 'file')
     assert f"File exists: '{tmp_path}/file'" in error
     assert 'Select another folder with --out FOLDER' in error
 
 
 @pytest.mark.parametrize('is_there', [False, True])
-def test_read_only_folder(capsys, tmp_path, monkeypatch, is_there):
+def test_read_only_folder(usage_error, tmp_path, monkeypatch, is_there):
     def refuse(*args, **kwargs):
         raise OSError(errno.EROFS, 'Read-only file system', 'result')
 
@@ -77,9 +63,6 @@ def test_read_only_folder(capsys, tmp_path, monkeypatch, is_there):
         monkeypatch.setattr('tempfile.TemporaryFile', refuse)
     else:
         monkeypatch.setattr('os.makedirs', refuse)
-    with pytest.raises(SystemExit) as end:
-        main(['demo'])
-    assert end.value.code == 2
-    error = capsys.readouterr().err
+    error = usage_error('demo')
     assert "Read-only file system: 'result'" in error
     assert 'Select another folder with --out FOLDER' in error

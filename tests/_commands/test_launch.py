@@ -1,7 +1,6 @@
 """chainermn.launch: results by rank, the error of the first failed rank, no leftover process."""
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -11,7 +10,8 @@ import time
 
 import numpy as np
 import pytest
-from time_limits import seconds
+from jobs import processes
+from time_limits import seconds, wait_until
 
 import chainermn
 from chainermn._commands.launch import serialization
@@ -30,19 +30,12 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr('tempfile.tempdir', str(path))
     yield path
     assert list(path.iterdir()) == []
-    assert processes(path) == []
+    assert left(path) == []
 
 
-def processes(folder):
-    """Process with a path inside the folder among their arguments."""
-    found = []
-    for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
-        try:
-            if f'{folder}/'.encode() in path.read_bytes():
-                found.append(path.parent.name)
-        except OSError:  # it has ended
-            continue
-    return found
+def left(folder):
+    """Processes with a path inside the folder among their arguments."""
+    return processes(lambda process: f'{folder}/'.encode() in (process / 'cmdline').read_bytes())
 
 
 def write(tmp_path, code):
@@ -208,8 +201,8 @@ def test_timeout():
             time.sleep(1000)
 
     # The time includes the start of the processes.
-    with pytest.raises(TimeoutError, match=r'^ranks? (0-)?1 of 2 did not finish within 3 s'):
-        chainermn.launch(wait, 2, timeout=3)
+    with pytest.raises(TimeoutError, match=r'^ranks? (0-)?1 of 2 did not finish within 1 s'):
+        chainermn.launch(wait, 2, timeout=1)
 
 
 @pytest.mark.slow
@@ -319,16 +312,15 @@ def test_ranks_end_with_the_caller(tmp_path, folder, sent):
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True,
                           stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == 'all wait\n'
-        assert len(processes(folder)) >= 5  # mpiexec, and two for each rank
+        assert len(left(folder)) >= 5  # mpiexec, and two for each rank
         process.send_signal(sent)
         out, err = process.communicate(timeout=seconds(30))
     assert process.returncode == -sent
     if sent == signal.SIGINT:
         assert out == 'interrupted\n'
         assert err.count('KeyboardInterrupt') == 1
-        assert processes(folder) == []
-    while processes(folder) or list(folder.iterdir()):  # until the time limit of a test
-        time.sleep(0.05)
+        assert left(folder) == []
+    wait_until(lambda: not left(folder) and not list(folder.iterdir()))
 
 
 def test_wrong_arguments(monkeypatch, tmp_path):

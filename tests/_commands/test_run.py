@@ -11,10 +11,9 @@ import textwrap
 import time
 
 import pytest
+from jobs import processes
 from mpi4py import MPI
-from time_limits import seconds
-
-from chainermn import __main__
+from time_limits import seconds, wait_until
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -40,21 +39,9 @@ def run(tmp_path, env, *args, timeout=50):
                           timeout=seconds(timeout))
 
 
-def processes(tmp_path):
-    """Process whose working directory is the folder."""
-    found = []
-    for path in pathlib.Path('/proc').glob('[0-9]*/cwd'):
-        try:
-            if path.readlink() == tmp_path:
-                found.append((path.parent / 'cmdline').read_text())
-        except OSError:  # it has ended
-            continue
-    return found
-
-
-def wait_for(condition):
-    while not condition():  # until the time limit of a test
-        time.sleep(0.05)
+def left(tmp_path):
+    """Processes whose working directory is the folder."""
+    return processes(lambda folder: (folder / 'cwd').readlink() == tmp_path)
 
 
 def table(err):
@@ -110,6 +97,7 @@ TRAIN = '''
     '''
 
 
+@pytest.mark.slow
 def test_failed_job_resumes_from_last_checkpoint(tmp_path, env):
     write(tmp_path, TRAIN)
     assert run(tmp_path, env, '-n', '2', 'script.py', 'whole').stdout == 'from 0\n'
@@ -175,7 +163,7 @@ def test_orphans_of_a_killed_rank_are_killed_before_the_restart(tmp_path, env):
     done = run(tmp_path, env, '-n', '2', 'script.py')
     assert (done.stdout.splitlines()[-2:], done.returncode) == (['False'] * 2, 0)
     assert 'failed: killed by SIGKILL' in ' '.join(table(done.stderr)[1][1])
-    assert processes(tmp_path) == []
+    assert left(tmp_path) == []
 
 
 WAIT = '''
@@ -203,19 +191,19 @@ def test_the_job_ends_with_the_command(tmp_path, env, sent, args):
     with subprocess.Popen([*COMMAND, '-n', '2', *grace, 'script.py', *args], cwd=tmp_path, env=env,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == 'all wait\n'
-        assert len(processes(tmp_path)) >= 4  # this command, mpiexec, and the ranks
+        assert len(left(tmp_path)) >= 4  # this command, mpiexec, and the ranks
         process.send_signal(sent)
         _, err = process.communicate(timeout=seconds(30))
     assert process.returncode == -sent
     if sent != signal.SIGKILL:
-        assert processes(tmp_path) == []
+        assert left(tmp_path) == []
         first, rows = table(err)
         assert first == f'job terminated by {sent.name}'
         assert rows[0][0] == '1' and rows[0][1].startswith('exit status ')
         killed = 'chainermn run: the job did not end within 1 seconds (--grace), and was killed\n'
         assert err.count(killed) == bool(args)
-    wait_for(lambda: processes(tmp_path) == [])
-    wait_for(lambda: list(pathlib.Path(env['TMPDIR']).iterdir()) == [])
+    wait_until(lambda: left(tmp_path) == [])
+    wait_until(lambda: list(pathlib.Path(env['TMPDIR']).iterdir()) == [])
 
 
 @pytest.mark.slow
@@ -257,7 +245,7 @@ def test_sigusr1_is_forwarded_and_a_second_interrupt_kills(tmp_path, env):
     assert process.returncode == -signal.SIGINT
     assert first == 'job terminated by SIGINT'
     assert rows[0] == ['1', 'exit status 137']
-    wait_for(lambda: processes(tmp_path) == [])
+    wait_until(lambda: left(tmp_path) == [])
 
 
 def test_a_killed_supervisor(tmp_path, env):
@@ -273,16 +261,15 @@ def test_a_killed_supervisor(tmp_path, env):
     done = run(tmp_path, env, '-n', '1', '--max-restarts', '0', 'script.py')
     assert done.returncode == 137
     assert table(done.stderr)[1] == [['1', 'exit status 137']]
-    wait_for(lambda: processes(tmp_path) == [])
+    wait_until(lambda: left(tmp_path) == [])
 
 
 def test_options(tmp_path, env):
     (tmp_path / 'package').mkdir()
-    (tmp_path / 'package' / 'module.py').write_text('import sys\nprint(*sys.argv[1:])\n')
-    assert run(tmp_path, env, '-n', '1', '-m', 'package.module', '-m', 'x').stdout == '-m x\n'
-    write(tmp_path, 'import os\nprint(os.environ["COLOR"])')
-    args = '-n', '1', '--mpiexec-args', '-env COLOR "dark red"', 'script.py'
-    assert run(tmp_path, env, *args).stdout == 'dark red\n'
+    (tmp_path / 'package' / 'module.py').write_text(
+        'import os, sys\nprint(*sys.argv[1:], os.environ["COLOR"])\n')
+    args = '-n', '1', '--mpiexec-args', '-env COLOR "dark red"', '-m', 'package.module', '-m', 'x'
+    assert run(tmp_path, env, *args).stdout == '-m x dark red\n'
 
 
 @pytest.mark.parametrize('args, message', [
@@ -299,27 +286,22 @@ def test_options(tmp_path, env):
            ('--grace', '-inf', 'a number of seconds')]],
     (['-n', '1', 'none.py'], 'no such script: none.py'),
     (['-n', '1', '--mpiexec-args', '"', 'script.py'], 'No closing quotation'),
+    (['-n', '1', '--metrics', 'x', 'script.py'], 'must be PORT'),
 ])
-def test_wrong_options(tmp_path, monkeypatch, capfd, args, message):
+def test_wrong_options(tmp_path, monkeypatch, usage_error, args, message):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, 'print("started")')
-    with pytest.raises(SystemExit) as error:
-        __main__.main(['run', *args])
-    out, err = capfd.readouterr()
-    assert (error.value.code, out) == (2, '')
+    err = usage_error('run', *args)
     assert message in err
     assert err.startswith('usage: python -m chainermn run -n N [options] SCRIPT')
 
 
-def test_without_mpiexec(tmp_path, env):
-    (tmp_path / 'python').symlink_to(sys.executable)
+def test_without_mpiexec(tmp_path, monkeypatch, usage_error):
     write(tmp_path, 'print("started")')
-    code = ("import sys; sys.executable = 'elsewhere/python'\n"
-            "from chainermn.__main__ import main; main(['run', '-n', '1', 'script.py'])")
-    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=env | {'PATH': ''},
-                          text=True, capture_output=True, timeout=seconds(50))
-    assert done.returncode == 2
-    assert 'mpiexec not found in elsewhere or on PATH. Install MPI with' in done.stderr
+    monkeypatch.setattr(sys, 'executable', 'elsewhere/python')
+    monkeypatch.setenv('PATH', '')
+    assert 'mpiexec not found in elsewhere or on PATH. Install MPI with' in usage_error(
+        'run', '-n', 1, tmp_path / 'script.py')
 
 
 def test_metrics(tmp_path, env):
@@ -342,5 +324,4 @@ def test_metrics(tmp_path, env):
     assert 0 <= values.pop('idle_seconds_total') < seconds(20)
     assert values == {'attempts_total': 2, 'restarts_total,reason="failure"': 1,
                       'restarts_total,reason="more_hosts"': 0, 'attempt_running': 1}
-    wait_for(lambda: not (tmp_path / 'run.prom').exists())
-    assert 'must be PORT' in run(tmp_path, env, '-n', '1', '--metrics', 'x', 'script.py').stderr
+    wait_until(lambda: not (tmp_path / 'run.prom').exists())

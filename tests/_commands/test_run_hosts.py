@@ -20,7 +20,6 @@ import pytest
 from mpi4py import MPI
 from time_limits import seconds
 
-from chainermn import __main__
 from chainermn._commands.run import hosts, job_links, pool
 from chainermn._process import host_connection, mpiexec
 
@@ -407,15 +406,11 @@ def test_connections_of_strangers_are_dropped():
     (['--hosts-file', 'wrong'], 'wrong, line 2: must be "host", "host:slots" or "host slots=N" '
                                 'with at least one slot, not "b 3"'),
 ])
-def test_wrong_options(folder, capfd, options, message):
+def test_wrong_options(folder, usage_error, options, message):
     write('')
     pathlib.Path('few').write_text('a:3\n')
     pathlib.Path('wrong').write_text('a\nb 3\n')
-    with pytest.raises(SystemExit) as error:
-        __main__.main(['run', '-n', '4', *options, 'script.py'])
-    out, err = capfd.readouterr()
-    assert (error.value.code, out) == (2, '')
-    assert message in err
+    assert message in usage_error('run', '-n', 4, *options, 'script.py')
 
 
 def test_hosts_file(tmp_path):

@@ -3,15 +3,14 @@
 import json
 import os
 import pathlib
-import pty
 import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from time_limits import seconds
+from jobs import WRITE_PROCESS, RunningJob
+from time_limits import seconds, wait_until
 
 from chainermn._commands.top import jobs, table
 from chainermn._timeline.activities import NAMES
@@ -41,8 +40,7 @@ def loss(x):
     return chainer.functions.sum(model(x))
 
 iterator = chainer.iterators.SerialIterator(Slow(), 1)
-pathlib.Path(f'rank{comm.rank}').write_text(str(os.getpid()))
-pathlib.Path(f'rank{comm.rank}').rename(f'process{comm.rank}')
+''' + WRITE_PROCESS + '''
 while not comm.allreduce_obj(os.path.exists('end'), op='max'):
     optimizer.update(loss, np.stack(iterator.next()))
     if os.path.exists('deadlock'):
@@ -55,8 +53,7 @@ import chainermn
 
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 comm = chainermn.create_communicator('naive')
-pathlib.Path(f'rank{comm.rank}').write_text(str(os.getpid()))
-pathlib.Path(f'rank{comm.rank}').rename(f'process{comm.rank}')
+''' + WRITE_PROCESS + '''
 while not comm.allreduce_obj(os.path.exists('end'), op='max'):
     time.sleep(.05)
     if comm.rank == 0 and os.path.exists('fork'):
@@ -69,37 +66,8 @@ while not comm.allreduce_obj(os.path.exists('end'), op='max'):
 '''
 
 
-class Job:
-    """A job; ``ranks`` are its processes."""
-
-    def __init__(self, folder, n, *wrapper, program=TRAIN, name='train_known.py', **env):
-        (folder / name).write_text(program)
-        self.folder = folder
-        self.output = (folder / 'output').open('w+')
-        self.process = subprocess.Popen(
-            ['mpiexec', '-n', str(n), *wrapper, sys.executable, name], cwd=folder,
-            stdout=self.output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            env={**os.environ, 'CHAINERMN_STALL_WARNING': '0', **env})
-        self.ranks = [int(self.text(folder / f'process{rank}')) for rank in range(n)]
-
-    def text(self, path):
-        end = time.monotonic() + seconds(60)
-        while not path.exists():
-            assert time.monotonic() < end and self.process.poll() is None
-            time.sleep(.01)
-        return path.read_text()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, *_):
-        (self.folder / 'end').touch()
-        try:
-            if kind is None:
-                self.process.wait(seconds(30))
-        finally:
-            self.process.kill()
-            self.output.close()
+def start(folder, ranks, program=TRAIN, name='train_known.py', **options):
+    return RunningJob(folder, program, ranks, name, **options)
 
 
 def top(*args, check=True):
@@ -112,7 +80,7 @@ def top(*args, check=True):
 @pytest.mark.parametrize('n', [pytest.param(1, marks=pytest.mark.slow), 2,
                                pytest.param(4, marks=pytest.mark.slow)])
 def test_numbers_of_each_rank(tmp_path, n):
-    with Job(tmp_path, n) as job:
+    with start(tmp_path, n) as job:
         shown = json.loads(top(job.ranks[-1], '--json', '-n', 4).stdout.splitlines()[-1])
     assert (job.process.returncode, shown['job']) == (0, 'train_known.py')
     assert [row['rank'] for row in shown['ranks']] == [*range(n)]
@@ -135,7 +103,7 @@ def test_numbers_of_each_rank(tmp_path, n):
 
 @pytest.mark.slow
 def test_a_table_by_the_name_of_the_job_and_its_mpiexec(tmp_path):
-    with Job(tmp_path, 3, name='train_table.py') as job:
+    with start(tmp_path, 3, name='train_table.py') as job:
         for target in (job.process.pid, job.ranks[2], 'train_table.py'):
             head, columns, *rows = top(target).stdout.splitlines()
             assert re.fullmatch(r'train_table\.py: 3 ranks on 1 host, [\d.]+ updates per second',
@@ -151,7 +119,7 @@ def test_a_table_by_the_name_of_the_job_and_its_mpiexec(tmp_path):
 def test_64_ranks(tmp_path):
     """The first table already has all of them."""
     program = TRAIN.replace('.03 if comm.rank != 1 else .08', '1 if comm.rank != 40 else 2')
-    with Job(tmp_path, 64, program=program) as job:
+    with start(tmp_path, 64, program) as job:
         for line in top(job.ranks[0], '--json', '-n', 3).stdout.splitlines():
             rows = json.loads(line)['ranks']
             assert [row['rank'] for row in rows] == [*range(64)]
@@ -161,7 +129,7 @@ def test_64_ranks(tmp_path):
 
 @pytest.mark.slow
 def test_a_deadlock_and_a_stopped_rank(tmp_path):
-    with Job(tmp_path, 2, CHAINERMN_DEADLOCKS='0', CHAINERMN_TIMEOUT='0') as job:
+    with start(tmp_path, 2, CHAINERMN_DEADLOCKS='0', CHAINERMN_TIMEOUT='0') as job:
         os.kill(job.ranks[1], signal.SIGSTOP)
         text = top(job.process.pid, '-n', 4).stdout
         assert re.search(r'^ +1 .*does not answer$', text, re.MULTILINE), text
@@ -172,10 +140,8 @@ def test_a_deadlock_and_a_stopped_rank(tmp_path):
                          text, re.MULTILINE), text
         os.kill(job.ranks[1], signal.SIGCONT)
         (tmp_path / 'deadlock').touch()  # it lasts until the job is killed
-        end = time.monotonic() + seconds(30)
-        while 'all ranks are waiting: a deadlock?' not in (
-                text := top(job.process.pid, '-n', 2).stdout):
-            assert time.monotonic() < end, text
+        wait_until(lambda: 'all ranks are waiting: a deadlock?' in top(
+            job.process.pid, '-n', 2).stdout, 30)
         text = top(job.process.pid).stdout  # measured only since the deadlock
         assert 'straggler' not in text
         assert re.search(r'^ +0 .* 100% +0% +0%  ', text, re.MULTILINE), text  # waiting
@@ -189,7 +155,7 @@ def test_it_sees_how_a_job_ends(tmp_path):
     for how in ('finished', 'killed'):
         folder = tmp_path / how
         folder.mkdir()
-        with Job(folder, 2) as job, subprocess.Popen(
+        with start(folder, 2) as job, subprocess.Popen(
                 [sys.executable, '-m', 'chainermn', 'top', str(job.process.pid), '-n', '1000'],
                 text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
             watching.stdout.readline()  # the first table
@@ -204,32 +170,9 @@ def test_it_sees_how_a_job_ends(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_terminal(tmp_path):
-    """The table is drawn again and again."""
-    with Job(tmp_path, 2) as job:
-        ours, theirs = pty.openpty()
-        with subprocess.Popen([sys.executable, '-m', 'chainermn', 'top', str(job.ranks[0]), '-n',
-                               '3'], stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
-                              env={**os.environ, 'COLUMNS': '140', 'LINES': '20',
-                                   'TERM': 'xterm'}) as process:
-            os.close(theirs)
-            drawn = b''
-            while True:
-                try:
-                    data = os.read(ours, 1 << 16)
-                except OSError:  # closed by the command
-                    break
-                drawn += data
-        os.close(ours)
-    text = drawn.decode()
-    assert process.returncode == 0 and text.count('train_known.py: 2 ranks') >= 3, text
-    assert 'straggler' in text and '\x1b[' in text
-
-
-@pytest.mark.slow
 def test_ranks_started_by_shells_are_one_job(tmp_path):
     (tmp_path / 'wrapper.sh').write_text('"$@"\nexit $?\n')
-    with Job(tmp_path, 2, 'sh', 'wrapper.sh') as job:
+    with start(tmp_path, 2, wrapper=('sh', 'wrapper.sh')) as job:
         for target in (job.process.pid, job.ranks[0]):
             assert top(target).stdout.startswith('train_known.py: 2 ranks on 1 host, ')
     assert job.process.returncode == 0
@@ -238,7 +181,7 @@ def test_ranks_started_by_shells_are_one_job(tmp_path):
 @pytest.mark.slow
 def test_a_viewer_that_does_not_read(tmp_path):
     """The ranks go on, others can watch, and it continues later."""
-    with Job(tmp_path, 2) as job, subprocess.Popen(
+    with start(tmp_path, 2) as job, subprocess.Popen(
             [sys.executable, '-m', 'chainermn', 'top', str(job.ranks[0]), '-n', '1000'],
             stdout=subprocess.PIPE) as watching:
         watching.stdout.readline()
@@ -253,29 +196,27 @@ def test_a_viewer_that_does_not_read(tmp_path):
 
 @pytest.mark.parametrize('target, message', [
     ('4194305', 'there is no job 4194305 of yours on this host: it has finished'),
-    ('none.py', 'there is no job none.py of yours on this host'),
-    ('{own}', 'and its children contain no rank that has created a communicator'),
-])
-def test_what_is_no_job(target, message):
-    with subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE) as process:
-        done = top(target.format(own=process.pid), check=False)
-        process.communicate(b'\n')
-    assert done.returncode == 2 and message in done.stderr, done.stderr
+    ('none.py', 'there is no job none.py of yours on this host')])
+def test_what_is_no_job(target, message, usage_error):
+    assert message in usage_error('top', target)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason='only root can start a process of another user')
-def test_a_job_of_another_user():
-    with subprocess.Popen(['sleep', '60'], user=65534) as process:
-        done = top(process.pid, check=False)
+@pytest.mark.parametrize('user, message', [
+    (None, 'and its children contain no rank that has created a communicator'),
+    pytest.param(65534, r'belongs to the user \w+, and only that user can watch it',
+                 marks=pytest.mark.skipif(os.getuid() != 0, reason='needs root'))])
+def test_processes_that_are_no_ranks(user, message, usage_error):
+    with subprocess.Popen(['sleep', '60'], user=user) as process:
+        said = usage_error('top', process.pid)
+        assert process.poll() is None
         process.kill()
-    assert done.returncode == 2
-    assert re.search(r'belongs to the user \w+, and only that user can watch it', done.stderr)
+    assert re.search(message, said)
 
 
 @pytest.mark.slow
 def test_a_program_that_restores_sigpipe_and_forks(tmp_path):
     """A viewer that ends kills no rank; the child of a killed rank does not keep a viewer."""
-    with Job(tmp_path, 2, program=FORK) as job, subprocess.Popen(
+    with start(tmp_path, 2, FORK) as job, subprocess.Popen(
             [sys.executable, '-m', 'chainermn', 'top', str(job.ranks[0]), '-n', '1000'],
             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
         watching.stdout.readline()
@@ -283,7 +224,7 @@ def test_a_program_that_restores_sigpipe_and_forks(tmp_path):
             top(job.ranks[0])  # the rank notices its end only later
         assert job.process.poll() is None
         (tmp_path / 'fork').touch()
-        child = int(job.text(tmp_path / 'child'))
+        child = int(job.text('child'))
         try:
             os.kill(job.ranks[0], signal.SIGKILL)
             _, error = watching.communicate(timeout=seconds(30))

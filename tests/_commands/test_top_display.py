@@ -70,7 +70,8 @@ def drawn(ranks, width, height, *, hidden='none', term='xterm', is_terminated=Fa
 
 
 @pytest.mark.parametrize('width, height, is_terminated', [
-    (140, 50, False), (70, 12, False), (20, 4, True)])
+    pytest.param(140, 50, False, marks=pytest.mark.slow), (70, 12, False),
+    pytest.param(20, 4, True, marks=pytest.mark.slow)])
 def test_with_rich(width, height, is_terminated):
     text = drawn(40, width, height, is_terminated=is_terminated)
     start, screens, rest = re.fullmatch(
@@ -89,7 +90,8 @@ def test_with_rich(width, height, is_terminated):
     assert '  rank 30: straggler' in remaining
 
 
-@pytest.mark.parametrize('hidden, term', [('rich.console', 'xterm'), ('none', 'dumb')])
+@pytest.mark.parametrize('hidden, term', [
+    ('rich.console', 'xterm'), pytest.param('none', 'dumb', marks=pytest.mark.slow)])
 def test_lines_of_text_without_rich_and_in_a_dumb_terminal(hidden, term):
     text = drawn(2, 140, 20, hidden=hidden, term=term)
     assert '\x1b' not in text

@@ -10,7 +10,7 @@ from chainermn._diagnostics import hang_report, stall_warning
 
 pytestmark = pytest.mark.mpi_skip
 
-SIZES = 100, 4096
+SIZES = 100, 1024
 
 
 def report(ranks, silent=(), per_host=8):

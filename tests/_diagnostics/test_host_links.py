@@ -6,7 +6,7 @@ import socket
 import time
 
 import pytest
-from time_limits import seconds
+from time_limits import wait_until
 
 from chainermn._diagnostics import host_links
 from chainermn._diagnostics.host_links import Host, HostLinks
@@ -40,13 +40,6 @@ def aborted(monkeypatch):
     # A node monitor that another test has started would keep the links open.
     monkeypatch.setattr(host_links.node_monitor, 'keep_open', lambda file: None)
     return found
-
-
-def wait_until(condition):
-    end = time.monotonic() + seconds(20)
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(.01)
 
 
 def wait_until_closed(*all_links):

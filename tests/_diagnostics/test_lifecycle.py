@@ -7,18 +7,35 @@ from jobs import run_job
 pytestmark = pytest.mark.mpi_skip
 
 START = '''
-import sys
+import atexit, sys, time
 import numpy as np
 import chainermn
 comm = chainermn.create_communicator('naive')
 '''
+LOOPS = 'for i in range(2 + comm.rank): comm.allreduce(np.ones(3))'
+EXITS_FROM_CREATION = """
+from chainermn._transport import lifetime
+if comm.rank == 1:
+    lifetime.duplicates = lambda _: sys.exit(0)
+chainermn.create_communicator('flat').barrier()
+"""
+AT_THE_END = ['end of the program', 'loops of different lengths (chainermn.join supports them']
+STATUS_3 = ['rank 0 of 2', 'sys.exit with status 3']
+#: Programs, and what is printed.
 ENDS_EARLY = {
-    'call inside an if': 'if comm.rank == 0: comm.bcast_obj({})',
-    'loops of different lengths': 'for i in range(2 + comm.rank): comm.allreduce(np.ones(3))',
-    'sys.exit(0)': 'if comm.rank == 0: sys.exit(0)\ncomm.barrier()',
-    'exit of the builtins': 'if comm.rank == 0: exit(3)\ncomm.barrier()',
-    'raise SystemExit': 'if comm.rank == 0: raise SystemExit(3)\ncomm.barrier()',
-    'second communicator': 'sub = comm.split(0, comm.rank)\nif comm.rank: comm.barrier()',
+    'call inside an if': ('if comm.rank == 0: comm.bcast_obj({})', AT_THE_END),
+    'loops of different lengths': (LOOPS, AT_THE_END),
+    'sys.exit(0)': ('if comm.rank == 0: sys.exit(0)\ncomm.barrier()', AT_THE_END),
+    'second communicator': ('sub = comm.split(0, comm.rank)\nif comm.rank: comm.barrier()',
+                            AT_THE_END),
+    'invalid argument': ('if comm.rank == 0: comm.allreduce("text")',
+                         ['TypeError: allreduce failed on rank 0']),
+    'exit of the builtins': ('if comm.rank == 0: exit(3)\ncomm.barrier()', STATUS_3),
+    'exit from create_communicator': (EXITS_FROM_CREATION, [
+        'rank 1 of 2', 'it left an incomplete operation',
+        'The operation was create_communicator.']),
+    'raise SystemExit': ('if comm.rank == 0: raise SystemExit(3)\ncomm.barrier()', STATUS_3),
+    'without hooks': (LOOPS, AT_THE_END),
 }
 
 
@@ -26,24 +43,15 @@ def run(tmp_path, body, ranks=2, **env):
     return run_job(tmp_path, START + body, ranks=ranks, **env)
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize('name, env', [
-    *((name, {}) for name in ENDS_EARLY),
-    ('loops of different lengths', {'CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS': '0'})])
-def test_the_other_ranks_raise_an_error(tmp_path, name, env):
-    done = run(tmp_path, ENDS_EARLY[name], **env)
+@pytest.mark.sample(3)
+@pytest.mark.parametrize('name', ENDS_EARLY)
+def test_the_other_ranks_raise_an_error(tmp_path, name):
+    body, texts = ENDS_EARLY[name]
+    env = {'CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS': '0'} if name == 'without hooks' else {}
+    done = run(tmp_path, body, **env)
     assert done.returncode != 0 and 'atexit' not in done.stdout
-    if name in ('exit of the builtins', 'raise SystemExit'):
-        assert 'rank 0 of 2' in done.stdout and 'sys.exit with status 3' in done.stdout
-    else:
-        assert 'end of the program' in done.stdout
-        assert 'loops of different lengths (chainermn.join supports them' in done.stdout
-
-
-def test_an_invalid_argument_is_reported_by_its_rank(tmp_path):
-    done = run(tmp_path, 'if comm.rank == 0: comm.allreduce("text")')
-    assert done.returncode != 0 and 'atexit' not in done.stdout
-    assert 'TypeError: allreduce failed on rank 0' in done.stdout
+    for text in texts:
+        assert text in done.stdout
 
 
 # Rank 0 waits in the shutdown of the first communicator, so it takes no part in the error.
@@ -72,35 +80,6 @@ def test_an_error_in_the_last_call_of_another_communicator_is_named(tmp_path, na
     assert f'waits in {operation} #' in first
     assert 'failed on this rank (ZeroDivisionError: of the updater)' in first
     assert 'script.py:' in first
-
-
-EXITS_FROM_CREATION = """
-from chainermn._transport import lifetime
-if comm.rank == 1:
-    lifetime.duplicates = lambda _: sys.exit(0)
-chainermn.create_communicator('flat').barrier()
-"""
-
-
-def test_an_exit_from_create_communicator_aborts_the_job(tmp_path):
-    done = run(tmp_path, EXITS_FROM_CREATION, ranks=3)
-    assert done.returncode != 0
-    assert 'rank 1 of 3' in done.stdout and 'it left an incomplete operation' in done.stdout
-    assert 'The operation was create_communicator.' in done.stdout
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize('body', [
-    'comm.split(comm.rank % 2, 0).barrier()',
-    'try: chainermn.create_communicator("unknown")\nexcept ValueError: pass',
-    'comm.finalize()',
-    'comm.split(0, 0).finalize(); comm.barrier(); sys.exit(0)',
-    'from mpi4py import MPI; MPI.Finalize()',
-    'import time; time.sleep(comm.rank)',
-])
-def test_a_normal_exit_prints_nothing(tmp_path, body):
-    done = run(tmp_path, body, ranks=3)
-    assert (done.returncode, done.stdout) == (0, '')
 
 
 UNMATCHED = """
@@ -141,21 +120,26 @@ def test_messages_without_a_counterpart_are_reported(tmp_path):
 
 
 MATCHED = """
-x = np.ones(3)
 left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
 sent = [comm.isend(np.ones(size), right, 1) for size in (1, 100_000, 0) * 5]
 comm.send_obj('x', comm.rank)
 received = [comm.irecv(left, 1) for _ in sent]
 assert comm.recv_obj(comm.rank) == 'x'
-END
+comm.split(comm.rank % 2, 0).barrier()
+try:
+    chainermn.create_communicator('unknown')
+except ValueError:
+    pass
 """
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('end', [
-    'comm.waitall(received); comm.finalize()',
-    'import time; time.sleep(.3 * comm.rank); comm.waitall(received)',
-    'import atexit; atexit.register(comm.waitall, received)'])
-def test_received_messages_are_not_reported(tmp_path, end):
-    done = run(tmp_path, MATCHED.replace('END', end), ranks=3)
+    'comm.waitall(received); comm.split(0, 0).finalize(); comm.finalize()',
+    'time.sleep(.3 * comm.rank); comm.waitall(received); comm.barrier(); sys.exit(0)',
+    'comm.waitall(received); from mpi4py import MPI; MPI.Finalize()',
+    'atexit.register(comm.waitall, received)'])
+def test_a_normal_exit_prints_nothing(tmp_path, end):
+    """And received messages are not reported."""
+    done = run(tmp_path, MATCHED + end, ranks=3)
     assert (done.returncode, done.stdout) == (0, '')

@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 from jobs import run_job
-from time_limits import seconds
+from time_limits import seconds, wait_until
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -79,10 +79,7 @@ def test_a_port_and_a_file(tmp_path, port, ranks):
     target = str(port) if ranks == 3 else str(tmp_path / 'job.prom')
     job = run_job(tmp_path, PROGRAM, ranks=ranks, CHAINERMN_METRICS=target)
     assert (job.returncode, job.stdout) == (0, 'right\n'), job.stdout
-    end = time.monotonic() + seconds(10)
-    while (tmp_path / 'job.prom').exists():
-        assert time.monotonic() < end
-        time.sleep(.05)
+    wait_until(lambda: not (tmp_path / 'job.prom').exists())
 
 
 @pytest.mark.slow

@@ -123,7 +123,7 @@ def test_idle_pools_cannot(alone):
 
 def test_a_pool_with_a_callback_may(alone):
     with multiprocessing.pool.ThreadPool(1) as pool:
-        job = pool.apply_async(time.sleep, [1], callback=print)
+        job = pool.apply_async(time.sleep, [.3], callback=print)
         assert seen() or job.ready()
         job.wait()
 
@@ -131,7 +131,7 @@ def test_a_pool_with_a_callback_may(alone):
 def test_an_executor_that_runs_a_library_function_may(alone):
     """A callback may send the result."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        job = pool.submit(np.vectorize(time.sleep, otypes=[object]), 1)
+        job = pool.submit(np.vectorize(time.sleep, otypes=[object]), .3)
         assert seen() or job.done()
 
 

@@ -79,6 +79,14 @@ def use():
         others['test'] = request.test
         others['waitall'] = lambda: comm.waitall([request])
 
+def complete():
+    """Complete the request, which is then of no more use."""
+    if comm.size > 1:
+        for name in ('wait', 'test', 'waitall'):
+            del others[name]
+        comm.isend(np.ones(1), (comm.rank + 1) % comm.size)
+        request.wait()
+
 def show(found):
     sys.stdout.write(json.dumps([comm.rank, found]) + '\\n')
     sys.stdout.flush()
@@ -96,22 +104,14 @@ def late():
 
 comm = chainermn.create_communicator(sys.argv[1])
 use()
-if comm.size > 1:
-    for name in ('wait', 'test', 'waitall'):  # of a request, which has to be complete by then
-        del others[name]
-    comm.isend(np.ones(1), (comm.rank + 1) % comm.size)
-    request.wait()
+complete()
 '''
 
 FINALIZED = START + '''
 from mpi4py import MPI
 comm = chainermn.create_communicator(sys.argv[1])
 use()
-if comm.size > 1:
-    comm.isend(np.ones(1), (comm.rank + 1) % comm.size)
-    request.wait()
-    for name in ('wait', 'test', 'waitall'):
-        del others[name]
+complete()
 MPI.Finalize()
 show(failures())
 '''
@@ -173,27 +173,24 @@ def test_operations_raise_after_the_end_of_the_program(tmp_path, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('ranks', [2])
-def test_operations_raise_after_mpi_is_finalized(tmp_path, ranks):
-    check(run(tmp_path, FINALIZED, ranks), ranks, 'the program has called MPI.Finalize()')
+def test_operations_raise_after_mpi_is_finalized(tmp_path):
+    check(run(tmp_path, FINALIZED, 2), 2, 'the program has called MPI.Finalize()')
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize('ranks', [1, 2, 3])
-@pytest.mark.parametrize('name', ['naive', 'flat'])
-def test_operations_raise_in_a_forked_child(tmp_path, ranks, name):
-    done = run(tmp_path, IN_A_CHILD, ranks, name)
+@pytest.mark.parametrize('name, ranks, has_timeline', [
+    ('flat', 2, True), ('naive', 1, False), ('flat', 3, False), ('flat', 1, False),
+    ('naive', 2, False)])
+def test_operations_raise_in_a_forked_child(tmp_path, name, ranks, has_timeline):
+    env = {'CHAINERMN_TIMELINE': str(tmp_path / 'timeline.json')} if has_timeline else {}
+    done = run(tmp_path, IN_A_CHILD, ranks, name, **env)
     check(done, ranks, 'was forked from the rank in process ')
 
 
-def test_operations_raise_in_a_forked_child_with_a_timeline(tmp_path):
-    done = run(tmp_path, IN_A_CHILD, 2, CHAINERMN_TIMELINE=str(tmp_path / 'timeline.json'))
-    check(done, 2, 'was forked from the rank in process ')
-
-
 LATE = '''
-import atexit, sys, types
+import atexit, sys, threading, types
 import chainermn
+from chainermn._diagnostics import unusable
 
 def late():
     print('called', flush=True)
@@ -203,15 +200,26 @@ class Logger:
     def __del__(self):
         late()
 
+is_shut_down, shut_down = threading.Event(), unusable.shut_down
+
+def beat():
+    is_shut_down.wait()
+    comm.send_obj('alive', 0)
+
+def shut_down_first(is_finalized):
+    shut_down(is_finalized)
+    is_shut_down.set()
+    thread.join()
+
 if sys.argv[1] == 'atexit':
     atexit.register(late)
 comm = chainermn.create_communicator('naive')
-if comm.rank == 0:
-    if sys.argv[1] == 'fails':
-        atexit.register(sys.exit, 0)
-        sys.exit(5)
-    sys.modules['logs'] = module = types.ModuleType('logs')
-    if sys.argv[1] == '__del__':
+if sys.argv[1] == 'others':
+    thread = threading.Thread(target=beat, daemon=True, name='heart')
+    thread.start()
+    unusable.shut_down = shut_down_first
+    if comm.rank == 0:
+        sys.modules['logs'] = module = types.ModuleType('logs')
         module.logger = Logger()
 '''
 
@@ -224,10 +232,12 @@ def test_an_error_in_atexit_aborts_the_job(tmp_path):
     assert 'RuntimeError: allreduce_obj: the communicators of this rank were shut d' in done.stdout
 
 
-def test_an_error_in_a_finalizer_is_printed(tmp_path):
-    """One rank alone: before, it waited for the others forever."""
-    done = run(tmp_path, LATE, 2, '__del__')
-    assert done.returncode == 0
+def test_errors_in_a_late_daemon_thread_and_in_a_finalizer_are_printed(tmp_path):
+    """The finalizer is called on one rank alone: before, it waited for the others forever."""
+    done = run(tmp_path, LATE, 2, 'others')
+    assert done.returncode == 0, done.stdout
+    assert 'Exception in thread heart' in done.stdout
+    assert 'send_obj: the communicators of this rank were shut down' in done.stdout
     assert done.stdout.count('called') == 1
     assert re.search(r'Exception ignored .*<function Logger\.__del__', done.stdout)
     assert 'RuntimeError: allreduce_obj: the communicators of this rank were shut d' in done.stdout
@@ -254,35 +264,3 @@ def test_a_failed_rank_waits_for_no_others_in_atexit(tmp_path):
     assert 'RuntimeError: barrier: the communicators of this rank were shut down' in done.stdout
     assert done.stdout.count('aborts the job') == 1
     assert 'aborts the job: sys.exit with status 5' in done.stdout
-
-
-DAEMON = '''
-import threading, time
-import chainermn
-from chainermn._diagnostics import unusable
-
-comm = chainermn.create_communicator('naive')
-is_shut_down = threading.Event()
-
-def beat():
-    is_shut_down.wait()
-    comm.send_obj('alive', 0)
-
-thread = threading.Thread(target=beat, daemon=True, name='heart')
-thread.start()
-before = unusable.shut_down
-
-def shut_down(is_finalized):
-    before(is_finalized)
-    is_shut_down.set()
-    thread.join()
-
-unusable.shut_down = shut_down
-'''
-
-
-def test_a_late_daemon_thread_does_not_abort_the_job(tmp_path):
-    done = run(tmp_path, DAEMON, 2)
-    assert done.returncode == 0, done.stdout
-    assert 'Exception in thread heart' in done.stdout
-    assert 'send_obj: the communicators of this rank were shut down' in done.stdout

@@ -3,6 +3,7 @@
 import concurrent.futures
 import os
 import re
+from typing import NamedTuple
 
 import pytest
 from each_case import each_case
@@ -26,50 +27,40 @@ def load():
 '''
 
 
-def start(folder, body, ranks=3, name='naive', timeout='3', **env):
-    """Run a script; give exit status and what was printed."""
-    folder.mkdir()
-    done = run_job(folder, START.format(name=name) + body, ranks=ranks, limit=50,
-                   CHAINERMN_TIMEOUT=timeout, **env)
-    return done.returncode, done.stdout
+class Case(NamedTuple):
+    """A program, and what its job prints."""
+
+    body: str
+    texts: list[str]  # patterns
+    ranks: int = 3
+    timeout: str = '3'
+    name: str = 'naive'
+    reports: int = 1
+    succeeds: bool = False
 
 
-#: Hangs, with lines of the report.
-HANGS = {
-    'one computes': (
-        'load() if comm.rank == 1 else comm.allreduce(x)',
-        ["ranks 0, 2 are in allreduce #4 float32 (1000,) op='sum', called at script.py:13 (for ",
-         'rank 1 is not in an operation: it is at script.py:11 in load(); its last operation was '
-         'allreduce ']),
-    'endless loop': (
-        'while comm.rank == 1: pass\ncomm.bcast_obj(1)',
-        ['ranks 0, 2 are in bcast_obj #4 root=0, called at script.py:14 (for ',
-         'rank 1 is not in an operation: it is at script.py:13; ']),
-    'stopped': (
-        'if comm.rank == 0: os.kill(os.getpid(), signal.SIGSTOP)\ncomm.allgather_obj(1)',
-        ['rank 0 does not answer: stopped, or in code that holds the GIL',
-         'ranks 1-2 are in allgather_obj #4, called at script.py:14 (for ']),
-    'shared memory': (
-        'from chainermn._transport.shared_memory.window import Window\n'
-        'if comm.rank == 1: Window.publish = lambda self, count: load()\n'
-        'y = comm.allreduce(np.ones(100000, "f"))',
-        ["ranks 0-2 are in allreduce #4 float32 (100000,) op='sum', called at script.py:15 (",
-         'window.py', 'in load']),
-}
-#: Deadlocks, with lines of the report.
-DEADLOCKS = {
-    'another operation, on some of the ranks': (
-        'part = comm.new_group([0, 2])\n'
-        'part.gather(x) if comm.rank == 0 else comm.barrier()',
-        ['rank 0 is in gather #1 float32 (1000,) root=0 of the communicator of ranks 0, 2, '
-         'called at script.py:14 (for ', 'ranks 1-2 are in barrier #5, called at script.py:14 (']),
-    'another communicator of the same ranks': (
-        'other = chainermn.create_communicator("naive")\n'
-        '(comm if comm.rank else other).allreduce(x)',
-        ["ranks 1-2 are in allreduce #4 float32 (1000,) op='sum', called at script.py:14 (for ",
-         "rank 0 is in allreduce #1 float32 (1000,) op='sum' of communicator 2 of ranks 0-2, "
-         'called at script.py:14 (for ', 'rank 0, communicator 2 of ranks 0-2: allreduce #1 ']),
-}
+def hang(body, *texts, who=0, **options):
+    """A job that is aborted after the timeout, with the state of each rank."""
+    host = os.uname().nodename
+    return Case(body, [
+        rf'^chainermn: rank {who} of 3 \(host {host}, process [0-9]+\) aborts the job: no progress '
+        'for [3-9] s', *map(re.escape, texts), 'the timeout is 3 s', 'Last operations:\n',
+        'Stacks of rank', r"communicator of ranks 0-2: allreduce #1-3 float32 \(1000,\) op='sum', "
+        'called at script.py:8'], **options)
+
+
+def ended(body):
+    """A job that is aborted without a timeout, since rank 0 waits for one that has finished."""
+    return Case(body, [
+        r'aborts the job: deadlock: rank 0 waits in \w+.* \(script.py:\d+\) for rank 1; rank 1 '
+        '(has reached|waits at) the end of the program', 'rank 1 is at the end of the program'],
+        ranks=2, timeout='0')
+
+
+def silent(body, timeout):
+    """A job with slow ranks, which are not reported."""
+    return Case(f'{body}\nprint("went on", flush=True)', ['went on\n(.*\n)*went on'], 2, timeout,
+                reports=0, succeeds=True)
 
 
 QUEUE = """
@@ -78,17 +69,6 @@ if comm.rank == 0:
     queue.submit({'w': x})
     queue.wait()
 """
-#: Reported without a timeout, since the wait cannot end.
-ENDED = {
-    'recv': 'if comm.rank == 0: comm.recv(1, 3)',
-    'recv_obj of any': 'if comm.rank == 0: comm.recv_obj(-2)',
-    'irecv': 'if comm.rank == 0: comm.irecv(1, 3).wait()',
-    'send': 'if comm.rank == 0: comm.send(x, 1, 3)',
-    'another communicator': 'if comm.rank == 0: chainermn.create_communicator("naive")',
-    # At the end the ranks agree on the world first.
-    'a part': 'part = comm.split(0, comm.rank)\nif comm.rank == 0: part.barrier()',
-    'a queue': QUEUE,
-}
 #: The others submit the last gradients late, and finish at once.
 SLOW_QUEUE = """
 queue = comm.mean_queue()
@@ -98,146 +78,103 @@ for n in range(3):
     if n < 2: queue.wait()
 if comm.rank: queue.wait()
 """
-WENT_ON = 'print("went on", flush=True)'
 #: Ranks that wait often, but never long.
 SLOW = """
 for n in range(12):
     time.sleep(.2 * (n % 2 == comm.rank % 2))
     comm.allreduce(x)
 """
+FAILS_TWICE = """
+from chainermn._diagnostics import thread_state
+snapshots, times = thread_state.snapshots, iter(range(2))
+def fails():
+    for n in times: raise RuntimeError(n)
+    return snapshots()
+thread_state.snapshots = fails
+load() if comm.rank == 1 else comm.allreduce(x)
+"""
 
-JOBS = {
-    **{name: ([body], {'name': 'flat' if name == 'shared memory' else 'naive'})
-       for name, (body, _) in HANGS.items()},
-    **{name: ([body], {'timeout': '1000'}) for name, (body, _) in DEADLOCKS.items()},
-    **{name: ([body, 2], {'timeout': '0'}) for name, body in ENDED.items()},
-    'limit of a part': (['comm.set_config("timeout", 1)\npart = comm.split(0, comm.rank)\n'
-                         'load() if comm.rank else part.barrier()', 2], {'timeout': '1000'}),
-    'limit of a queue': (['comm.set_config("timeout", 1)\n'
-                          f'{QUEUE}load()', 2], {'timeout': '1000'}),
-    'no limit': (['comm = chainermn.create_communicator("naive", timeout=0)\n'
-                  f'time.sleep(3 * comm.rank)\ncomm.barrier()\n{WENT_ON}', 2], {}),
-    'slow': ([SLOW + WENT_ON, 2], {}),
-    'slow queue': ([SLOW_QUEUE + WENT_ON, 2], {'timeout': '0'}),
-    'no communicator': (['from chainermn._diagnostics import watchdog\n'
-                         'watchdog.get()._groups.clear()\n'
-                         'if comm.rank == 2: load()\nchainermn.create_communicator("naive")'],
-                        {}),
-    'an error of the thread': (['from chainermn._diagnostics import thread_state\n'
-                                'snapshots, times = thread_state.snapshots, iter(range(2))\n'
-                                'def fails():\n'
-                                '    for n in times: raise RuntimeError(n)\n'
-                                '    return snapshots()\n'
-                                'thread_state.snapshots = fails\n'
-                                'load() if comm.rank == 1 else comm.allreduce(x)'], {}),
-    'errors of the thread': (['from chainermn._diagnostics import thread_state\n'
-                              'thread_state.snapshots = None\ntime.sleep(5)'], {}),
-    'no number': ([''], {'timeout': '1 h'}),
+CASES = {
+    'one computes': hang(
+        'load() if comm.rank == 1 else comm.allreduce(x)',
+        "ranks 0, 2 are in allreduce #4 float32 (1000,) op='sum', called at script.py:13 (for ",
+        'rank 1 is not in an operation: it is at script.py:11 in load(); its last operation was '
+        'allreduce '),
+    'endless loop': hang(
+        'while comm.rank == 1: pass\ncomm.bcast_obj(1)',
+        'ranks 0, 2 are in bcast_obj #4 root=0, called at script.py:14 (for ',
+        'rank 1 is not in an operation: it is at script.py:13; '),
+    'stopped': hang(
+        'if comm.rank == 0: os.kill(os.getpid(), signal.SIGSTOP)\ncomm.allgather_obj(1)',
+        'rank 0 does not answer: stopped, or in code that holds the GIL',
+        'ranks 1-2 are in allgather_obj #4, called at script.py:14 (for ', who=1),
+    'shared memory': hang(
+        'from chainermn._transport.shared_memory.window import Window\n'
+        'if comm.rank == 1: Window.publish = lambda self, count: load()\n'
+        'y = comm.allreduce(np.ones(100000, "f"))',
+        "ranks 0-2 are in allreduce #4 float32 (100000,) op='sum', called at script.py:15 (",
+        'window.py', 'in load', name='flat'),
+    'recv': ended('if comm.rank == 0: comm.recv(1, 3)'),
+    'recv_obj of any': ended('if comm.rank == 0: comm.recv_obj(-2)'),
+    'irecv': ended('if comm.rank == 0: comm.irecv(1, 3).wait()'),
+    'send': ended('if comm.rank == 0: comm.send(x, 1, 3)'),
+    'another communicator': ended('if comm.rank == 0: chainermn.create_communicator("naive")'),
+    # At the end the ranks agree on the world first.
+    'a part': ended('part = comm.split(0, comm.rank)\nif comm.rank == 0: part.barrier()'),
+    'a queue': ended(QUEUE),
+    # Parts of a communicator have the same timeout.
+    'limit of a part': Case(
+        'comm.set_config("timeout", 1)\npart = comm.split(0, comm.rank)\n'
+        'load() if comm.rank else part.barrier()', ['the timeout is 1 s'], 2, '1000'),
+    'limit of a queue': Case(f'comm.set_config("timeout", 1)\n{QUEUE}load()',
+                             ['the timeout is 1 s'], 2, '1000'),
+    'no limit': silent('comm = chainermn.create_communicator("naive", timeout=0)\n'
+                       'time.sleep(3 * comm.rank)\ncomm.barrier()', '3'),
+    'slow': silent(SLOW, '3'),
+    'slow queue': silent(SLOW_QUEUE, '0'),
+    # Before the first communicator, each rank reports only itself; rank 1 would say the same.
+    'no communicator': Case(
+        'from chainermn._diagnostics import watchdog\nwatchdog.get()._groups.clear()\n'
+        'if comm.rank == 2: load()\nchainermn.create_communicator("naive")',
+        [r'rank 0 is in create_communicator, called at script.py:16 \(for ',
+         r'does each of them call create_communicator\?']),
+    # The watchdog stops only after several errors.
+    'two errors of the thread': Case(FAILS_TWICE, [
+        r'rank 1 is not in an operation: it is at script.py:11 in load\(\)',
+        r'\A((?!RuntimeError)(.|\n))*\Z']),
+    'errors of the thread': Case(
+        'from chainermn._diagnostics import thread_state\n'
+        'thread_state.snapshots = None\ntime.sleep(5)',
+        ['(TypeError(.|\n)*){3}', 'has stopped because of this error'], reports=3, succeeds=True),
+    'no number': Case('', ["CHAINERMN_TIMEOUT must be a number of seconds, 0 for none, not '1 h'",
+                           'aborts the job'], timeout='1 h'),
 }
 
 
-def check_hang(name, status, output):
-    assert status != 0
-    for text in [*HANGS[name][1], 'the timeout is 3 s', 'Last operations:\n', 'Stacks of rank',
-                 "communicator of ranks 0-2: allreduce #1-3 float32 (1000,) op='sum', called at "
-                 'script.py:8']:
-        assert text in output, output
-    who, host = ('rank 1' if name == 'stopped' else 'rank 0'), os.uname().nodename
-    assert len(re.findall('chainermn: ', output)) == 1
-    assert re.match(rf'chainermn: {who} of 3 \(host {host}, process [0-9]+\) aborts the job: no '
-                    'progress for [3-9] s', output), output
-
-
-def check_deadlock(name, status, output):
-    """Reported without a timeout."""
-    assert status != 0
-    for text in [*DEADLOCKS[name][1], 'Last operations:\n', 'Stacks of rank',
-                 "communicator of ranks 0-2: allreduce #1-3 float32 (1000,) op='sum', called at "
-                 'script.py:8']:
-        assert text in output, output
-    assert len(re.findall('chainermn: ', output)) == 1
-    assert re.search(r'aborts the job: deadlock: rank 0 waits in \w+ #\d.* \(script.py:1[34]\) for '
-                     r'ranks? [12-]+; rank [12] waits in ', output), output
-
-
-def check_ended(name, status, output):
-    """Waiting for a finished rank is reported without a timeout."""
-    assert status != 0
-    assert re.search(r'aborts the job: deadlock: rank 0 waits in \w+.* \(script.py:\d+\) for rank '
-                     '1; rank 1 (has reached|waits at) the end of the program', output), output
-    assert 'rank 1 is at the end of the program' in output
-
-
-def check_only_itself(name, status, output):
-    """Before the first communicator each rank reports only itself."""
-    assert status != 0
-    assert 'rank 0 is in create_communicator, called at script.py:16 (for ' in output
-    assert 'does each of them call create_communicator?' in output
-    assert len(re.findall('chainermn: ', output)) == 1  # rank 1 would have said the same
-
-
-def check_goes_on(name, status, output):
-    """The watchdog stops only after several errors."""
-    assert status != 0 and 'RuntimeError' not in output
-    assert 'rank 1 is not in an operation: it is at script.py:11 in load()' in output
-
-
-def check_stops(name, status, output):
-    assert (status, output.count('TypeError')) == (0, 3)
-    assert output.count('has stopped because of this error') == 3
-
-
-def check_no_number(name, status, output):
-    assert status != 0
-    text = "CHAINERMN_TIMEOUT must be a number of seconds, 0 for none, not '1 h'"
-    assert output.count(text) == output.count('aborts the job') == 1, output
-
-
-def check_part(name, status, output):
-    """Parts of a communicator have the same timeout."""
-    assert status != 0 and 'the timeout is 1 s' in output
-
-
-def check_silent(name, status, output):
-    """Slow ranks are not reported."""
-    assert (status, output.count('went on'), 'chainermn' in output) == (0, 2, False)
-
-
-#: What a job prints, and its exit status.
-CHECKS = {
-    **dict.fromkeys(HANGS, check_hang),
-    **dict.fromkeys(DEADLOCKS, check_deadlock),
-    **dict.fromkeys(ENDED, check_ended),
-    'limit of a part': check_part,
-    'limit of a queue': check_part,
-    'no limit': check_silent,
-    'slow': check_silent,
-    'slow queue': check_silent,
-    'no communicator': check_only_itself,
-    'an error of the thread': check_goes_on,
-    'errors of the thread': check_stops,
-    'no number': check_no_number,
-}
+def start(folder, case):
+    folder.mkdir()
+    return run_job(folder, START.format(name=case.name) + case.body, ranks=case.ranks, limit=50,
+                   CHAINERMN_TIMEOUT=case.timeout)
 
 
 @pytest.fixture
 def jobs(tmp_path):
     """All jobs, which take turns: most of the time they wait."""
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        yield {name: pool.submit(start, tmp_path / str(n), *args, **kwargs)
-               for n, (name, (args, kwargs)) in enumerate(JOBS.items())}
+        yield {name: pool.submit(start, tmp_path / str(n), case)
+               for n, (name, case) in enumerate(CASES.items())}
 
 
 @pytest.mark.slow
 @pytest.mark.mpi_skip
 @pytest.mark.limit(180)
-@each_case('name', CHECKS)
+@each_case('name', CASES)
 def test_hangs_are_reported_and_slow_ranks_are_not(jobs, name):
-    CHECKS[name](name, *jobs[name].result())
-
-
-def test_all_jobs_are_checked():
-    assert CHECKS.keys() == JOBS.keys()
+    case, done = CASES[name], jobs[name].result()
+    assert (done.returncode == 0) == case.succeeds, done.stdout
+    assert done.stdout.count('chainermn: ') == case.reports, done.stdout
+    for text in case.texts:
+        assert re.search(text, done.stdout), (text, done.stdout)
 
 
 @pytest.mark.parametrize('value', [-1, float('nan'), float('inf'), 'soon'])

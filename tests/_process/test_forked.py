@@ -1,9 +1,5 @@
 """A forked child of a rank ends as a child of any Python program does, and the job goes on."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from jobs import run_job
 
@@ -68,12 +64,8 @@ CHILDREN = {
 
 def run(tmp_path, children, ranks, *args, **env):
     """Give what each rank saw, sorted, and all that was printed."""
-    (tmp_path / 'script.py').write_text(SCRIPT % (children,))
-    done = subprocess.run(
-        [*(['mpiexec', '-n', str(ranks)] if ranks else []), sys.executable, '-W', 'ignore',
-         'script.py', *args],
-        cwd=tmp_path, timeout=50, env=os.environ | env, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT)
+    done = run_job(tmp_path, SCRIPT % (children,), *args, ranks=ranks, limit=50,
+                   options=('-W', 'ignore'), **env)
     assert done.returncode == 0, done.stdout
     return sorted(line for line in done.stdout.splitlines() if line.startswith('rank saw')), (
         done.stdout)
@@ -91,22 +83,15 @@ def test_as_in_a_program_without_mpi(tmp_path):
     assert 'aborts the job' not in output and ' failed: ' not in output
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize('ranks', [0, 1, 3])
-def test_in_jobs_of_any_size(tmp_path, ranks):
-    children = [CHILDREN['raises']]
-    usual, _ = run(tmp_path, children, 0)
-    assert run(tmp_path, children, ranks, 'chainermn')[0] == max(1, ranks) * usual
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize('args, env', [
-    ('mpi4py', {}), ('chainermn', {'CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS': '0'})],
-    ids=['without a communicator', 'switched off'])
-def test_also(tmp_path, args, env):
+@pytest.mark.sample(2)
+@pytest.mark.parametrize('ranks, args, env', [
+    (0, 'chainermn', {}), (1, 'chainermn', {}), (3, 'chainermn', {}), (2, 'mpi4py', {}),
+    (2, 'chainermn', {'CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS': '0'})],
+    ids=['without mpiexec', '1 rank', '3 ranks', 'without a communicator', 'switched off'])
+def test_in_all_jobs(tmp_path, ranks, args, env):
     children = [CHILDREN['sys.exit(3)'], CHILDREN['raises']]
     usual, _ = run(tmp_path, children, 0)
-    assert run(tmp_path, children, 2, args, **env)[0] == sorted(2 * usual)
+    assert run(tmp_path, children, ranks, args, **env)[0] == sorted(max(1, ranks) * usual)
 
 
 WORKERS = '''

@@ -12,7 +12,7 @@ import urllib.request
 
 import pytest
 from prometheus_client import parser
-from time_limits import seconds
+from time_limits import seconds, wait_until
 
 from chainermn._process import metrics_process
 from chainermn._process.prometheus import Metric, text
@@ -58,17 +58,11 @@ def send(socket, page):
 
 def read(path, page):
     """Wait until a file has some content."""
-    end = time.monotonic() + seconds(10)
-    while not path.exists() or path.read_text() != page:
-        assert time.monotonic() < end
-        time.sleep(.02)
+    wait_until(lambda: path.exists() and path.read_text() == page)
 
 
 def wait_until_gone(path):
-    end = time.monotonic() + seconds(10)
-    while path.exists():
-        assert time.monotonic() < end
-        time.sleep(.02)
+    wait_until(lambda: not path.exists())
 
 
 def test_a_file(tmp_path):
@@ -122,9 +116,8 @@ def test_a_port(port):
     with metrics_process.start(str(port)) as socket:
         assert get(port).status == 503  # there are no metrics yet
         send(socket, text(METRICS))
-        end = time.monotonic() + seconds(10)
-        while (answer := get(port)).status == 503:
-            assert time.monotonic() < end
+        wait_until(lambda: get(port).status != 503)
+        answer = get(port)
         assert answer.read().decode() == text(METRICS)
         assert answer.headers['Content-Type'] == 'text/plain; version=0.0.4; charset=utf-8'
         assert get(port, method='HEAD').read() == b''

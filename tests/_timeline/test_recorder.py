@@ -110,7 +110,9 @@ comm.barrier()
 
 
 @alone
-@pytest.mark.parametrize('end', ['os.kill(os.getpid(), signal.SIGKILL)', 'raise ValueError'])
+@pytest.mark.parametrize('end', [
+    'os.kill(os.getpid(), signal.SIGKILL)',
+    pytest.param('raise ValueError', marks=pytest.mark.slow)])
 def test_a_run_that_fails_leaves_files_that_can_be_read(tmp_path, capsys, end):
     done = run_job(tmp_path, KILLED.format(end=end), **{recorder.VARIABLE: 'out.json'})
     assert done.returncode != 0, done.stdout

@@ -193,27 +193,20 @@ def test_plot(files, tmp_path, capsys):
         assert width > 900 and height > 200
 
 
-def failed(args, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(['timeline', *map(str, args)])
-    assert end.value.code == 2
-    return capsys.readouterr().err
-
-
 @pytest.mark.parametrize('text', [
     '', 'hello', '{}', '[1]', '[\n1,\n2\n]', '[\n{"ph": "X"},\n]', '[\n' * 3000,
     '[\n{"ph":"M","name":"process_name","args":{"rank":"0","size":1}}\n]',
     '[\n{"ph":"X","name":"x","ts":"no","dur":1,"tid":0,"cat":"","args":{}},\n]'])
-def test_not_a_timeline(text, tmp_path, capsys):
+def test_not_a_timeline(text, tmp_path, usage_error):
     path = tmp_path / 'x.json'
     path.write_text(text)
-    assert f'{path} is not a ChainerMN timeline' in failed([path], capsys)
+    assert f'{path} is not a ChainerMN timeline' in usage_error('timeline', path)
 
 
-def test_wrong_arguments(files, tmp_path, capsys):
-    assert 'No such file' in failed([tmp_path / 'missing.*.json'], capsys)
-    assert 'would overwrite' in failed([*files, '-o', files[0]], capsys)
-    assert 'start before end' in failed([*files, '--between', 2, 1], capsys)
+def test_wrong_arguments(files, tmp_path, usage_error):
+    assert 'No such file' in usage_error('timeline', tmp_path / 'missing.*.json')
+    assert 'would overwrite' in usage_error('timeline', *files, '-o', files[0])
+    assert 'start before end' in usage_error('timeline', *files, '--between', 2, 1)
 
 
 def test_without_matplotlib_the_report_is_printed(files, tmp_path, capsys, monkeypatch):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn._transport import mpi_transport, topology
+from chainermn._transport import owned_arrays, topology
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Group
 from chainermn._transport.mpi_transport import LARGE, MpiTransport
@@ -83,9 +83,9 @@ def owners():
     return tuple(sorted(n % min(WORLD.size, 2) for n in range(len(SHAPES))))
 
 
-@pytest.mark.parametrize('chunk', [64, mpi_transport._CHUNK])
+@pytest.mark.parametrize('chunk', [64, owned_arrays.CHUNK])
 def test_mean_for_owners(transport, monkeypatch, chunk):
-    monkeypatch.setattr(mpi_transport, '_CHUNK', chunk * 4 * WORLD.size)
+    monkeypatch.setattr(owned_arrays, 'CHUNK', chunk * 4 * WORLD.size)
     arrays = arrays_of(WORLD.rank)
     transport.mean_for_owners(ArrayList.of(arrays), owners())
     transport.copy_arrays(ArrayList.of(arrays), owners())

@@ -253,3 +253,24 @@ def test_allreduce_grad_warns(comm, mean):
     with pytest.warns(DeprecationWarning, match='multi_node_mean_grad'):
         comm.allreduce_grad(model, zero_fill=True)
     assert not model.W.grad.any()
+
+
+class Sent:
+    """An array with the attributes of a parameter that ChainerMN 7 reads, and no others."""
+
+    def __init__(self, array):
+        self.data = self.grad = array
+
+    def namedparams(self):
+        yield '/array', self
+
+
+def test_objects_that_are_not_links(comm, mean):
+    """Distributed K-FAC for Chainer sends its matrices so."""
+    sent = Sent(np.full((3, 2), comm.rank + 1, np.float32))
+    comm.bcast_data(sent)
+    np.testing.assert_array_equal(sent.data, np.ones((3, 2), np.float32))
+    sent.grad = np.full((3, 2), comm.rank, np.float32)
+    comm.multi_node_mean_grad(sent)
+    wanted = mean((comm.size - 1) / 2, comm.rank)
+    np.testing.assert_array_equal(sent.grad, np.full((3, 2), wanted, np.float32))

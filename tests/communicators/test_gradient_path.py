@@ -49,5 +49,5 @@ def test_number_of_modules():
         '_gradients/parameters.py', '_gradients/tied_arrays.py', '_gradients/parameters.py',
         '_consistency/consistency_check.py', '_diagnostics/flight_recorder.py',
         '_transport/shared_memory/shared_memory_transport.py',
-        '_transport/shared_memory/exchange.py']
+        '_transport/shared_memory/shared_sums.py']
     comm.finalize()

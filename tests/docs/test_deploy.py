@@ -11,7 +11,6 @@ import typing
 import pydantic
 import pytest
 import yaml
-from kubeflow_trainer_api import models
 
 from chainermn.__main__ import main
 from chainermn._commands import run
@@ -87,6 +86,8 @@ def faults(kind, value, where=''):
 
 def test_everything_fits_the_published_schemas():
     """Those of Kubeflow Trainer and of the pods of Kubernetes."""
+    from kubeflow_trainer_api import models  # takes a second
+
     runtime, job = documents('trainjob.yaml')
     cases = [(models.TrainerV1alpha1TrainingRuntime, runtime),
              (models.TrainerV1alpha1TrainJob, job)]

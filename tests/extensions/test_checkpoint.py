@@ -164,6 +164,32 @@ def test_without_the_optimizer_the_next_update_only_broadcasts(comm, folder):
         assert optimizer.t == steps
 
 
+class TwoModels(chainer.training.updaters.StandardUpdater):
+    """Updates a generator and a discriminator, like the updater of a GAN."""
+
+    def update_core(self):
+        for optimizer in self.get_all_optimizers().values():
+            optimizer.update(chainer.functions.sum, optimizer.target.W)
+
+
+def test_all_optimizers_of_a_trainer_step_after_loading(comm, folder):
+    """Scripts pass one of them."""
+    checkpointer = checkpointer_of(comm, path=folder)
+    for n in (3, 5):
+        optimizers = {name: chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(1), comm).setup(chainer.links.Linear(2, 1, True, initialW=0))
+            for name in ('gen', 'dis')}
+        iterator = chainer.iterators.SerialIterator(list(range(4)), 2)
+        trainer = chainer.training.Trainer(
+            TwoModels(iterator, optimizers), (n, 'iteration'), out=folder)
+        checkpointer.maybe_load(trainer, optimizers['gen'])
+        trainer.run()
+        for optimizer in optimizers.values():  # the gradients are 1
+            assert optimizer.t == n - 1
+            np.testing.assert_array_equal(optimizer.target.W.array, np.full((1, 2), 1 - n))
+        checkpointer.save(trainer, n)
+
+
 def names(folder):
     """All but the locks."""
     return sorted(name for name in os.listdir(folder) if not name.endswith('.lock'))

@@ -8,8 +8,7 @@ import socket
 import sys
 
 import numpy as np
-from compressed import model_of
-from values import is_same_everywhere
+from means import is_same_everywhere, model_of
 
 import chainermn
 from chainermn.communicators.compression import PowerSGD

@@ -10,7 +10,7 @@ import sys
 
 import chainer
 import numpy as np
-from values import is_same_everywhere
+from means import is_same_everywhere
 
 import chainermn
 

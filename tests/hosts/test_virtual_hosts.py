@@ -5,10 +5,10 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from time_limits import seconds
+from jobs import processes
+from time_limits import seconds, wait_until
 from virtual_hosts import Hosts
 
 pytestmark = [pytest.mark.full, pytest.mark.mpi_skip]
@@ -103,23 +103,10 @@ def test_no_process_is_left_after_a_signal(number, default_signals):
     wait_until(lambda: not sleeping(duration))
 
 
-def wait_until(condition):
-    end = time.monotonic() + seconds(20)
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(.05)
-
-
 def sleeping(duration):
     """The processes that sleep for this time."""
-    found = []
-    for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
-        try:
-            if path.read_bytes().split(b'\0')[:2] == [b'sleep', duration.encode()]:
-                found.append(path.parent.name)
-        except OSError:
-            continue
-    return found
+    return processes(lambda folder: (folder / 'cmdline').read_bytes().split(b'\0')[:2] == [
+        b'sleep', duration.encode()])
 
 
 def test_a_rate_that_is_none():

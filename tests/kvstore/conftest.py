@@ -7,9 +7,9 @@ import pytest
 import chainermn
 from chainermn import kvstore
 
-LOCAL = ['local', 'device', 'nccl']
-SYNC = ['dist_sync', 'dist_device_sync']
-TYPES = [*LOCAL, *SYNC, 'dist_async']
+#: Types that only differ from others on a GPU; test_random_stores.py has some of them.
+ON_DEVICE = [pytest.param(type, marks=pytest.mark.full)
+             for type in ('device', 'nccl', 'dist_device_sync')]
 
 
 @pytest.fixture(scope='session')
@@ -35,7 +35,7 @@ def create(comm):
             store._backend._service._thread.join()
 
 
-@pytest.fixture(params=TYPES)
+@pytest.fixture(params=['local', 'dist_sync', 'dist_async', *ON_DEVICE])
 def kv(request, create):
     """A store of each type."""
     return create(request.param)
@@ -44,6 +44,12 @@ def kv(request, create):
 @pytest.fixture(params=['dist_sync', 'dist_async'])
 def dist(request, create):
     return create(request.param)
+
+
+@pytest.fixture
+def path(tmp_path, comm):
+    """A file that is not there yet, the same on all ranks."""
+    return comm.bcast_obj(str(tmp_path / 'a.name with.dots'))
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_keys(kv):
 
 
 def test_equal_keys_of_a_push_are_summed(kv):
-    """As in MXNet; the updater is called once."""
+    """As in MXNet, also the name of the method; the updater is called once."""
     calls = []
     kv.init(['x', 'y', 'r'], [X, X, ROWS])
 
@@ -55,7 +55,7 @@ def test_equal_keys_of_a_push_are_summed(kv):
         calls.append(key)
         stored[...] = pushed
 
-    kv.set_updater(update)
+    kv._set_updater(update)
     if kv.type != 'dist_async' or kv.rank == 0:
         kv.push(['x', 'y', 'x', 'r', 'x', 'r'], [X, X, [X, 2 * X], ROWS, 3 * X, X])
     kv.barrier()

@@ -299,11 +299,6 @@ def play(case, comm, create, path):
     assert not differences, '\n'.join([repr(case), *differences[:2]])
 
 
-@pytest.fixture
-def path(tmp_path, comm):
-    return comm.bcast_obj(str(tmp_path)) + '/'
-
-
 @pytest.mark.limit(600)
 @each_case('seed', lambda config: range(500 if config.getoption('full') else 20))
 def test_random_models(create, comm, path, seed):

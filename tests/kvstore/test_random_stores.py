@@ -342,11 +342,6 @@ class Program:
         self.reference.load(states)
 
 
-@pytest.fixture
-def path(tmp_path, comm):
-    return comm.bcast_obj(str(tmp_path / 'states'))
-
-
 @pytest.mark.limit(600)
 @each_case('seed', lambda config: range(500 if config.getoption('full') else 20))
 def test_random_programs(create, comm, path, seed):

@@ -105,3 +105,25 @@ def test_links_share_parameters_as_before(comm):
     converted = create_mnbn_model(model, comm)
     assert converted[1].gamma is converted[0].gamma
     assert len({id(param) for param in converted.params()}) == 3
+
+
+def test_links_in_other_attributes_are_replaced(comm):
+    """Such as a list of layers: otherwise forward would use the original link."""
+    class Layers(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.bn = L.BatchNormalization(2)
+            self.layers = [self.bn, F.tanh]
+            self.by_name = {'normalization': (self.bn,)}
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x + self.by_name['normalization'][0](x)
+
+    x = np.random.RandomState(0).normal(size=(comm.size, 4, 2)).astype('f')
+    model = create_mnbn_model(Layers(), comm)
+    wanted = Layers()(x.reshape(-1, 2)).array.reshape(x.shape)  # all examples in one process
+    np.testing.assert_allclose(model(x[comm.rank]).array, wanted[comm.rank], rtol=1e-4, atol=1e-5)
+    assert model.layers[0] is model.by_name['normalization'][0] is model.bn

@@ -8,7 +8,7 @@ from shared_fixtures import communicators, raises_on_all
 
 import chainermn
 from chainermn.optimizers import _MultiNodeOptimizer
-from chainermn.optimizers._exchange import Exchange
+from chainermn.optimizers._gradient_averaging import GradientAveraging
 
 pytestmark = pytest.mark.every_size
 
@@ -206,10 +206,10 @@ def test_is_a_proxy_of_the_actual_optimizer(comm):
         _ = optimizer.nonsense
 
 
-class TwiceTheMean(Exchange):
+class TwiceTheMean(GradientAveraging):
     """Another way to exchange gradients, which skips every other step."""
 
-    public = *Exchange.public, 'n_exchanges'
+    public = *GradientAveraging.public, 'n_exchanges'
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -235,7 +235,7 @@ def test_another_way_to_exchange_is_one_class(comm):
     np.testing.assert_allclose(model.w.array, 1 - 0.5 * (comm.size + 1))
     optimizer.n_exchanges = 9
     assert 'n_exchanges' in dir(optimizer)
-    assert optimizer._exchange.n_exchanges == 9
+    assert optimizer._averaging.n_exchanges == 9
     assert not hasattr(sgd, 'n_exchanges')
 
 

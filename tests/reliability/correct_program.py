@@ -1,4 +1,4 @@
-"""A rank that plays correct programs: ``correct_program.py SEED FIRST NUMBER LONGEST``."""
+"""A rank that plays correct programs: ``correct_program.py SEED FIRST NUMBER LONGEST LAST``."""
 
 import os
 import random
@@ -8,6 +8,7 @@ import time
 import correct_collectives  # noqa: F401  (adds its parts)
 import correct_messages  # noqa: F401
 import correct_threads  # noqa: F401
+from correct_last import play_last
 from correct_play import ARRAY, PARTS, Play
 
 import chainermn
@@ -29,6 +30,7 @@ def finish(play: Play, seconds: float) -> None:
 def main() -> None:
     """Plays, and ends."""
     seed, first, number, longest = sys.argv[1], *map(int, sys.argv[2:4]), float(sys.argv[4])
+    last = sys.argv[5]
     comm = chainermn.create_communicator(random.Random(seed).choice(['naive', 'flat']))
     play = Play(comm, comm.split(0, comm.rank), comm.split(0, -comm.rank).split(0, comm.rank))
     for n in range(first, first + number):
@@ -37,6 +39,10 @@ def main() -> None:
             if play.rank == 0:
                 os.write(1, f'program {n}: {name}\n'.encode())
             PARTS[name](play)
+    if last:
+        play.begin(f'{seed} {last} {play.size}', longest)
+        play_last(play, last, longest)
+        return
     finish(play, play.rng.uniform(.3, 1) * longest)
 
 

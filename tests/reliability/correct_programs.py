@@ -1,10 +1,11 @@
 """Runs random correct programs, which must not be taken for deadlocks.
 
 ``python tests/reliability/correct_programs.py [--count 1000] [--seed 0] [--ranks 2,3,4]
-[--jobs 8] [--python PYTHON]``
+[--jobs 8] [--python PYTHON] [--last NAME]``
 
 Each job plays several programs. One rank of each is late by up to 5 seconds: in user code, a
-thread, mpi4py, pickling, a debugger; or it is stopped. A job passes if it ends with status 0 and
+thread, mpi4py, pickling, a debugger; or it is stopped. With ``--last``, each job consists of one
+operation, after which the ranks end seconds apart. A job passes if it ends with status 0 and
 ChainerMN reports nothing.
 """
 
@@ -22,6 +23,7 @@ HERE = pathlib.Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import job_results  # noqa: E402
+from correct_last import OPERATIONS  # noqa: E402
 from time_limits import seconds  # noqa: E402
 
 from chainermn._process import mpiexec  # noqa: E402
@@ -39,10 +41,12 @@ class Job(NamedTuple):
     first: int
     number: int
     longest: float = LONGEST
+    last: str = ''
 
     def __str__(self) -> str:
-        return (f'--seed {self.seed} --ranks {self.ranks} --first {self.first} --count '
-                f'{self.number}')
+        programs = f'--last {self.last!r}' if self.last else (
+            f'--first {self.first} --count {self.number}')
+        return f'--seed {self.seed} --ranks {self.ranks} {programs}'
 
 
 def run(job: Job, python: str = sys.executable) -> tuple[str, str]:
@@ -52,8 +56,8 @@ def run(job: Job, python: str = sys.executable) -> tuple[str, str]:
     process = job_results.start(
         [str(pathlib.Path(python).with_name('mpiexec')), '-n', str(job.ranks), python,
          '-W', 'ignore', str(HERE / 'correct_program.py'),
-         *map(str, (job.seed, job.first, job.number, job.longest))], env)
-    output, hangs = job_results.finish(process, seconds(30 + HANGS * job.number))
+         *map(str, (job.seed, job.first, job.number, job.longest)), job.last], env)
+    output, hangs = job_results.finish(process, seconds(50 + HANGS * job.number))
     if hangs:
         return 'hangs', output
     problem = (f'status {process.returncode}' if process.returncode else
@@ -72,11 +76,16 @@ def main() -> int:
     parser.add_argument('--jobs', type=int, default=8, help='jobs at a time; default: %(default)s')
     parser.add_argument('--python', default=sys.executable, metavar='PYTHON',
                         help='Python of another environment; default: this one')
+    parser.add_argument('--last', metavar='NAME',
+                        help='run each operation whose name contains this as the last one')
     args = parser.parse_args()
     sizes = itertools.cycle(map(int, args.ranks.split(',')))
     end = args.first + args.count
     chosen = [Job(args.seed, next(sizes), first, min(PER_JOB, end - first))
               for first in range(args.first, end, PER_JOB)]
+    if args.last is not None:
+        chosen = [Job(args.seed, next(sizes), 0, 0, last=name) for name in OPERATIONS
+                  if args.last in name]
     start, n_wrong = time.perf_counter(), 0
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for job, (problem, output) in zip(
@@ -85,7 +94,8 @@ def main() -> int:
             if problem:
                 n_wrong += 1
                 print(output, flush=True)
-    print(f'{args.count} programs in {len(chosen)} jobs, {n_wrong} with a problem; '
+    count = sum(job.number or 1 for job in chosen)
+    print(f'{count} programs in {len(chosen)} jobs, {n_wrong} with a problem; '
           f'{time.perf_counter() - start:.0f} s')
     return int(n_wrong > 0)
 

@@ -29,6 +29,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import job_results  # noqa: E402
 import program  # noqa: E402
 from job_results import Result  # noqa: E402
+from jobs import processes  # noqa: E402
 from time_limits import seconds  # noqa: E402
 from virtual_hosts import Hosts  # noqa: E402
 
@@ -179,15 +180,9 @@ def left_behind(folder: str, roots: list[str]) -> str:
 
 def _processes(folder: str) -> list[str]:
     """The processes that have the folder in their environment: ranks, node monitors and workers."""
-    found = []
     mark = f'FAULT_MATRIX={folder}'.encode()
-    for pid in filter(str.isdecimal, os.listdir('/proc')):
-        try:
-            if mark in pathlib.Path(f'/proc/{pid}/environ').read_bytes().split(b'\0'):
-                found.append(f'process {pid}')
-        except OSError:
-            continue
-    return found
+    return [f'process {number}' for number in processes(
+        lambda each: mark in (each / 'environ').read_bytes().split(b'\0'))]
 
 
 def _shared_memory(folder: str, roots: list[str]) -> list[str]:

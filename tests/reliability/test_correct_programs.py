@@ -17,3 +17,12 @@ pytestmark = [pytest.mark.mpi_skip,
 def test_nothing_is_reported(job):
     problem, output = correct_programs.run(job)
     assert not problem, f'{problem}\n{output}'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=() if name in ('gather_obj', 'answer') else pytest.mark.full)
+    for name in correct_programs.OPERATIONS])
+def test_ranks_may_end_seconds_apart(name):
+    problem, output = correct_programs.run(correct_programs.Job(1, 3, 0, 0, last=name))
+    assert not problem, f'{problem}\n{output}'

@@ -54,21 +54,21 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         parser.error('argument --timeout: must be a positive number of seconds')
     is_first_rank = system_info.rank() in (None, '0')
     with TimeLimit(options.timeout) as limit:
-        limit.stage = 'starting MPI'
+        limit.step = 'starting MPI'
         info = system_info.collect()
         mpi_comm = system_info.world()
         if mpi_comm is None:
             if is_first_rank:
                 _print(Report.from_ranks([info]), options)
             return 1
-        limit.stage = 'comparing the ranks'
+        limit.step = 'comparing the ranks'
         infos = mpi_comm.gather(info)
         report = Report.from_ranks(infos) if infos is not None else None
-        limit.stage = 'testing the communicators'
+        limit.step = 'testing the communicators'
         results = smoke_tests.run_all(limit)
         readings = None
         if options.shards:
-            limit.stage = f'reading {options.shards}'
+            limit.step = f'reading {options.shards}'
             readings = mpi_comm.gather(
                 shards.read(options.shards, info.host, mpi_comm.rank, mpi_comm.size))
         if report is not None:
@@ -79,7 +79,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             if is_first_rank:
                 _print(report, options)
         passed = mpi_comm.bcast(None if report is None else not report.problems)
-        limit.stage = 'finalizing MPI'
+        limit.step = 'finalizing MPI'
         # Otherwise mpiexec would report the nonzero exit status as a failed rank.
         system_info.finalize_mpi()
     return 0 if passed else 1

@@ -36,7 +36,7 @@ def run_all(limit: TimeLimit) -> list[Result]:
     """
     results = []
     for name in communicators._CLASSES:
-        limit.stage = f'testing the communicator {name!r}'
+        limit.step = f'testing the communicator {name!r}'
         results.append(_test(name))
     return results
 

@@ -15,11 +15,12 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from importlib.machinery import PathFinder
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from chainer_compat.torch_kernels import compute_dtype
 from chainermn import nccl
 from chainermn._process import environment, mpiexec
+from chainermn._process.mpi import MPI
 from chainermn._version import __version__
 
 _CHAINER = '7.8.1'  # the only version that chainer_compat patches
@@ -73,10 +74,10 @@ def _threads(cores: int) -> int:
     return next((int(number) for number in numbers if number.isdecimal() and int(number)), cores)
 
 
-def world() -> Any:
+def world() -> MPI.Intracomm | None:
     """Return ``MPI.COMM_WORLD``, or ``None`` without MPI."""
     try:
-        return importlib.import_module('mpi4py.MPI').COMM_WORLD
+        return MPI.COMM_WORLD
     except Exception:  # loading a library can fail in any way
         return None
 
@@ -88,7 +89,7 @@ def rank() -> str | None:
 
 def finalize_mpi() -> None:
     """Finalize MPI in this process.  Collective: every rank calls it."""
-    importlib.import_module('mpi4py.MPI').Finalize()
+    MPI.Finalize()
 
 
 def _info(probe: Callable[[list[str]], Info], devices: list[str]) -> Info:
@@ -181,18 +182,18 @@ def _mpi4py(devices: list[str]) -> Info:
 
 def _mpi(devices: list[str]) -> Info:
     try:
-        mpi = importlib.import_module('mpi4py.MPI')
+        text = MPI.Get_library_version()
     except Exception as error:
         return Info(f'none ({_one_line(error)})', problem=_missing(
             'mpi4py cannot load an MPI library. '
             f"Install one: {_pip('mpich')}; or load your cluster's MPI module"))
-    lines = mpi.Get_library_version().strip('\0').splitlines()
+    lines = text.strip('\0').splitlines()
     name = re.sub(r'[\s:]+', ' ', lines[0].partition(', ')[0]).replace(' Version ', ' ').strip()
-    standard = '.'.join(map(str, mpi.Get_version()))
+    standard = '.'.join(map(str, MPI.Get_version()))
     info = Info(f'{name} (MPI {standard}) {_origin(name)}',
                 {'library': name, 'standard': standard, 'path': library()})
     sizes = [int(os.environ[variable]) for variable in _SIZES if variable in os.environ]
-    if mpi.COMM_WORLD.size == 1 and sizes and max(sizes) > 1:
+    if MPI.COMM_WORLD.size == 1 and sizes and max(sizes) > 1:
         return info._replace(problem=Advice(
             'other-mpiexec', f'mpiexec started {max(sizes)} processes, but each one is rank 0 of '
             '1: mpiexec and mpi4py use different MPI libraries. Start jobs with the mpiexec of '

@@ -1,4 +1,4 @@
-"""A time limit for the whole check: report the stage that hangs, then exit."""
+"""A time limit for the whole check: report the step that hangs, then exit."""
 from __future__ import annotations
 
 import faulthandler
@@ -18,7 +18,7 @@ class TimeLimit:
         self._timer = threading.Timer(seconds, self._report)
         self._timer.daemon = True
         #: The current activity, for the error message.
-        self.stage = ''
+        self.step = ''
 
     def __enter__(self) -> TimeLimit:
         self._timer.start()
@@ -35,4 +35,4 @@ class TimeLimit:
         rank = system_info.rank()
         who = 'the process' if rank is None else f'rank {rank}'
         streams.write(f'chainermn check: {who} on {os.uname().nodename} timed out after '
-                       f'{self._seconds:g} s while {self.stage}\n')
+                       f'{self._seconds:g} s while {self.step}\n')

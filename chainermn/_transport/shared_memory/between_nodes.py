@@ -1,7 +1,7 @@
-"""Exchanges slices of chunks between nodes with nonblocking messages.
+"""Transfers slices of chunks between nodes with nonblocking messages.
 
-Each exchange has three stages, some steps apart, so that several chunks are in flight while ranks
-copy and add others: ``start``, ``combine`` and ``finish``.  All ranks call the stages of all chunks
+Each transfer has three phases, some steps apart, so that several chunks are in flight while ranks
+copy and add others: ``start``, ``combine`` and ``finish``.  All ranks call the phases of all chunks
 in the same order.
 """
 from __future__ import annotations
@@ -25,8 +25,8 @@ _IDLE_POLL = 5e-6
 _BUSY_POLLS = 64  # at most, without a pause
 
 
-class NodeExchange:
-    """The three stages of an exchange between nodes, on one rank of each.
+class NodeTransfer:
+    """The three phases of a transfer between nodes, on one rank of each.
 
     Args:
         inter: One rank of each node.
@@ -61,7 +61,7 @@ def _others(inter: MPI.Intracomm) -> list[int]:
     return [(inter.rank + shift) % inter.size for shift in range(1, inter.size)]
 
 
-class NodeReduction(NodeExchange):
+class NodeReduction(NodeTransfer):
     """Sums a part of a slice on each node, in the order of the nodes.
 
     The nodes send it their parts, so a node sends and receives ``(n - 1) / n`` of the bytes for n
@@ -133,7 +133,7 @@ class NodeSum(NodeReduction):
         self._requests += [inter.Isend(own, node, SUM) for node, _ in self._received]
 
 
-class NodeGather(NodeExchange):
+class NodeGather(NodeTransfer):
     """Copies a part of a slice from each node to all others.
 
     Args:
@@ -158,7 +158,7 @@ class NodeGather(NodeExchange):
             self._requests += [self._inter.Isend(self._own, node, SUM) for node, _ in self._parts]
 
 
-class NodeCopy(NodeExchange):
+class NodeCopy(NodeTransfer):
     """Copies data from one node to all others, along a chain.
 
     Args:

@@ -10,7 +10,7 @@ from chainermn._transport.base import Codec, SlicedCompressor
 from chainermn._transport.shared_memory.between_nodes import (
     PART,
     SUM,
-    NodeExchange,
+    NodeTransfer,
     Waiting,
     split,
 )
@@ -24,7 +24,7 @@ class Encoding:
     name: str
 
 
-class EncodedNodeSum(NodeExchange):
+class EncodedNodeSum(NodeTransfer):
     """Averages a slice over all ranks, like :class:`NodeSum`, with compressed messages.
 
     A node sends its parts encoded, averages those that it receives, and sends the encoded mean.

@@ -12,7 +12,7 @@ from chainermn._consistency.signature_exchange import Data
 from chainermn._operations.call_signature import IDENTIFIER_SIZE
 from chainermn._process import runtime
 from chainermn._process.mpi import MPI
-from chainermn._transport.shared_memory import exchange
+from chainermn._transport.shared_memory import allocation
 from chainermn._transport.shared_memory.window import Window
 
 _HEAD = struct.Struct(f'={IDENTIFIER_SIZE}sI')  # of a message: the identifier and the length
@@ -102,10 +102,10 @@ def create(mpi_comm: MPI.Intracomm, capacity: int) -> SharedLines | None:
     def check() -> None:
         if runtime.get(_Memories).count >= _MEMORIES:
             raise RuntimeError('there are enough')
-        exchange.check_space(mpi_comm.size * (2 * _place_size(capacity) + 2 * 4096))
+        allocation.check_space(mpi_comm.size * (2 * _place_size(capacity) + 2 * 4096))
 
     for attempt in check, lambda: made.append(SharedLines(mpi_comm, capacity)):
-        if exchange.failures(mpi_comm, attempt):
+        if allocation.failures(mpi_comm, attempt):
             for each in made:
                 each.free()
             return None

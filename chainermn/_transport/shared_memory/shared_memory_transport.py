@@ -12,8 +12,8 @@ from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec, Group, SlicedCompressor
 from chainermn._transport.mpi_transport import LARGE, MpiTransport
-from chainermn._transport.shared_memory import exchange
-from chainermn._transport.shared_memory.exchange import SharedMemory
+from chainermn._transport.shared_memory import shared_sums
+from chainermn._transport.shared_memory.shared_sums import SharedMemory
 from chainermn._types import Array
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -45,7 +45,7 @@ class SharedMemoryTransport(MpiTransport):
 
     def connect(self) -> None:
         if self._largest < sys.maxsize:
-            self._allocate(exchange.chunk_size(self.group.topology))
+            self._allocate(shared_sums.chunk_size(self.group.topology))
 
     def set_passive_wait(self, passive: bool) -> None:
         self._waits_passively = passive
@@ -154,13 +154,13 @@ class SharedMemoryTransport(MpiTransport):
         """
         if self._largest < sys.maxsize and (
                 size := sum(array.nbytes for array in arrays)) > self._largest:
-            self._allocate(exchange.chunk_size(self.group.topology, size))
+            self._allocate(shared_sums.chunk_size(self.group.topology, size))
         return self._shared
 
     def _allocate(self, chunk: int) -> None:
         if self._shared is not None:
             self._shared.free()
-        self._shared = exchange.create(self.mpi_comm, self.group.topology, chunk)
-        is_small = self._shared is not None and chunk == exchange.SMALL_CHUNK
-        self._largest = exchange.SMALL_EXCHANGE if is_small else sys.maxsize
+        self._shared = shared_sums.create(self.mpi_comm, self.group.topology, chunk)
+        is_small = self._shared is not None and chunk == shared_sums.SMALL_CHUNK
+        self._largest = shared_sums.SMALL_EXCHANGE if is_small else sys.maxsize
         self.set_passive_wait(self._waits_passively)

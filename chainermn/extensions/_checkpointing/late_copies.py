@@ -19,7 +19,7 @@ from collections.abc import Iterable
 import numpy as np
 from chainer.optimizer import UpdateRule as ChainerRule
 
-from chainer_compat import updates
+from chainer_compat import update_groups
 from chainermn._process import runtime
 from chainermn._types import Object, UpdateRule
 
@@ -156,7 +156,7 @@ class LateCopies:
         states = vars(rule)['_state'] or {}
         if states.get(name) is not array:  # it was replaced since
             return False
-        known = n_references + updates.count_references(rule, name) + 2  # owners, and array
+        known = n_references + update_groups.count_references(rule, name) + 2  # owners, and array
         return (_count(states, name) == _ONE + known and _count(vars(rule), '_state') == _ONE + 1
                 and not weakref.getweakrefcount(array))
 

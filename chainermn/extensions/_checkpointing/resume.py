@@ -16,18 +16,18 @@ from chainermn._process import event
 from chainermn._types import Object
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import classes, state
-from chainermn.extensions._checkpointing.joined import (
-    JoinedArrays,
-    is_sharded,
-    join,
-    mean_of_sums,
-    read_shard,
-    read_sums,
-)
 from chainermn.extensions._checkpointing.late_extensions import (
     find_trainers,
     hide_new,
     load_when_added,
+)
+from chainermn.extensions._checkpointing.merged_states import (
+    MergedArrays,
+    is_sharded,
+    mean_of_sums,
+    merge,
+    read_shard,
+    read_sums,
 )
 from chainermn.extensions._checkpointing.npz import Arrays
 from chainermn.extensions._checkpointing.progress import (
@@ -114,10 +114,10 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
             'allow_other_classes=True when you create the extension.')
     parts, iterators = state.find_parts(target), find_iterators(target)
     trainers, target = find_trainers(target), state.as_serializable(target)
-    joined = _join(comm, selection, target, opened, allow_pickle)
+    merged = _merge(comm, selection, target, opened, allow_pickle)
     new_extensions: list[str] = []
     with raise_together(comm, 'loading'), opened() as arrays:
-        states = arrays if joined is None else JoinedArrays(arrays, joined)
+        states = arrays if merged is None else MergedArrays(arrays, merged)
         sums = accumulated(arrays)
         _note_epochs(arrays, parts)  # iterators may use the sampler when they are loaded
         models = tuple(prefix for prefix, part in parts.items()
@@ -176,16 +176,16 @@ def _note_epochs(arrays: Mapping[str, np.ndarray], parts: Mapping[str, Object]) 
             sampler.note_epoch(int(arrays[key]))
 
 
-def _join(comm: CommunicatorBase, selection: Selection, target: object,
-          opened: Callable[[], Arrays], allow_pickle: bool) -> dict[str, np.ndarray] | None:
-    """Join the parts of the state in all files, unless each rank only needs those in its own file.
+def _merge(comm: CommunicatorBase, selection: Selection, target: object,
+           opened: Callable[[], Arrays], allow_pickle: bool) -> dict[str, np.ndarray] | None:
+    """Merge the parts of the state in all files, unless each rank only needs those in its own file.
 
     Collective: every rank calls it.
 
     Returns:
-        The joined arrays; ``None`` if the file of this rank has all that it needs.
+        The merged arrays; ``None`` if the file of this rank has all that it needs.
     """
-    joined: dict[str, np.ndarray] | None = None
+    merged: dict[str, np.ndarray] | None = None
     with raise_together(comm, 'loading'):
         with opened() as arrays:
             shard = read_shard(arrays)
@@ -196,16 +196,16 @@ def _join(comm: CommunicatorBase, selection: Selection, target: object,
                 with Arrays(path, path, allow_pickle) as others:
                     shards.append(read_shard(others))
                     of_ranks.append(read_sums(others))
-            joined = join(shards) | mean_of_sums(of_ranks)
+            merged = merge(shards) | mean_of_sums(of_ranks)
     if not (shard or sums):
         return None
     if selection.is_for_all:
-        return comm.bcast_obj(joined)
+        return comm.bcast_obj(merged)
     if is_sharded(target):
         return None
     found = comm.allgather_obj(shard)
     with raise_together(comm, 'loading'):
-        return join(found)
+        return merge(found)
 
 
 def _resized_warning(comm: CommunicatorBase, selection: Selection) -> str:

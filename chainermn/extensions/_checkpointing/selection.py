@@ -21,7 +21,7 @@ class Selection(NamedTuple):
     size: int | None  # number of ranks of the job that saved it; None if unknown
     is_for_all: bool  # whether rank 0 reads for all ranks
     are_buffers_equal: bool = True  # in all replicas, if rank 0 reads for all
-    paths: tuple[str, ...] = ()  # of the files to join, on rank 0, if it reads for all
+    paths: tuple[str, ...] = ()  # of the files to merge, on rank 0, if it reads for all
 
 
 class _VerifiedFile(NamedTuple):

@@ -71,7 +71,7 @@ class Execution:
 
     def run(self, steps: Sequence[Step]) -> None:
         """Run the steps of this rank; messages of the next step may arrive in each."""
-        with self._messages.sending():
+        with contextlib.closing(self._messages):
             for n, step in enumerate(steps):
                 self._messages.post(ahead(self._stages, steps[n:n + 2]))
                 stage, run = self._stages[step.stage], (

@@ -9,12 +9,11 @@ an operation of the program, it sends what it has, in the order of its steps.
 """
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -125,6 +124,8 @@ class StageMessages:
         self._send_computed()
         while self._unsent and time.perf_counter() < until:
             self._send_computed()
+        if self._unsent:
+            subscribe(self)  # only now: it costs time in each operation
         while not self._unsent and self._sent and self._sent[0].test():
             self._sent.pop(0).wait()
 
@@ -135,14 +136,9 @@ class StageMessages:
             request.wait()
         self._sent.clear()
 
-    @contextlib.contextmanager
-    def sending(self) -> Iterator[None]:
-        """Send what the device has computed before this rank waits in an operation."""
-        subscribe(self)
-        try:
-            yield
-        finally:
-            unsubscribe(self)
+    def close(self) -> None:
+        """Stop observing the operations of the program."""
+        unsubscribe(self)
 
     def begin(self, call: Call) -> None:
         """Send everything before an operation that may wait for other ranks (an instrument)."""

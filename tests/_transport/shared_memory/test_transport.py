@@ -5,7 +5,7 @@ import pytest
 
 import chainermn
 from chainermn._transport.mpi_transport import LARGE
-from chainermn._transport.shared_memory import exchange
+from chainermn._transport.shared_memory import shared_sums
 
 pytestmark = pytest.mark.every_size
 
@@ -23,13 +23,13 @@ def flat():
 def sums(monkeypatch):
     """Count the sums in shared memory."""
     sums = []
-    original = exchange.SharedMemory.sum
+    original = shared_sums.SharedMemory.sum
 
     def counted(self, arrays, *args, **kwargs):
         sums.append(len(arrays))
         return original(self, arrays, *args, **kwargs)
 
-    monkeypatch.setattr(exchange.SharedMemory, 'sum', counted)
+    monkeypatch.setattr(shared_sums.SharedMemory, 'sum', counted)
     return sums
 
 
@@ -79,8 +79,8 @@ def test_multi_node_mean(flat, sums, dtype):
 @pytest.mark.parametrize('dtype', ['float16', 'int64', 'complex128'])
 def test_bcast(flat, monkeypatch, dtype):
     copies = []
-    original = exchange.SharedMemory.copy
-    monkeypatch.setattr(exchange.SharedMemory, 'copy', lambda self, arrays, owners: (
+    original = shared_sums.SharedMemory.copy
+    monkeypatch.setattr(shared_sums.SharedMemory, 'copy', lambda self, arrays, owners: (
         copies.append(owners), original(self, arrays, owners))[1])
     for root in range(flat.size):
         x = numbers(root, dtype) if flat.rank == root else None

@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from chainermn._operations.call import entered
+from chainermn._operations.call import entered, local
 from chainermn.links._pipeline.messages import Message, StageMessages
 from chainermn.links._pipeline.stages import ListedLink, connect
 from chainermn.links._pipeline.transfers import Transfers
@@ -68,45 +68,53 @@ class Communicator:
         assert self.sent == [0, 1]
 
 
-def messages(n_tests=0):
-    """Return messages of rank 0, which has sent two that the device has not computed."""
+@contextlib.contextmanager
+def messages(n_tests=0, n_computed=0):
+    """Yield messages of rank 0, which has sent two; the device has computed some of them."""
     device = Device()
+    device.n_computed = n_computed
     comm = Communicator(device, n_tests)
-    found = StageMessages(comm, STAGES, 1, device)
-    found.post([(EDGE, 0, False)])
-    for k in range(2):
-        found.send(EDGE, k, True, Message((np.ones(2),), (1,), False))
-    assert comm.sent == []
-    return found, comm, device
+    with contextlib.closing(StageMessages(comm, STAGES, 1, device)) as found:
+        found.post([(EDGE, 0, False)])
+        for k in range(2):
+            found.send(EDGE, k, True, Message((np.ones(2),), (1,), False))
+        assert len(comm.sent) == n_computed
+        yield found, comm, device
 
 
 def test_the_next_step_sends_what_is_computed():
-    found, comm, device = messages()
-    device.n_computed = 1
-    found.send(EDGE, 2, True, Message((np.ones(2),), (1,), False))
-    assert comm.sent == [0]
+    with messages() as (found, comm, device):
+        device.n_computed = 1
+        found.send(EDGE, 2, True, Message((np.ones(2),), (1,), False))
+        assert comm.sent == [0]
 
 
 @pytest.mark.parametrize('n_tests, sent', [(1, []), (2, [0]), (9, [0, 1])])
 def test_a_rank_that_waits_sends_what_is_computed(n_tests, sent):
     """It does not wait for more than the message, not even by its own wait()."""
-    found, comm, _ = messages(n_tests)
-    with found.sending():
+    with messages(n_tests) as (found, comm, _):
         found.receive(EDGE, 0, False)
-    assert comm.sent == sent
+        assert comm.sent == sent
 
 
 def test_all_is_sent_before_an_operation_of_the_program():
     """The other ranks may need the messages to call it."""
-    found, comm, device = messages()
-    device.n_computed = 2
-    with found.sending():
+    with messages() as (_, comm, device):
+        device.n_computed = 2
         comm.barrier()
-    assert comm.sent == [0, 1]
+        assert comm.sent == [0, 1]
+
+
+@pytest.mark.parametrize('n_computed', [0, 2])
+def test_operations_are_only_observed_while_messages_are_unsent(n_computed):
+    before = [*local.thread.instruments]
+    with messages(n_computed=n_computed) as (found, *_):
+        assert local.thread.instruments == before + [found] * (n_computed == 0)
+    assert local.thread.instruments == before
 
 
 def test_all_is_sent_at_the_end():
-    found, comm, device = messages()
-    device.n_computed = 2
-    found.finish()
-    assert comm.sent == [0, 1]
+    with messages() as (found, comm, device):
+        device.n_computed = 2
+        found.finish()
+        assert comm.sent == [0, 1]

@@ -52,8 +52,8 @@ def counted(request, monkeypatch):
     counters = [Counting(transport.mpi_comm)]
     transport.mpi_comm = counters[0]
     if request.param == 'flat':
-        counters.append(Counting(transport._shared._inter))
-        transport._shared._inter = counters[1]
+        counters.append(Counting(transport._shared._planner._inter))
+        transport._shared._planner._inter = counters[1]
     yield comm, counters
     comm.finalize()
 

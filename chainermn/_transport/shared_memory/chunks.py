@@ -1,6 +1,6 @@
-"""The stages of a chunk on one rank: pack, reduce, combine, finish, unpack.
+"""Chunks on one rank, and their phases: pack, reduce, combine, finish, unpack.
 
-All views of the shared window are created once, in the constructor, so that a stage is little more
+All views of the shared window are created once, in the constructor, so that a phase is little more
 than the NumPy calls that move the data.
 """
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from chainermn._process.mpi import MPI
-from chainermn._transport.shared_memory.between_nodes import NodeExchange, NodeSum, Waiting
+from chainermn._transport.shared_memory.between_nodes import NodeSum, NodeTransfer, Waiting
 from chainermn._transport.shared_memory.chunking import ChunkPieces, Piece, within
 
 
 class Chunk:
-    """The stages of a chunk, on this rank.
+    """The phases of a chunk, on this rank.
 
     Args:
-        nodes: Exchanges the result with other nodes; ``None`` if this rank does not.
+        nodes: Transfers the result between nodes; ``None`` if this rank does not.
     """
 
-    def __init__(self, nodes: NodeExchange | None) -> None:
+    def __init__(self, nodes: NodeTransfer | None) -> None:
         self._nodes = nodes
 
     def pack(self, arrays: list[np.ndarray]) -> None:
@@ -61,7 +61,7 @@ class DirectChunk(Chunk):
     """
 
     def __init__(self, pieces: Sequence[Piece], inputs: Sequence[np.ndarray], rank: int,
-                 output: np.ndarray, own: tuple[int, int], nodes: NodeExchange | None,
+                 output: np.ndarray, own: tuple[int, int], nodes: NodeTransfer | None,
                  is_encoded: bool = False, needed: Sequence[Piece] | None = None) -> None:
         super().__init__(nodes)
         begin, end = own
@@ -108,7 +108,7 @@ class PackedChunk(Chunk):
     """
 
     def __init__(self, pieces: Sequence[ChunkPieces], inputs: Sequence[np.ndarray], rank: int,
-                 output: np.ndarray, own: tuple[int, int], nodes: NodeExchange | None,
+                 output: np.ndarray, own: tuple[int, int], nodes: NodeTransfer | None,
                  needed: Sequence[ChunkPieces] | None = None) -> None:
         super().__init__(nodes)
         begin, end = own
@@ -178,7 +178,7 @@ class CopiedChunk(Chunk):
     """
 
     def __init__(self, parts: Sequence[tuple[bool, ChunkPieces]], output: np.ndarray,
-                 nodes: NodeExchange | None) -> None:
+                 nodes: NodeTransfer | None) -> None:
         super().__init__(nodes)
         self._packed = [(pieces, output[pieces.place]) for is_own, pieces in parts if is_own]
         self._unpacked = [(pieces, pieces.places(output))

@@ -1,4 +1,4 @@
-"""A transport that packs and unpacks gradients but sends none, to measure the rest of a step."""
+"""The dummy transport packs and unpacks gradients but sends none, to measure the rest of a step."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from chainermn._transport.shared_memory.shared_memory_transport import SharedMem
 from chainermn._types import Array
 
 
-class WithoutExchange(SharedMemoryTransport):
-    """Each rank keeps its own gradients; all other operations exchange data."""
+class DummyTransport(SharedMemoryTransport):
+    """Each rank keeps its own gradients; all other operations send data."""
 
     averages: ClassVar[bool] = False
 

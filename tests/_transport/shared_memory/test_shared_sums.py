@@ -1,4 +1,4 @@
-"""Sums and copies in shared memory: bitwise equal to a sum in rank order."""
+"""Sums and copies in shared memory: bitwise equal to a sum in the order of nodes and ranks."""
 
 import re
 import resource
@@ -17,7 +17,7 @@ import chainermn
 from chainermn._transport import topology
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Group
-from chainermn._transport.shared_memory import exchange
+from chainermn._transport.shared_memory import shared_sums
 from chainermn._transport.shared_memory.shared_memory_transport import SharedMemoryTransport
 
 pytestmark = pytest.mark.every_size
@@ -27,41 +27,43 @@ MPI_COMM = MPI.COMM_WORLD
 RANK, SIZE = MPI_COMM.rank, MPI_COMM.size
 FLOATS = st.sampled_from(['float16', 'float32', 'float64'])
 # Around the 64 or 128 elements of a chunk, and many small ones in a chunk.
-SIZES = st.lists(st.one_of(st.integers(0, 9), st.integers(60, 68), st.integers(120, 400)),
-                 min_size=1, max_size=30)
+SIZES = st.one_of(
+    st.lists(st.one_of(st.integers(0, 9), st.integers(60, 68), st.integers(120, 400)),
+             min_size=1, max_size=30),
+    st.lists(st.integers(0, 9), min_size=9, max_size=30))
 
 
 def create(mpi_comm, chunk=CHUNK):
     place = topology.discover(mpi_comm)
-    return exchange.create(mpi_comm, place, chunk or exchange.chunk_size(place))
+    return shared_sums.create(mpi_comm, place, chunk or shared_sums.chunk_size(place))
 
 
-@pytest.fixture(scope='module', params=['one host', 'a host per rank'])
+@pytest.fixture(scope='module', params=range(1, min(SIZE, 3) + 1), ids='{} hosts'.format)
 def memory(request):
     """Shared memory of ranks on one host, or as if they were on several."""
     mpi_comm = MPI_COMM.Dup()
-    hosts = 1 if request.param == 'one host' else SIZE
+    hosts = request.param
     place = topology.of(RANK, [topology.Place(f'node{rank % hosts}', 1) for rank in range(SIZE)])
-    memory = exchange.create(mpi_comm, place, CHUNK)
+    memory = shared_sums.create(mpi_comm, place, CHUNK)
     yield memory
     memory.free()
     mpi_comm.Free()
 
 
 def arrays_of(rank, sizes, dtype, seed=0):
-    random = np.random.RandomState(100 * seed + rank)
+    """Other numbers for other sizes, so that those of an earlier exchange are wrong."""
+    random = np.random.RandomState([rank, seed, *sizes])
     return [random.normal(0, 10, size).astype(dtype) for size in sizes]
 
 
-def summed(per_rank, scale=None):
-    """The sum of the arrays of all ranks, in rank order."""
+def summed(memory, per_rank, scale=None):
+    """The sum of the arrays of all ranks: of each node in rank order, then of the nodes."""
     results = []
+    nodes = [np.flatnonzero(np.equal(memory._nodes, node)) for node in sorted({*memory._nodes})]
     for arrays in zip(*per_rank, strict=True):
         dtype = arrays[0].dtype
         wide = np.promote_types(dtype, np.float32)
-        total = arrays[0].astype(wide)
-        for array in arrays[1:]:
-            total += array
+        total = sum(sum(arrays[rank].astype(wide) for rank in ranks) for ranks in nodes)
         if scale is not None:
             total *= wide.type(scale)
         results.append(total.astype(dtype))
@@ -74,72 +76,57 @@ def check_equal(arrays, expected):
         assert array.tobytes() == other.tobytes()
 
 
-@hypothesis.settings(max_examples=60)
-@hypothesis.given(sizes=SIZES, dtype=FLOATS, scale=st.sampled_from([None, 1 / SIZE, 1 / 3]))
-def test_sum_in_place(memory, sizes, dtype, scale):
+def owners_of(sizes, order, n=SIZE):
+    """An owner for each array, among the first ``n`` ranks."""
+    return sorted(order.randrange(n) for _ in sizes)
+
+
+def check_sum(memory, sizes, dtype, scale, results=None):
+    """The sum replaces the arrays, or goes into other ones, which leaves the arrays alone."""
     per_rank = [arrays_of(rank, sizes, dtype) for rank in range(SIZE)]
-    expected = summed(per_rank, scale)
-    arrays = per_rank[RANK]
-    memory.sum(arrays, scale=scale)
-    check_equal(arrays, expected)
-
-
-@hypothesis.settings(max_examples=30)
-@hypothesis.given(sizes=SIZES, dtype=FLOATS)
-def test_sum_into_other_arrays(memory, sizes, dtype):
-    per_rank = [arrays_of(rank, sizes, dtype, seed=1) for rank in range(SIZE)]
     own = [array.copy() for array in per_rank[RANK]]
     for array in own:
-        array.flags.writeable = False
-    results = [np.full_like(array, 7) for array in own]
-    memory.sum(own, results)
-    check_equal(results, summed(per_rank))
-    check_equal(own, per_rank[RANK])
-
-
-@pytest.mark.parametrize('chunk', [64, 4096, None])
-@pytest.mark.parametrize('count', [1, 50])
-def test_chunk_sizes(chunk, count):
-    mpi_comm = MPI_COMM.Dup()
-    memory = create(mpi_comm, chunk)
-    sizes = [200000 if count == 1 and chunk != 64 else 70] * count
-    per_rank = [arrays_of(rank, sizes, np.float32) for rank in range(SIZE)]
-    expected = summed(per_rank, .5)
-    memory.sum(per_rank[RANK], scale=.5)
-    check_equal(per_rank[RANK], expected)
-    memory.free()
-    mpi_comm.Free()
-
-
-@hypothesis.settings(max_examples=60)
-@hypothesis.given(sizes=SIZES, dtype=FLOATS, scale=st.sampled_from([None, 1 / SIZE]),
-                  order=st.randoms(use_true_random=False), is_balanced=st.booleans())
-def test_sum_for_owners(memory, sizes, dtype, scale, order, is_balanced):
-    """The owner gets the bits of a sum for all ranks."""
-    check_sum_for_owners(memory, sizes, dtype, scale, sorted(
-        order.randrange(SIZE if is_balanced else 1 + SIZE // 2) for _ in sizes))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('chunk', [8 * SIZE, 64 * SIZE, 4096 * SIZE, None])
-@pytest.mark.parametrize('count', [1, 50])
-def test_chunk_sizes_of_a_sum_for_owners(chunk, count):
-    """In the smallest chunks, there is no room for a part of each rank."""
-    mpi_comm = MPI_COMM.Dup()
-    memory = create(mpi_comm, chunk)
-    sizes = [700 if chunk == 8 * SIZE else 200000 // count] * count * SIZE
-    check_sum_for_owners(memory, sizes, 'float32', .5, sorted([*range(SIZE)] * count))
-    memory.free()
-    mpi_comm.Free()
+        array.flags.writeable = results is None
+    memory.sum(own, results, scale)
+    check_equal(own if results is None else results, summed(memory, per_rank, scale))
+    if results is not None:
+        check_equal(own, per_rank[RANK])
 
 
 def check_sum_for_owners(memory, sizes, dtype, scale, owners):
+    """The owner gets the bits of a sum for all ranks."""
     per_rank = [arrays_of(rank, sizes, dtype) for rank in range(SIZE)]
-    expected = summed(per_rank, scale)
+    expected = summed(memory, per_rank, scale)
     arrays = per_rank[RANK]
     memory.sum_for_owners(arrays, tuple(owners), scale)
     own = [n for n, owner in enumerate(owners) if owner == RANK]
     check_equal([arrays[n] for n in own], [expected[n] for n in own])
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(sizes=SIZES, dtype=FLOATS, scale=st.sampled_from([None, 1 / SIZE, 1 / 3]),
+                  way=st.sampled_from(['in place', 'into others', 'all own', 'half own']),
+                  order=st.randoms(use_true_random=False))
+def test_sums(memory, sizes, dtype, scale, way, order):
+    if way.endswith('own'):
+        owners = owners_of(sizes, order, SIZE if way == 'all own' else 1 + SIZE // 2)
+        check_sum_for_owners(memory, sizes, dtype, scale, owners)
+    else:
+        results = [np.full(size, 7, dtype) for size in sizes] if way == 'into others' else None
+        check_sum(memory, sizes, dtype, scale, results)
+
+
+@pytest.mark.parametrize('chunk', [8 * SIZE, 4096, None])
+@pytest.mark.parametrize('count', [1, 50])
+def test_chunk_sizes(chunk, count):
+    """In the smallest chunks, there is no room for a part of each rank."""
+    mpi_comm = MPI_COMM.Dup()
+    memory = create(mpi_comm, chunk)
+    sizes = [70 if chunk == 8 * SIZE else 200000 // count] * count * SIZE
+    check_sum(memory, sizes[:count], 'float32', .5)
+    check_sum_for_owners(memory, sizes, 'float64', .5, sorted([*range(SIZE)] * count))
+    memory.free()
+    mpi_comm.Free()
 
 
 def layouts(dtype):
@@ -188,39 +175,37 @@ def test_arrays_without_elements_or_dimensions(memory):
     memory.copy(arrays, (0,) * len(arrays))
 
 
-@hypothesis.settings(max_examples=40)
-@hypothesis.given(sizes=SIZES, code=st.sampled_from('?bhHiIqQefdFD'))
-def test_copy(memory, sizes, code):
+def check_copy(memory, sizes, dtype, owners):
     def arrays(rank):
-        random = np.random.RandomState(rank)
-        return [np.frombuffer(random.bytes(size * np.dtype(code).itemsize), code).copy()
+        random = np.random.RandomState([rank, *sizes])
+        return [np.frombuffer(random.bytes(size * np.dtype(dtype).itemsize), dtype).copy()
                 for size in sizes]
-    for root in range(SIZE):
-        own = arrays(RANK)
-        memory.copy(own, (root,) * len(own))
-        check_equal(own, arrays(root))
-    own, owners = arrays(RANK), tuple(sorted(7 * n % SIZE for n in range(len(sizes))))
+
+    own = arrays(RANK)
     memory.copy(own, owners)
-    check_equal(own, [arrays(rank)[n] for n, rank in enumerate(owners)])
+    check_equal(own, [arrays(owner)[n] for n, owner in enumerate(owners)])
+
+
+@hypothesis.settings(max_examples=25)
+@hypothesis.given(sizes=SIZES, code=st.sampled_from('?bhHiIqQefdFD'), root=st.integers(0, SIZE - 1),
+                  order=st.randoms(use_true_random=False))
+def test_copy(memory, sizes, code, root, order):
+    check_copy(memory, sizes, code, (root,) * len(sizes))
+    check_copy(memory, sizes, code, tuple(owners_of(sizes, order)))
 
 
 def test_random_delays(memory):
     """Each rank is late at random, so that others get ahead as far as allowed."""
     mine = np.random.RandomState(RANK)
     common = np.random.RandomState(0)
-    for n in range(60):
+    for n in range(40):
         sizes = common.randint(0, 300, common.randint(1, 20))
         if mine.randint(3) == 0:
             time.sleep(.001 * mine.randint(4))
-        per_rank = [arrays_of(rank, sizes, np.float32, n) for rank in range(SIZE)]
-        arrays = per_rank[RANK]
-        expected = summed(per_rank) if n % 3 else per_rank[0]
         if n % 3:
-            memory.sum(arrays)
+            check_sum(memory, sizes, np.float32, None)
         else:
-            expected = [array.copy() for array in expected]
-            memory.copy(arrays, (0,) * len(arrays))
-        check_equal(arrays, expected)
+            check_copy(memory, sizes, np.float32, (0,) * len(sizes))
 
 
 class LateRank(np.ndarray):
@@ -239,7 +224,7 @@ def test_delay_within_a_chunk(memory):
 
     for late in range(SIZE):
         per_rank = [arrays_of(rank, [3000], np.float32, late) for rank in range(SIZE)]
-        expected = summed(per_rank)
+        expected = summed(memory, per_rank)
         array = per_rank[RANK][0]
         memory.sum([array.view(Array) if late == RANK else array])
         check_equal([array], expected)
@@ -341,48 +326,13 @@ def test_groups_have_their_own_memory():
 # --- programs ----------------------------------------------------------------------------------
 
 SEVERAL_NODES = """
-import sys
 import zlib
 import numpy as np
 import chainer
 import chainermn
-from mpi4py import MPI
-from chainermn._transport import topology
-from chainermn._transport.shared_memory import exchange
-
-mpi_comm = MPI.COMM_WORLD.Dup()
-rank, size = mpi_comm.rank, mpi_comm.size
-where = topology.discover(mpi_comm)
-memory = exchange.create(mpi_comm, where, 512)
-common = np.random.RandomState(0)
-for n in range(40):
-    sizes = common.randint(0, 300 if n % 2 else 10, common.randint(1, 30))
-    dtype = ['e', 'f', 'd'][n % 3]
-    per_rank = [[np.random.RandomState(1000 * n + r).normal(0, 10, s).astype(dtype)
-                 for s in sizes] for r in range(size)]
-    arrays = per_rank[rank]
-    means = [np.mean([x.astype('d') for x in xs], axis=0) for xs in zip(*per_rank)]
-    if n % 5 == 4:
-        owners = tuple(common.randint(0, size, len(sizes)).tolist())
-        means = [per_rank[owner][i].astype('d') for i, owner in enumerate(owners)]
-        memory.copy(arrays, owners)
-    elif n % 5 == 3:  # the same bits as a sum for all ranks
-        owners = tuple(common.randint(0, size, len(sizes)).tolist())
-        copies = [x.copy() for x in arrays]
-        memory.sum_for_owners(copies, owners, scale=1 / size)
-        memory.sum(arrays, scale=1 / size)
-        for x, copy, owner in zip(arrays, copies, owners):
-            assert owner != rank or x.tobytes() == copy.tobytes()
-    else:
-        memory.sum(arrays, scale=1 / size)
-    assert len(set(mpi_comm.allgather(b''.join(x.tobytes() for x in arrays)))) == 1
-    for x, mean in zip(arrays, means):
-        assert x.dtype == dtype
-        np.testing.assert_allclose(x, mean, rtol={'e': 1e-3, 'f': 1e-5, 'd': 1e-13}[dtype],
-                                   atol={'e': 1e-2, 'f': 1e-5, 'd': 1e-13}[dtype])
-memory.free()
 
 comm = chainermn.create_communicator('flat')
+size = comm.size
 model = chainer.links.Linear(700, 1000)
 comm.bcast_data(model)
 for param in model.params():
@@ -405,9 +355,9 @@ for kind, error, steps in [('fp16', 1e-3, 1), ('bf16', 1e-2, 1), ('2bit', .08, 2
         sent = [total + x for total, x in zip(sent, found)]
     for total, mean in zip(sent, means):
         np.testing.assert_allclose(total / steps, mean, rtol=error, atol=error)
+if comm.rank == 0:
+    print('all is well on', comm.inter_size, 'nodes')
 comm.finalize()
-if rank == 0:
-    print('all is well on', where.inter_size, 'nodes')
 """
 
 
@@ -430,11 +380,11 @@ import numpy as np
 import chainermn
 from mpi4py import MPI
 from chainermn._transport import topology
-from chainermn._transport.shared_memory import exchange
+from chainermn._transport.shared_memory import shared_sums
 
 mpi_comm = MPI.COMM_WORLD
 place = topology.discover(mpi_comm)
-memory = exchange.create(mpi_comm, place, exchange.chunk_size(place))
+memory = shared_sums.create(mpi_comm, place, shared_sums.chunk_size(place))
 array = np.zeros(10**6, np.float32)
 memory.sum([array])
 if mpi_comm.rank == 1:
@@ -469,7 +419,7 @@ def test_small_exchanges_need_little_memory():
     mpi_comm = MPI_COMM.Dup()
     group = Group(mpi_comm, topology.discover(mpi_comm), lambda: None)
     transport = SharedMemoryTransport(group)
-    small, large = exchange.SMALL_EXCHANGE // 4, exchange.SMALL_EXCHANGE
+    small, large = shared_sums.SMALL_EXCHANGE // 4, shared_sums.SMALL_EXCHANGE
     chunks = []
     for count in (10, small, small + 1, large, 10):
         x = np.full(count, RANK + 1, np.float32)
@@ -477,7 +427,7 @@ def test_small_exchanges_need_little_memory():
         np.testing.assert_array_equal(x, np.float32((SIZE + 1) / 2))
         chunks.append(transport._shared and transport._shared.chunk)
     if SIZE > 1:
-        full = exchange.chunk_size(group.topology)
-        assert chunks == [exchange.SMALL_CHUNK] * 2 + [full] * 3
+        full = shared_sums.chunk_size(group.topology)
+        assert chunks == [shared_sums.SMALL_CHUNK] * 2 + [full] * 3
     transport.free()
     mpi_comm.Free()

@@ -1,25 +1,38 @@
-"""Checks compressed means on several hosts.
+"""Checks means on several hosts, compressed and not: ``means.py RANKS_ON_HOST_0 ...``.
 
 They must be the same, bit for bit, on all ranks, and near the mean computed in one process.
 """
 
+import hashlib
 import socket
 import sys
 
 import chainer
 import numpy as np
-from values import is_same_everywhere
 
 import chainermn
 from chainermn.communicators import compression
 
 DTYPES = ['float16', 'float32', 'float64']
-KINDS = ['fp16', 'bf16', '2bit', 'powersgd']
+KINDS = [None, 'fp16', 'bf16', '2bit', 'powersgd']
 #: The relative error of one rounding.
-ROUNDING = {'fp16': 2**-11, 'bf16': 2**-8}
+ROUNDING = {None: 0, 'fp16': 2**-11, 'bf16': 2**-8}
 #: The shapes of gradients: several chunks, no elements, fewer elements than hosts.
 MODELS = [[(600, 1000), (7,), (), (3, 0, 2), (100, 513), (1,)],
           [()], [(2,)], [(0,)], [(5, 3), (0,)]]
+
+
+def is_same_everywhere(comm, *arrays):
+    """Whether arrays are equal on all ranks, bit for bit."""
+    digest = hashlib.sha256(b''.join(np.asarray(x).tobytes() for x in arrays)).digest()
+    return len(set(comm.allgather_obj(digest))) == 1
+
+
+def check_topology(comm, ranks):
+    host = next(n for n in range(len(ranks)) if comm.rank < sum(ranks[:n + 1]))
+    assert socket.gethostname() == f'node{host}'
+    assert (comm.inter_rank, comm.inter_size) == (host, len(ranks))
+    assert (comm.intra_rank, comm.intra_size) == (comm.rank - sum(ranks[:host]), ranks[host])
 
 
 def model_of(gradients):
@@ -132,6 +145,7 @@ def check_mixed_dtypes(comm, kind):
 def main():
     for name in ('flat', 'naive'):
         comm = chainermn.create_communicator(name)
+        check_topology(comm, [int(n) for n in sys.argv[1:]])
         for kind in KINDS:
             for dtype in DTYPES:
                 for shapes in MODELS:

@@ -1,24 +1,11 @@
-"""Correct programs whose ranks end seconds apart: every operation as the last one of a program.
-
-``python tests/reliability/last_operations.py [--jobs 200] [--seed 1]`` runs random ones and prints
-those that did not end with status 0. ``mpiexec -n 3 python last_operations.py --one 17`` is one.
-"""
+"""Every operation as the last one of a correct program, whose ranks end seconds apart."""
 
 from __future__ import annotations
 
-import argparse
-import collections
-import concurrent.futures
-import pathlib
-import random
-import subprocess
-import sys
 import time
 from typing import Any
 
-#: Seconds that a rank may be late or slow; longer than the watchdog's grace period for ranks that
-#: have ended.
-DELAYS = (0, 0, 3.5, 5)
+from correct_play import Play
 
 SLOW: list[float] = []  # by rank: seconds that unpickling or adding an object takes there
 
@@ -86,13 +73,23 @@ def messages(send: str, receive: str, nbytes: int = 1000) -> Any:
     return run
 
 
+def answer(comm: Any) -> None:
+    """Each of two ranks waits for the other, which would be a deadlock if neither unpickled."""
+    if comm.rank == 0:
+        comm.send_obj(Slow(), comm.size - 1)
+        comm.recv_obj(comm.size - 1)
+    elif comm.rank == comm.size - 1:
+        comm.recv_obj(0)
+        comm.send_obj(3, 0)
+
+
 def serve(comm: Any) -> None:
     """The last rank asks rank 0, which is slow to answer and at the end of its program."""
-    def answer(source: int, request: Any) -> list[bytes]:
+    def reply(source: int, request: Any) -> list[bytes]:
         time.sleep(max(SLOW))
         return [bytes(request)]
 
-    service = comm.serve(answer)
+    service = comm.serve(reply)
     if comm.rank == comm.size - 1:
         time.sleep(SLOW[comm.rank])
         for rank in range(comm.size - 1):
@@ -164,7 +161,7 @@ OPERATIONS: dict[str, Any] = {
     'allreduce_many': lambda comm: comm.allreduce_many([_x(), _x(3)]),
     'bcast_obj': lambda comm: comm.bcast_obj(Slow()),
     'large bcast_obj': lambda comm: comm.bcast_obj((Slow(), bytes(2**25))),
-    'gather_obj': lambda comm: comm.gather_obj(Slow()),
+    'gather_obj': lambda comm: comm.gather_obj(Slow(), root=comm.size - 1),
     'large gather_obj': lambda comm: comm.gather_obj((Slow(), bytes(2**20)), root=1),
     'allgather_obj': lambda comm: comm.allgather_obj(Slow()),
     'scatter_obj': lambda comm: comm.scatter_obj([Slow()] * comm.size),
@@ -185,6 +182,7 @@ OPERATIONS: dict[str, Any] = {
     'send, waitall': messages('send', 'waitall', 10**6),
     'send_obj, recv_obj': messages('send_obj', 'recv_obj'),
     'send_obj, recv_obj of any': messages('send_obj', 'recv_obj of any'),
+    'answer': answer,
     'serve': serve,
     'dist_async': dist_async,
     'overlap': overlap,
@@ -192,59 +190,17 @@ OPERATIONS: dict[str, Any] = {
 }
 
 
-class Job(collections.namedtuple('Job', 'seed ranks operation communicator late slow')):
-    """A random program; operations are chosen in turn."""
+def play_last(play: Play, name: str, longest: float) -> None:
+    """Play an operation; some ranks are late, or slow to unpickle and to add, the last one always.
 
-    @classmethod
-    def of(cls, seed: int) -> Job:
-        rng = random.Random(seed)
-        ranks = rng.choice([2, 3, 4])
-        return cls(seed, ranks, list(OPERATIONS)[seed % len(OPERATIONS)],
-                   rng.choice(['naive', 'flat']), rng.choices(DELAYS, k=ranks),
-                   [*rng.choices(DELAYS, k=ranks - 1), max(DELAYS)])
-
-
-def play(job: Job) -> None:
-    """Run on each rank."""
-    import chainermn
-
-    comm = chainermn.create_communicator(job.communicator)
-    SLOW[:] = job.slow
-    comm.barrier()
-    time.sleep(job.late[comm.rank])
-    OPERATIONS[job.operation](comm)
-
-
-def run(seed: int) -> tuple[Job, int, str]:
-    """Run a program; return its status and output."""
-    job = Job.of(seed)
-    done = subprocess.run(
-        ['mpiexec', '-n', str(job.ranks), sys.executable, pathlib.Path(__file__), '--one',
-         str(seed)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL)
-    return job, done.returncode, done.stdout
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--jobs', type=int, default=200)
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--parallel', type=int, default=8)
-    parser.add_argument('--one', type=int)
-    args = parser.parse_args()
-    if args.one is not None:
-        play(Job.of(args.one))
-        return 0
-    failed = 0
-    with concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
-        for job, status, output in pool.map(run, range(args.seed, args.seed + args.jobs)):
-            if status or output:
-                failed += 1
-                print(f'{job}: status {status}\n{output}', flush=True)
-    print(f'{args.jobs} jobs, {failed} failed')
-    return int(failed > 0)
-
-
-if __name__ == '__main__':
-    sys.modules['last_operations'] = sys.modules['__main__']  # where ranks unpickle from
-    sys.exit(main())
+    Args:
+        play: The state of the program.
+        name: The operation.
+        longest: Seconds; more than the watchdog's grace period for ranks that have ended.
+    """
+    delays = (0, 0, .7 * longest, longest)
+    late = play.rng.choices(delays, k=play.size)
+    SLOW[:] = [*play.rng.choices(delays, k=play.size - 1), longest]
+    play.comm.barrier()
+    time.sleep(late[play.rank])
+    OPERATIONS[name](play.comm)

@@ -1,7 +1,8 @@
-"""The files of a completed training.  A later step may still fail, such as saving the model.
+"""Removes the files of a training that is complete.
 
-Therefore, they stay until all ranks have ended without an error, or until the same process starts
-another training with the same name and folder.
+A later step may still fail, such as saving the model.  Therefore, the files stay until all ranks
+have ended without an error, or until the same process starts another training with the same name
+and folder.
 """
 from __future__ import annotations
 

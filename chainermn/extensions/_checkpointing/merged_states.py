@@ -1,4 +1,4 @@
-"""The arrays of a save in which each rank has a part of the state, as if it was one rank's."""
+"""Merges the states of which each rank has saved a part, as if one rank had saved them."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,13 +40,13 @@ def mean_of_sums(of_ranks: Sequence[Shard]) -> dict[str, np.ndarray]:
     return means
 
 
-def join(shards: Sequence[Shard]) -> dict[str, np.ndarray]:
-    """Join the sharded states of all files.
+def merge(shards: Sequence[Shard]) -> dict[str, np.ndarray]:
+    """Merge the sharded states of all files.
 
     Raises:
         ValueError: If elements of a state are missing.
     """
-    joined: dict[str, np.ndarray] = {}
+    merged: dict[str, np.ndarray] = {}
     for entry in sorted(key for key in shards[0] if key.endswith(_SUFFIX)):
         prefix = entry.removesuffix(combine.ENTRY)
         shape = tuple(shards[0][entry][2:].tolist())
@@ -54,17 +54,17 @@ def join(shards: Sequence[Shard]) -> dict[str, np.ndarray]:
             key.removeprefix(prefix): value for key, value in shard.items()
             if key.startswith(prefix) and key != entry}) for shard in shards]
         for key, value in combine.join(prefix, shape, parts).items():
-            joined[prefix + key] = value
-    return joined
+            merged[prefix + key] = value
+    return merged
 
 
 def is_sharded(target: object) -> bool:
-    """Return whether all optimizers of a target, such as a trainer, keeps sharded states."""
+    """Return whether all optimizers of a target, such as a trainer, keep sharded states."""
     return all(_shardings(target))
 
 
 def has_shards(target: object) -> bool:
-    """Return whether an optimizer of a target, such as a trainer, keep sharded states."""
+    """Return whether an optimizer of a target, such as a trainer, keeps sharded states."""
     return any(_shardings(target))
 
 
@@ -77,29 +77,29 @@ def _shardings(target: object) -> list[bool]:
             for optimizer in optimizers]
 
 
-class JoinedArrays(Mapping[str, np.ndarray]):
-    """The arrays of one file, with the joined states of all files.
+class MergedArrays(Mapping[str, np.ndarray]):
+    """The arrays of one file, with the merged states of all files.
 
     Args:
         arrays: The arrays of the file, by name.
-        joined: The joined states, by name.
+        merged: The merged states, by name.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], joined: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, arrays: Mapping[str, np.ndarray], merged: Mapping[str, np.ndarray]) -> None:
         self._arrays = arrays
-        self._joined = joined
+        self._merged = merged
         self._keys = {key: None for key in arrays if not key.endswith(_SUFFIX)}
 
     def __getitem__(self, key: str) -> np.ndarray:
         if key.endswith(_SUFFIX):
             raise KeyError(key)
-        return self._joined[key] if key in self._joined else self._arrays[key]
+        return self._merged[key] if key in self._merged else self._arrays[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._keys)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._joined or key in self._keys  # without reading the array
+        return key in self._merged or key in self._keys  # without reading the array
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -75,7 +75,7 @@ SCRIPT = '''
 import os, signal, sys
 sys.path[:0] = {paths}
 import chainermn
-from test_completed import train
+from test_removal import train
 
 comm = chainermn.create_communicator('naive')
 iterations, _ = train(comm, 'out')

@@ -1,4 +1,4 @@
-"""How gradients are exchanged: all at once, unless a subclass overrides that."""
+"""How gradients are averaged: all at once, unless a subclass overrides that."""
 from __future__ import annotations
 
 import inspect
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 Completed = Callable[[Parameter, Array], Array]
 
 
-class Exchange:
+class GradientAveraging:
     """Replaces the gradients of a model by their means over all ranks: all after backward.
 
-    Subclasses exchange them earlier or later, and have all the state that they need for that.
+    Subclasses send them earlier or later, and have all the state that they need for that.
 
     Args:
         actual_optimizer: The optimizer of the model.
         communicator: The ranks.
         zero_fill: Whether gradients that a rank lacks count as zero.
-        compression: The compressor, or ``None``; a copy if another exchange uses it.
+        compression: The compressor, or ``None``; a copy if another optimizer uses it.
 
     Attributes:
         public: Names of the attributes that the multi-node optimizer has, too.
@@ -58,7 +58,7 @@ class Exchange:
         Args:
             loss: The loss.
             named: All parameters of the model.
-            completed: Returns what to exchange; ``None`` if this update exchanges no gradients.
+            completed: Returns what to average; ``None`` if this update averages no gradients.
         """
         compute_gradients(self.actual_optimizer, loss)
 
