@@ -82,13 +82,14 @@ CASES = [
 
 
 class Inputs:
-    """Draws the inputs of a case, as Variables."""
+    """Draws the inputs of a case, as Variables; all need gradients, or those numbers."""
 
-    def __init__(self, dtype):
-        self.dtype = dtype
+    def __init__(self, dtype, needed=range(1000)):
+        self.dtype, self.needed = dtype, needed
         self.drawn = []
 
     def __call__(self, *shape):
+        n = len(self.drawn)
         self.drawn.append(chainer.Variable(
-            draw(*shape, dtype=self.dtype, seed=len(self.drawn))))
+            draw(*shape, dtype=self.dtype, seed=n), requires_grad=n in self.needed))
         return self.drawn[-1]

@@ -9,6 +9,14 @@ from collections.abc import Callable
 
 import pytest
 
+#: Code of the fixture ``python`` runs without the shim that the variable WITHOUT_SHIM names.
+FORGET = '''
+from chainer_compat import _patch, shims
+for table in (_patch.edits, _patch.patches):
+    for names in table.values():
+        names[:] = [shim for shim in names if shim.__name__ != {!r}]
+'''
+
 
 @pytest.fixture
 def python(tmp_path: pathlib.Path) -> Callable[..., str]:
@@ -16,11 +24,12 @@ def python(tmp_path: pathlib.Path) -> Callable[..., str]:
 
     def run(code: str, *options: str, check: bool = True, **variables: str) -> str:
         env = {k: v for k, v in os.environ.items() if not k.startswith(('CHAINER', 'PYTHON'))}
+        env |= variables
+        if 'WITHOUT_SHIM' in env:
+            code = FORGET.format(env['WITHOUT_SHIM']) + code
         result = subprocess.run(
-            [sys.executable, '-W', 'error', *options, '-c', code],
-            cwd=tmp_path, env=env | variables, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
+            [sys.executable, '-W', 'error', *options, '-c', code], cwd=tmp_path, env=env, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if check:
             assert result.returncode == 0, result.stdout
         return result.stdout.strip() if check else f'{result.returncode} {result.stdout}'
@@ -31,9 +40,9 @@ def python(tmp_path: pathlib.Path) -> Callable[..., str]:
 @pytest.fixture
 def operators():
     """Return a context that fills a set with the names of the operators that PyTorch runs."""
-    from torch.utils._python_dispatch import TorchDispatchMode
+    dispatch = pytest.importorskip('torch.utils._python_dispatch')
 
-    class Recorder(TorchDispatchMode):
+    class Recorder(dispatch.TorchDispatchMode):
         def __init__(self, names):
             super().__init__()
             self.names = names

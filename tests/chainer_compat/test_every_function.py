@@ -15,6 +15,7 @@ import pytest
 import scipy.special
 from calls_of_functions import CASES, DEPRECATED, FLOAT32, NOT_FLOAT16, ONCE, OPTIONS, Draw
 from chainer.utils import type_check
+from each_case import each_case
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -72,11 +73,6 @@ def run(name, v, twice):
     return [(float(s.array), g) for s, g in zip(sums, gradients, strict=False)]
 
 
-@pytest.mark.parametrize('name', sorted(CASES))
-def test_runs_in_silence(name):
-    run(name, Draw(), name not in ONCE.split())
-
-
 class Wrong(Draw):
     """Changes one of the inputs."""
 
@@ -100,24 +96,27 @@ WRONG = {
 }
 
 
-def test_errors_of_wrong_inputs():
-    """The check of types fails with its own error, which shows shapes and dtypes."""
-    for name, case in CASES.items():
-        v = Draw()
-        case(getattr(F, name), v)
-        for index, change in itertools.product(range(min(len(v.inputs), 6)), WRONG.values()):
-            with warnings.catch_warnings():
-                warnings.simplefilter('ignore')
-                try:
-                    case(getattr(F, name), Wrong(index, change))
-                except Exception as error:
-                    assert 'An Expr instance cannot be evaluated' not in str(error), name
+@each_case('name', sorted(CASES))
+def test_in_float32(name):
+    """No warnings; the check of types fails with its own error, which shows shapes and dtypes."""
+    v = Draw()
+    run(name, v, name not in ONCE.split())
+    for index, change in itertools.product(range(min(len(v.inputs), 6)), WRONG.values()):
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            try:
+                CASES[name](getattr(F, name), Wrong(index, change))
+            except Exception as error:
+                assert 'An Expr instance cannot be evaluated' not in str(error), name
+
+
+def test_the_error_of_wrong_inputs():
     for labels in np.zeros(2, 'i'), np.zeros(4, 'i'), np.zeros((3, 2), 'i'):
         with pytest.raises(type_check.InvalidType, match='Expect'):
             F.softmax_cross_entropy(np.ones((3, 4), 'f'), labels)
 
 
-@pytest.mark.parametrize('name', sorted(CASES))
+@each_case('name', sorted(CASES))
 def test_derivatives(name):
     dtype, eps, tolerance = ('f', 1e-3, 2e-2) if name in FLOAT32.split() else ('d', 1e-5, 1e-5)
     twice = name not in ONCE.split()
@@ -183,7 +182,7 @@ def arrays(x):
     return x.array if isinstance(x, chainer.Variable) else x
 
 
-@pytest.mark.parametrize('name', sorted(NAMESAKES))
+@each_case('name', sorted(NAMESAKES))
 def test_same_as_in_numpy(name):
     def namesake(*args, **options):
         return NAMESAKES[name](*map(arrays, args), **{k: arrays(x) for k, x in options.items()})

@@ -98,6 +98,27 @@ def mixed(*arrays):
     return [kind(x) for kind, x in zip(kinds, arrays, strict=False)]
 
 
+class Counts(Node):
+    n = 0
+
+    def check_layout_forward(self, inputs):
+        self.n += 1
+
+
+def fail(inputs):
+    raise KeyError('mine')
+
+
+def with_method(node, name, method):
+    setattr(node, name, method)
+    return node
+
+
+def after_error(node):
+    """Return the error of a call, and what it has left in the node."""
+    return outcome(lambda: node.apply(values(1))), node, 'forward' in vars(node)
+
+
 CALLS = {
     'variables': lambda: Node().apply(mixed(*values(4))),
     'arrays': lambda: Node().apply(values(2)),
@@ -137,6 +158,15 @@ CALLS = {
         node.apply(mixed(*values(2))) for node in [Elementwise()] for _ in range(2)],
     'of another dtype': lambda: Node().apply([Variable(values(1)[0].astype('d'))]),
     'empty': lambda: Node().apply([Variable(values(1)[0][:0])]),
+    'an iterator': lambda: Node().apply(map(np.negative, values(2))),
+    'one array': lambda: Node().apply(*values(1)),
+    'own check of an object': lambda: with_method(
+        Node(), 'check_type_forward', fail).apply(values(1)),
+    'forward fails': lambda: after_error(Node(fail)),
+    'wrong outputs': lambda: after_error(Node(lambda xs: [xs[0]])),
+    'wrong outputs of an object': lambda: after_error(
+        with_method(Node(), 'forward', lambda xs: [xs[0]])),
+    'wrong outputs after a check of layouts': lambda: after_error(Counts(lambda xs: [xs[0]])),
     'backward of backward': lambda: chainer.grad(chainer.grad(
         Node().apply(mixed(*values(1)))[:1], [], enable_double_backprop=True), []),
 }
@@ -254,27 +284,6 @@ def test_methods_that_a_program_replaces(monkeypatch, cls, name):
     assert len(calls) >= 1 + (cls is not FunctionNode)
 
 
-def test_an_error_of_forward_leaves_no_graph():
-    def fail(inputs):
-        raise KeyError('mine')
-
-    node = Node(fail)
-    with pytest.raises(KeyError, match='mine'):
-        node.apply(values(1))
-    assert node.inputs is None and node.outputs is None
-
-
-def test_wrong_outputs_leave_the_method():
-    node = Node(lambda xs: [xs[0]])
-    with pytest.raises(TypeError, match='must be a tuple'):
-        node.apply(values(1))
-    assert 'forward' not in vars(node)
-    node.forward = own = lambda inputs: [inputs[0]]
-    with pytest.raises(TypeError, match='must be a tuple'):
-        node.apply(values(1))
-    assert node.forward is own
-
-
 def test_devices_of_arrays():
     get = chainer.backend.get_device_from_array
     arrays = values(2)
@@ -327,35 +336,6 @@ def test_gradients_of_a_network(monkeypatch, seed):
                         (chainer.variable, '_check_grad_type')):
         monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)
     assert found == gradients()
-
-
-def test_checks_of_one_object():
-    node = Node()
-    node.check_type_forward = lambda types: (_ for _ in ()).throw(RuntimeError('my own check'))
-    with pytest.raises(RuntimeError, match='my own check'):
-        node.apply((np.ones(2, 'f'),))
-
-
-def test_inputs_that_are_no_sequence():
-    arrays = np.ones((2, 3), 'f'), np.ones((2, 3), 'f')
-    with chainer.no_backprop_mode():
-        y, _ = Node().apply(map(np.negative, arrays))
-    np.testing.assert_array_equal(y.array, np.full((2, 3), -2))
-    with pytest.raises(ValueError, match='ambiguous'):
-        Node().apply(np.ones((2, 3), 'f'))
-
-
-def test_a_check_of_layouts_runs_once():
-    class Counts(Node):
-        n = 0
-
-        def check_layout_forward(self, inputs):
-            self.n += 1
-
-    node = Counts(lambda xs: [xs[0].copy()])
-    with pytest.raises(TypeError, match='must be a tuple'):
-        node.apply((np.ones(2, 'f'),))
-    assert node.n == 1
 
 
 def test_backward_enters_no_device_on_the_host(monkeypatch):

@@ -59,7 +59,6 @@ MODELS = {
     'mixed': Mixed, 'sequential': lambda: chainer.Sequential(L.Linear(2, 3), Mixed()),
     'repeated': lambda: chainer.Sequential(L.Linear(2, 2)).repeat(3, mode='share'),
     'both': Both, 'empty': chainer.ChainList,
-    'residual': lambda: L.ResNet50Layers(pretrained_model=None),
 }
 OWN_METHODS = {
     'params': lambda: Frozen(l=L.Linear(2, 2)), 'namedparams': lambda: Hidden(l=L.Linear(2, 2)),

@@ -42,17 +42,6 @@ def test_names_restored_by_the_function(python):
            CHAINER_COMPAT='0')
 
 
-@pytest.mark.parametrize('variables', [{}, {'CHAINER_COMPAT_NUMPY_ALIASES': '0'},
-                                       {**ON, 'CHAINER_COMPAT': '0'}])
-def test_numpy_is_unchanged_without_the_option(python, variables):
-    python('''
-import numpy, warnings
-warnings.simplefilter('ignore')
-assert not hasattr(numpy, 'float') and not hasattr(numpy, 'asscalar')
-assert numpy.__getattr__.__module__ == 'numpy'
-''', **variables)
-
-
 CHILDREN = '''
 import multiprocessing as mp
 import subprocess

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from chainer import optimizer_hooks, optimizers
 from chainer.optimizers.momentum_sgd import MomentumSGDRule
+from each_case import each_case
 
 from chainer_compat import block_updates, updates
 
@@ -174,8 +175,8 @@ def train(change, undo=None, n=6):
     return found
 
 
-@pytest.mark.parametrize('name', CHANGES)
-def test_changes_between_updates(name, kernels, monkeypatch):
+@each_case('name', CHANGES)
+def test_changes_between_updates(kernels, monkeypatch, name):
     """Without plans, results have the same bits; one by one, they are equal but for rounding."""
     found = train(CHANGES[name])
     with monkeypatch.context() as patch:

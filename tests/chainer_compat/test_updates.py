@@ -1,42 +1,29 @@
 """Updates in one pass have the bits of one rule after another; PyTorch's differ in rounding."""
 
-import contextlib
 import copy
+import itertools
 import pickle
 
 import chainer
 import numpy as np
 import pytest
 from chainer import optimizer_hooks, optimizers
+from each_case import each_case
+from update_cases import (
+    BLOCK,
+    OPTIMIZERS,
+    SHAPES,
+    UNUSUAL,
+    assert_same_bits,
+    one_by_one,
+    step,
+    train,
+)
 
-from chainer_compat import block_updates, updates
-from chainer_compat.torch_kernels import dispatch
+from chainer_compat import block_updates
 
 pytestmark = pytest.mark.mpi_skip
 
-OPTIMIZERS = {
-    'SGD': lambda: optimizers.SGD(.1),
-    'MomentumSGD': lambda: optimizers.MomentumSGD(.1, .8),
-    'no momentum': lambda: optimizers.MomentumSGD(.1, 0),
-    'no rate': lambda: optimizers.AdamW(0, weight_decay_rate=.1),
-    'no beta': lambda: optimizers.Adam(.1, beta1=0, beta2=0, eps=1e-3),
-    'NesterovAG': lambda: optimizers.NesterovAG(.1),
-    'CorrectedMomentumSGD': lambda: optimizers.CorrectedMomentumSGD(.1),
-    'AdaGrad': lambda: optimizers.AdaGrad(.1),
-    'AdaDelta': optimizers.AdaDelta,
-    'RMSprop': lambda: optimizers.RMSprop(eps=1e-3),
-    'RMSpropGraves': optimizers.RMSpropGraves,
-    'Adam': lambda: optimizers.Adam(.01, eps=1e-3),  # where eps matters
-    'AdamW': lambda: optimizers.AdamW(.01, weight_decay_rate=.1, eta=.5),
-    'AMSGrad': lambda: optimizers.AMSGrad(.01),
-    'AdaBound': optimizers.AdaBound,
-    'AMSBound': optimizers.AMSBound,
-    'MSVAG': optimizers.MSVAG,  # updates each parameter by itself
-    'SMORMS3': optimizers.SMORMS3,
-}
-BLOCK = 1 << 12  # smaller than that of the package, for speed
-SHAPES = [(3, 4), (), (1,), (7,), (BLOCK + 3,), (2, BLOCK // 2), (5, 1, 2), (4, 4),
-          (3, 4)]
 FUSED = {'SGD', 'MomentumSGD', 'AdaGrad', 'Adam', 'AdamW', 'AMSGrad', 'no beta'}
 
 
@@ -61,7 +48,7 @@ def disable(model, optimizer):
 def add_hooks(model, optimizer):
     optimizer.add_hook(optimizer_hooks.WeightDecay(.01))
     optimizer.add_hook(optimizer_hooks.GradientClipping(5))
-    model.p3.update_rule.add_hook(optimizer_hooks.Lasso(.01))
+    model.p4.update_rule.add_hook(optimizer_hooks.Lasso(.01))
 
 
 def scale_loss(model, optimizer):
@@ -146,67 +133,54 @@ CHANGES = [
     copy_everything]
 
 
-def step(model, optimizer, random, before=None):
-    for param in model.params():
-        scale = optimizer._loss_scale or 1
-        param.grad = np.asarray(scale * random.normal(size=param.shape), param.dtype)
-        param._loss_scale = optimizer._loss_scale
-    if before:
-        before(model)
-    optimizer.update()
+def each_change(*dtypes):
+    """Each change in the first dtype, and training without changes in all of them."""
+    return each_case('change, dtype', [
+        *[(change, dtypes[0]) for change in CHANGES], *[(None, dtype) for dtype in dtypes[1:]]])
 
 
-def train(name, change, dtype='f', each=None):
-    """Return all parameters, states and numbers of updates; ``each`` is called before a step."""
-    random = np.random.RandomState(0)
-    model = chainer.Chain()
-    with model.init_scope():
-        for i, shape in enumerate(SHAPES):
-            setattr(model, f'p{i}', chainer.Parameter(np.asarray(random.normal(size=shape), dtype)))
-    optimizer = OPTIMIZERS[name]().setup(model)
-    optimizer = (change and change(model, optimizer)) or optimizer
-    model = optimizer.target
-    for _ in range(4):
-        step(model, optimizer, random, each)
-    found = []
-    for param in model.params():
-        rule = param.update_rule
-        found.append(param.array)
-        if rule:
-            found += [*(rule.state or {}).values(), rule.t]
-    return found
-
-
-@contextlib.contextmanager
-def one_by_one(monkeypatch):
-    """Update as Chainer does: the rule of each parameter, with whole arrays."""
-    with monkeypatch.context() as patch:
-        patch.setattr(updates, 'update', lambda params, _: [param.update() for param in params])
-        patch.setattr(block_updates, 'BLOCK', 1 << 40)
-        with chainer.using_config('fused_updates', False):
-            yield
-
-
-@pytest.mark.parametrize('change', CHANGES)
 @pytest.mark.parametrize('name', OPTIMIZERS)
-def test_same_bits_as_one_by_one(name, change, monkeypatch):
+@each_change('f', 'e', 'd')
+def test_same_bits_as_one_by_one(name, monkeypatch, change, dtype):
+    """Also in float16, for which PyTorch has no kernel."""
     with one_by_one(monkeypatch):
-        expected = train(name, change)
+        expected = train(name, change, dtype)
+    with chainer.using_config('use_torch', 'auto' if dtype == 'e' else 'never'):
+        found = train(name, change, dtype)
+    assert_same_bits(found, expected)
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_same_bits_of_special_values(name, monkeypatch):
+    """With NumPy; as gradients."""
+    with one_by_one(monkeypatch):
+        expected = train(name, special=True)
     with chainer.using_config('use_torch', 'never'):
-        found = train(name, change)
-    assert len(found) == len(expected)
-    for x, y in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(x, y)
+        assert_same_bits(train(name, special=True), expected)
 
 
-@pytest.mark.parametrize('change', CHANGES)
-@pytest.mark.parametrize('name', OPTIMIZERS)
-def test_pytorch_differs_in_rounding(name, change, monkeypatch, request):
-    pytest.importorskip('torch')
-    operators = request.getfixturevalue('operators')
+LATER = {'lr': .01, 'momentum': 0., 'alpha': .5, 'eta': 1.5, 'eps': 1e-3, 'beta2': .9,
+         'weight_decay_rate': .3, 'amsgrad': False}
+
+
+@each_case('name, key', [('MomentumSGD', 'lr'), ('MomentumSGD', 'momentum'), *itertools.product(
+    ['Adam', 'AMSGrad'], ['alpha', 'eta', 'eps', 'beta2', 'weight_decay_rate', 'amsgrad'])])
+def test_numbers_that_change_while_training(monkeypatch, name, key):
+    def later(model, optimizer):
+        setattr(optimizer.hyperparam, key, LATER[key])
+
     with one_by_one(monkeypatch):
-        expected = train(name, change, 'd')
-    found = train(name, change, 'd')
+        expected = train(name, later=later)
+    with chainer.using_config('use_torch', 'never'):
+        assert_same_bits(train(name, later=later), expected)
+
+
+@pytest.mark.parametrize('name', sorted(OPTIMIZERS.keys() - UNUSUAL))
+@each_change('d')
+def test_pytorch_differs_in_rounding(name, monkeypatch, operators, change, dtype):
+    with one_by_one(monkeypatch):
+        expected = train(name, change, dtype)
+    found = train(name, change, dtype)
     if change is None:
         with operators() as names:
             train(name, None)
@@ -229,8 +203,7 @@ def test_pytorch_rounds_a_parameter_with_a_hook_equally(name):
 
     expected = train(name, None)
     for change in hook, strides:
-        for x, y in zip(train(name, change), expected, strict=True):
-            np.testing.assert_array_equal(x, y)
+        assert_same_bits(train(name, change), expected)
 
 
 @pytest.mark.parametrize(('option', 'value'), [('use_torch', 'never'), ('fused_updates', False)])
@@ -239,8 +212,7 @@ def test_switches(option, value, monkeypatch):
         expected = train('Adam', None)
     with chainer.using_config(option, value):
         found = train('Adam', None)
-    for x, y in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(x, y)
+    assert_same_bits(found, expected)
 
 
 def test_few_calls_of_rules(sizes):
@@ -311,17 +283,16 @@ def test_errors_are_those_of_chainer():
     np.testing.assert_allclose(model.b.array, .75 - np.array([.1, .2, .3]), rtol=1e-6)
 
 
-@pytest.mark.parametrize('name', OPTIMIZERS)
-def test_float16(name):
-    """PyTorch has no such kernel; the largest error of one step is that of the dtype."""
-    model, expected = chainer.Link(), chainer.Link()
-    for link, dtype in (model, 'e'), (expected, 'd'):
-        with link.init_scope():
-            link.p = chainer.Parameter(np.linspace(-1, 1, 5).astype(dtype))
-        link.p.grad = np.linspace(1, 2, 5).astype(dtype)
-        OPTIMIZERS[name]().setup(link).update()
-    assert model.p.dtype == np.float16
-    np.testing.assert_allclose(model.p.array, expected.p.array, 1e-2, 2e-3)
+def test_states_after_an_error_are_those_of_the_parameter():
+    model = chainer.Link()
+    shape = 2, BLOCK
+    with model.init_scope():
+        model.p = chainer.Parameter(np.ones(shape, 'e'))
+    model.p.grad = np.ones(shape, 'e')
+    with pytest.raises(ValueError, match='eps of RMSprop optimizer is too small'):
+        optimizers.RMSprop(eps=1e-8).setup(model).update()
+    assert {state.shape for state in model.p.update_rule.state.values()} == {shape}
+    np.testing.assert_array_equal(model.p.array, 1)
 
 
 def test_a_parameter_without_array():
@@ -333,56 +304,6 @@ def test_a_parameter_without_array():
     optimizers.Adam(.5).setup(model).update()  # warnings are errors
     assert model.p.array is None
     np.testing.assert_allclose(model.q.array, .5, 1e-4)
-
-
-def test_pickles_are_those_of_chainer():
-    model = chainer.links.Linear(2, 2)
-    optimizer = optimizers.Adam().setup(model)
-    optimizer.update(lambda: chainer.functions.sum(model(np.ones((1, 2), 'f'))))
-    assert b'chainer_compat' not in pickle.dumps([model, optimizer])
-
-
-def test_a_closed_form():
-    """MomentumSGD with a constant gradient, against the sum of the geometric series."""
-    model = chainer.Chain()
-    with model.init_scope():
-        model.a, model.b = (chainer.Parameter(np.zeros(n, 'd')) for n in (3, 5))
-    optimizer = optimizers.MomentumSGD(.1, .5).setup(model)
-    for _ in range(3):
-        for param in model.params():
-            param.grad = np.arange(param.size, dtype='d')
-        optimizer.update()
-    for param in model.params():  # velocities: -lr g, -1.5 lr g, -1.75 lr g
-        np.testing.assert_allclose(param.array, -.425 * np.arange(param.size), rtol=1e-12)
-        assert param.update_rule.t == 3
-
-
-@pytest.mark.parametrize('name', ['data', 'state', 'gradient', 'hook', 'disabled'])
-def test_changes_between_steps(name, monkeypatch):
-    """A program replaces arrays, or changes a rule, while it trains."""
-    def each(model):
-        param = model.p5
-        rule = param.update_rule
-        if name == 'data':
-            param.array = param.array.copy() + 1
-        elif name == 'state' and rule.state:
-            rule.state['v'] = rule.state['v'] + 1
-        elif name == 'gradient':
-            param.grad = np.asfortranarray(param.grad)
-        elif name == 'hook' and rule.t == 2:
-            rule.add_hook(optimizer_hooks.WeightDecay(.1))
-        elif name == 'disabled':
-            rule.enabled = not rule.enabled
-
-    with one_by_one(monkeypatch):
-        expected = train('MomentumSGD', None, each=each)
-    with chainer.using_config('use_torch', 'never'):
-        found = train('MomentumSGD', None, each=each)
-    for x, y in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(x, y)
-    if not dispatch.why_unavailable():
-        for x, y in zip(train('MomentumSGD', None, each=each), expected, strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
 
 
 def test_the_array_of_another_parameter_as_gradient(monkeypatch):

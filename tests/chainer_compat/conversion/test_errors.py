@@ -98,86 +98,87 @@ def test_errors(what):
     assert what == 'output' or ('link /' in message and 'test_errors.py:' in message)
 
 
-def test_control_flow_by_values_of_the_inputs():
-    model = Net(lambda self, x: F.relu(x) if x.mean() > 9 else F.tanh(x))
-    with pytest.raises(chainer_compat.ConversionError, match='__bool__ turns a value'):
-        chainer_compat.to_torch(model, draw(4, 5))
-
-
-def test_control_flow_that_was_hidden():
+def hidden(self, x):
     """A copy by C code hides where values come from, but a second run differs."""
-    def run(self, x):
-        return F.relu(x) if np.array(memoryview(x))[0] < -4 else F.tanh(x)
-
-    with pytest.raises(chainer_compat.ConversionError, match=r'called (Tanh|ReLU) \(link /'):
-        chainer_compat.to_torch(Net(run), np.arange(-5, 4, dtype='f'))
+    return F.relu(x) if np.array(memoryview(x))[0] < -4 else F.tanh(x)
 
 
-def test_all_functions_without_expression_are_named():
-    model = Net(lambda self, x: OldDouble()(Double().apply((x,))[0]))
-    with pytest.raises(chainer_compat.ConversionError, match=r'Double \(.*; OldDouble \('):
-        chainer_compat.to_torch(model, draw(4, 5))
-
-
-def test_state_of_recurrent_links():
+def used_before():
     model = L.LSTM(5, 4)
     model(draw(3, 5))
-    with pytest.raises(chainer_compat.ConversionError, match='Reset the state of recurrent links'):
-        chainer_compat.to_torch(model, draw(3, 5))
+    return model
 
 
-@pytest.mark.parametrize('train', [False, True])
-def test_values_kept_between_calls(train):
-    with pytest.raises(chainer_compat.ConversionError, match='between calls, such as /c, /h'):
-        chainer_compat.to_torch(L.LSTM(5, 4), draw(3, 5), train=train)
-
-
-def test_a_weight_that_grows_with_each_call():
+def counting():
     def run(self, x):
         self.count += 1
         return F.mean(F.tanh(x)) + F.mean(x ** 2) * min(self.count / 1000, 1)
 
     model = Net(run)
     model.count = 0
-    with pytest.raises(chainer_compat.ConversionError, match='between calls, such as /count'):
-        chainer_compat.to_torch(model, draw(4, 5), train=True)
+    return model
 
 
-def test_persistent_values_that_the_model_computes():
+def with_mean():
     def run(self, x):
         self.mean = self.mean * .9 + x.mean(axis=0) * .1
         return F.tanh(x)
 
     model = Net(run)
     model.add_persistent('mean', np.zeros(5, 'f'))
-    with pytest.raises(chainer_compat.ConversionError, match='persistent value mean by'):
-        chainer_compat.to_torch(model, draw(4, 5), train=True)
+    return model
 
 
-def test_a_mask_of_equal_values():
+def masked(self, x):
     """The example has no padding, so a mask that lost its origin is the same in similar runs."""
-    def run(self, x):
-        mask = np.zeros(x.shape, 'f')
-        mask[...] = x != 0
-        return F.embed_id(x, np.eye(9, dtype='f')) * mask[:, :, None]
-
-    with pytest.raises(chainer_compat.ConversionError, match=r'Mul .* array that differs'):
-        chainer_compat.to_torch(Net(run), np.ones((3, 4), 'i'))
+    mask = np.zeros(x.shape, 'f')
+    mask[...] = x != 0
+    return F.embed_id(x, np.eye(9, dtype='f')) * mask[:, :, None]
 
 
-@pytest.mark.parametrize('name', ['type', 'class'])
-def test_names_that_modules_cannot_have(name):
+def named(name):
     model = Net(lambda self, x: self[name](x))
     model.add_link(name, L.Linear(5, 4))
-    with pytest.raises(chainer_compat.ConversionError, match=f'cannot have: {name}'):
-        chainer_compat.to_torch(model, draw(3, 5))
+    return model
 
 
-def test_a_batch_of_one():
-    """``F.squeeze`` removes the axis of the batch, too."""
-    model = Net(lambda self, x: F.squeeze(self.fc(x)), fc=L.Linear(5, 1))
-    with pytest.raises(chainer_compat.ConversionError, match='With a batch size of 1'):
-        chainer_compat.to_torch(model, draw(3, 5), dynamic_batch=True)
+X = draw(4, 5)
+
+
+#: By the message: a function that makes the model, its inputs, and options.
+WRONG_MODELS = {
+    '__bool__ turns a value': (
+        lambda: Net(lambda self, x: F.relu(x) if x.mean() > 9 else F.tanh(x)), [X], {}),
+    r'called (Tanh|ReLU) \(link /': (lambda: Net(hidden), [np.arange(-5, 4, dtype='f')], {}),
+    r'Double \(.*; OldDouble \(': (
+        lambda: Net(lambda self, x: OldDouble()(Double().apply((x,))[0])), [X], {}),
+    'Reset the state of recurrent links': (used_before, [draw(3, 5)], {}),
+    'between calls, such as /c, /h': (lambda: L.LSTM(5, 4), [X], {}),
+    'between calls, such as /c, (?=/h)': (lambda: L.LSTM(5, 4), [X], {'train': True}),
+    'between calls, such as /count': (counting, [X], {'train': True}),
+    'persistent value mean by': (with_mean, [X], {'train': True}),
+    'Mul .* array that differs': (lambda: Net(masked), [np.ones((3, 4), 'i')], {}),
+    'cannot have: type': (lambda: named('type'), [X], {}),
+    'cannot have: class': (lambda: named('class'), [X], {}),
+    'With a batch size of 1': (  # F.squeeze removes the axis of the batch, too
+        lambda: Net(lambda self, x: F.squeeze(self.fc(x)), fc=L.Linear(5, 1)), [X],
+        {'dynamic_batch': True}),
+    r'Input \(1,\) is a object\.': (lambda: Net(lambda self, x, y: F.tanh(x)), [X, object()], {}),
+    'returns no array': (lambda: Net(lambda self, x: None), [X], {}),
+    'for any batch size': (lambda: Net(lambda self, x: F.reshape(x, (2, 5, 2))), [X],
+                           {'dynamic_batch': True}),
+}
+
+
+@pytest.mark.parametrize('message', WRONG_MODELS)
+def test_wrong_models(message):
+    make, inputs, options = WRONG_MODELS[message]
+    with pytest.raises(chainer_compat.ConversionError, match=message):
+        chainer_compat.to_torch(make(), *inputs, **options)
+
+
+def test_a_fixed_batch_size():
+    chainer_compat.to_torch(Net(lambda self, x: F.reshape(x, (2, 5, 2))), X)
 
 
 def test_lengths_that_were_equal_by_chance():
@@ -201,23 +202,6 @@ def test_arguments_that_are_no_arrays():
             (([x, {'x': x}], None, 3.), r'must be 2\.0')):
         with pytest.raises(AssertionError, match=message):
             module(*arguments)
-
-
-def test_inputs_that_the_graph_cannot_contain():
-    with pytest.raises(chainer_compat.ConversionError, match=r'Input \(1,\) is a object\.'):
-        chainer_compat.to_torch(Net(lambda self, x, y: F.tanh(x)), draw(2, 3), object())
-
-
-def test_a_model_that_returns_nothing():
-    with pytest.raises(chainer_compat.ConversionError, match='returns no array'):
-        chainer_compat.to_torch(Net(lambda self, x: None), draw(2, 3))
-
-
-def test_a_model_that_needs_its_batch_size():
-    model = Net(lambda self, x: F.reshape(x, (2, 5, 2)))
-    with pytest.raises(chainer_compat.ConversionError, match='for any batch size'):
-        chainer_compat.to_torch(model, draw(4, 5), dynamic_batch=True)
-    chainer_compat.to_torch(model, draw(4, 5))
 
 
 def test_detached_values_have_no_gradient():

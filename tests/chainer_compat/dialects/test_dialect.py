@@ -29,6 +29,24 @@ script = types.SimpleNamespace(**runpy.run_path(str(HERE / 'write_values.py')))
 # Version 4 has its own generator of random numbers in MultiprocessIterator.
 DIFFERENT = {('4.5.0', 'multiprocess')}
 
+#: A saved iterator, a sampler with its own generator, and a variable that is no result.
+PARTS = '''
+import chainer, numpy as np, pickle
+from chainer.iterators import serial_iterator
+iterator = chainer.iterators.SerialIterator([1, 2, 3], 2)
+loaded = pickle.loads(pickle.dumps(iterator))
+assert [iterator.next() for _ in range(6)] == [loaded.next() for _ in range(6)]
+sampler = serial_iterator.ShuffleOrderSampler(np.random.RandomState(0))
+assert isinstance(sampler, chainer.iterators.ShuffleOrderSampler)
+assert sampler(np.arange(4), 0).tolist() == np.random.RandomState(0).permutation(4).tolist()
+variable = chainer.Variable(np.ones((), 'f'))
+variable.backward()
+exec("import chainer; length = len(chainer.Variable(variable.array.reshape(1, 1)))", globals())
+exec("import chainer.functions as F; y = F.matmul(x, x, transb=True)",
+     {'x': chainer.Variable(np.ones(3, 'f'))})
+print(variable.grad)
+'''
+
 RUN = '''
 import json, pathlib, runpy, sys
 values = runpy.run_path({values!r})['results']()
@@ -59,10 +77,12 @@ def equal(value, old):
 def test_values_of_old_versions(tmp_path, version):
     with zipfile.ZipFile(SNAPSHOTS / f'{version}.zip') as archive:
         archive.extractall(tmp_path)
-    code = RUN.format(values=str(HERE / 'write_values.py'),
+    code = PARTS + RUN.format(values=str(HERE / 'write_values.py'),
                       snapshots=str(SNAPSHOTS / 'write_snapshots.py'))
     process = python(code, tmp_path, version[0])
     assert process.returncode == 0, process.stderr
+    # As Chainer 1.24, 2.1, 3.5, 4.5, 5.4 and 6.7 print.
+    assert process.stdout.strip() == ('1.0' if version > '6' else 'None'), process.stdout
     values, resumed = json.loads((tmp_path / 'result').read_text())
     old = load(HERE / f'{version}.npz')
     wrong = [name for name, array in old.items() if (version, name) not in DIFFERENT
@@ -71,29 +91,6 @@ def test_values_of_old_versions(tmp_path, version):
     reference = load(tmp_path / 'reference.npz')
     for name in ('losses', 'validation', 'lr', 'epoch'):
         np.testing.assert_allclose(resumed[name], reference[f'trainer/{name}'], 1e-4, err_msg=name)
-
-
-@pytest.mark.parametrize('version', VERSIONS)
-def test_parts(tmp_path, version):
-    """A saved iterator, a sampler with its own generator, and a variable that is no result."""
-    process = python("""
-import chainer, numpy as np, pickle
-from chainer.iterators import serial_iterator
-iterator = chainer.iterators.SerialIterator([1, 2, 3], 2)
-loaded = pickle.loads(pickle.dumps(iterator))
-assert [iterator.next() for _ in range(6)] == [loaded.next() for _ in range(6)]
-sampler = serial_iterator.ShuffleOrderSampler(np.random.RandomState(0))
-assert isinstance(sampler, chainer.iterators.ShuffleOrderSampler)
-assert sampler(np.arange(4), 0).tolist() == np.random.RandomState(0).permutation(4).tolist()
-variable = chainer.Variable(np.ones((), 'f'))
-variable.backward()
-exec("import chainer; length = len(chainer.Variable(variable.array.reshape(1, 1)))", globals())
-exec("import chainer.functions as F; y = F.matmul(x, x, transb=True)",
-     {'x': chainer.Variable(np.ones(3, 'f'))})
-print(variable.grad)
-""", tmp_path, version[0])
-    # As Chainer 1.24, 2.1, 3.5, 4.5, 5.4 and 6.7 print.
-    assert process.stdout.strip() == ('1.0' if version > '6' else 'None'), process.stderr
 
 
 def test_values_without_the_variable():

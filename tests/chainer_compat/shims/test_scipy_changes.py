@@ -24,7 +24,7 @@ def dense_of(row, column, shape):
 @pytest.mark.parametrize('left', [True, False])
 @pytest.mark.parametrize('batch', [(), (2,)])
 @pytest.mark.parametrize('order', ['C', 'F', 'other'])
-@pytest.mark.parametrize('dtypes', [*itertools.product('efd', repeat=2)], ids=''.join)
+@pytest.mark.parametrize('dtypes', ['ee', 'ef', 'fe', 'fd', 'dd'])
 def test_sparse_matmul(check, normal, left, batch, order, dtypes):
     matrix = normal(*batch, 3, 4, dtype=dtypes[0])
     matrix[np.abs(matrix) < .5] = 0

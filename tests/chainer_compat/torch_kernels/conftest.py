@@ -4,6 +4,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from kernel_cases import Inputs
 
 TOLERANCE = {'e': 1e-2, 'f': 2e-4, 'd': 1e-9}
 
@@ -35,6 +36,25 @@ def agree(operators):
             np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(scale, 1))
         for array, copy in zip(arrays, before, strict=True):
             np.testing.assert_array_equal(array, copy)
+
+    return compare
+
+
+@pytest.fixture
+def agree_on(agree):
+    """``agree_on(case, 'f')`` is the same for a case of ``kernel_cases``."""
+
+    class Given:
+        def __init__(self, xs, dtype):
+            self.xs, self.dtype = iter(xs), dtype
+
+        def __call__(self, *shape):
+            return next(self.xs)
+
+    def compare(case, dtype, **options):
+        v = Inputs(dtype)
+        case(v)
+        agree(lambda *xs: case(Given(xs, dtype)), *(x.array for x in v.drawn), **options)
 
     return compare
 

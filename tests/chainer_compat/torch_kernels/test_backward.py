@@ -1,84 +1,60 @@
 """Gradients without functions of their own are those of Chainer's functions, bit by bit."""
 
+import contextlib
+
 import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from each_case import each_case
+from kernel_cases import CASES, ONCE, Inputs, draw
 
 pytest.importorskip('torch')
 pytestmark = pytest.mark.mpi_skip
 
-RANDOM = np.random.RandomState(0)
+
+def array(*shape):
+    return draw(*shape, dtype='f')
 
 
-def array(*shape, dtype='f'):
-    return RANDOM.standard_normal(shape).astype(dtype)
+OTHERS = [
+    lambda v: F.convolution_2d(v(2, 4, 6, 6), v(8, 4, 3, 3), stride=2, cover_all=True),
+    lambda v: F.convolution_2d(v(2, 4, 5, 6).transpose(0, 1, 3, 2), v(8, 4, 3, 3)[:, ::-1]),
+    lambda v: F.deconvolution_2d(v(2, 4, 5, 5), v(4, 3, 3, 3), stride=2, outsize=(10, 11)),
+    lambda v: F.deconvolution_2d(v(2, 4, 5, 6).transpose(0, 1, 3, 2), v(4, 3, 3, 3)[:, ::-1]),
+]
 
 
-CASES = {
-    'convolution': (lambda x, W, b: F.convolution_2d(x, W, b, pad=1),
-                    array(2, 4, 6, 6), array(8, 4, 3, 3), array(8)),
-    'no bias': (lambda x, W: F.convolution_2d(x, W, stride=2, pad=1),
-                array(2, 4, 7, 7), array(8, 4, 3, 3)),
-    'groups': (lambda x, W: F.convolution_2d(x, W, dilate=2, groups=2),
-               array(2, 4, 9, 9), array(8, 2, 3, 3)),
-    'pointwise': (F.convolution_2d, array(2, 4, 5, 5, dtype='d'), array(8, 4, 1, 1, dtype='d')),
-    'cover_all': (lambda x, W: F.convolution_2d(x, W, stride=2, cover_all=True),
-                  array(2, 4, 6, 6), array(8, 4, 3, 3)),
-    'not contiguous': (lambda x, W: F.convolution_2d(x.transpose(0, 1, 3, 2), W[:, ::-1]),
-                       array(2, 4, 5, 6), array(8, 4, 3, 3)),
-    'deconvolution': (lambda x, W, b: F.deconvolution_2d(x, W, b, stride=2, pad=1),
-                      array(2, 4, 5, 6), array(4, 3, 4, 4), array(3)),
-    'deconvolution without bias': (lambda x, W: F.deconvolution_2d(x, W, pad=1),
-                                   array(2, 4, 5, 6, dtype='d'), array(4, 3, 3, 3, dtype='d')),
-    'outsize': (lambda x, W: F.deconvolution_2d(x, W, stride=2, outsize=(10, 11)),
-                array(2, 4, 5, 5), array(4, 3, 3, 3)),
-    'deconvolution of groups': (lambda x, W: F.deconvolution_2d(x, W, dilate=2, groups=2),
-                                array(2, 4, 5, 5), array(4, 3, 3, 3)),
-    'transposed': (lambda x, W: F.deconvolution_2d(x.transpose(0, 1, 3, 2), W[:, ::-1]),
-                   array(2, 4, 5, 6), array(4, 3, 3, 3)),
-    'linear': (F.linear, array(5, 3), array(4, 3), array(4)),
-    'linear without bias': (F.linear, array(5, 3), array(4, 3)),
-    'relu': (F.relu, array(3, 4)),
-    'leaky relu': (F.leaky_relu, array(3, 4)),
-    'negative slope': (lambda x: F.leaky_relu(x, -.3), array(3, 4)),
-    'batch normalization': (F.batch_normalization, array(6, 3, 4, 4), array(3), array(3)),
-    'of samples': (F.batch_normalization, array(6, 3, 4), array(3, 4), array(3, 4)),
-}
-
-
-def gradients(f, arrays, needed, hook=None):
-    inputs = [chainer.Variable(x.copy(), requires_grad=i in needed) for i, x in enumerate(arrays)]
-    names = []
-    y = f(*inputs)
+def gradients(case, v, hook):
+    y = case(v)
     y.grad = np.cos(np.arange(y.size, dtype=y.dtype)).reshape(y.shape)
-    if hook is None:
+    with hook:
         y.backward()
-    else:
-        with hook(names):
-            y.backward()
-    return [x.grad for x in inputs], names
+    return [x.grad for x in v.drawn]
 
 
 class Watch(chainer.FunctionHook):
     name = 'watch'
 
-    def __init__(self, names):
-        self.names = names
+    def __init__(self):
+        self.names = []
 
     def forward_preprocess(self, function, in_data):
         self.names.append(function.label)
 
 
-@pytest.mark.parametrize('name', CASES)
-def test_the_same_bits(name):
-    f, *arrays = CASES[name]
+@each_case('case, dtype', [(case, dtype) for dtype in 'fd'
+                           for case in [*CASES, *OTHERS] if case not in ONCE])
+def test_the_same_bits(case, dtype):
     for needed in ({0, 1, 2}, {0}, {1}, {2}, {0, 2}, {1, 2}):
-        if not needed & {*range(len(arrays))}:
+        v = Inputs(dtype)
+        case(v)
+        if not needed & {*range(len(v.drawn))}:
             continue
-        found, _ = gradients(f, arrays, needed)
-        expected, names = gradients(f, arrays, needed, hook=Watch)
-        assert names  # a hook sees the functions that compute the gradients
+        hook = Watch()
+        found = gradients(case, Inputs(dtype, needed), contextlib.nullcontext())
+        expected = gradients(case, Inputs(dtype, needed), hook)
+        assert hook.names  # it sees the functions that compute the gradients
         for a, b in zip(found, expected, strict=True):
             assert (a is None) == (b is None)
             if a is not None:
@@ -94,10 +70,10 @@ def test_numbers_that_are_not_finite(value, f):
     gy = [array(3, 4), np.full((3, 4), value, 'f')]
     for each in gy:
         a, b = (chainer.Variable(x) for _ in range(2))
-        for v, hooks in ((a, []), (b, [Watch([])])):
+        for v, hook in (a, contextlib.nullcontext()), (b, Watch()):
             y = f(v)
             y.grad = each
-            with hooks[0] if hooks else chainer.using_config('debug', False):
+            with hook:
                 y.backward()
         np.testing.assert_array_equal(a.grad, b.grad)
 
@@ -105,15 +81,12 @@ def test_numbers_that_are_not_finite(value, f):
 def test_a_variable_used_twice():
     x, W = chainer.Variable(array(2, 4, 5, 5)), chainer.Variable(array(4, 4, 3, 3))
     grads = []
-    for hook in (None, Watch):
+    for hook in contextlib.nullcontext(), Watch():
         x.cleargrad()
         W.cleargrad()
         y = F.sum(F.relu(F.convolution_2d(x, W, pad=1) + F.convolution_2d(x, W, pad=1) + x))
-        if hook is None:
+        with hook:
             y.backward()
-        else:
-            with hook([]):
-                y.backward()
         grads.append((x.grad, W.grad))
     for a, b in zip(*grads, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -148,7 +121,7 @@ def check_watched(data, loss):
     """Check that a hook, for which Chainer computes the gradient of a loss, does not change it."""
     x, y = chainer.Variable(data), chainer.Variable(data)
     loss(x).backward()
-    with Watch([]):
+    with Watch():
         loss(y).backward()
     np.testing.assert_array_equal(x.grad, y.grad)
 

@@ -1,9 +1,14 @@
-"""Every kernel computes what Chainer computes, or leaves it to Chainer."""
+"""Every kernel computes what Chainer computes, or leaves it to Chainer.
+
+``test_operands.py`` has more layouts of inputs.
+"""
 
 import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from each_case import each_case
+from kernel_cases import IDS, draw
 
 from chainermn.functions import _batch_norm_on_host as on_host
 
@@ -11,55 +16,125 @@ torch = pytest.importorskip('torch')
 
 pytestmark = pytest.mark.mpi_skip
 
-BATCH_NORM = {'native_batch_norm', 'native_batch_norm_backward'}
-MAX_POOL = {'max_pool2d_with_indices', 'max_pool2d_with_indices_backward'}
-AVERAGE_POOL = {'avg_pool2d', 'avg_pool2d_backward'}
-CONVOLUTION = {'convolution', 'convolution_backward'}
+T = np.array([1, 0, -1, 3], 'i')
 
 
-def draw(*shape, dtype='d', seed=0):
-    return np.random.RandomState(seed).standard_normal(shape).astype(dtype)
+def convolved(function, x, W, n_out, **options):
+    """Return cases without and with a bias."""
+    return [lambda v: function(v(*x), v(*W), **options),
+            lambda v: function(v(*x), v(*W), v(n_out), **options)]
 
 
-def unusual(x):
-    """Return arrays equal to ``x``: transposed, read-only, with negative and odd strides."""
-    yield np.asfortranarray(x)
-    read_only = x.copy()
-    read_only.flags.writeable = False
-    yield read_only
-    yield x[::-1, ..., ::-1].copy()[::-1, ..., ::-1]
-    fields = np.zeros(x.shape, [('flag', 'b'), ('value', x.dtype)])
-    fields['value'] = x
-    yield fields['value']
+def of_options(function, shape, *options):
+    return [lambda v, each=each: function(v(*shape), *each) for each in options]
 
 
-CONVOLUTIONS = [
-    ((2, 3, 7, 8), (4, 3, 3, 3), {}),
-    ((2, 3, 7, 8), (4, 3, 3, 2), {'stride': 2, 'pad': 1}),
-    ((1, 3, 7, 8), (4, 3, 1, 1), {'stride': (1, 3), 'pad': (2, 0)}),
-    ((2, 4, 9, 8), (6, 2, 3, 3), {'stride': 2, 'pad': 1, 'dilate': 2, 'groups': 2}),
-    ((2, 4, 9, 8), (4, 1, 3, 3), {'pad': 1, 'dilate': (1, 2), 'groups': 4}),
+#: Cases by the operators of PyTorch that compute them, forward and backward, in float32 and 64.
+BY_PYTORCH = {
+    ('convolution', 'convolution_backward'): [
+        *convolved(F.convolution_2d, (2, 3, 7, 8), (4, 3, 3, 3), 4),
+        *convolved(F.convolution_2d, (2, 3, 7, 8), (4, 3, 3, 2), 4, stride=2, pad=1),
+        *convolved(F.convolution_2d, (1, 3, 7, 8), (4, 3, 1, 1), 4, stride=(1, 3), pad=(2, 0)),
+        *convolved(F.convolution_2d, (2, 4, 9, 8), (6, 2, 3, 3), 6, stride=2, pad=1, dilate=2,
+                   groups=2),
+        *convolved(F.convolution_2d, (2, 4, 9, 8), (4, 1, 3, 3), 4, pad=1, dilate=(1, 2), groups=4),
+        # The same number of outputs as without cover_all.
+        *convolved(F.convolution_2d, (2, 3, 7, 7), (4, 3, 3, 3), 4, stride=2, cover_all=True),
+        *convolved(F.deconvolution_2d, (2, 3, 7, 8), (3, 4, 3, 3), 4),
+        *convolved(F.deconvolution_2d, (2, 3, 7, 8), (3, 4, 3, 2), 4, stride=2, pad=1),
+        *convolved(F.deconvolution_2d, (2, 3, 7, 8), (3, 4, 3, 3), 4, stride=2, pad=1,
+                   outsize=(14, 16)),
+        *convolved(F.deconvolution_2d, (2, 3, 7, 8), (3, 2, 3, 3), 6, dilate=2, groups=3),
+        *[case for n in (1, 3) for groups in (1, 2)
+          for function in (F.convolution_nd, F.deconvolution_nd)
+          for case in convolved(function, (2, 4, *(5, 6, 4)[:n]), (4, 4 // groups, *[3] * n),
+                                4, stride=2, pad=1, groups=groups)]],
+    ('addmm', 'mm'): [
+        lambda v: F.linear(v(4, 3), v(5, 3), v(5)), lambda v: F.linear(v(0, 3), v(5, 3), v(5)),
+        lambda v: F.linear(v(4, 0), v(5, 0), v(5))],
+    ('mm',): [lambda v: F.linear(v(4, 3), v(5, 3))],
+    ('native_batch_norm', 'native_batch_norm_backward'): [
+        lambda v: F.batch_normalization(v(4, 3, 5, 5), v(3), v(3), axis=(0, 2, 3)),
+        lambda v: F.batch_normalization(v(4, 3), v(3), v(3), axis=0),
+        lambda v: F.batch_normalization(v(4, 3, 5), v(3, 5), v(3, 5)),
+        lambda v: F.batch_normalization(v(1, 3, 5, 5), v(3), v(3), axis=(0, 2, 3)),
+        lambda v: F.batch_normalization(v(4, 3, 5), v(3), v(3), axis=(0, 2))],
+    ('mul_',): [  # only the last step
+        lambda v: F.batch_normalization(v(4, 3, 5), v(5), v(5), axis=(0, 1)),
+        lambda v: F.batch_normalization(v(1, 3), v(3), v(3)),
+        *[lambda v, shape=shape: F.fixed_batch_normalization(
+            v(*shape), v(3), v(3), v(3), v(3) ** 2 + 1) for shape in ((4, 3, 5, 5), (4, 3))]],
+    ('max_pool2d_with_indices', 'max_pool2d_with_indices_backward'): [
+        *of_options(F.max_pooling_2d, (2, 3, 8, 8), (2, 2, 0, False), (3, 2, 1, True)),
+        *of_options(F.max_pooling_2d, (2, 3, 7, 8), ((2, 3), (1, 2), (1, 0), False)),
+        *of_options(F.max_pooling_2d, (1, 1, 7, 9), (3, 3, 0, True)),
+        lambda v: F.max_pooling_2d(v(1, 2, 4, 4) * 0, 2, 2)],  # ties
+    ('avg_pool2d', 'avg_pool2d_backward'): of_options(
+        F.average_pooling_2d, (2, 3, 7, 8), (2,), (3, 2, 1), ((2, 3), (1, 2), (1, 0))),
+    ('relu', 'leaky_relu_backward'): [
+        lambda v, shape=shape: F.relu(v(*shape)) for shape in ((3, 4), (0, 4), ())],
+    ('leaky_relu', 'leaky_relu_backward'): [
+        lambda v, shape=shape, slope=slope: F.leaky_relu(v(*shape), slope)
+        for slope in (.2, 0, -.5, np.float32(.3)) for shape in ((3, 4), (0, 4), ())],
+    ('_log_softmax',): [
+        lambda v: F.log_softmax(v(3, 4)), lambda v: F.log_softmax(v(2, 3, 4)),
+        lambda v: F.log_softmax(v(2, 3, 4), axis=-1),
+        lambda v: F.softmax_cross_entropy(v(4, 4), T, enable_double_backprop=True)],
+}
+#: Chainer has no second derivatives of these, or they are no numbers.
+BY_PYTORCH_ONCE = {
+    ('_log_softmax',): [
+        lambda v: F.log_softmax(v(0, 4)), lambda v: F.log_softmax(v(3, 4) * 1000),
+        lambda v: F.softmax_cross_entropy(v(4, 4), T),
+        lambda v: F.softmax_cross_entropy(v(4, 4), T, reduce='no'),
+        lambda v: F.softmax_cross_entropy(v(4, 4), T, normalize=False),
+        lambda v: F.softmax_cross_entropy(v(4, 4), T, class_weight=np.arange(1, 5, dtype=v.dtype))],
+    ('mul_',): [lambda v: F.fixed_batch_normalization(v(0, 3), v(3), v(3), v(3), v(3) ** 2 + 1)],
+    ('embedding_dense_backward',): [
+        lambda v, ids=ids, ignored=ignored: F.embed_id(ids, v(5, 3), ignored)
+        for ids, ignored in ((IDS - 1, -1), (np.array([0, 4, 4], 'i8'), 4),
+                             (np.array([3, 3, 3], 'i'), None))],
+}
+#: PyTorch runs no operator in float64 either.
+BY_CHAINER = [
+    lambda v: F.convolution_2d(v(0, 3, 7, 8), v(4, 3, 3, 3), v(4)),
+    lambda v: F.convolution_2d(v(2, 3, 7, 8), v(4, 3, 3, 3), stride=2, cover_all=True),
+    lambda v: F.deconvolution_2d(v(0, 3, 4, 4), v(3, 2, 3, 3)),
+    lambda v: F.convolution_nd(v(1, 2, 3, 3, 3, 3), v(2, 2, 2, 2, 2, 2)),
+    lambda v: F.max_pooling_2d(v(2, 3, 8, 8), 3, 2, 2, False),  # more padding than PyTorch allows
+    lambda v: F.max_pooling_1d(v(2, 3, 8), 2),
+    lambda v: F.max_pooling_3d(v(2, 3, 4, 4, 4), 2),
+    lambda v: F.average_pooling_2d(v(2, 3, 7, 8), 2, 2, 2),
+    lambda v: F.average_pooling_2d(v(0, 3, 8, 8), 2),
+    lambda v: F.embed_id(np.array([-1, 0], 'i'), v(5, 3)),  # the last row
+]
+#: In float16, or of several dtypes.
+OF_OTHER_DTYPES = [
+    lambda v: F.convolution_2d(v(2, 3, 7, 8), v(4, 3, 3, 3), v(4)),
+    lambda v: F.convolution_2d(F.cast(v(2, 3, 7, 8), 'f'), F.cast(v(4, 3, 3, 3), 'd')),
+    lambda v: F.deconvolution_2d(v(2, 3, 4, 4), v(3, 2, 3, 3)),
+    lambda v: F.linear(v(4, 3), v(5, 3), v(5)),
+    lambda v: F.linear(F.cast(v(4, 3), 'f'), F.cast(v(5, 3), 'd'), F.cast(v(5), 'f')),
+    lambda v: F.batch_normalization(v(4, 3), F.cast(v(3), 'f'), F.cast(v(3), 'f')),
+    lambda v: F.max_pooling_2d(v(2, 3, 8, 8), 2), lambda v: F.average_pooling_2d(v(2, 3, 8, 8), 2),
+    lambda v: F.relu(v(3, 4)), lambda v: F.leaky_relu(v(3, 4)), lambda v: F.log_softmax(v(3, 4)),
+    lambda v: F.softmax_cross_entropy(v(4, 4), T), lambda v: F.embed_id(IDS, v(5, 3)),
 ]
 
 
-def test_convolution_2d(agree):
-    for x, W, options in CONVOLUTIONS:
-        for dtype in 'fd':
-            arrays = draw(*x, dtype=dtype), draw(*W, dtype=dtype), draw(W[0], dtype=dtype)
-            for n in 2, 3:
-                agree(lambda *args, options=options: F.convolution_2d(*args, **options),
-                      *arrays[:n], runs=CONVOLUTION)
+def flat(table):
+    return [(names, case) for names, cases in table.items() for case in cases]
 
 
-def test_convolution_2d_by_chainer(agree):
-    x, W, b = draw(2, 3, 7, 8, dtype='f'), draw(4, 3, 3, 3, dtype='f'), draw(4, dtype='f')
-    agree(F.convolution_2d, *(a.astype('e') for a in (x, W, b)), second=False)
-    agree(F.convolution_2d, x, W.astype('d'), b, second=False)
-    agree(F.convolution_2d, x[:0], W, b)
-    agree(lambda *args: F.convolution_2d(*args, stride=2, cover_all=True), x, W, b)
-    # The same number of outputs: PyTorch computes it.
-    agree(lambda *args: F.convolution_2d(*args, stride=2, cover_all=True), x[..., :7], W, b,
-          runs=CONVOLUTION)
+@pytest.mark.filterwarnings('ignore:A batch with no more than one sample')
+@each_case('operators, case, dtype, second', [
+    *[(names, case, dtype, second) for table, second in (
+        (BY_PYTORCH, True), (BY_PYTORCH_ONCE, False))
+      for names, case in flat(table) for dtype in 'fd'],
+    *[((), case, 'd', True) for case in BY_CHAINER],
+    *[((), case, 'e', False) for case in OF_OTHER_DTYPES]])
+def test_values_and_gradients(agree_on, operators, case, dtype, second):
+    agree_on(case, dtype, runs=operators, second=second)
 
 
 def test_errors_of_convolutions():
@@ -71,52 +146,6 @@ def test_errors_of_convolutions():
                 f(*args)
             messages.append((error.type, str(error.value)))
         assert messages[0] == messages[1]
-
-
-def test_deconvolution_2d(agree):
-    for dtype in 'fd':
-        for W, options in [
-            ((3, 4, 3, 3), {}),
-            ((3, 4, 3, 2), {'stride': 2, 'pad': 1}),
-            ((3, 4, 3, 3), {'stride': 2, 'pad': 1, 'outsize': (14, 16)}),
-            ((3, 2, 3, 3), {'dilate': 2, 'groups': 3}),
-        ]:
-            arrays = (draw(2, 3, 7, 8, dtype=dtype), draw(*W, dtype=dtype),
-                      draw(W[1] * options.get('groups', 1), dtype=dtype))
-            for n in 2, 3:
-                agree(lambda *args, options=options: F.deconvolution_2d(*args, **options),
-                      *arrays[:n], runs=CONVOLUTION)
-    agree(F.deconvolution_2d, draw(2, 3, 4, 4, dtype='e'), draw(3, 2, 3, 3, dtype='e'),
-          second=False)
-    agree(F.deconvolution_2d, draw(0, 3, 4, 4), draw(3, 2, 3, 3))
-
-
-def test_other_dimensions(agree):
-    for dims in 1, 3:
-        size = (5, 6, 4)[:dims]
-        for groups in 1, 2:
-            options = {'stride': 2, 'pad': 1, 'groups': groups}
-            W, b = draw(4, 4 // groups, *(3,) * dims), draw(4)
-            agree(lambda *args, options=options: F.convolution_nd(*args, **options),
-                  draw(2, 4, *size), W, b, runs=CONVOLUTION)
-            agree(lambda *args, options=options: F.deconvolution_nd(*args, **options),
-                  draw(2, 4, *size), W, draw(W.shape[1] * groups), runs=CONVOLUTION)
-    agree(F.convolution_nd, draw(1, 2, 3, 3, 3, 3), draw(2, 2, 2, 2, 2, 2))
-
-
-def test_linear(agree):
-    for dtype in 'fd':
-        x, W, b = draw(4, 3, dtype=dtype), draw(5, 3, dtype=dtype), draw(5, dtype=dtype)
-        agree(F.linear, x, W, b, runs=['addmm', 'mm'])
-        agree(F.linear, x, W, runs=['mm'])
-        for variant in unusual(x):
-            agree(F.linear, variant, W, b, runs=['addmm', 'mm'])
-        for variant in unusual(W):
-            agree(F.linear, x, variant, b, runs=['addmm', 'mm'])
-    agree(F.linear, draw(0, 3), draw(5, 3), draw(5), runs=['addmm', 'mm'])
-    agree(F.linear, draw(4, 0), draw(5, 0), draw(5), runs=['addmm', 'mm'])
-    agree(F.linear, draw(4, 3, dtype='e'), draw(5, 3, dtype='e'), draw(5, dtype='e'), second=False)
-    agree(F.linear, draw(4, 3, dtype='f'), draw(5, 3, dtype='d'), draw(5, dtype='f'), second=False)
 
 
 def test_linear_in_a_static_graph():
@@ -140,26 +169,6 @@ def test_linear_in_a_static_graph():
         np.testing.assert_allclose(y.array, x.dot(model.fc.W.array.T), rtol=1e-4, atol=1e-6)
 
 
-def test_batch_normalization(agree):
-    for dtype in 'fd':
-        for x, statistics in [((4, 3, 5, 5), (3,)), ((4, 3), (3,)), ((4, 3, 5), (3, 5)),
-                              ((1, 3, 5, 5), (3,)), ((4, 3, 5), (3,))]:
-            axis = (0, *range(2, len(x))) if len(statistics) == 1 else None
-            agree(lambda *args, axis=axis: F.batch_normalization(*args, axis=axis),
-                  draw(*x, dtype=dtype), draw(*statistics, dtype=dtype),
-                  draw(*statistics, dtype=dtype), runs=BATCH_NORM)
-    gamma, beta = draw(5), draw(5)
-    agree(lambda *args: F.batch_normalization(*args, axis=(0, 1)), draw(4, 3, 5), gamma, beta,
-          runs=['mul_'])  # only the last step
-    agree(F.batch_normalization, draw(4, 3, dtype='e'), draw(3, dtype='f'), draw(3, dtype='f'),
-          second=False)
-
-
-@pytest.mark.filterwarnings('ignore:A batch with no more than one sample')
-def test_batch_normalization_of_one_sample(agree):
-    agree(F.batch_normalization, draw(1, 3), draw(3), draw(3), runs=['mul_'])
-
-
 def test_parts_of_multi_node_batch_normalization(operators):
     """As NumPy computes them: with statistics of other ranks, and a mean far from zero."""
     for dtype in 'fd':
@@ -171,17 +180,14 @@ def test_parts_of_multi_node_batch_normalization(operators):
                                     for n, offset in ((2, 50), (3, 1), (4, 0)))
             sums, total = draw(2, *of_channels, dtype=dtype), np.array(100, dtype)
             expander = tuple(None if i in axis else slice(None) for i in range(len(shape)))
-            for variant in unusual(x):
-                parts = [
+            for part, operator, args in [
                     (on_host.statistics, 'batch_norm_update_stats',
-                     (variant, axis, expander, np.dtype(dtype))),
+                     (x, axis, expander, np.dtype(dtype))),
                     (on_host.gradient_sums, 'native_batch_norm_backward',
-                     (gy, variant, axis, expander, mean, inv_std, np.dtype(dtype))),
+                     (gy, x, axis, expander, mean, inv_std, np.dtype(dtype))),
                     (on_host.input_gradient, 'addcmul_',
-                     (gy, variant, expander, mean, inv_std, gamma, sums, total)),
-                ]
-                for part, operator, args in parts:
-                    _compare(operators, part, operator, args, {'f': 1e-4, 'd': 1e-10}[dtype])
+                     (gy, x, expander, mean, inv_std, gamma, sums, total))]:
+                _compare(operators, part, operator, args, {'f': 1e-4, 'd': 1e-10}[dtype])
 
 
 def _compare(operators, part, operator, args, tolerance):
@@ -228,31 +234,9 @@ def test_running_statistics():
                               running_var=columns[:, 1])
 
 
-def test_fixed_batch_normalization(agree):
-    for shape in (4, 3, 5, 5), (4, 3), (0, 3):
-        agree(lambda x, gamma, beta, mean, var: F.fixed_batch_normalization(
-            x, gamma, beta, mean, var * var + 1), draw(*shape), draw(3), draw(3), draw(3), draw(3),
-            runs=['mul_'], second=shape[0] > 0)
-
-
-def test_max_pooling_2d(agree):
-    for dtype in 'fd':
-        for x, options in [
-            ((2, 3, 8, 8), (2, 2, 0, False)), ((2, 3, 8, 8), (3, 2, 1, True)),
-            ((2, 3, 7, 8), ((2, 3), (1, 2), (1, 0), False)), ((1, 1, 7, 9), (3, 3, 0, True)),
-        ]:
-            agree(lambda x, options=options: F.max_pooling_2d(x, *options),
-                  draw(*x, dtype=dtype), runs=MAX_POOL)
-    agree(lambda x: F.max_pooling_2d(x, 2, 2), np.zeros((1, 2, 4, 4)), runs=MAX_POOL)  # ties
-    for x, options in [
-        (draw(2, 3, 8, 8, dtype='e'), (2,)),
-        (draw(2, 3, 8, 8), (3, 2, 2, False)),  # more padding than PyTorch allows
-    ]:
-        agree(lambda x, options=options: F.max_pooling_2d(x, *options), x, second=False)
-    padding = F.max_pooling_2d(draw(1, 1, 4, 4), 2, 3, 1, cover_all=True)  # PyTorch omits it
+def test_padding_that_pytorch_omits():
+    padding = F.max_pooling_2d(draw(1, 1, 4, 4), 2, 3, 1, cover_all=True)
     assert padding.shape == (1, 1, 3, 3) and np.isneginf(padding.array[0, 0, 2]).all()
-    agree(lambda x: F.max_pooling_1d(x, 2), draw(2, 3, 8))
-    agree(lambda x: F.max_pooling_3d(x, 2), draw(2, 3, 4, 4, 4))
 
 
 def test_indices_of_max_pooling(operators):
@@ -285,79 +269,3 @@ def test_the_mode_changes_between_forward_and_backward():
     for grads in found[1:]:
         for a, b in zip(grads, found[0], strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
-
-
-def test_average_pooling_2d(agree):
-    for dtype in 'fd':
-        for options in (2,), (3, 2, 1), ((2, 3), (1, 2), (1, 0)):
-            agree(lambda x, options=options: F.average_pooling_2d(x, *options),
-                  draw(2, 3, 7, 8, dtype=dtype), runs=AVERAGE_POOL)
-    agree(lambda x: F.average_pooling_2d(x, 2, 2, 2), draw(2, 3, 7, 8))
-    agree(lambda x: F.average_pooling_2d(x, 2), draw(0, 3, 8, 8))
-    agree(lambda x: F.average_pooling_2d(x, 2), draw(2, 3, 8, 8, dtype='e'), second=False)
-
-
-def test_relu(agree):
-    for x in draw(3, 4), draw(3, 4, dtype='f'), draw(0, 4), np.array(2.), np.zeros((2, 2)):
-        agree(F.relu, x, runs=['relu', 'leaky_relu_backward'])
-    agree(F.relu, draw(3, 4, dtype='e'), second=False)
-
-
-def test_leaky_relu(agree):
-    for slope in .2, 0, -.5, np.float32(.3):
-        for x in draw(3, 4), draw(3, 4, dtype='f'), draw(0, 4), np.array(-2.), np.zeros((2, 2)):
-            agree(lambda x, slope=slope: F.leaky_relu(x, slope), x,
-                  runs=['leaky_relu', 'leaky_relu_backward'])
-    agree(F.leaky_relu, draw(3, 4, dtype='e'), second=False)
-
-
-def test_log_softmax(agree):
-    for x in draw(3, 4), draw(3, 4, dtype='f'), draw(2, 3, 4), draw(0, 4), 1000 * draw(3, 4):
-        agree(F.log_softmax, x, runs=['_log_softmax'], second=len(x) > 0 and abs(x).max() < 100)
-    agree(lambda x: F.log_softmax(x, axis=-1), draw(2, 3, 4), runs=['_log_softmax'])
-    agree(F.log_softmax, draw(3, 4, dtype='e'), second=False)
-
-
-def test_softmax_cross_entropy(agree):
-    t = np.array([1, 0, -1, 3], 'i')
-    for options in {}, {'reduce': 'no'}, {'class_weight': np.arange(1., 5)}, {'normalize': False}:
-        agree(lambda x, options=options: F.softmax_cross_entropy(x, t, **options), draw(4, 4),
-              runs=['_log_softmax'], second=False)
-    agree(lambda x: F.softmax_cross_entropy(x, t, enable_double_backprop=True), draw(4, 4),
-          runs=['_log_softmax'])
-    agree(lambda x: F.softmax_cross_entropy(x, t), draw(4, 4, dtype='e'), second=False)
-
-
-def test_embed_id(agree):
-    for ids, ignored in [
-        (np.array([[0, 1, 1], [2, 0, -1]], 'i'), -1), (np.array([0, 4, 4], 'i8'), 4),
-        (np.array([3, 3, 3], 'i'), None),
-    ]:
-        for dtype in 'fd':
-            agree(lambda W, ids=ids, ignored=ignored: F.embed_id(ids, W, ignored),
-                  draw(5, 3, dtype=dtype), runs=['embedding_dense_backward'],
-                  second=False)
-    agree(lambda W: F.embed_id(np.array([-1, 0], 'i'), W), draw(5, 3))  # the last row
-    agree(lambda W: F.embed_id(np.array([1, 0], 'i'), W), draw(5, 3, dtype='e'), second=False)
-    agree(lambda W: F.embed_id(np.array([1, 0, 1], 'i'), W), draw(5, 3),
-          runs=['embedding_dense_backward'])
-
-
-def test_memory_of_inputs(agree):
-    W, statistics = draw(2, 3, 3, 3), draw(3)
-    functions = {
-        F.relu: (), F.convolution_2d: (W,), F.deconvolution_2d: (draw(3, 2, 3, 3),),
-        F.batch_normalization: (statistics, statistics),
-    }
-    for x in unusual(draw(4, 3, 5, 6)):
-        for f, others in functions.items():
-            agree(f, x, *others, runs=_operators(f), second=False)
-        agree(lambda x: F.max_pooling_2d(x, 2), x, runs=MAX_POOL)
-        agree(lambda x: F.average_pooling_2d(x, 2), x, runs=AVERAGE_POOL)
-    with chainer.no_backprop_mode():
-        swapped = F.convolution_2d(x.astype(x.dtype.newbyteorder()), W)  # not in PyTorch
-        np.testing.assert_allclose(swapped.array, F.convolution_2d(x, W).array, atol=1e-12)
-
-
-def _operators(f):
-    return {F.relu: {'relu'}, F.batch_normalization: BATCH_NORM}.get(f, {'convolution_backward'})
