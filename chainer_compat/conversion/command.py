@@ -6,6 +6,7 @@ import argparse
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 DESCRIPTION = 'Converts a Chainer model and its snapshot to PyTorch (.pt) or ONNX (.onnx).'
@@ -31,7 +32,7 @@ def main(options: argparse.Namespace) -> None:
     from chainer_compat.conversion.convert import to_torch
     from chainer_compat.conversion.errors import ConversionError
     from chainer_compat.conversion.snapshots import load_snapshot
-    from chainer_compat.conversion.state import initialize
+    from chainer_compat.conversion.state import initialize, unchanged
 
     kind = os.path.splitext(options.output)[1]
     if kind not in ('.pt', '.onnx') or (kind == '.onnx' and options.train):
@@ -40,7 +41,9 @@ def main(options: argparse.Namespace) -> None:
     model = _model(options.model)
     inputs = [_example(each) for each in options.input]
     try:
-        initialize(model, lambda: model(*inputs))
+        initialize(model, lambda: _run(model, inputs, options.input))
+        with unchanged(model):
+            _run(model, inputs, options.input)
         prefix = load_snapshot(options.snapshot, model)
         if kind == '.onnx':
             from chainer_compat.conversion.onnx_file import to_onnx
@@ -64,6 +67,20 @@ def _model(name: str) -> Any:
         return getattr(importlib.import_module(module), function)()
     except (ImportError, AttributeError, TypeError) as error:
         sys.exit(f'--model {name} cannot be called: {type(error).__name__}: {error}')
+
+
+def _run(model: Any, inputs: Sequence[Any], shapes: Sequence[str]) -> None:
+    """Run the model, or say why it cannot be called."""
+    import chainer
+
+    try:
+        with chainer.using_config('train', False), chainer.no_backprop_mode():
+            model(*inputs)
+    except Exception as error:
+        given = ' '.join(f'--input {shape}' for shape in shapes)
+        sys.exit(f'The model cannot be called with {given}: {type(error).__name__}: {error}\n'
+                 'Pass one --input for each argument. For a Classifier, let --model return its '
+                 'predictor.')
 
 
 def _example(text: str) -> Any:

@@ -21,6 +21,7 @@ from chainermn._process.mpi import MPI
 from chainermn._timeline import recorder
 from chainermn._transport import lifetime
 from chainermn._transport.mpi_transport import MpiTransport
+from chainermn._types import Array
 from chainermn.communicators import _version7
 from chainermn.communicators._channel import Channel, with_overridden
 from chainermn.communicators._mpi_channel import MpiChannel
@@ -238,6 +239,10 @@ class MpiCommunicatorBase(CommunicatorBase):
     bcast_data = models.bcast_data
     multi_node_mean_grad = models.multi_node_mean_grad
     check_replicas = models.check_replicas
+
+    def _multi_node_mean(self, sendbuf: Array | None, recvbuf: Array) -> None:
+        """For callers of ChainerMN 7, such as copies of its batch normalization."""
+        recvbuf[...] = self.multi_node_mean(recvbuf if sendbuf is None else sendbuf)
 
     @operation
     def mean_queue(self) -> MeanQueue | NcclMeanQueue:

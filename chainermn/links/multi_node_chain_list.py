@@ -100,7 +100,7 @@ class MultiNodeChainList(chainer.ChainList):
 
         Returns:
             The output of the part with ``rank_out=None``; if there is none, an empty Variable.
-            Call ``backward()`` on it in both cases.
+            Call ``backward()`` on it in both cases.  ``None`` on a rank without parts.
 
         Raises:
             ValueError: On all ranks, if a part sends to its own rank and no later part uses it, or

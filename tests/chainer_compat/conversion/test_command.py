@@ -108,3 +108,12 @@ def test_no_file_after_an_error(folder, monkeypatch):
     with pytest.raises(SystemExit, match=r'ConversionError: other\.npz does not contain'):
         export(monkeypatch, 'other.npz', 'model.pt')
     assert sorted(os.listdir(folder)) == ['net_of_test.py', 'other.npz']
+
+
+def test_a_model_that_cannot_be_called(folder, monkeypatch):
+    with open('net_of_test.py', 'a') as file:
+        file.write('net = make\ndef make():\n    return L.Classifier(net())\n')
+    chainer.serializers.save_npz('model.npz', L.Classifier(net()))
+    with pytest.raises(SystemExit, match=r'cannot be called with --input 2,4: \w+Error: .*\nPass '):
+        export(monkeypatch, 'model.npz', 'model.pt')
+    assert sorted(os.listdir(folder)) == ['model.npz', 'net_of_test.py']
