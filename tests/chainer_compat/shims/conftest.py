@@ -4,9 +4,14 @@ Of the functions here each output is linear in each input, or nearly: so the der
 NumPy references, by which the gradients are checked, come from differences with hardly an error.
 """
 
+import importlib.util
+import pkgutil
+
 import chainer
 import numpy as np
 import pytest
+
+from chainer_compat import torch_kernels
 
 TOLERANCE = {'e': 1e-2, 'f': 1e-5, 'd': 1e-10}
 
@@ -52,6 +57,14 @@ def check_with_reference(function, reference, *xs, dtype='d', needed=None, eps=1
             assert x.grad.dtype == x.dtype
             compare(x.grad, grad, dtype)
     return y
+
+
+@pytest.fixture(scope='session', autouse=True)
+def _kernels():
+    """Import PyTorch's kernels first: their imports add filters, and warnings appear again."""
+    if importlib.util.find_spec('torch'):
+        for module in pkgutil.iter_modules(torch_kernels.__path__):
+            importlib.import_module(f'{torch_kernels.__name__}.{module.name}')
 
 
 @pytest.fixture
