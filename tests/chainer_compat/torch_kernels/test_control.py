@@ -81,7 +81,7 @@ assert dispatch.why_unavailable() == 'OSError: libc10.so: cannot open'
 @needs_torch
 def test_import_and_fork(python):
     # Python 3.12 warns of a fork while there are threads.
-    python(FORK, '-W', 'ignore::DeprecationWarning', OMP_NUM_THREADS='2')
+    python(FORK, '-W', 'ignore::DeprecationWarning', OMP_NUM_THREADS='2', MKL_NUM_THREADS='2')
 
 
 @needs_torch
