@@ -86,10 +86,12 @@ TABLES = {
     'training_step': Table(
         'How many milliseconds does a training step take?',
         ['model', 'on', "Chainer with PyTorch's kernels", 'in them',
-         'Chainer alone', 'PyTorch', 'memory of each, MB'],
+         'Chainer alone', 'PyTorch', 'memory of each, MB', 'Chainer in bfloat16',
+         "PyTorch's autocast"],
         r"^(\S+) +(\d+ (?:ranks?|hosts)): with PyTorch's kernels +([\d.]+) ms"
         r"(?: \(([\d.]+) in them\))?(?:, with Chainer's +([\d.]+) ms)?(?:, PyTorch +([\d.]+) ms)?"
-        r'[^\n]*?; memory ([^\n]+) MB'),
+        r'[^\n]*?; memory ([\d, ]+) MB[^\n]*'
+        r'(?:\n +in bfloat16: ([\d.]+) ms, autocast ([\d.]+) ms)?'),
     'updates': Table(
         'How many milliseconds does an optimizer need to update all parameters on the CPU?',
         ['update', 'Chainer', 'ChainerMN 8 without PyTorch', 'with PyTorch', 'PyTorch'],

@@ -21,8 +21,8 @@ Two hosts of one rank each follow: network namespaces of this machine, whose lin
 ``--hosts`` in each direction.  They need root and iproute2.  There Chainer exchanges with
 ``overlap=True``, as DDP always does.
 
-With ``--bfloat16``, the steps are also measured with ``chainer.config.torch_compute_dtype``, and
-PyTorch's with autocast, whose LSTM fails on processors without bfloat16 instructions.
+On processors with bfloat16 instructions, the steps are also measured with
+``chainer.config.torch_compute_dtype``, and PyTorch's with autocast; ``--no-bfloat16`` skips this.
 """
 
 import argparse
@@ -41,6 +41,8 @@ import _rounds
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'tests'))
 import virtual_hosts
+
+from chainer_compat.torch_kernels import compute_dtype
 
 #: Steps in a turn of each model.
 TURNS = {'CNN': 8, 'ResNet-50': 3, 'perceptron': 20, 'LSTM': 20, 'DCGAN': 4, 'seq2seq': 4}
@@ -148,8 +150,9 @@ def main() -> None:
     parser.add_argument('--ranks', default='1,2', help='default: %(default)s')
     parser.add_argument('--hosts', metavar='RATE', default='1gbit',
                         help='links of two hosts; default: %(default)s; or none')
-    parser.add_argument('--bfloat16', action='store_true',
-                        help="also in bfloat16, and PyTorch's autocast")
+    parser.add_argument('--bfloat16', action=argparse.BooleanOptionalAction,
+                        default=compute_dtype.has_instructions(),
+                        help="also in bfloat16, and PyTorch's autocast; default: %(default)s")
     parser.add_argument('--only', help='models, separated by commas')
     args = parser.parse_args()
     if args.work:
