@@ -37,11 +37,18 @@ def running(v, *shape):
         running_mean=np.zeros(shape, v.dtype), running_var=np.ones(shape, v.dtype))
 
 
+def dropped(v):
+    np.random.seed(0)
+    return F.dropout(F.convolution_2d(v(2, 3, 4, 5), v(4, 3, 1, 1)), .3)
+
+
 IDS = np.array([[0, 2, 2], [1, 0, 3]], 'i')
 
 #: Their second derivatives are other functions', or Chainer has none.
 ONCE = [
     lambda v: F.softmax_cross_entropy(v(2, 4, 3), IDS), lstm_link,
+    lambda v: F.local_response_normalization(v(2, 7, 3, 2), 5, 1., .1, .5),
+    lambda v: F.local_response_normalization(v(2, 3), 7),
     rnn(F.n_step_lstm, 8, cell=True), rnn(F.n_step_gru, 6), rnn(F.n_step_rnn, 2),
     rnn(F.n_step_birnn, 2, 2),
 ]
@@ -68,6 +75,7 @@ CASES = [
     lambda v: F.max_pooling_2d(v(2, 3, 6, 5), 3, 2, 1),
     lambda v: F.max_pooling_2d(v(1, 1, 4, 4), 2, cover_all=False),
     lambda v: F.average_pooling_2d(v(2, 3, 6, 5), 3, 2, 1),
+    dropped,
     lambda v: F.relu(v(3, 4)),
     lambda v: F.relu(v(1, 2, 1, 3)),
     lambda v: F.relu(v()),

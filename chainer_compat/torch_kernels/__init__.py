@@ -54,6 +54,11 @@ KERNELS: dict[str, dict[str, str]] = {
         'BatchNormalization.forward': 'batch_normalization.output',
         '_apply_bn_fwd': 'batch_normalization.normalize',
     },
+    'chainer.functions.normalization.local_response_normalization': {
+        'LocalResponseNormalization.forward_cpu': 'local_response.output',
+        'LocalResponseNormalizationGrad.forward_cpu': 'local_response.gradient',
+    },
+    'chainer.functions.noise.dropout': {'Dropout.forward_cpu': 'dropout.output'},
     'chainer.functions.pooling.max_pooling_nd': {
         'MaxPoolingND.forward_cpu': 'pooling.maximum',
         'MaxPoolingNDGrad.forward_cpu': 'pooling.maximum_gradient',

@@ -11,11 +11,12 @@ from chainer.functions.activation.relu import ReLU, ReLUGrad2
 from chainer_compat.torch_kernels import backward
 from chainer_compat.torch_kernels.arrays import array, tensor, tensors
 from chainer_compat.torch_kernels.dispatch import Unsupported
+from chainer_compat.torch_kernels.memory_format import like
 
 
 def relu(f: ReLU, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
     """Return the input, with zeros for negative elements."""
-    y = array(torch.relu(tensor(inputs[0])))
+    y = array(torch.relu(tensor(inputs[0], channels_last=True)))
     f.retain_outputs((0,))
     return y,
 
@@ -36,12 +37,18 @@ def relu_gradient(f: ReLUGrad2, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
 
 def _relu_gradient(gy: np.ndarray, y: np.ndarray) -> np.ndarray:
     # Unlike threshold_backward, this has Chainer's results for NaN and infinity.
-    return array(torch.ops.aten.leaky_relu_backward(*tensors(gy, y), 0., False))
+    return array(torch.ops.aten.leaky_relu_backward(*_in_one_format(gy, y), 0., False))
+
+
+def _in_one_format(gy: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tensors in the memory format of ``y``."""
+    gy_, y_ = tensors(gy, y, channels_last=True)
+    return like(gy_, y_), y_
 
 
 def leaky_relu(f: LeakyReLU, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
     """Return the input, with negative elements times the slope."""
-    y = array(torch.ops.aten.leaky_relu(tensor(inputs[0]), float(f.slope)))
+    y = array(torch.ops.aten.leaky_relu(tensor(inputs[0], channels_last=True), float(f.slope)))
     # The sign of the output is the sign of the input, unless the slope is negative.
     if f.slope >= 0:
         f.retain_outputs((0,))
@@ -65,7 +72,7 @@ def leaky_relu_gradient(f: _LeakyReLUGrad, inputs: tuple[np.ndarray]) -> tuple[n
 
 
 def _leaky_relu_gradient(gy: np.ndarray, condition: np.ndarray, slope: float) -> np.ndarray:
-    gy_, condition_ = tensors(gy, condition)
+    gy_, condition_ = _in_one_format(gy, condition)
     if condition_.sum().isnan():  # Chainer returns the gradient where the input was NaN
         raise Unsupported
     return array(torch.ops.aten.leaky_relu_backward(gy_, condition_, float(slope), False))

@@ -7,7 +7,13 @@ import torch
 from chainer import config
 from chainer.backends import cuda
 
-from chainer_compat.torch_kernels import compute_dtype, gpu_arrays, memory, threads
+from chainer_compat.torch_kernels import (
+    compute_dtype,
+    gpu_arrays,
+    memory,
+    memory_format,
+    threads,
+)
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -16,10 +22,14 @@ memory.keep()
 threads.limit()
 
 
-def tensor(array: np.ndarray) -> torch.Tensor:
+def tensor(array: np.ndarray, channels_last: bool = False) -> torch.Tensor:
     """Return a contiguous tensor, which shares the memory of a floating-point array if it can.
 
     Some of PyTorch's kernels ignore strides, because PyTorch itself only passes contiguous tensors.
+
+    Args:
+        array: The array.
+        channels_last: Whether the tensor of an array with channels last has them last, too.
 
     Raises:
         Unsupported: For other dtypes, and for arrays on a GPU unless ``use_torch`` is 'always'.
@@ -29,12 +39,13 @@ def tensor(array: np.ndarray) -> torch.Tensor:
             is_on_host or (config.use_torch == 'always' and isinstance(array, cuda.ndarray))):
         raise Unsupported
     if is_on_host:
-        if array.flags.carray:
+        is_last = channels_last and memory_format.is_channels_last(array)
+        if array.flags.carray or (is_last and array.transpose(0, 2, 3, 1).flags.carray):
             try:
                 return torch.from_numpy(array)
             except ValueError:  # an axis of one element with an unusual stride
                 pass
-        return torch.from_numpy(array.copy())
+        return torch.from_numpy(array.copy('K' if is_last else 'C'))
     # PyTorch rejects strides that are negative or no multiples of the size, also where they do not
     # matter, such as in axes of one element.
     is_usable = array.flags.c_contiguous and not any([
@@ -42,8 +53,12 @@ def tensor(array: np.ndarray) -> torch.Tensor:
     return gpu_arrays.tensor(array if is_usable else array.copy())
 
 
-def tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
+def tensors(*arrays: np.ndarray, channels_last: bool = False) -> list[torch.Tensor]:
     """Return tensors of arrays.
+
+    Args:
+        arrays: Of one dtype.
+        channels_last: As for :func:`tensor`.
 
     Raises:
         Unsupported: As for :func:`tensor`, or if the dtypes differ.
@@ -51,10 +66,11 @@ def tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
     dtype = arrays[0].dtype
     if any([array.dtype != dtype for array in arrays]):
         raise Unsupported
-    return [tensor(array) for array in arrays]
+    return [tensor(array, channels_last) for array in arrays]
 
 
-def operands(*arrays: np.ndarray, has_kernel: bool = True) -> list[torch.Tensor]:
+def operands(*arrays: np.ndarray, has_kernel: bool = True, channels_last: bool = False
+             ) -> list[torch.Tensor]:
     """Return tensors of arrays for a matrix product, cast as the configuration says.
 
     Only float32 is cast. Pass results to :func:`product`.
@@ -62,12 +78,13 @@ def operands(*arrays: np.ndarray, has_kernel: bool = True) -> list[torch.Tensor]
     Args:
         arrays: Of one dtype.
         has_kernel: Whether PyTorch has a kernel for CPUs that sums up bfloat16 in float32.
+        channels_last: As for :func:`tensor`.
 
     Raises:
         Unsupported: As for :func:`tensors`.
         OptionError: If the option has an invalid value.
     """
-    found = tensors(*arrays)
+    found = tensors(*arrays, channels_last=channels_last)
     if not compute_dtype.is_bfloat16(config.torch_compute_dtype) or found[0].dtype != torch.float32:
         return found
     found = [each.bfloat16() for each in found]

@@ -11,7 +11,8 @@ import torch
 from chainer import FunctionNode, Variable
 
 from chainer_compat.graph import is_gradient_only, variable
-from chainer_compat.torch_kernels.arrays import product
+from chainer_compat.torch_kernels import memory_format
+from chainer_compat.torch_kernels.arrays import array, product, tensor
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
 Gradients = tuple[Variable | None, ...]
@@ -57,7 +58,12 @@ def with_bias(gx: torch.Tensor | None, gW: torch.Tensor | None, gy: Variable | N
         gy: The gradient of the output, whose second axis has the channels.
         indexes: Which gradients to return; 2 is the bias.
     """
-    found = [variable(product(each), False) for each in (gx, gW) if each is not None]
+    found = []
+    if gx is not None:
+        found.append(variable(product(memory_format.preferred(gx)), False))
+    if gW is not None:
+        found.append(variable(product(gW.contiguous()), False))
     if gy is not None and 2 in indexes:
-        found.append(chainer.functions.sum(gy, axis=(0, *range(2, gy.ndim))))
+        gb = tensor(gy.array, channels_last=True).sum((0, *range(2, gy.ndim)))
+        found.append(variable(array(gb), False))
     return found

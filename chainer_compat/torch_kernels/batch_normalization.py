@@ -25,6 +25,7 @@ from chainer.functions.normalization.batch_normalization import (
 from chainer_compat.torch_kernels import backward as of_node
 from chainer_compat.torch_kernels.arrays import array, tensor, tensors
 from chainer_compat.torch_kernels.dispatch import Unsupported
+from chainer_compat.torch_kernels.memory_format import like
 
 aten = torch.ops.aten
 
@@ -40,7 +41,7 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
     # PyTorch would divide by zero; and one of the statistics without the other is an error.
     if x.size == gamma.size or (running_mean is None) != (running_var is None):
         raise Unsupported
-    x_, gamma_, beta_ = tensors(x, gamma, beta)
+    x_, gamma_, beta_ = tensors(x, gamma, beta, channels_last=gamma.ndim == 1)
     # With the momentum 1, these become the mean and the unbiased variance. The running statistics
     # can have any layout, and share memory with the other arrays.
     momentum = 1.
@@ -93,7 +94,9 @@ def backward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: 
              ) -> tuple[np.ndarray | None, ...]:
     """Return the gradients of the input, of gamma and of beta."""
     _check(impl, axis, x, gamma, mean, inv_std)
-    gy_, x_, gamma_, mean_, inv_std_ = tensors(gy, x, gamma, mean, inv_std)
+    gy_, x_, gamma_, mean_, inv_std_ = tensors(
+        gy, x, gamma, mean, inv_std, channels_last=gamma.ndim == 1)
+    gy_ = like(gy_, x_)
     gx, ggamma, gbeta = aten.native_batch_norm_backward(
         _flat(gy_, gamma_), _flat(x_, gamma_), gamma_.flatten(), None, None, mean_.flatten(),
         inv_std_.flatten(), True, eps, [True, True, True])
@@ -113,7 +116,8 @@ def gradients(f: BatchNormalization, indexes: tuple[int, ...], grad_outputs: of_
 def normalize(xp: ModuleType, x: np.ndarray, mean: np.ndarray, inv_std: np.ndarray,
               gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
     """Normalize with given statistics; all arrays broadcast with ``x``."""
-    x_, mean_, inv_std_, gamma_, beta_ = tensors(x, mean, inv_std, gamma, beta)
+    x_, mean_, inv_std_, gamma_, beta_ = tensors(
+        x, mean, inv_std, gamma, beta, channels_last=True)
     return array((x_ - mean_).mul_(inv_std_ * gamma_).add_(beta_))
 
 
@@ -129,7 +133,8 @@ def statistics(x: np.ndarray, axis: tuple[int, ...], expander: Expander, dtype: 
 def gradient_sums(gy: np.ndarray, x: np.ndarray, axis: tuple[int, ...], expander: Expander,
                   mean: np.ndarray, inv_std: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return the gradients of beta and gamma, stacked."""
-    gy_, x_ = _by_channel(gy, axis, dtype), _by_channel(x, axis, dtype)
+    x_ = _by_channel(x, axis, dtype)
+    gy_ = like(_by_channel(gy, axis, dtype), x_)
     mean_, inv_std_ = (t.flatten() for t in tensors(mean, inv_std))
     _, ggamma, gbeta = aten.native_batch_norm_backward(
         gy_, x_, None, None, None, mean_, inv_std_, True, 0., [False, True, True])
@@ -144,7 +149,7 @@ def input_gradient(gy: np.ndarray, x: np.ndarray, expander: Expander, mean: np.n
     gy_, x_, mean_, scale, slope, shift = tensors(
         gy, x, mean[expander], *(each.astype(x.dtype, copy=False)[expander] for each in (
             gamma * inv_std, -gamma * inv_std ** 2 * ggamma / total,
-            -gamma * inv_std * gbeta / total)))
+            -gamma * inv_std * gbeta / total)), channels_last=True)
     return array((x_ - mean_).mul_(slope).addcmul_(gy_, scale).add_(shift))
 
 
@@ -152,7 +157,7 @@ def _by_channel(x: np.ndarray, axis: tuple[int, ...], dtype: np.dtype) -> torch.
     """Return a tensor with the channels in the second axis."""
     if x.size == 0 or x.dtype != dtype or axis not in ((0,), (0, *range(2, x.ndim))):
         raise Unsupported
-    x_ = tensor(x)
+    x_ = tensor(x, channels_last=axis != (0,))
     return x_.reshape(len(x), -1) if axis == (0,) else x_
 
 

@@ -14,7 +14,7 @@ from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.deconvolution_2d import Deconvolution2DFunction
 from chainer.utils.conv import get_conv_outsize
 
-from chainer_compat.torch_kernels import backward
+from chainer_compat.torch_kernels import backward, memory_format
 from chainer_compat.torch_kernels.arrays import array, operands, product, tensor
 from chainer_compat.torch_kernels.dispatch import Unsupported
 from chainer_compat.torch_kernels.gpu_arrays import precision
@@ -28,9 +28,11 @@ def output(f: FunctionNode, x: np.ndarray, W: np.ndarray, b: np.ndarray | None, 
            ) -> tuple[np.ndarray]:
     """Convolve ``x`` with ``W``, and add ``b``."""
     options = _options(f, x.shape, W.shape)
-    x_, W_, *b_ = operands(x, W) if b is None else operands(x, W, b)
+    x_, W_, *b_ = operands(x, W, *(() if b is None else (b,)), channels_last=True)
+    x_, = memory_format.for_convolution(x.shape, W.shape, x_)
     with precision(x_, 'convolution'):
-        return product(torch.convolution(x_, W_, b_[0] if b_ else None, *options)),
+        y = torch.convolution(x_, W_, b_[0] if b_ else None, *options)
+    return product(memory_format.preferred(y)),
 
 
 def gradients(f: Convolution2DFunction, indexes: tuple[int, ...], grad_outputs: backward.Gradients
@@ -38,7 +40,8 @@ def gradients(f: Convolution2DFunction, indexes: tuple[int, ...], grad_outputs: 
     """Return the gradients of a convolution's inputs, by one call for input and weight."""
     x, W, gy = backward.arrays(f, grad_outputs)
     options = _options(f, x.shape, W.shape, gy.shape)
-    x_, W_, gy_ = operands(x, W, gy)
+    x_, W_, gy_ = operands(x, W, gy, channels_last=True)
+    x_, gy_ = memory_format.for_convolution(x.shape, W.shape, x_, gy_)
     with precision(x_, 'convolution'):
         gx, gW, _ = aten.convolution_backward(
             gy_, x_, W_, None, *options, [0 in indexes, 1 in indexes, False])
@@ -53,7 +56,8 @@ def deconvolution_gradients(
     if f.cover_all is None:
         f._set_cover_all(x.shape, W.shape)
     options = _options(f, gy.shape, W.shape, x.shape)
-    x_, W_, gy_ = operands(x, W, gy)
+    x_, W_, gy_ = operands(x, W, gy, channels_last=True)
+    x_, gy_ = memory_format.for_convolution(gy.shape, W.shape, x_, gy_)
     with precision(x_, 'convolution'):
         gx = torch.convolution(gy_, W_, None, *options) if 0 in indexes else None
         gW = aten.convolution_backward(
@@ -68,11 +72,11 @@ def weight_gradient(f: FunctionNode, x: np.ndarray, gy: np.ndarray, xp: object =
         raise Unsupported
     shape = gy.shape[1], x.shape[1] // f.groups, *_kernel_size(f)
     options = _options(f, x.shape, shape, gy.shape)
-    x_, gy_ = operands(x, gy)
+    x_, gy_ = memory_format.for_convolution(x.shape, shape, *operands(x, gy, channels_last=True))
     W_ = x_.new_empty(shape)  # only its shape is used
     with precision(x_, 'convolution'):
-        return product(
-            aten.convolution_backward(gy_, x_, W_, None, *options, [False, True, False])[1]),
+        gW = aten.convolution_backward(gy_, x_, W_, None, *options, [False, True, False])[1]
+    return product(gW.contiguous()),
 
 
 def input_gradient(f: FunctionNode, gy: np.ndarray, W: np.ndarray, b: np.ndarray | None,
@@ -81,12 +85,14 @@ def input_gradient(f: FunctionNode, gy: np.ndarray, W: np.ndarray, b: np.ndarray
     outs = f.outs if hasattr(f, 'outs') else (f.outh, f.outw)
     shape = len(gy), W.shape[1] * f.groups, *outs
     options = _options(f, shape, W.shape, gy.shape)
-    gy_, W_ = operands(gy, W)
+    gy_, W_ = operands(gy, W, channels_last=True)
+    gy_, = memory_format.for_convolution(shape, W.shape, gy_)
     b_ = None if b is None else tensor(b).reshape(-1, *[1] * len(outs))
-    x_ = gy_.new_empty(shape)  # only its shape is used
+    x_ = memory_format.empty_like(gy_, shape)
     with precision(gy_, 'convolution'):
-        gx = product(
-            aten.convolution_backward(gy_, x_, W_, None, *options, [True, False, False])[0])
+        gx_, _, _ = aten.convolution_backward(
+            gy_, x_, W_, None, *options, [True, False, False])
+    gx = product(memory_format.preferred(gx_))
     if b_ is not None:
         gx += array(b_)
     return gx,

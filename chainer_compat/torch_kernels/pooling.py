@@ -11,6 +11,7 @@ from chainer.functions.pooling.max_pooling_nd import MaxPoolingND, MaxPoolingNDG
 
 from chainer_compat.torch_kernels.arrays import array, tensor
 from chainer_compat.torch_kernels.dispatch import Unsupported
+from chainer_compat.torch_kernels.memory_format import empty_like, like
 
 aten = torch.ops.aten
 
@@ -24,7 +25,7 @@ def maximum(f: MaxPoolingND, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
         raise Unsupported
     _check(x.shape, f.ksize, f.stride, f.pad, f.cover_all)
     y, positions = aten.max_pool2d_with_indices(
-        tensor(x), f.ksize, f.stride, f.pad, [1, 1], f.cover_all)
+        tensor(x, channels_last=True), f.ksize, f.stride, f.pad, [1, 1], f.cover_all)
     # PyTorch chooses the last NaN of a window, Chainer the first; and PyTorch the first element of
     # a window of -inf, Chainer padding.
     if not y.sum().isfinite():
@@ -40,8 +41,8 @@ def maximum_gradient(grad: MaxPoolingNDGrad, inputs: tuple[np.ndarray]) -> tuple
     # Without positions, Chainer computed the maxima.
     if not hasattr(f, '_torch_positions') or inputs[0].dtype != f._in_dtype:
         raise Unsupported
-    gy = tensor(inputs[0])
-    x = gy.new_empty(f._in_shape)  # only its shape is used
+    gy = like(tensor(inputs[0], channels_last=True), f._torch_positions)
+    x = empty_like(gy, f._in_shape)
     return array(aten.max_pool2d_with_indices_backward(
         gy, x, f.ksize, f.stride, f.pad, [1, 1], f.cover_all, f._torch_positions)),
 
@@ -67,7 +68,7 @@ def average(f: AveragePooling2D, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]
     x, = inputs
     ksize, stride, pad = (f.kh, f.kw), (f.sy, f.sx), (f.ph, f.pw)
     _check(x.shape, ksize, stride, pad, False)
-    y = aten.avg_pool2d(tensor(x), ksize, stride, pad, False, True)
+    y = aten.avg_pool2d(tensor(x, channels_last=True), ksize, stride, pad, False, True)
     f._in_shape, f._in_dtype = x.shape, x.dtype
     return array(y),
 
@@ -76,8 +77,8 @@ def average_gradient(f: AveragePooling2DGrad, inputs: tuple[np.ndarray]) -> tupl
     """Return the gradient of the input of average pooling."""
     ksize, stride, pad = (f.kh, f.kw), (f.sy, f.sx), (f.ph, f.pw)
     _check(f._in_shape, ksize, stride, pad, False)
-    gy = tensor(inputs[0])
-    x = gy.new_empty(f._in_shape)  # only its shape is used
+    gy = tensor(inputs[0], channels_last=True)
+    x = empty_like(gy, f._in_shape)
     return array(aten.avg_pool2d_backward(gy, x, ksize, stride, pad, False, True, None)),
 
 

@@ -220,7 +220,7 @@ def _codec(context: Context, gradients: ParameterList, compressor: Compressor | 
 def _with_ties(layout: Layout, parameters: ParameterList) -> Layout:
     """Add which parameters share memory: with ties on some ranks only, training would differ."""
     ties = {parameters.paths[i]: f'shares memory with {parameters.paths[group[0]]}'
-            for group in tied_arrays.groups(parameters) for i in group[1:]}
+            for group in tied_arrays.sharing_memory(parameters) for i in group[1:]}
     return Layout.of({path: f'{text}, {ties[path]}' if path in ties else text
                       for path, text in layout.described.items()}) if ties else layout
 

@@ -81,7 +81,7 @@ class ParameterList(ArrayList):
                 if [*map(type, grads)].count(np.ndarray) == len(grads):
                     dtypes = tuple(map(_dtype_of, grads))
                     if _FLOATS.issuperset(dtypes) and all(map(_is_writeable, grads)) and (
-                            not tied_arrays.groups(grads)):
+                            not tied_arrays.sharing_memory(grads)):
                         found = cls(grads)
                         found.paths, found.on_host, found.on_device = paths, True, False
                         is_one = dtypes and dtypes.count(dtypes[0]) == len(dtypes)
@@ -106,7 +106,7 @@ class ParameterList(ArrayList):
         if attribute == 'grad':
             by_path = dict(zip(paths, parameters, strict=True))
             found_paths = [*arrays]
-            for group in tied_arrays.groups([*arrays.values()]):
+            for group in tied_arrays.sharing_memory([*arrays.values()]):
                 # Backward of a + b gives both the same array, which hooks would change twice.
                 for path in map(found_paths.__getitem__, group[1:]):
                     by_path[path].grad = arrays[path] = arrays[path].copy()

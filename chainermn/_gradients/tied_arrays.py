@@ -12,8 +12,20 @@ from chainermn._types import Array, DeviceArray
 _base = operator.attrgetter('base')
 
 
-def groups(arrays: Sequence[Array]) -> list[list[int]]:
-    """Return the indices of arrays that share memory, in groups of two or more."""
+def sharing_memory(arrays: Sequence[Array]) -> list[list[int]]:
+    """Return which arrays share memory.
+
+    Args:
+        arrays: Arrays, on any devices.
+
+    Returns:
+        The indices of arrays that share memory, in groups of two or more.
+
+    Example:
+        >>> x, y = np.zeros(4), np.zeros(4)
+        >>> chainermn.optimizers.proxy.sharing_memory([x, y, x[2:], x[:2]])
+        [[0, 2, 3]]
+    """
     bases = [*map(_base, arrays)]
     owners = {id(array if base is None else base)
               for array, base in zip(arrays, bases, strict=True)}

@@ -124,8 +124,9 @@ class LocalBackend(Backend):
             layout.key_id: x for layout, x in zip(layouts, values, strict=True)})
 
     def push(self, layouts: Sequence[KeyLayout], values: Sequence[Array | RowSparse]) -> None:
-        for layout, x in zip(layouts, values, strict=True):
-            self.server.update(layout.key_id, [x.todense() if isinstance(x, RowSparse) else x])
+        self.server.update({
+            layout.key_id: [x.todense() if isinstance(x, RowSparse) else x]
+            for layout, x in zip(layouts, values, strict=True)})
 
     def pull(self, layouts: Sequence[KeyLayout], rows: Sequence[Sequence[Rows]]
              ) -> list[list[Array]]:
@@ -227,8 +228,7 @@ class DistSyncBackend(_DistBackend):
         entries = shard_values(layouts, values, self.size, self.server.compressor)
         received = self._exchange('push', layouts, [encode(one) for one in entries.values()])
         with raise_on_all_ranks(self, 'push'):  # of the updater
-            for entries_of_key in zip(*map(decode, received), strict=True):
-                self.server.apply(entries_of_key)
+            self.server.apply(zip(*map(decode, received), strict=True))
 
     def pull(self, layouts: Sequence[KeyLayout], rows: Sequence[Sequence[Rows]]
              ) -> list[list[Array]]:
@@ -294,8 +294,7 @@ class DistAsyncBackend(_DistBackend):
         operation, message = request[:8].tobytes(), request[8:]
         if operation == _PULL:
             return self.server.reply(message)
-        for entry in decode(message):
-            self.server.apply([entry])
+        self.server.apply([entry] for entry in decode(message))
         return []
 
     def refuse(self, operation: str, error: Exception) -> NoReturn:

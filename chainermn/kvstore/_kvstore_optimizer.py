@@ -19,6 +19,7 @@ from chainermn.optimizers.proxy import (
     fill_missing_grad,
     init_state,
     keep_scale,
+    sharing_memory,
 )
 
 _Parameters: TypeAlias = dict[str, chainer.Parameter]
@@ -216,17 +217,6 @@ def _initialized(named: Named) -> _Parameters:
     return dict(first.values())
 
 
-def _sharing_memory(parameters: _Parameters) -> list[str]:
-    """Return the first parameter that shares memory with others, and these, by path."""
-    left = [*parameters.items()]
-    while left:
-        (path, first), *left = left
-        if paths := [other for other, param in left if first.device == param.device
-                     and first.xp.shares_memory(first.array, param.array)]:
-            return [path, *paths]
-    return []
-
-
 def _priorities(parameters: _Parameters) -> list[float]:
     return [-i for i in range(len(parameters))]
 
@@ -282,8 +272,9 @@ class _StoreUpdate(_KVStoreOptimizer):
                     raise ValueError(
                         f'the optimizer already has states of parameter {path}, which the store '
                         f'does not know; use a new optimizer, or {_ON_WORKERS}')
-            if shared := _sharing_memory(parameters):
-                paths = ', '.join(shared)
+            if groups := sharing_memory([parameter.array for parameter in parameters.values()]):
+                names = [*parameters]
+                paths = ', '.join([names[i] for i in groups[0]])
                 raise ValueError(f'the parameters {paths} share memory, but the store updates '
                                  'each separately; assign one Parameter object to both links '
                                  f'(link.W = other.W), or {_ON_WORKERS}')

@@ -1,13 +1,14 @@
-"""OptimizerUpdater: an updater that steps a Chainer optimizer."""
+"""OptimizerUpdater: updates arrays of a store with a Chainer optimizer."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Sequence, Set
+from typing import NamedTuple, TypeAlias
 
 import chainer
 import numpy as np
 from chainer import optimizer_hooks
 
+from chainer_compat import updates
 from chainermn.kvstore._optimizer_states import OptimizerState
 from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.kvstore.row_sparse import Array
@@ -24,10 +25,19 @@ _ELEMENTWISE_HOOKS = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
 _COPY = 'fp32_param'
 
 
-class OptimizerUpdater:
-    """An updater that steps a Chainer optimizer; the pushed values are the gradients.
+class KeyUpdate(NamedTuple):
+    """An array to update."""
 
-    Hyperparameters and hooks are read from the optimizer at each step.  It may be set up with a
+    key: Key
+    #: The gradient, of the dtype ``OptimizerUpdater.gradient_dtype``; it may be overwritten.
+    input: Array
+    stored: Array
+
+
+class OptimizerUpdater:
+    """Steps a Chainer optimizer; the pushed values are the gradients.
+
+    Hyperparameters and hooks are read from the optimizer at each update.  It may be set up with a
     model, which is not changed.
 
     Args:
@@ -60,6 +70,7 @@ class OptimizerUpdater:
         #: Number of updates before the first gradient of a key.
         self.starts: dict[Key, int] = {}
         self._rules: dict[Key, chainer.optimizer.UpdateRule] = {}
+        self._parameters: dict[Key, chainer.Parameter] = {}
         rule = self.new_rule()
         self._is_rule_elementwise = is_elementwise(rule) and not (
             rule._hookable._pre_update_hooks or rule._hookable._post_update_hooks)
@@ -91,30 +102,44 @@ class OptimizerUpdater:
         is_copied = dtype == np.float16 and self._rule(key)._use_fp32_update
         return np.dtype(np.float32) if is_copied else dtype
 
-    def __call__(self, key: Key, input: Array, stored: Array) -> None:
-        """Update ``stored`` in place, as ``Optimizer.update`` does.  ``input`` may be overwritten.
+    def update(self, key_updates: Sequence[KeyUpdate]) -> None:
+        """Update arrays in place, in one pass, as ``Optimizer.update`` does.
 
         Args:
-            key: The key.
-            input: The gradient, of the dtype :meth:`gradient_dtype`.
-            stored: The stored array.
+            key_updates: The arrays, each once.
         """
-        rule, times = self._rule(key), range(self.repeats.get(key, 1))
-        rule.enabled = key not in self.disabled
-        parameter = _Parameter(stored)
+        parameters = [(self._parameter(update), range(self.repeats.get(update.key, 1)))
+                      for update in key_updates]
+        self._call_hooks('pre', parameters)
+        for n in range(max([len(times) for _, times in parameters], default=0)):
+            updates.update([parameter for parameter, times in parameters if n in times], self)
+        self._call_hooks('post', parameters)
+        for (parameter, _), update in zip(parameters, key_updates, strict=True):
+            parameter.grad = None
+            if parameter.array is not update.stored:
+                update.stored[...] = parameter.array
+
+    def _parameter(self, update: KeyUpdate) -> chainer.Parameter:
+        """Return a parameter with the array, its gradient and its rule; mostly that of before."""
+        key, input, stored = update
+        parameter = self._parameters.get(key)
+        if parameter is None or parameter.array is not stored:
+            is_usual = self.gradient_dtype(key, stored.dtype) == stored.dtype
+            parameter = (chainer.Parameter if is_usual else _Parameter)(stored)
+            self._parameters[key] = parameter
+        parameter.update_rule = self._rule(key)
+        parameter.update_rule.enabled = key not in self.disabled
         parameter.grad = input
-        if self.is_loss_scaled:
-            parameter._loss_scale = self.optimizer._loss_scale
-        for hook in self._hooks('pre'):
-            for _ in times:
-                hook(rule, parameter)
-        for _ in times:
-            rule.update(parameter)
-        for hook in self._hooks('post'):
-            for _ in times:
-                hook(rule, parameter)
-        if parameter.array is not stored:
-            stored[...] = parameter.array
+        parameter._loss_scale = self.optimizer._loss_scale if self.is_loss_scaled else None
+        return parameter
+
+    def _call_hooks(self, timing: str, parameters: Sequence[tuple[chainer.Parameter, range]]
+                    ) -> None:
+        hooks = self._hooks(timing)
+        for parameter, times in parameters:
+            for hook in hooks:
+                for _ in times:
+                    hook(parameter.update_rule, parameter)
 
     def states(self) -> dict[Key, OptimizerState]:
         """Return the states of all keys that were updated."""
@@ -179,7 +204,7 @@ class OptimizerUpdater:
             rule.use_fp32_update()
         return rule
 
-    def _hooks(self, timing: str) -> Iterable[_Hook]:
+    def _hooks(self, timing: str) -> Collection[_Hook]:
         hookable = self.optimizer._hookable  # None if it is not set up
         hooks = getattr(hookable, f'_{timing}_update_hooks', {})
         for name, hook in hooks.items():

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import chainer
@@ -12,7 +12,7 @@ import numpy as np
 from chainermn.communicators.compression import TwoBit
 from chainermn.kvstore import _sharding
 from chainermn.kvstore._optimizer_states import OptimizerState
-from chainermn.kvstore._optimizer_updater import OptimizerUpdater
+from chainermn.kvstore._optimizer_updater import KeyUpdate, OptimizerUpdater
 from chainermn.kvstore._sharding import Buffer, Entry, Key, KeyLayout, sum_dtype
 from chainermn.kvstore.row_sparse import Array
 
@@ -29,7 +29,7 @@ class Server:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.updater: Updater = assign
+        self.updater: Updater | OptimizerUpdater = assign
         self.compressor: TwoBit | None = None
         self.layouts: list[KeyLayout] = []
         #: By number of the key.
@@ -51,23 +51,40 @@ class Server:
             self.shards.update(shards)
             self._restore(loaded)
 
-    def update(self, key_id: int, inputs: Sequence[Array]) -> None:
-        """Call the updater with the sum of arrays of the shape of the shard."""
-        with self._lock:
-            layout, stored = self.layouts[key_id], self.shards[key_id]
-            scale, dtype = self.scales.get(layout.key, 1.), stored.dtype
-            if isinstance(self.updater, OptimizerUpdater):
-                scale *= self.updater.rescale_grad
-                dtype = self.updater.gradient_dtype(layout.key, dtype)
-            device = chainer.backend.get_device_from_array(stored)
-            with chainer.using_device(device):
-                self.updater(layout.key, sum_arrays(
-                    [device.send(x) for x in inputs], dtype, scale), stored)
+    def update(self, inputs: Mapping[int, Sequence[Array]]) -> None:
+        """Update shards once.
 
-    def apply(self, entries: Sequence[Entry]) -> None:
-        """Update a shard once with the sum of the values that workers pushed for it."""
-        layout = self.layouts[entries[0].key_id]
-        self.update(layout.key_id, [self.values_of(entry, layout) for entry in entries])
+        Args:
+            inputs: By number of the key, arrays of the shape of the shard, to be summed.
+        """
+        with self._lock:
+            if isinstance(self.updater, OptimizerUpdater):
+                self.updater.update([self._key_update(key_id, xs) for key_id, xs in inputs.items()])
+                return
+            for key_id, xs in inputs.items():
+                key, input, stored = self._key_update(key_id, xs)
+                with chainer.using_device(chainer.backend.get_device_from_array(stored)):
+                    self.updater(key, input, stored)
+
+    def _key_update(self, key_id: int, inputs: Sequence[Array]) -> KeyUpdate:
+        """Return a shard with the sum of arrays of its shape."""
+        layout, stored = self.layouts[key_id], self.shards[key_id]
+        scale, dtype = self.scales.get(layout.key, 1.), stored.dtype
+        if isinstance(self.updater, OptimizerUpdater):
+            scale *= self.updater.rescale_grad
+            dtype = self.updater.gradient_dtype(layout.key, dtype)
+        device = chainer.backend.get_device_from_array(stored)
+        with chainer.using_device(device):
+            total = sum_arrays([device.send(x) for x in inputs], dtype, scale)
+        return KeyUpdate(layout.key, total, stored)
+
+    def apply(self, entries_of_keys: Iterable[Sequence[Entry]]) -> None:
+        """Update shards once with the sums of the values that workers pushed for them."""
+        inputs = {}
+        for entries in entries_of_keys:
+            layout = self.layouts[entries[0].key_id]
+            inputs[layout.key_id] = [self.values_of(entry, layout) for entry in entries]
+        self.update(inputs)
 
     def values_of(self, entry: Entry, layout: KeyLayout) -> np.ndarray:
         """Return the values of an entry as an array of the shape of the shard."""
@@ -107,7 +124,7 @@ class Server:
             with chainer.using_device(device):
                 return stored.copy() if row_ids is None else stored[device.send(row_ids)]
 
-    def set_updater(self, updater: Updater) -> None:
+    def set_updater(self, updater: Updater | OptimizerUpdater) -> None:
         """Replace the updater, and with it the optimizer states of the keys."""
         with self._lock:
             self.updater = updater

@@ -8,6 +8,7 @@ Such an optimizer derives from :class:`OptimizerProxy`, and defines ``update``::
             ...  # change the gradients
             self.actual_optimizer.update()
 """
+from chainermn._gradients.tied_arrays import sharing_memory
 from chainermn.optimizers._full_update import init_state
 from chainermn.optimizers._optimizer_proxy import (
     OptimizerProxy,
@@ -18,4 +19,4 @@ from chainermn.optimizers._optimizer_proxy import (
 from chainermn.optimizers._optimizer_settings import Named, OptimizerSettings
 
 __all__ = ['Named', 'OptimizerProxy', 'OptimizerSettings', 'compute_gradients',
-           'fill_missing_grad', 'init_state', 'keep_scale']
+           'fill_missing_grad', 'init_state', 'keep_scale', 'sharing_memory']

@@ -27,14 +27,14 @@ OTHER = np.ones(3)
     ([OTHER[1:2].reshape(()), OTHER], [[0, 1]]),
 ])
 def test_groups(arrays, expected):
-    assert tied_arrays.groups(arrays) == expected
+    assert tied_arrays.sharing_memory(arrays) == expected
 
 
 def test_views_of_a_buffer_that_is_no_array():
     buffer = bytearray(64)
     arrays = [np.frombuffer(buffer)[:4], np.frombuffer(buffer)[4:], np.frombuffer(buffer)[3:5]]
-    assert tied_arrays.groups(arrays[:2]) == []
-    assert tied_arrays.groups(arrays) == [[0, 1, 2]]
+    assert tied_arrays.sharing_memory(arrays[:2]) == []
+    assert tied_arrays.sharing_memory(arrays) == [[0, 1, 2]]
 
 
 def test_random_views():
@@ -58,4 +58,4 @@ def test_random_views():
                 one |= other
                 groups.remove(other)
         expected = sorted(sorted(group) for group in groups if len(group) > 1)
-        assert tied_arrays.groups(views) == expected
+        assert tied_arrays.sharing_memory(views) == expected

@@ -9,6 +9,7 @@ from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 from one_process import Lamb
 
+from chainer_compat import block_updates
 from chainermn.kvstore import _optimizer_states
 from chainermn.kvstore._optimizer_updater import OptimizerUpdater
 
@@ -93,6 +94,35 @@ def steps(kv, first, last):
         if kv.type != 'dist_async' or kv.rank == 0:
             kv.push(list(SHAPES), gradients(step, kv))
     kv.barrier()
+
+
+@pytest.mark.parametrize('bound', [1, 10**6])
+@pytest.mark.parametrize('type', ['local', 'dist_sync'])
+def test_one_pass_for_all_keys(create, type, bound, monkeypatch):
+    """As Chainer's own rules update one parameter after another."""
+    groups = []
+    update_group = block_updates.update_group
+    monkeypatch.setattr(block_updates, 'update_group', lambda rule, members, *args: (
+        groups.append(len(members)), update_group(rule, members, *args)))
+    optimizer = optimizers.Adam(.1)
+    kv = store(create, type, bound, optimizer)
+    init(kv)
+    model = chainer.Link()
+    with model.init_scope():
+        for key, shape in SHAPES.items():
+            setattr(model, f'p{key}', chainer.Parameter(np.ones(shape, np.float32)))
+    reference = optimizers.Adam(.1).setup(model)
+    for step in range(3):
+        if step == 2:  # the hyperparameters are read at each step
+            optimizer.alpha = reference.alpha = .01
+        groups.clear()
+        kv.push(list(SHAPES), gradients(step, kv))
+        assert len(groups) <= 1 and sum(groups) == len(kv._backend.server.shards)
+        for key, gradient in zip(SHAPES, gradients(step, kv), strict=True):
+            getattr(model, f'p{key}').grad = np.asarray(gradient * kv.num_workers)
+            getattr(model, f'p{key}').update()
+    for key, x in zip(SHAPES, kv.pull(list(SHAPES)), strict=True):
+        np.testing.assert_allclose(x, getattr(model, f'p{key}').array, rtol=1e-6)
 
 
 @pytest.mark.parametrize('type', ['local', 'dist_sync', 'dist_async'])

@@ -106,8 +106,8 @@ class ShardedUpdate(FullUpdate):
         params = _with_rules(optimizer.target)
         own_needs_all = (self._has_debug_variable or chainer.is_debug()
                          or shard_hooks.needs_all(_wrapped(optimizer)))
-        tied = {i for group in tied_arrays.groups([param.array for param in params.values()])
-                for i in group}
+        arrays = [param.array for param in params.values()]
+        tied = {i for group in tied_arrays.sharing_memory(arrays) for i in group}
         items = [Item(path, param.size, _is_divisible(param.update_rule),
                       param.update_rule.enabled, i in tied)
                  for i, (path, param) in enumerate(params.items())]

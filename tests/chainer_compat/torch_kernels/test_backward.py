@@ -59,7 +59,9 @@ def test_the_same_bits(case, dtype):
             assert (a is None) == (b is None)
             if a is not None:
                 assert a.dtype == b.dtype
-                np.testing.assert_array_equal(a, b)
+                # PyTorch sums up the gradients of biases, NumPy does it here.
+                tolerance = {'f': 1e-6, 'd': 1e-15}[dtype] if a.ndim == 1 else 0
+                np.testing.assert_allclose(a, b, tolerance, tolerance * abs(b).max(initial=0))
 
 
 @pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])

@@ -440,7 +440,8 @@ def test_no_warning_on_fast_processors_and_gpus(slow_processor, monkeypatch):
 
     with in_bfloat16():
         with monkeypatch.context() as patch:
-            patch.setattr(arrays, 'tensors', lambda *arrays: [OnDevice() for _ in arrays])
+            patch.setattr(arrays, 'tensors',
+                          lambda *arrays, **options: [OnDevice() for _ in arrays])
             with pytest.raises(AttributeError):  # a string has no attribute is_cuda
                 arrays.operands(None)
         monkeypatch.setattr(compute_dtype, 'has_instructions', lambda: True)

@@ -89,6 +89,11 @@ BY_PYTORCH_ONCE = {
         lambda v: F.softmax_cross_entropy(v(4, 4), T, reduce='no'),
         lambda v: F.softmax_cross_entropy(v(4, 4), T, normalize=False),
         lambda v: F.softmax_cross_entropy(v(4, 4), T, class_weight=np.arange(1, 5, dtype=v.dtype))],
+    ('pow',): [
+        *of_options(F.local_response_normalization, (2, 7, 3, 4), (), (3, 1., .1, .5), (1,),
+                    (5, 1, 1, 1), (16,)),
+        lambda v: F.local_response_normalization(v(2, 5)),
+        lambda v: F.local_response_normalization(v(0, 5, 2, 2))],
     ('mul_',): [lambda v: F.fixed_batch_normalization(v(0, 3), v(3), v(3), v(3), v(3) ** 2 + 1)],
     ('embedding_dense_backward',): [
         lambda v, ids=ids, ignored=ignored: F.embed_id(ids, v(5, 3), ignored)
@@ -117,6 +122,7 @@ OF_OTHER_DTYPES = [
     lambda v: F.linear(F.cast(v(4, 3), 'f'), F.cast(v(5, 3), 'd'), F.cast(v(5), 'f')),
     lambda v: F.batch_normalization(v(4, 3), F.cast(v(3), 'f'), F.cast(v(3), 'f')),
     lambda v: F.max_pooling_2d(v(2, 3, 8, 8), 2), lambda v: F.average_pooling_2d(v(2, 3, 8, 8), 2),
+    lambda v: F.local_response_normalization(v(2, 5, 3, 3)),
     lambda v: F.relu(v(3, 4)), lambda v: F.leaky_relu(v(3, 4)), lambda v: F.log_softmax(v(3, 4)),
     lambda v: F.softmax_cross_entropy(v(4, 4), T), lambda v: F.embed_id(IDS, v(5, 3)),
 ]

@@ -1,0 +1,20 @@
+"""Dropout that keeps the memory format of its input."""
+
+from __future__ import annotations
+
+import numpy as np
+from chainer.functions.noise.dropout import Dropout
+
+from chainer_compat.torch_kernels.dispatch import Unsupported
+from chainer_compat.torch_kernels.memory_format import is_channels_last
+
+
+def output(f: Dropout, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
+    """Set random elements to zero, and scale the others."""
+    x, = inputs
+    if f.mask is not None or not is_channels_last(x):
+        raise Unsupported
+    scale = x.dtype.type(1 / (1 - f.dropout_ratio))
+    is_used = np.random.rand(*x.shape) >= f.dropout_ratio
+    f.mask = np.multiply(is_used, scale, out=np.empty_like(x))
+    return x * f.mask,

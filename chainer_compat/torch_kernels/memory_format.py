@@ -1,0 +1,66 @@
+"""The order of elements in memory: contiguous, or with channels last.
+
+oneDNN, PyTorch's library of convolutions on CPUs, computes with the channels of a pixel next to
+each other. It converts contiguous arrays before and after each convolution, which can take longer
+than the convolution. So convolutions return arrays with channels last, and the other kernels keep
+their order. Shapes are the same; only the strides differ.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+Shape = tuple[int, ...]
+
+
+def is_channels_last(array: np.ndarray) -> bool:
+    """Return whether an array of images, (N, C, H, W), has channels last in memory.
+
+    It may be a part of a larger one, such as some of its channels.
+    """
+    if array.ndim != 4:
+        return False
+    n, c, h, w = array.strides
+    return n >= h >= w >= c > 0
+
+
+def for_convolution(x: Shape, W: Shape, *images: torch.Tensor) -> list[torch.Tensor]:
+    """Return tensors in the memory format in which a convolution is fastest.
+
+    Args:
+        x: The shape of its input.
+        W: The shape of its weight.
+        images: Its input, its output, or their gradients.
+    """
+    # The weight and its gradient are converted, too, unless they have one element per channel.
+    is_faster = W[2:] == (1, 1) or math.prod(W) <= 2 * math.prod(x)
+    return [preferred(each) if is_faster else each.contiguous() for each in images]
+
+
+def preferred(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with channels last if it has images in float32 or bfloat16 on the CPU."""
+    if x.ndim != 4 or x.device.type != 'cpu' or x.dtype == torch.float64:
+        return x.contiguous()
+    _, c, h, w = x.shape
+    # Strides also tell PyTorch the format of a single channel or pixel.
+    return x.contiguous(memory_format=torch.channels_last).as_strided(
+        x.shape, (h * w * c, 1, w * c, c))
+
+
+def of(x: torch.Tensor) -> torch.memory_format:
+    """Return the memory format of a tensor."""
+    is_last = x.ndim == 4 and not x.is_contiguous()
+    return torch.channels_last if is_last else torch.contiguous_format
+
+
+def like(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` in the memory format of another tensor."""
+    return x.contiguous(memory_format=of(other))
+
+
+def empty_like(x: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """Return a tensor of which only shape, dtype, device and memory format are used."""
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=of(x))
