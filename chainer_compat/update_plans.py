@@ -39,7 +39,7 @@ class Plan:
             return None
         found = []
         for group in self.groups:
-            gradients = group.gradients() if group.is_unchanged() else None
+            gradients = group.gradients()
             if gradients is None or not self._changed.isdisjoint(
                     [id(array if array.base is None else array.base) for array in gradients]):
                 return None
@@ -72,56 +72,44 @@ class PlannedGroup:
         self.parent = self.rules[0].hyperparam.__dict__['_parent']
         self.kept = Kept()
         self._params = group.params
-        self._dtype = self.members[0].dtype
-        self._shapes = [member.shape for member in self.members]
-        self._flags = [member.data.flags.num for member in self.members]
-        self._n_attributes = [member.n_attributes for member in self.members]
-        #: Members keep the arrays, so that no other has the same number.
-        self._data = [id(member.data) for member in self.members]
-        self._states = [(name, [id(rule._state[name]) for rule in self.rules])
-                        for name in self.rules[0]._state]
-
-    def is_unchanged(self) -> bool:
-        """Return whether arrays, rules and hyperparameters are those of the last update."""
-        params, rules = self._params, self.rules
-        if {*map(type, params)} != {Parameter} or {*map(type, rules)} != {self.type} or not all(
-                map(is_, [param.update_rule for param in params], rules)):
-            return False
-        data = [param._data[0] for param in params]
-        hooks = [rule._hookable for rule in rules]
-        steps = [rule.t for rule in rules]
-        return ([*map(id, data)] == self._data
-                and [array.flags.num for array in data] == self._flags
-                and [array.shape for array in data] == self._shapes
-                and not any([param._loss_scale is not None or param._layout is not None
-                             or 'update' in param.__dict__ for param in params])
-                and all([rule.enabled for rule in rules])
-                and not any([each._pre_update_hooks or each._post_update_hooks for each in hooks])
-                and steps.count(steps[0]) == len(steps)
-                and [*map(len, map(vars, rules))] == self._n_attributes
-                and self._are_hyperparameters_unchanged()
-                and self._are_states_unchanged())
-
-    def _are_hyperparameters_unchanged(self) -> bool:
-        """Return whether no rule has numbers of its own."""
-        own = [rule.hyperparam.__dict__ for rule in self.rules]
-        parents = [each.get('_parent', each) for each in own]
-        return {*map(len, own)} == {1} and parents.count(self.parent) == len(parents)
-
-    def _are_states_unchanged(self) -> bool:
-        states = [rule._state for rule in self.rules]
-        if None in states or {*map(len, states)} != {len(self._states)}:
-            return False
-        return all([[id(state.get(name)) for state in states] == numbers
-                    for name, numbers in self._states])
+        first, shapes = self.members[0], {member.shape: member.shape for member in self.members}
+        self._dtype = first.dtype
+        self._data = [member.data for member in self.members]
+        self._shapes = [shapes[member.shape] for member in self.members]
+        self._n_attributes = first.n_attributes
+        self._names = [*self.rules[0]._state]
+        self._states = [member.states for member in self.members]
 
     def gradients(self) -> list[Array] | None:
-        """Return the gradients; ``None`` if one is not as usual."""
-        gradients = [param._grad for param in self._params]
-        n = len(gradients)
-        if ([*map(type, gradients)].count(np.ndarray) == n
-                and [array.dtype for array in gradients].count(self._dtype) == n
-                and [array.shape for array in gradients] == self._shapes
-                and all([array.flags.carray for array in gradients])):
-            return gradients
-        return None
+        """Return the gradients; ``None`` if one is not as usual, or anything else has changed."""
+        kind, parent, dtype, array_type = self.type, self.parent, self._dtype, np.ndarray
+        n_attributes, n_states, step = self._n_attributes, len(self._names), self.rules[0].t
+        found, states = [], []
+        try:
+            for param, rule, array, shape in zip(
+                    self._params, self.rules, self._data, self._shapes, strict=True):
+                state = rule._state  # waits for copies of it, so not the one in the dictionary
+                own, of_rule = param.__dict__, rule.__dict__  # twice as fast as attributes
+                hyperparam, hooks = of_rule['hyperparam'].__dict__, of_rule['_hookable']
+                grad, data = own['_grad'], own['_data'][0]
+                if not (type(param) is Parameter and type(rule) is kind
+                        and own['update_rule'] is rule and 'update' not in own
+                        and own['_loss_scale'] is None and own['_layout'] is None
+                        and len(of_rule) == n_attributes
+                        and of_rule['enabled'] and of_rule['t'] == step
+                        and len(hyperparam) == 1 and hyperparam['_parent'] is parent
+                        and not hooks._pre_update_hooks and not hooks._post_update_hooks
+                        and state is not None and len(state) == n_states
+                        and data is array and data.flags.carray
+                        and type(grad) is array_type and grad.dtype == dtype
+                        and grad.shape == shape and grad.flags.carray):
+                    return None
+                found.append(grad)
+                states.append(state)
+            for i, name in enumerate(self._names):
+                if not all([state[name] is arrays[i]
+                            for state, arrays in zip(states, self._states, strict=True)]):
+                    return None
+        except KeyError:  # an attribute or a state was deleted
+            return None
+        return found

@@ -31,14 +31,12 @@ from chainer_compat.update_plans import Plan
 if TYPE_CHECKING:
     from chainer_compat.update_groups import Array
 
-#: By rule: its methods ``update_core_cpu`` and ``update_core_gpu``, which compute each element by
-#: itself, and change states in place.
-_cores: dict[Any, tuple[Any, Any]] = {}
+#: By class of rules that compute each element by itself, and change states in place: the functions
+#: that an update calls, by class and name. If a program replaces one, these rules run as they are.
+_functions: dict[Any, dict[tuple[Any, str], Any]] = {}
 
-#: Functions that call them, by class and name. If a program replaces one, nothing is grouped.
-_callers: dict[tuple[Any, str], Any] = {}
-
-_METHODS = 'update', 'update_core', '_init_states', '_UpdateRule__update'
+_METHODS = ('update', 'update_core', 'update_core_cpu', 'update_core_gpu', '_init_states',
+            '_UpdateRule__update')
 
 #: By model: how its parameters were updated.
 _plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
@@ -46,12 +44,10 @@ _plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
 
 def accept(rule: Any) -> None:
     """Update parameters with this class of rules together; called before the program runs."""
-    from chainer.optimizer import UpdateRule
     from chainer.variable import Parameter
 
-    _cores[rule] = rule.update_core_cpu, rule.update_core_gpu
-    for cls, names in ((Parameter, ('update',)), (UpdateRule, _METHODS), (rule, _METHODS)):
-        _callers.update(((cls, name), getattr(cls, name)) for name in names)
+    _functions[rule] = {(cls, name): getattr(cls, name) for cls, name in [
+        (Parameter, 'update'), *((rule, name) for name in _METHODS)]}
 
 
 def update(params: Iterable[Any], model: Any = None) -> None:
@@ -66,7 +62,7 @@ def update(params: Iterable[Any], model: Any = None) -> None:
     if found is not None:
         found()
         return
-    plan = _update(params, _accepted())
+    plan = _update(params, {*filter(_is_accepted, _functions)})
     if model is None or not isinstance(model, Hashable):
         return
     if plan is not None:
@@ -82,7 +78,8 @@ def update_as_before(params: list[Any], model: Any) -> Callable[[], None] | None
         The function; ``None`` if there was none, or anything but the gradients has changed since.
     """
     plan = _plans.get(model) if isinstance(model, Hashable) else None
-    if plan is None or not plan.types <= _accepted() or not all(map(_are_numbers, plan.parents)):
+    if plan is None or not (all(map(_is_accepted, plan.types))
+                            and all(map(_are_numbers, plan.parents))):
         return None
     gradients = plan.gradients(params)
     return None if gradients is None else functools.partial(_update_by, plan, gradients)
@@ -153,12 +150,10 @@ def _is_simple(param: Any) -> bool:
         'initial_alpha' not in vars(rule) and [*vars(rule.hyperparam)] == ['_parent'])
 
 
-def _accepted() -> set[Any]:
-    """Return the classes of rules of which the program has replaced no function."""
-    if any(getattr(cls, name) is not function for (cls, name), function in _callers.items()):
-        return set()
-    return {cls for cls, (on_cpu, on_gpu) in _cores.items()
-            if cls.update_core_cpu is on_cpu and cls.update_core_gpu is on_gpu}
+def _is_accepted(rule: Any) -> bool:
+    """Whether the program has replaced no function that an update with these rules calls."""
+    return all([getattr(cls, name) is function
+                for (cls, name), function in _functions[rule].items()])
 
 
 def _key(member: Member, rule: Any, loss_scale: float | None, are_numbers: dict[int, bool]
@@ -209,10 +204,10 @@ def _update_group(group: ParameterGroup) -> None:
 @contextlib.contextmanager
 def _advanced(rules: list[Any]) -> Iterator[None]:
     """Count an update of each rule.  If it fails, only that of the first, as Chainer does."""
-    rules[0].t += 1
+    rules[0].t = step = rules[0].t + 1
     yield
-    for rule in rules[1:]:
-        rule.t += 1
+    for rule in rules:
+        rule.t = step
 
 
 def _are_numbers(hyperparam: Any) -> bool:

@@ -110,7 +110,7 @@ def _adam(rule: Any, names: list[str], n: int) -> Kernel:
             or type(rule).alpha_t is not AdamRule.alpha_t):
         raise Unsupported
     rule._check_eps(rule._state['m'].dtype.type)
-    steps = [torch.tensor(float(rule.t))] * n
+    steps = [torch.from_numpy(np.array(rule.t, np.float32))] * n  # torch.tensor takes 10 us
     options = {
         'lr': alpha * eta, 'beta1': beta1, 'beta2': beta2,
         # Chainer's eps is added to v before the correction of its bias.

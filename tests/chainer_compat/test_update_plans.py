@@ -52,6 +52,15 @@ def add_parameter(model, optimizer):
     model.q.update_rule = optimizer.create_update_rule()
 
 
+def add_link(model, optimizer):
+    with model.init_scope():
+        model.link = chainer.Link()
+    with model.link.init_scope():
+        model.link.q = chainer.Parameter(np.full((2,), 3, 'f'))
+    model.link.q.grad = np.ones(2, 'f')
+    model.link.q.update_rule = optimizer.create_update_rule()
+
+
 def use_my_parameter(model, optimizer):
     rule, grad = model.p1.update_rule, model.p1.grad
     with model.init_scope():
@@ -93,6 +102,7 @@ CHANGES = {
     'view': of('array')(lambda param: np.repeat(param.array, 2)[::2]),
     'array of another': of('array')(lambda param: param.array.astype('d')),
     'gradient of another dtype': of('_grad')(lambda param: param.grad.astype('d')),
+    'gradient of another shape': of('_grad')(lambda param: np.full(1, 2, 'f')),
     'strided gradient': of('grad')(lambda param: np.repeat(param.grad, 2)[::2]),
     'read-only gradient': lambda model, optimizer: model.p1.grad.setflags(write=False),
     'no gradient': of('grad')(lambda param: None),
@@ -121,6 +131,7 @@ CHANGES = {
     'hook': lambda model, optimizer: model.p1.update_rule.add_hook(Hook()),
     'hook after': lambda model, optimizer: model.p1.update_rule.add_hook(
         lambda rule, param: param.array.fill(2), 'after', timing='post'),
+    'other hooks': of('update_rule._hookable._pre_update_hooks')(lambda hooks: {'hook': Hook()}),
     'hook of the optimizer': lambda model, optimizer: optimizer.add_hook(
         optimizer_hooks.WeightDecay(.1)),
     'step': of('update_rule.t')(lambda rule: 7),
@@ -142,10 +153,13 @@ CHANGES = {
     'method of a rule': of('update_rule.update_core')(
         lambda rule: lambda param: param.array.fill(3)),
     'loss scale': of('_loss_scale')(lambda param: 4.),
+    'other attributes': of('__dict__')(lambda param: {**vars(param), '_loss_scale': 4.}),
+    'deleted attribute': lambda model, optimizer: delattr(model.p1, '_layout'),
     'class of a parameter': change_class,
     'my parameter': use_my_parameter,
     'replaced parameter': replace_parameter,
     'added parameter': add_parameter,
+    'added link': add_link,
     'removed parameter': lambda model, optimizer: delattr(model, 'p1'),
     'snapshot': load_states,
 }
