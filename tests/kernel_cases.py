@@ -76,6 +76,8 @@ CASES = [
     lambda v: F.max_pooling_2d(v(1, 1, 4, 4), 2, cover_all=False),
     lambda v: F.average_pooling_2d(v(2, 3, 6, 5), 3, 2, 1),
     dropped,
+    lambda v: F.sum(F.convolution_2d(v(2, 3, 4, 5), v(4, 3, 1, 1)), axis=(0, -1)),
+    lambda v: F.mean(F.convolution_2d(v(2, 3, 4, 5), v(4, 3, 1, 1)), axis=1, keepdims=True),
     lambda v: F.relu(v(3, 4)),
     lambda v: F.relu(v(1, 2, 1, 3)),
     lambda v: F.relu(v()),

@@ -13,10 +13,10 @@ Scripts do not change: arrays stay NumPy or CuPy arrays, and share their memory 
 The environment variable ``CHAINER_USE_TORCH`` sets the default. What PyTorch does not support,
 Chainer computes, without a message. ``python -m chainer_compat`` shows what is used.
 
-:data:`KERNELS` and :data:`BACKWARD` list the functions. ``dispatch`` decides for each call,
-``arrays`` converts, ``compute_dtype`` says in which dtype matrices are multiplied, and ``memory``
-and ``threads`` set options of the process. Each of the other modules contains the kernels of one
-family. They are imported with PyTorch, at the first call.
+:data:`KERNELS`, :data:`OF_IMAGES` and :data:`BACKWARD` list the functions. ``dispatch`` decides for
+each call, ``arrays`` converts, ``compute_dtype`` says in which dtype matrices are multiplied, and
+``memory`` and ``threads`` set options of the process. Each of the other modules contains the
+kernels of one family. They are imported with PyTorch, at the first call.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ KERNELS: dict[str, dict[str, str]] = {
         'LocalResponseNormalization.forward_cpu': 'local_response.output',
         'LocalResponseNormalizationGrad.forward_cpu': 'local_response.gradient',
     },
-    'chainer.functions.noise.dropout': {'Dropout.forward_cpu': 'dropout.output'},
     'chainer.functions.pooling.max_pooling_nd': {
         'MaxPoolingND.forward_cpu': 'pooling.maximum',
         'MaxPoolingNDGrad.forward_cpu': 'pooling.maximum_gradient',
@@ -83,7 +82,16 @@ KERNELS: dict[str, dict[str, str]] = {
     'chainer.functions.connection.embed_id': {'EmbedIDGrad.forward': 'embedding.gradient'},
 }
 
-#: The same, of methods that compute gradients by several functions if they are part of a graph.
+#: The same, of functions whose kernels only apply to images with channels last, which the kernels
+#: above return. So they do not import PyTorch.
+OF_IMAGES: dict[str, dict[str, str]] = {
+    'chainer.functions.math.average': {'Mean.forward': 'reduction.mean'},
+    'chainer.functions.math.sum': {'Sum.forward': 'reduction.total'},
+    'chainer.functions.noise.dropout': {'Dropout.forward_cpu': 'dropout.output'},
+}
+
+#: The same as :data:`KERNELS`, of methods that compute gradients by several functions if they are
+#: part of a graph.
 BACKWARD: dict[str, dict[str, str]] = {
     'chainer.functions.activation.leaky_relu': {
         'LeakyReLU.backward': 'activation.leaky_relu_backward'},

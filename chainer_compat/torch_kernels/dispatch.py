@@ -54,17 +54,19 @@ def why_unavailable() -> str:
     return ''
 
 
-def replace(module: ModuleType, name: str, kernel: str) -> None:
+def replace(module: ModuleType, name: str, kernel: str,
+            is_worth_importing: Callable[..., bool] | None = None) -> None:
     """Let a function of Chainer call a kernel, and the original where the kernel does not apply.
 
     Args:
         module: A module of Chainer.
         name: A function, or a class and a method, of the module.
         kernel: A module of this package and a function, with the arguments of the original.
+        is_worth_importing: As for :func:`with_kernel`.
     """
     *path, attribute = name.split('.')
     owner = functools.reduce(getattr, path, module)
-    setattr(owner, attribute, with_kernel(kernel)(getattr(owner, attribute)))
+    setattr(owner, attribute, with_kernel(kernel, is_worth_importing)(getattr(owner, attribute)))
 
 
 def is_imported() -> bool:

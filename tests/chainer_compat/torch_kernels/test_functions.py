@@ -116,7 +116,8 @@ BY_CHAINER = [
 #: In float16, or of several dtypes.
 OF_OTHER_DTYPES = [
     lambda v: F.convolution_2d(v(2, 3, 7, 8), v(4, 3, 3, 3), v(4)),
-    lambda v: F.convolution_2d(F.cast(v(2, 3, 7, 8), 'f'), F.cast(v(4, 3, 3, 3), 'd')),
+    lambda v: F.cast(F.convolution_2d(
+        F.cast(v(2, 3, 7, 8), 'f'), F.cast(v(4, 3, 3, 3), 'd')), 'e'),
     lambda v: F.deconvolution_2d(v(2, 3, 4, 4), v(3, 2, 3, 3)),
     lambda v: F.linear(v(4, 3), v(5, 3), v(5)),
     lambda v: F.linear(F.cast(v(4, 3), 'f'), F.cast(v(5, 3), 'd'), F.cast(v(5), 'f')),

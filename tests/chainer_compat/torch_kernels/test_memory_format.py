@@ -112,3 +112,20 @@ def test_dropout_draws_the_same_numbers():
         assert F.dropout(each, .4, mask=mask).array.tobytes() == y.array.tobytes()
     assert is_channels_last(found[1][0]) and is_channels_last(found[1][1])
     np.testing.assert_array_equal(found[0], found[1])
+
+
+@each_case('axis, keepdims', [(axis, keepdims) for axis in (None, 0, -1, (0, 2, 3), (1, -1), ())
+                              for keepdims in (False, True)])
+def test_sums_and_means(axis, keepdims):
+    """Also of many numbers, which NumPy would add up with an error of 1e-3."""
+    images = draw(20, 3, 100, 100, dtype='f') + 1
+    x = chainer.Variable(np.moveaxis(np.ascontiguousarray(np.moveaxis(images, 1, -1)), -1, 1))
+    for f, reference in (F.sum, np.sum), (F.mean, np.mean):
+        y = f(x, axis=axis, keepdims=keepdims)
+        expected = reference(images.astype('d'), axis=axis, keepdims=keepdims)
+        assert y.dtype == np.float32 and y.shape == expected.shape
+        np.testing.assert_allclose(y.array, expected, rtol=1e-6, atol=1e-6)
+        x.cleargrad()
+        F.sum(y * 3).backward()
+        n = images.size / expected.size if f is F.mean else 1
+        np.testing.assert_allclose(x.grad, 3 / n, rtol=1e-6)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from kernel_cases import CASES, ONCE, Inputs, draw
 
-from chainer_compat.torch_kernels import KERNELS
+from chainer_compat.torch_kernels import KERNELS, OF_IMAGES
 from chainermn.functions import _batch_norm_on_host as on_host
 
 pytest.importorskip('torch')
@@ -153,7 +153,7 @@ def calls():
     """Return the calls of all kernels, by dtype."""
     found = {'f': {}, 'd': {}}
     with pytest.MonkeyPatch.context() as patch:
-        for module_name, functions in KERNELS.items():
+        for module_name, functions in (KERNELS | OF_IMAGES).items():
             module = importlib.import_module(module_name)
             for name in functions:
                 *path, attribute = name.split('.')
@@ -223,8 +223,8 @@ def wide(call):
 
 
 def test_all_kernels_are_called(calls):
-    names = {f'{module}.{name}' for module, functions in KERNELS.items() for name in functions
-             if '_gpu_' not in name}
+    names = {f'{module}.{name}' for module, functions in (KERNELS | OF_IMAGES).items()
+             for name in functions if '_gpu_' not in name}
     for dtype in 'fd':
         assert names - {call.name for call in calls[dtype]} == set()
 
