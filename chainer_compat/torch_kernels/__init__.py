@@ -14,9 +14,10 @@ The environment variable ``CHAINER_USE_TORCH`` sets the default. What PyTorch do
 Chainer computes, without a message. ``python -m chainer_compat`` shows what is used.
 
 :data:`KERNELS`, :data:`OF_IMAGES` and :data:`BACKWARD` list the functions. ``dispatch`` decides for
-each call, ``arrays`` converts, ``compute_dtype`` says in which dtype matrices are multiplied, and
-``memory`` and ``threads`` set options of the process. Each of the other modules contains the
-kernels of one family. They are imported with PyTorch, at the first call.
+each call, ``arrays`` converts, ``memory_format`` selects the order of elements in memory,
+``compute_dtype`` the dtype in which matrices are multiplied, and ``memory`` and ``threads`` set
+options of the process. Each of the other modules contains the kernels of one family. They are
+imported with PyTorch, at the first call.
 """
 
 from __future__ import annotations
