@@ -366,6 +366,9 @@ TESTS = {
     'torch_kernels': ['torch_kernels/test_functions.py::test_values_and_gradients',
                       'torch_kernels/test_n_step_rnn.py::test_values_and_gradients',
                       'torch_kernels/test_control.py::test_import_and_fork'],
+    'images_with_channels_last': [
+        'torch_kernels/test_memory_format.py::test_dropout_draws_the_same_numbers',
+        'torch_kernels/test_memory_format.py::test_sums_and_means'],
     'use_torch': ['torch_kernels/test_control.py::test_values_of_the_options',
                   'torch_kernels/test_control.py::test_the_configuration'],
     'torch_compute_dtype': [
