@@ -84,6 +84,8 @@ CASES = [
     lambda v: F.leaky_relu(v(3, 4), .3),
     lambda v: F.leaky_relu(v(3, 1), -.5),
     lambda v: F.leaky_relu(v()),
+    lambda v: F.softmax(v(2, 4, 3)), lambda v: F.softmax(v(2, 3, 4, 5), axis=-1),
+    lambda v: F.softmax(F.convolution_2d(v(2, 3, 4, 5), v(4, 3, 1, 1))),
     lambda v: F.log_softmax(v(3, 4)),
     lambda v: F.log_softmax(v(2, 3, 4), axis=-1),
     lambda v: F.embed_id(IDS, v(4, 3), ignore_label=2),

@@ -80,6 +80,10 @@ KERNELS: dict[str, dict[str, str]] = {
         '_LeakyReLUGrad.forward_cpu': 'activation.leaky_relu_gradient',
     },
     'chainer.functions.activation.log_softmax': {'_log_softmax': 'softmax.log_softmax'},
+    'chainer.functions.activation.softmax': {
+        'Softmax.forward': 'softmax.softmax',
+        '_SoftmaxGrad.forward': 'softmax.softmax_gradient',
+    },
     'chainer.functions.connection.embed_id': {'EmbedIDGrad.forward': 'embedding.gradient'},
 }
 

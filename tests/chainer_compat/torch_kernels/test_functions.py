@@ -76,6 +76,10 @@ BY_PYTORCH = {
     ('leaky_relu', 'leaky_relu_backward'): [
         lambda v, shape=shape, slope=slope: F.leaky_relu(v(*shape), slope)
         for slope in (.2, 0, -.5, np.float32(.3)) for shape in ((3, 4), (0, 4), ())],
+    ('_softmax', '_softmax_backward_data'): [
+        *of_options(F.softmax, (3, 4), (), (0,), (-1,)),
+        *of_options(F.softmax, (2, 3, 4, 5), (), (-3,), (3,), (0,)),
+        lambda v: F.softmax(v(0, 4)), lambda v: F.softmax(v(3, 4) * 1000)],
     ('_log_softmax',): [
         lambda v: F.log_softmax(v(3, 4)), lambda v: F.log_softmax(v(2, 3, 4)),
         lambda v: F.log_softmax(v(2, 3, 4), axis=-1),
@@ -125,7 +129,8 @@ OF_OTHER_DTYPES = [
     lambda v: F.max_pooling_2d(v(2, 3, 8, 8), 2), lambda v: F.average_pooling_2d(v(2, 3, 8, 8), 2),
     lambda v: F.local_response_normalization(v(2, 5, 3, 3)),
     lambda v: F.relu(v(3, 4)), lambda v: F.leaky_relu(v(3, 4)), lambda v: F.log_softmax(v(3, 4)),
-    lambda v: F.softmax_cross_entropy(v(4, 4), T), lambda v: F.embed_id(IDS, v(5, 3)),
+    lambda v: F.softmax(v(3, 4)), lambda v: F.softmax_cross_entropy(v(4, 4), T),
+    lambda v: F.embed_id(IDS, v(5, 3)),
 ]
 
 
