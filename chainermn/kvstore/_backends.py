@@ -124,9 +124,8 @@ class LocalBackend(Backend):
             layout.key_id: x for layout, x in zip(layouts, values, strict=True)})
 
     def push(self, layouts: Sequence[KeyLayout], values: Sequence[Array | RowSparse]) -> None:
-        self.server.update({
-            layout.key_id: [x.todense() if isinstance(x, RowSparse) else x]
-            for layout, x in zip(layouts, values, strict=True)})
+        self.server.update((layout.key_id, [x.todense() if isinstance(x, RowSparse) else x])
+                           for layout, x in zip(layouts, values, strict=True))
 
     def pull(self, layouts: Sequence[KeyLayout], rows: Sequence[Sequence[Rows]]
              ) -> list[list[Array]]:

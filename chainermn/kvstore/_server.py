@@ -51,17 +51,18 @@ class Server:
             self.shards.update(shards)
             self._restore(loaded)
 
-    def update(self, inputs: Mapping[int, Sequence[Array]]) -> None:
+    def update(self, inputs: Iterable[tuple[int, Sequence[Array]]]) -> None:
         """Update shards once.
 
         Args:
-            inputs: By number of the key, arrays of the shape of the shard, to be summed.
+            inputs: Numbers of different keys, with arrays of the shape of the shard, to be summed.
+                A function as updater is called for each before the next one is read.
         """
         with self._lock:
             if isinstance(self.updater, OptimizerUpdater):
-                self.updater.update([self._key_update(key_id, xs) for key_id, xs in inputs.items()])
+                self.updater.update([self._key_update(key_id, xs) for key_id, xs in inputs])
                 return
-            for key_id, xs in inputs.items():
+            for key_id, xs in inputs:
                 key, input, stored = self._key_update(key_id, xs)
                 with chainer.using_device(chainer.backend.get_device_from_array(stored)):
                     self.updater(key, input, stored)
@@ -80,11 +81,12 @@ class Server:
 
     def apply(self, entries_of_keys: Iterable[Sequence[Entry]]) -> None:
         """Update shards once with the sums of the values that workers pushed for them."""
-        inputs = {}
-        for entries in entries_of_keys:
-            layout = self.layouts[entries[0].key_id]
-            inputs[layout.key_id] = [self.values_of(entry, layout) for entry in entries]
-        self.update(inputs)
+        self.update((entries[0].key_id, self._values_of_all(entries))
+                    for entries in entries_of_keys)
+
+    def _values_of_all(self, entries: Sequence[Entry]) -> list[np.ndarray]:
+        layout = self.layouts[entries[0].key_id]
+        return [self.values_of(entry, layout) for entry in entries]
 
     def values_of(self, entry: Entry, layout: KeyLayout) -> np.ndarray:
         """Return the values of an entry as an array of the shape of the shard."""
