@@ -8,10 +8,10 @@ import signal
 import site
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import FrameType
 
-from chainermn._diagnostics import call_site
+from chainermn._diagnostics import call_site, thread_frames
 from chainermn._diagnostics.call_site import outwards
 from chainermn._operations import call
 
@@ -38,7 +38,12 @@ def are_running(blocked: Collection[int], is_finished: bool = False) -> bool:
         is_finished: Whether the main thread is at the end of the program.  Then only threads that
             have used a communicator count.
     """
-    frames = sys._current_frames()
+    with thread_frames.current() as frames:
+        return _are_running(frames, blocked, is_finished)
+
+
+def _are_running(frames: Mapping[int, FrameType], blocked: Collection[int], is_finished: bool
+                 ) -> bool:
     users = call.threads()
     if is_finished:
         frames = {ident: frame for ident, frame in frames.items()

@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from chainermn._diagnostics import call_site, flight_recorder
+from chainermn._diagnostics import call_site, flight_recorder, thread_frames
 from chainermn._diagnostics.deadlocks import rank_state
 from chainermn._diagnostics.deadlocks.rank_state import ThreadState, Wait
 from chainermn._diagnostics.flight_recorder import FlightRecord, MessageRecord, ServiceRecord
@@ -22,12 +21,10 @@ HOST_LINK = 'chainermn link'
 
 
 class Snapshot:
-    """A snapshot of a thread.  Short-lived: it keeps the locals of the thread alive."""
+    """A snapshot of a thread.  Short-lived: it keeps the communicators of its calls alive."""
 
-    def __init__(self, innermost: FrameType, calls: Sequence[Call], thread: str, ident: int
-                 ) -> None:
-        self._innermost, self._calls, self._thread = innermost, calls, thread
-        self._ident = ident
+    def __init__(self, calls: Sequence[Call], thread: str, ident: int) -> None:
+        self._calls, self._thread, self._ident = calls, thread, ident
         self._records = [flight_recorder.of_owner(call) for call in calls]
         # That of the call that the program made.
         self._name = calls[-1].operation if calls else ''
@@ -53,11 +50,11 @@ class Snapshot:
 
     @property
     def state(self) -> ThreadState:
+        """The state, with the call site where the thread is now."""
         if not self._calls:
             newest = [record.newest for record in flight_recorder.everything()]
             call = next(filter(None, newest), None)
-            return ThreadState('', call.text if call else '', '', _call_site(self._innermost),
-                               self._thread)
+            return ThreadState('', call.text if call else '', '', self._call_site, self._thread)
         call, records = self._calls[-1], self._records[-1]
         if call.peer is not None:
             records = tuple(record for record in records if isinstance(record, MessageRecord))
@@ -66,7 +63,16 @@ class Snapshot:
         return ThreadState(
             # Some are never recorded: they call other operations, or are create_communicator.
             call.operation, call.text if call.number else '', _of(records[0]) if records else '',
-            _call_site(_caller(self._innermost)), self._thread, (*self._waits(),), service)
+            self._call_site, self._thread, (*self._waits(),), service)
+
+    @property
+    def _call_site(self) -> str:
+        """File, line and function of the program; empty if the thread has ended."""
+        with thread_frames.current() as frames:
+            frame = frames.get(self._ident)
+            if frame is None:
+                return ''
+            return _call_site(_caller(frame) if self._calls else frame)
 
     def _waits(self) -> Iterator[Wait]:
         for call, records in zip(self._calls, self._records, strict=True):
@@ -80,11 +86,11 @@ def snapshots() -> dict[int, Snapshot]:
     main = threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = {}
-    for ident, innermost in sys._current_frames().items():
-        calls = calls_of_threads.of_thread(ident)
-        if (calls or ident == main) and ident != threading.get_ident():
+    for ident in dict.fromkeys([main, *sorted(calls_of_threads.threads())]):
+        calls = [] if ident is None else calls_of_threads.of_thread(ident)
+        if ident is not None and ident != threading.get_ident() and (calls or ident == main):
             name = '' if ident == main else names.get(ident, '?')
-            found[ident] = Snapshot(innermost, calls, name, ident)
+            found[ident] = Snapshot(calls, name, ident)
     return found
 
 
@@ -92,10 +98,12 @@ def stacks() -> str:
     """Format the stacks of all threads except this one and those of host links; main first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
-    return '\n'.join(
-        f'Thread {names.get(ident, ident)}:\n' + ''.join(traceback.format_stack(frame)).rstrip()
-        for ident, frame in sorted(sys._current_frames().items(), key=lambda each: each[0] != main)
-        if ident != threading.get_ident() and not names.get(ident, '').startswith(HOST_LINK))
+    with thread_frames.current() as frames:
+        return '\n'.join(
+            f'Thread {names.get(ident, ident)}:\n' + ''.join(
+                traceback.format_stack(frame)).rstrip()
+            for ident, frame in sorted(frames.items(), key=lambda each: each[0] != main)
+            if ident != threading.get_ident() and not names.get(ident, '').startswith(HOST_LINK))
 
 
 def _of(record: FlightRecord) -> str:
