@@ -143,13 +143,19 @@ def stacked(cell: Cell, sizes: Sequence[int], n_layers: int, dropout_ratio: floa
             i = layer * len(orders) + direction
             # Each direction has its own dropout mask, as in Chainer.
             entry = x if layer == 0 else F.dropout(x, dropout_ratio)
-            state = [hx[i]] if cx is None else [hx[i], cx[i]]
+            state = [_element(hx, i)] if cx is None else [_element(hx, i), _element(cx, i)]
             y, h, *c = Layer(cell, sizes, order).apply([entry, *state, *ws[i], *bs[i]])
             ys.append(y)
             hs.append(h)
             cs += c
         x = F.concat(ys, axis=1) if use_bi_direction else y
     return x, F.stack(hs), F.stack(cs) if cs else None
+
+
+def _element(state: Variable, i: int) -> Variable | np.ndarray:
+    """Return the state of one layer; without a node of the graph if it needs no gradient."""
+    is_constant = isinstance(state, Variable) and not state.requires_grad
+    return state.array[i] if is_constant else state[i]
 
 
 def reversing(sizes: Sequence[int]) -> np.ndarray:

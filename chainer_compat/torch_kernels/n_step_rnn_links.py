@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -35,15 +36,14 @@ def call(link: NStepRNNBase, hs: Sequence[Variable | None], xs: Sequence[Variabl
     if not all(x.ndim == 2 and x.shape[1] == xs[0].shape[1] for x in xs):
         raise Unsupported
     cell, is_bidirectional = found
-    indices = argsort_list_descent(xs)
-    layout = SequenceLayout([len(x) for x in xs], indices)
-    states = [_initial(link, xs) if h is None else permutate(h, indices, axis=1) for h in hs]
+    layout = SequenceLayout(xs)
+    states = [_initial(link, xs) if h is None else layout.sort(h) for h in hs]
     hx, cx = states if cell.has_cell else (states[0], None)
     n_step_rnn.check(layout.sizes, xs, hx, cx, link.ws, link.bs)
     y, hy, cy = n_step_rnn.stacked(
         cell, layout.sizes, link.n_layers, link.dropout, hx, cx, link.ws, link.bs,
         _ByTime(layout).apply(xs)[0], is_bidirectional)
-    return ([permutate(h, indices, axis=1, inv=True) for h in (hy, cy) if h is not None],
+    return ([layout.restore(h) for h in (hy, cy) if h is not None],
             list(_BySequence(layout).apply((y,))))
 
 
@@ -58,22 +58,64 @@ def _initial(link: NStepRNNBase, xs: Sequence[Variable]) -> Variable:
 class SequenceLayout:
     """Where the elements of sequences are, one sequence after another and by time step.
 
+    By time step, the longest sequence comes first.
+
     Args:
-        lengths: The lengths of the sequences.
-        order: The sequences by length, the longest first.
+        xs: The sequences.
     """
 
-    def __init__(self, lengths: Sequence[int], order: np.ndarray) -> None:
-        ends = np.cumsum(lengths)
-        sorted_lengths = np.array(lengths)[order]
-        steps = np.arange(sorted_lengths[0])[:, None]
-        exists = steps < sorted_lengths
+    def __init__(self, xs: Sequence[Variable]) -> None:
+        lengths = [len(x) for x in xs]
+        self._order: np.ndarray = argsort_list_descent(xs)
+        self._is_sorted: bool = (self._order == np.arange(len(xs))).all().item()
+        #: Where each sequence begins and the last one ends, one sequence after another.
+        self.bounds: list[int] = [0, *itertools.accumulate(lengths)]
+        #: Number of sequences and of time steps, if all sequences are equally long and in order.
+        self._shape = (len(xs), lengths[0]) if self._is_sorted and len(set(lengths)) == 1 else None
         #: Number of sequences that have an element at each time step.
-        self.sizes: list[int] = exists.sum(axis=1).tolist()
-        #: Which element of the sequences comes next by time step, and the inverse.
-        self.by_time: np.ndarray = ((ends - lengths)[order] + steps)[exists]
-        self.by_sequence = np.argsort(self.by_time)
-        self.bounds: list[int] = [0, *ends.tolist()]
+        self.sizes: list[int] = (
+            [len(xs)] * lengths[0] if self._shape else self._exists.sum(axis=1).tolist())
+
+    def sort(self, state: Variable) -> Variable:
+        """Put the states of sequences, along the second axis, in the order by time step."""
+        return state if self._is_sorted else permutate(state, self._order, axis=1)
+
+    def restore(self, state: Variable) -> Variable:
+        """Undo :meth:`sort`."""
+        return state if self._is_sorted else permutate(state, self._order, axis=1, inv=True)
+
+    def by_time(self, array: np.ndarray) -> np.ndarray:
+        """Put the elements of sequences, one sequence after another, in the order by time step."""
+        if self._shape:
+            return _transposed(array, self._shape)
+        return array.take(chainer.backend.get_array_module(array).asarray(self._by_time), axis=0)
+
+    def by_sequence(self, array: np.ndarray) -> np.ndarray:
+        """Undo :meth:`by_time`."""
+        if self._shape:
+            return _transposed(array, self._shape[::-1])
+        return array.take(chainer.backend.get_array_module(array).asarray(
+            self._by_sequence), axis=0)
+
+    @functools.cached_property
+    def _exists(self) -> np.ndarray:
+        """Whether a sequence has an element, by time step and sequence."""
+        lengths = np.diff(self.bounds)[self._order]
+        return np.arange(lengths[0])[:, None] < lengths
+
+    @functools.cached_property
+    def _by_time(self) -> np.ndarray:
+        starts = np.array(self.bounds[:-1])[self._order]
+        return (starts + np.arange(len(self._exists))[:, None])[self._exists]
+
+    @functools.cached_property
+    def _by_sequence(self) -> np.ndarray:
+        return np.argsort(self._by_time)
+
+
+def _transposed(array: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Exchange two axes that an array has in its first."""
+    return array.reshape(*shape, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
 
 
 class _ByTime(FunctionNode):
@@ -84,7 +126,7 @@ class _ByTime(FunctionNode):
 
     def forward(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
         xp = chainer.backend.get_array_module(*inputs)
-        return xp.concatenate(inputs).take(xp.asarray(self.layout.by_time), axis=0),
+        return self.layout.by_time(xp.concatenate(inputs)),
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Variable]
                  ) -> tuple[Variable, ...]:
@@ -99,10 +141,8 @@ class _BySequence(FunctionNode):
         self.layout = layout
 
     def forward(self, inputs: tuple[np.ndarray]) -> tuple[np.ndarray, ...]:
-        xp = chainer.backend.get_array_module(*inputs)
-        x = inputs[0].take(xp.asarray(self.layout.by_sequence), axis=0)
-        bounds = self.layout.bounds
-        return tuple(x[start:end] for start, end in itertools.pairwise(bounds))
+        x = self.layout.by_sequence(inputs[0])
+        return tuple(x[start:end] for start, end in itertools.pairwise(self.layout.bounds))
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
                  ) -> tuple[Variable, ...]:
