@@ -1,4 +1,4 @@
-"""Which build of PyTorch pip would install: the one for Linux on PyPI includes CUDA, 2 GB and more."""
+"""Which build of PyTorch pip would install: PyPI's for Linux includes CUDA, gigabytes."""
 
 import json
 import pathlib
