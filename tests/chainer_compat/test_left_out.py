@@ -25,10 +25,10 @@ def test_caffe(python, module):
 
 
 def test_onnx():
-    import onnx_chainer
-
     if importlib.util.find_spec('onnx') is not None:
         pytest.skip('has ONNX')
+    import onnx_chainer
+
     with pytest.raises(ImportError, match=r"pip install 'onnx<1.7.0'"):
         onnx_chainer.export(L.Linear(2, 1), np.ones((1, 2), 'f'))
 

@@ -42,6 +42,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / 'net_of_test.py').write_text(NET)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, 'dont_write_bytecode', True)
     yield tmp_path
     sys.modules.pop('net_of_test', None)
 
