@@ -109,25 +109,25 @@ def _update(params: list[Any], accepted: set[Any]) -> Plan | None:
                 continue
             is_half = rule._use_fp32_update and getattr(param._data[0], 'dtype', 0) == np.float16
             member = (member_of_half if is_half else member_of)(param, rule)
-        grad = None if member is None else memory_of(param._grad)
-        # A rule may read a gradient again after it has changed data or states in its memory.
-        if member is not None and grad not in member.owners:
-            key = _key(member, rule, param._loss_scale, are_numbers)
+        if member is not None:
+            grad = memory_of(param._grad)
+            is_copy = member.dtype != param._grad.dtype  # in float32
+            owners = member.owners
+            if is_copy:
+                owners = *owners, memory_of(param._data[0])
+            elif param._loss_scale is not None:
+                owners = *owners, grad
+            if grad in changed or not (changed.isdisjoint(owners) and read.isdisjoint(owners)):
+                can_be_planned = False
+                _update_groups(groups, changed, read)  # changes the step of a tied parameter's rule
+            # A rule may read a gradient again after it has changed data or states in its memory.
+            if grad not in member.owners:
+                key = _key(member, rule, param._loss_scale, are_numbers)
         if member is None or key is None:
             can_be_planned = False
             _update_groups(groups, changed, read)
             param.update()
             continue
-        assert grad is not None
-        is_copy = member.dtype != param._grad.dtype  # in float32
-        owners = member.owners
-        if is_copy:
-            owners = *owners, memory_of(param._data[0])
-        elif param._loss_scale is not None:
-            owners = *owners, grad
-        if grad in changed or not (changed.isdisjoint(owners) and read.isdisjoint(owners)):
-            can_be_planned = False
-            _update_groups(groups, changed, read)
         group = groups.get((key, is_copy))
         if group is None:
             group = groups[key, is_copy] = ParameterGroup(rule, param._loss_scale)

@@ -75,6 +75,12 @@ def tie(model, optimizer):
         model.q0 = model.p0
 
 
+def tie_with_a_later_one(model, optimizer):
+    """In the middle, while no other parameter separates the two updates."""
+    with model.init_scope():
+        model.p5b = model.p0
+
+
 def tie_views_of_a_buffer(model, optimizer):
     buffer = bytearray(400)
     for i, name in enumerate(['p0', 'p7']):
@@ -129,8 +135,8 @@ def derive_rules(model, optimizer):
 
 CHANGES = [
     None, share_rules, share_states, reorder_states, derive_rules, change_hyperparameters, disable,
-    add_hooks, scale_loss, use_other_rules, tie, tie_views_of_a_buffer, use_strides,
-    copy_everything]
+    add_hooks, scale_loss, use_other_rules, tie, tie_with_a_later_one, tie_views_of_a_buffer,
+    use_strides, copy_everything]
 
 
 def each_change(*dtypes):
