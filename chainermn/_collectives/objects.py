@@ -24,8 +24,23 @@ _SINGLE = 2**24
 #: Largest pickle, in bytes, that all ranks exchange padded to the length of the longest.
 _SMALL = 2**13
 
+
+def _larger(a: Object, b: Object) -> Object:
+    """Return the larger object, or that which is NaN; of arrays, the larger elements."""
+    if getattr(a, 'ndim', 0) or getattr(b, 'ndim', 0):
+        return np.maximum(a, b)
+    return b if b > a or b != b else a
+
+
+def _smaller(a: Object, b: Object) -> Object:
+    """Return the smaller object, or that which is NaN; of arrays, the smaller elements."""
+    if getattr(a, 'ndim', 0) or getattr(b, 'ndim', 0):
+        return np.minimum(a, b)
+    return b if b < a or b != b else a
+
+
 _OPS: dict[str, Callable[[Object, Object], Object]] = {
-    'sum': operator.add, 'prod': operator.mul, 'max': max, 'min': min}
+    'sum': operator.add, 'prod': operator.mul, 'max': _larger, 'min': _smaller}
 
 
 @operation

@@ -861,7 +861,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Args:
             obj: A picklable object.
-            op: ``'sum'`` for ``+``, ``'prod'`` for ``*``, ``'max'`` or ``'min'``.
+            op: ``'sum'`` for ``+``, ``'prod'`` for ``*``, ``'max'`` or ``'min'``, which return NaN
+                if any object is NaN, and compare the elements of arrays.
 
         Returns:
             On every rank ``obj_0 + obj_1 + ...``, or the same with another operator.

@@ -103,6 +103,25 @@ def test_allreduce_obj_operations(comm, op, same_error):
             'sum': 'abcd'[:comm.size], 'max': 'abcd'[comm.size - 1], 'min': 'a'}[op]
 
 
+@each_case('op, dtype', [
+    (op, dtype) for op in ('max', 'min') for dtype in (float, np.float32, np.float64)])
+def test_nan_of_any_rank_is_the_maximum_and_minimum(comm, op, dtype):
+    for rank in range(comm.size):
+        result = comm.allreduce_obj(dtype('nan' if comm.rank == rank else comm.rank), op)
+        assert type(result) is dtype
+        assert np.isnan(result)
+
+
+@pytest.mark.parametrize('op', ['max', 'min'])
+def test_elements_of_arrays_are_compared(comm, op):
+    x = np.array([comm.rank, -comm.rank, 1.])
+    if comm.rank == comm.size - 1:
+        x[2] = np.nan
+    last = comm.size - 1
+    np.testing.assert_array_equal(comm.allreduce_obj(x, op), {
+        'max': [last, 0, np.nan], 'min': [0, -last, np.nan]}[op])
+
+
 @each_object
 def test_status_says_source_and_tag(comm, make_obj):
     """Objects of each source arrive in the order of the sends."""
