@@ -1,6 +1,8 @@
 """Bugs in Chainer 7.8.1 that were fixed after the last release, or never."""
 
+import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
 from chainer_compat._patch import edit, patch
@@ -252,6 +254,28 @@ def cleanup_of_queues(snapshot_writers: Any) -> None:
             self._task._add_cleanup_hook(hook)
 
     snapshot_writers.QueueWriter._add_cleanup_hook = add_cleanup_hook
+
+
+@patch('chainer.training.extensions.snapshot_writers')
+def copies_for_writers(snapshot_writers: Any) -> None:
+    """All versions: snapshots that a thread or a queue writes contained later parameters.
+
+    The next updates change the arrays while they are written.
+    """
+    import numpy as np
+
+    def with_copies(write: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(write)
+        def call(self: Any, filename: Any, outdir: Any, target: Any) -> None:
+            if isinstance(target, dict):
+                target = {key: value.copy() if isinstance(value, np.ndarray) else value
+                          for key, value in target.items()}
+            write(self, filename, outdir, target)
+
+        return call
+
+    for writer in snapshot_writers.ThreadWriter, snapshot_writers.QueueWriter:
+        writer.__call__ = with_copies(writer.__call__)
 
 
 @edit('chainer.dataset.convert')

@@ -102,8 +102,8 @@ class Context:
             signatures.Free, self.mpi_comm.Free]
         lifetime.hold(self.messages, self.check.record.key, self._to_free, self.messages.pending,
                       self.messages.record)
-        self.group = Group(self.mpi_comm, self.topology, weakref.ref(self.check.record),
-                           prepared=_prepared_by(self.check))
+        self.group = Group(self.mpi_comm, signatures, self.topology,
+                           weakref.ref(self.check.record), prepared=_prepared_by(self.check))
         self.mpi_transport = MpiTransport(self.group)
         self.transport = transport_class(self.group)
         self._to_free.append(self.transport.free)

@@ -11,12 +11,13 @@ class Tags(NamedTuple):
 
     collective: int  # of objects in collectives
     check: int  # of the consistency check
+    arrays: int  # of arrays that a transport sends to each rank
 
 
 def reserved() -> Tags:
     """Return the reserved tags."""
     largest = largest_tag()
-    return Tags(largest, largest - 1)
+    return Tags(largest, largest - 1, largest - 2)
 
 
 def largest_tag() -> int:

@@ -36,7 +36,8 @@ class Group:
     """The ranks that a transport connects, and the configuration of their communicator.
 
     Args:
-        mpi_comm: For the transport; nothing else may use it at the same time.
+        mpi_comm: For collectives of the transport; messages of the program use it, too.
+        tagged_comm: For messages of the transport, with the tag ``tags.reserved().arrays``.
         topology: The topology of this rank.
         record: The flight record of the communicator, with its time limit.
         batched_copy: Whether gradients on a device are packed by a single kernel.
@@ -45,10 +46,11 @@ class Group:
     """
 
     # No dataclass: to generate its methods takes as long as to import a module.
-    def __init__(self, mpi_comm: MPI.Intracomm, topology: Topology,
+    def __init__(self, mpi_comm: MPI.Intracomm, tagged_comm: MPI.Intracomm, topology: Topology,
                  record: weakref.ref[FlightRecord], batched_copy: bool = False,
                  grad_dtype: np.dtype | None = None, prepared: Prepare = on_this_rank) -> None:
         self.mpi_comm = mpi_comm
+        self.tagged_comm = tagged_comm
         self.topology = topology
         self.record = record
         self.batched_copy = batched_copy

@@ -223,7 +223,7 @@ class MpiTransport:
 
     def _copy_arrays(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
         if owned_arrays.sends_least(self.group.topology):
-            owned_arrays.copy(self.mpi_comm, self.group, arrays, owners)
+            owned_arrays.copy(self.group, arrays, owners)
         else:
             self._copy_one_by_one(arrays, owners)
 

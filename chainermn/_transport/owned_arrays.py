@@ -4,6 +4,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from chainermn._consistency import tags
 from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers, owned_parts, packing
 from chainermn._transport.array_list import ArrayList
@@ -30,11 +31,10 @@ def average(mpi_comm: MPI.Intracomm, group: Group, arrays: ArrayList, owners: tu
         _reduce(mpi_comm, group, chunk)
 
 
-def copy(mpi_comm: MPI.Intracomm, group: Group, arrays: ArrayList, owners: tuple[int, ...]
-         ) -> None:
+def copy(group: Group, arrays: ArrayList, owners: tuple[int, ...]) -> None:
     """Copy each array of its owner to all ranks; see :meth:`MpiTransport.copy_arrays`."""
-    for chunk in _chunks(mpi_comm.size, arrays, owners):
-        _gather(mpi_comm, group, chunk)
+    for chunk in _chunks(group.tagged_comm.size, arrays, owners):
+        _gather(group, chunk)
 
 
 def _chunks(size: int, arrays: ArrayList, owners: tuple[int, ...]) -> Iterator[list[list[Array]]]:
@@ -72,9 +72,10 @@ def _reduce(mpi_comm: MPI.Intracomm, group: Group, chunk: Sequence[Sequence[Arra
                        group.batched_copy)
 
 
-def _gather(mpi_comm: MPI.Intracomm, group: Group, chunk: Sequence[Sequence[Array]]) -> None:
+def _gather(group: Group, chunk: Sequence[Sequence[Array]]) -> None:
     """Copy the parts of each rank into those of all ranks."""
-    rank, size = mpi_comm.rank, mpi_comm.size
+    comm, tag = group.tagged_comm, tags.reserved().arrays
+    rank, size = comm.rank, comm.size
     own, (some, *_) = chunk[rank], itertools.chain(*chunk)
     counts = _counts(chunk)
     starts = [*itertools.accumulate(counts, initial=0)]
@@ -92,9 +93,9 @@ def _gather(mpi_comm: MPI.Intracomm, group: Group, chunk: Sequence[Sequence[Arra
     data = {other: array_buffers.raw(buffer[place]) for other, place in enumerate(places)
             if counts[other]}
     others = [(rank + shift) % size for shift in range(1, size)]
-    requests = [mpi_comm.Irecv(data[other], other) for other in others if other in data]
+    requests = [comm.Irecv(data[other], other, tag) for other in others if other in data]
     if own:
-        requests += [mpi_comm.Isend(data[rank], other) for other in others]
+        requests += [comm.Isend(data[rank], other, tag) for other in others]
     MPI.Request.Waitall(requests)
     complete = array_buffers.from_buffer(buffer, buffer.shape, device)
     for other, parts in enumerate(chunk):

@@ -205,8 +205,11 @@ class _MultiNodeSnapshot(chainer.training.Extension):
     @called_by('multi_node_snapshot')
     def finalize(self) -> None:
         """Wait for the last snapshot, and unlock.  Collective if there are several sets."""
-        if self.is_master and hasattr(self.snapshot, 'finalize'):
-            self.snapshot.finalize()
+        # Each rank's writer may have started a process.
+        started = self.snapshot if self.is_master else getattr(self.snapshot, 'writer', None)
+        finalize = getattr(started, 'finalize', None)
+        if finalize is not None:
+            finalize()
         if sys.exc_info()[0] is None:
             self._complete(None)
         else:  # Trainer.run calls this in a "finally" clause

@@ -35,7 +35,7 @@ class Counted(MpiTransport):
 @pytest.fixture
 def transport():
     mpi_comm = WORLD.Dup()
-    yield Counted(Group(mpi_comm, topology.discover(mpi_comm), lambda: None))
+    yield Counted(Group(mpi_comm, mpi_comm, topology.discover(mpi_comm), lambda: None))
     mpi_comm.Free()
 
 

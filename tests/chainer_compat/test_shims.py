@@ -325,6 +325,8 @@ TESTS = {
         'shims/test_optimizer_states.py::test_snapshots_of_msvag_without_the_power'],
     'third_argument_of_maximum': ['shims/test_numpy_changes.py::test_concat_examples'],
     'cleanup_of_queues': ['test_start_method.py::test_snapshots_with_forkserver'],
+    'copies_for_writers': ['shims/test_chainer_bugs.py::test_a_snapshot_written_later',
+                           'shims/test_chainer_bugs.py::test_a_snapshot_of_the_queue_of_a_process'],
     'fork_by_default': ['test_start_method.py::test_choices_of_the_program'],
     'picklable_cleanup': ['test_start_method.py::test_snapshots_with_forkserver'],
     'picklable_writers': ['test_start_method.py::test_snapshots_with_forkserver'],

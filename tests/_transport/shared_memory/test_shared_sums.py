@@ -417,7 +417,7 @@ def test_killed_rank_ends_the_job(is_hidden, tmp_path):
 def test_small_exchanges_need_little_memory():
     """The transport allocates memory for large chunks before the first exchange that needs it."""
     mpi_comm = MPI_COMM.Dup()
-    group = Group(mpi_comm, topology.discover(mpi_comm), lambda: None)
+    group = Group(mpi_comm, mpi_comm, topology.discover(mpi_comm), lambda: None)
     transport = SharedMemoryTransport(group)
     small, large = shared_sums.SMALL_EXCHANGE // 4, shared_sums.SMALL_EXCHANGE
     chunks = []

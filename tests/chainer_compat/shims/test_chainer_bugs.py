@@ -1,11 +1,13 @@
 """Bugs of Chainer: gradients that were missing, calls that failed."""
 
+import threading
 import zipfile
 
 import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from chainer.training.extensions import snapshot_writers
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -86,3 +88,37 @@ def test_zipped_images(tmp_path, name):
     images = [x for batch in iterator for x in batch]
     assert sorted(x.max() for x in images) == [0, 1, 2, 3]
     assert {x.shape for x in images} == {(3, 2, 3)}
+
+
+@pytest.mark.parametrize('kind, names', [('ThreadWriter', 'a'), ('ThreadQueueWriter', 'ab')])
+def test_a_snapshot_written_later(kind, names, tmp_path):
+    """Its arrays are those of its iteration, although updates change them before it is written."""
+    may_write = threading.Event()
+
+    def save(filename, target, **kwargs):
+        assert may_write.wait(60)
+        chainer.serializers.save_npz(filename, target)
+
+    writer = getattr(snapshot_writers, kind)(savefun=save)
+    link = chainer.links.Linear(2, 2, initialW=0)
+    for name in names:
+        serializer = chainer.serializers.DictionarySerializer()
+        serializer.save(link)
+        writer(name, str(tmp_path), serializer.target)
+        link.W.array += 1
+    may_write.set()
+    writer.finalize()
+    for n, name in enumerate(names):
+        assert (np.load(tmp_path / name)['W'] == n).all()
+
+
+def test_a_snapshot_of_the_queue_of_a_process(tmp_path):
+    """A thread pickles it for the process."""
+    writer = snapshot_writers.ProcessQueueWriter()
+    x = np.zeros(1 << 22, 'f')
+    for n in range(3):
+        writer(str(n), str(tmp_path), {'x': x, 'text': 'a'})
+        x += 1
+    writer.finalize()
+    for n in range(3):
+        assert (np.load(tmp_path / str(n))['x'] == n).all()

@@ -325,3 +325,31 @@ class OwnUpdate(optimizers.Adam):
 def test_optimizers_that_do_not_step_like_a_gradient_method(comm, kind):
     with raises_on_all(TypeError, match='does not override its method update'):
         chainermn.create_multi_node_optimizer(kind(), comm, shard_states=True)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('begin', ['send', 'receive'])
+def test_messages_of_the_program_during_an_update(comm, begin):
+    """Parameters are messages, too: neither may arrive as the other, whatever its tag."""
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    pending = []
+
+    def start(optimizer, step):
+        if step != 2:
+            return
+        for tag in 0, 7:
+            pending.append(comm.isend(np.full(3, comm.rank + tag), after, tag)
+                           if begin == 'send' else comm.irecv(before, tag))
+
+    _, expected = train(comm, True)
+    _, found = train(comm, True, change=start)
+    assert_same(comm, found, expected)
+    received = []
+    for tag, request in zip((0, 7), pending, strict=True):
+        if begin == 'receive':
+            comm.send(np.full(3, comm.rank + tag), after, tag)
+            received.append(request.wait())
+        else:
+            received.append(comm.recv(before, tag))
+            request.wait()
+    np.testing.assert_array_equal(received, [[before] * 3, [before + 7] * 3])

@@ -49,11 +49,11 @@ def counted(request, monkeypatch):
     comm = chainermn.create_communicator(request.param)
     transport = comm._context.transport
     transport.connect()
-    counters = [Counting(transport.mpi_comm)]
-    transport.mpi_comm = counters[0]
+    counters = [Counting(transport.mpi_comm), Counting(transport.group.tagged_comm)]
+    transport.mpi_comm, transport.group.tagged_comm = counters
     if request.param == 'flat':
         counters.append(Counting(transport._shared._planner._inter))
-        transport._shared._planner._inter = counters[1]
+        transport._shared._planner._inter = counters[-1]
     yield comm, counters
     comm.finalize()
 
