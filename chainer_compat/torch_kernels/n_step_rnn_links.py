@@ -77,11 +77,14 @@ class SequenceLayout:
             [len(xs)] * lengths[0] if self._shape else self._exists.sum(axis=1).tolist())
 
     def sort(self, state: Variable) -> Variable:
-        """Put the states of sequences, along the second axis, in the order by time step."""
-        return state if self._is_sorted else permutate(state, self._order, axis=1)
+        """Put the states of sequences, along the second axis, in the order by time step.
+
+        The result is a copy, so the program may change its state before the backward pass.
+        """
+        return permutate(state, self._order, axis=1)
 
     def restore(self, state: Variable) -> Variable:
-        """Undo :meth:`sort`."""
+        """Undo :meth:`sort`, for states that nothing else uses."""
         return state if self._is_sorted else permutate(state, self._order, axis=1, inv=True)
 
     def by_time(self, array: np.ndarray) -> np.ndarray:
@@ -114,8 +117,8 @@ class SequenceLayout:
 
 
 def _transposed(array: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Exchange two axes that an array has in its first."""
-    return array.reshape(*shape, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+    """Exchange two axes that an array has in its first; the result is a copy."""
+    return array.reshape(*shape, *array.shape[1:]).swapaxes(0, 1).copy().reshape(array.shape)
 
 
 class _ByTime(FunctionNode):

@@ -44,8 +44,11 @@ class MpiChannel(Channel):
         watchdog.get().start()
 
     def share_error(self, operation: str, error: Exception | None) -> None:
-        if error is not None:
-            self._comm.refuse(operation, error)
+        if error is None:
+            return
+        if self._comm._context.check.mismatch_of(error) is not None:
+            raise error  # all ranks have raised it, in the last operation
+        self._comm.refuse(operation, error)
 
     def join_turn(self, number: int) -> tuple[int, ...]:
         return joining.join_turn(self._comm, number)

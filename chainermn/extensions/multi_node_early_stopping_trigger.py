@@ -43,11 +43,12 @@ class MultiNodeEarlyStoppingTrigger:
         if not isinstance(monitor, str):
             raise TypeError('MultiNodeEarlyStoppingTrigger: monitor must be the key of a value, '
                             f"such as 'validation/main/loss', not {monitor!r}")
+        self._check = _Answered(check_trigger)
         self.actual_trigger = chainer.training.triggers.EarlyStoppingTrigger(
-            check_trigger=check_trigger, monitor=monitor + suffix, patience=patience, mode=mode,
+            check_trigger=self._check, monitor=monitor + suffix, patience=patience, mode=mode,
             verbose=verbose, max_trigger=max_trigger, **kwargs)
         self.aggregator: ObservationAggregator = ObservationAggregator(
-            comm, monitor, monitor + suffix, comm_trigger=check_trigger)
+            comm, monitor, monitor + suffix, comm_trigger=self._check)
         self._has_warned = False
 
     def __call__(self, trainer: chainer.training.Trainer) -> bool:
@@ -56,6 +57,7 @@ class MultiNodeEarlyStoppingTrigger:
         Warns:
             UserWarning: Once, on rank 0, if no rank observed the value before a check.
         """
+        self._check.ask(trainer)
         with self.aggregator.comm.called_by('MultiNodeEarlyStoppingTrigger'):
             self.aggregator(trainer)
         if self.actual_trigger.monitor in trainer.observation:
@@ -94,3 +96,27 @@ class MultiNodeEarlyStoppingTrigger:
         """
         self.aggregator.serialize(serializer['aggregator'])
         self.actual_trigger.serialize(serializer['actual_trigger'])
+
+
+class _Answered:
+    """A trigger that is asked once per iteration, for all who need its answer.
+
+    An ``IntervalTrigger`` that is asked twice in one iteration fires the first time only.
+    """
+
+    def __init__(self, trigger: Trigger) -> None:
+        self._trigger = chainer.training.get_trigger(trigger)
+        self._fires = False
+
+    def ask(self, trainer: chainer.training.Trainer) -> None:
+        """Ask the trigger."""
+        self._fires = bool(self._trigger(trainer))
+
+    def __call__(self, trainer: chainer.training.Trainer) -> bool:
+        """Return the answer."""
+        return self._fires
+
+    def serialize(self, serializer: Serializer) -> None:
+        """Save or load the state of the trigger, if it has one."""
+        if hasattr(self._trigger, 'serialize'):
+            self._trigger.serialize(serializer)

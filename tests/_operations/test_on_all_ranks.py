@@ -2,7 +2,12 @@
 import pytest
 
 from chainermn._operations import common_error
-from chainermn._operations.on_all_ranks import check_equal, on_all_ranks, raise_on_all_ranks
+from chainermn._operations.on_all_ranks import (
+    check_equal,
+    on_all_ranks,
+    raise_on_all_ranks,
+    raise_together,
+)
 from chainermn.communicators import create_communicator
 
 
@@ -13,6 +18,27 @@ def test_an_error_of_one_rank_is_raised_on_all():
             if comm.rank == comm.size - 1:
                 raise ZeroDivisionError('on purpose')
         comm.barrier()
+
+
+def test_an_error_is_raised_once_if_the_others_are_in_a_collective_of_the_block():
+    """As while a multi-node iterator is loaded; the next collective is in step again."""
+    comm = create_communicator('naive')
+    with pytest.raises(ZeroDivisionError, match='on purpose'), raise_together(comm, 'a test'):
+        if comm.rank == comm.size - 1:
+            raise ZeroDivisionError('on purpose')
+        comm.bcast_obj(comm.rank)
+    assert comm.allgather_obj(comm.rank) == [*range(comm.size)]
+
+
+def test_an_error_of_a_part_of_the_ranks_is_raised_on_all():
+    """A collective of other ranks raised it: an error of all of those, but not of all here."""
+    comm = create_communicator('naive')
+    part = comm.split(comm.rank == 0, 0)
+    with pytest.raises(ZeroDivisionError, match='on purpose'), raise_together(comm, 'a test'):
+        if comm.rank == 0:
+            part.refuse('a test', ZeroDivisionError('on purpose'))
+    assert comm.allgather_obj(comm.rank) == [*range(comm.size)]
+    part.finalize()
 
 
 def test_rank_0_prints_an_error_of_all_ranks():

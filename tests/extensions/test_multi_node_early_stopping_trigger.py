@@ -3,6 +3,7 @@ import types
 import warnings
 
 import pytest
+from chainer.training import triggers
 from shared_fixtures import communicators
 
 from chainermn.extensions import MultiNodeEarlyStoppingTrigger
@@ -30,12 +31,14 @@ def stops_after(trigger, values, key='main/loss'):
     return None
 
 
-def test_it_stops_by_the_mean(comm):
+@pytest.mark.parametrize('check', [
+    lambda: (1, 'iteration'), lambda: triggers.IntervalTrigger(1, 'iteration')])
+def test_it_stops_by_the_mean(comm, check):
     """On rank 0 alone the value improves forever, on the others never."""
     up_and_down = [100 - i if comm.rank == 0 else 100 + (2 if comm.size == 2 else 1) * i
                    for i in range(20)]
     trigger = MultiNodeEarlyStoppingTrigger(
-        comm, check_trigger=(1, 'iteration'), patience=4, max_trigger=(20, 'iteration'))
+        comm, check_trigger=check(), patience=4, max_trigger=(20, 'iteration'))
     expected = 20 if comm.size == 1 else {2: 5, 3: 5, 4: 5}[comm.size]
     assert stops_after(trigger, up_and_down) == expected
 

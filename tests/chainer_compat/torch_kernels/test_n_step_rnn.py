@@ -126,6 +126,25 @@ def test_parameters_without_gradient(link):
                 np.testing.assert_allclose(found[path], expected[path], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize('link', LINKS)
+@pytest.mark.parametrize('lengths', [(3, 3), (3, 2), (2, 3), (1,), (4,)])
+def test_arrays_may_change_before_backward(link, lengths):
+    """States and sequences, and all results, as when the program passes on a state in place."""
+    f, sizes, model = network(link, 1, 0., 'f')
+
+    def compute():
+        inputs = arrays(sizes, lengths, 'f')
+        results = f(*inputs)
+        loss = F.sum(F.concat([F.reshape(y, (-1, 4)) for y in results], axis=0) ** 2)
+        for array in (*inputs, *(y.array for y in results)):
+            array[...] = 9
+        return loss
+
+    expected, found = gradients_of(model, compute, [])
+    for path in expected:
+        np.testing.assert_allclose(found[path], expected[path], rtol=1e-4, atol=1e-5)
+
+
 def test_an_initial_state_of_the_program():
     class Learned(L.NStepGRU):
         def __init__(self):
