@@ -20,6 +20,7 @@ from chainermn.extensions._checkpointing.background import wait_for_all
 from chainermn.extensions._checkpointing.classes import capture_classes
 from chainermn.extensions._checkpointing.copying_writer import CopyingWriter
 from chainermn.extensions._checkpointing.late_copies import LateCopies
+from chainermn.extensions._checkpointing.name_pattern import NamePattern
 from chainermn.extensions._checkpointing.replica_sets import parse_replica_sets
 from chainermn.extensions._checkpointing.save_names import SaveNames
 from chainermn.extensions._checkpointing.saver import Save, Saver, not_saved
@@ -110,13 +111,15 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self.trigger = getattr(snapshot, 'trigger', chainer.training.Extension.trigger)
         self.priority = getattr(snapshot, 'priority', chainer.training.Extension.priority)
         self.name = getattr(snapshot, 'name', None)
-        if self.autoload and callable(snapshot.filename):
+        self._pattern = NamePattern.of(snapshot.filename)
+        if self.autoload and self._pattern is None:
+            kind = 'a function' if callable(snapshot.filename) else repr(snapshot.filename)
             comm.refuse('multi_node_snapshot', ValueError(
-                'autoload must read the iteration of a file from its name, but the file name is a '
-                'function. Pass a text such as "snapshot_iter_{.updater.iteration}".'))
+                f'autoload must read the iteration of a file from its name, but the file name is '
+                f'{kind}. Pass a text with one whole number, such as '
+                '"snapshot_iter_{.updater.iteration}", or with no number.'))
         self._allow_pickle = allow_pickle
         self._allow_other_classes = allow_other_classes
-        self._filename = snapshot.filename
         snapshot.filename = _with_rank(snapshot.filename, comm.rank)
         self._out: str | None = None
         self._folder = ''  # absolute path of it, from when it was seen first
@@ -156,7 +159,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
                     'chainermn.create_multi_node_checkpointer.')
         if self._is_collective:
             self._saver.complete(None)
-        is_ours = self._writer is not None and not callable(self._filename)
+        is_ours = self._writer is not None and self._pattern is not None
         with raise_on_all_ranks(self.comm, 'multi_node_snapshot'):
             if is_ours and self.is_master:
                 self._names.check_no_folder(self.comm.rank)
@@ -222,8 +225,8 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     @property
     def _names(self) -> SaveNames:
-        prefix, suffix = self._filename.split('{')[0], self._filename.split('}')[-1]
-        return SaveNames(self._folder, lambda number, rank: f'{prefix}{number}{suffix}.{rank}')
+        assert self._pattern is not None
+        return SaveNames(self._folder, self._pattern.file_name)
 
     def _complete(self, next_iteration: int | None) -> None:
         """Wait until the last snapshot is on the disk, or raise on all ranks."""
@@ -263,7 +266,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         return Save(
             trainer.updater.iteration, os.path.join(self._folder, filename), arrays, buffers, own,
             late, self._writer.compress,
-            names=None if callable(self._filename) else self._names,
+            names=None if self._pattern is None else self._names,
             on_written=self._writer._post_save)
 
     def _target(self, trainer: chainer.training.Trainer) -> object:
@@ -273,7 +276,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
     def _find_obsolete(self, save: Save) -> list[int]:
         """Return the snapshots beyond ``n_retains``."""
         filename = self.snapshot.filename
-        if self.snapshot.n_retains <= 0 or callable(filename):
+        if self.snapshot.n_retains <= 0 or self._pattern is None:
             return []
         stale = set(chainer_snapshot._find_stale_snapshots(
             filename, self._folder, self.snapshot.n_retains))

@@ -1,5 +1,6 @@
 """One snapshot for each replica set; all resume at the newest common one."""
 import os
+import re
 import warnings
 import zipfile
 
@@ -255,6 +256,31 @@ def test_the_default_writer_may_compress(comm, folder, compression, kind):
         compression=compression))
     with zipfile.ZipFile(f'{folder}/snapshot_iter_6.0') as archive:
         assert {info.compress_type for info in archive.infolist()} == {kind}
+
+
+@pytest.mark.parametrize('name', [
+    'latest', 's_{.updater.iteration:06}.npz', 's_{.updater.iteration:d}', '{{}}{.updater.epoch}'])
+def test_names_that_autoload_finds(comm, folder, name, sets):
+    for start, stop in (0, 4), (4, 6):
+        trainer = make_trainer(comm, folder, stop, (stop, 'iteration'))
+        snapshot = extensions.snapshot(filename=name, autoload=True, n_retains=1)
+        trainer.extend(multi_node_snapshot(comm, snapshot, sets), trigger=(2, 'iteration'))
+        iterations = []
+        trainer.extend(lambda t, found=iterations: found.append(t.updater.iteration),
+                       name='seen', trigger=(1, 'iteration'))
+        trainer.run()
+        comm.barrier()
+        assert iterations == [*range(start + 1, stop + 1)]
+    assert names(folder) == sorted(
+        f'{name.format(trainer)}.{rank}' for rank in leaders(sets, comm.size))
+
+
+@pytest.mark.parametrize('name', [
+    '{.updater.epoch}_{.updater.iteration}', '{.updater.epoch_detail}', '{.updater.iteration:4}',
+    '{.updater.iteration!r}', '{'])
+def test_names_that_autoload_would_not_find(comm, name):
+    with pytest.raises(ValueError, match='the file name is ' + re.escape(repr(name))):
+        multi_node_snapshot(comm, extensions.snapshot(filename=name, autoload=True), [])
 
 
 def test_a_function_as_file_name(comm, folder):

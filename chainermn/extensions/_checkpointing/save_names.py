@@ -71,9 +71,13 @@ class SaveNames:
 
     def _find(self, pattern: str, is_wanted: Callable[[str], bool] = os.path.isfile
               ) -> dict[int, str]:
+        names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
+        if '\0' not in pattern:  # all saves have one name
+            path = os.path.join(self.folder, pattern)
+            return {0: path} if pattern in names and is_wanted(path) else {}
         before, after = pattern.split('\0')
         found = {}
-        for name in os.listdir(self.folder) if os.path.isdir(self.folder) else []:
+        for name in names:
             number = name[len(before):len(name) - len(after)]
             path = os.path.join(self.folder, name)
             if (name.startswith(before) and name.endswith(after) and number.isdecimal()
