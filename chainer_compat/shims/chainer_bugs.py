@@ -103,6 +103,30 @@ def msvag_of_float16(msvag: Any) -> None:
     rule.update_core_gpu = in_float32(rule.update_core_gpu)
 
 
+@edit('chainer.optimizer_hooks.gradient_clipping')
+def norm_of_all_gradients() -> dict[str, str]:
+    """All versions: squares of float16 overflowed, so GradientClipping set all gradients to zero.
+
+    They are added in float32, and those of all parameters in float64, as with NumPy 1.
+    """
+    return {
+        'g = g.ravel()': "g = g.ravel().astype('f' if g.dtype == 'e' else g.dtype, copy=False)",
+        'sum(dots)': 'sum([x.item() if isinstance(x, numpy.generic) else x for x in dots])',
+        'grad *= rate': 'grad *= float(rate) if isinstance(rate, numpy.generic) else rate',
+    }
+
+
+@edit('chainer.optimizer_hooks.gradient_lars')
+def rate_of_lars() -> dict[str, str]:
+    """All versions: GradientLARS computed norms in float16, and NumPy >= 2.0 also ``eps``.
+
+    Small gradients, whose squares are zero, got a huge or infinite rate.
+    """
+    norm = ("xp.linalg.norm({0}.astype('f' if {0}.dtype == 'e' else {0}.dtype, copy=False))"
+            ".astype('d' if xp.__name__ == 'numpy' else 'f', copy=False)")
+    return {f'xp.linalg.norm({each})': norm.format(each) for each in 'pg'}
+
+
 @patch('chainer.optimizer_hooks.gradient_clipping')
 def clipping_of_zeros(gradient_clipping: Any) -> None:
     """All versions: GradientClipping divided by zero, with a warning, if all gradients are zero.

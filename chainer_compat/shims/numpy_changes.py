@@ -33,6 +33,40 @@ def alias_table() -> dict[str, str]:
     }
 
 
+@patch('chainer.reporter')
+def sums_of_observed_numbers(reporter: Any) -> None:
+    """NumPy >= 2.0 added observed numbers in their own dtype: means of float16 were wrong.
+
+    Older versions used float64. LogReport, PlotReport, Evaluator and triggers add them up.
+    """
+    if version('numpy') < (2, 0):
+        return
+    import numpy
+
+    def number(value: Any) -> Any:
+        """Return a Python number for one of NumPy."""
+        is_number = isinstance(value, (numpy.generic, numpy.ndarray)) and (
+            value.ndim == 0 and value.dtype.kind in 'biuf')
+        return value.item() if is_number else value
+
+    reporter.number = number  # for MicroAverage, too
+    add = reporter.Summary.add
+
+    def add_numbers(self: Any, value: Any, weight: Any = 1) -> None:
+        add(self, number(value), number(weight))
+
+    reporter.Summary.add = add_numbers
+
+
+@edit('chainer.training.extensions.micro_average')
+def sums_of_micro_average() -> dict[str, str]:
+    """NumPy >= 2.0 added the terms of MicroAverage in their own dtype, where they overflow."""
+    if version('numpy') < (2, 0):
+        return {}
+    return {f'+= observation[self._{key}_key]': f'+= reporter.number(observation[self._{key}_key])'
+            for key in ('numerator', 'denominator')}
+
+
 @edit('chainer._environment_check')
 def distutils() -> dict[str, str]:
     """Python >= 3.12 has no ``numpy.distutils``; on older versions importing it warns.

@@ -22,5 +22,6 @@ def to_host(value: Value | chainer.Variable) -> Value:
     if isinstance(value, chainer.Variable):
         value = value.array
     if isinstance(value, chainer.get_array_types()):
-        value = chainer.get_device('@numpy').send(value)[()]
+        # A copy, since the program may reuse the array.
+        value = np.array(chainer.get_device('@numpy').send(value))[()]
     return value

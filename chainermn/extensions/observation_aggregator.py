@@ -127,8 +127,15 @@ class ObservationAggregator(chainer.training.Extension):
 
 
 def _mean(gathered: list[list[Value]]) -> Value | None:
-    values = [value for values in gathered for value in values]
+    values = [_wide(value) for values in gathered for value in values]
     return sum(values[1:], values[0]) / len(values) if values else None
+
+
+def _wide(value: Value) -> Value:
+    """Return a value in float64, in which sums neither stall nor overflow."""
+    dtype = getattr(value, 'dtype', None)
+    is_narrow = dtype is not None and dtype.kind in 'biuf' and dtype.itemsize <= 8
+    return np.asarray(value, np.float64)[()] if is_narrow else value
 
 
 def _save_values(serializer: Serializer, values: list[Value]) -> None:

@@ -26,6 +26,31 @@ def test_mean_over_ranks(comm):
     assert seen == {'loss': comm.rank, 'mean': (comm.size - 1) / 2}
 
 
+@pytest.mark.parametrize('value, dtype', [
+    (2.35, 'e'), (2.35, 'f'), (200, 'B'), (1 << 30, 'i'), (1, '?')])
+@pytest.mark.parametrize('shape', [(), (2,)])
+def test_means_of_many_numbers(comm, value, dtype, shape):
+    """In float64; in float16 the sum would stall."""
+    array = np.full(shape, value, dtype)
+    extension = ObservationAggregator(comm, 'x', comm_trigger=(3000, 'iteration'))
+    for seen in run(extension, [{'x': array[()]} for _ in range(3000)])[-1:]:
+        np.testing.assert_allclose(seen['x'], array.astype('d'), rtol=1e-12)
+
+
+def test_an_array_that_the_program_reuses(comm):
+    array = np.zeros(2)
+
+    def observations():
+        for array[...] in 1, 2, 6:
+            yield {'x': array}
+
+    extension = ObservationAggregator(comm, 'x', 'mean', comm_trigger=(3, 'iteration'))
+    updater = types.SimpleNamespace(iteration=0, epoch=0, epoch_detail=0.0, is_new_epoch=False)
+    for updater.iteration, seen in enumerate(observations(), 1):
+        extension(types.SimpleNamespace(updater=updater, observation=seen))
+    assert seen['mean'].tolist() == [3, 3]
+
+
 def test_the_key_itself_is_replaced_by_default(comm):
     seen, = run(ObservationAggregator(comm, 'loss'), [{'loss': comm.rank}])
     assert seen == {'loss': (comm.size - 1) / 2}

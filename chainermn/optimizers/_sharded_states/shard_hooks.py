@@ -79,7 +79,7 @@ def _call_each(hook: Object, params: Sequence[ShardedParameter], total: Total) -
 def _clip(hook: Object, params: Sequence[ShardedParameter], total: Total) -> None:
     sums = _square_sums([(each, each.piece.grad) for each in params], total)
     with np.errstate(divide='ignore', over='ignore', invalid='ignore'):
-        rate = hook.threshold / np.sqrt(sum(sums, 0.))
+        rate = float(hook.threshold / np.sqrt(sum(map(float, sums))))
     if rate >= 1:
         return
     for each in params:
@@ -105,17 +105,20 @@ def _scale_layer(hook: Object, piece: Parameter, p_norm: np.floating, g_norm: np
     if piece.grad is None:
         return
     piece.grad += hook.weight_decay * piece.array
+    p_norm, g_norm = np.float64(p_norm), np.float64(g_norm)  # eps is zero in float16
     if p_norm > hook.threshold:
-        piece.grad *= float(p_norm / (hook.eps + g_norm + hook.weight_decay * p_norm))
+        piece.grad *= p_norm / (hook.eps + g_norm + hook.weight_decay * p_norm)
 
 
 def _square_sums(arrays: Sequence[tuple[ShardedParameter, Array | None]], total: Total
                  ) -> list[np.floating]:
-    """Return the sum of the squares of each array over all ranks, in the dtype of its parameter."""
+    """Return the sum of the squares of each array over all ranks, in the dtype of its parameter.
+
+    For float16 it is in float32, as in Chainer.
+    """
     own = [_square_sum(x) if each.is_counted and x is not None else 0. for each, x in arrays]
-    with np.errstate(over='ignore'):  # of float16, as in Chainer
-        return [each.param.dtype.type(value)
-                for (each, _), value in zip(arrays, total(np.array(own)), strict=True)]
+    return [np.promote_types(each.param.dtype, np.float32).type(value)
+            for (each, _), value in zip(arrays, total(np.array(own)), strict=True)]
 
 
 def _square_sum(x: Array) -> float:

@@ -5,6 +5,7 @@ import zipfile
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
 from chainer.training.extensions import snapshot_writers
@@ -100,7 +101,7 @@ def test_a_snapshot_written_later(kind, names, tmp_path):
         chainer.serializers.save_npz(filename, target)
 
     writer = getattr(snapshot_writers, kind)(savefun=save)
-    link = chainer.links.Linear(2, 2, initialW=0)
+    link = L.Linear(2, 2, initialW=0)
     for name in names:
         serializer = chainer.serializers.DictionarySerializer()
         serializer.save(link)
@@ -122,3 +123,30 @@ def test_a_snapshot_of_the_queue_of_a_process(tmp_path):
     writer.finalize()
     for n in range(3):
         assert (np.load(tmp_path / str(n))['x'] == n).all()
+
+
+@pytest.mark.parametrize('dtype', ['e', 'f', 'd'])
+def test_clipping_by_the_norm_of_all_gradients(dtype):
+    """The square of each gradient is beyond float16."""
+    model = chainer.Sequential(*[L.Scale(W_shape=(4,)) for _ in range(3)])
+    optimizer = chainer.optimizers.SGD(1.).setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1.))
+    for param in model.params():
+        param.array = np.zeros(4, dtype)
+        param.grad = np.full(4, 300, dtype)
+    optimizer.update()
+    for param in model.params():
+        np.testing.assert_allclose(param.array, -1 / np.sqrt(12), rtol=1e-3)
+
+
+@pytest.mark.parametrize('dtype', ['e', 'f', 'd'])
+@pytest.mark.parametrize('gradient', [0, 1e-5, 1e-3, 300])
+def test_rate_of_lars(dtype, gradient):
+    param = chainer.Parameter(np.ones(4, dtype))
+    param.grad = np.full(4, gradient, dtype)
+    chainer.optimizer_hooks.GradientLARS(weight_decay=.5)(None, param)
+    expected = (gradient + .5) * 2 / (1e-9 + 2 * gradient + .5 * 2)
+    np.testing.assert_allclose(param.grad, expected, rtol=2e-3 if dtype == 'e' else 1e-6)
+    param.grad[...] = 0
+    chainer.optimizer_hooks.GradientLARS()(None, param)
+    assert (param.grad == 0).all()

@@ -1,11 +1,13 @@
 """What broke with NumPy computes what plain NumPy computes, forward and backward."""
 
 import itertools
+import types
 
 import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from chainer.training import extensions
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -142,3 +144,27 @@ def test_categorical(check, close, normal, batch, dtype, form):
     assert sample.shape == (500, 4, *batch)
     frequencies = np.stack([(sample == k).mean((0, 1)) for k in range(4)], -1)
     np.testing.assert_allclose(frequencies, p, atol=.06)  # 5 standard deviations
+
+
+@pytest.mark.parametrize('value, dtype', [
+    (.9, 'e'), (.9, 'f'), (.9, 'd'), (200, 'B'), (1 << 30, 'i'), (1, '?')])
+@pytest.mark.parametrize('as_array', [False, True])
+def test_means_of_observed_numbers(value, dtype, as_array):
+    """NumPy 1 added them in float64."""
+    number = np.array(value, dtype) if as_array else np.dtype(dtype).type(value)
+    summary, weighted = chainer.reporter.DictSummary(), chainer.reporter.Summary()
+    average = extensions.MicroAverage('x', 'n', 'y', trigger=lambda trainer: True)
+    for _ in range(5000):
+        summary.add({'x': number})
+        weighted.add(number, np.int32(1 << 20))
+    assert summary.compute_mean()['x'] == pytest.approx(float(number), rel=1e-12)
+    assert weighted.compute_mean() == pytest.approx(float(number), rel=1e-12)
+    average._trigger = lambda trainer: False
+    trainer = types.SimpleNamespace(observation={'x': number, 'n': np.uint8(1)})
+    for _ in range(5000):
+        average(trainer)
+    average._trigger = lambda trainer: True
+    reporter = chainer.Reporter()
+    with reporter.scope(trainer.observation):
+        average(trainer)
+    assert trainer.observation['y'] == pytest.approx(float(number), rel=1e-12)
