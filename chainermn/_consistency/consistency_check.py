@@ -5,6 +5,7 @@ arguments, the ranks exchange details, and all of them raise the same error.
 """
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TypeVar
@@ -263,7 +264,7 @@ class ConsistencyCheck:
         self._mismatch = self.record.count, signatures
         self.has_finished_ranks = any(
             signature.operation == END for signature in signatures)
-        site = str(self.update) + call_site.describe()
+        site = str(self.update) + call_site.describe() + _handled(error)
         responses = self.mpi_comm.allgather((failure, details, site, self.caller))
         common = mismatch.common_error(signatures, *zip(*responses, strict=True))
         common_error.mark(common, self.mpi_comm.rank == _first_to_print(signatures))
@@ -271,6 +272,8 @@ class ConsistencyCheck:
             assert error is not None
             cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
             raise common.with_traceback(error.__traceback__) from cause
+        if error is None:
+            raise common  # with the exception that the program is handling, if any, as its context
         raise common from error
 
     def mismatch_of(self, error: BaseException) -> list[CallSignature] | None:
@@ -278,6 +281,21 @@ class ConsistencyCheck:
         count, signatures = self._mismatch
         is_last = count == self.record.count and common_error.is_common(error)
         return signatures if is_last else None
+
+
+def _handled(error: Exception | None) -> str:
+    """Describe the exception during whose handling the program called the operation.
+
+    For example ``, while handling ValueError: lost``, as in ``finally: comm.barrier()``.
+
+    Args:
+        error: The error of the operation.
+    """
+    handled = sys.exc_info()[1]
+    if handled is None or handled is error or common_error.is_common(handled):
+        return ''
+    text = ' '.join(str(handled).split())
+    return f', while handling {type(handled).__name__}' + (f': {text[:200]}' if text else '')
 
 
 class CalledBy:

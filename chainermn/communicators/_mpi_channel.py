@@ -46,8 +46,11 @@ class MpiChannel(Channel):
     def share_error(self, operation: str, error: Exception | None) -> None:
         if error is None:
             return
-        if self._comm._context.check.mismatch_of(error) is not None:
-            raise error  # all ranks have raised it, in the last operation
+        links: BaseException | None = error
+        while links is not None:
+            if self._comm._context.check.mismatch_of(links) is not None:
+                raise error  # or what it comes from: all ranks have raised that in the last call
+            links = links.__cause__ or links.__context__
         self._comm.refuse(operation, error)
 
     def join_turn(self, number: int) -> tuple[int, ...]:

@@ -226,7 +226,9 @@ class _MultiNodeSnapshot(chainer.training.Extension):
     @property
     def _names(self) -> SaveNames:
         assert self._pattern is not None
-        return SaveNames(self._folder, self._pattern.file_name)
+        folder, prefix = os.path.split(self._pattern.prefix)
+        return SaveNames(os.path.join(self._folder, folder),
+                         self._pattern._replace(prefix=prefix).file_name)
 
     def _complete(self, next_iteration: int | None) -> None:
         """Wait until the last snapshot is on the disk, or raise on all ranks."""
@@ -274,14 +276,12 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         return trainer if target is None else target
 
     def _find_obsolete(self, save: Save) -> list[int]:
-        """Return the snapshots beyond ``n_retains``."""
-        filename = self.snapshot.filename
+        """Return the snapshots beyond ``n_retains``, by the time of their files."""
         if self.snapshot.n_retains <= 0 or self._pattern is None:
             return []
-        stale = set(chainer_snapshot._find_stale_snapshots(
-            filename, self._folder, self.snapshot.n_retains))
-        return [number for number, path in self._names.find(self.master).items()
-                if os.path.basename(path) in stale]
+        files = self._names.find(self.master)
+        by_time = sorted(files, key=lambda number: os.stat(files[number]).st_mtime)
+        return by_time[:-self.snapshot.n_retains]
 
     def _load(self, trainer: chainer.training.Trainer) -> None:
         wait_for_all()  # an earlier trainer of this process may have saved it

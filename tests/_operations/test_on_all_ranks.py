@@ -20,25 +20,33 @@ def test_an_error_of_one_rank_is_raised_on_all():
         comm.barrier()
 
 
-def test_an_error_is_raised_once_if_the_others_are_in_a_collective_of_the_block():
-    """As while a multi-node iterator is loaded; the next collective is in step again."""
-    comm = create_communicator('naive')
-    with pytest.raises(ZeroDivisionError, match='on purpose'), raise_together(comm, 'a test'):
-        if comm.rank == comm.size - 1:
-            raise ZeroDivisionError('on purpose')
-        comm.bcast_obj(comm.rank)
-    assert comm.allgather_obj(comm.rank) == [*range(comm.size)]
-
-
 def test_an_error_of_a_part_of_the_ranks_is_raised_on_all():
     """A collective of other ranks raised it: an error of all of those, but not of all here."""
     comm = create_communicator('naive')
     part = comm.split(comm.rank == 0, 0)
-    with pytest.raises(ZeroDivisionError, match='on purpose'), raise_together(comm, 'a test'):
-        if comm.rank == 0:
-            part.refuse('a test', ZeroDivisionError('on purpose'))
+    with pytest.raises(ZeroDivisionError, match='on purpose'):
+        with raise_together(comm, 'a test'):
+            if comm.rank == 0:
+                part.refuse('a test', ZeroDivisionError('on purpose'))
+        comm.barrier()  # which raises it on the other ranks
     assert comm.allgather_obj(comm.rank) == [*range(comm.size)]
     part.finalize()
+
+
+@pytest.mark.parametrize('wraps', [False, True])
+def test_an_error_of_a_collective_in_the_block(wraps):
+    """All ranks have raised it, or raise another one because of it."""
+    comm = create_communicator('naive')
+    with pytest.raises((ZeroDivisionError, RuntimeError)), raise_together(comm, 'a test'):
+        try:
+            if comm.rank == comm.size - 1:
+                raise ZeroDivisionError('on purpose')
+            comm.bcast_obj(comm.rank)
+        except Exception as error:
+            if not wraps or comm.rank == comm.size - 1:
+                raise
+            raise RuntimeError('wrapped') from error
+    assert comm.allgather_obj(comm.rank) == [*range(comm.size)]
 
 
 def test_rank_0_prints_an_error_of_all_ranks():

@@ -1,9 +1,13 @@
 """Mismatched calls: all ranks raise the same error, and the communicator remains usable."""
 
+import re
+
 import chainer
 import numpy as np
 import pytest
 from collective_calls import NAMES, X, call
+
+import chainermn
 
 
 def model(shape=(3,), dtype=np.float32, path='w', grad=True):
@@ -154,3 +158,24 @@ def test_arguments_of_other_ranks_are_ignored(comm):
         assert comm.scatter([X] * comm.size if mine else 'anything', root).shape == X.shape
         assert comm.bcast_obj('x' if mine else (lambda: 0), root=root) == 'x'
         assert comm.scatter_obj(['x'] * comm.size if mine else (lambda: 0), root) == 'x'
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('text, shown', [
+    ('the real\n  reason', 'ValueError: the real reason'), ('', 'ValueError'),
+    ('x' * 999, 'ValueError: ' + 'x' * 200)])
+def test_an_exception_that_a_rank_is_handling_is_shown(comm, text, shown, check_usable):
+    """As in "finally: comm.barrier()"; without it, the reason of the mismatch would be lost."""
+    with pytest.raises(chainermn.CollectiveMismatchError) as caught:
+        try:
+            if comm.rank == 1:
+                raise ValueError(text)
+            comm.allgather_obj(1)
+        finally:
+            if comm.rank == 1:
+                comm.barrier()
+    found = re.search('rank 1: barrier, .*, while handling (.*?) +<- ', str(caught.value))
+    assert found[1] == shown
+    if comm.rank == 1:
+        assert isinstance(caught.value.__context__, ValueError)
+    check_usable(comm)

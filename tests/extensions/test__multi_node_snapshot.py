@@ -259,8 +259,10 @@ def test_the_default_writer_may_compress(comm, folder, compression, kind):
 
 
 @pytest.mark.parametrize('name', [
-    'latest', 's_{.updater.iteration:06}.npz', 's_{.updater.iteration:d}', '{{}}{.updater.epoch}'])
+    'latest', 's_{.updater.iteration:06}.npz', 's_{.updater.iteration:d}', '{{}}{.updater.epoch}',
+    'part/{.updater.iteration}.npz', 'part/latest'])
 def test_names_that_autoload_finds(comm, folder, name, sets):
+    os.makedirs(os.path.join(folder, 'part'), exist_ok=True)
     for start, stop in (0, 4), (4, 6):
         trainer = make_trainer(comm, folder, stop, (stop, 'iteration'))
         snapshot = extensions.snapshot(filename=name, autoload=True, n_retains=1)
@@ -271,13 +273,14 @@ def test_names_that_autoload_finds(comm, folder, name, sets):
         trainer.run()
         comm.barrier()
         assert iterations == [*range(start + 1, stop + 1)]
-    assert names(folder) == sorted(
+    found = [*names(folder), *(f'part/{each}' for each in names(os.path.join(folder, 'part')))]
+    assert sorted({*found} - {'part'}) == sorted(
         f'{name.format(trainer)}.{rank}' for rank in leaders(sets, comm.size))
 
 
 @pytest.mark.parametrize('name', [
     '{.updater.epoch}_{.updater.iteration}', '{.updater.epoch_detail}', '{.updater.iteration:4}',
-    '{.updater.iteration!r}', '{'])
+    '{.updater.iteration!r}', '{', '{.updater.iteration}/part'])
 def test_names_that_autoload_would_not_find(comm, name):
     with pytest.raises(ValueError, match='the file name is ' + re.escape(repr(name))):
         multi_node_snapshot(comm, extensions.snapshot(filename=name, autoload=True), [])

@@ -1,6 +1,7 @@
 """File names of Chainer's snapshots: where they contain a number."""
 from __future__ import annotations
 
+import os
 import re
 import string
 from collections.abc import Callable
@@ -39,7 +40,8 @@ class NamePattern(NamedTuple):
         if len(fields) > 1 or conversion or not is_whole:
             return None
         end = fields[0] + 1
-        return cls(''.join(literals[:end]), spec, ''.join(literals[end:]))
+        pattern = cls(''.join(literals[:end]), spec, ''.join(literals[end:]))
+        return None if os.path.dirname(pattern.suffix) else pattern
 
     def file_name(self, number: int | str, rank: int | str) -> str:
         """Return the name of the file of a rank."""
