@@ -57,6 +57,12 @@ class _Parts:
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         for name, part in self.parts.items():
+            if not isinstance(name, str):
+                raise TypeError(f'the names of the parts of a state are text, not {name!r}')
+            if not hasattr(part, 'serialize'):
+                raise TypeError(
+                    f'{name!r} is of type {type(part).__name__}, which Chainer cannot serialize. '
+                    'Pass objects with a method serialize, such as links, optimizers and iterators.')
             part.serialize(serializer[name])
 
 
