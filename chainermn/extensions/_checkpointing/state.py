@@ -62,7 +62,7 @@ class _Parts:
             if not hasattr(part, 'serialize'):
                 raise TypeError(
                     f'{name!r} is of type {type(part).__name__}, which Chainer cannot serialize. '
-                    'Pass objects with a method serialize, such as links, optimizers and iterators.')
+                    'Pass objects with a method serialize: links, optimizers, iterators.')
             part.serialize(serializer[name])
 
 
