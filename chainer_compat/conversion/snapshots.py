@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import chainer
 import numpy as np
@@ -14,6 +17,9 @@ from chainer_compat.conversion.tracked_array import Array
 
 #: The files of ChainerMN's checkpoints: name, rank, iteration.
 CHECKPOINT = re.compile(r'(?P<name>.+)\.(?P<rank>\d+)\.(?P<iteration>\d+)')
+
+#: The array that names the checkpoint of a file, and the ranks that wrote one, as JSON.
+TAG = 'chainermn/save'
 
 
 def load_snapshot(path: str | Path, model: chainer.Link) -> str:
@@ -49,11 +55,35 @@ def newest_file(folder: Path) -> Path:
     if len({name for name, _ in saves}) > 1:
         raise ConversionError(f'{folder} contains checkpoints with different names. Pass a file.')
     ranks = max((max(files) + 1 for files in saves.values()), default=0)
-    complete = [iteration for (_, iteration), files in saves.items() if len(files) == ranks]
-    if not complete:
-        raise ConversionError(f'{folder} contains no iteration that all ranks saved.')
-    (name,) = {name for name, _ in saves}
-    return saves[name, max(complete)][0]
+    for (_, iteration), files in sorted(saves.items(), reverse=True):
+        if _is_complete(files, ranks):
+            return files[0]
+        warnings.warn(f'Skipped iteration {iteration} in {folder}: a file is missing or damaged.',
+                      stacklevel=3)
+    raise ConversionError(f'{folder} contains no iteration that all ranks saved.')
+
+
+def _is_complete(files: Mapping[int, Path], ranks: int) -> bool:
+    """Whether all ranks saved an iteration.
+
+    Args:
+        files: The files of the iteration, by rank.
+        ranks: The number of ranks that wrote files without a tag. A restart can change it.
+    """
+    try:
+        first = _tag(files[0])
+        if first is None:
+            return len(files) == ranks
+        return all((_tag(files[rank]) or {}).get('save') == first['save']
+                   for rank in first['writers'])
+    except Exception:  # a file is missing, or damaged: nearly any class
+        return False
+
+
+def _tag(file: Path) -> dict[str, Any] | None:
+    """Return what a file says about its checkpoint; ``None`` for a file of ChainerMN 7."""
+    with np.load(file) as arrays:
+        return json.loads(arrays[TAG].tobytes()) if TAG in arrays else None
 
 
 def find_model(arrays: Mapping[str, Array], model: chainer.Link, file: str) -> str:

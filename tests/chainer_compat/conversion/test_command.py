@@ -15,6 +15,7 @@ from chainer import training
 from chainer_compat import __main__ as main
 from chainer_compat.conversion import snapshots
 from chainer_compat.conversion.errors import ConversionError
+from chainermn.extensions._checkpointing import rank_file
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -94,8 +95,45 @@ def test_a_checkpoint_of_several_ranks(tmp_path, monkeypatch):
                 chainer.serializers.save_npz(file, trainer_of(
                     net() if rank else models[iteration // 10 - 1]))
     loaded = net()
-    assert snapshots.load_snapshot(tmp_path, loaded) == 'updater/model:main/predictor/'
+    with pytest.warns(UserWarning, match='Skipped iteration 30'):
+        assert snapshots.load_snapshot(tmp_path, loaded) == 'updater/model:main/predictor/'
     assert (loaded[0].W.array == models[1][0].W.array).all()
+
+
+def save(folder, model, iteration, rank, ranks, name='run'):
+    """Write a rank's file of a checkpoint."""
+    arrays = {}
+    chainer.serializers.DictionarySerializer(arrays).save(model)
+    rank_file.write(str(folder / f'job.{rank}.{iteration}'), arrays, rank_file.Tag(
+        f'{name}-{iteration}', iteration, ranks, list(range(ranks)), rank))
+
+
+@pytest.mark.parametrize('removed', [(), (10, 20)])
+def test_a_checkpoint_after_a_restart_with_fewer_ranks(tmp_path, removed):
+    """Rank 1 of the first job has left files, of which rank 0 may have removed its own."""
+    models = {iteration: net() for iteration in (10, 20, 30, 40)}
+    for iteration, ranks in (10, 2), (20, 2), (30, 1), (40, 1):
+        for rank in range(ranks):
+            if rank or iteration not in removed:
+                save(tmp_path, models[iteration], iteration, rank, ranks)
+    loaded = net()
+    snapshots.load_snapshot(tmp_path, loaded)
+    assert (loaded[0].W.array == models[40][0].W.array).all()
+
+
+def test_checkpoints_that_are_incomplete(tmp_path):
+    models = {iteration: net() for iteration in (10, 20, 30, 40)}
+    for iteration, model in models.items():
+        for rank in range(2):
+            save(tmp_path, model, iteration, rank, 2)
+    save(tmp_path, net(), 20, 1, 2, 'another run')
+    (tmp_path / 'job.1.30').unlink()
+    (tmp_path / 'job.0.40').write_bytes(b'PK')
+    loaded = net()
+    with pytest.warns(UserWarning) as warned:
+        snapshots.load_snapshot(tmp_path, loaded)
+    assert [str(each.message).split()[2] for each in warned] == ['40', '30', '20']
+    assert (loaded[0].W.array == models[10][0].W.array).all()
 
 
 def test_a_file_of_another_model(tmp_path):
