@@ -61,12 +61,17 @@ def unchanged(model: chainer.Link) -> Iterator[Callable[[], dict[str, Array]]]:
                 array[...] = copy
 
 
+def uninitialized(model: chainer.Link) -> list[str]:
+    """Return the names of arrays whose links wait for their first input to know their sizes."""
+    return [*(torch_name(path) for path, parameter in model.namedparams(include_uninit=True)
+              if not parameter.is_initialized),
+            *(torch_name(f'{path}/avg_mean') for path, link in model.namedlinks()
+              if link.__dict__.get('avg_mean', 0) is None)]
+
+
 def initialize(model: chainer.Link, run: Callable[[], object]) -> None:
     """Run the model once if links wait for their first input to know their sizes."""
-    waiting = [link for link in model.links() if any(
-        not parameter.is_initialized for parameter in link.params(include_uninit=True))
-        or link.__dict__.get('avg_mean', 0) is None]
-    if not waiting:
+    if not uninitialized(model):
         return
     before = [(link, dict(link.__dict__)) for link in model.links()]
     with chainer.using_config('train', False), chainer.no_backprop_mode():

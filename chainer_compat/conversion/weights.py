@@ -38,11 +38,16 @@ def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any
         call: What to run instead of ``model``.
 
     Raises:
-        ValueError: If names, layers or shapes differ.
+        ValueError: If names, layers or shapes differ, or if parameters are not initialized.
     """
     if inputs:
         state.initialize(model, lambda: (call or model)(*inputs))
     tensors = source.state_dict() if isinstance(source, torch.nn.Module) else source
+    waiting = [name for name in state.uninitialized(model) if name in tensors or not inputs]
+    if waiting:
+        raise ValueError(f'{waiting[0]} is not initialized: its link waits for its first input. '
+                         'Pass example inputs with which the model calls this link, or give the '
+                         'link its input size.')
     arrays = {**{name: p.array for name, p in state.parameters(model).items()},
               **{name: value for name, value in state.persistent_values(model).items()
                  if value.ndim}}

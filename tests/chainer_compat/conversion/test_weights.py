@@ -85,3 +85,42 @@ def test_nothing_is_copied_if_layers_differ(module, message):
 def test_names_that_are_missing():
     with pytest.raises(ValueError, match='pass the module and example inputs'):
         chainer_compat.load_weights(cnn(), torch_cnn().state_dict())
+
+
+def lazy():
+    """Return a model whose layers wait for their first input."""
+    return Net(
+        lambda self, x: self.out(self.bn(self.fc(x))), fc=L.Linear(None, 4), out=L.Linear(4, 2),
+        bn=L.BatchNormalization(axis=0, use_gamma=False, use_beta=False))
+
+
+def test_layers_that_wait_for_their_first_input():
+    model, x = lazy(), draw(5, 3)
+    model(x)  # changes the means of the batch normalization
+    weights = chainer_compat.to_torch(model, x).state_dict()
+    with chainer.using_config('train', False):
+        expected = model(x).array
+        loaded = lazy()
+        before = loaded.out.W.array.copy()
+        with pytest.raises(ValueError, match=r'fc\.W is not initialized.* Pass example inputs'):
+            chainer_compat.load_weights(loaded, weights)
+        assert (loaded.out.W.array == before).all()
+        chainer_compat.load_weights(loaded, weights, x)
+        np.testing.assert_array_equal(loaded(x).array, expected)
+
+
+def test_means_that_wait_for_their_first_input():
+    model = lazy()
+    model.fc.W.initialize((4, 3))
+    with pytest.raises(ValueError, match=r'bn\.avg_mean is not initialized'):
+        chainer_compat.load_weights(model, {})
+
+
+def test_a_layer_that_is_never_called():
+    """It has no size, so a converted module lacks it, too."""
+    def make():
+        return Net(lambda self, x: self.fc(x), fc=L.Linear(None, 4), unused=L.Linear(None, 4))
+
+    model, loaded, x = make(), make(), draw(5, 3)
+    chainer_compat.load_weights(loaded, chainer_compat.to_torch(model, x), x)
+    np.testing.assert_array_equal(loaded(x).array, model(x).array)
