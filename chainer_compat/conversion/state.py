@@ -41,12 +41,16 @@ def other_arrays(model: chainer.Link) -> dict[str, Array]:
 def unchanged(model: chainer.Link) -> Iterator[Callable[[], dict[str, Array]]]:
     """Restore attributes, persistent values and random numbers at the end.
 
+    Lists, sets and dicts get their elements back: ``Link`` keeps the names of parameters in sets.
+
     Yields:
         A function that returns copies of the persistent values.
     """
     links = [(link, dict(link.__dict__)) for link in model.links()]
     arrays = [(value, value.copy()) for _, attributes in links
               for value in attributes.values() if isinstance(value, np.ndarray)]
+    containers = [(value, value.copy()) for _, attributes in links
+                  for value in attributes.values() if type(value) in (list, set, dict)]
     states = np.random.get_state(), random.getstate()
     try:
         yield lambda: {name: value.copy() for name, value in persistent_values(model).items()}
@@ -56,6 +60,9 @@ def unchanged(model: chainer.Link) -> Iterator[Callable[[], dict[str, Array]]]:
         for link, attributes in links:
             link.__dict__.clear()
             link.__dict__.update(attributes)
+        for container, elements in containers:
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(elements)
         for array, copy in arrays:
             if array.flags.writeable:
                 array[...] = copy
@@ -77,9 +84,11 @@ def initialize(model: chainer.Link, run: Callable[[], object]) -> None:
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         run()
     for link, attributes in before:
+        registered = {*link._params, *link._persistent, *getattr(link, '_children', ())}
         for name, value in attributes.items():
-            is_new = value is None and isinstance(link.__dict__.get(name), np.ndarray)
+            is_new = value is None and (
+                name in registered or isinstance(link.__dict__.get(name), np.ndarray))
             if not is_new:
                 link.__dict__[name] = value
-        for name in link.__dict__.keys() - attributes.keys():
+        for name in link.__dict__.keys() - attributes.keys() - registered:
             del link.__dict__[name]

@@ -53,6 +53,7 @@ class Trace:
         self.state: dict[str, Array] = {}
         self._links: list[str] = []
         self._paths = {id(link): path for path, link in model.namedlinks()}
+        self._parts = {id(part) for part in [*model.links(), *model.params()]}
         self._nodes: dict[Any, Reference] = {}
         self._arrays: dict[Any, Reference] = {}
         self._owners: list[Any] = []  # memory must not be used again while it identifies arrays
@@ -73,6 +74,14 @@ class Trace:
             raise ConversionError(
                 'The model cannot be converted: it draws random numbers outside of Chainer\'s '
                 f'functions and without np.random.normal, uniform or gumbel ({self.place()}).')
+
+    def check_links(self) -> None:
+        """Raise an error if the model has created links or parameters, which nobody trained."""
+        for path, part in [*self.model.namedlinks(), *self.model.namedparams()]:
+            if isinstance(part, chainer.Link | Parameter) and id(part) not in self._parts:
+                raise ConversionError(
+                    f'The model creates {path} when it is called. Create it in __init__, or call '
+                    'the model once before the conversion.')
 
     def draw(self, name: str, size: Any) -> Array:
         """Draw numbers of NumPy for the model."""
@@ -262,6 +271,7 @@ def trace(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
         record._random = _random_state()
         record.variables = (call or model)(*arguments)
         record.check_random()
+        record.check_links()
         record.outputs = mapped(record.variables, lambda y: _output(y, record))
         record.state = state()
     return record

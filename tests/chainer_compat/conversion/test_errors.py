@@ -8,6 +8,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 import torch
+from chainer.link_hooks import SpectralNormalization
 from models_to_convert import Net, draw
 
 import chainer_compat
@@ -129,6 +130,22 @@ def with_mean():
     return model
 
 
+def creating(link=None):
+    """Return a model that creates a layer and a parameter in its first call."""
+    def run(self, x):
+        if self.scale is None:
+            with self.init_scope():
+                self.last = L.Linear(4, 3)
+                self.scale = chainer.Parameter(2, (3,))
+        self.history.append(len(self.history))
+        self.sizes[len(x)] = x.shape
+        return self.last(self.fc(x)) * self.scale
+
+    model = Net(run, fc=link or L.Linear(5, 4))
+    model.scale, model.history, model.sizes = None, [], {}
+    return model
+
+
 def masked(self, x):
     """The example has no padding, so a mask that lost its origin is the same in similar runs."""
     mask = np.zeros(x.shape, 'f')
@@ -157,6 +174,7 @@ WRONG_MODELS = {
     'between calls, such as /c, (?=/h)': (lambda: L.LSTM(5, 4), [X], {'train': True}),
     'between calls, such as /count': (counting, [X], {'train': True}),
     'persistent value mean by': (with_mean, [X], {'train': True}),
+    'The model creates /last when': (creating, [X], {}),
     'Mul .* array that differs': (lambda: Net(masked), [np.ones((3, 4), 'i')], {}),
     'cannot have: type': (lambda: named('type'), [X], {}),
     'cannot have: class': (lambda: named('class'), [X], {}),
@@ -175,6 +193,32 @@ def test_wrong_models(message):
     make, inputs, options = WRONG_MODELS[message]
     with pytest.raises(chainer_compat.ConversionError, match=message):
         chainer_compat.to_torch(make(), *inputs, **options)
+
+
+def test_models_that_create_layers():
+    """An error leaves the model as it was; after one call, it can be converted."""
+    model = creating()
+    with pytest.raises(chainer_compat.ConversionError, match='call the model once before'):
+        chainer_compat.to_torch(model, X)
+    assert [path for path, _ in model.namedparams()] == ['/fc/W', '/fc/b']
+    assert (model.scale, model.history, model.sizes) == (None, [], {})
+    expected = model(X).array
+    module = chainer_compat.to_torch(model, X)
+    np.testing.assert_allclose(module(torch.from_numpy(X)).detach(), expected, rtol=1e-5)
+    assert (model.history, model.sizes) == ([0], {4: (4, 5)})
+
+
+@pytest.mark.parametrize('make', [
+    lambda: creating(L.Linear(None, 4)),
+    lambda: L.Linear(None, 4).add_hook(SpectralNormalization(use_gamma=True)),
+])
+def test_what_is_created_while_parameters_are_initialized(make):
+    """The run that gives parameters their sizes is the first call."""
+    model = make()
+    module = chainer_compat.to_torch(model, X)
+    with chainer.using_config('train', False):
+        np.testing.assert_allclose(
+            module(torch.from_numpy(X)).detach(), model(X).array, rtol=1e-5)
 
 
 def test_a_fixed_batch_size():
