@@ -53,8 +53,10 @@ def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any
                  if value.ndim}}
     missing = [name for name in arrays if name not in tensors]
     if not missing:
+        numbers = _numbers(model, tensors)
         _copy({name: (array, tensors[name], name) for name, array in arrays.items()})
-        _copy_numbers(model, tensors)
+        for link, name, number in numbers:
+            link.__dict__[name] = number
         return
     if not inputs or not isinstance(source, torch.nn.Module):
         raise ValueError(f'The state has no {missing[0]!r} ({len(missing)} of {len(arrays)} names '
@@ -152,19 +154,32 @@ def _copy(pairs: Mapping[str, tuple[Array, Any, str]]) -> None:
         if tuple(tensor.shape) != array.shape:
             raise ValueError(f'{name} has the shape {array.shape}, but {tensor_name} '
                              f'{tuple(tensor.shape)}.')
-    for array, tensor, _ in pairs.values():
-        array[...] = tensor.detach().cpu().numpy()
+    found = [(array, _as_numpy(tensor)) for array, tensor, _ in pairs.values()]
+    for array, values in found:
+        array[...] = values
 
 
-def _copy_numbers(model: chainer.Link, tensors: Mapping[str, Any]) -> None:
-    """Copy persistent numbers, such as ``N`` of batch normalization."""
+def _as_numpy(tensor: torch.Tensor) -> Array:
+    tensor = tensor.detach().cpu()
+    is_short = tensor.is_floating_point() and tensor.element_size() < 4
+    return (tensor.float() if is_short else tensor).numpy()  # NumPy has no bfloat16
+
+
+def _numbers(model: chainer.Link, tensors: Mapping[str, Any]
+             ) -> list[tuple[chainer.Link, str, Any]]:
+    """Return persistent numbers, such as ``N`` of batch normalization: link, name and number."""
+    numbers = []
     for path, link in model.namedlinks():
         for name in link._persistent:
             value = link.__dict__[name]
             found = tensors.get(state.torch_name(f'{path}/{name}'))
             if found is not None and not isinstance(value, np.ndarray) and isinstance(
                     value, int | float | np.generic):
-                link.__dict__[name] = type(value)(found.item())
+                if found.numel() != 1:
+                    raise ValueError(f'{path}/{name} is a number, but the tensor has the shape '
+                                     f'{tuple(found.shape)}.')
+                numbers.append((link, name, type(value)(found.item())))
+    return numbers
 
 
 def _copy_eps(model: chainer.Link, calls: list[tuple[TracedCall, list[str]]],

@@ -82,6 +82,29 @@ def test_nothing_is_copied_if_layers_differ(module, message):
     assert (model.conv.W.array == before).all()
 
 
+def test_weights_in_bfloat16():
+    model, x = cnn(), draw(2, 3, 6, 6)
+    weights = chainer_compat.to_torch(model, x).state_dict()
+    rounded = weights['fc.W'].bfloat16()
+    chainer_compat.load_weights(model, {**weights, 'fc.W': rounded})
+    np.testing.assert_array_equal(model.fc.W.array, rounded.tolist())
+
+
+@pytest.mark.parametrize('name, wrong, error', [
+    ('fc.b', torch.empty(2, device='meta'), NotImplementedError),  # it has no data
+    ('bn.N', torch.zeros(2), ValueError),
+])
+def test_nothing_is_copied_if_a_tensor_cannot_be_converted(name, wrong, error):
+    model = cnn()
+    weights = chainer_compat.to_torch(model, draw(2, 3, 6, 6)).state_dict()
+    assert name in weights
+    before = model.conv.W.array.copy()
+    with pytest.raises(error):
+        chainer_compat.load_weights(
+            model, {**{key: tensor + 1 for key, tensor in weights.items()}, name: wrong})
+    assert (model.conv.W.array == before).all()
+
+
 def test_names_that_are_missing():
     with pytest.raises(ValueError, match='pass the module and example inputs'):
         chainer_compat.load_weights(cnn(), torch_cnn().state_dict())
