@@ -95,14 +95,17 @@ class _Inference(torch.nn.Module):
 
 def _calls_with_weights(model: chainer.Link, inputs: tuple[Any, ...],
                         call: Callable[..., Any] | None, arrays: Mapping[str, Array]
-                        ) -> list[tuple[TracedCall, list[str]]]:
-    """Return the functions that have weights as inputs, with their names."""
+                        ) -> list[tuple[TracedCall, dict[str, Array]]]:
+    """Return the functions that have weights as inputs, with these by name.
+
+    Other arrays are constants, such as the factor of batch normalization without ``gamma``.
+    """
     names = {identity(array): name for name, array in arrays.items()}
     found = []
     seen: set[str] = set()
     for each in trace(model, inputs, False, call).calls:
-        used = [names[identity(x.array)] for x in each.inputs
-                if isinstance(x, Leaf) and identity(x.array) in names]
+        used = {names[identity(x.array)]: x.array for x in each.inputs
+                if isinstance(x, Leaf) and identity(x.array) in names}
         if used and not seen.issuperset(used):
             found.append((each, used))
             seen.update(used)
@@ -124,27 +127,27 @@ def _modules_with_weights(module: torch.nn.Module, inputs: tuple[Any, ...]
     return list(found.items())
 
 
-def _matched(calls: list[tuple[TracedCall, list[str]]], modules: list[tuple[str, torch.nn.Module]]
-             ) -> dict[str, tuple[Array, Any, str]]:
+def _matched(calls: list[tuple[TracedCall, dict[str, Array]]],
+             modules: list[tuple[str, torch.nn.Module]]) -> dict[str, tuple[Array, Any, str]]:
     """Return the tensor for each array of the model."""
     if len(calls) != len(modules):
         raise ValueError(f'The model calls {len(calls)} layers with weights, the module '
                          f'{len(modules)}. Their layers must be the same.')
     pairs = {}
-    for (each, names), (part_name, part) in zip(calls, modules, strict=True):
+    for (each, arrays), (part_name, part) in zip(calls, modules, strict=True):
         known = {**part._parameters, **part._buffers}
         tensors = [(f'{part_name}.{name}', known[name]) for name in TENSORS
                    if known.get(name) is not None]
         others = sorted(known.keys() - {*TENSORS, 'num_batches_tracked'})
-        if len(tensors) == len(names) - 1 and known.get('bias') is None:
+        if len(tensors) == len(arrays) - 1 and known.get('bias') is None and (
+                known.get('weight') is not None):
             zeros = torch.zeros(tensors[0][1].shape[0])
             tensors.insert(1, (f'{part_name}.bias, which is missing,', zeros))
-        if len(tensors) != len(names) or others:
+        if len(tensors) != len(arrays) or others:
             raise ValueError(
-                f'{each.label} has the arrays {", ".join(names)}, but {part_name} has '
+                f'{each.label} has the arrays {", ".join(arrays)}, but {part_name} has '
                 f'{", ".join([*(name for name, _ in tensors), *others])}.')
-        arrays = [x.array for x in each.inputs if isinstance(x, Leaf)]
-        for name, array, (tensor_name, tensor) in zip(names, arrays, tensors, strict=True):
+        for (name, array), (tensor_name, tensor) in zip(arrays.items(), tensors, strict=True):
             pairs[name] = array, tensor, tensor_name
     return pairs
 
@@ -182,11 +185,11 @@ def _numbers(model: chainer.Link, tensors: Mapping[str, Any]
     return numbers
 
 
-def _copy_eps(model: chainer.Link, calls: list[tuple[TracedCall, list[str]]],
+def _copy_eps(model: chainer.Link, calls: list[tuple[TracedCall, dict[str, Array]]],
               modules: list[tuple[str, torch.nn.Module]]) -> None:
     links = {state.torch_name(path): link for path, link in model.namedlinks()}
-    for (_, names), (_, part) in zip(calls, modules, strict=True):
-        link = links.get(names[0].rpartition('.')[0])
+    for (_, arrays), (_, part) in zip(calls, modules, strict=True):
+        link = links.get(next(iter(arrays)).rpartition('.')[0])
         if link is not None and hasattr(part, 'eps') and hasattr(link, 'eps'):
             link.eps = part.eps
 

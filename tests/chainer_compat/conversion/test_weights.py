@@ -63,6 +63,36 @@ def test_a_bias_that_the_module_lacks():
             model(x).array, module(torch.from_numpy(x)).detach(), rtol=1e-5)
 
 
+def normalized(**options):
+    return Net(lambda self, x: self.bn(self.fc(x)), fc=L.Linear(3, 4),
+               bn=L.BatchNormalization(4, **options))
+
+
+def torch_normalized(**options):
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, **options))
+    module(torch.rand(9, 3))  # changes the means
+    return module.eval()
+
+
+def test_batch_normalization_without_gamma_and_beta():
+    model, module, x = normalized(use_gamma=False, use_beta=False), torch_normalized(
+        affine=False), draw(5, 3)
+    chainer_compat.load_weights(model, module, x)
+    with chainer.using_config('train', False):
+        np.testing.assert_allclose(
+            model(x).array, module(torch.from_numpy(x)).detach(), rtol=1e-5)
+
+
+@pytest.mark.parametrize('options, affine', [
+    ({'use_gamma': False}, True), ({'use_beta': False}, True),
+    ({'use_gamma': False}, False), ({'use_beta': False}, False), ({}, False)])
+def test_batch_normalization_that_differs(options, affine):
+    """The means of one must not become the factor of the other."""
+    with pytest.raises(ValueError, match=r'has the arrays bn.*, but 1 has 1\.[wr]'):
+        chainer_compat.load_weights(
+            normalized(**options), torch_normalized(affine=affine), draw(5, 3))
+
+
 def test_other_layers_without_weights_give_a_warning():
     module = torch_cnn()
     module[3] = nn.AdaptiveAvgPool2d(1)
