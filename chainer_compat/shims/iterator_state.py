@@ -138,8 +138,8 @@ def _save_drawn(iterator: Any, serializer: Any) -> None:
     order = iterator._state.order
     if order is None or not _is_recorded(iterator.order_sampler):
         return
-    orders: list[numpy.ndarray] = []
-    while (order := _drawn.get(order)) is not None:
+    orders = []
+    while (order := _following(order)) is not None:
         orders.append(order)
     if orders:
         import numpy
@@ -147,12 +147,21 @@ def _save_drawn(iterator: Any, serializer: Any) -> None:
         serializer('next_orders', numpy.stack(orders))
 
 
+def _following(order: numpy.ndarray) -> numpy.ndarray | None:
+    """Return the next order: a loaded one that is not in use yet, or the one that was drawn."""
+    loaded = _loaded.get(order)
+    return _drawn.get(order) if loaded is None else loaded
+
+
 def _load_drawn(iterator: Any, serializer: Any) -> None:
+    order = iterator._state.order
+    if order is not None:  # maybe the same array as before, with other values
+        _loaded.pop(order)
+        _drawn.pop(order)
     try:
         orders = serializer('next_orders', None)
     except KeyError:
         return
-    order = iterator._state.order
     for following in () if orders is None or order is None else orders:
         _loaded[order] = following
         order = following
