@@ -48,7 +48,8 @@ _LIMIT = 4096
 
 _base = FunctionNode._check_data_type_forward
 _nothing = FunctionNode.check_type_forward
-_checks: dict[type, tuple[Check, tuple[str, ...]] | None] = {}
+#: Of Chainer's classes only: those of a program, which may refer to its arrays, must be freed.
+_checks: dict[type, tuple[Check, tuple[str, ...]]] = {}
 _accepted: set[Hashable] = set()
 
 
@@ -75,11 +76,13 @@ def check(function: FunctionNode, arrays: Sequence[Array]) -> None:
 def _signature(cls: type[FunctionNode], function: FunctionNode, arrays: Sequence[Array]
                ) -> Hashable | None:
     """Return what the check depends on; ``None`` if it is not known."""
-    if cls not in _checks:
-        _checks[cls] = _known(cls)
-    known = _checks[cls]
-    if known is None or cls.check_type_forward is not known[0] or (
-            cls._check_data_type_forward is not _base):
+    known = _checks.get(cls)
+    if known is None:
+        known = _known(cls)
+        if known is None:
+            return None
+        _checks[cls] = known
+    if cls.check_type_forward is not known[0] or cls._check_data_type_forward is not _base:
         return None
     signature: list[Any] = [cls]
     for name in known[1]:
@@ -97,8 +100,10 @@ def _signature(cls: type[FunctionNode], function: FunctionNode, arrays: Sequence
 
 def _known(cls: type[FunctionNode]) -> tuple[Check, tuple[str, ...]] | None:
     """Return the check of a class of Chainer, and the attributes that it reads."""
-    package, _, name = f'{cls.__module__}.{cls.__qualname__}'.partition('chainer.functions.')
+    if not cls.__module__.startswith('chainer.functions.'):
+        return None
+    name = f'{cls.__module__}.{cls.__qualname__}'.removeprefix('chainer.functions.')
     check = cls.check_type_forward
-    if package or name not in ATTRIBUTES or not check.__module__.startswith('chainer.functions.'):
+    if name not in ATTRIBUTES or not check.__module__.startswith('chainer.functions.'):
         return None
     return check, ATTRIBUTES[name]

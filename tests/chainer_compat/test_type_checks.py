@@ -1,9 +1,11 @@
 """Types of inputs are checked once for each signature, and errors stay."""
 
 import ast
+import gc
 import importlib
 import inspect
 import textwrap
+import weakref
 
 import chainer
 import chainer.functions as F
@@ -118,6 +120,25 @@ def test_a_class_of_the_program(calls):
     Mine.limit = 1
     with pytest.raises(InvalidType):
         Mine().apply((X, W))
+
+
+def test_a_class_of_the_program_is_freed(calls):
+    """Its methods may refer to variables, hence to a whole graph."""
+    def scale(factor):
+        class Scale(chainer.FunctionNode):
+            def check_type_forward(self, in_types):
+                chainer.utils.type_check.expect(in_types[0].dtype == factor.dtype)
+
+            def forward(self, inputs):
+                return inputs[0] * factor.array,
+
+        assert Scale().apply((X,))[0].array[0, 0, 0, 0] == 2
+        return weakref.ref(Scale), weakref.ref(factor)
+
+    found = [scale(chainer.Variable(np.full((), 2, 'f'))) for _ in range(3)]
+    gc.collect()
+    assert not any(each() is not None for pair in found for each in pair)
+    assert calls == ['Scale'] * 3
 
 
 def test_many_signatures(monkeypatch, calls):
