@@ -54,7 +54,7 @@ def methods(name: str, shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], 
     def as_chainer() -> None:
         core, update, ours = rule.update_core_cpu, updates.update, optimizer_steps.begin
         rule.update_core_cpu, optimizer_steps.begin = inspect.unwrap(core), begin
-        updates.update = lambda params, _: [param.update() for param in params]
+        updates.update = lambda params, is_repeated: [param.update() for param in params]
         try:
             optimizer.update()
         finally:

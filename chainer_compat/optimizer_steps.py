@@ -23,7 +23,7 @@ def begin(optimizer: Any) -> bool:
     found = None
     if _is_ordinary(optimizer):
         params = link_parameters.parameters(optimizer.target)
-        found = params and updates.update_as_before(params, optimizer.target)
+        found = updates.update_as_before(params) if params else None
     if not found:
         optimizer.reallocate_cleared_grads()
         optimizer.check_nan_in_grads()

@@ -1,4 +1,4 @@
-"""Which parameters of a model were updated together, kept until its next update.
+"""Which parameters of a model were updated together, kept until their next update.
 
 Most updates are like the one before.  A plan has everything that depends on rules, arrays and
 classes only; :meth:`Plan.gradients` detects any change since, much faster than a plan is made: it
@@ -7,8 +7,8 @@ looks at one attribute of all parameters at a time.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,25 +21,27 @@ if TYPE_CHECKING:
 class Plan:
     """Parameters on the CPU that are all updated in groups, without hyperparameters of their own.
 
-    It keeps parameters and rules, which know nothing of the model that the plan belongs to.
+    It keeps their arrays, but no parameter or rule, which may refer to the model: an initializer
+    may be its method.
     """
 
     def __init__(self, params: Sequence[Any], groups: Sequence[ParameterGroup]) -> None:
-        self.groups = [PlannedGroup(group) for group in groups]
+        positions = {id(param): i for i, param in enumerate(params)}
+        self.groups = [PlannedGroup(group, positions) for group in groups]
         self.parents = [*{id(group.parent): group.parent for group in self.groups}.values()]
         self.types = {group.type for group in self.groups}
-        self._params = params
+        self._n_params = len(params)
         #: What the update changes; gradients must not share it.
         self._changed = {owner for group in groups for member in group.members
                          for owner in member.owners}
 
     def gradients(self, params: Sequence[Any]) -> list[list[Array]] | None:
         """Return the gradients of each group; ``None`` if anything else has changed."""
-        if len(params) != len(self._params) or not all(map(is_, params, self._params)):
+        if len(params) != self._n_params:
             return None
         found = []
         for group in self.groups:
-            gradients = group.gradients()
+            gradients = group.gradients(group.of(params))
             if gradients is None or not self._changed.isdisjoint(
                     [id(array if array.base is None else array.base) for array in gradients]):
                 return None
@@ -65,31 +67,42 @@ class PlannedGroup:
     It has no references to states: checkpoints count those (``update_groups.count_references``).
     """
 
-    def __init__(self, group: ParameterGroup) -> None:
+    def __init__(self, group: ParameterGroup, positions: dict[int, int]) -> None:
         self.members = group.members
-        self.rules = [param.update_rule for param in group.params]
-        self.type = type(self.rules[0])
-        self.parent = self.rules[0].hyperparam.__dict__['_parent']
+        self.type = type(group.rule)
+        self.parent = group.rule.hyperparam.__dict__['_parent']
         self.kept = Kept()
-        self._params = group.params
+        self._positions = [positions[id(param)] for param in group.params]
+        self._rules = [weakref.ref(param.update_rule) for param in group.params]
         first, shapes = self.members[0], {member.shape: member.shape for member in self.members}
         self._dtype = first.dtype
         self._data = [member.data for member in self.members]
         self._shapes = [shapes[member.shape] for member in self.members]
         self._n_attributes = first.n_attributes
-        self._names = [*self.rules[0]._state]
+        self._names = [*group.rule._state]
         self._states = [member.states for member in self.members]
 
-    def gradients(self) -> list[Array] | None:
+    def of(self, params: Sequence[Any]) -> list[Any]:
+        """Return the parameters of this group."""
+        return [params[i] for i in self._positions]
+
+    def gradients(self, params: Sequence[Any]) -> list[Array] | None:
         """Return the gradients; ``None`` if one is not as usual, or anything else has changed."""
         kind, parent, dtype, array_type = self.type, self.parent, self._dtype, np.ndarray
-        n_attributes, n_states, step = self._n_attributes, len(self._names), self.rules[0].t
-        found, states = [], []
+        n_attributes, n_states = self._n_attributes, len(self._names)
+        found, states, first = [], [], self._rules[0]()
+        if first is None:
+            return None
+        step = first.t
         try:
-            for param, rule, array, shape in zip(
-                    self._params, self.rules, self._data, self._shapes, strict=True):
+            for param, rule_of_plan, array, shape in zip(
+                    params, self._rules, self._data, self._shapes, strict=True):
+                own = param.__dict__  # twice as fast as attributes
+                rule = rule_of_plan()
+                if rule is None:
+                    return None
                 state = rule._state  # waits for copies of it, so not the one in the dictionary
-                own, of_rule = param.__dict__, rule.__dict__  # twice as fast as attributes
+                of_rule = rule.__dict__
                 hyperparam, hooks = of_rule['hyperparam'].__dict__, of_rule['_hookable']
                 grad, data = own['_grad'], own['_data'][0]
                 if not (type(param) is Parameter and type(rule) is kind

@@ -38,7 +38,8 @@ _functions: dict[Any, dict[tuple[Any, str], Any]] = {}
 _METHODS = ('update', 'update_core', 'update_core_cpu', 'update_core_gpu', '_init_states',
             '_UpdateRule__update')
 
-#: By model: how its parameters were updated.
+#: By the rule of the first parameter: how the parameters of a model were updated. A plan refers to
+#: no rule or parameter, so it is freed with the rule, and keeps no model, which they may refer to.
 _plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
 
 
@@ -50,45 +51,47 @@ def accept(rule: Any) -> None:
         (Parameter, 'update'), *((rule, name) for name in _METHODS)]}
 
 
-def update(params: Iterable[Any], model: Any = None) -> None:
+def update(params: Iterable[Any], is_repeated: bool = False) -> None:
     """Call ``update`` of each parameter, or update it together with others.
 
     Args:
         params: The parameters.
-        model: The link that they belong to. If it is given, they are grouped faster next time.
+        is_repeated: Whether the same ones will be updated again. They are grouped faster then.
     """
     params = [*params]
-    found = None if model is None else update_as_before(params, model)
+    found = update_as_before(params) if is_repeated else None
     if found is not None:
         found()
         return
     plan = _update(params, {*filter(_is_accepted, _functions)})
-    if model is None or not isinstance(model, Hashable):
+    if not is_repeated or not params or type(params[0].update_rule) not in _functions:
         return
     if plan is not None:
-        _plans[model] = plan
+        _plans[params[0].update_rule] = plan
     else:
-        _plans.pop(model, None)
+        _plans.pop(params[0].update_rule, None)
 
 
-def update_as_before(params: list[Any], model: Any) -> Callable[[], None] | None:
-    """Return a function that updates parameters as the last update of the model did.
+def update_as_before(params: list[Any]) -> Callable[[], None] | None:
+    """Return a function that updates parameters as their last update did.
 
     Returns:
         The function; ``None`` if there was none, or anything but the gradients has changed since.
     """
-    plan = _plans.get(model) if isinstance(model, Hashable) else None
+    rule = params[0].update_rule if params else None
+    plan = _plans.get(rule) if type(rule) in _functions else None
     if plan is None or not (all(map(_is_accepted, plan.types))
                             and all(map(_are_numbers, plan.parents))):
         return None
     gradients = plan.gradients(params)
-    return None if gradients is None else functools.partial(_update_by, plan, gradients)
+    return None if gradients is None else functools.partial(_update_by, plan, params, gradients)
 
 
-def _update_by(plan: Plan, gradients: list[list[Array]]) -> None:
+def _update_by(plan: Plan, params: list[Any], gradients: list[list[Array]]) -> None:
     for group, grads in zip(plan.groups, gradients, strict=True):
-        with _advanced(group.rules):
-            block_updates.update_group(group.rules[0], group.members, grads, group.kept)
+        rules = [param.update_rule for param in group.of(params)]
+        with _advanced(rules):
+            block_updates.update_group(rules[0], group.members, grads, group.kept)
 
 
 def _update(params: list[Any], accepted: set[Any]) -> Plan | None:

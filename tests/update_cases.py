@@ -99,11 +99,16 @@ def train(name, change=None, dtype='f', later=lambda model, optimizer: None, spe
     return found
 
 
+def update_each(params, is_repeated=False):
+    for param in params:
+        param.update()
+
+
 @contextlib.contextmanager
 def one_by_one(monkeypatch):
     """Update as Chainer does: the rule of each parameter, with whole arrays."""
     with monkeypatch.context() as patch:
-        patch.setattr(updates, 'update', lambda params, _: [param.update() for param in params])
+        patch.setattr(updates, 'update', update_each)
         patch.setattr(block_updates, 'BLOCK', 1 << 40)
         with chainer.using_config('fused_updates', False):
             yield

@@ -44,7 +44,7 @@ def updates_in_one_pass() -> dict[str, str]:
             '        if begin(self): return',
         'for param in self.target.params():\n                param.update()':
             'from chainer_compat.updates import update\n'
-            '            update(self.target.params(), self.target)',
+            '            update(self.target.params(), is_repeated=True)',
         'for param in self.target.params():\n                hook(param.update_rule, param)':
             'from chainer_compat.update_hooks import call_hook\n'
             '            call_hook(hook, self.target.params())',

@@ -112,7 +112,8 @@ class OptimizerUpdater:
                       for update in key_updates]
         self._call_hooks('pre', parameters)
         for n in range(max([len(times) for _, times in parameters], default=0)):
-            updates.update([parameter for parameter, times in parameters if n in times], self)
+            updates.update([parameter for parameter, times in parameters if n in times],
+                           is_repeated=True)
         self._call_hooks('post', parameters)
         for (parameter, _), update in zip(parameters, key_updates, strict=True):
             parameter.grad = None

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import pickle
 import threading
 import weakref
 
@@ -12,6 +11,7 @@ import pytest
 from chainer import optimizer_hooks, optimizers
 from chainer.optimizers.momentum_sgd import MomentumSGDRule
 from each_case import each_case
+from update_cases import update_each
 
 from chainer_compat import block_updates, updates
 
@@ -197,7 +197,7 @@ def test_changes_between_updates(kernels, monkeypatch, name):
         patch.setattr(updates, 'update_as_before', lambda *args: None)
         expected = train(CHANGES[name])
     with monkeypatch.context() as patch:
-        patch.setattr(updates, 'update', lambda params, _: [param.update() for param in params])
+        patch.setattr(updates, 'update', update_each)
         alone = train(CHANGES[name])
     assert found.keys() == expected.keys() == alone.keys()
     for key in found:
@@ -240,23 +240,55 @@ def test_a_gradient_in_memory_that_its_update_changes(name, of_state, monkeypatc
 
     monkeypatch.setattr(chainer.global_config, 'use_torch', 'never')
     found = train()
-    monkeypatch.setattr(updates, 'update', lambda params, _: [param.update() for param in params])
+    monkeypatch.setattr(updates, 'update', update_each)
     for x, y in zip(found, train(), strict=True):
         np.testing.assert_array_equal(x, y)
 
 
-def test_models_and_optimizers_are_freed():
+class Model(chainer.Chain):
+    """The initializer of its parameter refers to it."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.l = chainer.links.Linear(None, 3, initialW=self.initialize, nobias=True)
+
+    def initialize(self, array):
+        array[...] = 1
+
+    def forward(self, x):
+        return chainer.functions.sum(self.l(x))
+
+
+@pytest.mark.parametrize('name', ['SGD', 'Adam'])
+@pytest.mark.parametrize('copy_of', [copy.deepcopy, lambda x: x])
+def test_models_and_optimizers_are_freed(name, copy_of, kernels):
+    model, optimizer = copy_of((model := Model(), getattr(optimizers, name)().setup(model)))
+    for _ in range(3):
+        optimizer.update(model, np.ones((2, 4), 'f'))
+    rule = model.l.W.update_rule
+    assert rule in updates._plans
+    n_plans = len(updates._plans)
+    freed = [weakref.ref(each) for each in (model, rule, model.l.W.array, *rule.state.values())]
+    del model, optimizer, rule
+    gc.collect()
+    assert not any(each() is not None for each in freed)
+    assert len(updates._plans) < n_plans
+
+
+def test_states_are_freed_without_their_rules(kernels):
+    """The model may be used for a long time after training."""
     model = chainer.links.Linear(3, 3)
-    optimizer = optimizers.SGD().setup(model)
-    for _ in range(2):
-        for param in model.params():
-            param.grad = np.ones(param.shape, 'f')
-        optimizer.update()
-    assert model in updates._plans
-    freed = [weakref.ref(each) for each in (model, model.W.update_rule, model.W.array)]
-    copied = pickle.loads(pickle.dumps(model))
-    assert copied not in updates._plans
-    del model, optimizer, param
+    optimizer = optimizers.Adam().setup(model)
+    for _ in range(3):
+        optimizer.update(lambda x: chainer.functions.sum(model(x)), np.ones((2, 3), 'f'))
+    freed = [weakref.ref(array) for param in model.params()
+             for array in (param.array, *param.update_rule.state.values())]
+    del optimizer
+    for param in model.params():
+        param.update_rule = None
+        param.array = param.array.copy()
+    del param
     gc.collect()
     assert not any(each() is not None for each in freed)
 
