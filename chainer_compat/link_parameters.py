@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any
 
 from chainer.link import Chain, ChainList, Link
@@ -11,6 +12,10 @@ _METHODS = 'params', 'namedparams'
 
 #: Chainer's methods, of each class that a link can have them from.
 _ORIGINALS = {(cls, name): vars(cls)[name] for cls in (Link, Chain, ChainList) for name in _METHODS}
+
+#: By its methods.
+_KINDS: dict[tuple[object, ...], type] = {
+    tuple([_ORIGINALS[cls, name] for name in _METHODS]): cls for cls in (Link, Chain, ChainList)}
 
 
 def parameters(model: Any) -> list[Any] | None:
@@ -29,8 +34,9 @@ def _add(link: Any, found: list[Any]) -> bool:
     """Add the parameters of a link, unless it has a method of its own."""
     cls: Any = type(link)
     attributes = link.__dict__
-    kind = _kind(cls, *[getattr(cls, name, None) for name in _METHODS])
-    if kind is None or 'params' in attributes or 'namedparams' in attributes:
+    kind = _KINDS.get((getattr(cls, 'params', None), getattr(cls, 'namedparams', None)))
+    if kind is None or 'params' in attributes or 'namedparams' in attributes or not (
+            kind is Link or _is_above_link(kind, weakref.ref(cls))):
         return False
     found += map(attributes.__getitem__, _in_order(frozenset(link._params)))
     if kind is Chain:
@@ -40,14 +46,13 @@ def _add(link: Any, found: list[Any]) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _kind(cls: type, *methods: object) -> type | None:
-    """Return the class of Chainer whose methods a class of links has."""
-    for kind in Link, Chain, ChainList:
-        if methods == tuple([_ORIGINALS[kind, name] for name in _METHODS]):
-            above = super(kind, cls) if kind is not Link else Link  # maybe of another base class
-            originals = [_ORIGINALS[Link, name] for name in _METHODS]
-            return kind if [getattr(above, name) for name in _METHODS] == originals else None
-    return None
+def _is_above_link(kind: type, cls: weakref.ref[type]) -> bool:
+    """Return whether no other base class of a class has methods between Chainer's and Link's.
+
+    The class of a program must not be kept: its methods may refer to a data set.
+    """
+    above = super(kind, cls())
+    return all([getattr(above, name) is _ORIGINALS[Link, name] for name in _METHODS])
 
 
 @functools.lru_cache(maxsize=4096)

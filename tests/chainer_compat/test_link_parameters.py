@@ -1,5 +1,8 @@
 """Parameters are those that ``params`` yields, in its order, or it is called."""
 
+import gc
+import weakref
+
 import chainer
 import chainer.links as L
 import numpy as np
@@ -103,3 +106,21 @@ def test_replaced_methods_of_chainer(cls, method, monkeypatch):
     assert link_parameters.parameters(Mixed()) is None
     monkeypatch.undo()
     assert link_parameters.parameters(Mixed()) is not None
+
+
+@pytest.mark.parametrize('base', [chainer.Link, chainer.Chain, chainer.ChainList])
+@pytest.mark.parametrize('has_own', [False, True])
+def test_classes_are_freed(base, has_own):
+    """Their methods may refer to a data set."""
+    class Mine(base):
+        def own(self, include_uninit=True):
+            return super().params(include_uninit)
+
+        if has_own:
+            params = own
+
+    assert link_parameters.parameters(Mine()) == (None if has_own else [])
+    freed = weakref.ref(Mine)
+    del Mine
+    gc.collect()
+    assert freed() is None
