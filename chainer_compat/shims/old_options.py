@@ -29,6 +29,12 @@ def set_options(link: Any, options: Options) -> None:
         link.__class__ = _with_options(link.__class__, tuple(options.items()))
     elif options:
         link._old_options = {**vars(link).get('_old_options', {}), **options}
+        use_options(link)
+
+
+def use_options(link: Any) -> None:
+    """Let calls of ``link`` use its options, which another process may have set."""
+    if '_old_options' in vars(link):
         _hook(next(cls for cls in type(link).__mro__ if 'forward' in vars(cls)))
 
 

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from chainer_compat._patch import patch
+from chainer_compat.shims.old_options import use_options
 
 #: By module and class: attributes that later versions added.
 ADDED: dict[str, dict[str, dict[str, Any]]] = {
@@ -59,6 +60,7 @@ def old_pickled_links(link: Any) -> None:
         self.__dict__.update(state)
         for name, value in (slots or {}).items():
             setattr(self, name, value)
+        use_options(self)
         if '_Link__init_done' in state:
             return
         attributes = dict(state)

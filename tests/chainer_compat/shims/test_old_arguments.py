@@ -320,3 +320,40 @@ def test_extensions_with_any_attribute(tmp_path):
     trainer = chainer.training.Trainer(mock.MagicMock(), None, str(tmp_path))
     trainer.extend(mock.MagicMock(), name='any', trigger=(1, 'epoch'), priority=0)
     assert not trainer._extensions['any'].call_before_training
+
+
+ZONEOUT = '''
+import pickle, sys
+import chainer.links as L
+import numpy as np
+
+def outputs(link):
+    np.random.seed(1)
+    link.reset_state()
+    return [link(np.ones((2, 3), 'f')).array.tolist() for _ in range(3)]
+
+'''
+
+
+def test_links_keep_their_options_in_another_process(python, tmp_path):
+    """Zoneout is random while training, and with ``train=False`` an expectation."""
+    python(ZONEOUT + '''
+import chainer, warnings
+warnings.simplefilter('ignore', DeprecationWarning)
+for options in {}, {'train': False}:
+    np.random.seed(0)
+    link = L.StatefulZoneoutLSTM(3, 4, c_ratio=.5, h_ratio=.5, **options)
+    if not options:
+        with chainer.using_config('train', False):
+            expected = outputs(link)
+        assert outputs(link) != expected
+assert outputs(link) == expected
+with open('link', 'wb') as file:
+    pickle.dump([expected, link], file)
+''')
+    python(ZONEOUT + '''
+with open('link', 'rb') as file:
+    expected, link = pickle.load(file)
+assert link.train is False
+assert outputs(link) == expected
+''')
