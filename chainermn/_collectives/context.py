@@ -135,11 +135,16 @@ class Context:
         """Call a collective function when this is freed, after all else."""
         self._to_free.append(free)
 
+    def free_first(self, *free: Callable[[], object]) -> None:
+        """Call collective functions when this is freed, in this order, before all else.
+
+        Args:
+            free: They must not keep the communicator alive, as for :func:`lifetime.hold`.
+        """
+        self._to_free[:0] = free
+
     def free(self) -> None:
         """Free everything, after all communication."""
-        if self.mean_queue is not None and self.background is not None:
-            self.mean_queue.free()
-            self.background.finalize()
         lifetime.release(self.check.record.key)
         while self._to_free:
             self._to_free.pop(0)()

@@ -4,8 +4,9 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import chainer
 
@@ -13,6 +14,7 @@ from chainermn._collectives.context import Communicator, Context
 from chainermn._collectives.operation import operation
 from chainermn._consistency import debug_checks
 from chainermn._consistency.mismatch import NOT_SENT
+from chainermn._diagnostics.unusable import FREED_QUEUE
 from chainermn._gradients import compressors, tied_arrays
 from chainermn._gradients.codec import GradientCodec, average
 from chainermn._gradients.compressors import Compression
@@ -29,6 +31,8 @@ from chainermn._types import Array, Model
 if TYPE_CHECKING:  # CPUs do not need it
     from chainermn._gradients.mean_queue import MeanQueue
     from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
+
+_T = TypeVar('_T')
 
 
 @operation
@@ -104,6 +108,7 @@ def mean_queue(comm: Communicator) -> MeanQueue | NcclMeanQueue:
         context.background = comm._like_this(context.mpi_comm.Dup())
         context.background._context.transport.connect()  # now, as all ranks are here
         context.mean_queue = comm._new_mean_queue(context.mpi_comm.Dup(), context.background)
+        context.free_first(context.mean_queue.free, context.background.finalize)
     return context.mean_queue
 
 
@@ -115,9 +120,24 @@ def new_mean_queue(comm: Communicator, mpi_comm: MPI.Intracomm, background: Comm
     context, other = comm._context, background._context
     is_profitable = context.topology.inter_size > 1 or topology.are_cores_left(context.mpi_comm)
     return MeanQueue(
-        mpi_comm, functools.partial(queue_gradients, comm),
-        functools.partial(check_means, context), other.transport,
+        mpi_comm, weak_partial(queue_gradients, comm), weak_partial(check_means, context),
+        other.transport,
         functools.partial(_codec, other), is_profitable, other.check.record)
+
+
+def weak_partial(function: Callable[..., _T], owner: Communicator | Context) -> Callable[..., _T]:
+    """Return a function with ``owner`` as its first argument that does not keep it alive.
+
+    A queue is held until all ranks have dropped its communicator, so it must not refer to it.
+    """
+    reference = weakref.ref(owner)
+
+    def call(*args: object) -> _T:
+        if (alive := reference()) is None:
+            raise RuntimeError(FREED_QUEUE)
+        return function(alive, *args)
+
+    return call
 
 
 @operation

@@ -27,6 +27,10 @@ _FORKED = (
     'this process was forked from the rank in process {}, and is not a rank, so it cannot use '
     'a communicator. Call it in that process, and exchange data with this one by other means, such '
     'as a multiprocessing.Queue')
+#: The reason for a queue of gradients without its communicator.
+FREED_QUEUE = (
+    'the communicator of this queue was freed; keep a reference to it, and finalize it after the '
+    'last exchange')
 
 
 class Unusable:

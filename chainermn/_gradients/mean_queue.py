@@ -63,7 +63,8 @@ class MeanQueue:
         gradients: Compares the gradients of a model on all ranks.
         check: Checks the mean gradients of a model, in debug mode.
         transport: Averages; only this object uses it, on a communicator of its own.
-        new_codec: Creates the codec of an exchange.
+        new_codec: Creates the codec of an exchange.  Like all arguments, it must not refer to the
+            communicator of the queue, which would never be freed.
         is_profitable: Whether the exchange leaves a core to each rank for computing.
         record: The flight record of the background communicator, which has its timeout.
     """
@@ -213,6 +214,7 @@ class MeanQueue:
             self._thread.join()
         self._turns.Free()
         self._control.Free()
+        self._make_unusable(Unusable(unusable.FREED_QUEUE))
 
     def _finish(self) -> None:
         """At the end of the program: MPI must not be finalized while a thread uses it."""

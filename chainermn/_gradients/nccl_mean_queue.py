@@ -89,3 +89,4 @@ class NcclMeanQueue:
         """Free the resources of this queue.  Collective: every rank calls it, once."""
         self.cancel()
         self._control.Free()
+        self._make_unusable(Unusable(unusable.FREED_QUEUE))

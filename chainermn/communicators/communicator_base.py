@@ -950,7 +950,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Collective: every rank calls it.
 
         Returns:
-            Always the same queue of this communicator; it has its own messages.
+            Always the same queue of this communicator; it has its own messages.  Keep a reference
+            to the communicator while you use the queue.
 
         Raises:
             ValueError: If the communicator does not support it.

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import cast
 
 import numpy as np
@@ -61,8 +60,8 @@ class PureNcclCommunicator(NcclCommunicatorBase):
 
     def _new_mean_queue(self, mpi_comm: MPI.Intracomm, background: Communicator) -> NcclMeanQueue:
         return NcclMeanQueue(
-            mpi_comm, functools.partial(models.queue_gradients, self),
-            functools.partial(models.check_means, self._context),
+            mpi_comm, models.weak_partial(models.queue_gradients, self),
+            models.weak_partial(models.check_means, self._context),
             cast(NcclTransport, background._context.transport))
 
     @operation('multi_node_mean_grad')

@@ -1,7 +1,11 @@
 """Unreferenced communicators are freed; too many raise the same error on all ranks."""
 
 import gc
+import threading
 
+import chainer
+import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -49,6 +53,44 @@ def test_unreferenced_groups_are_freed(name, few_communicators):
             part.allreduce(np.ones(10**5, 'f'))
         comm.new_group([0])
     del part
+    check(comm)
+    comm.finalize()
+
+
+@pytest.mark.limit(200)
+@pytest.mark.parametrize('name', ['naive', pytest.param('flat', marks=pytest.mark.full)])
+def test_communicators_of_dropped_optimizers_are_freed(name, few_communicators):
+    comm = chainermn.create_communicator(name)
+    n_threads = threading.active_count()
+    for _ in range(20):
+        part = comm.split(0, comm.rank)
+        model = L.Linear(3, 2)
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(), part, overlap='always').setup(model)
+        for _ in range(3):
+            optimizer.update(lambda model=model: F.sum(model(np.ones((2, 3), 'f'))))
+        del part, model, optimizer
+        gc.collect()
+    assert threading.active_count() <= n_threads + 2
+    check(comm)
+    comm.finalize()
+
+
+@pytest.mark.parametrize('name', ['naive', 'flat'])
+def test_dropped_queue_with_more_gradients_on_some_ranks(name):
+    comm = chainermn.create_communicator(name)
+    n_threads = threading.active_count()
+    queue = comm.split(0, comm.rank).mean_queue()
+    for n in range(1 + comm.rank):
+        means = queue.submit({'x': np.full(50000, n, 'f')})
+    gc.collect()
+    chainermn.create_communicator(name).finalize()
+    assert threading.active_count() == n_threads
+    assert (means[0] == 0).all() or comm.rank
+    for call in (lambda: queue.submit({'x': np.zeros(3, 'f')}), queue.wait,
+                 lambda: queue.gradients(L.Linear(3, 2), True, None, False)):
+        with pytest.raises(RuntimeError, match='the communicator of this queue was freed'):
+            call()
     check(comm)
     comm.finalize()
 
