@@ -9,6 +9,7 @@ import numpy as np
 from chainermn._transport import packing
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec
+from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._transport.shared_memory.shared_memory_transport import SharedMemoryTransport
 from chainermn._types import Array
 
@@ -24,6 +25,10 @@ class DummyTransport(SharedMemoryTransport):
 
     def mean_for_owners(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
         self.mean(arrays)
+
+    def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
+                        ) -> None:
+        MpiTransport.mean_compressed(self, arrays, results, codec)  # on several nodes, too
 
     def _mean_encoded(self, codec: Codec, encoded: Array, size: int, dtype: np.dtype) -> Array:
         return codec.decompress(encoded, size, dtype)

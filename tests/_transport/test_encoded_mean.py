@@ -5,7 +5,10 @@ import chainer.links as L
 import numpy as np
 import pytest
 from failing_compressor import Fails
+from mpi4py import MPI
 
+import chainermn
+from chainermn._transport import topology
 from chainermn.communicators import compression
 from chainermn.communicators.compression import TwoBit
 
@@ -139,6 +142,18 @@ def test_bytes_that_a_rank_sends(comm, name):
     # All slices but its own, and the mean of its own slice to all other ranks.
     assert n_bytes(comm, 'fp16') == n_bytes(comm, 'bf16') == uncompressed // 2
     assert n_bytes(comm, TwoBit()) == 3 * 960 // 4 * others
+
+
+@pytest.mark.parametrize('kind', ['fp16', 'bf16', '2bit'])
+def test_dummy_sends_no_gradients_between_nodes(monkeypatch, kind):
+    rank = MPI.COMM_WORLD.rank
+    monkeypatch.setattr(topology, 'here', lambda: topology.Place(f'node {rank}', 1 << rank))
+    comm = chainermn.create_communicator('dummy')
+    own = np.full(SIZE, (-1) ** rank * .5, 'f')  # exact in each encoding
+    model = model_of(own)
+    comm.multi_node_mean_grad(model, compression=compression.get(kind))
+    np.testing.assert_array_equal(model.p0.grad, own)
+    comm.finalize()
 
 
 def test_any_model(comm, name):
