@@ -18,8 +18,9 @@ def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator:
     """Shuffle the iterators of all ranks in the same order.
 
     Collective: every rank calls it.  Afterwards nothing is sent: each rank reads its own data set,
-    which should be the same on all ranks, in an order from a random seed of rank 0.  For models on
-    several ranks, see also :func:`create_multi_node_iterator`.
+    which should be the same on all ranks, in an order from a random seed of rank 0.  Each rank
+    draws one number from ``numpy.random``.  For models on several ranks, see also
+    :func:`create_multi_node_iterator`.
 
     Args:
         actual_iterator: An iterator with an ``order_sampler``, such as
@@ -44,9 +45,8 @@ def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator:
         if not hasattr(actual_iterator, 'order_sampler'):
             raise ValueError(f'{type(actual_iterator).__name__} has no order_sampler. Use '
                              'SerialIterator, MultiprocessIterator or MultithreadIterator.')
-    seed = None
-    if communicator.rank == 0:
-        seed = np.random.randint(0, 2**32 - 1, dtype=np.uint32)
+    # Drawn on all ranks, so that numpy.random stays equal on ranks with the same seed.
+    seed = np.random.randint(0, 2**32 - 1, dtype=np.uint32)
     with communicator.called_by('create_synchronized_iterator'):
         seed = communicator.bcast_obj(seed)
     sampler = chainer.iterators.ShuffleOrderSampler(np.random.RandomState(seed))

@@ -37,6 +37,16 @@ def test_the_seed_is_drawn_on_rank_0(comm):
     assert orders[0] == orders[1]
 
 
+def test_all_ranks_draw_as_many_random_numbers(comm):
+    np.random.seed(7)
+    create_synchronized_iterator(chainer.iterators.SerialIterator(list(range(N)), N), comm)
+    following = comm.allgather_obj(np.random.rand(3).tolist())
+    np.random.seed(7)  # what ChainerMN 7 draws on rank 0
+    np.random.permutation(N)
+    np.random.randint(0, 2**32 - 1)
+    assert following == [np.random.rand(3).tolist()] * comm.size
+
+
 def test_it_starts_from_the_first_batch(comm):
     actual = chainer.iterators.SerialIterator(list(range(N)), 4)
     next(actual)
