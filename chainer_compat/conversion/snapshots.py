@@ -35,6 +35,10 @@ def load_snapshot(path: str | Path, model: chainer.Link) -> str:
 
     Raises:
         ConversionError: If the file does not contain the model, or several.
+
+    Warns:
+        UserWarning: For each newer iteration that was skipped, because a file is missing or
+            damaged.
     """
     path = Path(path)
     if path.is_dir():
