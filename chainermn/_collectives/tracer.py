@@ -6,6 +6,7 @@ of the consistency check, which ends when the last rank enters.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -87,15 +88,21 @@ def _comparison(timeline: Timeline, mpi_comm: Any, name: str) -> Callable[[], No
     return compare
 
 
+class _Current(threading.local):
+    """The operation of the calling thread; other threads may send messages meanwhile."""
+
+    call: Call | None = None  # that is being recorded
+    begun = 0
+    arrays = ''  # description of the arrays of the model
+
+
 class Tracer:
     """Records the operations of one communicator; of nested ones only the outermost."""
 
     def __init__(self, timeline: Timeline, name: str) -> None:
         self._timeline = timeline
         self._name = name
-        self._call: Call | None = None  # that is being recorded
-        self._begun = 0
-        self._arrays = ''  # description of the arrays of the model
+        self._current = _Current()
 
     def of_service(self) -> Tracer:
         """Return a tracer for the requests of a service."""
@@ -103,26 +110,28 @@ class Tracer:
 
     def note_model(self, arrays: Sequence[Array]) -> None:
         """Note which arrays of a model are exchanged."""
-        self._arrays = recorder.describe(arrays)
+        self._current.arrays = recorder.describe(arrays)
 
     def begin(self, call: Call) -> None:
         """Note when a call begins, unless it is nested."""
-        if self._call is None:
-            self._call, self._begun = call, now()
+        current = self._current
+        if current.call is None:
+            current.call, current.begun = call, now()
 
     def end(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], result: object,
             error: BaseException | None) -> None:
         """Add a call to the timeline."""
-        if call is not self._call:
+        current = self._current
+        if call is not current.call:
             return
-        end, self._call = now(), None
+        end, current.call = now(), None
         details = [f'"comm":{recorder.quoted(self._name)}']
         if error is None:
             if not call.number and call.operation == 'mean_queue':
                 return  # for a queue that exists already
             details += [f'"number":{call.number}'] * bool(call.number)
             details += filter(None, [self._details(call, args[1:], kwargs, result)])
-        self._timeline.add(call.operation, 'operation', self._begun, end, ','.join(details))
+        self._timeline.add(call.operation, 'operation', current.begun, end, ','.join(details))
         if error is not None:
             self._timeline.write()  # the program may end here
 
@@ -133,7 +142,7 @@ class Tracer:
         if declared.payload is Payload.NOTHING:
             return ''
         if declared.payload is Payload.MODEL:
-            return self._arrays
+            return self._current.arrays
         if declared.payload is Payload.OBJECT and declared.waits_for is Waits.RANKS:
             # The signature of a small object contains its length.
             number = call_signature.unpack(call.signature).number if call.signature else 0

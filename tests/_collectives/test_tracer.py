@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pathlib
+import threading
 import time
 
 import chainer
@@ -155,6 +156,36 @@ def test_messages(events):
                                            'dtype': 'float32', 'shape': '(3,)'}.items()
     assert {event['args']['peer'] for event in recorded[-6:-4]} <= others  # irecv and isend
     assert recorded[-3]['args']['bytes'] == 200000
+
+
+@pytest.mark.mpi(min_size=2)
+def test_messages_of_several_threads(events):
+    comm = chainermn.create_communicator('naive')
+    if comm.rank > 1:
+        return
+    first = threading.Barrier(2)
+
+    def exchange(tag):
+        first.wait()
+        for n in range(50):
+            if comm.rank == 0:
+                comm.send(np.full(5000, n, 'f'), 1, tag)
+                comm.recv_obj(1, tag=tag)
+            else:
+                comm.recv(0, tag)
+                time.sleep(1e-3)  # the other thread begins while rank 0 waits here
+                comm.send_obj(n, 0, tag)
+
+    threads = [threading.Thread(target=exchange, args=(tag,)) for tag in (3, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorded = operations_of(events())
+    assert_that_they_nest(recorded)
+    for tag in (3, 5):
+        assert names(event for event in recorded if event['args']['tag'] == tag) == 50 * (
+            ['send', 'recv_obj'] if comm.rank == 0 else ['recv', 'send_obj'])
 
 
 def test_models(events):
