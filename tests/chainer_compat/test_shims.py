@@ -210,11 +210,25 @@ assert numpy.isfinite(normal.log_prob(numpy.ones(2, 'f')).array)
 ''',
     'best_value_without_values': '''
 import chainer, types
-trigger = chainer.training.triggers.MinValueTrigger('loss', (1, 'iteration'))
-trainer = types.SimpleNamespace(updater=types.SimpleNamespace(iteration=1), observation={})
-assert trigger(trainer) is False
-trainer.updater.iteration, trainer.observation['loss'] = 2, .5
-assert trigger(trainer) is True
+trainer = types.SimpleNamespace(
+    updater=types.SimpleNamespace(iteration=1), observation={'loss': 1.})
+saved, triggers = {}, [
+    chainer.training.triggers.MinValueTrigger('loss', (1, 'iteration')) for _ in range(2)]
+assert triggers[0](trainer) is True
+chainer.serializers.DictionarySerializer(saved).save(triggers[0])
+chainer.serializers.NpzDeserializer(saved).load(triggers[1])
+trainer.updater.iteration, trainer.observation = 2, {}
+assert triggers[1](trainer) is False
+trainer.updater.iteration, trainer.observation['loss'] = 3, .5
+assert triggers[1](trainer) is True
+trainer.updater.iteration, trainer.observation = 4, {'los': .5}
+for trigger in triggers:
+    try:
+        trigger(trainer)
+    except KeyError as error:
+        assert str(error) == "'loss'"
+    else:
+        raise AssertionError('no error')
 ''',
     'gradients_without_variables': '''
 import chainer, numpy
