@@ -31,15 +31,17 @@ def state_of_msvag(msvag: Any) -> None:
 
     def serialize_with_power(self: Any, serializer: Any) -> None:
         power = None if self.state is None else self.state.pop(_POWER, None)
-        serialize(self, serializer)
-        if is_deserializer(serializer):
-            power = _load(serializer, _POWER)
-            if power is None:
-                power = self.hyperparam.beta ** (self.t + 1)
-        elif power is not None:
-            serializer(_POWER, power)
-        if power is not None and self.state is not None:
-            self.state[_POWER] = float(power)
+        try:
+            serialize(self, serializer)
+            if is_deserializer(serializer):
+                power = _load(serializer, _POWER)
+                if power is None:
+                    power = self.hyperparam.beta ** (self.t + 1)
+            elif power is not None:
+                serializer(_POWER, power)
+        finally:  # a full disk, for example, must not change the next update
+            if power is not None and self.state is not None:
+                self.state[_POWER] = float(power)
 
     rule.beta_power = property(get_power, set_power)
     rule.serialize = serialize_with_power

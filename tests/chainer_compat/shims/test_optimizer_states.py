@@ -45,6 +45,28 @@ def test_snapshots_of_msvag_without_the_power(n_before):
     assert saved(loaded).keys() == {*arrays, 'W/beta_power'}
 
 
+@pytest.mark.parametrize('kind', [chainer.serializer.Serializer, chainer.serializer.Deserializer])
+@pytest.mark.parametrize('failing', ['m', 'beta_power'])
+def test_msvag_after_a_failed_snapshot(kind, failing):
+    """Training continues as without it."""
+    class Full(kind):
+        def __getitem__(self, key):
+            return self
+
+        def __call__(self, key, value):
+            if key == failing:
+                raise OSError('No space left on device')
+            return value
+
+    optimizer, other = [trained(chainer.optimizers.MSVAG, 3) for _ in range(2)]
+    with pytest.raises(OSError, match='space'):
+        Full().save(optimizer) if kind is chainer.serializer.Serializer else Full().load(optimizer)
+    update(optimizer, 2)
+    update(other, 2)
+    np.testing.assert_array_equal(optimizer.target.W.array, other.target.W.array)
+    assert str(saved(optimizer)) == str(saved(other))
+
+
 def test_float32_copies_of_the_loaded_parameters():
     """Also if the snapshot has none; those of before do not stay."""
     def configure(optimizer):
