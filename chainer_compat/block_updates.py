@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chainer_compat import update_formulas
-from chainer_compat.torch_kernels.dispatch import with_kernel
+from chainer_compat.torch_kernels.dispatch import fused_updates, with_kernel
 
 if TYPE_CHECKING:
     from chainer_compat.update_groups import Array, Member
@@ -44,9 +44,7 @@ def length(formula: object) -> int:
 
 def is_worth_importing(n_elements: int) -> bool:
     """Return whether an update imports PyTorch, if no other function has done so yet."""
-    from chainer import config
-
-    option = getattr(config, 'fused_updates', False)
+    option = fused_updates()
     return n_elements >= MANY if option == 'auto' else bool(option)
 
 

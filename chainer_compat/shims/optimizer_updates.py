@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from chainer_compat._patch import edit, patch
+from chainer_compat.torch_kernels import dispatch
 
 #: Rules that compute each element by itself, and change their states in place.
 RULES = {
@@ -27,8 +27,7 @@ RULES = {
 @patch('chainer')
 def fused_updates(module: ModuleType) -> None:
     """All versions: CHAINER_FUSED_UPDATES sets the new option ``chainer.config.fused_updates``."""
-    value = os.environ.get('CHAINER_FUSED_UPDATES')
-    module.global_config.fused_updates = value != '0' if value else 'auto'
+    module.global_config.fused_updates = dispatch.default_fused_updates()
 
 
 @edit('chainer.optimizer')

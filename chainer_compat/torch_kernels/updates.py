@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from chainer import config
 from chainer.optimizers.ada_grad import AdaGradRule
 from chainer.optimizers.adam import AdamRule
 from chainer.optimizers.momentum_sgd import MomentumSGDRule
 from chainer.optimizers.sgd import SGDRule
 
 from chainer_compat.torch_kernels.arrays import FLOATS, tensor
-from chainer_compat.torch_kernels.dispatch import Unsupported
+from chainer_compat.torch_kernels.dispatch import Unsupported, fused_updates
 
 if TYPE_CHECKING:
     from chainer_compat.update_groups import Array, Member
@@ -89,7 +88,7 @@ def update_core(rule: Any, param: Any) -> None:
 
 def _kernel(rule: Any, n: int) -> Kernel:
     kernel = KERNELS.get(type(rule).update_core_cpu)
-    if kernel is None or not getattr(config, 'fused_updates', False):
+    if kernel is None or not fused_updates():
         raise Unsupported
     return kernel(rule, [*rule._state], n)
 

@@ -84,6 +84,13 @@ def test_different_rounding_disables_updates_by_pytorch(different, monkeypatch):
     assert chainer.config.fused_updates == (before if WORLD.size == 1 else not different)
 
 
+def test_an_invalid_option_of_updates_is_an_error_on_all_ranks(monkeypatch):
+    if WORLD.rank == WORLD.size - 1:
+        monkeypatch.setattr(chainer.global_config, 'fused_updates', 'off')
+    with pytest.raises(ValueError, match=r"fused_updates is 'off'\. Use one of True, False"):
+        create_communicator('naive')
+
+
 def test_several_ranks_do_not_wait_for_a_kernel_to_import_pytorch(monkeypatch):
     """Otherwise only the ranks that have called one would update by PyTorch."""
     monkeypatch.setattr(chainer.global_config, 'fused_updates', 'auto')

@@ -127,6 +127,24 @@ def test_values_of_the_options(python):
         F.relu(X)
 
 
+def test_values_of_fused_updates(python):
+    said = python('import chainer', check=False, CHAINER_FUSED_UPDATES='off')
+    assert "ValueError: CHAINER_FUSED_UPDATES is 'off'. Use one of auto, 0, 1." in said
+    for value, expected in ('', 'auto'), ('auto', 'auto'), ('0', 'False'), ('1', 'True'):
+        said = python('import chainer; print(chainer.config.fused_updates)',
+                      CHAINER_FUSED_UPDATES=value)
+        assert said == expected
+    optimizer = chainer.optimizers.SGD().setup(chainer.links.Linear(2, 2))
+    x = np.ones((1, 2), 'f')
+    for value in 'off', 'never', 'always', '0', None:
+        with chainer.using_config('fused_updates', value), pytest.raises(
+                ValueError, match=rf"fused_updates is {value!r}\. Use one of True, False, 'auto'"):
+            optimizer.update(lambda x: F.sum(optimizer.target(x)), x)
+    for value in True, False, 'auto':
+        with chainer.using_config('fused_updates', value):
+            optimizer.update(lambda x: F.sum(optimizer.target(x)), x)
+
+
 @needs_torch
 def test_the_configuration(operators):
     for mode, is_used in ('never', False), ('auto', True), ('always', True):
