@@ -106,7 +106,7 @@ def _adam(rule: Any, names: list[str], n: int) -> Kernel:
     amsgrad = bool(rule.hyperparam.amsgrad)
     if (rule.hyperparam.adabound or names != ['m', 'v', 'vhat'][:2 + amsgrad]
             or (decay and not alpha) or not (0 <= beta1 < 1 and 0 <= beta2 < 1)
-            or type(rule).alpha_t is not AdamRule.alpha_t):
+            or not _has_rate(rule, alpha, beta1, beta2)):
         raise Unsupported
     rule._check_eps(rule._state['m'].dtype.type)
     steps = [torch.from_numpy(np.array(rule.t, np.float32))] * n  # torch.tensor takes 10 us
@@ -122,6 +122,13 @@ def _adam(rule: Any, names: list[str], n: int) -> Kernel:
         function(data, grads, m, v, vhat, steps, **options)
 
     return call
+
+
+def _has_rate(rule: Any, alpha: float, beta1: float, beta2: float) -> bool:
+    """Return whether ``alpha_t`` is as Chainer computes it: a program may have replaced it."""
+    rate = rule.alpha_t
+    return isinstance(rate, float) and rate == (
+        alpha * math.sqrt(1. - math.pow(beta2, rule.t)) / (1. - math.pow(beta1, rule.t)))
 
 
 def _ada_grad(rule: Any, names: list[str], n: int) -> Kernel:

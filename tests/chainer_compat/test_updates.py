@@ -221,6 +221,26 @@ def test_switches(option, value, monkeypatch):
     assert_same_bits(found, expected)
 
 
+@pytest.mark.parametrize('has_hook', [False, True])
+def test_a_replaced_learning_rate_of_adam(has_hook, monkeypatch, kernels):
+    model = chainer.links.Linear(3, 2)
+    optimizer = optimizers.Adam().setup(model)
+    if has_hook:
+        model.W.update_rule.add_hook(lambda rule, param: None, 'hook')
+    steps = []
+    for rate in None, .5, 0.:
+        if rate is not None:
+            monkeypatch.setattr(type(model.W.update_rule), 'alpha_t', rate)
+        before = model.W.array.copy()
+        model.W.grad, model.b.grad = np.ones((2, 3), 'f'), np.ones(2, 'f')
+        optimizer.update()
+        steps.append(before - model.W.array)
+    np.testing.assert_allclose(steps[0], .001, rtol=1e-3)  # alpha
+    m, v = 1 - .9 ** 2, 1 - .999 ** 2  # after two gradients of 1
+    np.testing.assert_allclose(steps[1], .5 * m / v ** .5, rtol=1e-5)
+    assert not steps[2].any()
+
+
 def test_few_calls_of_rules(sizes):
     """A step calls a rule once for all small parameters, and once for each block of the others."""
     with chainer.using_config('use_torch', 'never'):
