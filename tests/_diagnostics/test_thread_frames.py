@@ -35,7 +35,7 @@ def walk(frames):
 
 
 def test_no_garbage_is_collected_while_frames_are_read_on_python_3_11(collections):
-    """With CPython 3.11.7, this deadlocked 2 of 3 times where finalizers sleep."""
+    """Reading them while a finalizer sleeps can deadlock CPython 3.11.7."""
     event = threading.Event()
     threads = [threading.Thread(target=event.wait) for _ in range(5)]
     for thread in threads:
