@@ -33,6 +33,15 @@ def alias_table() -> dict[str, str]:
     }
 
 
+def number(value: Any) -> Any:
+    """Return a Python number, which adds up in float64, for one of NumPy."""
+    import numpy
+
+    is_number = isinstance(value, (numpy.generic, numpy.ndarray)) and (
+        value.ndim == 0 and value.dtype.kind in 'biuf')
+    return value.item() if is_number else value
+
+
 @patch('chainer.reporter')
 def sums_of_observed_numbers(reporter: Any) -> None:
     """NumPy >= 2.0 added observed numbers in their own dtype: means of float16 were wrong.
@@ -41,15 +50,6 @@ def sums_of_observed_numbers(reporter: Any) -> None:
     """
     if version('numpy') < (2, 0):
         return
-    import numpy
-
-    def number(value: Any) -> Any:
-        """Return a Python number for one of NumPy."""
-        is_number = isinstance(value, (numpy.generic, numpy.ndarray)) and (
-            value.ndim == 0 and value.dtype.kind in 'biuf')
-        return value.item() if is_number else value
-
-    reporter.number = number  # for MicroAverage, too
     add = reporter.Summary.add
 
     def add_numbers(self: Any, value: Any, weight: Any = 1) -> None:
@@ -63,8 +63,11 @@ def sums_of_micro_average() -> dict[str, str]:
     """NumPy >= 2.0 added the terms of MicroAverage in their own dtype, where they overflow."""
     if version('numpy') < (2, 0):
         return {}
-    return {f'+= observation[self._{key}_key]': f'+= reporter.number(observation[self._{key}_key])'
-            for key in ('numerator', 'denominator')}
+    return {
+        f'self._{key} += observation[self._{key}_key]':
+            'from chainer_compat.shims.numpy_changes import number; '
+            f'self._{key} += number(observation[self._{key}_key])'
+        for key in ('numerator', 'denominator')}
 
 
 @edit('chainer._environment_check')

@@ -25,22 +25,18 @@ _SINGLE = 2**24
 _SMALL = 2**13
 
 
-def _larger(a: Object, b: Object) -> Object:
-    """Return the larger object, or that which is NaN; of arrays, the larger elements."""
+def _extreme(elementwise: Callable[[Object, Object], Object],
+             is_beyond: Callable[[Object, Object], bool], a: Object, b: Object) -> Object:
+    """Return the larger or smaller object, or that which is NaN; of arrays, such elements."""
     if getattr(a, 'ndim', 0) or getattr(b, 'ndim', 0):
-        return np.maximum(a, b)
-    return b if b > a or b != b else a
-
-
-def _smaller(a: Object, b: Object) -> Object:
-    """Return the smaller object, or that which is NaN; of arrays, the smaller elements."""
-    if getattr(a, 'ndim', 0) or getattr(b, 'ndim', 0):
-        return np.minimum(a, b)
-    return b if b < a or b != b else a
+        return elementwise(a, b)
+    return b if is_beyond(b, a) or b != b else a
 
 
 _OPS: dict[str, Callable[[Object, Object], Object]] = {
-    'sum': operator.add, 'prod': operator.mul, 'max': _larger, 'min': _smaller}
+    'sum': operator.add, 'prod': operator.mul,
+    'max': functools.partial(_extreme, np.maximum, operator.gt),
+    'min': functools.partial(_extreme, np.minimum, operator.lt)}
 
 
 @operation

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 from chainermn._process import environment
@@ -42,6 +42,14 @@ def mark_failure(error: Exception, rank: int, failures: Sequence[object]) -> Non
 def is_common(error: BaseException | None) -> bool:
     """Return whether all ranks raise this error."""
     return getattr(error, _ATTRIBUTE, None) is not None
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and those from which or during whose handling it was raised."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
 
 
 def is_printed_here(error: BaseException) -> bool:

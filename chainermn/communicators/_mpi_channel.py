@@ -8,6 +8,7 @@ from chainermn._collectives import arrays, joining, models
 from chainermn._collectives.activations import Activation
 from chainermn._collectives.context import Communicator
 from chainermn._diagnostics import watchdog
+from chainermn._operations import common_error
 from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._types import Array, Arrays, Model
 from chainermn.communicators._channel import Channel
@@ -46,11 +47,9 @@ class MpiChannel(Channel):
     def share_error(self, operation: str, error: Exception | None) -> None:
         if error is None:
             return
-        links: BaseException | None = error
-        while links is not None:
-            if self._comm._context.check.mismatch_of(links) is not None:
-                raise error  # or what it comes from: all ranks have raised that in the last call
-            links = links.__cause__ or links.__context__
+        for each in common_error.chain(error):
+            if self._comm._context.check.mismatch_of(each) is not None:
+                raise error  # all ranks have raised it, or what it comes from, in the last call
         self._comm.refuse(operation, error)
 
     def join_turn(self, number: int) -> tuple[int, ...]:

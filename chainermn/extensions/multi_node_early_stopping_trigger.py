@@ -43,7 +43,7 @@ class MultiNodeEarlyStoppingTrigger:
         if not isinstance(monitor, str):
             raise TypeError('MultiNodeEarlyStoppingTrigger: monitor must be the key of a value, '
                             f"such as 'validation/main/loss', not {monitor!r}")
-        self._check = _Answered(check_trigger)
+        self._check = _SharedTrigger(check_trigger)
         self.actual_trigger = chainer.training.triggers.EarlyStoppingTrigger(
             check_trigger=self._check, monitor=monitor + suffix, patience=patience, mode=mode,
             verbose=verbose, max_trigger=max_trigger, **kwargs)
@@ -98,7 +98,7 @@ class MultiNodeEarlyStoppingTrigger:
         self.actual_trigger.serialize(serializer['actual_trigger'])
 
 
-class _Answered:
+class _SharedTrigger:
     """A trigger that is asked once per iteration, for all who need its answer.
 
     An ``IntervalTrigger`` that is asked twice in one iteration fires the first time only.

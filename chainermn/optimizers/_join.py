@@ -19,6 +19,7 @@ from types import TracebackType
 
 import numpy as np
 
+from chainermn._operations import common_error
 from chainermn._operations.on_all_ranks import check_equal
 from chainermn._process import runtime
 from chainermn._types import Array, Model
@@ -184,16 +185,14 @@ class Join(AllRanks, AbstractContextManager[None]):
 
     def _raise_on_all_ranks(self, error: Exception) -> None:
         """Raise the error on all ranks, unless they have raised it already."""
-        links: BaseException | None = error
-        while links is not None:
-            if links is self._termination:
+        for each in common_error.chain(error):
+            if each is self._termination:
                 return
-            numbers = self._comm._chainermn_channel.join_responses(links)
+            numbers = self._comm._chainermn_channel.join_responses(each)
             if numbers is not None:
                 if self._throw and _OUT in numbers:  # this rank called another collective
                     raise _early_termination(numbers) from error
                 return
-            links = links.__cause__ or links.__context__
         with contextlib.suppress(Exception):  # this rank raises the original error
             self._comm.refuse('join', error)
 
