@@ -44,6 +44,15 @@ def unused_sequences(transpose_sequence: Any) -> None:
     function.backward = backward_with_zeros
 
 
+@edit('chainer.functions.connection.embed_id')
+def no_ids() -> dict[str, str]:
+    """All versions: backward of F.embed_id raised ValueError if there was no ID in the batch.
+
+    Without PyTorch, so did a rank without examples.
+    """
+    return {'gy.reshape(x.size, -1)': 'gy.reshape(x.size, self.w_shape[1])'}
+
+
 @edit('chainer.datasets.image_dataset')
 def examples_of_zipped_images() -> dict[str, str]:
     """All versions: iterators could not read ZippedImageDataset and MultiZippedImageDataset.

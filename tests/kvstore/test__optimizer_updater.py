@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
-from one_process import Lamb
+from laws.programs import Lamb
 
 from chainer_compat import block_updates
 from chainermn.kvstore import _optimizer_states

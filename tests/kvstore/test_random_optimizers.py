@@ -12,8 +12,8 @@ import pytest
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 from each_case import each_case
+from laws.programs import Lamb
 from mpi4py import MPI
-from one_process import Lamb
 
 from chainermn.kvstore import create_kvstore_optimizer
 

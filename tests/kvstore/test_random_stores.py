@@ -12,7 +12,7 @@ import pytest
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 from each_case import each_case
-from one_process import Lamb
+from laws.programs import Lamb
 
 from chainermn.kvstore import RowSparse
 

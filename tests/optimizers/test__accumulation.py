@@ -55,7 +55,7 @@ def make(comm, n, actual=None, dtype=np.float64):
 @pytest.mark.parametrize('style', ['bare', 'bare without cleargrads in between'])
 @pytest.mark.parametrize('scale', [None, 64.0])
 def test_equals_one_process_with_the_union_of_the_batches(comm, n, style, scale):
-    """test_random_updates.py passes a function that computes the loss."""
+    """The laws of training pass a function that computes the loss."""
     optimizer, model = make(comm, n)
     if scale is not None:
         optimizer.loss_scaling(scale=scale)

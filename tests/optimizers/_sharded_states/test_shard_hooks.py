@@ -1,6 +1,6 @@
 """Hooks that compute with shards of the gradients: the same parameters as without sharded states.
 
-``test_traffic.py`` counts the bytes, ``test_random_updates.py`` compares random pairs of options
+``test_traffic.py`` counts the bytes, the laws of training compare random pairs of options
 with one process.
 """
 

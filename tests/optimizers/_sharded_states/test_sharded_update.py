@@ -1,6 +1,6 @@
 """Sharded optimizer states: the same results as without them, and a share of the memory.
 
-``test_random_updates.py`` compares optimizers, hooks, options and models with one process.
+the laws of training compare optimizers, hooks, options and models with one process.
 """
 
 import chainer

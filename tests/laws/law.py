@@ -1,0 +1,147 @@
+"""Laws: equations between two runs that hold for every program, each with a fault that it finds.
+
+    @law(programs(), fault=planted(MeanQueue, 'put', lambda put: twice(put)))
+    def test_overlap(comm, program):
+        \"\"\"``overlap=True``: the same parameters as without.\"\"\"
+        assert_same(train(comm, program, overlap=True), train(comm, program))
+
+makes three tests: ``[holds]`` with a few programs that Hypothesis draws, ``[fault]``, which fails
+unless the law is broken while the fault is in the package, and ``[many]``, marked slow, with ten
+times as many programs, which also looks for the smallest program that breaks the law.
+
+``LAWS_EXAMPLES=10000 pytest -m slow tests/laws`` runs more, ``LAWS_SEED=1`` other programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import traceback
+import unittest.mock
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from mpi4py import MPI
+from shared_fixtures import create
+
+Fault = Callable[[], contextlib.AbstractContextManager[object]]
+
+MANY = 10  # times as many programs in a slow run
+LIMIT = 3600  # seconds of a slow run
+
+_mpi_comm = MPI.COMM_WORLD.Dup()  # separates our messages from those of the programs
+
+
+class LawError(AssertionError):
+    """Two runs differ that a law says to be equal; the same on all ranks."""
+
+
+def law(
+    programs: st.SearchStrategy[Any], fault: Fault, examples: int = 6
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that makes tests of a law.
+
+    The function gets a ``program``, fixtures, and if it has an argument ``comm``, a communicator:
+    that which the program names, or 'flat'.  Ranks may fail independently, but only after their
+    last communication.
+
+    Args:
+        programs: Draws a program, the same on all ranks.
+        fault: Creates a context in which the package breaks the law.
+        examples: The number of programs.
+    """
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        def check(is_faulty: bool, n: int, phases: tuple[hypothesis.Phase, ...],
+                  fixtures: dict[str, object]) -> None:
+            @hypothesis.seed(
+                zlib.crc32(body.__name__.encode()) + int(os.environ.get('LAWS_SEED', 0)))
+            @hypothesis.settings(
+                max_examples=n, phases=phases, database=None, deadline=None,
+                report_multiple_bugs=False, suppress_health_check=list(hypothesis.HealthCheck))
+            @hypothesis.given(program=programs)
+            def hold(program: object) -> None:
+                own = {'comm': comms[getattr(program, 'communicator', 'flat')]} if has_comm else {}
+                _run(functools.partial(body, **own, **fixtures), program)
+
+            has_comm = 'comm' in inspect.signature(body).parameters
+            # Not those of other tests, since a fault may leave one in any state.
+            with contextlib.closing(Communicators()) as comms:
+                if is_faulty:
+                    with pytest.raises(LawError):
+                        hold()
+                else:
+                    hold()
+
+        @pytest.mark.parametrize('mode', [
+            'holds', 'fault',
+            pytest.param('many', marks=[pytest.mark.slow, pytest.mark.limit(LIMIT)])])
+        @functools.wraps(body)
+        def run(mode: str, **fixtures: object) -> None:
+            phases = (hypothesis.Phase.generate,)
+            if mode == 'holds':
+                check(False, examples, phases, fixtures)
+            elif mode == 'fault':
+                with fault():
+                    check(True, MANY * examples, phases, fixtures)
+            else:
+                n = int(os.environ.get('LAWS_EXAMPLES', MANY * examples))
+                check(False, n, (*phases, hypothesis.Phase.shrink), fixtures)
+
+        signature = inspect.signature(body).parameters
+        names = ['mode', *(name for name in signature if name not in ('comm', 'program'))]
+        run.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names])
+        return run
+
+    return decorate
+
+
+def planted(target: object, name: str, change: Callable[[Any], Any]) -> Fault:
+    """Return a fault: an attribute of the package that is replaced by ``change(attribute)``."""
+    def fault() -> contextlib.AbstractContextManager[object]:
+        original = inspect.getattr_static(target, name)
+        if isinstance(original, (classmethod, staticmethod)):
+            changed: object = type(original)(change(original.__func__))
+        else:
+            changed = change(original)
+        return unittest.mock.patch.object(target, name, changed)
+    return fault
+
+
+class Communicators(dict[str, Any]):
+    """Communicators by name, created when a program needs them.  Collective."""
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = create(name)
+        return self[name]
+
+    def close(self) -> None:
+        """Finalize them.  Collective: every rank calls it."""
+        for comm in self.values():
+            comm.finalize()
+
+
+def _run(body: Callable[..., None], program: object) -> None:
+    """Run one program; raise the same error on all ranks if the law is broken on any of them."""
+    text = ''
+    digests = _mpi_comm.allgather(repr(program))
+    assert len(set(digests)) == 1, f'the ranks drew different programs: {digests}'
+    try:
+        body(program=program)
+    except hypothesis.errors.UnsatisfiedAssumption:
+        text = 'assume'  # on all ranks, since they have the same program
+    except Exception:
+        text = traceback.format_exc()
+    texts = _mpi_comm.allgather(text)
+    if set(texts) == {'assume'}:
+        hypothesis.reject()
+    if any(texts):
+        failed = '\n'.join(f'rank {rank} of {len(texts)}:\n{text}'
+                           for rank, text in enumerate(texts) if text)
+        raise LawError(failed)  # Hypothesis adds the program

@@ -1,0 +1,133 @@
+"""What one process computes from the definition of a multi-node optimizer.
+
+It uses Chainer's optimizer on a single model, computes the gradients of all ranks one after the
+other, and their mean with NumPy in float64.
+"""
+
+import chainer
+import numpy as np
+from laws.programs import COMPRESSIONS, OPTIMIZERS, Net
+
+#: Relative to the largest parameter: float16, float32, float64.
+TOLERANCES = {'e': 3e-2, 'f': 2e-4, 'd': 1e-8}
+#: Of gradients, by their rounding.
+ROUNDING = {'fp16': 2e-2, 'bf16': .1}
+
+
+def arrays(model):
+    return {path: param.array.copy() for path, param in sorted(model.namedparams())
+            if param.array is not None}
+
+
+class Reference:
+    """One process that computes what all ranks do together, with gradients that are not scaled.
+
+    It copies each gradient, and uses Chainer's own kernels and updates.
+    """
+
+    def __init__(self, program, size):
+        self.program, self.size = program, size
+        self.model = Net(program, 0)
+        self.optimizer = OPTIMIZERS[program.optimizer]().setup(self.model)
+        program.configure(self.optimizer)
+        self.compressor = {'fp16': Rounding(to_float16), 'bf16': Rounding(to_bfloat16),
+                           '2bit': TwoBit(), 'powersgd': PowerSGD(),
+                           '': Rounding(np.asarray)}[program.compression]
+        self.is_fresh = True  # the next update broadcasts
+        self.sums = []  # the gradients of the updates of an accumulation, by rank
+        self.sent = None  # double buffering
+
+    def update(self, number):
+        program = self.program
+        with chainer.using_config('use_torch', 'never'), \
+                chainer.using_config('fused_updates', 'never'):
+            gradients = [self.gradients(number, rank) for rank in range(self.size)]
+            if self.is_fresh:
+                self.is_fresh, self.sums, self.sent = False, [], None
+                return
+            self.sums.append(gradients)
+            if len(self.sums) < program.n_accumulations:
+                return
+            own = [{path: np.mean([each[rank][path] for each in self.sums], 0)
+                    for path in gradients[0]} for rank in range(self.size)]
+            self.sums = []
+            means = {path: self.compressor.mean(path, [each[path] for each in own])
+                     for path in own[0]}
+            if program.mode == 'double buffering':
+                self.sent, means = means, self.sent
+            if means is not None:
+                for path, param in self.model.namedparams():
+                    param.grad = np.array(means[path]).astype(param.dtype)
+                    param._loss_scale = None
+                self.optimizer.update()
+
+    def gradients(self, number, rank):
+        """Return the gradients of a rank, in float64."""
+        self.model.cleargrads()
+        scale = self.optimizer._loss_scale
+        loss = self.model(*self.program.batch(number, rank, self.size))
+        loss.backward(loss_scale=scale)
+        return {path: np.zeros(param.shape) if param.grad is None
+                else param.grad.astype('d') / (scale or 1)
+                for path, param in sorted(self.model.namedparams())}
+
+
+class Rounding:
+    def __init__(self, rounded):
+        self.rounded = rounded
+
+    def mean(self, path, own):
+        return self.rounded(np.mean([self.rounded(x) for x in own], 0))
+
+
+def to_float16(x):
+    with np.errstate(over='ignore'):
+        return x.astype('e').astype('d')
+
+
+def to_bfloat16(x):
+    scale = 2. ** (np.frexp(x)[1] - 8)  # 8 significant bits
+    return np.round(x / scale) * scale
+
+
+class TwoBit:
+    """As the docstring of the compressor says."""
+
+    def __init__(self):
+        self.threshold = COMPRESSIONS['2bit']['threshold']
+        self.residuals = {}
+
+    def mean(self, path, own):
+        sent = []
+        for rank, x in enumerate(own):
+            value = x + self.residuals.get((path, rank), 0)
+            sent.append(self.threshold * ((value >= self.threshold) * 1.
+                                          - (value <= -self.threshold)))
+            self.residuals[path, rank] = value - sent[-1]
+        return np.mean(sent, 0)
+
+
+class PowerSGD:
+    """As the docstring of the compressor says."""
+
+    def __init__(self):
+        self.rank = COMPRESSIONS['powersgd']['rank']
+        self.errors, self.q = {}, {}
+
+    def mean(self, path, own):
+        n = len(own[0]) if own[0].ndim > 1 else 0
+        if not n or own[0].size < 2 * self.rank * (n + own[0].size // n):
+            return np.mean(own, 0)
+        matrices = [x.reshape(n, -1) + self.errors.get((path, rank), 0)
+                    for rank, x in enumerate(own)]
+        q = self.q.get(path)
+        if q is None:
+            q = np.random.RandomState(n * 65537 % 2**32).standard_normal(
+                (matrices[0].shape[1], self.rank))
+        p, _ = np.linalg.qr(np.mean([m @ q for m in matrices], 0))
+        self.q[path] = q = np.mean([m.T @ p for m in matrices], 0)
+        for rank, m in enumerate(matrices):
+            self.errors[path, rank] = m - p @ q.T
+        return (p @ q.T).reshape(own[0].shape)
+
+
