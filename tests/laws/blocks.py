@@ -170,7 +170,7 @@ class Recurrent(Block):
     def forward(self, h):
         self.rnn.reset_state()
         ys = [self.rnn(column) for column in F.split_axis(h, self.width, 1)]
-        return F.concat([y[:, :1] - y[:, 1:] for y in ys])
+        return h + F.concat([y[:, :1] - y[:, 1:] for y in ys])
 
 
 class Sequences(Block):

@@ -6,7 +6,7 @@ other, and their mean with NumPy in float64.
 
 import chainer
 import numpy as np
-from laws.programs import COMPRESSIONS, OPTIMIZERS, Net
+from laws.programs import COMPRESSIONS, Net
 
 #: Relative to the largest parameter: float16, float32, float64.
 TOLERANCES = {'e': 3e-2, 'f': 2e-4, 'd': 1e-8}
@@ -28,20 +28,32 @@ class Reference:
     def __init__(self, program, size):
         self.program, self.size = program, size
         self.model = Net(program, 0)
-        self.optimizer = OPTIMIZERS[program.optimizer]().setup(self.model)
+        self.optimizer = program.create().setup(self.model)
         program.configure(self.optimizer)
+        self.set_up()
+
+    def set_up(self):
+        """Forget what has not been sent."""
         self.compressor = {'fp16': Rounding(to_float16), 'bf16': Rounding(to_bfloat16),
                            '2bit': TwoBit(), 'powersgd': PowerSGD(),
-                           '': Rounding(np.asarray)}[program.compression]
+                           '': Rounding(np.asarray)}[self.program.compression]
         self.is_fresh = True  # the next update broadcasts
         self.sums = []  # the gradients of the updates of an accumulation, by rank
         self.sent = None  # double buffering
 
-    def update(self, number):
+    def update(self, number, active=None, divisor=None):
+        """Update once.
+
+        Args:
+            number: Of the batches.
+            active: The ranks that have a batch; by default all.
+            divisor: Of the sum of the gradients, by default the number of ranks.
+        """
         program = self.program
         with chainer.using_config('use_torch', 'never'), \
                 chainer.using_config('fused_updates', 'never'):
-            gradients = [self.gradients(number, rank) for rank in range(self.size)]
+            gradients = [self.gradients(number, rank, active is None or rank in active)
+                         for rank in range(self.size)]
             if self.is_fresh:
                 self.is_fresh, self.sums, self.sent = False, [], None
                 return
@@ -53,23 +65,26 @@ class Reference:
             self.sums = []
             means = {path: self.compressor.mean(path, [each[path] for each in own])
                      for path in own[0]}
+            if divisor is not None:
+                means = {path: mean * (self.size / divisor) for path, mean in means.items()}
             if program.mode == 'double buffering':
                 self.sent, means = means, self.sent
             if means is not None:
-                for path, param in self.model.namedparams():
+                for path, param in self.model.namedparams(include_uninit=False):
                     param.grad = np.array(means[path]).astype(param.dtype)
                     param._loss_scale = None
                 self.optimizer.update()
 
-    def gradients(self, number, rank):
+    def gradients(self, number, rank, is_active):
         """Return the gradients of a rank, in float64."""
         self.model.cleargrads()
         scale = self.optimizer._loss_scale
-        loss = self.model(*self.program.batch(number, rank, self.size))
-        loss.backward(loss_scale=scale)
+        if is_active:
+            loss = self.model(*self.program.batch(number, rank, self.size))
+            loss.backward(loss_scale=scale)
         return {path: np.zeros(param.shape) if param.grad is None
                 else param.grad.astype('d') / (scale or 1)
-                for path, param in sorted(self.model.namedparams())}
+                for path, param in sorted(self.model.namedparams()) if param.is_initialized}
 
 
 class Rounding:

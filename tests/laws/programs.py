@@ -149,6 +149,10 @@ class Program:
         unused = self.unused[(turn if self.zero_fill else 0) % len(self.unused)]
         return x, t, unused
 
+    def create(self):
+        """Return the optimizer."""
+        return OPTIMIZERS[self.optimizer]()
+
     def configure(self, optimizer):
         """Set up everything but the model."""
         if self.is_fp32:
@@ -278,6 +282,8 @@ def programs(draw, **fixed):
     tie = choose('tie', ['', '', '', 'parameter', 'view', 'same', 'overlapping'])
     zero_fill = choose('zero_fill', [True, True, False])
     batches = some('batches', [BATCH, 0, 1], 1, 5)
+    if not zero_fill:  # an LSTM does not use all of its parameters if there are no examples
+        batches = tuple(max(1, n) for n in batches)
     unused = some('unused', [(a, b, c) for a in (False, True) for b in (False, True)
                              for c in (False, True)], 1, 4)
     n_accumulations = choose('n_accumulations', [1, 2, 3])

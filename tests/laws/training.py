@@ -1,11 +1,13 @@
 """Trainings by all ranks, and their comparison with one process."""
 
 import contextlib
+import random
 
 import chainer
 import numpy as np
 from laws.one_process import ROUNDING, TOLERANCES, Reference, arrays
-from laws.programs import COMPRESSIONS, OPTIMIZERS, STEPS, Net
+from laws.programs import COMPRESSIONS, STEPS, Net
+from mpi4py import MPI
 
 import chainermn
 
@@ -25,6 +27,8 @@ class Training:
 
     def __init__(self, program, comm, **options):
         self.program, self.comm, self.options = program, comm, options
+        random.seed(program.seed + comm.rank)
+        np.random.seed(program.seed + comm.rank)
         self.optimizer = self.start()
 
     def start(self):
@@ -37,7 +41,7 @@ class Training:
             'overlap': 'always' if program.mode == 'overlap' else False, 'bucket_mb': 1e-4,
             'shard_states': program.shard, **self.options}
         optimizer = chainermn.create_multi_node_optimizer(
-            OPTIMIZERS[program.optimizer](), self.comm, **options)
+            program.create(), self.comm, **options)
         optimizer.setup(Net(program, self.comm.rank))
         program.configure(optimizer)
         return optimizer
@@ -98,54 +102,86 @@ class Training:
             self.optimizer.wait()
 
     def run(self):
-        """Train; return the parameters after each update."""
+        """Train; return what the model is after each step, and the random generators at the end."""
         history = []
         for step in range(STEPS):
             self.happen(step)
             self.update(step)
-            history.append(arrays(self.optimizer.target))
+            history.append(state(self.optimizer.target))
         self.wait()
-        return history
+        return [*history, random.random(), np.random.random()]
 
 
-def check_against_one_process(comm, program, **options):
-    """Train on all ranks and on one; the parameters must be the same after each step.
+def state(model):
+    """Return everything that a snapshot of a model contains."""
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(model)
+    return {key: np.array(value) for key, value in serializer.target.items()}
 
-    All ranks compute the reference, so none of them runs ahead.
+
+def check_against_one_process(comm, program, kind=Training, **options):
+    """Train on all ranks, and on rank 0 again as one process does; compare after each step.
+
+    The parameters must be the same: on all ranks in each bit.
     """
-    found = Training(program, comm, **options)
-    reference = Reference(program, comm.size)
-    number, is_fresh, differing = 0, True, ''
+    found = kind(program, comm, **options)
+    reference = Reference(program, comm.size) if comm.rank == 0 else None
+    number, is_fresh, was_added, history = 0, True, False, []
     for step in range(STEPS):
-        event = program.events[step]
         if step > 1:
             found.happen(step)
-            if event == 'resume' or (event == 'add' and not hasattr(reference.model, 'added')):
-                reference.is_fresh = is_fresh = True
-            program.happen(reference.optimizer, step)
-        for _ in range(1 if is_fresh else program.n_accumulations):
+            is_fresh = program.events[step] == 'resume' or (
+                program.events[step] == 'add' and not was_added)
+            was_added = was_added or program.events[step] == 'add'
+        n_updates = 1 if is_fresh else program.n_accumulations
+        for _ in range(n_updates):
             found.update(number)
-            reference.update(number)
             number += 1
         is_fresh = False
-        expected = arrays(reference.model)
-        if not all(np.isfinite(array).all() for array in expected.values()):
-            break  # float16 may overflow, and 1 ulp changes everything from there
-        differing = differing or compare(program, step, found.optimizer, expected,
-                                         reference.optimizer.t)
+        history.append((n_updates, arrays(found.optimizer.target), found.optimizer.t))
     found.wait()
-    assert not differing, differing
+    digests = MPI.COMM_WORLD.allgather([
+        {path: array.tobytes() for path, array in parameters.items()}
+        for _, parameters, _ in history])
+    assert all(other == digests[0] for other in digests), 'the ranks have different parameters'
+    if reference is not None:
+        compare_history(program, reference, history)
 
 
-def compare(program, step, optimizer, expected, t):
-    """Return what differs from the reference, or ''."""
+def compare_history(program, reference, history):
+    """Let one process train, and compare its parameters after each step."""
+    number = 0
+    for step, (n_updates, parameters, t) in enumerate(history):
+        if step > 1:
+            event = program.events[step]
+            if event == 'add' and not hasattr(reference.model, 'added'):
+                reference.set_up()
+            elif event == 'resume':
+                reference.is_fresh = True
+            program.happen(reference.optimizer, step)
+        for _ in range(n_updates):
+            reference.update(number)
+            number += 1
+        if not is_finite(reference):
+            return
+        compare(program, step, parameters, t, reference)
+
+
+def is_finite(reference):
+    """Return whether results can be compared.
+
+    float16 may overflow, and then rounding changes everything.
+    """
+    return all(np.isfinite(array).all() for array in arrays(reference.model).values())
+
+
+def compare(program, step, parameters, t, reference):
+    """Raise an error that lists what differs from the reference."""
     tolerance = max(TOLERANCES[program.dtype], ROUNDING.get(program.compression, 0))
-    ours, differing = arrays(optimizer.target), {}
-    for path, array in expected.items():
-        scale = max(1., np.abs(array).max(initial=0))
-        error = float(np.abs(ours[path].astype('d') - array).max(initial=0)) / scale
+    differing = {} if t == reference.optimizer.t else {'t': f'{t}, not {reference.optimizer.t}'}
+    for path, expected in arrays(reference.model).items():
+        scale = max(1., np.abs(expected).max(initial=0))
+        error = float(np.abs(parameters[path].astype('d') - expected).max(initial=0)) / scale
         if not error <= tolerance:
             differing[path] = error
-    if optimizer.t != t:
-        differing['t'] = f'{optimizer.t}, not {t}'
-    return f'step {step}: {differing}' if differing else ''
+    assert not differing, f'step {step}: {differing}'

@@ -1,0 +1,160 @@
+"""Laws of the multi-node optimizer: N ranks as one process, with each option and all others."""
+
+import numpy as np
+import pytest
+from laws.law import law, planted
+from laws.one_process import Reference, arrays
+from laws.programs import HOOKS, STEPS, Net, programs
+from laws.training import Training, check_against_one_process, compare, is_finite
+
+import chainermn
+from chainermn.kvstore import _kvstore_optimizer
+from chainermn.optimizers import _accumulation
+from chainermn.optimizers._accumulation import Accumulation
+from chainermn.optimizers._double_buffering import DoubleBuffering
+from chainermn.optimizers._gradient_averaging import GradientAveraging
+from chainermn.optimizers._join import Join
+
+pytestmark = [
+    pytest.mark.every_size, pytest.mark.mpi(min_size=2),
+    pytest.mark.filterwarnings('ignore:overflow', 'ignore:invalid value', 'ignore:divide by zero',
+                               'ignore:Non finite')]
+
+
+def keep_own_scalars(mean):
+    def changed(self, shards):
+        params = [param for param in self.actual_optimizer.target.params() if param.array.ndim == 0]
+        own = [np.array(param.grad) for param in params]
+        has_means = mean(self, shards)
+        for param, grad in zip(params, own, strict=True):
+            param.grad = grad
+        return has_means
+    return changed
+
+
+@law(programs(mode='plain', compression='', shard=False, n_accumulations=1),
+     planted(GradientAveraging, 'mean', keep_own_scalars))
+def test_mean_gradients(comm, program):
+    """N ranks train as one process with the batches of all ranks."""
+    check_against_one_process(comm, program)
+
+
+@law(programs(n_accumulations=[2, 3]),
+     planted(_accumulation, '_divided', lambda divided: lambda total, n, dtype: divided(
+         total, n - (total.size == 6), dtype)))
+def test_accumulation(comm, program):
+    """``n_accumulations``: as one update with all the batches."""
+    check_against_one_process(comm, program)
+
+
+@law(programs(mode='overlap'),
+     planted(Accumulation, 'completed', lambda completed: lambda self, param, grad: grad))
+def test_overlap(comm, program):
+    """``overlap``: the same parameters as without."""
+    check_against_one_process(comm, program)
+
+
+@law(programs(mode='double buffering'),
+     planted(DoubleBuffering, '_serialize_means', lambda f: lambda self, serializer, loading: None))
+def test_double_buffering(comm, program):
+    """``double_buffering``: as one process that steps one update late."""
+    check_against_one_process(comm, program)
+
+
+@law(programs(shard=True), planted(GradientAveraging, 'mean', keep_own_scalars))
+def test_sharded_states(comm, program):
+    """``shard_states``: the same parameters as without."""
+    check_against_one_process(comm, program)
+
+
+@law(programs(zero_fill=True, batches=(3, 0, 1)), planted(GradientAveraging, 'mean', keep_own_scalars))
+def test_missing_gradients(comm, program):
+    """``zero_fill``: gradients that a rank does not have are zero."""
+    check_against_one_process(comm, program)
+
+
+@law(programs(scale=[4., 'dynamic']), planted(GradientAveraging, 'mean', keep_own_scalars))
+def test_loss_scale(comm, program):
+    """Loss scaling: the same parameters as without."""
+    check_against_one_process(comm, program)
+
+
+@law(programs(compression=['fp16', 'bf16']), planted(GradientAveraging, 'mean', keep_own_scalars))
+def test_half_precision(comm, program):
+    """``compression='fp16'``, ``'bf16'``: gradients are rounded before and after the mean."""
+    check_against_one_process(comm, program)
+
+
+@law(programs(compression='2bit'), planted(GradientAveraging, 'mean', keep_own_scalars))
+def test_two_bit(comm, program):
+    """2-bit compression: the next update sends what this one has not."""
+    check_against_one_process(comm, program)
+
+
+@law(programs(compression='powersgd'), planted(GradientAveraging, 'mean', keep_own_scalars))
+def test_power_sgd(comm, program):
+    """PowerSGD: a product of two factors is sent, and the rest in the next update."""
+    check_against_one_process(comm, program)
+
+
+@law(programs(dtype='e', is_fp32=True), planted(GradientAveraging, 'mean', keep_own_scalars))
+def test_fp32_update(comm, program):
+    """``use_fp32_update``: the parameters are rounded copies of float32."""
+    check_against_one_process(comm, program)
+
+
+@law(programs(events=['resume', '', 'resume', 'exception', 'hyperparameter', 'scale']),
+     planted(GradientAveraging, 'mean', keep_own_scalars))
+def test_resume(comm, program):
+    """A resumed optimizer goes on as one that was not interrupted."""
+    check_against_one_process(comm, program)
+
+
+@law(programs(hooks=[*HOOKS]), planted(GradientAveraging, 'mean', keep_own_scalars))
+def test_hooks(comm, program):
+    """Hooks change mean gradients, as in one process."""
+    check_against_one_process(comm, program)
+
+
+@law(programs(tie=['parameter', 'view', 'same', 'overlapping']),
+     planted(GradientAveraging, 'mean', keep_own_scalars))
+def test_tied_parameters(comm, program):
+    """Parameters that share memory: as in one process."""
+    check_against_one_process(comm, program)
+
+
+@law(programs(mode=['plain', 'overlap'], n_accumulations=1, shard=False,
+              compression=['', '2bit', 'fp16'], events=('',) * STEPS),
+     planted(Join, 'scale', lambda f: lambda self, model: None))
+def test_join(comm, program):
+    """``join``: ranks without batches contribute gradients of zero, and do not count if so asked."""
+    draw = np.random.RandomState(program.seed)
+    counts = draw.randint(0, STEPS + 1, comm.size)
+    is_divided_by_all = bool(program.compression) or program.seed % 2 == 0
+    found, reference = Training(program, comm), Reference(program, comm.size)
+    with chainermn.join(found.optimizer, divide_by_initial_world_size=is_divided_by_all):
+        for number in range(counts[comm.rank]):
+            found.update(number)
+    for number in range(max(counts)):
+        active = [rank for rank, count in enumerate(counts) if number < count]
+        reference.update(number, active, None if is_divided_by_all else len(active))
+    if max(counts) and is_finite(reference):
+        compare(program, STEPS, arrays(found.optimizer.target), found.optimizer.t, reference)
+
+
+class StoreTraining(Training):
+    """Trains through a KVStore; its state is not saved."""
+
+    def start(self):
+        optimizer = self.program.create().setup(Net(self.program, self.comm.rank))
+        self.program.configure(optimizer)
+        store = chainermn.kvstore.create('dist_sync', self.comm)
+        return chainermn.kvstore.create_kvstore_optimizer(optimizer, store)
+
+
+@law(programs(mode='plain', n_accumulations=1, shard=False, compression='', zero_fill=True,
+              events=['', 'exception', 'rule hook', 'hyperparameter', 'replace', 'enable']),
+     planted(_kvstore_optimizer, 'fill_missing_grad', lambda f: lambda param: None))
+def test_kvstore(comm, program):
+    """A multi-node optimizer that trains through a KVStore: as one process."""
+    check_against_one_process(comm, program, StoreTraining)

@@ -1,0 +1,108 @@
+"""Laws of what only watches: it changes no bit of a training."""
+
+import chainer
+import hypothesis
+import numpy as np
+import pytest
+from equal_values import assert_same
+from laws.blocks import BLOCKS
+from laws.law import law, planted
+from laws.programs import programs
+from laws.training import Training
+from shared_fixtures import create
+
+from chainermn._consistency import debug_checks
+from chainermn._timeline import activities, recorder
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+pytestmark = [pytest.mark.filterwarnings('ignore:overflow', 'ignore:invalid value',
+                                         'ignore:divide by zero', 'ignore:Non finite')]
+
+#: All blocks, also with states and random numbers.
+PROGRAMS = programs(blocks=[*BLOCKS], batches=(3, 2), dtype=['f', 'd'], compression=['', '2bit'])
+
+
+def drawing(function):
+    """Return the function, which also draws a random number."""
+    def changed(*args, **kwargs):
+        np.random.random()
+        return function(*args, **kwargs)
+    return changed
+
+
+def doubled_scalars(mean):
+    def changed(self, model, *args, **kwargs):
+        result = mean(self, model, *args, **kwargs)
+        for param in model.params():
+            if param.grad is not None and param.array.ndim == 0:
+                param.grad = param.grad * 2
+        return result
+    return changed
+
+
+@law(PROGRAMS, planted(recorder, 'describe', drawing), examples=4)
+def test_timeline(comm, program, tmp_path, monkeypatch):
+    """A timeline changes nothing."""
+    expected = Training(program, comm).run()
+    monkeypatch.setenv(recorder.VARIABLE, str(tmp_path / 'timeline.json'))
+    recorded = create(program.communicator)
+    try:
+        assert recorder.get() is not None
+        found = Training(program, recorded).run()
+    finally:
+        recorded.finalize()
+        recorder.close()
+        monkeypatch.delenv(recorder.VARIABLE)
+    assert_same(found, expected)
+
+
+@law(PROGRAMS, planted(activities.Activities, 'enter', drawing), examples=4)
+def test_activities(comm, program):
+    """``chainermn top`` and metrics, which measure activities, change nothing."""
+    expected = Training(program, comm).run()
+    activities.start()
+    try:
+        found = Training(program, comm).run()
+    finally:
+        activities.stop()
+    assert_same(found, expected)
+
+
+@law(PROGRAMS, planted(debug_checks, 'check_means', drawing), examples=4)
+def test_debug_mode(comm, program):
+    """Chainer's debug mode changes nothing if all values are finite."""
+    expected = Training(program, comm).run()
+    hypothesis.assume(all(np.isfinite(array).all() for array in expected[-3].values()))
+    with chainer.using_config('debug', True):
+        found = Training(program, comm).run()
+    assert_same(found, expected)
+
+
+class Reader(chainer.FunctionHook):
+    """Reads everything that a hook gets."""
+
+    def forward_postprocess(self, function, in_data):
+        self.total = sum(float(np.sum(x)) for x in in_data if x is not None)
+
+    def backward_postprocess(self, function, in_data, out_grad):
+        self.total = sum(float(np.sum(x)) for x in (*in_data, *out_grad) if x is not None)
+
+
+@law(PROGRAMS, planted(Reader, 'forward_postprocess', drawing), examples=4)
+def test_function_hooks(comm, program):
+    """Function hooks that only read change nothing."""
+    expected = Training(program, comm).run()
+    with chainer.function_hooks.TimerHook(), Reader():
+        found = Training(program, comm).run()
+    assert_same(found, expected)
+
+
+@law(programs(communicator='naive', compression=['', 'fp16', '2bit'], mode=['plain', 'overlap']),
+     planted(CommunicatorBase, 'multi_node_mean_grad', doubled_scalars), examples=4)
+def test_third_party_communicator(comm, program):
+    """A communicator with only the methods of version 7: the same parameters as with ours."""
+    expected = Training(program, comm).run()
+    found = Training(program, create('version7')).run()
+    for one, other in zip(found[:-2], expected[:-2], strict=True):
+        for key, value in other.items():
+            np.testing.assert_allclose(one[key], value, 1e-4, 1e-5)
