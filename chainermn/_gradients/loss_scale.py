@@ -1,0 +1,37 @@
+"""The loss scale of gradients, which update rules divide by."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from chainermn._types import Array, Parameter
+
+
+def unify(params: Iterable[Parameter], default: float | None = None) -> float | None:
+    """Give all gradients the same loss scale, and return it.
+
+    Backward sets the scale of the parameters that the loss used.  A rank has no scale for the
+    others, but their mean gradients have that of the other ranks.
+
+    Args:
+        params: Parameters.
+        default: The scale if no gradient has one.
+    """
+    initialized = [param for param in params if param.is_initialized]
+    scales = [scale for param in initialized if param.grad is not None
+              and (scale := getattr(param, '_loss_scale', None)) is not None]
+    scale = float(scales[0]) if scales else default
+    for param in initialized:
+        own = getattr(param, '_loss_scale', None)
+        if scale is not None and own != scale:
+            if param.grad is not None:
+                param.grad = param.grad * param.dtype.type(scale / (own or 1))
+            param._loss_scale = scale
+    return scale
+
+
+def without_scale(x: Array, scale: float) -> Array:
+    """Return gradients divided by their loss scale, in float32 or float64."""
+    wide = np.promote_types(x.dtype, np.float32)
+    return x.astype(wide, copy=False) / wide.type(scale)
