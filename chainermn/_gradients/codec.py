@@ -7,9 +7,8 @@ from typing import cast
 import chainer
 import numpy as np
 
-from chainermn._gradients import compressors
+from chainermn._gradients import compressors, loss_scale
 from chainermn._gradients.compressor_state import Pieces
-from chainermn._gradients.loss_scale import without_scale
 from chainermn._gradients.parameters import ParameterList
 from chainermn._gradients.power_sgd import PowerSGD
 from chainermn._operations import call_signature
@@ -84,7 +83,7 @@ class GradientCodec:
 
     def compress(self, x: Array, key: Hashable, dtype: np.dtype | str, length: int) -> Array:
         try:
-            encoded = self.compressor.compress(self._without_scale(x), key)
+            encoded = loss_scale.compress(self.compressor, x, key, self.scale)
             if encoded.dtype == dtype and encoded.shape == (length,):
                 return chainer.backend.get_array_module(encoded).ascontiguousarray(encoded)
             raise ValueError(
@@ -96,13 +95,9 @@ class GradientCodec:
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
         try:
-            wide = dtype if self.scale is None else np.promote_types(dtype, np.float32)
-            x = self.compressor.decompress(encoded, size, wide)
+            x = loss_scale.decompress(self.compressor, encoded, size, dtype, self.scale)
             if x.shape == (size,) and np.can_cast(x.dtype, dtype, 'same_kind'):
-                if self.scale is None:
-                    return x
-                with np.errstate(over='ignore'):
-                    return (x * x.dtype.type(self.scale)).astype(dtype, copy=False)
+                return x
             raise ValueError(
                 f'compressor {compressors.describe(self.compressor)} returned {x.dtype} {x.shape} '
                 f'from decompress; it must return {np.dtype(dtype)} ({size},)')
@@ -128,12 +123,9 @@ class GradientCodec:
         else:
             self._check(details, 'the gradients are invalid')
 
-    def _without_scale(self, x: Array) -> Array:
-        return x if self.scale is None else without_scale(x, self.scale)
-
     def _encoded(self, buffer: Array, key: Pieces) -> Array:
         encoded = array_buffers.checked(
-            self.compressor.compress(self._without_scale(buffer), key))
+            loss_scale.compress(self.compressor, buffer, key, self.scale))
         if encoded.ndim != 1 or (
                 is_elementwise(self.compressor) and encoded.shape != buffer.shape):
             raise ValueError(
