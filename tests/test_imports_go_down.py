@@ -34,7 +34,7 @@ LEVELS = {name: -level for level, names in enumerate(LAYERS) for name in names}
 BELOW = {'_collectives', '_gradients', '_transport', '_consistency', '_diagnostics'}
 
 #: Of these, modules about Chainer's objects alone, which everybody above may import.
-ABOUT_CHAINER = {'_gradients.tied_arrays'}
+ABOUT_CHAINER = {'_gradients.loss_scale', '_gradients.tied_arrays'}
 
 FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob('*.py'))
 

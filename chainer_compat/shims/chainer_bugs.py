@@ -21,6 +21,16 @@ def deconvolution_cover_all(deconvolution_2d: Any) -> None:
     function._set_cover_all = set_from_shapes
 
 
+@edit('chainer.optimizers.adam')
+def rate_before_the_first_update() -> dict[str, str]:
+    """All versions: ``observe_lr`` raised RuntimeError if Adam had made no update yet.
+
+    Now it observes the learning rate of the first update.  Iterations may pass before that one:
+    ChainerMN only broadcasts in the first, or accumulates gradients.
+    """
+    return {'if t == 0:': 't = max(t, 1)\n    if t == 0:'}
+
+
 @patch('chainer.functions.array.transpose_sequence')
 def unused_sequences(transpose_sequence: Any) -> None:
     """All versions: F.transpose_sequence failed in backward if the loss did not use all outputs.

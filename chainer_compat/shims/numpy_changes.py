@@ -34,9 +34,10 @@ def alias_table() -> dict[str, str]:
 
 
 def number(value: Any) -> Any:
-    """Return a Python number, which adds up in float64, for one of NumPy."""
+    """Return a Python number, which adds up in float64, for one of NumPy or in a Variable."""
     import numpy
 
+    value = getattr(value, 'array', value)
     is_number = isinstance(value, (numpy.generic, numpy.ndarray)) and (
         value.ndim == 0 and value.dtype.kind in 'biuf')
     return value.item() if is_number else value
@@ -60,9 +61,11 @@ def sums_of_observed_numbers(reporter: Any) -> None:
 
 @edit('chainer.training.extensions.micro_average')
 def sums_of_micro_average() -> dict[str, str]:
-    """NumPy >= 2.0 added the terms of MicroAverage in their own dtype, where they overflow."""
-    if version('numpy') < (2, 0):
-        return {}
+    """NumPy >= 2.0 added the terms of MicroAverage in their own dtype, where they overflow.
+
+    All versions: the sum of Variables, such as a loss, was a Variable, which kept their graphs and
+    could not be saved.
+    """
     return {
         f'self._{key} += observation[self._{key}_key]':
             'from chainer_compat.shims.numpy_changes import number; '

@@ -81,6 +81,26 @@ def mixed_precision_states(optimizer: Any) -> None:
 
 
 @patch('chainer.optimizer')
+def states_before_the_first_update(optimizer: Any) -> None:
+    """All versions: a snapshot taken before the first update could not be loaded.
+
+    It contains no states, since the first update makes them.
+    """
+    serialize = optimizer.UpdateRule.serialize
+
+    def serialize_with_states(self: Any, serializer: Any) -> None:
+        t = _load(serializer, 't') if is_deserializer(serializer) else None
+        try:
+            serialize(self, serializer)
+        except KeyError:
+            if t is None or int(t):
+                raise
+            self._state = None
+
+    optimizer.UpdateRule.serialize = serialize_with_states
+
+
+@patch('chainer.optimizer')
 def updates_of_parameters(optimizer: Any) -> None:
     """All versions: snapshots of optimizers of Chainer 1 and 2 could not be loaded.
 

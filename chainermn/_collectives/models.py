@@ -15,8 +15,8 @@ from chainermn._collectives.operation import operation
 from chainermn._consistency import debug_checks
 from chainermn._consistency.mismatch import NOT_SENT
 from chainermn._diagnostics.unusable import FREED_QUEUE
-from chainermn._gradients import compressors, tied_arrays
-from chainermn._gradients.codec import GradientCodec, average
+from chainermn._gradients import compressors, loss_scale, tied_arrays
+from chainermn._gradients.codec import GradientCodec, average, has_state
 from chainermn._gradients.compressors import Compression
 from chainermn._gradients.parameters import Layout, ParameterList
 from chainermn._gradients.power_sgd import PowerSGD
@@ -68,7 +68,7 @@ def multi_node_mean_grad(comm: Communicator, model: Model, zero_fill: bool = Fal
         context.transport.mean(gradients)
     else:
         average(context.transport, gradients, None, compressor,
-                functools.partial(_codec, context))
+                functools.partial(_codec, context), loss_scale.unify(model.params()))
     if context.debug or chainer.is_debug():
         check_means(context, model)
 
@@ -220,8 +220,8 @@ def _layout(context: Context, arrays: ParameterList, for_mean: bool,
     return Layout.of({**layout.described, **more}) if more else layout
 
 
-def _codec(context: Context, gradients: ParameterList, compressor: Compressor | PowerSGD
-           ) -> GradientCodec:
+def _codec(context: Context, gradients: ParameterList, compressor: Compressor | PowerSGD,
+           scale: float | None) -> GradientCodec:
     """Create a codec that compares the encoded arrays of all ranks before they are sent.
 
     It raises errors of a compressor on all ranks.
@@ -234,7 +234,7 @@ def _codec(context: Context, gradients: ParameterList, compressor: Compressor | 
         context.check.same(
             pack('multi_node_mean_grad', number=layout.digest), layout.described)
 
-    return GradientCodec(compressor, gradients.paths, check)
+    return GradientCodec(compressor, gradients, check, scale)
 
 
 def _with_ties(layout: Layout, parameters: ParameterList) -> Layout:
@@ -256,7 +256,7 @@ def _owners(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]
 def _stateful(compression: Compression) -> Compressor | PowerSGD | None:
     """Return the compressor; one with state must be an object, not a name."""
     compressor = compressors.get(compression)
-    if compressor is not compression and hasattr(compressor, 'reset'):
+    if compressor is not compression and has_state(compressor):
         raise ValueError(
             f'compression={compression!r} has state (the residuals). Create the compressor once, '
             'with chainermn.communicators.compression.get, and pass the same object to each call')

@@ -7,7 +7,8 @@ from typing import cast
 import chainer
 import numpy as np
 
-from chainermn._gradients import compressors
+from chainermn._gradients import compressors, loss_scale
+from chainermn._gradients.compressor_state import Pieces
 from chainermn._gradients.parameters import ParameterList
 from chainermn._gradients.power_sgd import PowerSGD
 from chainermn._operations import call_signature
@@ -21,6 +22,8 @@ from chainermn._types import Array
 #: Compares details between ranks, or raises an error of this rank on all of them, with its
 #: consequence: ``(details, consequence)``.
 Check = Callable[[Callable[[], dict[str, str]], str], None]
+#: Makes a codec for an exchange of gradients with a loss scale.
+NewCodec = Callable[[ParameterList, 'Compressor | PowerSGD', 'float | None'], 'GradientCodec']
 
 
 class GradientCodec:
@@ -28,32 +31,48 @@ class GradientCodec:
 
     An error during the exchange is kept until :meth:`finish`, since other ranks wait for the data.
 
+    The loss scale may change at each step.  So a compressor with state gets the gradients without
+    it, in float32 or float64, and the codec multiplies what it decodes.  Other compressors get them
+    as they are: the scale keeps small gradients in the range of float16.
+
     Args:
         compressor: The compressor; for :class:`PowerSGD`, the codec only keeps its error.
-        paths: The paths of the gradients, which identify the state of the compressor.
+        gradients: The gradients, whose paths identify the state of the compressor.
         check: Compares the encoded arrays of all ranks before data is sent, and raises errors on
             all ranks; ``None`` if this must not block.
+        scale: The loss scale of the gradients.
     """
 
-    def __init__(self, compressor: Compressor | PowerSGD, paths: Sequence[str],
-                 check: Check | None = None) -> None:
+    def __init__(self, compressor: Compressor | PowerSGD, gradients: ParameterList,
+                 check: Check | None = None, scale: float | None = None) -> None:
         self.compressor = cast(Compressor, compressor)
-        self.name = f'{call_signature.digest(list(paths)):x}'
+        self.name = f'{call_signature.digest(list(gradients.paths)):x}'
+        self.scale = scale if has_state(compressor) else None
+        self._gradients: ParameterList | None = gradients  # until they are encoded
         self._check = check
         self._error: Exception | None = None  # the first one
 
-    def encode(self, buffers: Sequence[Array]) -> list[Array]:
+    def encode(self, buffers: Sequence[Array], groups: Sequence[Sequence[Array]]) -> list[Array]:
         """Compress flat arrays.  Collective if there is a check: every rank calls it.
+
+        Args:
+            buffers: The arrays.
+            groups: The gradients in each of them.
 
         Raises:
             ValueError: If the compressor returns arrays of a wrong shape; on all ranks, if dtypes
                 or lengths differ between ranks.
         """
         encoded: list[Array] = []
+        paths: dict[int, list[str]] = {}  # several of one array, if parameters share it
+        assert self._gradients is not None
+        for path, x in zip(self._gradients.paths, self._gradients, strict=True):
+            paths.setdefault(id(x), []).append(path)
 
         def details() -> dict[str, str]:
-            for n, buffer in enumerate(buffers):
-                encoded.append(self._encoded(buffer, f'{self.name}.{n}'))
+            for buffer, group in zip(buffers, groups, strict=True):
+                encoded.append(self._encoded(buffer, Pieces(
+                    (paths[id(x)].pop(0), x.size) for x in group)))
             return {f'encoded {n}': f'{x.dtype} {x.shape}' for n, x in enumerate(encoded)}
 
         if self._check is None:
@@ -64,7 +83,7 @@ class GradientCodec:
 
     def compress(self, x: Array, key: Hashable, dtype: np.dtype | str, length: int) -> Array:
         try:
-            encoded = self.compressor.compress(x, key)
+            encoded = loss_scale.compress(self.compressor, x, key, self.scale)
             if encoded.dtype == dtype and encoded.shape == (length,):
                 return chainer.backend.get_array_module(encoded).ascontiguousarray(encoded)
             raise ValueError(
@@ -76,7 +95,7 @@ class GradientCodec:
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
         try:
-            x = self.compressor.decompress(encoded, size, dtype)
+            x = loss_scale.decompress(self.compressor, encoded, size, dtype, self.scale)
             if x.shape == (size,) and np.can_cast(x.dtype, dtype, 'same_kind'):
                 return x
             raise ValueError(
@@ -92,6 +111,8 @@ class GradientCodec:
 
     def finish(self) -> None:
         """Raise the first error of an exchange.  Collective if there is a check."""
+        self._gradients = None  # a plan may keep the codec
+
         def details() -> dict[str, str]:
             if self._error is not None:
                 raise self._error
@@ -102,8 +123,9 @@ class GradientCodec:
         else:
             self._check(details, 'the gradients are invalid')
 
-    def _encoded(self, buffer: Array, key: str) -> Array:
-        encoded = array_buffers.checked(self.compressor.compress(buffer, key))
+    def _encoded(self, buffer: Array, key: Pieces) -> Array:
+        encoded = array_buffers.checked(
+            loss_scale.compress(self.compressor, buffer, key, self.scale))
         if encoded.ndim != 1 or (
                 is_elementwise(self.compressor) and encoded.shape != buffer.shape):
             raise ValueError(
@@ -113,9 +135,14 @@ class GradientCodec:
         return encoded
 
 
+def has_state(compressor: object) -> bool:
+    """Return whether a compressor has state, such as what it has not sent yet."""
+    return hasattr(compressor, 'reset')
+
+
 def average(transport: MpiTransport, gradients: ParameterList, results: Sequence[Array] | None,
             compressor: Compressor | PowerSGD,
-            new_codec: Callable[[ParameterList, Compressor | PowerSGD], GradientCodec]) -> None:
+            new_codec: NewCodec, scale: float | None) -> None:
     """Average compressed gradients.  Collective: every rank calls it.
 
     Args:
@@ -124,14 +151,15 @@ def average(transport: MpiTransport, gradients: ParameterList, results: Sequence
         results: Arrays for the means; by default ``gradients``.
         compressor: The compressor.
         new_codec: Creates the codec of an exchange.
+        scale: The loss scale of the gradients.
     """
-    codec = new_codec(gradients, compressor)
+    codec = new_codec(gradients, compressor, scale)
     if isinstance(compressor, PowerSGD):
         def mean(arrays: Sequence[Array], means: Sequence[Array]) -> None:
             transport.mean(ArrayList.of(arrays), means)
 
         compressor.mean(gradients.paths, gradients, gradients if results is None else results, mean,
-                        codec.defer)
+                        codec.defer, codec.scale)
     else:
         transport.mean_compressed(gradients, results, codec)
     codec.finish()

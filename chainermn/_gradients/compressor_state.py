@@ -1,4 +1,4 @@
-"""Saves and loads the arrays that a compressor keeps."""
+"""The state of a compressor: what its arrays belong to, and how they are saved."""
 from __future__ import annotations
 
 import ast
@@ -11,6 +11,10 @@ import numpy as np
 from chainermn._types import Array, Serializer
 
 _Key = TypeVar('_Key', bound=Hashable)
+
+
+class Pieces(tuple[tuple[Hashable, int], ...]):
+    """A key of arrays that are encoded side by side: the path and the size of each."""
 
 
 def serialize(serializer: Serializer, arrays: Mapping[_Key, Array], name: str

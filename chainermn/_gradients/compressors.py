@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeGuard
 
 import chainer
 import numpy as np
 
 from chainermn._gradients import compressor_state, half_precision
+from chainermn._gradients.compressor_state import Pieces
 from chainermn._gradients.half_precision import CHUNK
 from chainermn._gradients.power_sgd import PowerSGD
 from chainermn._types import Array, Serializer
@@ -208,8 +209,8 @@ class TwoBit:
         residual = value - sent
 
     So over many steps everything is sent, but at most ``threshold`` at a time: choose a threshold
-    of the size of the largest gradients.  Infinities and NaNs are sent as NaN and change no
-    residual.
+    of the size of the largest gradients, without the loss scale.  Infinities and NaNs are sent as
+    NaN and change no residual.
 
     Args:
         threshold: Positive number.
@@ -223,8 +224,11 @@ class TwoBit:
     encoded_type: ClassVar[str] = 'uint32'
 
     threshold: float
-    #: By key; of the length and on the device of the gradients; float64 for float64, else float32.
+    #: By key, or by path if the key is :class:`Pieces`; flat, on the device of the gradients;
+    #: float64 for float64, else float32.
     residuals: dict[Hashable, Array]
+    _buffers: dict[Pieces, _Buffer]  # of the residuals that are encoded together
+    _before: dict[Hashable, Array]  # residuals as of the last commit, if they have changed
 
     def __init__(self, threshold: float = 0.5) -> None:
         if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real):
@@ -233,7 +237,7 @@ class TwoBit:
         if not float(_FLOAT32.tiny) <= threshold <= float(_FLOAT32.max):
             raise ValueError(f'threshold must be a positive number, not {threshold!r}')
         self.threshold = threshold
-        self.residuals = {}
+        self.residuals, self._buffers, self._before = {}, {}, {}
 
     def compress(self, x: Array, key: Hashable = None) -> Array:
         """Return uint32, ``ceil(len(x) / 16)`` of them, with two bits for each value.
@@ -241,6 +245,7 @@ class TwoBit:
         The first value is in the lowest bits.  1 is ``threshold``, 2 ``-threshold``, 3 NaN.
 
         If the length or dtype of ``x`` has changed for this key, its residual restarts at zero.
+        If the key is :class:`Pieces`, each piece has its own residual, whatever it is encoded with.
 
         Example:
             >>> compressor = chainermn.communicators.compression.TwoBit(threshold=0.5)
@@ -249,23 +254,41 @@ class TwoBit:
             array([ 0.2,  0.1, -0.1], dtype=float32)
         """
         xp = chainer.backend.get_array_module(x)
-        dtype = np.promote_types(x.dtype, np.float32)
-        residual = self.residuals.get(key)
-        if residual is None or residual.shape != x.shape or residual.dtype != dtype:
-            residual = xp.zeros(x.shape, dtype)
-        elif not isinstance(residual, xp.ndarray):  # the model has moved
-            residual = chainer.backend.get_device_from_array(x).send(residual)
-        self.residuals[key] = residual
+        pieces = key if isinstance(key, Pieces) else Pieces([(key, x.size)])
+        old = self._buffer(pieces, x)
+        new = _Buffer(pieces, xp.empty_like(old.values) if old.spare is None else old.spare)
         encoded = xp.empty(self.encoded_length(x.size), np.uint32)
         chunk = CHUNK if xp is np else max(x.size, 1)
         for start in range(0, x.size, chunk):
-            end = start + chunk
-            codes = self._quantize(x[start:end], residual[start:end])
-            encoded[start // 16:-(-end // 16)].view(np.uint8)[...] = _packed(codes)
+            part = slice(start, start + chunk)
+            codes = self._quantize(x[part], old.values[part], new.values[part])
+            encoded[start // 16:-(-part.stop // 16)].view(np.uint8)[...] = _packed(codes)
+        new.spare = old.values
+        self._buffers[pieces] = new
+        self._before.update(old.parts)
+        self.residuals.update(new.parts)
         return encoded
 
-    def _quantize(self, x: Array, residual: Array) -> Array:
-        """Return the code of each value, and update the residual."""
+    def _buffer(self, pieces: Pieces, x: Array) -> _Buffer:
+        """Return the residuals of pieces, side by side."""
+        dtype = np.promote_types(x.dtype, np.float32)
+        found, residuals = self._buffers.get(pieces), self.residuals
+        if found is not None and found.is_like(x, dtype) and all(
+                residuals.get(key) is part for key, part in found.parts.items()):
+            return found
+        # Not encoded together in the last exchange: loaded, rolled back, or another set.
+        self._buffers = {each: buffer for each, buffer in self._buffers.items()
+                         if buffer.parts.keys().isdisjoint(dict(pieces))}
+        device = chainer.backend.get_device_from_array(x)
+        found = _Buffer(pieces, device.xp.zeros(x.size, dtype))
+        for key, part in found.parts.items():
+            residual = residuals.get(key)
+            if residual is not None and residual.shape == part.shape and residual.dtype == dtype:
+                part[...] = device.send(residual)
+        return found
+
+    def _quantize(self, x: Array, residual: Array, result: Array) -> Array:
+        """Return the code of each value, and write the next residual to ``result``."""
         xp = chainer.backend.get_array_module(x)
         value = residual + x
         above = (value >= self.threshold).view(np.int8)
@@ -277,9 +300,9 @@ class TwoBit:
         sent *= residual.dtype.type(self.threshold)
         finite = xp.isfinite(value)
         if xp is np and finite.all():
-            np.subtract(value, sent, out=residual)
+            np.subtract(value, sent, out=result)
         else:
-            xp.copyto(residual, value - sent, where=finite)
+            result[...] = xp.where(finite, value - sent, residual)
             codes |= (~finite).view(np.int8) * np.int8(3)
         return codes.view(np.uint8)
 
@@ -318,6 +341,31 @@ class TwoBit:
             {}
         """
         self.residuals.clear()
+        self.commit()
+
+    def commit(self) -> None:
+        """Make the arrays encoded so far final.
+
+        Example:
+            >>> chainermn.communicators.compression.TwoBit().commit()
+        """
+        self._before.clear()
+
+    def rollback(self, paths: Collection[str] | None = None) -> None:
+        """Restore the residuals as of the last :meth:`commit`: nobody uses what was sent since.
+
+        Args:
+            paths: Whose residuals to restore; by default all.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.TwoBit(threshold=0.5)
+            >>> encoded = compressor.compress(np.array([0.75], np.float32))
+            >>> compressor.rollback()
+            >>> compressor.residuals
+            {None: array([0.], dtype=float32)}
+        """
+        for key in [*self._before] if paths is None else self._before.keys() & set(paths):
+            self.residuals[key] = self._before.pop(key).copy()
 
     def serialize(self, serializer: Serializer) -> None:
         """Save or load the residuals; see :meth:`chainer.Link.serialize`.
@@ -325,9 +373,29 @@ class TwoBit:
         A snapshot saved without compression is loaded without residuals.
         """
         self.residuals = compressor_state.serialize(serializer, self.residuals, 'residual')
+        self.commit()
 
     def __repr__(self) -> str:
         return f'2bit threshold={self.threshold!r}'
+
+
+class _Buffer:
+    """The residuals of pieces, side by side."""
+
+    def __init__(self, pieces: Pieces, values: Array) -> None:
+        self.values = values
+        self.parts: dict[Hashable, Array] = {}
+        self.spare: Array | None = None  # memory for the next residuals
+        end = 0
+        for key, size in pieces:
+            self.parts[key] = values[end:end + size]
+            end += size
+
+    def is_like(self, x: Array, dtype: np.dtype) -> bool:
+        """Return whether these are residuals for an array."""
+        return self.values.shape == x.shape and self.values.dtype == dtype and (
+            chainer.backend.get_device_from_array(self.values)
+            == chainer.backend.get_device_from_array(x))
 
 
 _TYPES: dict[str, Callable[..., Compressor | PowerSGD]] = {

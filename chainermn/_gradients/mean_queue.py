@@ -22,7 +22,7 @@ import numpy as np
 from chainermn._diagnostics import lifecycle, unusable
 from chainermn._diagnostics.flight_recorder import BackgroundRecord, FlightRecord
 from chainermn._diagnostics.unusable import Unusable
-from chainermn._gradients.codec import GradientCodec, average
+from chainermn._gradients.codec import NewCodec, average
 from chainermn._gradients.compressors import Compression
 from chainermn._gradients.parameters import ParameterList
 from chainermn._gradients.power_sgd import PowerSGD
@@ -42,8 +42,6 @@ _POLLS = 4  # per interval: an exchange may need one poll for each of its steps
 
 #: Compares the gradients of a model on all ranks: ``(model, zero_fill, compression, notify)``.
 Gradients = Callable[[Model, bool, Compression, bool], tuple[dict[str, Array], bool]]
-#: Makes a codec for an exchange.
-NewCodec = Callable[[ParameterList, Compressor | PowerSGD], GradientCodec]
 
 
 class _Turn(NamedTuple):
@@ -96,13 +94,14 @@ class MeanQueue:
         lifecycle.add_callback(self._finish)
         unusable.register(self)
 
-    def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None
-               ) -> list[Array]:
+    def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None,
+               scale: float | None = None) -> list[Array]:
         """Start to average gradients, after all earlier submissions.
 
         Args:
             gradients: By path, at least one; they must not change before :meth:`wait`.
             compressor: Encodes the gradients, unless it is ``None``.
+            scale: The loss scale of the gradients.
 
         Returns:
             One array per gradient, which contains its mean after :meth:`wait`.
@@ -126,7 +125,8 @@ class MeanQueue:
                 if compressor is None:
                     self._transport.mean(arrays, results)
                 else:
-                    average(self._transport, arrays, results, compressor, self._new_codec)
+                    average(self._transport, arrays, results, compressor, self._new_codec,
+                            scale)
 
         def job() -> None:
             with recorder.span('wait', 'wait'):

@@ -44,15 +44,15 @@ class NcclMeanQueue:
         self.check = check
         unusable.register(self)
 
-    def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None
-               ) -> list[Array]:
+    def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None,
+               scale: float | None = None) -> list[Array]:
         """Start to average gradients by path; return an array for the mean of each."""
         if isinstance(compressor, PowerSGD):
             raise ValueError("compression='powersgd' does not work with overlap on this "
                              'communicator; omit one of them')
         arrays = ParameterList.named(gradients)
         # Without a check, which would block.
-        codec = None if compressor is None else GradientCodec(compressor, arrays.paths)
+        codec = None if compressor is None else GradientCodec(compressor, arrays, scale=scale)
         results, self._done, sent = self._transport.begin_new_mean(arrays, codec)
         self._held.append(arrays)
         self._sent.append((sent.dtype, sent.size, is_gathered(compressor)))

@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import chainer
 import numpy as np
 
 from chainermn._gradients import compressor_state
+from chainermn._gradients.loss_scale import without_scale
 from chainermn._types import Array, Serializer
 
 
@@ -25,7 +26,8 @@ class PowerSGD:
 
     So with each step ``P`` and ``Q`` approach the largest singular vectors of the mean, and what
     was not sent is added to the next gradient.  Vectors, and matrices too small to gain, are sent
-    as they are.  Infinities and NaNs are passed on, and leave the error unchanged.
+    as they are.  Infinities and NaNs are passed on, and leave the error unchanged.  The error does
+    not contain the loss scale, which may change.
 
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
     Distributed Optimization", NeurIPS 2019.
@@ -44,6 +46,7 @@ class PowerSGD:
     min_compression_rate: float
     #: ``{path}.error`` and ``{path}.q`` for each compressed gradient.
     state: dict[str, Array]
+    _before: dict[str, Array]  # state as of the last commit, if it has changed
 
     def __init__(self, rank: int = 2, min_compression_rate: float = 2) -> None:
         if isinstance(rank, bool) or not isinstance(rank, numbers.Integral):
@@ -58,7 +61,7 @@ class PowerSGD:
                 f'min_compression_rate must be at least 1, not {min_compression_rate!r}')
         self.rank = int(rank)
         self.min_compression_rate = float(min_compression_rate)
-        self.state = {}
+        self.state, self._before = {}, {}
 
     def is_compressed(self, shape: tuple[int, ...]) -> bool:
         """Whether a gradient of this shape is sent as two thin matrices.
@@ -75,7 +78,7 @@ class PowerSGD:
 
     def mean(self, paths: Sequence[str], arrays: Sequence[Array], results: Sequence[Array],
              average: Callable[[Sequence[Array], Sequence[Array]], None],
-             defer: Callable[[Exception], None]) -> None:
+             defer: Callable[[Exception], None], scale: float | None = None) -> None:
         """Average gradients.  Collective: every rank calls it.
 
         Args:
@@ -84,13 +87,15 @@ class PowerSGD:
             results: Arrays for the means.
             average: Averages arrays over all ranks, into other arrays or themselves.
             defer: Called with an error, instead of raising it while other ranks wait for the data.
+            scale: The loss scale of the gradients, which the state does not depend on.
         """
         compressed = [i for i, x in enumerate(arrays) if self.is_compressed(x.shape)]
         others = [i for i, x in enumerate(arrays) if not self.is_compressed(x.shape)]
         with np.errstate(all='ignore'):  # gradients may overflow
             matrices: list[_Matrix] = []
             try:
-                matrices = [self._matrix(paths[i], arrays[i], results[i]) for i in compressed]
+                matrices = [self._matrix(paths[i], arrays[i], results[i], scale)
+                            for i in compressed]
                 ps = [matrix.values @ self.state[f'{matrix.path}.q'] for matrix in matrices]
             except Exception as error:
                 defer(error)
@@ -106,7 +111,7 @@ class PowerSGD:
                 average(qs, qs)
             try:
                 for matrix, p, q in zip(matrices, ps, qs, strict=True):
-                    self._store(matrix, p, q)
+                    self._store(matrix, p, q, scale)
             except Exception as error:
                 defer(error)
 
@@ -115,9 +120,11 @@ class PowerSGD:
         xp = chainer.backend.get_array_module(x)
         return xp.zeros((n, self.rank), np.promote_types(x.dtype, np.float32))
 
-    def _matrix(self, path: str, x: Array, result: Array) -> _Matrix:
+    def _matrix(self, path: str, x: Array, result: Array, scale: float | None) -> _Matrix:
         dtype = np.promote_types(x.dtype, np.float32)
         values = x.reshape(len(x), -1)
+        if scale is not None:
+            values = without_scale(values, scale)
         device = chainer.backend.get_device_from_array(x)
         error, q = self.state.get(f'{path}.error'), self.state.get(f'{path}.q')
         if error is None or q is None or error.shape != values.shape or error.dtype != dtype or (
@@ -126,16 +133,19 @@ class PowerSGD:
             random = np.random.RandomState(values.shape[0] * 65537 % 2**32)
             q = random.standard_normal((values.shape[1], self.rank)).astype(dtype)
             error = np.zeros(values.shape, dtype)
-        self.state[f'{path}.q'], self.state[f'{path}.error'] = device.send(q), device.send(error)
+        for name, array in (f'{path}.q', q), (f'{path}.error', error):
+            self.state[name] = self._before[name] = device.send(array)
         return _Matrix(path, values + self.state[f'{path}.error'], result)
 
-    def _store(self, matrix: _Matrix, p: Array, q: Array) -> None:
+    def _store(self, matrix: _Matrix, p: Array, q: Array, scale: float | None) -> None:
         """Write the approximation to the result, and update the state."""
         xp = chainer.backend.get_array_module(p)
         approximation = p @ q.T
-        matrix.result[...] = approximation.reshape(matrix.result.shape)
+        scaled = approximation if scale is None else approximation * p.dtype.type(scale)
+        matrix.result[...] = scaled.reshape(matrix.result.shape)
         if xp.isfinite(approximation.sum()):  # equal on all ranks
-            xp.subtract(matrix.values, approximation, out=self.state[f'{matrix.path}.error'])
+            self.state[f'{matrix.path}.error'] = xp.subtract(
+                matrix.values, approximation, out=matrix.values)
             self.state[f'{matrix.path}.q'] = q
 
     def reset(self) -> None:
@@ -148,10 +158,33 @@ class PowerSGD:
             {}
         """
         self.state.clear()
+        self.commit()
+
+    def commit(self) -> None:
+        """Make the exchanges so far final.
+
+        Example:
+            >>> chainermn.communicators.compression.PowerSGD().commit()
+        """
+        self._before.clear()
+
+    def rollback(self, paths: Collection[str] | None = None) -> None:
+        """Restore the state as of the last :meth:`commit`: nobody uses what was sent since.
+
+        Args:
+            paths: Whose state to restore; by default all.
+
+        Example:
+            >>> chainermn.communicators.compression.PowerSGD().rollback()
+        """
+        for name in [*self._before]:
+            if paths is None or name.rpartition('.')[0] in paths:
+                self.state[name] = self._before.pop(name)
 
     def serialize(self, serializer: Serializer) -> None:
         """Save or load the state; see :meth:`chainer.Link.serialize`."""
         self.state = compressor_state.serialize(serializer, self.state, 'state')
+        self.commit()
 
     def __repr__(self) -> str:
         return f'powersgd rank={self.rank} min_compression_rate={self.min_compression_rate!r}'

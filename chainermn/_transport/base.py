@@ -110,8 +110,13 @@ class Codec(Protocol):
     #: Identifies the state of the compressor for these arrays.
     name: str
 
-    def encode(self, buffers: Sequence[Array]) -> list[Array]:
-        """Compress flat arrays; the ranks get arrays of equal dtypes and lengths."""
+    def encode(self, buffers: Sequence[Array], groups: Sequence[Sequence[Array]]) -> list[Array]:
+        """Compress flat arrays; the ranks get arrays of equal dtypes and lengths.
+
+        Args:
+            buffers: The arrays.
+            groups: The gradients in each of them.
+        """
 
     def compress(self, x: Array, key: Hashable, dtype: np.dtype | str, length: int) -> Array:
         """Encode a flat array in the middle of an exchange, in which other ranks wait for it.

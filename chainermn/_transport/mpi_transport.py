@@ -187,7 +187,7 @@ class MpiTransport:
         buffers = self.group.prepared(sum(x.nbytes for x in arrays), lambda: [
             packing.pack(group, array_buffers.summed_in(group[0].dtype), batched)
             for group, _ in groups])
-        encoded = codec.encode(buffers)
+        encoded = codec.encode(buffers, [group for group, _ in groups])
         for (_, targets), buffer, one in zip(groups, buffers, encoded, strict=True):
             mean = self._mean_encoded(codec, one, buffer.size, buffer.dtype)
             packing.unpack(mean, targets, 1, batched)

@@ -75,8 +75,8 @@ class GradientQueue(Protocol):
         ``notify`` is true on any rank.
         """
 
-    def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None
-               ) -> list[Array]:
+    def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None,
+               scale: float | None = None) -> list[Array]:
         """Start averaging gradients.
 
         All ranks submit the same gradients in the same order, at any time; no rank waits for
@@ -85,6 +85,7 @@ class GradientQueue(Protocol):
         Args:
             gradients: Gradients by path, at least one; do not change them before :meth:`wait`.
             compressor: Encodes them, unless it is ``None``.
+            scale: Their loss scale, which the state of a compressor must not depend on.
 
         Returns:
             One array for each gradient, which contains the mean after :meth:`wait`.

@@ -134,8 +134,7 @@ class LocalBackend(Backend):
 
     def sum_devices(self, layout: KeyLayout, values: Sequence[Array | RowSparse]
                     ) -> Array | RowSparse:
-        compressor = self.server.compressor
-        if compressor is None or layout.dtype.kind != 'f':
+        if self.server.compress is None or layout.dtype.kind != 'f':
             return super().sum_devices(layout, values)
         if len(values) == 1 or (
                 layout.is_row_sparse and all(isinstance(x, RowSparse) for x in values)):
@@ -146,9 +145,9 @@ class LocalBackend(Backend):
         received = []
         for n, x in enumerate(arrays):
             with chainer.using_device(chainer.backend.get_device_from_array(x)):
-                compressed = compressor.compress(x.reshape(-1), (layout.key, n))
+                compressed = self.server.compress(x.reshape(-1), (layout.key, n))
             with chainer.using_device(target):
-                received.append(compressor.decompress(
+                received.append(self.server.decompress(
                     target.send(compressed), x.size, x.dtype).reshape(x.shape))
         return sum_arrays(received, sum_dtype(layout.dtype))
 
@@ -224,7 +223,7 @@ class DistSyncBackend(_DistBackend):
         return self._comm.called_by(settings.caller)
 
     def push(self, layouts: Sequence[KeyLayout], values: Sequence[Array | RowSparse]) -> None:
-        entries = shard_values(layouts, values, self.size, self.server.compressor)
+        entries = shard_values(layouts, values, self.size, self.server.compress)
         received = self._exchange('push', layouts, [encode(one) for one in entries.values()])
         with raise_on_all_ranks(self, 'push'):  # of the updater
             self.server.apply(zip(*map(decode, received), strict=True))
@@ -277,7 +276,7 @@ class DistAsyncBackend(_DistBackend):
         self._service = communicator.serve(self._serve)
 
     def push(self, layouts: Sequence[KeyLayout], values: Sequence[Array | RowSparse]) -> None:
-        self._ask(_PUSH, shard_values(layouts, values, self.size, self.server.compressor))
+        self._ask(_PUSH, shard_values(layouts, values, self.size, self.server.compress))
 
     def pull(self, layouts: Sequence[KeyLayout], rows: Sequence[Sequence[Rows]]
              ) -> list[list[Array]]:

@@ -127,6 +127,7 @@ class _KVStoreOptimizer(OptimizerProxy):
                 'update_on_kvstore': str(isinstance(self, _StoreUpdate)),
                 'compare_settings': str(bool(compare_settings))},
             is_compared=compare_settings, noise=noise)
+        kvstore._backend.server.loss_scale = lambda: actual_optimizer._loss_scale
 
     def setup(self, link: chainer.Link) -> _KVStoreOptimizer:
         """Set the model to train; see :meth:`chainer.Optimizer.setup`.
@@ -234,12 +235,17 @@ class _WorkerUpdate(_KVStoreOptimizer):
         for parameter in parameters.values():  # also those of disabled rules, for hooks
             fill_missing_grad(parameter)
         keep_scale(self.actual_optimizer)
+        compressor = self.kvstore._backend.server.compressor
+        if compressor is not None:
+            compressor.commit()
         self._push(parameters)
         means = self.kvstore.pull(list(parameters), priority=_priorities(parameters))
         # New arrays: backward may share one between parameters, or with a read-only view.
         for parameter, mean in zip(parameters.values(), means, strict=True):
             parameter.grad = parameter.device.send(mean)
         self.actual_optimizer.update(None)
+        if compressor is not None and self.actual_optimizer._loss_scaling_isnan:
+            compressor.rollback()  # there was no step
 
 
 class _StoreUpdate(_KVStoreOptimizer):

@@ -3,17 +3,18 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import chainer
 import numpy as np
 
+from chainermn._gradients import loss_scale
 from chainermn.communicators.compression import TwoBit
 from chainermn.kvstore import _sharding
 from chainermn.kvstore._optimizer_states import OptimizerState
 from chainermn.kvstore._optimizer_updater import KeyUpdate, OptimizerUpdater
-from chainermn.kvstore._sharding import Buffer, Entry, Key, KeyLayout, sum_dtype
+from chainermn.kvstore._sharding import Buffer, Compress, Entry, Key, KeyLayout, sum_dtype
 from chainermn.kvstore.row_sparse import Array
 
 #: Called as ``updater(key, input, stored)``; changes ``stored`` in place.
@@ -31,6 +32,8 @@ class Server:
         self.rank = rank
         self.updater: Updater | OptimizerUpdater = assign
         self.compressor: TwoBit | None = None
+        #: Returns the loss scale of the gradients that are pushed, which are encoded without it.
+        self.loss_scale: Callable[[], float | None] = _no_scale
         self.layouts: list[KeyLayout] = []
         #: By number of the key.
         self.shards: dict[int, Array] = {}
@@ -38,6 +41,20 @@ class Server:
         self.scales: dict[Key, float] = {}
         self._loaded: dict[Key, OptimizerState] = {}  # of keys that are not initialized yet
         self._lock = threading.RLock()
+
+    @property
+    def compress(self) -> Compress | None:
+        """The function that compresses what is pushed, if anything does."""
+        return None if self.compressor is None else self._compress
+
+    def _compress(self, x: Array, key: Hashable) -> Array:
+        assert self.compressor is not None
+        return loss_scale.compress(self.compressor, x, key, self.loss_scale())
+
+    def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
+        """Return what a worker has compressed."""
+        assert self.compressor is not None
+        return loss_scale.decompress(self.compressor, encoded, size, dtype, self.loss_scale())
 
     def add_keys(self, layouts: Sequence[KeyLayout], shards: Mapping[int, Array]) -> None:
         """Add keys.  ``shards`` are this server's, by number of the key; the server owns them now.
@@ -92,9 +109,8 @@ class Server:
         """Return the values of an entry as an array of the shape of the shard."""
         shape = layout.shard_shape(self.rank)
         if entry.kind == _sharding.COMPRESSED:
-            assert self.compressor is not None
             size = int(np.prod(shape, dtype=np.int64))
-            return self.compressor.decompress(
+            return self.decompress(
                 entry.values.view(np.uint32), size, layout.dtype).reshape(shape)
         length = math.prod(shape if entry.kind == _sharding.DENSE
                            else (len(entry.row_ids), *shape[1:]))
@@ -190,3 +206,7 @@ def sum_arrays(xs: Sequence[Array], dtype: np.dtype, scale: float = 1.) -> Array
         total *= total.dtype.type(scale)
     with np.errstate(over='ignore'):
         return total.astype(dtype, copy=False)
+
+
+def _no_scale() -> None:
+    """Return the loss scale of values that are no gradients."""

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import chainer
 import numpy as np
 
-from chainermn.communicators.compression import TwoBit
 from chainermn.kvstore.row_sparse import Array, RowSparse
 
 #: A key.
@@ -25,6 +24,9 @@ Key: TypeAlias = int | str
 #: What a pull reads of an array: the rows with these indices (ascending int64), or, for ``None``,
 #: the full array.
 Rows: TypeAlias = np.ndarray | None
+
+#: Compresses a flat array; the second argument identifies it.
+Compress: TypeAlias = Callable[[Array, Hashable], Array]
 
 #: C-ordered bytes of a message.
 Buffer: TypeAlias = bytes | memoryview
@@ -117,7 +119,7 @@ _NO_VALUES = np.empty(0, np.uint8)
 
 
 def shard_values(layouts: Sequence[KeyLayout], values: Sequence[Array | RowSparse], n_servers: int,
-                 compressor: TwoBit | None = None) -> dict[int, list[Entry]]:
+                 compress: Compress | None = None) -> dict[int, list[Entry]]:
     """Split values into shards.
 
     Args:
@@ -125,7 +127,7 @@ def shard_values(layouts: Sequence[KeyLayout], values: Sequence[Array | RowSpars
         values: For each key an array, or a :class:`RowSparse` with unique, ascending indices in
             host memory.
         n_servers: Number of servers.
-        compressor: Compresses floating-point arrays, if not ``None``.
+        compress: Compresses floating-point arrays, if not ``None``.
 
     Returns:
         The entries to send, by server, for all servers.
@@ -133,19 +135,19 @@ def shard_values(layouts: Sequence[KeyLayout], values: Sequence[Array | RowSpars
     entries: dict[int, list[Entry]] = {server: [] for server in range(n_servers)}
     for layout, x in zip(layouts, values, strict=True):
         for server in layout.shards:
-            entries[server].append(_entry(layout, x, server, compressor))
+            entries[server].append(_entry(layout, x, server, compress))
     return entries
 
 
-def _entry(layout: KeyLayout, x: Array | RowSparse, server: int, compressor: TwoBit | None
+def _entry(layout: KeyLayout, x: Array | RowSparse, server: int, compress: Compress | None
            ) -> Entry:
     if isinstance(x, RowSparse):
         mine = layout.slice_of(x.row_ids, server)
         return Entry(layout.key_id, ROWS, x.row_ids[mine], x.rows[mine])
     shard = layout.shard(x, server)
-    if compressor is None or layout.dtype.kind != 'f':
+    if compress is None or layout.dtype.kind != 'f':
         return Entry(layout.key_id, DENSE, _NO_ROWS, chainer.cuda.to_cpu(shard))
-    compressed = compressor.compress(shard.reshape(-1), (layout.key, server))
+    compressed = compress(shard.reshape(-1), (layout.key, server))
     return Entry(layout.key_id, COMPRESSED, _NO_ROWS, chainer.cuda.to_cpu(compressed))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import chainer
 import numpy as np
 
+from chainermn._gradients.loss_scale import without_scale
 from chainermn._types import Array, Model, Object, Parameter, Serializer
 from chainermn.optimizers._optimizer_proxy import once
 
@@ -15,7 +16,8 @@ class Accumulation:
     """Accumulates the gradients of ``n`` updates, and returns their mean.
 
     If an update does not use a parameter, its gradient counts as zero.  float16 is accumulated in
-    float32 and rounded once.
+    float32 and rounded once.  The loss scale may change between updates, so gradients are divided
+    by theirs, and the mean has the scale of the last one.
 
     Args:
         n: Number of updates.
@@ -32,23 +34,25 @@ class Accumulation:
         """Whether the next update is the last of the ``n`` updates."""
         return self.count + 1 >= self.n
 
-    def completed(self, param: Parameter, grad: Array) -> Array:
+    def completed(self, param: Parameter, grad: Array, scale: float | None) -> Array:
         """Return the mean that :meth:`add` would store if this is the last of the ``n`` updates.
 
         Args:
             param: A parameter.
             grad: Its gradient in this update; it is not changed.
+            scale: The loss scale of this update.
         """
         n_updates = self.count + 1
         if n_updates == 1:
             return grad
         total = self._sums.get(id(param))
+        grad = grad if scale is None else without_scale(grad, scale)
         if total is None:
             total = grad.astype(np.promote_types(grad.dtype, np.float32))
         else:
             total = total.copy()
             total += grad
-        return _divided(total, n_updates, param.dtype)
+        return _divided(total, n_updates, param.dtype, scale)
 
     def add(self, model: Model) -> bool:
         """Move the gradients of a model into the accumulation.
@@ -66,6 +70,8 @@ class Accumulation:
             grad = param.grad
             if grad is None:  # not used, or a shared parameter that was already added
                 continue
+            if (scale := _scale(param)) is not None:
+                grad = without_scale(grad, scale)
             if id(param) in self._sums:
                 self._sums[id(param)] += grad
             else:
@@ -86,7 +92,7 @@ class Accumulation:
         for param in model.params(include_uninit=False):
             total = self._sums.pop(id(param), None)
             if total is not None:
-                param.grad = _divided(total, divisor, param.dtype)
+                param.grad = _divided(total, divisor, param.dtype, _scale(param))
         self.clear()
 
     def clear(self) -> None:
@@ -131,8 +137,12 @@ def loaded(serializer: Serializer, key: str, default: Object) -> Object:
         return default
 
 
-def _divided(total: Array, divisor: int, dtype: np.dtype) -> Array:
-    """Divide a sum in place, and round it once."""
-    total *= total.dtype.type(1 / divisor)
+def _scale(param: Parameter) -> float | None:
+    return getattr(param, '_loss_scale', None)
+
+
+def _divided(total: Array, divisor: int, dtype: np.dtype, scale: float | None) -> Array:
+    """Divide a sum in place, multiply it by the loss scale, and round it once."""
+    total *= total.dtype.type((scale or 1) / divisor)
     with np.errstate(over='ignore'):
         return total.astype(dtype, copy=False)

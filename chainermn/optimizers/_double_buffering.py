@@ -20,6 +20,7 @@ from typing import NoReturn
 
 import chainer
 
+from chainermn._gradients import loss_scale
 from chainermn._types import Array, Model, Parameter, Serializer
 from chainermn.communicators.communicator_base import GradientQueue
 from chainermn.optimizers._accumulation import loaded
@@ -43,6 +44,12 @@ class DoubleBuffering(GradientAveraging):
     _loaded: Mapping[str, Array] = MappingProxyType({})  # means of a snapshot, until an update
     _loaded_scale: float | None = None  # their loss scale
     _has_sent = False  # whether the next update steps
+
+    def begin(self) -> None:
+        """Begin an update, while the gradients of the last one are in flight."""
+
+    def skip(self) -> None:
+        """Do nothing: the gradients that follow those of the skipped step are in flight."""
 
     def reset(self) -> None:
         self._drop()
@@ -95,7 +102,8 @@ class DoubleBuffering(GradientAveraging):
         gradients, _ = self._queue.gradients(
             self.communicated_target, self.zero_fill, self.compression, False)
         if gradients:
-            means = self._queue.submit(gradients, self.compression)
+            means = self._queue.submit(gradients, self.compression, loss_scale.unify(
+                self.communicated_target.params()))
             self._means = dict(zip(gradients, means, strict=True))
         self._has_sent = True
         return has_means

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from chainermn._types import Array, Object, Optimizer, Parameter, Serializer, Variable
@@ -15,8 +15,8 @@ from chainermn.optimizers._sharded_states.partition import Shard
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
 
-#: Returns what a gradient of this update contributes to the mean.
-Completed = Callable[[Parameter, Array], Array]
+#: Returns what a gradient of this update, with its loss scale, contributes to the mean.
+Completed = Callable[[Parameter, Array, 'float | None'], Array]
 
 
 class GradientAveraging:
@@ -51,6 +51,21 @@ class GradientAveraging:
 
     def begin(self) -> None:
         """Begin an update.  The one before may have failed."""
+        self._commit()
+
+    def skip(self) -> None:
+        """Take back the last exchange, whose means were not finite, so there was no step."""
+        self._rollback()
+
+    def _commit(self) -> None:
+        """Let the compressor consider what it has sent as sent."""
+        if hasattr(self.compression, 'commit'):
+            self.compression.commit()  # type: ignore[union-attr]
+
+    def _rollback(self, *args: Collection[str]) -> None:
+        """Let the compressor send again what it has sent since the last commit."""
+        if hasattr(self.compression, 'rollback'):
+            self.compression.rollback(*args)  # type: ignore[union-attr]
 
     def backward(self, loss: Variable, named: Named, completed: Completed | None) -> None:
         """Compute the gradients of this rank.
@@ -75,6 +90,14 @@ class GradientAveraging:
         Returns:
             Whether there are means, with which the optimizer steps.
         """
+        try:
+            self._mean(shards)
+        except BaseException:
+            self._rollback()
+            raise
+        return True
+
+    def _mean(self, shards: Sequence[Shard] | None) -> None:
         comm, target = self.communicator, self.actual_optimizer.target
         # A user's communicator need not accept this argument if it is not used.
         options: dict[str, Object] = {} if self.compression is None else {
@@ -88,7 +111,6 @@ class GradientAveraging:
             comm.multi_node_mean_grad(target, self.zero_fill, **options)
         else:
             comm._chainermn_channel.mean_grad_shards(target, self.zero_fill, shards)
-        return True
 
     def wait(self) -> None:
         """Wait for the gradients in flight."""

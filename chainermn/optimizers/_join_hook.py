@@ -54,6 +54,7 @@ class JoinHook:
         optimizer, accumulation = self._optimizer, self._optimizer._accumulation
         optimizer._averaging.begin()
         if accumulation.count:
+            keep_scale(optimizer.actual_optimizer)
             accumulation.give(optimizer.target,
                               accumulation.n if as_if_whole else accumulation.count)
             optimizer._participants.announce('exchange')

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import chainer
 
+from chainermn._gradients import loss_scale
 from chainermn._operations.call_signature import NO_UPDATE, Update
 from chainermn._timeline import activities
 from chainermn._types import Model, Object, Optimizer, Serializer, Variable
@@ -185,6 +186,8 @@ class MultiNodeOptimizer(OptimizerProxy):
             if not self._checks.has_gradients:
                 self._checks.after_backward(loss, target)
             del loss
+        elif (scale := getattr(self.actual_optimizer, '_loss_scale', None)) is not None:
+            loss_scale.unify(target.params(), scale)
         if self._settings.is_compared and self._participants.are_in_step:
             self._settings.compare(named)
         if is_changed:
@@ -305,6 +308,8 @@ class MultiNodeOptimizer(OptimizerProxy):
                     self._stepper.update(self.actual_optimizer, *args, **kwds)
                 finally:
                     self._watch.is_averaged = False
+            if getattr(self.actual_optimizer, '_loss_scaling_isnan', False):
+                self._averaging.skip()
         self._checks.after_update(target)
         self._progress.n_started = 0
 

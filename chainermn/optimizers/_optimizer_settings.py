@@ -6,6 +6,7 @@ the message that starts it anyway.  The digest is computed again only if a setti
 from __future__ import annotations
 
 import array
+import math
 import operator
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +25,8 @@ Hooks = dict[str, Object]
 
 _USUAL = 'enabled'  # the settings of most parameters
 _LARGEST = 1024  # elements of an array that is compared
-_NUMBERS = {float, int, bool}
+_SHORT = 8  # elements of an array whose values are shown
+_IMMUTABLE = frozenset({float, int, bool, str, type(None)})
 _is_enabled = operator.attrgetter('enabled')
 
 _HOOKS_OF_CHAINER = (
@@ -88,6 +90,7 @@ class OptimizerSettings:
         self._hyperparams: list[dict[str, Object]] = []  # of these: their parent, and often no more
         self._hooks: list[Hooks] = []  # of the optimizer before and after updates, then of these
         self._has_state = self._has_more = False
+        self._has_arrays = False  # or other hyperparameters that may change in place
         self._seen: list[Object] = []
         self._seen_others: list[Object] = []
         self._digest_of_others = self._digest_of_hooks = self._digest = 0
@@ -140,7 +143,9 @@ class OptimizerSettings:
             self._note_rules(rules)
         self._named = named
         # One list of what is cheap to read: this takes most of the time.
-        seen = [*optimizer.hyperparam.__dict__.values(), optimizer._loss_scale,
+        numbers = optimizer.hyperparam.__dict__.values()
+        seen = [*(map(_comparable, numbers) if self._has_arrays else numbers),
+                optimizer._loss_scale,
                 optimizer._use_fp32_update, *map(_is_enabled, self._of_chainer),
                 *map(len, self._hyperparams), any(self._hooks)]
         if self._has_more:
@@ -166,7 +171,8 @@ class OptimizerSettings:
 
     def _more(self) -> list[Object]:
         """Return the hooks, and the hyperparameters of update rules."""
-        return [[[*values.items()] for values in self._hyperparams + self._hooks],
+        return [[[*zip(values, map(_comparable, values.values()), strict=True)]
+                 for values in self._hyperparams], [[*hooks.items()] for hooks in self._hooks],
                 [_arguments(hook) for hooks in self._hooks for hook in hooks.values()],
                 self._noise_state()]
 
@@ -177,8 +183,12 @@ class OptimizerSettings:
         if has_more != self._has_more:
             self._has_more = has_more
             seen = [*seen, self._more()] if has_more else seen[:-1]
+        hyperparams = [*vars(self._optimizer.hyperparam).values()]
+        self._has_arrays = not _IMMUTABLE.issuperset(map(type, hyperparams))
+        if self._has_arrays:
+            seen[:len(hyperparams)] = map(_comparable, hyperparams)
         self._seen = seen
-        others = seen[len(vars(self._optimizer.hyperparam)):]
+        others = seen[len(hyperparams):]
         if not _are_equal(others, self._seen_others):
             self._seen_others = others
             # Not what all parameters have: different models have an error of their own.
@@ -186,7 +196,7 @@ class OptimizerSettings:
             self._digest_of_others = zlib.crc32(repr(special).encode())
             self._digest_of_hooks = zlib.crc32(repr(self._hooks_of_program()).encode())
             self.caller.set_state(self._texts, self._hooks_of_program)
-        values = [value if type(value) in _NUMBERS else _comparable(value) for value in numbers]
+        values = [*map(_comparable, numbers)]
         try:
             text = array.array('d', values).tobytes()  # 1 equals 1.0
         except (TypeError, OverflowError):  # not only numbers
@@ -299,18 +309,26 @@ def _are_equal(values: list[Object], others: list[Object]) -> bool:
 
 
 def _comparable(value: Object) -> Object:
-    """Return a value whose ``repr`` is equal on all ranks, unless the setting differs."""
-    if isinstance(value, np.generic):
-        return value.item()
+    """Return a value whose ``repr`` is equal on all ranks, unless the setting differs.
+
+    Negative zero is equal to zero, and all NaNs are equal.
+    """
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
+        value = value.item()
+    if isinstance(value, float):
+        return value + 0. if value == value else math.nan
     if isinstance(value, np.ndarray) and value.size <= _LARGEST and not value.dtype.hasobject:
-        return f'array {zlib.crc32(value.tobytes())}' if value.ndim else value.item()
+        if value.dtype.kind in 'biuf':
+            value = np.where(np.isnan(value), math.nan, value + 0.)
+        return f'array {zlib.crc32(value.tobytes())}'
     if isinstance(value, (tuple, list)):
         return [*map(_comparable, value)]
     return value if value is None or isinstance(value, (int, float, str)) else 'an object'
 
 
 def _text(value: Object) -> str:
-    return str(_comparable(value))
+    is_short = isinstance(value, np.ndarray) and value.size <= _SHORT
+    return str(value.tolist() if is_short else _comparable(value))
 
 
 def _listed(texts: Iterable[str]) -> str:

@@ -15,9 +15,10 @@ exchanged then.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from chainermn._gradients import loss_scale
 from chainermn._types import Array, Optimizer, Variable, VariableNode
 from chainermn.communicators.communicator_base import CommunicatorBase, GradientQueue
 from chainermn.optimizers._gradient_averaging import Completed, GradientAveraging
@@ -85,6 +86,8 @@ class Overlapped(GradientAveraging):
 
     def begin(self) -> None:
         self._has_failed = bool(self.buckets) and self._queue.pending
+        if not self._has_failed:
+            self._commit()
         self._forget()
 
     def backward(self, loss: Variable, named: Named, completed: Completed | None) -> None:
@@ -93,6 +96,7 @@ class Overlapped(GradientAveraging):
         paths = {param.node: path for path, param in params.items()}
         missing = [set(bucket) for bucket in self.buckets]
         bucket_of = {path: bucket for bucket in missing for path in bucket}
+        scale = getattr(self.actual_optimizer, '_loss_scale', None)  # of these gradients
 
         def ready(node: VariableNode, gradient: Array) -> None:
             path = paths[node]
@@ -101,8 +105,8 @@ class Overlapped(GradientAveraging):
                 self._early[path] = gradient
                 bucket_of[path].discard(path)
                 while self._n_submitted < len(missing) and not missing[self._n_submitted]:
-                    self._submit({path: completed(params[path], self._early[path])
-                                  for path in self.buckets[self._n_submitted]})
+                    self._submit({path: completed(params[path], self._early[path], scale)
+                                  for path in self.buckets[self._n_submitted]}, scale)
                     self._n_submitted += 1
 
         with watch(loss, paths, ready):
@@ -131,11 +135,16 @@ class Overlapped(GradientAveraging):
             bucket for paths in (finished, others) for bucket in _assigned(
                 {path: params[path].array.nbytes for path in paths}, self._bucket_bytes)])
 
-    def mean(self, shards: Sequence[Shard] | None) -> bool:
+    def _rollback(self, *args: Collection[str]) -> None:
+        if not (self.buckets and self._queue.pending):  # otherwise once they are cancelled
+            super()._rollback(*args)
+
+    def _mean(self, shards: Sequence[Shard] | None) -> None:
         if not self._are_assigned:  # a resumed run does not broadcast
             self._assign()
         if not self.buckets:
-            return super().mean(shards)
+            super()._mean(shards)
+            return
         target = self.actual_optimizer.target
         gradients, is_notified = self._queue.gradients(
             target, self.zero_fill, self.compression, self._has_failed or bool(self._late))
@@ -144,15 +153,19 @@ class Overlapped(GradientAveraging):
             late = self.communicator.allgather_obj(None if self._has_failed else self._late)
             if None in late:
                 self._queue.cancel()
+                self._rollback()
                 self._forget()
                 late = []
+        scale = loss_scale.unify(target.params())
         for bucket in self.buckets[self._n_submitted:]:
-            self._submit({path: gradients[path] for path in bucket if path in gradients})
+            self._submit({path: gradients[path] for path in bucket if path in gradients}, scale)
         self._submit({path: gradient for path, gradient in gradients.items()
-                      if path not in self._means})
+                      if path not in self._means}, scale)
         # Gradients that changed on some rank: in later updates, exchange them after backward.
         if again := sorted({path for paths in late for path in paths or ()}):
-            self._submit({path: gradients[path] for path in again})
+            self._queue.wait()
+            self._rollback(again)
+            self._submit({path: gradients[path] for path in again}, scale)
             self.buckets = [[path for path in bucket if path not in again]
                             for bucket in self.buckets]
         self._queue.wait()
@@ -162,12 +175,11 @@ class Overlapped(GradientAveraging):
                 params[path].grad = mean
         self._queue.check(target)
         self._forget()
-        return True
 
-    def _submit(self, gradients: dict[str, Array]) -> None:
+    def _submit(self, gradients: dict[str, Array], scale: float | None) -> None:
         """Start to average gradients."""
         if gradients:
-            means = self._queue.submit(gradients, self.compression)
+            means = self._queue.submit(gradients, self.compression, scale)
             self._means.update(zip(gradients, means, strict=True))
 
 

@@ -114,6 +114,7 @@ def add_triggers(journal):
         'OnceTrigger': triggers.OnceTrigger(),
         'MaxValueTrigger': triggers.MaxValueTrigger('value', INTERVAL),
         'MinValueTrigger': triggers.MinValueTrigger('rare', INTERVAL),
+        'MinValueTrigger of a Variable': triggers.MinValueTrigger('main/loss', INTERVAL),
         'EarlyStoppingTrigger': triggers.EarlyStoppingTrigger(
             (3, 'iteration'), 'worse', patience=2, max_trigger=(LENGTH, 'iteration')),
         'MultiNodeEarlyStoppingTrigger': MultiNodeEarlyStoppingTrigger(
@@ -165,7 +166,8 @@ def add_observers(journal, model, folder):
     journal.add(writer, triggers.MaxValueTrigger('rare', INTERVAL), 'snapshot_object')
     journal.add(chainermn.extensions.multi_node_snapshot(
         comm, extensions.snapshot(filename='all_{.updater.iteration}')), INTERVAL, 'snapshot')
-    for name, keys in {'int': ('count', 'count'), 'float': ('sum', 'weight')}.items():
+    for name, keys in {'int': ('count', 'count'), 'float': ('sum', 'weight'),
+                       'Variable': ('main/loss', 'weight')}.items():
         journal.add(extensions.MicroAverage(*keys, f'MicroAverage of {name}', INTERVAL),
                     name=f'MicroAverage of {name}')
     journal.add(extensions.ParameterStatistics(model.linear, trigger=INTERVAL))
@@ -177,6 +179,7 @@ def add_observers(journal, model, folder):
         each.tolist() for each in plot._samples.get_data()]
     journal.add(extensions.observe_lr(), INTERVAL, 'observe_lr')
     journal.add(extensions.FailOnNonNumber())
+    journal.add(extensions.DumpGraph('main/loss', f'graph{comm.rank}'))
     journal.add(extensions.unchain_variables())
     for key in 'value', 'rare', 'array':
         journal.add(ObservationAggregator(comm, key, f'{key} of all', comm_trigger=INTERVAL),

@@ -135,6 +135,25 @@ def test_an_argument_of_a_hook_that_changes(comm, same_error):
 
 
 @pytest.mark.mpi(min_size=2)
+@each_case('create, text', [
+    (lambda o: vars(o.hyperparam).setdefault('x', np.array(.1)), 'x: 0.5 on rank 0; 0.1 on rank'),
+    (lambda o: setattr(o, 'lr', np.array([.1])) or o.lr, 'lr: [0.5] on rank 0; [0.1] on rank'),
+    (lambda o: vars(o.hyperparam).setdefault('betas', [.1, .2]), 'betas: [0.5, 0.2] on rank 0;'),
+    (lambda o: vars(o.target[1].b.update_rule.hyperparam).setdefault('lr', np.array([.1])),
+     'update of /1/b: enabled, lr [0.5] on rank 0; enabled, lr [0.1] on rank')])
+def test_a_change_in_place(comm, same_error, create, text):
+    optimizer = prepared(comm)
+    update(optimizer, 2)
+    value = create(optimizer)
+    update(optimizer, 2)
+    place = slice(0, 1) if np.ndim(value) else ()
+    value[place] = [.3] if place else .3  # on all ranks
+    update(optimizer, 2)
+    value[place] = [.5 if comm.rank == 0 else .1] if place else .5 if comm.rank == 0 else .1
+    assert text in str(same_error(update, optimizer))
+
+
+@pytest.mark.mpi(min_size=2)
 def test_noise(comm, same_error):
     """Replicas stay equal only if all ranks draw the same noise."""
     optimizer = prepared(comm)
@@ -264,6 +283,11 @@ def test_correct_programs_stay_silent(comm):
         optimizer.target[schedule % 2].disable_update()
     optimizer.lr = 1 if comm.rank else 1.
     update(optimizer)
+    sign = 1 if comm.rank else -1
+    for value in 0., np.nan, np.zeros(2), np.array([np.nan]), (0., np.float32(np.nan)):
+        optimizer.hyperparam.other = (*(sign * x for x in value),) if isinstance(
+            value, tuple) else sign * value
+        update(optimizer)
     optimizer.add_hook(optimizer_hooks.WeightDecay(0.1))
     update(optimizer)
     optimizer.remove_hook('WeightDecay')

@@ -159,7 +159,7 @@ class NcclTransport(DeviceTransport):
         dtype = np.result_type(np.float32, *arrays.dtypes)
         buffer = packing.pack(arrays, dtype, batched,
                               None if is_gathered(codec.compressor) else scale)
-        encoded, = codec.encode([buffer])
+        encoded, = codec.encode([buffer], [arrays])
         return self._mean_encoded(codec, encoded, buffer.size, dtype), encoded
 
     def _mean_encoded(self, codec: Codec, encoded: Array, size: int, dtype: np.dtype) -> Array:

@@ -7,6 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from chainermn._gradients.codec import GradientCodec
+from chainermn._gradients.parameters import ParameterList
 from chainermn._transport.shared_memory.between_nodes import Waiting
 from chainermn._transport.shared_memory.encoded_node_sum import EncodedNodeSum, Encoding
 from chainermn.communicators.compression import Bf16, Fp16, TwoBit
@@ -19,7 +20,8 @@ SCALE = np.float32(1 / SIZE)
 
 def encoding(compressor):
     encoding = Encoding()
-    encoding.codec, encoding.compressor = GradientCodec(compressor, []), compressor
+    encoding.codec = GradientCodec(compressor, ParameterList.named({}))
+    encoding.compressor = compressor
     encoding.name = 'model'
     return encoding
 

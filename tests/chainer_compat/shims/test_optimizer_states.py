@@ -33,6 +33,24 @@ def load(target, arrays):
     chainer.serializers.NpzDeserializer(arrays).load(target)
 
 
+@pytest.mark.parametrize('name', sorted(
+    name for name, kind in vars(chainer.optimizers).items() if isinstance(kind, type)))
+def test_snapshots_before_the_first_update(name):
+    """They contain no states, so the next update makes them, as in the saved program."""
+    create = getattr(chainer.optimizers, name)
+    for n_before in 0, 2:
+        loaded = trained(create, n_before)
+        load(loaded, saved(trained(create, 0)))
+        loaded.target.W.array[...] = 1
+        update(loaded, 2)
+        for key, value in saved(trained(create, 2)).items():
+            np.testing.assert_array_equal(saved(loaded)[key], value)
+    arrays = saved(trained(create, 1))
+    for key in {*arrays} - {'t', 'epoch', 'W/t', 'W/beta_power'}:
+        with pytest.raises(KeyError):
+            load(trained(create, 0), {k: value for k, value in arrays.items() if k != key})
+
+
 @pytest.mark.parametrize('n_before', [0, 5])
 def test_snapshots_of_msvag_without_the_power(n_before):
     optimizer = trained(chainer.optimizers.MSVAG, 3)
