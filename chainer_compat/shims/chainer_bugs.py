@@ -63,6 +63,42 @@ def no_ids() -> dict[str, str]:
     return {'gy.reshape(x.size, -1)': 'gy.reshape(x.size, self.w_shape[1])'}
 
 
+@patch('chainer.functions.loss.hinge', 'chainer.functions.loss.ctc')
+def backward_of_losses(module: Any) -> None:
+    """All versions: backward of F.hinge divided the gradient that it got, in place.
+
+    Other functions get the same array, such as the other branch of a sum. A second backward of
+    F.hinge and F.connectionist_temporal_classification was wrong: the first one changed arrays that
+    both need.
+    """
+    function, name = ((module.Hinge, 'bottom_diff') if hasattr(module, 'Hinge') else
+                      (module.ConnectionistTemporalClassification, 'yseq'))
+    backward = function.backward
+
+    def backward_of_copies(self: Any, inputs: Any, grad_outputs: Any) -> Any:
+        kept = getattr(self, name)
+        setattr(self, name, kept.copy())
+        try:
+            return backward(self, inputs, tuple(grad.copy() for grad in grad_outputs))
+        finally:
+            setattr(self, name, kept)
+
+    function.backward = backward_of_copies
+
+
+@edit('chainer.functions.pooling.average_pooling_nd')
+def gradient_of_average_pooling() -> dict[str, str]:
+    """All versions: backward of F.average_pooling_nd(pad_value=None) divided its gradient in place.
+
+    Other functions get the same array, such as the other branch of a sum.
+    """
+    return {
+        'numpy.divide(gy, func.width, out=gy)':
+            'gy = numpy.divide(gy, func.width, out=numpy.empty_like(gy))',
+        'gy *= coeff': 'gy = gy.copy(); gy *= coeff',
+    }
+
+
 @edit('chainer.datasets.image_dataset')
 def examples_of_zipped_images() -> dict[str, str]:
     """All versions: iterators could not read ZippedImageDataset and MultiZippedImageDataset.
