@@ -313,3 +313,16 @@ def programs(draw, **fixed):
         mode=mode, n_accumulations=n_accumulations,
         communicator='overlapping' if mode == 'double buffering'
         else choose('communicator', ['flat', 'naive']))
+
+
+@dataclasses.dataclass(frozen=True)
+class Seed:
+    """A program that a seed draws, with the name of a communicator."""
+
+    seed: int
+    communicator: str
+
+
+def seeds(*communicators):
+    """Draw a seed, for one of these communicators."""
+    return st.builds(Seed, st.integers(0, 2**31), st.sampled_from(communicators))

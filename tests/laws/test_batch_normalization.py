@@ -1,24 +1,23 @@
-"""Multi-node batch normalization of random batches against the definition, computed in float64.
+"""Law of multi-node batch normalization: as one process, computed from its definition in float64."""
 
-A rank may have any number of examples, also none.
-"""
 import warnings
 
 import chainer
 import numpy as np
 import pytest
-from each_case import each_case
-from shared_fixtures import communicators
+from laws.law import law, planted
+from laws.programs import seeds
 
-from chainermn.functions.batch_normalization import MultiNodeBatchNormalizationFunction
+from chainermn.functions.batch_normalization import (
+    MultiNodeBatchNormalizationFunction,
+    _MultiNodeBatchNormalization,
+)
 from chainermn.links import MultiNodeBatchNormalization, create_mnbn_model
 
 pytestmark = pytest.mark.every_size
 
 TOLERANCE = {'e': 2e-2, 'f': 2e-4, 'd': 1e-9}
 ONE_SAMPLE = 'Multi-node batch normalization got one sample in total'
-
-comm = communicators('naive', 'flat', 'version7')
 
 
 class Definition:
@@ -96,9 +95,19 @@ def close(found, expected, dtype):
                                atol=tolerance * max(1, abs(expected).max(initial=0)))
 
 
-@each_case('seed', lambda config: range(500 if config.getoption('full') else 12))
-def test_random_batches(comm, seed):
-    random = np.random.RandomState(seed)
+def count_own_examples(get_mean_and_var):
+    def changed(self, axis, gamma, x, *args):
+        mean, var = get_mean_and_var(self, axis, gamma, x, *args)
+        self._total = max(1, x.size // gamma.size)
+        return mean, var
+    return changed
+
+
+@law(seeds('naive', 'flat', 'version7'),
+     planted(_MultiNodeBatchNormalization, 'get_mean_and_var', count_own_examples))
+def test_batch_normalization(comm, program):
+    """Statistics, outputs and gradients of any number of examples per rank: as one process."""
+    random = np.random.RandomState(program.seed)
     channels = [(3,), (1,), (2, 2)][random.randint(3)]
     others = [(), (2, 3), (4,), (1, 1)][random.randint(4)]
     x_dtype, dtype = 'efd'[random.randint(3)], 'efd'[random.randint(3)]

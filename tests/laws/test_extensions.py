@@ -1,0 +1,124 @@
+"""Laws of extensions: what N ranks report is what one process with all examples reports."""
+
+import chainer
+import numpy as np
+import pytest
+from chainer.training import extensions
+from hypothesis import strategies as st
+from laws.law import law, planted
+
+import chainermn
+from chainermn.extensions import multi_node_evaluator, observation_aggregator
+from chainermn.extensions.allreduce_persistent import AllreducePersistent
+
+pytestmark = [pytest.mark.every_size, pytest.mark.mpi(min_size=2)]
+
+#: Of each rank, in turn: numbers of examples, or which values a rank reports.
+COUNTS = st.lists(st.integers(0, 7), min_size=1, max_size=5)
+MASKS = st.lists(st.booleans(), min_size=1, max_size=7)
+
+
+class Model(chainer.Link):
+    """Reports the mean of a batch."""
+
+    def forward(self, x):
+        chainer.report({'value': x.mean()}, self)
+
+
+@law(st.tuples(COUNTS, st.integers(1, 4)), planted(
+    multi_node_evaluator, '_weights', lambda weights: lambda by_rank: weights(
+        [(min(n, 1), keys) for n, keys in by_rank])), examples=20)
+def test_evaluator(comm, program):
+    """The multi-node evaluator: the mean over the examples of all ranks."""
+    counts, batch_size = program
+    data = [np.random.RandomState(rank).randn(counts[rank % len(counts)] * batch_size)
+            for rank in range(comm.size)]
+    iterator = chainer.iterators.SerialIterator(
+        list(data[comm.rank]), batch_size, repeat=False, shuffle=False)
+    evaluator = chainermn.create_multi_node_evaluator(
+        extensions.Evaluator(iterator, Model()), comm)
+    for _ in range(2):
+        result = evaluator()
+        everything = np.concatenate(data)
+        if len(everything):
+            np.testing.assert_allclose(result['main/value'], everything.mean(), 1e-6)
+        else:
+            assert 'main/value' not in result
+
+
+class Observations(chainer.training.updaters.StandardUpdater):
+    """An updater that only reports: in each iteration a number of the rank, or nothing."""
+
+    def __init__(self, comm, masks):
+        iterator = chainer.iterators.SerialIterator([0] * 3, 1)
+        super().__init__(iterator, chainer.optimizers.SGD().setup(Model()))
+        self.comm, self.masks = comm, masks
+
+    def value(self, iteration, rank):
+        if not self.masks[(iteration * self.comm.size + rank) % len(self.masks)]:
+            return None
+        return np.random.RandomState([iteration, rank]).randn()
+
+    def update_core(self):
+        value = self.value(self.iteration, self.comm.rank)
+        if value is not None:
+            chainer.report({'value': value})
+
+    def mean(self, begin, end):
+        """Return the mean of all ranks in some iterations, or None."""
+        values = [value for iteration in range(begin, end) for rank in range(self.comm.size)
+                  if (value := self.value(iteration, rank)) is not None]
+        return np.mean(values) if values else None
+
+
+@law(st.tuples(MASKS, st.integers(1, 4)),
+     planted(observation_aggregator, '_mean', lambda f: lambda values: f(values[:-1] or values)))
+def test_reports(comm, program, tmp_path):
+    """Aggregated values and logs: the mean of all reports of all ranks since the last time."""
+    masks, interval = program
+    updater = Observations(comm, masks)
+    trainer = chainer.training.Trainer(updater, (6, 'iteration'), out=str(tmp_path))
+    trigger = (interval, 'iteration')
+    trainer.extend(chainermn.extensions.ObservationAggregator(
+        comm, 'value', 'mean', comm_trigger=trigger))
+    trainer.extend(chainermn.extensions.create_multi_node_report(
+        extensions.LogReport(['value'], trigger=trigger), comm), name='log')
+    found = {}
+
+    @trainer.extend
+    def read(trainer):
+        if 'mean' in trainer.observation:
+            found[trainer.updater.iteration] = trainer.observation['mean']
+
+    trainer.run()
+    ends = range(interval, 7, interval)
+    expected = {end: mean for end in ends
+                if (mean := updater.mean(end - interval, end)) is not None}
+    assert found.keys() == expected.keys()
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), 1e-6)
+    log = {entry['iteration']: entry['value'] for entry in trainer.get_extension('log').log
+           if 'value' in entry}
+    assert log.keys() == expected.keys()
+    np.testing.assert_allclose(list(log.values()), list(expected.values()), 1e-6)
+
+
+@law(st.lists(st.tuples(st.sampled_from('efdi'), st.integers(0, 3)), min_size=1, max_size=4),
+     planted(AllreducePersistent, '_average', lambda f: lambda self, arrays, dtype: f(
+         self, arrays[:1], dtype)))
+def test_persistent_values(comm, program):
+    """``AllreducePersistent``: floating-point values become their means, others stay."""
+    def values(rank):
+        return [np.random.RandomState([n, rank]).randint(-9, 9, size).astype(dtype)
+                for n, (dtype, size) in enumerate(program)]
+
+    model = chainer.Link()
+    for n, array in enumerate(values(comm.rank)):
+        model.add_persistent(f'x{n}', array)
+    AllreducePersistent(model, comm)()
+    everything = [values(rank) for rank in range(comm.size)]
+    for n, (dtype, _) in enumerate(program):
+        mine = everything[comm.rank][n]
+        mean = np.mean([arrays[n].astype('d') for arrays in everything], 0)
+        found = getattr(model, f'x{n}')
+        assert found.dtype == mine.dtype
+        np.testing.assert_allclose(found, mine if dtype == 'i' else mean.astype(dtype), 1e-3)
