@@ -239,7 +239,7 @@ class Layer(FunctionNode):
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
                  ) -> tuple[Variable, ...]:
         """Return the gradients of inputs, computed by PyTorch, or by Chainer if differentiable."""
-        if chainer.config.enable_backprop:
+        if chainer.config.enable_backprop or raises_errors():
             return self._differentiable_gradients(indexes, grad_outputs)
         pairs = [(result, grad.array) for result, grad
                  in zip(self._results, grad_outputs, strict=True) if grad is not None]
