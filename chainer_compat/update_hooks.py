@@ -48,7 +48,7 @@ def scaled(number: Any, param: Any) -> Any:
     scale = param._loss_scale
     if number is None or scale is None or not isinstance(number, int | float):
         return number if number is None or scale is None else number * scale
-    limit = float(np.finfo(param.dtype).max)
+    limit = float(np.finfo(gradient_memory.gradient_of(param).dtype).max)
     return min(max(number * scale, -limit), limit)
 
 

@@ -19,7 +19,7 @@ from chainer.functions.rnn import n_step_gru, n_step_lstm
 from chainer.functions.rnn.n_step_rnn import _one_directional_loop
 
 from chainer_compat.torch_kernels.arrays import operands, product, tensors
-from chainer_compat.torch_kernels.dispatch import Unsupported
+from chainer_compat.torch_kernels.dispatch import Unsupported, raises_errors
 from chainer_compat.torch_kernels.gpu_arrays import precision
 
 # cuDNN copies weights into one array: as many bytes as torch.cat in `_compute`. The filter is set
