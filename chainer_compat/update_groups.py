@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chainer_compat import elementwise
+from chainer_compat.gradient_memory import gradient_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,7 +72,7 @@ class ParameterGroup:
 
 def member_of(param: Any, rule: Any) -> Member | None:
     """Return the member for a parameter; ``None`` if its rule must run by itself."""
-    grad, hooks = param._grad, rule._hookable
+    grad, hooks = gradient_of(param), rule._hookable
     member = _current_member(param, rule)
     if (member is None or type(grad) is not member.type or grad.dtype != member.dtype
             or grad.shape != member.shape or not _is_usable(grad, member.device)
@@ -86,14 +87,14 @@ def member_of(param: Any, rule: Any) -> Member | None:
 
 def member_of_half(param: Any, rule: Any) -> Member | None:
     """Return the member for the float32 copy of a parameter in float16, on a GPU."""
-    copy, hooks = rule._fp32_param, rule._hookable
+    copy, grad, hooks = rule._fp32_param, gradient_of(param), rule._hookable
     if (copy is None or copy._data[0] is None or not is_plain(param) or 'update' in vars(param)
             or hooks._pre_update_hooks or hooks._post_update_hooks or param._layout is not None
             or not is_number_or_none(param._loss_scale)):
         return None
     member = _current_member(copy, rule)
-    if (member is None or not rule.enabled or member.shape != param._grad.shape
-            or member.device != param._grad.data.device_id):
+    if (member is None or not rule.enabled or member.shape != grad.shape
+            or member.device != grad.data.device_id):
         return None
     return member
 
@@ -184,7 +185,7 @@ def is_plain(param: Any) -> bool:
 
     if type(param) is not Parameter:
         return False
-    data, grad = param._data[0], param._grad
+    data, grad = param._data[0], gradient_of(param)
     return data is not None and type(data) is type(grad) is _type_on_devices() and (
         (data.dtype, data.shape) == (grad.dtype, grad.shape)
         and all(_is_usable(x, data.data.device_id) for x in (data, grad)))

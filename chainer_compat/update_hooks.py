@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-from chainer_compat import device_gradients, elementwise
+import numpy as np
+
+from chainer_compat import device_gradients, elementwise, gradient_memory
 from chainer_compat.update_groups import is_number_or_none, is_plain
 
 #: By class of a hook: its ``__call__``, which changes each element of the gradient by itself.
@@ -20,9 +22,46 @@ def accept_hook(hook: Any) -> None:
     _hooks[hook] = hook.__call__
 
 
+#: ``__call__`` of hooks that take the loss scale of parameters into account.
+_aware: set[Any] = set()
+
+
+def accept_scaled(hook: Any) -> None:
+    """Let this class of hooks change gradients that still contain the loss scale.
+
+    So gradients in float16 are not rounded without it.
+    """
+    _aware.add(hook.__call__)
+
+
+def prepare(hook: Any, params: Iterable[Any]) -> None:
+    """Let a hook change gradients in place, and without a loss scale unless it knows about that."""
+    params = [*params]
+    gradient_memory.own(params)
+    scales = {None if (scale := param._loss_scale) is None else float(scale) for param in params}
+    if scales != {None} and (len(scales) > 1 or type(hook).__call__ not in _aware):
+        gradient_memory.unscale(params)
+
+
+def scaled(number: Any, param: Any) -> Any:
+    """Return a bound for gradients as a bound for scaled ones, in the range of their dtype."""
+    scale = param._loss_scale
+    if number is None or scale is None or not isinstance(number, int | float):
+        return number if number is None or scale is None else number * scale
+    limit = float(np.finfo(gradient_memory.gradient_of(param).dtype).max)
+    return min(max(number * scale, -limit), limit)
+
+
+def scaled_threshold(hook: Any, optimizer: Any) -> Any:
+    """Return the threshold of a hook for the norm of all gradients, which have one scale."""
+    scales = [param._loss_scale for param in optimizer.target.params(False)]
+    return hook.threshold * (scales[0] if scales and scales[0] is not None else 1)
+
+
 def call_hook(hook: Any, params: Iterable[Any]) -> None:
     """Call a hook for each parameter; on a GPU with one launch, if it launches one for each."""
     kind, rest = type(hook), [*params]
+    prepare(hook, [param for param in rest if param.is_initialized])
     if kind in _hooks and kind.__call__ is _hooks[kind] and '__call__' not in vars(hook):
         groups: dict[Hashable, list[Any]] = {}
         for param in rest:

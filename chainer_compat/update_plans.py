@@ -104,7 +104,8 @@ class PlannedGroup:
                 state = rule._state  # waits for copies of it, so not the one in the dictionary
                 of_rule = rule.__dict__
                 hyperparam, hooks = of_rule['hyperparam'].__dict__, of_rule['_hookable']
-                grad, data = own['_grad'], own['_data'][0]
+                variable, data = own['_grad_var'], own['_data'][0]
+                grad = own['_grad'] if variable is None else variable._data[0]
                 if not (type(param) is Parameter and type(rule) is kind
                         and own['update_rule'] is rule and 'update' not in own
                         and own['_loss_scale'] is None and own['_layout'] is None

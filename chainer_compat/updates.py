@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chainer_compat import block_updates, device_updates
+from chainer_compat.gradient_memory import forget_scale, gradient_of, own
+from chainer_compat.torch_kernels.dispatch import raises_errors
 from chainer_compat.update_groups import (
     Member,
     ParameterGroup,
@@ -35,8 +38,7 @@ if TYPE_CHECKING:
 #: that an update calls, by class and name. If a program replaces one, these rules run as they are.
 _functions: dict[Any, dict[tuple[Any, str], Any]] = {}
 
-_METHODS = ('update', 'update_core', 'update_core_cpu', 'update_core_gpu', '_init_states',
-            '_UpdateRule__update')
+_METHODS = 'update', 'update_core', '_init_states', '_UpdateRule__update'
 
 #: By the rule of the first parameter: how the parameters of a model were updated. A plan refers to
 #: no rule or parameter, so it is freed with the rule, and keeps no model, which they may refer to.
@@ -47,8 +49,10 @@ def accept(rule: Any) -> None:
     """Update parameters with this class of rules together; called before the program runs."""
     from chainer.variable import Parameter
 
+    own_functions = [name for name, value in vars(rule).items()
+                     if callable(value) or isinstance(value, property)]  # such as ``alpha_t``
     _functions[rule] = {(cls, name): getattr(cls, name) for cls, name in [
-        (Parameter, 'update'), *((rule, name) for name in _METHODS)]}
+        (Parameter, 'update'), *((rule, name) for name in (*_METHODS, *own_functions))]}
 
 
 def update(params: Iterable[Any], is_repeated: bool = False) -> None:
@@ -59,6 +63,10 @@ def update(params: Iterable[Any], is_repeated: bool = False) -> None:
         is_repeated: Whether the same ones will be updated again. They are grouped faster then.
     """
     params = [*params]
+    if raises_errors():  # where one rule after another would have raised them
+        for param in params:
+            param.update()
+        return
     found = update_as_before(params) if is_repeated else None
     if found is not None:
         found()
@@ -80,8 +88,8 @@ def update_as_before(params: list[Any]) -> Callable[[], None] | None:
     """
     rule = params[0].update_rule if params else None
     plan = _plans.get(rule) if type(rule) in _functions else None
-    if plan is None or not (all(map(_is_accepted, plan.types))
-                            and all(map(_are_numbers, plan.parents))):
+    if plan is None or raises_errors() or not (all(map(_is_accepted, plan.types))
+                            and all(map(has_numbers, plan.parents))):
         return None
     gradients = plan.gradients(params)
     return None if gradients is None else functools.partial(_update_by, plan, params, gradients)
@@ -103,6 +111,10 @@ def _update(params: list[Any], accepted: set[Any]) -> Plan | None:
     read: set[int] = set()  # their gradients
     are_numbers: dict[int, bool] = {}  # by hyperparameters of an optimizer
     can_be_planned = bool(params)
+    # A kernel divides the gradients of a group by the loss scale, in place.
+    if scaled := [param for param in params if param._loss_scale is not None
+                  and not isinstance(param._data[0], np.ndarray)]:
+        own(scaled)
     for param in params:
         rule = param.update_rule
         member = key = None
@@ -113,8 +125,9 @@ def _update(params: list[Any], accepted: set[Any]) -> Plan | None:
             is_half = rule._use_fp32_update and getattr(param._data[0], 'dtype', 0) == np.float16
             member = (member_of_half if is_half else member_of)(param, rule)
         if member is not None:
-            grad = memory_of(param._grad)
-            is_copy = member.dtype != param._grad.dtype  # in float32
+            array = gradient_of(param)
+            grad = memory_of(array)
+            is_copy = member.dtype != array.dtype  # in float32
             owners = member.owners
             if is_copy:
                 owners = *owners, memory_of(param._data[0])
@@ -137,7 +150,7 @@ def _update(params: list[Any], accepted: set[Any]) -> Plan | None:
             group.is_of_halves = is_copy
         group.params.append(param)
         group.members.append(member)
-        group.grads.append(param._grad)
+        group.grads.append(array)
         changed.update(owners)
         read.add(grad)
     plan = Plan(params, [*groups.values()]) if can_be_planned and all(
@@ -151,6 +164,19 @@ def _is_simple(param: Any) -> bool:
     rule = param.update_rule
     return isinstance(param._data[0], np.ndarray) and (
         'initial_alpha' not in vars(rule) and [*vars(rule.hyperparam)] == ['_parent'])
+
+
+def is_unchanged(rule: Any) -> bool:
+    """Whether a class of rules is one of Chainer's, with the functions that Chainer has given it.
+
+    A function of the program, such as ``alpha_t``, may read states, which change in an update.
+    """
+    return rule in _functions and _is_accepted(rule)
+
+
+def share_memory(arrays: list[Array]) -> bool:
+    """Whether any two NumPy arrays may share memory, so that the order of operations matters."""
+    return any(np.may_share_memory(x, y) for x, y in itertools.combinations(arrays, 2))
 
 
 def _is_accepted(rule: Any) -> bool:
@@ -170,12 +196,12 @@ def _key(member: Member, rule: Any, loss_scale: float | None, are_numbers: dict[
             return None
         kind = kind, rule.initial_alpha
     if id(parent) not in are_numbers:
-        are_numbers[id(parent)] = _are_numbers(parent)
+        are_numbers[id(parent)] = has_numbers(parent)
     if not are_numbers[id(parent)]:
         return None
     if len(own) == 1:
         return kind, rule.t, id(parent)
-    if not _are_numbers(rule.hyperparam):
+    if not has_numbers(rule.hyperparam):
         return None
     values = sorted((name, own[name]) for name in own if name != '_parent')
     return kind, rule.t, id(parent), *values
@@ -202,6 +228,8 @@ def _update_group(group: ParameterGroup) -> None:
                             [param._data[0] for param in group.params])
     else:
         device_updates.update_group(group.rule, group.members, group.grads, group.loss_scale)
+        for param in group.params:
+            forget_scale(param)
 
 
 @contextlib.contextmanager
@@ -213,8 +241,9 @@ def _advanced(rules: list[Any]) -> Iterator[None]:
         rule.t = step
 
 
-def _are_numbers(hyperparam: Any) -> bool:
+def has_numbers(hyperparam: Any) -> bool:
+    """Whether all hyperparameters are numbers, rather than arrays."""
     return hyperparam is None or all(
         isinstance(value, int | float) or (name == '_parent' and (
-            value is None or _are_numbers(value)))
+            value is None or has_numbers(value)))
         for name, value in vars(hyperparam).items())

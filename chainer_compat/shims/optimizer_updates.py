@@ -52,8 +52,76 @@ def updates_in_one_pass() -> dict[str, str]:
             '        for name, param in not_finite(self.target):',
         'if not xp.all(xp.isfinite(param.grad)):': 'if True:',
         'for name, param in self.target.namedparams(False):':
-            'for _, param in (x for x in self.target.namedparams(False) if x[1]._grad is None):',
+            'for _, param in (x for x in self.target.namedparams(False) '
+            'if gradient_memory.gradient_of(x[1]) is None):',
     }
+
+
+@patch('chainer.optimizer')
+def owned_gradients(module: Any) -> None:
+    """All versions: in-place changes of a gradient changed everything that shares its memory.
+
+    Backward of ``W + V`` gives both parameters one array, so hooks and the loss scale acted twice.
+    The gradient of an input, or an array of the program, may also have that memory. Gradients that
+    share memory are copied before. A read-only gradient, such as that of F.sum, was an error.
+    """
+    from chainer_compat import gradient_memory
+
+    module.gradient_memory = gradient_memory
+
+
+@edit('chainer.optimizer')
+def hooks_without_loss_scale() -> dict[str, str]:
+    """All versions: with loss scaling, hooks got scaled gradients.
+
+    So they clipped too early; Lasso and GradientNoise had less effect, and WeightDecay of an update
+    rule more.
+    """
+    return {
+        '            hook(self)\n':
+            '            import chainer_compat.update_hooks as hooks; '
+            'hooks.prepare(hook, self.target.params(False)); hook(self)\n',
+        'loss_scale = param._loss_scale\n':
+            'loss_scale = gradient_memory.begin_update(self, param)\n',
+        'param_.grad /= loss_scale\n':
+            'param_.grad /= loss_scale; gradient_memory.forget_scale(param_)\n',
+    }
+
+
+@edit('chainer.optimizer_hooks.lasso', 'chainer.optimizer_hooks.gradient_lars',
+      'chainer.optimizer_hooks.gradient_clipping', 'chainer.optimizer_hooks.gradient_hard_clipping')
+def hooks_of_scaled_gradients() -> dict[str, str]:
+    """All versions: these hooks ignored the loss scale, which WeightDecay takes into account."""
+    scale = '(param._loss_scale or 1)'
+    bound = 'update_hooks.scaled(self.{0}_bound, param)'
+    return {
+        # Lasso
+        'kernel(sign, self.rate, g)': f'kernel(sign, self.rate * {scale}, g)',
+        'self.rate * sign': f'self.rate * {scale} * sign',
+        # GradientLARS
+        'self.eps + g_norm': f'self.eps + g_norm / {scale}',
+        'kernel(p, rate, self.weight_decay, g)':
+            f'kernel(p, rate, self.weight_decay * {scale}, g)',
+        'g += self.weight_decay * p\n': f'g += self.weight_decay * {scale} * p\n',
+        # GradientClipping
+        'rate = self.threshold / norm': 'rate = update_hooks.scaled_threshold(self, opt) / norm',
+        # GradientHardClipping
+        'self.lower_bound, self.upper_bound)': f'{bound.format("lower")}, {bound.format("upper")})',
+        'self.lower_bound, self.upper_bound, out':
+            f'{bound.format("lower")}, {bound.format("upper")}, out',
+    }
+
+
+@patch('chainer.optimizer_hooks')
+def hooks_that_know_the_scale(module: Any) -> None:
+    """All versions: with loss scaling, hooks got scaled gradients."""
+    from chainer_compat import update_hooks
+
+    for hook in (module.GradientClipping, module.GradientHardClipping, module.GradientLARS,
+                 module.Lasso, module.WeightDecay):
+        update_hooks.accept_scaled(hook)
+    for name in module.gradient_clipping, module.gradient_hard_clipping:
+        name.update_hooks = update_hooks
 
 
 @patch('chainer.backends.cuda')
@@ -83,7 +151,7 @@ def hooks_of_many_parameters(module: Any) -> None:
     @functools.wraps(call)
     def clip(self: Any, opt: Any) -> None:
         if module._sum_sqnorm_grads is not norm or not device_gradients.clip(
-                opt.target.params(False), self.threshold):
+                opt.target.params(False), update_hooks.scaled_threshold(self, opt)):
             call(self, opt)
 
     module.GradientClipping.__call__ = clip
@@ -112,14 +180,18 @@ def _is_worth_importing(rule: Any, param: Any) -> bool:
 
 
 def _in_blocks(update: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    from chainer_compat import block_updates, update_formulas
+    from chainer_compat import block_updates, update_formulas, updates
+    from chainer_compat.torch_kernels.dispatch import raises_errors
 
     @functools.wraps(update)
     def update_core_cpu(self: Any, param: Any) -> None:
+        if raises_errors():
+            return update(self, param)
         whole = self.state
         states = whole or {}
         arrays = [param.data, param.grad, *states.values()]
-        if not _is_divisible(arrays, block_updates.BLOCK):
+        if not (_is_divisible(arrays, block_updates.BLOCK) and updates.is_unchanged(type(self))
+                and updates.has_numbers(self.hyperparam) and not updates.share_memory(arrays)):
             return update(self, param)
         data, grad, *flat = [array.reshape(-1) for array in arrays]
         is_of_one_dtype = all([array.dtype == data.dtype for array in arrays])

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
+import numpy as np
+
 MODES = ('auto', 'always', 'never')
 
 #: By value of the environment variable.
@@ -116,6 +118,12 @@ def with_kernel(name: str, is_worth_importing: Callable[..., bool] | None = None
     return lambda original: _dispatched(original, name, is_worth_importing)
 
 
+def raises_errors() -> bool:
+    """Return whether ``np.seterr`` asks for an error, or a call, that PyTorch does not support."""
+    actions = np.geterr().values()
+    return 'raise' in actions or 'call' in actions
+
+
 def _dispatched(original: Callable[P, R], name: str,
                 is_worth_importing: Callable[..., bool] | None) -> Callable[P, R]:
     from chainer.configuration import config, global_config
@@ -135,7 +143,8 @@ def _dispatched(original: Callable[P, R], name: str,
                 f'chainer.config.use_torch is {mode!r}. Use one of {", ".join(MODES)}.')
         failure: Exception | None = None
         if mode != 'never' and (is_worth_importing is None or is_imported()
-                                or is_worth_importing(*args, **kwargs)) and not why_unavailable():
+                                or is_worth_importing(*args, **kwargs)) and (
+                not why_unavailable() and not raises_errors()):
             try:
                 return kernel()(*args, **kwargs)
             except Unsupported:

@@ -19,7 +19,7 @@ from chainer.functions.rnn import n_step_gru, n_step_lstm
 from chainer.functions.rnn.n_step_rnn import _one_directional_loop
 
 from chainer_compat.torch_kernels.arrays import operands, product, tensors
-from chainer_compat.torch_kernels.dispatch import Unsupported
+from chainer_compat.torch_kernels.dispatch import Unsupported, raises_errors
 from chainer_compat.torch_kernels.gpu_arrays import precision
 
 # cuDNN copies weights into one array: as many bytes as torch.cat in `_compute`. The filter is set
@@ -239,7 +239,7 @@ class Layer(FunctionNode):
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
                  ) -> tuple[Variable, ...]:
         """Return the gradients of inputs, computed by PyTorch, or by Chainer if differentiable."""
-        if chainer.config.enable_backprop:
+        if chainer.config.enable_backprop or raises_errors():
             return self._differentiable_gradients(indexes, grad_outputs)
         pairs = [(result, grad.array) for result, grad
                  in zip(self._results, grad_outputs, strict=True) if grad is not None]

@@ -14,6 +14,7 @@ from chainer.optimizers.adam import AdamRule
 from chainer.optimizers.momentum_sgd import MomentumSGDRule
 from chainer.optimizers.sgd import SGDRule
 
+from chainer_compat import updates
 from chainer_compat.torch_kernels.arrays import FLOATS, tensor
 from chainer_compat.torch_kernels.dispatch import Unsupported, fused_updates
 
@@ -45,7 +46,7 @@ def _tensors(members: list[Member]) -> list[tuple[torch.Tensor, ...]]:
     """Return tensors of the data, and of each state."""
     for member in members:
         if member.tensors is None:
-            member.tensors = [torch.from_numpy(array) for array in (member.data, *member.states)]
+            member.tensors = [_shared(array) for array in (member.data, *member.states)]
     return [*zip(*[member.tensors for member in members], strict=True)]
 
 
@@ -59,10 +60,18 @@ def _kept_tensors(members: list[Member], kept: Kept) -> list[tuple[torch.Tensor,
 def _gradient_tensors(grads: list[Array], kept: Kept | None) -> list[torch.Tensor]:
     """Return tensors of gradients; of small ones those of the last update, if they are the same."""
     if kept is None or not kept.is_small:
-        return [torch.from_numpy(grad) for grad in grads]
+        return [_shared(grad) for grad in grads]
     if len(kept.gradients) != len(grads) or not all(map(is_, kept.gradients, grads)):
-        kept.gradients, kept.gradient_tensors = grads, [torch.from_numpy(grad) for grad in grads]
+        kept.gradients, kept.gradient_tensors = grads, [_shared(grad) for grad in grads]
     return kept.gradient_tensors
+
+
+def _shared(array: Array) -> torch.Tensor:
+    """Return a tensor on the memory of a contiguous array."""
+    try:
+        return torch.from_numpy(array)
+    except ValueError:  # an axis of one element with a negative or unusual stride
+        return torch.from_numpy(array.squeeze().reshape(array.shape))
 
 
 def update_core(rule: Any, param: Any) -> None:
@@ -78,9 +87,11 @@ def update_core(rule: Any, param: Any) -> None:
                and array.shape == arrays[0].shape and array.dtype == arrays[0].dtype
                for array in [*arrays, param.grad]):
         raise Unsupported  # a missing gradient or array, for example
+    if not updates.is_unchanged(type(rule)) or updates.share_memory([param.grad, *arrays]):
+        raise Unsupported
     call = _kernel(rule, 1)
     used = [array if array.flags.carray else array.copy() for array in arrays]
-    call(*([tensor(array)] for array in (used[0], param.grad, *used[1:])))
+    call(*([each] for each in (_shared(used[0]), tensor(param.grad), *map(_shared, used[1:]))))
     for array, result in zip(arrays, used, strict=True):
         if array is not result:
             array[...] = result
@@ -105,8 +116,7 @@ def _adam(rule: Any, names: list[str], n: int) -> Kernel:
         rule, 'alpha', 'beta1', 'beta2', 'eps', 'eta', 'weight_decay_rate')
     amsgrad = bool(rule.hyperparam.amsgrad)
     if (rule.hyperparam.adabound or names != ['m', 'v', 'vhat'][:2 + amsgrad]
-            or (decay and not alpha) or not (0 <= beta1 < 1 and 0 <= beta2 < 1)
-            or not _has_rate(rule, alpha, beta1, beta2)):
+            or (decay and not alpha) or not (0 <= beta1 < 1 and 0 <= beta2 < 1)):
         raise Unsupported
     rule._check_eps(rule._state['m'].dtype.type)
     steps = [torch.from_numpy(np.array(rule.t, np.float32))] * n  # torch.tensor takes 10 us
@@ -122,13 +132,6 @@ def _adam(rule: Any, names: list[str], n: int) -> Kernel:
         function(data, grads, m, v, vhat, steps, **options)
 
     return call
-
-
-def _has_rate(rule: Any, alpha: float, beta1: float, beta2: float) -> bool:
-    """Return whether ``alpha_t`` is as Chainer computes it: a program may have replaced it."""
-    rate = rule.alpha_t
-    return isinstance(rate, float) and rate == (
-        alpha * math.sqrt(1. - math.pow(beta2, rule.t)) / (1. - math.pow(beta1, rule.t)))
 
 
 def _ada_grad(rule: Any, names: list[str], n: int) -> Kernel:

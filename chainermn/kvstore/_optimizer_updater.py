@@ -8,7 +8,7 @@ import chainer
 import numpy as np
 from chainer import optimizer_hooks
 
-from chainer_compat import updates
+from chainer_compat import update_hooks, updates
 from chainermn.kvstore._optimizer_states import OptimizerState
 from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.kvstore.row_sparse import Array
@@ -139,6 +139,7 @@ class OptimizerUpdater:
         hooks = self._hooks(timing)
         for parameter, times in parameters:
             for hook in hooks:
+                update_hooks.prepare(hook, [parameter])
                 for _ in times:
                     hook(parameter.update_rule, parameter)
 

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from chainer_compat import gradient_memory
 from chainermn._types import Array, Object, Optimizer, Parameter, Serializer, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._optimizer_proxy import compute_gradients, fill_missing_grad
@@ -99,6 +100,7 @@ class GradientAveraging:
 
     def _mean(self, shards: Sequence[Shard] | None) -> None:
         comm, target = self.communicator, self.actual_optimizer.target
+        gradient_memory.own(target.params(include_uninit=False))  # they are replaced in place
         # A user's communicator need not accept this argument if it is not used.
         options: dict[str, Object] = {} if self.compression is None else {
             'compression': self.compression}

@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from chainer_compat import update_hooks
 from chainermn._types import Optimizer, Parameter
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -29,11 +30,13 @@ class GradientClipping:
         """Scale the gradients.  Collective: every rank calls it."""
         params = {id(param): param for param in optimizer.target.params(False)
                   if param.grad is not None}.values()
-        own = sum((float((param.grad.astype('d') ** 2).sum())
+        own = sum((float((param.grad.astype('d') ** 2).sum()) / (param._loss_scale or 1) ** 2
                    for param in params if self._counted(param)), 0.)
-        scale = next((param._loss_scale for param in params if param._loss_scale), 1)
         with self._comm.called_by('Pipeline.gradient_clipping'):
-            norm = math.sqrt(self._comm.allreduce_obj(own)) / scale
+            norm = math.sqrt(self._comm.allreduce_obj(own))
         if norm > self.threshold:
             for param in params:
                 param.grad *= param.dtype.type(self.threshold / norm)
+
+
+update_hooks.accept_scaled(GradientClipping)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import chainer
 
+from chainer_compat import gradient_memory
 from chainermn._types import Array, Parameter, Variable
 from chainermn.functions._node import Gradients, Indexes, Node
 
@@ -66,9 +67,8 @@ class Collected:
 
     def make_infinite(self) -> None:
         """Let dynamic loss scaling skip this step, as on the rank whose gradients overflowed."""
-        for grad in self.grads:
-            if grad is not None:
-                grad[...] = math.inf
+        self.grads = [None if grad is None else chainer.backend.get_array_module(grad).full_like(
+            grad, math.inf) for grad in self.grads]
 
     def loss(self, value: Array, scale: float) -> Variable:
         """Return a loss whose ``backward()`` gives the parameters their gradients.
@@ -106,4 +106,5 @@ class _Loss(Node):
 
 def loss_scale(params: Sequence[Parameter]) -> float | None:
     """Return the loss scale of the last ``backward()``; ``None`` if there was none."""
-    return next((float(param._loss_scale) for param in params if param._loss_scale), None)
+    scales = map(gradient_memory.last_scale, params)
+    return next((float(scale) for scale in scales if scale), None)

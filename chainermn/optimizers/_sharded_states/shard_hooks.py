@@ -15,6 +15,7 @@ import numpy as np
 from chainer import optimizer_hooks
 from chainer.optimizer import GradientMethod
 
+from chainer_compat import update_hooks
 from chainermn._types import Array, Object, Optimizer, Parameter
 
 
@@ -68,6 +69,7 @@ def call(optimizer: Optimizer, params: Sequence[ShardedParameter], total: Total)
     for hook in optimizer._hookable._pre_update_hooks.values():
         function = _call_of(hook)
         assert function is not None
+        update_hooks.prepare(hook, [each.piece for each in params])
         function(hook, params, total)
 
 
@@ -79,7 +81,8 @@ def _call_each(hook: Object, params: Sequence[ShardedParameter], total: Total) -
 def _clip(hook: Object, params: Sequence[ShardedParameter], total: Total) -> None:
     sums = _square_sums([(each, each.piece.grad) for each in params], total)
     with np.errstate(divide='ignore', over='ignore', invalid='ignore'):
-        rate = float(hook.threshold / np.sqrt(sum(map(float, sums))))
+        scale = next((_scale(each.piece) for each in params), 1.)
+        rate = float(hook.threshold * scale / np.sqrt(sum(map(float, sums))))
     if rate >= 1:
         return
     for each in params:
@@ -104,10 +107,15 @@ def _scale_layers(hook: Object, params: Sequence[ShardedParameter], total: Total
 def _scale_layer(hook: Object, piece: Parameter, p_norm: np.floating, g_norm: np.floating) -> None:
     if piece.grad is None:
         return
-    piece.grad += hook.weight_decay * piece.array
-    p_norm, g_norm = np.float64(p_norm), np.float64(g_norm)  # eps is zero in float16
+    scale = _scale(piece)
+    piece.grad += hook.weight_decay * scale * piece.array
+    p_norm, g_norm = np.float64(p_norm), np.float64(g_norm) / scale  # eps is zero in float16
     if p_norm > hook.threshold:
         piece.grad *= p_norm / (hook.eps + g_norm + hook.weight_decay * p_norm)
+
+
+def _scale(piece: Parameter) -> float:
+    return 1. if piece._loss_scale is None else piece._loss_scale
 
 
 def _square_sums(arrays: Sequence[tuple[ShardedParameter, Array | None]], total: Total

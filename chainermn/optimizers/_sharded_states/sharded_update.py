@@ -204,11 +204,12 @@ class ShardedUpdate(FullUpdate):
         found = {}
         for path, param in params.items():
             piece = self._pieces[path]
+            # Equal on all ranks, also on those without elements, since hooks sum over the ranks.
+            piece._loss_scale = param._loss_scale
             if piece is not param and piece.size:
                 elements = slice(*self._elements[path])
                 piece.array = found[path] = param.array.reshape(-1)[elements]
                 piece.grad = None if param.grad is None else param.grad.reshape(-1)[elements]
-                piece._loss_scale = param._loss_scale
         return found
 
     def _sharded_parameters(self, target: Model, paths: Mapping[int, str]

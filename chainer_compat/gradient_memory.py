@@ -1,0 +1,137 @@
+"""The array of a gradient: where it is, and who else uses it.
+
+Chainer passes arrays on without copies. Backward of ``W + V``, for example, gives both parameters
+one array, which may also be the gradient of an input, or an array of the program. So whatever
+changes gradients in place, such as hooks and loss scaling, first calls :func:`own`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+
+def gradient_of(param: Any) -> Any:
+    """Return ``param.grad``, also in memory layouts that are not Chainer's standard.
+
+    A program can replace it by ``param.grad_var.array = ...``.
+    """
+    variable = param._grad_var
+    return param._grad if variable is None else variable._data[0]
+
+
+def own(params: Iterable[Any]) -> None:
+    """Copy gradients that share memory with anything else, or are read-only.
+
+    Nothing but a parameter refers to a gradient that stays as it is. An array of which several
+    gradients are views must have no other reference, and the views must not overlap.
+
+    Args:
+        params: Parameters, which may be repeated, or have no gradient.
+    """
+    shared: list[Any] = []
+    views: dict[int, list[Any]] = {}  # parameters, by the array that their gradients are views of
+    for param in params:
+        variable = param._grad_var
+        grad = param._grad if variable is None else variable._data[0]
+        if grad is None:
+            continue
+        if param._grad is not grad:
+            param._grad = grad
+        excess = sys.getrefcount(grad) - _COUNT - (variable is not None)
+        base = grad.base
+        if excess > 0 or not getattr(grad.flags, 'writeable', True) or (
+                base is not None and 0 in grad.strides):
+            shared.append(param)
+        elif base is not None:
+            views.setdefault(id(base), []).append(param)
+    for others in views.values():
+        others = [*{id(param): param for param in others}.values()]
+        if sys.getrefcount(others[0]._grad.base) - _COUNT_OF_BASE > len(others) or (
+                len(others) > 1 and _overlap([param._grad for param in others])):
+            shared += others
+    for param in shared:
+        param._set_grad_without_check(param._grad.copy())
+
+
+def begin_update(rule: Any, param: Any) -> float | None:
+    """Return the loss scale of a gradient, which the update divides by it in place."""
+    scale: float | None = param._loss_scale
+    hooks = rule._hookable
+    if scale is not None or hooks._pre_update_hooks or hooks._post_update_hooks:
+        own([param])
+    return scale
+
+
+def unscale(params: Iterable[Any]) -> None:
+    """Divide gradients by the loss scale, unless that was done before.
+
+    Args:
+        params: Parameters whose gradients have memory of their own.
+    """
+    import chainer
+
+    for param in params:
+        scale, grad = param._loss_scale, gradient_of(param)
+        if scale is not None and grad is not None:
+            with chainer.using_device(param.device):
+                grad /= scale
+            forget_scale(param)
+
+
+def forget_scale(param: Any) -> None:
+    """Note that a gradient has been divided by the loss scale: nothing may divide it again."""
+    param._last_loss_scale, param._loss_scale = param._loss_scale, None
+
+
+def last_scale(param: Any) -> float | None:
+    """Return the loss scale of the last ``backward()``; ``None`` if there was none."""
+    scale: float | None = param._loss_scale
+    return getattr(param, '_last_loss_scale', None) if scale is None else scale
+
+
+def _overlap(arrays: list[Any]) -> bool:
+    """Whether arrays may overlap: their addresses do."""
+    bounds = sorted(map(_bounds, arrays))
+    return any(end > begin for (_, end), (begin, _) in itertools.pairwise(bounds))
+
+
+def _bounds(array: Any) -> tuple[int, int]:
+    """Return the addresses of the first byte and after the last one."""
+    begin = (array.__array_interface__['data'][0] if isinstance(array, np.ndarray)
+             else array.data.ptr)
+    steps = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    return (begin + sum(step for step in steps if step < 0),
+            begin + sum(step for step in steps if step > 0) + array.itemsize * bool(array.size))
+
+
+class _Sample:
+    """A parameter whose gradient nothing else refers to."""
+
+    _grad_var = None
+
+    def __init__(self, grad: Any) -> None:
+        self._grad = grad
+
+
+def _count() -> int:
+    """Return what ``sys.getrefcount`` returns in ``own`` if nothing else refers to an array.
+
+    It depends on the version of Python.
+    """
+    for param in [_Sample(np.zeros(1))]:
+        variable = param._grad_var
+        grad = param._grad if variable is None else variable._data[0]
+        if param._grad is not grad:
+            param._grad = grad
+        return sys.getrefcount(grad)
+    raise AssertionError
+
+
+_COUNT = _count()
+#: The same of an array with one view, without the view.
+_COUNT_OF_BASE = sys.getrefcount(_Sample(np.zeros(2)[:1])._grad.base) - 1
