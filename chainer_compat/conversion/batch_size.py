@@ -70,31 +70,38 @@ def batch_size(inputs: tuple[Any, ...]) -> int | None:
     return len(arrays[0]) if arrays and arrays[0].ndim and len(arrays[0]) else None
 
 
-def varied(inputs: tuple[Any, ...], batch: int | None, more: int) -> Iterator[tuple[Any, ...]]:
+def other_sizes(size: int) -> list[int]:
+    """Return the batch sizes to try after the example's and the next: small, odd, even, large."""
+    return sorted({1, 2, 3, size + 2, max(2 * size + 1, 17)} - {size, size + 1})
+
+
+def varied(inputs: tuple[Any, ...], batch: int | None, size: int | None, seed: int = 0
+           ) -> Iterator[tuple[Any, ...]]:
     """Yield inputs with other values, from very different to similar ones.
 
     Args:
         inputs: The example inputs.
-        batch: Arrays of this length get more elements.
-        more: The number of elements to add.
+        batch: Arrays of this length get another length.
+        size: The other length.
+        seed: The seed of random numbers.
     """
     for kind in 'elements', 'rows', 'values':
-        random = np.random.RandomState(0)
+        random = np.random.RandomState(seed)
         yield mapped(inputs, functools.partial(
-            _varied, batch=batch, more=more, kind=kind, random=random))
+            _varied, batch=batch, size=size, kind=kind, random=random))
 
 
-def _varied(value: Any, batch: int | None, more: int, kind: str, random: Any) -> Any:
+def _varied(value: Any, batch: int | None, size: int | None, kind: str, random: Any) -> Any:
     if isinstance(value, Variable):
-        return Variable(_varied(value.array, batch, more, kind, random),
+        return Variable(_varied(value.array, batch, size, kind, random),
                         requires_grad=value.requires_grad)
     if not isinstance(value, np.ndarray):
         return value
     array = np.array(value)
     if not array.size:
         return array
-    if batch and array.ndim and len(array) == batch and more:
-        array = array[np.arange(batch + more) % batch]
+    if batch and size and array.ndim and len(array) == batch:
+        array = array[np.arange(size) % batch]
     if kind == 'elements' and array.dtype.kind in 'iub':
         low, high = min(int(array.min()), 0), max(int(array.max()), 1)
         array = random.randint(low, high + 1, array.shape).astype(array.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,15 @@ import numpy as np
 from torch import fx
 
 from chainer_compat.conversion import state
-from chainer_compat.conversion.batch_size import batch_size, varied
+from chainer_compat.conversion.batch_size import batch_size, other_sizes, varied
 from chainer_compat.conversion.comparison import compare_run, difference
 from chainer_compat.conversion.errors import ConversionError
 from chainer_compat.conversion.module import Builder
 from chainer_compat.conversion.references import flattened, mapped
-from chainer_compat.conversion.tracing import Trace, trace
+from chainer_compat.conversion.tracing import Trace, copied, run_again, trace, trace_again
+
+#: The most bytes of a recorded run that only shows whether another batch size works.
+MEMORY = 2 ** 30
 
 
 def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
@@ -84,24 +88,56 @@ def converted(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
 def _compared(first: Trace, with_gradients: bool, size: int | None
               ) -> tuple[fx.GraphModule, list[Trace]]:
     """Return a module that has been compared with the model, and the runs of the model."""
-    runs = [first, _other_run(first, size, 1)]
+    runs = [first, _other_run(first, size, None if size is None else size + 1, trace_again)]
     batch = None if size is None else (size, size + 1)
     builder = Builder((first, runs[1]), batch, with_gradients)
     module = builder.module()
     _compare(module, first, {'functions', 'gradients'} if with_gradients else {'functions'})
     _compare(module, runs[1], {'functions'})
-    infers = None
-    if size is not None and size > 1:
-        infers = _infers_equally(module, first, next(varied(first.inputs, size, 1 - size)))
-    if infers is False and not first.train:
-        raise ConversionError('With a batch size of 1, the model computes something else: for '
-                              'example, F.squeeze then also removes the batch axis.')
-    if size is not None and (first.train or infers is None):  # otherwise 1 is the third batch size
-        runs.append(_other_run(first, size, 2))
-        _compare(module, runs[2], set())
-    if first.train and (infers is False or not _infers_equally(module, first, first.inputs)):
+    if size is None:
+        runs += [_other_run(first, None, None, run_again(first), seed) for seed in (1, 2)]
+        for run in runs[2:]:
+            _compare(module, run, set())
+    else:
+        runs += _compared_sizes(module, first, size)
+    if first.train and not all(
+            _infers_equally(module, first, inputs) for inputs in (
+                first.inputs, *([] if size is None else [next(varied(first.inputs, size, 1))]))):
         builder.forbid_inference(module)
     return module, runs
+
+
+def _compared_sizes(module: fx.GraphModule, first: Trace, size: int) -> list[Trace]:
+    """Compare other batch sizes, and return the runs of the model.
+
+    A few sizes cannot show how the program depends on all: ``(n + 1) // 2`` is 2 for 3 and for 4.
+    The model may reject sizes that are smaller than that of the example.
+    """
+    runs = []
+    run = run_again(first)
+    for other in other_sizes(size):
+        if run is trace_again and first.nbytes * other > size * MEMORY:
+            continue
+        try:
+            found = _other_run(first, size, other, run, other)
+        except ConversionError:
+            if other > size:
+                raise
+            continue
+        try:
+            _compare(module, found, set())
+        except ConversionError as error:
+            if other > 1:
+                raise ConversionError(f'With a batch size of {other}: {error}') from None
+            raise ConversionError(
+                'With a batch size of 1, the model computes something else: for example, F.squeeze '
+                'then also removes the batch axis.') from None
+        except Exception:  # of PyTorch, which has no batch normalization of one element
+            if other > 1 or not first.train:
+                raise
+            continue
+        runs.append(found)
+    return runs
 
 
 def _compare(module: fx.GraphModule, run: Trace, checks: set[str]) -> None:
@@ -110,12 +146,15 @@ def _compare(module: fx.GraphModule, run: Trace, checks: set[str]) -> None:
         raise ConversionError(f'The module and the model compute different results: {found}.')
 
 
-def _other_run(first: Trace, size: int | None, more: int) -> Trace:
-    """Run the model with other values, and more of them if the batch size is given."""
+def _other_run(first: Trace, size: int | None, other: int | None,
+               run: Callable[[Trace, tuple[Any, ...], int], Trace], seed: int = 0) -> Trace:
+    """Run the model with other values, and another batch size if that of the example is given."""
     failure: Exception | None = None
-    for inputs in varied(first.inputs, size, more if size else 0):
+    for inputs in varied(first.inputs, size, other, seed):
         try:
-            return trace(first.model, inputs, first.train, first.call, seed=more)
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore')  # of Chainer about small batches
+                return run(first, inputs, seed + 1)
         except ConversionError:
             raise
         except Exception as error:  # the program may reject these values
@@ -138,7 +177,7 @@ def _check_calls_are_independent(first: Trace) -> None:
             before = [dict(link.__dict__) for link in model.links()]
             persistent = [(value, value.copy()) for value in state.persistent_values(model).values()
                           if value.flags.writeable]
-            outputs.append(flattened((first.call or model)(*mapped(first.inputs, _copied))))
+            outputs.append(flattened((first.call or model)(*mapped(first.inputs, copied))))
             for value, copy in persistent:
                 value[...] = copy
         changed = [f'{path.rstrip("/")}/{name}' for (path, link), old in zip(
@@ -150,10 +189,6 @@ def _check_calls_are_independent(first: Trace) -> None:
             f'The model keeps values between calls, such as {", ".join(changed[:4])}, so each call '
             'depends on earlier ones. Reset them in forward, or convert a function that gets and '
             'returns them, with call=.')
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _infers_equally(module: fx.GraphModule, first: Trace, inputs: tuple[Any, ...]) -> bool | None:

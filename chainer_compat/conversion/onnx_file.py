@@ -62,7 +62,7 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
     if not is_dynamic and dynamic_batch is None and batch_size(inputs) is not None:
         warnings.warn('The file accepts only the shapes of the example inputs. dynamic_batch=True '
                       'shows why.', stacklevel=2)
-    example = next(iter(varied(inputs, size, 3 if size else 0)))  # no size that means broadcasting
+    example = next(iter(varied(inputs, size, size + 3 if size else None)))  # no size that means broadcasting
     path = Path(path)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         file = Path(folder, 'model.onnx')

@@ -16,7 +16,7 @@ from chainer.functions.util.forget import Forget
 
 from chainer_compat.conversion.errors import ConversionError
 from chainer_compat.conversion.expressions import NUMPY
-from chainer_compat.conversion.expressions.noise import GIVEN
+from chainer_compat.conversion.expressions.noise import DRAWN, GIVEN
 from chainer_compat.conversion.patches import patched
 from chainer_compat.conversion.references import (
     Detached,
@@ -211,6 +211,11 @@ class Trace:
         is_final = isinstance(reference, Input | Detached)
         return tracked(array, reference if is_final else Detached(reference))
 
+    @property
+    def nbytes(self) -> int:
+        """The memory of all results of functions."""
+        return sum(y.nbytes for call in self.calls for y in call.outputs)
+
     def needed(self) -> list[TracedCall]:
         """Return the functions that outputs depend on, in order."""
         found: set[int] = set()
@@ -275,6 +280,32 @@ def trace(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
         record.outputs = mapped(record.variables, lambda y: _output(y, record))
         record.state = state()
     return record
+
+
+def trace_again(first: Trace, inputs: tuple[Any, ...], seed: int) -> Trace:
+    """Run the model of a record with other inputs, and return the record."""
+    return trace(first.model, inputs, first.train, first.call, seed)
+
+
+def run_again(first: Trace) -> Callable[[Trace, tuple[Any, ...], int], Trace]:
+    """Return ``trace_again``, or a function that records results only, if these are not random."""
+    return trace_again if any(call.name in DRAWN for call in first.calls) else _results
+
+
+def _results(first: Trace, inputs: tuple[Any, ...], seed: int) -> Trace:
+    """Run the model of a record with other inputs, and return the record with other results."""
+    record = Trace(first.model, inputs, first.train, first.call)
+    record.calls, record.outputs = first.calls, first.outputs
+    with unchanged(first.model) as state, chainer.using_config(
+            'train', first.train), chainer.no_backprop_mode():
+        record.variables = (first.call or first.model)(*mapped(inputs, copied))
+        record.state = state()
+    return record
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of an array, or the value."""
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _input(value: Any, path: tuple[Any, ...], record: Trace) -> Any:

@@ -13,13 +13,20 @@ from chainer_compat.conversion.expressions.arrays import product
 
 
 def get_item(f: Any, x: Any) -> Any:
-    """``x[slices]``, with ``flip`` for negative steps."""
-    return element(f, x, f.slices)
+    """``x[slices]``, with ``long`` for arrays of integers and ``flip`` for negative steps."""
+    return element(f, x, f.slices, f.raw('slices'))
 
 
-def element(f: Any, x: Any, slices: tuple[Any, ...]) -> Any:
-    """Return elements of the first input."""
-    key, flipped = _key(f, slices)
+def element(f: Any, x: Any, slices: tuple[Any, ...], known: tuple[Any, ...]) -> Any:
+    """Return elements of the first input.
+
+    Args:
+        f: The function.
+        x: The input.
+        slices: The index, as values of the graph.
+        known: The index of the example.
+    """
+    key, flipped = _key(f, slices, known)
     y = x[key]
     return torch.flip(y, flipped) if flipped else y
 
@@ -27,27 +34,31 @@ def element(f: Any, x: Any, slices: tuple[Any, ...]) -> Any:
 def scatter_add(f: Any, x: Any, b: Any) -> Any:
     """``x.index_put(indices, b, accumulate=True)``, with numbers of all elements as indices."""
     shape = f.in_shapes[0]
-    key, flipped = _key(f, f.slices)
+    key, flipped = _key(f, f.slices, f.raw('slices'))
     numbers = f.call(torch.arange, product(shape)).reshape(shape)[key]
     if flipped:
         numbers = torch.flip(numbers, flipped)
     return x.reshape(-1).index_add(0, numbers.reshape(-1), b.reshape(-1)).reshape(shape)
 
 
-def _key(f: Any, slices: tuple[Any, ...]) -> tuple[Any, list[int]]:
+def integers(x: Any, dtype: Any) -> Any:
+    """Return indices in a dtype that PyTorch and ONNX accept, which masks keep."""
+    return x if dtype in ('bool', 'int64') else x.long()
+
+
+def _key(f: Any, slices: tuple[Any, ...], known: tuple[Any, ...]) -> tuple[Any, list[int]]:
     """Return an index without negative steps, and the axes of the result to flip."""
     key: list[Any] = []
     flipped = []
     given = sum(each is not None and each is not Ellipsis for each in slices)
     axis = position = 0
-    has_arrays = any(not isinstance(each, slice | int) and each is not None
-                     and each is not Ellipsis for each in slices)
-    for each in slices:
+    arrays = [np.asarray(each) for each in known if isinstance(each, list | np.ndarray)]
+    for each, example in zip(slices, known, strict=True):
         if each is Ellipsis:
             missing = len(f.in_shapes[0]) - given
             axis, position = axis + missing, position + missing
         elif isinstance(each, slice) and isinstance(each.step, int) and each.step < 0:
-            if has_arrays:
+            if arrays:
                 raise NotImplementedError('negative steps beside arrays of indices')
             indices = range(*each.indices(f.in_shapes[0][axis]))
             low, high = (indices[-1], indices[0] + 1) if len(indices) else (0, 0)
@@ -55,6 +66,11 @@ def _key(f: Any, slices: tuple[Any, ...]) -> tuple[Any, list[int]]:
             flipped.append(position)
         elif isinstance(each, list):
             each = f.constant(np.asarray(each))
+        elif isinstance(example, np.ndarray):
+            each = integers(each, example.dtype)
+        elif isinstance(each, int) and any(array.ndim for array in arrays):
+            each = f.constant(np.array([each]))  # as for NumPy, an index like the others
+            position += 1
         key.append(each)
         position += not isinstance(each, int)
         axis += each is not None and each is not Ellipsis
@@ -75,6 +91,7 @@ def select_item(f: Any, x: Any, t: Any) -> Any:
 
 def embed_id(f: Any, x: Any, W: Any) -> Any:
     """``F.embedding(x, W)``, with zeros for ``ignore_label``."""
+    x = x if f.in_dtypes[0] == 'int32' else integers(x, f.in_dtypes[0])
     if f.ignore_label is None:
         return N.embedding(x, W)
     ignored = x == f.ignore_label

@@ -63,7 +63,8 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'invert': lambda f, x: torch.bitwise_not(x),
     'flatten': lambda f, x: x.reshape(-1),
     'full_like': lambda f, x, value, **_: torch.full_like(x, value),
-    'getitem': lambda f, x, key: element(f, x, key if isinstance(key, tuple) else (key,)),
+    'getitem': lambda f, x, key: element(
+        f, x, *(each if isinstance(each, tuple) else (each,) for each in (key, f.arguments[1]))),
     'matmul': lambda f, x, y: torch.matmul(x, y),
     'max': reduction(torch.amax),
     'mean': reduction(torch.mean),
