@@ -65,12 +65,15 @@ def _fail(call: Call, record: FlightRecord | None, error: BaseException,
         return  # it has not begun, or the collective around it does this
     if not isinstance(error, Exception):
         record.left_at = record.count
+    has_entered = record.count > record.before
     if not call.owner._context.check.is_untold(error):
         return
-    if isinstance(error, Exception):
+    if isinstance(error, Exception) and not has_entered:
         call.owner.refuse(call.operation, better_error(error, call.operation, method, args, kwargs))
+    # From a signal handler: the program may expect this very exception.
     with contextlib.suppress(Exception):
-        call.owner.refuse(call.operation, RuntimeError(f'interrupted by {type(error).__name__}'))
+        call.owner.refuse(call.operation, error if isinstance(error, Exception) else RuntimeError(
+            f'interrupted by {type(error).__name__}'))
     record.left_at = 0
 
 

@@ -296,10 +296,6 @@ class ConsistencyCheck:
             assert error is not None
             cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
             raise common.with_traceback(error.__traceback__) from cause
-        if error is not None and not isinstance(common, type(error)):
-            # A class of the program, which other ranks may not know; it may catch the error.
-            common_error.mark(error, common_error.is_printed_here(common))
-            raise error
         if error is None:
             raise common  # with the exception that the program is handling, if any, as its context
         raise common from error

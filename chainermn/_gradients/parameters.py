@@ -82,8 +82,8 @@ class ParameterList(ArrayList):
                 if [*map(type, grads)].count(np.ndarray) == len(grads):
                     dtypes = tuple(map(_dtype_of, grads))
                     if _FLOATS.issuperset(dtypes) and (
-                            all(map(_is_simple, grads)) or all(map(_is_writeable, grads))
-                            and not any(map(_repeats_elements, grads))) and (
+                            all(map(_is_simple, grads)) or (all(map(_is_writeable, grads))
+                            and not any(map(_repeats_elements, grads)))) and (
                             not tied_arrays.sharing_memory(grads)):
                         found = cls(grads)
                         found.paths, found.on_host, found.on_device = paths, True, False
