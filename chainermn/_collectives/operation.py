@@ -1,11 +1,13 @@
 """The decorator that turns a function over a communicator into an operation."""
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from chainermn._collectives import one_thread
 from chainermn._collectives.foreign_arguments import better_error
+from chainermn._consistency.consistency_check import ConsistencyCheck
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations.call import Call, entered
 from chainermn._operations.table import BY_NAME, Waits
@@ -29,8 +31,9 @@ def operation(what: Any, /) -> Any:
     - A second thread that calls one at the same time gets an error.
     - An error before the ranks have compared their calls, such as an invalid argument, is raised on
       all ranks.
-    - If SystemExit or KeyboardInterrupt interrupts an operation, for example in a signal handler,
-      the flight recorder notes it: the other ranks are waiting there.
+    - A signal handler may raise an exception anywhere.  If no other rank knows of the call, it is
+      an error on all ranks; otherwise, this rank completes what the others wait for, if possible.
+      The flight recorder notes an incomplete operation.
     """
     if not isinstance(what, str):
         return operation(what.__name__)(what)
@@ -42,10 +45,13 @@ def operation(what: Any, /) -> Any:
 
 def _begin(call: Call) -> FlightRecord | None:
     """Begin a collective, unless it is a part of another one of its communicator."""
-    record: FlightRecord = call.owner._context.check.record
+    check: ConsistencyCheck = call.owner._context.check
+    record = check.record
     is_busy = record.inside is not None or record.conflict is not None
     if is_busy and one_thread.check(call, record):
         return None
+    exchange = check.exchange
+    exchange.before = exchange.published[0]
     record.before = record.count
     record.inside = call
     return record
@@ -59,8 +65,16 @@ def _fail(call: Call, record: FlightRecord | None, error: BaseException,
         return  # it has not begun, or the collective around it does this
     if not isinstance(error, Exception):
         record.left_at = record.count
-    elif record.count == record.before:
+    has_entered = record.count > record.before
+    if not call.owner._context.check.is_untold(error):
+        return
+    if isinstance(error, Exception) and not has_entered:
         call.owner.refuse(call.operation, better_error(error, call.operation, method, args, kwargs))
+    # From a signal handler: the program may expect this very exception.
+    with contextlib.suppress(Exception):
+        call.owner.refuse(call.operation, error if isinstance(error, Exception) else RuntimeError(
+            f'interrupted by {type(error).__name__}'))
+    record.left_at = 0
 
 
 def _raise_better(call: Call, begun: None, error: BaseException, method: Callable[..., object],

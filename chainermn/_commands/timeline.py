@@ -47,7 +47,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         run = trace_files.read(options.files)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    print(summary.text(run))
+    print(streams.printable(summary.text(run)))
     if options.merged is not None:
         trace_files.write(run, options.merged)
         print(f'\nWrote {options.merged}; open it at https://ui.perfetto.dev or in '

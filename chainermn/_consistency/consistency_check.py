@@ -66,12 +66,13 @@ class ConsistencyCheck:
         self.update = NO_UPDATE
         self.set_caller(PROGRAM)
         self._mismatch: tuple[int, list[CallSignature]] = -1, []  # the last one, and its call
+        self._compared = -1  # the last call whose signatures the ranks have exchanged
         self._size = mpi_comm.size
         self._share, self._spins = share, spins
-        self._exchange: SignatureExchange = SignatureExchange(
+        self.exchange: SignatureExchange = SignatureExchange(
             mpi_comm, call_signature.SIZE, share, spins)
         #: The largest size in bytes of data of one rank that is exchanged with its call.
-        self.capacity = self._exchange.capacity
+        self.capacity = self.exchange.capacity
 
     def set_caller(self, caller: Caller) -> None:
         """Set who makes the calls of this rank."""
@@ -82,12 +83,12 @@ class ConsistencyCheck:
 
     def trace(self) -> None:
         """Record the time spent waiting for other ranks on the timeline."""
-        self._exchange = TracedSignatureExchange(
+        self.exchange = TracedSignatureExchange(
             self.mpi_comm, call_signature.SIZE, self._share, self._spins)
 
     def free(self) -> None:
         """Free the shared memory.  Collective: every rank calls it, at the end."""
-        self._exchange.free()
+        self.exchange.free()
 
     def same(self, signature: bytes, details: Mapping[str, str] | None = None) -> bool:
         """Compare the signatures of all ranks; a mismatch raises the same error on all of them.
@@ -101,7 +102,7 @@ class ConsistencyCheck:
             device.
         """
         self.record.add(signature)
-        if not self.is_active or self._exchange.matches(self._identifier(signature)):
+        if not self.is_active or self.exchange.matches(self._identifier(signature)):
             return True
         self._compare(signature, details)
         return False
@@ -119,7 +120,7 @@ class ConsistencyCheck:
             The data of each rank; ``None`` if the signatures differ in parts that may differ.
         """
         self.record.add(signature)
-        blocks = self._exchange.gather_equal(self._identifier(signature), block)
+        blocks = self.exchange.gather_equal(self._identifier(signature), block)
         if blocks is None:
             self._compare(signature, details)
         return blocks
@@ -137,10 +138,10 @@ class ConsistencyCheck:
         self.record.add(signature)
         if self._size == 1:
             return [signature + data]
-        messages = self._exchange.gather(self._identifier(signature), signature + data)
+        messages = self.exchange.gather(self._identifier(signature), signature + data)
         if messages is None:
             self._compare(signature)  # the callers differ in what may differ, until now
-            messages = self._exchange.gather(self._identifier(signature), signature + data)
+            messages = self.exchange.gather(self._identifier(signature), signature + data)
         assert messages is not None, 'identifiers differ, but the calls match'
         return messages
 
@@ -158,12 +159,34 @@ class ConsistencyCheck:
         self.record.add(signature)
         if self._size == 1:
             return signature + data
-        message = self._exchange.bcast(self._identifier(signature), signature + data, root)
+        message = self.exchange.bcast(self._identifier(signature), signature + data, root)
         if message is None:
             self._compare(signature)  # the callers differ in what may differ, until now
-            message = self._exchange.bcast(self._identifier(signature), signature + data, root)
+            message = self.exchange.bcast(self._identifier(signature), signature + data, root)
         assert message is not None, 'identifiers differ, but the calls match'
         return message
+
+    def is_untold(self, error: BaseException) -> bool:
+        """Return whether the other ranks know nothing of the call in which an error was raised.
+
+        If they know, this completes the exchange of the call, which they wait for.
+
+        Args:
+            error: The error; of any kind, and raised anywhere, if it is from a signal handler.
+        """
+        record, exchange = self.record, self.exchange
+        if record.count == record.before:
+            return True
+        if not self.is_active:
+            return False
+        if exchange.published[0] == exchange.before:
+            record.forget()
+            return True
+        is_same, newest = exchange.settle(error), record.newest
+        if not is_same and self._compared != record.count and (
+                newest is not None and newest.signature is not None):
+            self._compare(newest.signature)
+        return False
 
     def refuse(self, operation: str, error: Exception, consequence: str = mismatch.NOT_SENT
                ) -> NoReturn:
@@ -212,19 +235,20 @@ class ConsistencyCheck:
             self._refuse(operation, error, mismatch.NOT_SENT)
         # Without counting: it is the same operation.
         if (nbytes is None or nbytes >= _LARGE) and not (
-                self._exchange.matches(self._identifier(signature))):
+                self.exchange.matches(self._identifier(signature))):
             self._compare(signature)
         return result
 
     def _refuse(self, operation: str, error: Exception, consequence: str) -> NoReturn:
         """Raise an error on all ranks, which are in a check."""
-        self._exchange.matches(MISMATCH)
+        self.exchange.matches(MISMATCH)
         signatures = self._signatures(call_signature.pack('failed', failed=True))
         self._raise_common(signatures, None, error,
                            mismatch.RemoteError.of(operation, error, consequence))
 
     def _signatures(self, signature: bytes) -> list[CallSignature]:
         """Exchange the signatures of all ranks, after a mismatch."""
+        self._compared = self.record.count
         signature = call_signature.with_caller(signature, self.caller.digest)
         received = bytearray(call_signature.SIZE * self._size)
         self.mpi_comm.Allgather(signature, received)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import Protocol, TypeAlias
 
 from chainermn._consistency import tags
@@ -43,8 +43,15 @@ Data: TypeAlias = 'bytes | bytearray'
 class MessageMemory(Protocol):
     """Shared memory of the ranks for their messages."""
 
+    #: Its first element is the number of exchanges of this rank.  It changes in the moment in which
+    #: the others can read the message.
+    published: MutableSequence[int]
+
     def exchange(self, call: bytes, message: bytes, is_wanted: bool) -> Sequence[Data] | None:
         """Return the messages of all ranks, if they are wanted; ``None`` on a mismatch."""
+
+    def settle(self) -> bool:
+        """Complete the last exchange, if it was interrupted; return whether all calls match."""
 
     def free(self) -> None:
         """Free it.  Collective: every rank calls it, once."""
@@ -87,11 +94,37 @@ class SignatureExchange:
         self._share = share if size > 1 else None
         self._count = 0  # of exchanges by messages
         self._memory: MessageMemory | None = None
+        #: Its first element increases, at the latest, when another rank can learn of a call.
+        self.published: MutableSequence[int] = [0]
+        #: That number when the current operation of this rank began.
+        self.before = 0
+        self._complete = 0  # steps of exchanges by messages
+        self._last: Data = b''  # the message of the last step
+        self._interruption: BaseException | None = None
+        self._failure: BaseException | None = None
 
     def free(self) -> None:
         """Free the shared memory.  Collective: every rank calls it, at the end."""
         if self._memory is not None:
+            self.published = [0]
             self._memory.free()
+
+    def settle(self, error: BaseException) -> bool:
+        """Complete an exchange that an exception has interrupted, since other ranks wait for it.
+
+        Args:
+            error: The exception.  If this is impossible, all later exchanges raise an error.
+
+        Returns:
+            Whether the calls of all ranks match, as far as this rank knows.
+        """
+        if self._memory is not None:
+            return self._memory.settle()
+        if self.published[0] != self._complete or self._complete % len(self._steps):
+            self._failure = error
+            return True
+        return not self._last.startswith(MISMATCH) and (
+            self._last[:IDENTIFIER_SIZE] == self._received[:IDENTIFIER_SIZE])
 
     def matches(self, call: bytes) -> bool:
         """Return whether the calls of all ranks are equal."""
@@ -176,11 +209,21 @@ class SignatureExchange:
         """
         if self._memory is not None:
             return True
+        if self._failure is not None:
+            raise RuntimeError(
+                'the communicator cannot be used any more, since an exception, such as one of a '
+                'signal handler, has interrupted an earlier operation on this rank: '
+                f'{type(self._failure).__name__}') from self._failure
         self._count += 1
         if self._count != _MESSAGES + 1 or self._share is None:
             return False
+        self.published[0] += 1  # in case it is interrupted
         self._memory = self._share(self._mpi_comm, self._largest)
-        return self._memory is not None
+        self._complete += 1
+        if self._memory is None:
+            return False
+        self.published, self.before = self._memory.published, 0
+        return True
 
     def _exchange(self, call: bytes, message: bytes, is_wanted: bool = True
                   ) -> Sequence[Data] | None:
@@ -191,10 +234,25 @@ class SignatureExchange:
         return None if call is MISMATCH else found
 
     def _swap(self, message: Data, dest: int, source: int) -> None:
-        """Send a message, and receive one."""
+        """Send a message, and receive one.
+
+        The other ranks need all messages of this rank, so an exception of a signal handler is
+        raised after the last one.
+        """
+        self.published[0] += 1
+        self._last = message
         request = self._irecv(self._received, source, self._tag)
         self._send(message, dest, self._tag)
-        wait(request, None, self._spins)
+        try:
+            wait(request, None, self._spins)
+        except MPI.Exception:
+            raise
+        except BaseException as error:
+            self._interruption = error
+        self._complete += 1
+        if self._interruption is not None and not self._complete % len(self._steps):
+            interruption, self._interruption = self._interruption, None
+            raise interruption
 
     def _by_rank(self, found: list[Data]) -> list[Data]:
         return found[-self._rank:] + found[:-self._rank] if self._rank else found

@@ -96,6 +96,12 @@ class FlightRecord:
             _note_site(call)
         return call
 
+    def forget(self) -> None:
+        """Undo :meth:`add` for the newest call, of which no other rank knows."""
+        if self.ring and self.ring[-1].number == self.count:
+            self.ring.pop().number = 0
+        self.count -= 1
+
     def _flight_records(self) -> tuple[FlightRecord, ...]:
         return self,
 

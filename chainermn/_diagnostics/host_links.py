@@ -106,13 +106,13 @@ class HostLinks:
         if connects and theirs is not None:
             start(following, True, lambda: host_connection.connect(theirs))
 
-    def failure(self, ask: Callable[[Sequence[int]], None]) -> str:
+    def failure(self, ask: Callable[[Sequence[int]], None], now: float) -> str:
         """Return why a host is unreachable; '' if none is.
 
         Args:
             ask: Asks ranks over MPI to answer, for :meth:`answered`.
+            now: The current time.
         """
-        now = time.monotonic()
         for host in list(self._hosts):
             if host.error is None:
                 continue

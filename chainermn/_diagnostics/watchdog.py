@@ -46,6 +46,7 @@ from chainermn._diagnostics.watchdog_group import (
 )
 from chainermn._process import environment, runtime, streams
 from chainermn._process.mpi import MPI
+from chainermn._process.running_time import RunningClock
 from chainermn._timeline import recorder
 
 # Seconds.
@@ -79,6 +80,8 @@ class Watchdog(runtime.ProcessState):
         self._interval = _INTERVAL
         self.limit_interval(self._default)
         self._own = RankProgress()
+        self._clock = runtime.get(RunningClock)
+        self._now = self._clock.poll()  # of the last poll
         self._asked_at = -math.inf  # when another rank asked for the state of this one
         self._live = LiveView()
         self._metrics_target = environment.text(environment.METRICS)  # '' once it is open
@@ -149,9 +152,10 @@ class Watchdog(runtime.ProcessState):
 
     def _run(self) -> None:
         errors = 0
-        while errors < _MAX_ERRORS and not self._closed.wait(self._pause()):
+        while errors < _MAX_ERRORS and not self._closed.wait(pause := self._pause()):
             try:
-                self._poll()
+                self._now = self._clock.poll(pause)
+                self._poll(self._now)
                 errors = 0
             except Exception:  # the threads change while it polls them
                 errors += 1
@@ -164,14 +168,13 @@ class Watchdog(runtime.ProcessState):
 
     def _pause(self) -> float:
         if any(group.alarmed_at or group.question for group in self._groups) or (
-                time.monotonic() < self._asked_at + _RESPONSE_TIMEOUT):
+                self._now < self._asked_at + _RESPONSE_TIMEOUT):
             return _INTERVAL_ALARMED
         return min(self._interval, _INTERVAL_WAITING if self._own.is_waiting else
-                   _INTERVAL_WATCHED if self._live.is_watched(time.monotonic()) else _INTERVAL)
+                   _INTERVAL_WATCHED if self._live.is_watched(self._now) else _INTERVAL)
 
-    def _poll(self) -> None:
+    def _poll(self, now: float) -> None:
         recorder.write()  # in case this rank hangs or is killed
-        now = time.monotonic()
         self._own.observe(now, self._interval)
         groups = list(self._groups) or [self._alone]
         largest = max(groups, key=lambda group: len(group.ranks))
@@ -197,7 +200,7 @@ class Watchdog(runtime.ProcessState):
                     self._respond(group, reason, (), now)
             if group.alarmed_at is None and group.links is not None and (
                     reason := group.links.failure(
-                        functools.partial(group.send, MessageType.PING, None))):
+                        functools.partial(group.send, MessageType.PING, None), now)):
                 self._respond(group, reason, (), now)
             if group.alarmed_at is None and (reason := devices.failure(self._default)):
                 self._respond(group, reason, (), now)

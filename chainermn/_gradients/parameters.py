@@ -23,6 +23,7 @@ from chainermn._types import Array, Model, Parameter
 _FLOATS = frozenset(map(np.dtype, ('float16', 'float32', 'float64')))
 _dtype_of, _shape_of = operator.attrgetter('dtype'), operator.attrgetter('shape')
 _is_writeable = operator.attrgetter('flags.writeable')
+_is_simple = operator.attrgetter('flags.carray')  # also writeable
 
 #: The prefix of a link, and the names of its parameters or the paths from its own `namedparams`.
 _Names = tuple[str, frozenset[str] | tuple[str, ...]]
@@ -80,7 +81,9 @@ class ParameterList(ArrayList):
                 # Fast path: there may be thousands of parameters.
                 if [*map(type, grads)].count(np.ndarray) == len(grads):
                     dtypes = tuple(map(_dtype_of, grads))
-                    if _FLOATS.issuperset(dtypes) and all(map(_is_writeable, grads)) and (
+                    if _FLOATS.issuperset(dtypes) and (
+                            all(map(_is_simple, grads)) or (all(map(_is_writeable, grads))
+                            and not any(map(_repeats_elements, grads)))) and (
                             not tied_arrays.sharing_memory(grads)):
                         found = cls(grads)
                         found.paths, found.on_host, found.on_device = paths, True, False
@@ -99,7 +102,8 @@ class ParameterList(ArrayList):
                 array = parameter.grad
                 if array is None:
                     continue
-                if isinstance(array, np.ndarray) and not array.flags.writeable:
+                if isinstance(array, np.ndarray) and (
+                        not array.flags.writeable or _repeats_elements(array)):
                     # Backward makes such a gradient: that of F.sum is a broadcast scalar.
                     parameter.grad = array = array.copy()
             arrays[path] = _checked(path, attribute, array)
@@ -164,10 +168,18 @@ def _checked(path: str, attribute: str, array: Array) -> Array:
         raise TypeError(f'parameter {path}: gradients of dtype {array.dtype} cannot be averaged')
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ValueError(f'parameter {path}: its array is read-only; assign a writable copy')
+    if _repeats_elements(array):
+        raise ValueError(f'parameter {path}: elements of its array share memory; assign a copy')
     if not array.dtype.isnative:
         raise TypeError(f'parameter {path}: its array has a non-native byte order; assign '
                         f'array.astype({array.dtype.name!r})')
     return array_buffers.without_subclass(array)
+
+
+def _repeats_elements(array: Array) -> bool:
+    """Whether elements share memory, as in a broadcast array."""
+    return 0 in array.strides and array.size > 1 and any(
+        not stride and n > 1 for stride, n in zip(array.strides, array.shape, strict=True))
 
 
 def sorted_once(model: Model) -> tuple[tuple[str, ...], list[Parameter]]:

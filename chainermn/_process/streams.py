@@ -4,10 +4,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import unicodedata
 
 #: File descriptors, except those closed at startup: their numbers may belong to other files.
 _FILES = {name: number for number, name in enumerate(('stdin', 'stdout', 'stderr'))
           if getattr(sys, f'__{name}__') is not None}
+
+#: Categories of characters that change what a terminal shows elsewhere, or that it cannot show:
+#: control, format (such as right-to-left), and surrogates.
+_ESCAPED = ('Cc', 'Cf', 'Cs')
 
 
 def silence_stderr() -> None:
@@ -17,7 +22,29 @@ def silence_stderr() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), _FILES['stderr'])
 
 
+def printable(text: str) -> str:
+    """Return text for a terminal: names and errors may contain control and undecodable characters.
+
+    These are escaped, except tabs and newlines.
+
+    Example:
+        >>> from chainermn._process.streams import printable
+        >>> print(printable(chr(27) + '[2J'))
+        \\x1b[2J
+    """
+    if text.isprintable():
+        return text
+    return ''.join([
+        each if each in '\n\t' or unicodedata.category(each) not in _ESCAPED
+        else each.encode('unicode_escape').decode() for each in text])
+
+
 def write(text: str, name: str = 'stderr') -> None:
+    """Write :func:`printable` text, as :func:`forward` does."""
+    forward(printable(text), name)
+
+
+def forward(text: str, name: str) -> None:
     """Write to ``sys.stderr`` or ``sys.stdout``, or if that fails to its file descriptor."""
     try:
         stream = getattr(sys, name)

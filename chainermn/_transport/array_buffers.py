@@ -52,9 +52,15 @@ def without_subclass(x: Array) -> Array:
     return x if type(x) is cupy.ndarray else cupy.asarray(x)
 
 
+def is_direct(x: Array) -> bool:
+    """Whether MPI can read the memory of an array: in C order, and aligned (not so on a device)."""
+    flags = x.flags
+    return flags.c_contiguous and getattr(flags, 'aligned', True)
+
+
 def contiguous(x: Array) -> Array:
-    """Return an array in C order; the same one if it is."""
-    return x if x.flags.c_contiguous else x.copy('C')
+    """Return an array that MPI can read directly; the same one if it can."""
+    return x if is_direct(x) else x.copy('C')
 
 
 def is_plain(x: Arrays) -> TypeGuard[np.ndarray]:
@@ -109,7 +115,7 @@ def to_buffer(x: Array) -> Array:
             return flat
         staged = new_buffer(flat.shape, flat.dtype, device=True)
         return cupy.asnumpy(flat, out=staged) if flat.size else staged
-    return x.reshape(-1) if x.flags.c_contiguous else x.flatten()
+    return x.reshape(-1) if is_direct(x) else x.flatten()
 
 
 def copied(buffer: Array) -> Array:

@@ -149,7 +149,7 @@ class MpiTransport:
         """Average arrays of one dtype in one buffer."""
         x, batched = group[0], self.group.batched_copy
         is_in_place = len(group) == 1 and targets[0] is x and type(x) is np.ndarray and (
-            x.dtype in _FLOATS and x.flags.c_contiguous)
+            x.dtype in _FLOATS and array_buffers.is_direct(x))
 
         def pack() -> Array:
             if is_in_place:
@@ -326,7 +326,7 @@ class MpiTransport:
         It is in ``out`` if that is a C-ordered host array of the right dtype: ``x`` itself, or
         an array that shares no memory with ``x``.
         """
-        if type(x) is np.ndarray and x.flags.c_contiguous:
+        if type(x) is np.ndarray and array_buffers.is_direct(x):
             y = self.group.prepared(x.nbytes, lambda: (
                 np.empty(x.shape, x.dtype) if out is None or out.dtype != x.dtype else out))
             source = MPI.IN_PLACE if out is not None and np.may_share_memory(x, y) else x

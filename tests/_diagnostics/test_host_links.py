@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import socket
-import time
 
 import pytest
 from time_limits import wait_until
@@ -69,7 +68,7 @@ def test_one_host_has_no_links():
 @pytest.mark.parametrize('rank, can_ask', [(1, True), (0, False)])
 def test_ranks_without_links(rank, can_ask):
     links = HostLinks(Ranks(rank, [None, None, Offer([], 1, SECRET)]), ['a', 'a', 'b'], can_ask)
-    assert links._hosts == [] and links.failure(None) == ''
+    assert links._hosts == [] and links.failure(None, 0) == ''
     links.close()
 
 
@@ -82,7 +81,7 @@ def test_hosts_that_have_finished(aborted):
     first.close()
     second.close()
     wait_until_closed(first, second)
-    assert aborted == [] and first.failure(None) == second.failure(None) == ''
+    assert aborted == [] and first.failure(None, 0) == second.failure(None, 0) == ''
 
 
 @pytest.mark.parametrize('last', [b'', host_links.FAILED])
@@ -100,11 +99,11 @@ def test_a_host_whose_processes_have_ended(aborted, last):
 def test_a_lost_connection_of_a_host_that_answers_over_mpi(capsys):
     links = lost(errno.ETIMEDOUT)
     asked = []
-    assert links.failure(asked.append) == '' and asked == [[1, 2]]
+    assert links.failure(asked.append, 0) == '' and asked == [[1, 2]]
     links.answered(0)
-    assert links.failure(asked.append) == '' and len(links._hosts) == 1
+    assert links.failure(asked.append, 0) == '' and len(links._hosts) == 1
     links.answered(2)
-    assert links.failure(asked.append) == '' and len(asked) == 1
+    assert links.failure(asked.append, 0) == '' and len(asked) == 1
     assert links._hosts == []
     assert 'host b (ranks 1-2) was lost (Connection timed out), but MPI' in capsys.readouterr().err
 
@@ -116,9 +115,8 @@ def test_a_host_that_does_not_answer_over_mpi(monkeypatch, number, why):
     monkeypatch.setattr(host_links, '_ANSWER_TIMEOUT', .1)
     monkeypatch.setattr(host_links, '_LONG_ANSWER_TIMEOUT', .15)
     links = lost(number)
-    assert links.failure(lambda ranks: None) == ''
-    time.sleep(.2)
-    assert links.failure(None) == f'host b (ranks 1-2) is unreachable: {why}'
+    assert links.failure(lambda ranks: None, 0) == ''
+    assert links.failure(None, .2) == f'host b (ranks 1-2) is unreachable: {why}'
 
 
 def lost(number):

@@ -1,6 +1,7 @@
 """Messages arrive, whatever the program has done to its streams."""
 
 import io
+import os
 import subprocess
 import sys
 
@@ -21,6 +22,16 @@ def test_to_the_file_descriptor(capfd, monkeypatch, name, stream):
     streams.write('a message: ä\n', name)
     out, err = capfd.readouterr()
     assert (out, err) == (('a message: ä\n', '') if name == 'stdout' else ('', 'a message: ä\n'))
+
+
+@pytest.mark.parametrize('text, shown', [
+    ('plain ä\t\n', 'plain ä\t\n'), ('\x1b[2J\r\x9b\x07', r'\x1b[2J\r\x9b\x07'),
+    (os.fsdecode(b'\xff.py'), r'\udcff.py'), ('\u202egpj.exe', r'\u202egpj.exe')])
+def test_control_characters_of_names_are_escaped(monkeypatch, text, shown):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding='utf-8')
+    monkeypatch.setattr(sys, 'stderr', stream)
+    streams.write(text)
+    assert stream.buffer.getvalue().decode() == shown
 
 
 def test_to_the_stream_of_the_program(capfd, monkeypatch):

@@ -75,7 +75,7 @@ def _speed(result: Result) -> str:
 
 def _show_plain(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print(title)
-    lines = [*([head] if head else []), *rows]
+    lines = [*([head] if head else []), *([*map(streams.printable, row)] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print('  ' + '  '.join(map(str.ljust, line, widths)).rstrip())
@@ -99,7 +99,7 @@ def _show_rich(console: Console, title: str, head: Sequence[str], rows: Sequence
     from rich.text import Text
 
     def colored(cell: str) -> Text:
-        return Text(cell, {'works': 'green', 'no': 'yellow'}.get(cell, ''))
+        return Text(streams.printable(cell), {'works': 'green', 'no': 'yellow'}.get(cell, ''))
 
     style = {'Problems': 'bold red', 'Warnings': 'bold yellow',
              'All required checks passed': 'bold green'}

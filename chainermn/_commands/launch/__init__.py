@@ -6,6 +6,7 @@ import collections
 import contextlib
 import json
 import linecache
+import math
 import operator
 import os
 import selectors
@@ -20,6 +21,7 @@ from chainermn._commands.launch import rank_process, serialization
 from chainermn._commands.launch.rank_failure import read_failures
 from chainermn._operations.ranks import ranks_text
 from chainermn._process import mpiexec, streams
+from chainermn._process.running_time import RunningClock
 from chainermn._types import Object
 from chainermn.communicators import CommunicatorName
 
@@ -83,7 +85,6 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
         [3, 3]
     """
     n = _check_arguments(fn, n, timeout)
-    deadline = None if timeout is None else time.monotonic() + timeout
     command = [mpiexec.find_local(), '-n', str(n), sys.executable, rank_process.__file__]
     with tempfile.TemporaryDirectory(  # only this user can read it
             prefix='chainermn-launch-', ignore_cleanup_errors=True) as folder:
@@ -98,7 +99,7 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
             json.dump([entry for entry in sys.path if isinstance(entry, str)], file)
         environment = {**mpiexec.environment(n, _LOCAL_ONLY), **(env or {})}
         with _started([*command, folder], environment, folder, n) as process:
-            output = _wait(process, folder, n, timeout, deadline)
+            output = _wait(process, folder, n, timeout)
             if failures := read_failures(folder):
                 raise failures[0].error(folder, n, failures[1:])
             missing = _unfinished(folder, n)
@@ -170,8 +171,7 @@ def _is_closed(pipe: int) -> bool:
     return False
 
 
-def _wait(process: subprocess.Popen[bytes], folder: str, n: int, timeout: float | None,
-          deadline: float | None) -> str:
+def _wait(process: subprocess.Popen[bytes], folder: str, n: int, timeout: float | None) -> str:
     """Forward output until mpiexec or all ranks have exited, or a rank has failed.
 
     mpiexec does not exit while a process that a rank left running can still print.
@@ -180,6 +180,8 @@ def _wait(process: subprocess.Popen[bytes], folder: str, n: int, timeout: float 
         The last part of the output.
     """
     output: collections.deque[str] = collections.deque(maxlen=50)
+    clock = RunningClock()
+    deadline = clock.poll() + (math.inf if timeout is None else timeout)
     with selectors.DefaultSelector() as selector:
         for pipe, name in ((process.stdout, 'stdout'), (process.stderr, 'stderr')):
             assert pipe is not None
@@ -192,7 +194,7 @@ def _wait(process: subprocess.Popen[bytes], folder: str, n: int, timeout: float 
                 end = time.monotonic() + _SETTLE_TIME
             elif end is None and _have_exited(folder, n):
                 end = time.monotonic() + _FORWARD_TIME
-            if deadline is not None and time.monotonic() > deadline:
+            if clock.poll() > deadline:
                 late = _unfinished(folder, n)
                 who = (f'{ranks_text(late)} of {n}' if late
                        else 'processes of ranks that returned a result')
@@ -216,7 +218,7 @@ def _forward_output(selector: selectors.BaseSelector, seconds: float) -> list[st
             selector.unregister(key.fileobj)
         if text := decoder.decode(content, final=not content):
             texts.append(text)
-            streams.write(text, name)
+            streams.forward(text, name)
     return texts
 
 

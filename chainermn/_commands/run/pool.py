@@ -8,6 +8,7 @@ from typing import NamedTuple
 from chainermn._commands.run import hosts
 from chainermn._commands.run.job_links import Links
 from chainermn._commands.run.probe import Probe
+from chainermn._process.running_time import RunningClock
 
 # Seconds.
 _POLL_INTERVAL = 0.05
@@ -61,10 +62,11 @@ class Pool:
         Returns:
             No hosts after the timeout, or if it is interrupted.
         """
-        deadline = time.monotonic() + timeout
+        clock = RunningClock()
+        deadline = clock.poll() + timeout
         has_warned = False
         while True:
-            errors = self._wait_for(self.start_probe(), is_interrupted)
+            errors = self._wait_for(self.start_probe(), is_interrupted, clock)
             if errors is None:
                 return {}
             ranks = self.ranks(errors)
@@ -80,17 +82,19 @@ class Pool:
                 has_warned = True
                 say(f'waiting for hosts: there are slots for {total} ranks, and --min-ranks is '
                     f'{self._min_ranks}: {missing}')
-            pause = time.monotonic() + self.interval
+            pause = clock.poll() + self.interval
             if pause > deadline:
                 return {}
-            while time.monotonic() < pause and not is_interrupted():
+            while clock.poll() < pause and not is_interrupted():
                 time.sleep(_POLL_INTERVAL)
 
     @staticmethod
-    def _wait_for(probe: Probe, is_interrupted: Callable[[], bool]) -> dict[str, str] | None:
+    def _wait_for(probe: Probe, is_interrupted: Callable[[], bool], clock: RunningClock
+                  ) -> dict[str, str] | None:
         try:
             while (errors := probe.errors()) is None and not is_interrupted():
                 time.sleep(_POLL_INTERVAL)
+                clock.poll()
             return None if is_interrupted() else errors
         finally:
             probe.close()
@@ -112,7 +116,8 @@ class Watch:
 
     def __init__(self, pool: Pool, ranks: Mapping[str, int], grow_after: float,
                  links: Links | None, say: Callable[[str], None]) -> None:
-        now = time.monotonic()
+        self._clock = RunningClock()
+        now = self._clock.poll()
         self._pool = pool
         self._ranks = ranks
         self._links = links
@@ -135,7 +140,7 @@ class Watch:
 
     def poll(self) -> Ending | None:
         """Return why to end the attempt, or ``None``.  Call it frequently."""
-        now = time.monotonic()
+        now = self._clock.poll()
         if self._links is not None:
             self._links.poll()
         if self._probe is None:

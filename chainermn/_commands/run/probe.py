@@ -3,10 +3,10 @@ from __future__ import annotations
 
 import signal
 import tempfile
-import time
 from collections.abc import Mapping
 
 from chainermn._commands.run import supervisor
+from chainermn._process.running_time import RunningClock
 
 _TIMEOUT = 10  # seconds for a host to start a process
 _GRACE = 5  # seconds for mpiexec to end after SIGTERM
@@ -21,7 +21,8 @@ class Probe:
     """
 
     def __init__(self, commands: Mapping[str, list[str]], environment: dict[str, str]) -> None:
-        self._deadline = time.monotonic() + _TIMEOUT
+        self._clock = RunningClock()
+        self._deadline = self._clock.poll() + _TIMEOUT
         self._late: set[str] = set()
         self._outputs = {host: tempfile.TemporaryFile() for host in commands}  # noqa: SIM115
         self._processes = {
@@ -31,7 +32,7 @@ class Probe:
     def errors(self) -> dict[str, str] | None:
         """Return why each host does not answer (``''``: it does), or ``None`` while it waits."""
         waiting = {host for host, one in self._processes.items() if one.poll() is None}
-        if time.monotonic() > self._deadline:
+        if self._clock.poll() > self._deadline:
             for host in waiting - self._late:
                 self._processes[host].send_signal(signal.SIGTERM)
             self._late |= waiting

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import pathlib
 import pwd
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 from chainermn._commands import running_ranks
 from chainermn._operations.exceptions import ChainerMNError
+from chainermn._process import streams
 
 
 class RunningJob(NamedTuple):
@@ -37,8 +37,9 @@ def find(target: str | None) -> RunningJob:
     jobs = every = _jobs()
     missing = 'no job of yours runs on this host'
     if target is not None:
-        jobs = [job for job in every if job.name == target]
-        missing = f'there is no job {target} of yours on this host'
+        name = streams.printable(target)
+        jobs = [job for job in every if job.name == name]
+        missing = f'there is no job {name} of yours on this host'
     missing += ': it has finished, has no communicator yet, or runs on other hosts'
     if not jobs and target is not None and target.isdecimal() and os.path.exists(f'/proc/{target}'):
         owner = os.stat(f'/proc/{target}').st_uid
@@ -71,8 +72,8 @@ def _name(process: int) -> str:
     """Return the name of a job, from the environment and the command line of a rank."""
     for line in _strings(process, 'environ'):
         if line.startswith('SLURM_JOB_ID='):
-            return line.partition('=')[2]
-    return program(_strings(process, 'cmdline'))
+            return streams.printable(line.partition('=')[2])
+    return streams.printable(program(_strings(process, 'cmdline')))
 
 
 def _strings(process: int, name: str) -> list[str]:
@@ -83,11 +84,21 @@ def _strings(process: int, name: str) -> list[str]:
 
 def program(arguments: Sequence[str]) -> str:
     """Return the file name of the program in the command line of Python."""
-    for previous, argument in itertools.pairwise(arguments):
-        if argument == '-c' or previous in ('-W', '-X'):
-            continue
-        if previous == '-m' or not argument.startswith('-'):
+    rest = iter(arguments[1:])
+    for argument in rest:
+        if not argument.startswith('-'):
             return os.path.basename(argument)
+        if argument.startswith('--'):
+            continue
+        for end, option in enumerate(argument[1:], 2):
+            if option == 'c':
+                return 'python -c'
+            if option == 'm':
+                return argument[end:] or next(rest, 'python')
+            if option in 'WX':
+                if not argument[end:]:
+                    next(rest, None)
+                break
     return 'python'
 
 

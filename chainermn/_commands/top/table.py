@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from chainermn._process.streams import printable
 from chainermn._timeline.activities import EXCHANGE, NAMES, WAITING
 
 _WINDOW = 10.  # seconds
@@ -91,11 +92,11 @@ class Samples:
             return TableRow(rank)
         first, last = kept[0], kept[-1]
         row = TableRow(
-            rank, last['host'], last['pid'], last['updates'],
+            rank, printable(last['host']), last['pid'], last['updates'],
             rss_bytes=last['rss_bytes'], gpu_bytes=last['gpu_bytes'],
             is_silent=self._ages[rank] > _SILENT,
             is_waiting=last['is_waiting'] and last['state_seconds'] >= _STUCK,
-            state=last['state'], state_seconds=last['state_seconds'])
+            state=printable(last['state']), state_seconds=last['state_seconds'])
         seconds = last['at'] - first['at']
         if row.is_silent or not seconds:
             return row

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -15,7 +14,9 @@ from chainermn._consistency import mismatch
 from chainermn._diagnostics import devices
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations import common_error
+from chainermn._process import runtime
 from chainermn._process.mpi import MPI
+from chainermn._process.running_time import RunningClock
 from chainermn._transport import array_buffers
 from chainermn._types import Device, DeviceArray, DeviceEvent, NcclComm
 
@@ -153,7 +154,7 @@ class NcclGroup:
 
         done = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
         text = f'{operation} of {buffer.size} {buffer.dtype} by NCCL on GPU {self.device_id}'
-        self._newest = done, time.monotonic(), text
+        self._newest = done, runtime.get(RunningClock).peek(), text
 
     @property
     def timeout(self) -> float | None:
@@ -168,7 +169,7 @@ class NcclGroup:
             return 0., ''
         done, since, text = newest
         is_running = self._query(lambda: _status(done) == _NOT_READY, False)
-        return (time.monotonic() - since if is_running else 0.), text
+        return (runtime.get(RunningClock).peek() - since if is_running else 0.), text
 
     def error(self) -> str:
         """Return the error of the device or of NCCL, or ''."""

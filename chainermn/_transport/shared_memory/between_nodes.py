@@ -56,6 +56,11 @@ def split(inter: MPI.Intracomm, data: np.ndarray) -> tuple[list[np.ndarray], lis
     return [data[begin:end] for begin, end in itertools.pairwise(borders)], _others(inter)
 
 
+def _raw(part: np.ndarray) -> np.ndarray:
+    """Return data as bytes, for MPI: an array of the program may be unaligned."""
+    return part.view(np.uint8)
+
+
 def _others(inter: MPI.Intracomm) -> list[int]:
     """Return the other nodes, the next one first, so that not all send to the same one first."""
     return [(inter.rank + shift) % inter.size for shift in range(1, inter.size)]
@@ -83,10 +88,11 @@ class NodeReduction(NodeTransfer):
         own = parts[me]
         self._result = own if result is None else result
         size = own.size
-        self._parts = [(node, parts[node]) for node in others if parts[node].size]
-        self._received = [(node, received[i * size:(i + 1) * size])
-                          for i, node in enumerate(others) if size]
-        by_node = dict(self._received) | {me: own}
+        self._parts = [(node, _raw(parts[node])) for node in others if parts[node].size]
+        terms = {node: received[i * size:(i + 1) * size]
+                 for i, node in enumerate(others) if size}
+        self._received = [(node, _raw(part)) for node, part in terms.items()]
+        by_node = terms | {me: own}
         self._terms = [by_node[node] for node in range(n)] if size else []
         self._total = by_node[1 if me == 0 else 0] if size else own  # one of the first two terms
 
@@ -124,11 +130,11 @@ class NodeSum(NodeReduction):
         parts, others = split(inter, data)
         results = parts if result is None else split(inter, result)[0]
         super().__init__(inter, parts, received, waiting, results[inter.rank])
-        self._sums = [(node, results[node]) for node in others if results[node].size]
+        self._sums = [(node, _raw(results[node])) for node in others if results[node].size]
 
     def combine(self, scale: np.generic | None) -> None:
         super().combine(scale)
-        inter, own = self._inter, self._result
+        inter, own = self._inter, _raw(self._result)
         self._requests = [inter.Irecv(part, node, SUM) for node, part in self._sums]
         self._requests += [inter.Isend(own, node, SUM) for node, _ in self._received]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from chainermn._consistency.signature_exchange import Data
+from chainermn._consistency.signature_exchange import MISMATCH, Data
 from chainermn._operations.call_signature import IDENTIFIER_SIZE
 from chainermn._process import runtime
 from chainermn._process.mpi import MPI
@@ -46,7 +46,9 @@ class SharedLines:
         self._window.segments[mpi_comm.rank][:] = 0
         runtime.get(_Memories).count += 1
         self._rank = mpi_comm.rank
-        self._step = 0
+        #: The number of exchanges of this rank; it changes when the others can read the message.
+        self.published = self._window.published
+        self._complete = 0  # exchanges that all ranks have begun
         #: By the parity of the exchange, and by rank.
         self._places = [[segment[start:start + size].data for segment in self._window.segments]
                         for start in (0, size)]
@@ -59,18 +61,19 @@ class SharedLines:
             message: Its message.
             is_wanted: Whether to return the messages; otherwise the list has no meaning.
         """
-        self._step = step = self._step + 1
-        places, window = self._places[step & 1], self._window
+        window = self._window
+        step = self.published[0]
+        if self._complete != step:  # a signal handler has interrupted this rank
+            window.wait(step)
+        step += 1
+        places = self._places[step & 1]
         own = places[self._rank]
         _HEAD.pack_into(own, 0, call, len(message))
         if message:
             own[_START:_START + len(message)] = message
         window.publish(step)
-        try:
-            window.wait(step)
-        except BaseException:  # of a signal handler; the others do not know
-            window.wait(step)
-            raise
+        window.wait(step)
+        self._complete = step
         found: list[Data] = []
         for place in places:
             if place is own:
@@ -83,8 +86,18 @@ class SharedLines:
                 found.append(bytearray(place[_START:_START + length]))
         return found
 
+    def settle(self) -> bool:
+        """Complete the last exchange, if it was interrupted; return whether all calls match."""
+        step = self.published[0]
+        self._window.wait(step)
+        self._complete = step
+        places = self._places[step & 1]
+        own = places[self._rank][:IDENTIFIER_SIZE]
+        return own != MISMATCH and all(place[:IDENTIFIER_SIZE] == own for place in places)
+
     def free(self) -> None:
         """Free the memory.  Collective: every rank calls it, once."""
+        del self.published
         self._places.clear()
         self._window.free()
         runtime.get(_Memories).count -= 1

@@ -41,6 +41,7 @@ class Window:
     Attributes:
         segments: The segments of all ranks, as arrays of bytes.  The rank that uses a page most
             should write to it first, so that the page is near its core.
+        published: Its first element is the counter of this rank.
         is_passive: Whether to sleep after every poll, since this process has other work.
     """
 
@@ -63,6 +64,7 @@ class Window:
         words = [segment[:16].data.cast('q') for segment in complete]
         self._mine = words[mpi_comm.rank]
         self._mine[0] = self._mine[1] = 0
+        self.published = self._mine
         responses = mpi_comm.allgather((size, name, _Process.this()))
         self._processes = [(name, process) for _, name, process in responses]
         # A segment may be longer than requested.
@@ -98,7 +100,7 @@ class Window:
     def free(self) -> None:
         """Free the memory; the segments must not be touched any more.  Collective."""
         self.segments, self._others = [], {}
-        del self._mine
+        del self._mine, self.published
         self._window.Unlock_all()
         self._window.Free()
 

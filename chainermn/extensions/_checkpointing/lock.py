@@ -13,6 +13,7 @@ import time
 
 from chainermn._operations.exceptions import ChainerMNError
 from chainermn._process import runtime
+from chainermn._process.running_time import RunningClock
 
 _POLL_INTERVAL = 0.1  # seconds
 
@@ -74,11 +75,12 @@ def acquire(path: str, timeout: float) -> FileLock:
     """
     folder, name = os.path.split(path)
     path = os.path.join(os.path.realpath(folder), name)
-    end = time.monotonic() + timeout
+    clock = RunningClock()
+    end = clock.poll() + timeout
     locks = runtime.get(_Locks)
     while True:
         with locks.mutex:
-            lock = locks.held.get(path) or _try(path, time.monotonic() >= end)
+            lock = locks.held.get(path) or _try(path, clock.poll() >= end)
             if lock is not None:
                 locks.held[path] = lock
                 lock.users += 1

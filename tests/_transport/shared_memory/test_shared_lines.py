@@ -121,7 +121,7 @@ def test_errors_of_a_communicator_that_uses_it():
     comm = chainermn.create_communicator('naive')
     for _ in range(signature_exchange._MESSAGES + 2):
         assert comm.allreduce_obj(1) == SIZE
-    assert comm._context.check._exchange._memory is not None
+    assert comm._context.check.exchange._memory is not None
     for _ in range(2):
         with pytest.raises(chainermn.CollectiveMismatchError, match='barrier'):
             comm.barrier() if RANK == SIZE - 1 else comm.allgather_obj(RANK)
