@@ -69,7 +69,7 @@ class Batches:
         """
         order = copy.copy(self.order)  # its caches are for one thread
         files = OpenShards(self.shards, self.sizes, self.opener, self.transform, self.is_strict)
-        before: list[Object] = []
+        before: list[RankSamples] = []  # of the last batch with a sample that can be read
         try:
             for number in itertools.count():
                 if (found := self.next(position)) is None:
@@ -78,12 +78,14 @@ class Batches:
                 if number % of != turn:
                     continue
                 skipped = files.skipped
-                samples: list[Object] = []
-                for part in order.take(intervals, self.rank, self.size):
-                    samples += files.read(part)
+                parts = [*order.take(intervals, self.rank, self.size)]
+                samples = _read(files, parts)
                 skipped = files.skipped - skipped
-                before = samples or before or self._first_readable(files)
-                yield PlacedBatch(before, position, skipped)
+                if samples:
+                    before = parts
+                else:  # read again, since the program may have changed the samples
+                    samples = _read(files, before) or self._first_readable(files)
+                yield PlacedBatch(samples, position, skipped)
         finally:
             files.close()
 
@@ -150,3 +152,7 @@ class Batches:
                     return found
         raise ShardError(f'no sample can be read: neither those of the first batch, nor the first '
                          f'{_ATTEMPTS} of any shard. The log says why.')
+
+
+def _read(files: OpenShards, parts: Sequence[RankSamples]) -> list[Object]:
+    return [sample for part in parts for sample in files.read(part)]

@@ -1,6 +1,7 @@
 """The shards that a program names, and the index that :func:`write_shards` leaves beside them."""
 from __future__ import annotations
 
+import fnmatch
 import glob
 import json
 import os
@@ -25,20 +26,23 @@ def find_shards(shards: Object, is_strict: bool = True) -> tuple[list[Object], I
         is_strict: Whether a missing shard is an error.  Otherwise, it is in the result.
 
     Raises:
-        FileNotFoundError: If there are none, or one that is in an index is missing.
+        FileNotFoundError: If there are none, or one that is in an index and matches is missing.
     """
-    if isinstance(shards, os.PathLike):
-        shards = os.fspath(shards)
+    if isinstance(shards, (os.PathLike, bytes)):
+        shards = os.fsdecode(shards)
     if not isinstance(shards, str):
-        found = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in shards]
+        found = [os.fsdecode(each) if isinstance(each, (os.PathLike, bytes)) else each
+                 for each in shards]
         if not found:
             raise ValueError('the list of shards is empty')
         return found, _read_indexes(each for each in found if isinstance(each, str))
-    files: list[Object] = saved_files(shards) if os.path.isdir(shards) else sorted(
-        glob.glob(shards, recursive=True))
-    index = _read_indexes(files)
+    if os.path.isdir(shards):
+        return saved_files(shards), {}
+    files = _matching(shards)
     if not files:
-        raise FileNotFoundError(f'no file matches {shards!r}, in the folder {os.getcwd()}')
+        hint = '; brackets are wildcards: use glob.escape' if '[' in shards else ''
+        raise FileNotFoundError(f'no file matches {shards!r}, in the folder {os.getcwd()}{hint}')
+    index = {path: size for path, size in _read_indexes(files).items() if _matches(shards, path)}
     if not is_strict:
         return sorted({*files, *index}), index
     if missing := sorted(set(index) - set(files)):
@@ -66,6 +70,24 @@ def remove_index(prefix: str) -> None:
     """Remove the index, if there is one."""
     if os.path.exists(prefix + _SUFFIX):
         os.remove(prefix + _SUFFIX)
+
+
+def _matching(pattern: str) -> list[str]:
+    """Return the files that a pattern matches; as in a shell, it may be the name of one."""
+    found = {*glob.glob(pattern, recursive=True)}  # with two **, it returns some twice
+    if os.path.basename(pattern) == '**':
+        found = {path for path in found if not os.path.isdir(path)}
+    if not found and os.path.isfile(pattern):
+        found = {pattern}
+    return sorted(found)
+
+
+def _matches(pattern: str, path: str) -> bool:
+    """Return whether a pattern matches a path in a folder of which it matches another file."""
+    name, last = os.path.basename(path), os.path.basename(pattern)
+    if name.startswith('.') and not last.startswith('.'):
+        return False
+    return last == '**' or fnmatch.fnmatchcase(name, last) or path == pattern
 
 
 _SUFFIX = '.index.json'

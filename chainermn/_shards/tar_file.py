@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,8 +13,17 @@ from chainermn._types import Object
 
 _NAME = re.compile(r'((?:.*/)?[^./][^./]*)\.([^/]+)', re.DOTALL)
 
-#: Offset and size of each file of a sample, by extension.
-_Files = dict[str, tuple[int, int]]
+#: Members that are no files: a label, and a list of files in an incremental backup.
+_LABEL, _LIST = b'V', b'D'
+
+#: Symbolic links that are followed, one after another.
+_MAX_LINKS = 40
+
+#: Offset and size of a file; the header of a sparse file.
+_File = tuple[int, int] | tarfile.TarInfo
+#: A file; the target of a symbolic link; ``None`` for folders and devices.
+_Member = _File | str | None
+_Sample = tuple[str, dict[str, _File]]  # the stem, and the files by extension
 
 
 class TarShard:
@@ -25,13 +35,19 @@ class TarShard:
         path: The tar file.
 
     Raises:
-        ValueError, tarfile.TarError: If it is damaged, compressed, or has two files of one name.
+        ValueError, tarfile.TarError: If it is damaged, compressed, has two files of one name, or a
+            link to a file that it does not contain.
     """
 
     def __init__(self, path: str) -> None:
         self._file = open(path, 'rb', buffering=0)  # noqa: SIM115
         try:
-            self._samples = _find_samples(path, self._file.fileno())
+            self._archive = tarfile.open(fileobj=self._file, mode='r:')  # noqa: SIM115
+            self._samples = _find_samples(self._archive)
+            # tarfile accepts an archive without an end.
+            end: int = self._archive.offset
+            if os.pread(self._file.fileno(), tarfile.BLOCKSIZE, end) != bytes(tarfile.BLOCKSIZE):
+                raise ValueError('the tar file is truncated')
         except BaseException:
             self.close()
             raise
@@ -45,7 +61,11 @@ class TarShard:
         for index in indexes.tolist():
             key, files = self._samples[index]
             sample: dict[str, Object] = {'__key__': key}
-            for extension, (offset, size) in files.items():
+            for extension, file in files.items():
+                if isinstance(file, tarfile.TarInfo):
+                    sample[extension] = self._read_sparse(file)
+                    continue
+                offset, size = file
                 sample[extension] = data = os.pread(self._file.fileno(), size, offset)
                 if len(data) != size:
                     raise ValueError(f'{key}.{extension} is truncated')
@@ -56,24 +76,69 @@ class TarShard:
         """Close the file."""
         self._file.close()
 
+    def _read_sparse(self, header: tarfile.TarInfo) -> bytes:
+        opened = self._archive.extractfile(header)
+        assert opened is not None  # it is a regular file
+        with opened:
+            return opened.read()
 
-def _find_samples(path: str, file: int) -> list[tuple[str, _Files]]:
-    samples: list[tuple[str, _Files]] = []
-    with tarfile.open(path, 'r:') as archive:
-        while (member := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined, unused-ignore]  # they take 1 KB each
-            name = _NAME.fullmatch(member.name)
-            if name is None or not member.isreg():
-                continue
-            key, extension = name[1], name[2].lower()
-            if not samples or samples[-1][0] != key:
-                samples.append((key, {}))
-            files = samples[-1][1]
-            if extension in files:
-                raise ValueError(f'it contains two files named {member.name}')
-            files[extension] = member.offset_data, member.size
-        end: int = archive.offset
-    # tarfile accepts an archive without an end.
-    if os.pread(file, tarfile.BLOCKSIZE, end) != bytes(tarfile.BLOCKSIZE):
-        raise ValueError('the tar file is truncated')
-    return samples
+
+def _find_samples(archive: tarfile.TarFile) -> list[_Sample]:
+    samples: list[_Sample] = []
+    members: dict[str, _Member] = {}  # by normalized name
+    links = []
+    while (header := archive.next()) is not None:
+        archive.members.clear()  # type: ignore[attr-defined, unused-ignore]  # they take 1 KB each
+        # tarfile prefers another header, which sparse files with long or unusual names have, too.
+        header.name = header.pax_headers.get('GNU.sparse.name', header.name)
+        name = posixpath.normpath(header.name)
+        members[name] = member = _member(header, members)
+        match = _NAME.fullmatch(header.name)
+        if match is None or member is None:
+            continue
+        key, extension = match[1], match[2].lower()
+        if not samples or samples[-1][0] != key:
+            samples.append((key, {}))
+        files = samples[-1][1]
+        if extension in files:
+            raise ValueError(f'it contains two files named {header.name}')
+        if isinstance(member, str):
+            links.append((files, extension, name))
+            member = 0, 0  # keeps the place
+        files[extension] = member
+    for files, extension, name in links:  # they may point to later members
+        if target := _follow(name, members):
+            files[extension] = target
+        else:
+            del files[extension]
+    return [sample for sample in samples if sample[1]]
+
+
+def _member(header: tarfile.TarInfo, before: Mapping[str, _Member]) -> _Member:
+    if header.isreg():
+        return header if header.issparse() else (header.offset_data, header.size)
+    if header.issym():
+        return header.linkname
+    if header.islnk():
+        target = posixpath.normpath(header.linkname)
+        if target not in before:
+            raise ValueError(f'{header.name} is a hard link to {header.linkname}, but the tar file '
+                             'does not contain that before it')
+        return before[target]
+    if header.type not in (*tarfile.SUPPORTED_TYPES, _LABEL, _LIST):
+        raise ValueError(f'{header.name} has the unknown type {header.type!r}')
+    return None
+
+
+def _follow(name: str, members: Mapping[str, _Member]) -> _File | None:
+    """Return the file to which a symbolic link points; ``None`` for a folder or device."""
+    target = name
+    for _ in range(_MAX_LINKS):
+        member = members.get(target, '')
+        if not isinstance(member, str):
+            return member
+        if not member:
+            break
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(target), member))
+    raise ValueError(f'{name} is a symbolic link to {members[name]}, which is not in the tar file. '
+                     'Write the files themselves: tar --dereference')

@@ -5,6 +5,7 @@ import glob
 import itertools
 import os
 import re
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Protocol
@@ -27,10 +28,12 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
                  overwrite: bool = False) -> list[str]:
     """Write a data set or a stream of samples as shards, and an index of their lengths.
 
-    Samples that are tuples of arrays or numbers are written to ``PREFIX-00000.npz``,
+    Samples that are tuples or lists of arrays or numbers are written to ``PREFIX-00000.npz``,
     ``PREFIX-00001.npz`` and so on, dicts to .npz files with names, and arrays or numbers alone to
-    .npy files.  All samples have the same shapes and dtypes; for others, write tar or Parquet
-    files with the tools for these.  Only the samples of one shard are in memory.
+    .npy files.  They are read as tuples, dicts, arrays and NumPy scalars; a list in a tuple or dict
+    becomes an array.  All samples have the same shapes and dtypes; for others, write tar or Parquet
+    files with the tools for these.  Only the samples of one shard are in memory.  They are copied
+    at once, so a generator may reuse its arrays.
 
     With a communicator, it is collective (every rank calls it): each rank writes its own data set,
     the shards of lower ranks have lower numbers (unless their lengths are unknown), and all ranks
@@ -54,7 +57,8 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
     Raises:
         FileExistsError: If there are shards of this prefix, unless ``overwrite`` is true.
         ValueError, TypeError: If a sample differs from the first one in shape, dtype or structure,
-            or cannot be stored in an array, or ``samples_per_shard`` is not a positive integer.
+            or an .npy file would not return it unchanged (such as text that ends with NUL), or
+            ``samples_per_shard`` is not a positive integer.
         OSError: If a file cannot be written.
 
     Example:
@@ -162,7 +166,7 @@ class _Form:
 
     def columns(self, samples: Iterable[Object]) -> dict[str, np.ndarray]:
         """Return samples as arrays by name; the name of a single array is ''."""
-        columns: dict[str, list[np.ndarray]] = {}
+        columns: dict[str, _Column] = {}
         for sample in samples:
             i = next(self._count)
             arrays = {name: _as_array(value, i) for name, value in _entries(sample).items()}
@@ -175,14 +179,32 @@ class _Form:
                                  'Parquet files.')
             if not arrays:
                 raise ValueError(f'sample {i} is empty')
+            columns = columns or {name: _Column(value) for name, value in arrays.items()}
             for name, value in arrays.items():
-                columns.setdefault(name, []).append(value)
-        return {name: np.stack(values) for name, values in columns.items()}
+                columns[name].append(value)
+        return {name: column.array() for name, column in columns.items()}
+
+
+class _Column:
+    """Copies of arrays of one shape and dtype, since the program may change the arrays."""
+
+    def __init__(self, first: np.ndarray) -> None:
+        _check_dtype(first.dtype)
+        self._dtype, self._shape = first.dtype, first.shape
+        self._data, self._count = bytearray(), 0
+
+    def append(self, array: np.ndarray) -> None:
+        self._data += array.tobytes()
+        self._count += 1
+
+    def array(self) -> np.ndarray:
+        return np.ndarray((self._count, *self._shape), self._dtype, self._data)
 
 
 def _entries(sample: Object) -> Mapping[str, Object]:
     if isinstance(sample, Mapping):
-        if any(not isinstance(name, str) or re.fullmatch(r'(arr_\d+)?', name) for name in sample):
+        if any(not isinstance(name, str) or re.fullmatch(r'(arr_\d+)?|.*\0.*', name, re.DOTALL)
+               for name in sample):
             raise TypeError(f'keys of samples must be names, unlike arr_0, and not {[*sample]}')
         return sample
     if isinstance(sample, (tuple, list)):
@@ -195,7 +217,37 @@ def _as_array(value: Object, i: int) -> np.ndarray:
     if array.dtype.hasobject:
         raise TypeError(f'sample {i} holds {type(value).__name__}, which is not stored in arrays: '
                         'that would run code when it is read')
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+        _check_conversion(value, array, i)
     return array
+
+
+def _check_conversion(value: Object, array: np.ndarray, i: int) -> None:
+    """Check that an array has the values from which NumPy made it."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f'sample {i} holds a masked array, whose mask is not stored in an array')
+    if isinstance(value, np.ndarray) and value.dtype != array.dtype:
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        for part, converted in zip(value, array, strict=True):
+            _check_conversion(part, converted, i)
+    elif isinstance(value, (str, bytes, int, float, np.number)) and (
+            array.dtype.kind not in 'mM' and array.item() != value and value == value):  # not NaN
+        raise ValueError(f'sample {i} holds {value!r}, but NumPy stores {array.item()!r}. Convert '
+                         'text with np.frombuffer(data, np.uint8), and numbers to one dtype.')
+
+
+def _check_dtype(dtype: np.dtype) -> None:
+    """Check that a file of NumPy preserves a dtype; it has no names for types of other packages."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # of metadata, and of the types for which this raises
+        try:
+            read = np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype))
+        except ValueError:
+            read = None
+    if read != dtype:
+        raise TypeError(f'an .npy file does not preserve the dtype {dtype}. Convert the arrays, '
+                        'for example to float32, or with view(np.uint8).')
 
 
 def _save(stem: str, columns: Mapping[str, np.ndarray]) -> tuple[str, int, int]:

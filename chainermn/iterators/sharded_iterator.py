@@ -47,16 +47,19 @@ class ShardedIterator(chainer.dataset.Iterator):
     is not noticed.
 
     Args:
-        shards: A pattern such as ``'train-*.npz'``; a folder that ``Dataset.save_to_disk`` of
-            Hugging Face wrote; or a list of paths, or of any objects with a length and ``[index]``.
-            All ranks need access to all of them.  By the suffix of a file, a sample is
+        shards: A pattern such as ``'train-*.npz'``, which selects only the files that it matches; a
+            folder that ``Dataset.save_to_disk`` of Hugging Face wrote; or a list of paths, or of
+            any objects with a length and ``[index]``.  All ranks need access to all of them.  By
+            the suffix of a file, a sample is
 
             - ``.npy``: a row of the array.
             - ``.npz``: a tuple of rows of ``arr_0``, ``arr_1``, ...; a dict, if the arrays have
               other names.
             - ``.tar``: a dict of the files with one stem by extension, as bytes, and ``'__key__'``,
-              as in WebDataset.
-            - ``.parquet``, ``.arrow``: a dict by column.  They need pyarrow.
+              as in WebDataset.  Links and sparse files are read as tar extracts them.
+            - ``.parquet``, ``.arrow``: a dict by column: NumPy scalars for numbers, dates and
+              durations, arrays for lists, ``None`` for null, otherwise as ``to_pylist`` of pyarrow
+              returns it.  They need pyarrow.
         batch_size: Number of samples of one rank in a batch; the same on all ranks.
         comm: ChainerMN communicator.
         repeat: Whether to start the next epoch at the end of one.

@@ -28,6 +28,9 @@ DATA_SETS = {
     'TransformDataset': chainer.datasets.TransformDataset(X, lambda x: (x.sum(), x > 3)),
     'SubDataset': chainer.datasets.split_dataset_random(chainer.datasets.TupleDataset(X), 7)[0],
     'tuples of one': [(x,) for x in X],
+    'other dtypes': [(f'é{i % 10}', bytes([9, i + 1]), np.void(b'a\0'), np.datetime64(i, 'ns'),
+                      np.float16(i), 2**63 + i, 1j * i, [i, .5]) for i in range(11)],
+    'unusual names': [{'a.b': i, 'x.npy': -i, '../c d/': i / 2, 'é': i > 3} for i in range(11)],
 }
 
 
@@ -43,6 +46,19 @@ def test_samples_are_read_as_they_were(tmp_path, dataset):
     for sample, expected in zip(found, (dataset[i] for i in range(len(dataset))), strict=True):
         assert type(sample) is type(expected) or isinstance(sample, (np.generic, tuple))
         np.testing.assert_equal(sample, expected)
+
+
+@pytest.mark.mpi_skip
+def test_a_generator_that_reuses_its_array(tmp_path):
+    def stream():
+        row = np.empty(3)
+        for i in range(7):
+            row[:] = i
+            yield row, i
+
+    paths = write_shards(stream(), tmp_path / 'train', 4)
+    iterator = ShardedIterator(paths, 7, create('naive'), repeat=False, shuffle=False)
+    assert [(*x, t) for x, t in next(iterator)] == [(i,) * 4 for i in range(7)]
 
 
 def test_from_several_ranks(comm, shared_folder):
@@ -98,6 +114,15 @@ def test_existing_shards(comm, shared_folder):
     (5, TypeError, 'not iterable'),
     ([()], ValueError, 'sample 0 is empty'),
     ([1 / 4, None], TypeError, 'sample 1 holds NoneType'),
+    ([{'a\0': 1}], TypeError, 'keys of samples must be names'),
+    ([b'ab', b'a\0'], ValueError, r"sample 1 holds b'a.x00', but NumPy stores b'a'"),
+    ([(['a', 'b\0'],)], ValueError, r"sample 0 holds 'b.x00'"),
+    ([([1.5, 'b'],)], ValueError, "sample 0 holds 1.5, but NumPy stores '1.5'"),
+    ([([2**53 + 1, .5],)], ValueError, 'sample 0 holds 9007199254740993'),
+    ([np.ma.array([1, 2], mask=[0, 1])], TypeError, 'a masked array'),
+    ([np.zeros(1, [('b', 'O')])], TypeError, 'sample 0 holds ndarray'),
+    ([np.zeros(1, {'names': 'ab', 'formats': 'ii', 'offsets': (4, 0)})], TypeError,
+     'does not preserve the dtype'),
 ])
 def test_invalid_samples_of_one_rank(comm, shared_folder, dataset, error, text):
     is_last = comm.rank == comm.size - 1

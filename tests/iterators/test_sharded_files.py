@@ -106,27 +106,97 @@ def test_tar(tmp_path):
 
 
 @pytest.mark.mpi_skip
-def test_parquet_and_arrow(tmp_path):
+@pytest.mark.parametrize('options', ['', '-S', '-S --posix', '-S --posix --sparse-version=0.0',
+                                     '-S --posix --sparse-version=0.1', '--format=v7'])
+def test_tar_with_links_and_holes(tmp_path, monkeypatch, options):
+    """Each member as GNU tar extracts it."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path('d.x').mkdir()
+    for i in range(4):
+        with open(f'd.x/{i}é.bin', 'wb') as file:
+            file.seek(40_000 * i)
+            file.write(b'x' * i)
+        pathlib.Path(f'd.x/{i}é.cls').symlink_to('../d.x/3é.lnk' if i < 2 else '0é.cls')
+    pathlib.Path('d.x/3é.lnk').hardlink_to('d.x/0é.bin')
+    pathlib.Path('d.x/3é.bin').unlink()
+    pathlib.Path('d.x/3é.bin').hardlink_to('d.x/1é.cls')  # of a symbolic link
+    pathlib.Path('folder.y').symlink_to('d.x')
+    subprocess.run(['tar', '-cf', 'x.tar', *options.split(), '--sort=name', 'd.x', 'folder.y'],
+                   check=True)
+    for path in pathlib.Path('d.x').iterdir():
+        path.unlink()
+    subprocess.run(['tar', '-xf', 'x.tar'], check=True)
+    expected = [{'__key__': f'd.x/{i}é', **{
+        path.suffix[1:]: path.read_bytes() for path in sorted(pathlib.Path('d.x').glob(f'{i}é.*'))}}
+        for i in range(4)]
+    assert alone('x.tar', 3) == expected
+
+
+def write_tables(folder, table):
+    """Write a table in several formats, in small row groups and chunks; return the paths."""
     pyarrow = pytest.importorskip('pyarrow')
-    parquet = pytest.importorskip('pyarrow.parquet')
-    table = pyarrow.table({
-        'x': [[i, i + 1.] for i in range(10)], 'name': [f'name {i}' for i in range(10)],
-        'label': pyarrow.array(range(10), pyarrow.int32())})
-    parquet.write_table(table, tmp_path / 'x.parquet', row_group_size=3)
-    with pyarrow.OSFile(str(tmp_path / 'x.arrow'), 'wb') as file, \
-            pyarrow.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=4)
-    for suffix in ('parquet', 'arrow'):
-        for shuffle in (False, True):
-            samples = alone(tmp_path / f'x.{suffix}', 4, shuffle=shuffle)
+    pytest.importorskip('pyarrow.parquet').write_table(
+        table, folder / 'x.parquet', row_group_size=3)
+    for name, create_writer in [('file', pyarrow.ipc.new_file), ('stream', pyarrow.ipc.new_stream)]:
+        with pyarrow.OSFile(str(folder / f'{name}.arrow'), 'wb') as file, \
+                create_writer(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=4)
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.mpi_skip
+def test_parquet_and_arrow(tmp_path):
+    """Values as to_pylist returns them, with or without nulls, in the dtype of the schema."""
+    pa = pytest.importorskip('pyarrow')
+    columns = {
+        'label': (pa.int32(), [*range(10)]),
+        'int64': (pa.int64(), [None, 2**53 + 1, *range(8)]),
+        'uint64': (pa.uint64(), [2**64 - 1, None, *range(8)]),
+        'float16': (pa.float16(), [None, *map(np.float16, range(9))]),
+        'nan': (pa.float32(), [None, *map(float, range(8)), None]),
+        'bool': (pa.bool_(), [True, None, False, *[True] * 7]),
+        'text': (pa.string(), [None, '', 'a\0', *'abcdefg']),
+        'bytes': (pa.binary(2), [None, *[b'a\0'] * 9]),
+        'category': (pa.dictionary(pa.int8(), pa.string()), [*'abab', None, *'aabba']),
+        'codes': (pa.dictionary(pa.int8(), pa.int64()), [None, *[2**53 + 1, 7, 8] * 3]),
+        'day': (pa.date32(), [*range(9), None]),
+        'span': (pa.duration('us'), [*range(9), None]),
+        'list': (pa.list_(pa.int64()), [[2**53 + i, 1] for i in range(7)] + [None, [], [1, None]]),
+        'pairs': (pa.list_(pa.int16(), 2), [[i, i] for i in range(8)] + [None, [None, 1]]),
+        'words': (pa.list_(pa.string()), [['a', None], None, *[['b', 'c'], []] * 4]),
+        'nested': (pa.list_(pa.list_(pa.int8())), [[[1], [2, 3]], None, *[[None, [4]]] * 8]),
+        'struct': (pa.struct([('a', pa.int64()), ('b', pa.list_(pa.float32()))]),
+                   [None, {'a': None, 'b': [1.]}, *[{'a': 2**53 + 1, 'b': None}] * 8]),
+        'map': (pa.map_(pa.string(), pa.int64()), [[('a', 2**53 + 1)], None, *[[]] * 8]),
+        'nothing': (pa.null(), [None] * 10),
+    }
+    table = pa.table({name: pa.array(values, kind) for name, (kind, values) in columns.items()})
+    for path in write_tables(tmp_path, table):
+        for batch_size, shuffle in [(1, False), (4, True), (10, False)]:
+            samples = alone(path, batch_size, shuffle=shuffle)
             samples.sort(key=lambda sample: sample['label'])
-            assert [sample['label'] for sample in samples] == [*range(10)]
-            assert samples[7]['name'] == 'name 7' and samples[7]['x'].tolist() == [7, 8]
-            assert samples[7]['label'].dtype == np.int32
+            for name, expected in table.to_pydict().items():
+                found = [sample[name] for sample in samples]
+                assert [plain(each) for each in found] == expected, (path, name)
+            assert samples[3]['int64'].dtype == samples[3]['list'].dtype == np.int64
+            assert samples[3]['codes'].dtype == np.int64 and samples[3]['pairs'].dtype == np.int16
+            assert all(each['list'] is None or each['list'].flags.writeable for each in samples)
     with open(tmp_path / 'x.parquet', 'r+b') as file:
         file.truncate(100)
     with pytest.raises(ShardError, match=r'x\.parquet: ArrowInvalid'):
         alone(tmp_path / 'x.parquet', 4)
+    write_tables(tmp_path, pa.table([[1], [2]], ['a', 'a']))
+    with pytest.raises(ShardError, match='several columns are named a'):
+        alone(tmp_path / 'x.parquet', 1)
+
+
+def plain(value):
+    """Objects of Python instead of NumPy."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, np.ndarray):
+        return [plain(each) for each in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 @pytest.mark.mpi_skip
@@ -389,6 +459,24 @@ def test_no_sample_can_be_read(shuffle):
 
 
 @pytest.mark.mpi_skip
+def test_a_batch_that_is_repeated_is_read_again(tmp_path):
+    """A batch of broken samples repeats the one before, as it was before the program changed it."""
+    np.save(tmp_path / 'x.npy', np.arange(20.).reshape(10, 2))
+
+    def fail_at_last(sample):
+        if sample[0] > 8:
+            raise ValueError('never')
+        return sample
+
+    iterator = ShardedIterator(tmp_path / 'x.npy', 5, Alone(), shuffle=False, repeat=False,
+                               transform=fail_at_last, on_error='skip', n_prefetch=0)
+    for batch in iterator:
+        assert [sample.tolist() for sample in batch] == np.arange(10.).reshape(5, 2).tolist()
+        batch.pop()[...] = -1
+    assert iterator.skipped == 5
+
+
+@pytest.mark.mpi_skip
 def test_a_shard_that_changes(tmp_path):
     """While it is read, or between two epochs."""
     for name in 'ab':
@@ -443,6 +531,34 @@ def test_transient_errors_are_retried(monkeypatch, error, n_attempts):
 
 
 @pytest.mark.mpi_skip
+@pytest.mark.parametrize('on_error', ['raise', 'skip'])
+def test_patterns_that_select_some_shards(tmp_path, monkeypatch, on_error):
+    """Only what matches is read, and only a missing file that matches is missing."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path('a/b[1]').mkdir(parents=True)
+    chainermn.datasets.write_shards(range(10), 'a/x', 2)
+    chainermn.datasets.write_shards(range(10, 14), 'a/b[1]/x-1', 2)
+    pathlib.Path('a/x-00002.npy').unlink()
+    pathlib.Path('a/link-00000.npy').symlink_to('x-00004.npy')
+    for pattern, expected in [
+            ('a/x-0000[01].npy', [0, 1, 2, 3]), ('a/x-*[34].npy', [6, 7, 8, 9]),
+            (tmp_path / 'a/x-00000.npy', [0, 1]), ('a/b[[]1]/*.npy', [10, 11, 12, 13]),
+            ('a/b[1]/x-1-00001.npy', [12, 13]), ('./a/l*.npy', [8, 9]), (b'a/x-*3.npy', [6, 7]),
+            ('**/**/x-1-*.npy', [10, 11, 12, 13]), ('a/**/x-0000[013].npy', [0, 1, 2, 3, 6, 7]),
+            (['a/x-00003.npy', pathlib.Path('a/x-00000.npy')], [6, 7, 0, 1])]:
+        assert alone(pattern, 3, on_error=on_error) == expected, pattern
+    pathlib.Path('a/b[1]/x-1.index.json').unlink()
+    assert alone('a/b[[]1]/**', 3, on_error=on_error) == [10, 11, 12, 13]
+    if on_error == 'skip':
+        assert alone('a/x-*.npy', 3, on_error=on_error) == [0, 1, 2, 3, 6, 7, 8, 9]
+    else:
+        with pytest.raises(FileNotFoundError, match=r'a/x-00002\.npy missing'):
+            alone('a/x-*[0-3].npy', 3)
+    with pytest.raises(FileNotFoundError, match='brackets are wildcards'):
+        alone('a/b[1]/*.npy', 3, on_error=on_error)
+
+
+@pytest.mark.mpi_skip
 @pytest.mark.parametrize('text', [
     '', '{}', '[]', '{"format": "chainermn shards 2", "shards": {}}',
     '{"format": "chainermn shards 1", "shards": {"train-00000.npz": 3}}'])
@@ -453,12 +569,22 @@ def test_a_broken_index(tmp_path, text):
         alone(str(tmp_path / 'train-*.npz'), 1)
 
 
+def write_member(path, kind):
+    with tarfile.open(path, 'w') as archive:
+        info = tarfile.TarInfo('d/x.a')
+        info.type, info.linkname = kind, 'y'
+        archive.addfile(info)
+
+
 @pytest.mark.mpi_skip
 @pytest.mark.parametrize('damage, text', [
     (lambda path: truncate(path), 'ReadError|truncated'),
     (lambda path: path.write_bytes(path.read_bytes()[:512 * 5]), 'truncated'),
     (lambda path: write_tar(path, kind='w:gz'), 'ReadError'),
     (lambda path: path.write_bytes(b'x' * 2000), 'ReadError'),
+    (lambda path: write_member(path, tarfile.LNKTYPE), 'd/x.a is a hard link to y'),
+    (lambda path: write_member(path, tarfile.SYMTYPE), 'd/x.a is a symbolic link to y'),
+    (lambda path: write_member(path, b'M'), "d/x.a has the unknown type b'M'"),
 ])
 def test_a_broken_tar_file(tmp_path, damage, text):
     write_tar(tmp_path / 'x.tar')
