@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chainer_compat import block_updates, device_updates
-from chainer_compat.gradient_memory import forget_scale, gradient_of, own
+from chainer_compat.gradient_memory import forget_scale, gradient_of, own, unscale
 from chainer_compat.torch_kernels.dispatch import raises_errors
 from chainer_compat.update_groups import (
     Member,
@@ -67,6 +67,7 @@ def update(params: Iterable[Any], is_repeated: bool = False) -> None:
         for param in params:
             param.update()
         return
+    _unscale(params)
     found = update_as_before(params) if is_repeated else None
     if found is not None:
         found()
@@ -78,6 +79,19 @@ def update(params: Iterable[Any], is_repeated: bool = False) -> None:
         _plans[params[0].update_rule] = plan
     else:
         _plans.pop(params[0].update_rule, None)
+
+
+def _unscale(params: list[Any]) -> None:
+    """Divide gradients by the loss scale, as the rules would do one after another.
+
+    On a GPU, the kernel of a group divides them. The rule of a float32 copy casts them before.
+    """
+    scaled = [param for param in params if param._loss_scale is not None]
+    if scaled:
+        own(scaled)
+        unscale([param for param in scaled if type(param._data[0]) is np.ndarray
+                 and type(param.update_rule) in _functions and param.update_rule.enabled
+                 and not param.update_rule._use_fp32_update])
 
 
 def update_as_before(params: list[Any]) -> Callable[[], None] | None:
@@ -111,10 +125,6 @@ def _update(params: list[Any], accepted: set[Any]) -> Plan | None:
     read: set[int] = set()  # their gradients
     are_numbers: dict[int, bool] = {}  # by hyperparameters of an optimizer
     can_be_planned = bool(params)
-    # A kernel divides the gradients of a group by the loss scale, in place.
-    if scaled := [param for param in params if param._loss_scale is not None
-                  and not isinstance(param._data[0], np.ndarray)]:
-        own(scaled)
     for param in params:
         rule = param.update_rule
         member = key = None

@@ -1,5 +1,6 @@
 """Hooks of links and optimizers compute what they say; without a GPU theirs say so."""
 
+import itertools
 
 import chainer
 import chainer.functions as F
@@ -7,6 +8,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import function_hooks, link_hooks, optimizer_hooks
+from each_case import each_case
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -40,23 +42,86 @@ def test_weight_standardization():
     np.testing.assert_allclose(y, rows @ x.ravel(), 1e-3, 1e-3)
 
 
-@pytest.mark.parametrize(('hook', 'change'), [
-    (optimizer_hooks.WeightDecay(.1), lambda p, g: g + .1 * p),
-    (optimizer_hooks.Lasso(.1), lambda p, g: g + .1 * np.sign(p)),
-    (optimizer_hooks.GradientClipping(.5), lambda p, g: g * min(1, .5 / np.sqrt((g ** 2).sum()))),
-    (optimizer_hooks.GradientHardClipping(-.2, .3), lambda p, g: np.clip(g, -.2, .3)),
-], ids=lambda x: type(x).__name__)
-def test_optimizer_hooks(hook, change):
+def norm(x):
+    return np.sqrt((x ** 2).sum())
+
+
+class HardClipping(optimizer_hooks.GradientHardClipping):
+    """A hook of a program, which replaces the gradient instead of changing it."""
+
+    def __call__(self, rule, param):
+        param.grad = np.clip(param.grad, self.lower_bound, self.upper_bound)
+
+
+class OfVariable(HardClipping):
+    def __call__(self, rule, param):
+        param.grad_var.array = np.clip(param.grad, self.lower_bound, self.upper_bound)
+
+
+#: Hooks, and what they do with lists of parameters and gradients.
+HOOKS = [
+    (optimizer_hooks.WeightDecay(.1), lambda ps, gs: [
+        g + .1 * p for p, g in zip(ps, gs, strict=True)]),
+    (optimizer_hooks.Lasso(.1), lambda ps, gs: [
+        g + .1 * np.sign(p) for p, g in zip(ps, gs, strict=True)]),
+    (optimizer_hooks.GradientClipping(.5), lambda ps, gs: [
+        g * min(1, .5 / np.sqrt(sum((g ** 2).sum() for g in gs))) for g in gs]),
+    *((hook(-.02, .03), lambda ps, gs: [np.clip(g, -.02, .03) for g in gs])
+      for hook in (optimizer_hooks.GradientHardClipping, HardClipping, OfVariable)),
+    (optimizer_hooks.GradientLARS(weight_decay=.1), lambda ps, gs: [
+        (g + .1 * p) * norm(p) / (1e-9 + norm(g) + .1 * norm(p))
+        for p, g in zip(ps, gs, strict=True)]),
+    (optimizer_hooks.GradientNoise(0., lambda xp, shape, *_: xp.full(shape, .25)),
+     lambda ps, gs: [g + .25 for g in gs]),
+]
+
+
+@each_case('kind, of_rule, scale, use_torch', itertools.product(
+    range(len(HOOKS)), [False, True], [None, 64.], ['auto', 'never']))
+def test_optimizer_hooks(kind, of_rule, scale, use_torch):
+    """They change one gradient each, although W + V + x gives three variables the same array."""
+    hook, change = HOOKS[kind]
+    if of_rule and isinstance(hook, optimizer_hooks.GradientClipping):
+        return
     random = np.random.RandomState(0)
     link = chainer.Link()
     with link.init_scope():
-        link.p = chainer.Parameter(random.standard_normal((3, 4)).astype('f'))
-    link.p.grad = random.standard_normal((3, 4)).astype('f')
-    before, gradient = link.p.array.copy(), link.p.grad.copy()
+        link.W, link.V = (chainer.Parameter(random.standard_normal((3, 4)).astype('f'))
+                          for _ in range(2))
+        link.flipped = chainer.Parameter(random.standard_normal((3, 1)).astype('f')[:, ::-1])
+    x, w = (random.standard_normal((3, 4)).astype('f') for _ in range(2))
+    x = chainer.Variable(x)
     optimizer = chainer.optimizers.SGD(.5).setup(link)
-    optimizer.add_hook(hook)
+    for rule in [param.update_rule for param in link.params()] if of_rule else [optimizer]:
+        rule.add_hook(hook, 'hook')
+    if scale is not None:
+        optimizer.loss_scaling(scale=scale)
+    before = [link.W.array.copy(), link.V.array.copy(), link.flipped.array.copy()]
+    gradients = [w, w, np.full((3, 1), .1)]
+    with chainer.using_config('use_torch', use_torch):
+        # The gradients of F.sum and of its input are read-only.
+        optimizer.update(
+            lambda: F.sum((link.W + link.V + x) * w) + F.sum(link.flipped) * np.float32(.1))
+    for param, p, g in zip([link.W, link.V, link.flipped], before, change(before, gradients),
+                           strict=True):
+        np.testing.assert_allclose(param.array, p - .5 * g, 1e-4, 1e-6)
+    np.testing.assert_allclose(x.grad, w * (scale or 1), 1e-6)
+
+
+def test_hooks_of_float16_keep_small_gradients():
+    """A gradient of 2**-26 is zero in float16 without the loss scale."""
+    link = chainer.Link()
+    with link.init_scope():
+        link.p = chainer.Parameter(np.zeros(3, 'e'))
+    optimizer = chainer.optimizers.SGD(2. ** 20)
+    optimizer.use_fp32_update()
+    optimizer.setup(link).loss_scaling(scale=2. ** 10)
+    for hook in optimizer_hooks.WeightDecay(.1), optimizer_hooks.GradientClipping(1.):
+        optimizer.add_hook(hook)
+    optimizer.add_hook(optimizer_hooks.GradientHardClipping(-100., 100.))
+    link.p.grad, link.p._loss_scale = np.full(3, 2. ** -16, 'e'), 2. ** 10
     optimizer.update()
-    np.testing.assert_allclose(link.p.array, before - .5 * change(before, gradient), 1e-4, 1e-6)
+    np.testing.assert_allclose(link.p.array, -2. ** -6)
 
 
 def test_gradient_noise():

@@ -241,6 +241,55 @@ def test_a_replaced_learning_rate_of_adam(has_hook, monkeypatch, kernels):
     assert not steps[2].any()
 
 
+@pytest.mark.parametrize('option', ['auto', 'never'])
+def test_what_an_update_reads_may_change_in_it(option, monkeypatch):
+    """A learning rate that reads the state, or a gradient in its memory, as Chainer computes it."""
+    random = np.random.RandomState(0)
+    g = random.normal(size=(3, BLOCK)).astype('f')
+    link = chainer.Link()
+    with link.init_scope():
+        link.p = chainer.Parameter(np.zeros(g.shape, 'f'))
+    link.p.grad = g
+    with chainer.using_config('use_torch', option), monkeypatch.context() as patches:
+        patches.setattr(optimizers.adam.AdamRule, 'alpha_t',
+                        property(lambda rule: float(rule.state['v'].max())))
+        optimizers.Adam(eps=1.).setup(link).update()
+        m, v = .1 * g, .001 * g ** 2
+        np.testing.assert_allclose(link.p.array, -v.max() * m / (np.sqrt(v) + 1), 1e-4, 1e-9)
+    with chainer.using_config('use_torch', option):
+        optimizer = optimizers.AdaGrad(.1).setup(link)
+        optimizer.update()
+        before, h = link.p.array.copy(), g ** 2
+        link.p.grad = link.p.update_rule.state['h']
+        optimizer.update()
+        h += h ** 2
+        np.testing.assert_allclose(link.p.array, before - .1 * h / (np.sqrt(h) + 1e-8), 1e-4, 1e-6)
+
+
+@pytest.mark.parametrize('option', ['auto', 'never'])
+def test_floating_point_errors(option):
+    """PyTorch ignores ``np.errstate``.  Parameters before the one of the error are updated."""
+    link = chainer.Link()
+    with link.init_scope():
+        link.a, link.b, link.c = (chainer.Parameter(np.zeros(3, 'f')) for _ in range(3))
+    optimizer = optimizers.Adam().setup(link)
+    large = np.full((1, 2), 1e30, 'f')
+    for is_raised in False, True:
+        for param, value in (link.a, 1), (link.b, 1e30 if is_raised else 1), (link.c, 1):
+            param.grad = np.full(3, value, 'f')
+        with chainer.using_config('use_torch', option), np.errstate(
+                over='raise' if is_raised else 'warn'):
+            if not is_raised:
+                optimizer.update()
+                continue
+            for call in lambda: chainer.functions.linear(large, large), optimizer.update:
+                with pytest.raises(FloatingPointError):
+                    call()
+    assert [param.update_rule.t for param in (link.a, link.b, link.c)] == [2, 2, 1]
+    np.testing.assert_allclose(link.a.array, -.002, 1e-3)
+    np.testing.assert_allclose(link.c.array, -.001, 1e-3)
+
+
 def test_few_calls_of_rules(sizes):
     """A step calls a rule once for all small parameters, and once for each block of the others."""
     with chainer.using_config('use_torch', 'never'):

@@ -1,9 +1,12 @@
 """Training on several ranks is training on one with the union of their batches."""
 
+import itertools
+
 import chainer
 import numpy as np
 import pytest
 from chainer import optimizers
+from each_case import each_case
 from shared_fixtures import communicators, raises_on_all
 
 import chainermn
@@ -220,6 +223,36 @@ def test_a_derived_class(comm, zero_fill):
     assert (optimizer.n_updates, optimizer.t, optimizer.zero_fill) == (3, 2, zero_fill)
     np.testing.assert_equal(weights(optimizer.target), weights(plain.target))
     check_same_on_all_ranks(comm, weights(optimizer.target))
+
+
+@each_case('options, scale', itertools.product([
+    {}, {'overlap': 'always'}, {'shard_states': True}, {'n_accumulations': 2}],
+    [None, 8.]))
+def test_hooks_and_gradients_that_share_memory(comm, options, scale):
+    """Backward of W + V + x gives all the same array; hooks get means without the loss scale."""
+    random = np.random.RandomState(0)
+    w, x = random.standard_normal((2, 3, 4)).astype('f')
+    model, x = chainer.Link(), chainer.Variable(x)
+    with model.init_scope():
+        model.W, model.V = (chainer.Parameter(random.standard_normal((3, 4)).astype('f'))
+                            for _ in range(2))
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(.5), comm, **options).setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(.1))
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1.))
+    if scale is not None:
+        optimizer.loss_scaling(scale=scale)
+    expected = np.array([model.W.array, model.V.array])
+    n = 2 * options.get('n_accumulations', 1)
+    for _ in range(1 + n):  # the first one copies the parameters
+        x.cleargrad()
+        optimizer.update(lambda: chainer.functions.sum(
+            (model.W + model.V + x) * w * (comm.rank + 1)))
+    for _ in range(2):
+        g = w * (comm.size + 1) / 2 + .1 * expected
+        expected = expected - .5 * g / max(1, np.sqrt((g ** 2).sum()))
+    np.testing.assert_allclose([model.W.array, model.V.array], expected, 1e-4, 1e-5)
+    np.testing.assert_allclose(x.grad, w * (comm.rank + 1) * (scale or 1), 1e-5)
 
 
 @pytest.mark.parametrize('options, more', [
