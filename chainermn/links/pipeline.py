@@ -30,6 +30,13 @@ from chainermn.links._pipeline.tied import Tied, described
 from chainermn.links._pipeline.transfers import Transfers
 
 
+_NOT_RECOMPUTED = (
+    'Pipeline: with recompute=True, the second forward pass of {} returned another output than the '
+    'first, which depends on a state that Pipeline does not restore. Keep this state in attributes '
+    'of the link: numbers, arrays, Variables, random generators, or lists or dicts of these. Or '
+    'draw from the global generators of NumPy, random, PyTorch or CuPy. Or pass recompute=False.')
+
+
 class Pipeline:
     """A loss function that runs the stages of a model at the same time, on micro-batches.
 
@@ -136,7 +143,7 @@ class Pipeline:
         bounds = micro_batches.bounds(n_examples, self.n_micro_batches)
         parts = [micro_batches.part((args, kwds), *each) for each in bounds]
         work = Work(
-            self._model.model,
+            self._model.link_of,
             lambda stage, k, received: self._model.compute(stage, parts[k], received),
             [(end - begin) / max(n_examples, 1) or 1. for begin, end in bounds], scale or 1.,
             collected.add, self._recompute)
@@ -225,9 +232,11 @@ class Pipeline:
         """Report the observations; return the loss, and whether the gradients of all are finite."""
         loss = execution.loss
         with self._comm.called_by('Pipeline'):
-            losses, means, finite = zip(*self._comm.allgather_obj((
+            losses, means, finite, differences = zip(*self._comm.allgather_obj((
                 None if loss is None else (float(loss), loss.dtype.str),
-                execution.observations.means(), is_finite)), strict=True)
+                execution.observations.means(), is_finite, execution.difference())), strict=True)
+        if text := next(filter(None, differences), None):
+            raise on_all_ranks(self._comm, RuntimeError(_NOT_RECOMPUTED.format(text)))
         observations.report([*means, means[self._comm.rank]])
         found = [each for each in losses if each is not None]
         total = np.array(sum(value for value, _ in found), found[0][1] if found else 'f')

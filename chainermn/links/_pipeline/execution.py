@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import chainer
 
-from chainermn._types import Array, Model, Object, Variable
+from chainermn._types import Array, Model, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.links._pipeline import random_numbers
 from chainermn.links._pipeline.messages import Message, StageMessages, ahead
 from chainermn.links._pipeline.observations import Observations
+from chainermn.links._pipeline.recomputation import Recomputation
 from chainermn.links._pipeline.schedule import Step
 from chainermn.links._pipeline.stages import Stage
 
@@ -23,7 +23,7 @@ class Work(NamedTuple):
     """What a rank computes.
 
     Attributes:
-        model: The model of this rank.
+        link_of: Returns the link whose state a stage uses.
         compute: Returns the output of a stage for a micro-batch, from what the stage receives.
         weights: The share of each micro-batch in the loss.
         scale: The gradient of the loss.
@@ -31,7 +31,7 @@ class Work(NamedTuple):
         recompute: Whether backward repeats forward, instead of keeping its graph.
     """
 
-    model: Model
+    link_of: Callable[[Stage], Model]
     compute: Callable[[Stage, int, Sequence[Value]], Value]
     weights: Sequence[float]
     scale: float
@@ -43,8 +43,8 @@ class _Kept(NamedTuple):
     """What backward of a micro-batch needs."""
 
     inputs: Sequence[Value]
-    output: Value
-    random_state: Object = None  # to compute the output again
+    output: Value | None  # with its graph
+    recomputation: Recomputation | None
 
 
 class Execution:
@@ -66,6 +66,8 @@ class Execution:
         self._comm, self._stages, self._work = comm, stages, work
         self._messages = messages
         self._kept: dict[tuple[int, int], _Kept] = {}
+        self._begun: dict[int, Recomputation | None] = {}  # the last one of each stage
+        self._differences: list[tuple[str, Array | bool]] = []
         self.loss: Array | None = None
         self.observations = Observations()
 
@@ -90,26 +92,29 @@ class Execution:
             [_leaf(x, flag) for x, flag in zip(message.arrays, message.flags, strict=True)],
             message.is_tuple) for message in received]
         has_backprop = chainer.config.enable_backprop
-        # The backward step of the last stage usually comes next.
-        recompute = self._work.recompute and has_backprop and not stage.has_output
-        state = random_numbers.begin(self._work.model) if recompute else None
+        recomputation = self._recomputation(stage) if has_backprop else None
         with self._span(stage, k, 'forward'), self.observations.of(self._work.weights[k]), (
-                chainer.no_backprop_mode() if recompute else contextlib.nullcontext()):
+                contextlib.nullcontext() if recomputation is None else chainer.no_backprop_mode()):
             y = self._work.compute(stage, k, inputs)
         if stage.has_output:
             self._add(y, k)
         for edge in stage.edges_out:
             self._messages.send(edge, k, True, _message(y, stage, has_backprop))
+        if recomputation is not None:
+            recomputation.set_output(_arrays(y))
         if has_backprop:
-            self._kept[stage.number, k] = _Kept(inputs, y, state)
+            self._kept[stage.number, k] = _Kept(
+                inputs, y if recomputation is None else None, recomputation)
 
     def _backward(self, stage: Stage, k: int) -> None:
-        inputs, y, state = self._kept.pop((stage.number, k))
+        inputs, y, recomputation = self._kept.pop((stage.number, k))
         grads = [self._messages.receive(edge, k, False).arrays for edge in stage.edges_out]
         with self._span(stage, k, 'backward'):
-            if state is not None:
-                y = self._recomputed(stage, k, inputs, state)
-            outputs = _as_tuple(y)
+            if recomputation is not None:
+                y = self._recomputed(stage, k, inputs, recomputation)
+            outputs = () if y is None else _as_tuple(y)
+            if y is None:  # the error comes at the end
+                grads = []
             for each in grads:
                 for variable, grad in zip(outputs, each, strict=True):
                     if _needs_gradient(variable):
@@ -125,17 +130,41 @@ class Execution:
         for edge, value in zip(stage.edges_in, inputs, strict=True):
             self._messages.send(edge, k, False, _gradients(value))
 
-    def _recomputed(self, stage: Stage, k: int, inputs: Sequence[Value], state: Object) -> Value:
-        """Compute an output again, with the same random numbers and without statistics."""
-        with random_numbers.again(self._work.model, state), chainer.using_config(
-                'in_recomputing', True), Observations().of(0):
-            return self._work.compute(stage, k, inputs)
+    def _recomputation(self, stage: Stage) -> Recomputation | None:
+        """Begin a forward step that will be repeated; ``None`` if its graph is kept."""
+        # The backward step of the last stage usually comes next.
+        if not self._work.recompute or stage.has_output:
+            return None
+        link = self._work.link_of(stage)
+        is_first = stage.number not in self._begun
+        if is_first and not all(param.is_initialized for param in link.params()):
+            # It creates parameters and draws their values, so repeating it would not be the same.
+            found = None
+        else:
+            found = Recomputation(link, self._begun.get(stage.number))
+        self._begun[stage.number] = found
+        return found
+
+    def _recomputed(self, stage: Stage, k: int, inputs: Sequence[Value],
+                    recomputation: Recomputation) -> Value | None:
+        """Compute an output again; ``None`` if it has another shape."""
+        with recomputation.repeated(), Observations().of(0):
+            y = self._work.compute(stage, k, inputs)
+        differences = recomputation.differences(_arrays(y))
+        self._differences += [
+            (f'stage {stage.number}, micro-batch {k} ({stage.name})', each)
+            for each in ([True] if differences is None else differences)]
+        return None if differences is None else y
 
     def _add(self, loss: Variable, k: int) -> None:
         if not loss.size:  # of a model that communicates on its own, and has no loss on this rank
             return
         value = loss.array.reshape(()) * loss.dtype.type(self._work.weights[k])
         self.loss = value if self.loss is None else self.loss + value
+
+    def difference(self) -> str | None:
+        """Describe the first output that was not the same when it was computed again."""
+        return next((text for text, differs in self._differences if differs), None)
 
     def _span(self, stage: Stage, k: int, direction: str
               ) -> contextlib.AbstractContextManager[object]:
@@ -163,6 +192,10 @@ def _as_value(xs: Sequence[Variable], is_tuple: bool) -> Value:
     return tuple(xs) if is_tuple else xs[0]
 
 
+def _arrays(y: Value) -> tuple[Array, ...]:
+    return tuple(x.array if isinstance(x, chainer.Variable) else x for x in _as_tuple(y))
+
+
 def _as_tuple(y: Value) -> tuple[Variable, ...]:
     return tuple(y) if isinstance(y, (tuple, list)) else (y,)
 
@@ -178,9 +211,9 @@ def _message(y: Value, stage: Stage, has_backprop: bool) -> Message:
     if not ys or not all(isinstance(each, kinds) for each in ys):
         raise TypeError(f'Pipeline: {stage.name} returned {y!r}, but a stage must return a '
                         'Variable or array, or a tuple of these.')
-    return Message(tuple(x.array if isinstance(x, chainer.Variable) else x for x in ys),
-                   tuple(int(has_backprop and _needs_gradient(x)) for x in ys),
-                   isinstance(y, (tuple, list)))
+    # As with functions.send, a tuple of one arrives as its element.
+    return Message(_arrays(y), tuple(int(has_backprop and _needs_gradient(x)) for x in ys),
+                   len(ys) > 1)
 
 
 def _gradients(value: Value) -> Message:

@@ -92,6 +92,12 @@ class RankModel:
                 raise
         return self._loss(batch, args, y) if stage.has_output else y
 
+    def link_of(self, stage: Stage) -> Model:
+        """Return the link whose state a stage uses: with the code around the list, the model."""
+        if self.chain_list is None or (stage.has_inputs and self._is_wrapped):
+            return self.model
+        return self.chain_list[stage.position]
+
     def _inputs(self, args: tuple[Object, ...], kwds: dict[str, Object]) -> Batch:
         """Return the arguments with which the model calls the list."""
         assert self.chain_list is not None
