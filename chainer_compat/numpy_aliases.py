@@ -6,7 +6,6 @@ Older programs use them; :func:`chainer_compat.restore_names` restores them.
 from __future__ import annotations
 
 import builtins
-import functools
 import importlib
 import os
 from importlib.machinery import ModuleSpec
@@ -32,8 +31,7 @@ RENAMED = {
     'complex_': 'complex128', 'float_': 'float64', 'int0': 'intp', 'longcomplex': 'clongdouble',
     'longfloat': 'longdouble', 'object0': 'object_', 'singlecomplex': 'complex64',
     'str0': 'str_', 'string_': 'bytes_', 'uint0': 'uintp', 'unicode_': 'str_', 'void0': 'void',
-    'issubsctype': 'issubdtype',
-    'Inf': 'inf', 'Infinity': 'inf', 'NaN': 'nan', 'PINF': 'inf', 'infty': 'inf',
+    'Inf': 'inf', 'Infinity': 'inf', 'NAN': 'nan', 'NaN': 'nan', 'PINF': 'inf', 'infty': 'inf',
 }
 
 
@@ -71,17 +69,56 @@ def msort(a: ArrayLike) -> NDArray[Any]:
     return np.sort(a, axis=0)
 
 
-def find_common_type(array_types: list[DTypeLike], scalar_types: list[DTypeLike]) -> np.dtype[Any]:
+def find_common_type(array_types: list[DTypeLike], scalar_types: list[DTypeLike]
+                     ) -> np.dtype[Any] | None:
     """Return the dtype of a result; scalars count only if their kind is higher."""
+    arrays, scalars = _smallest(array_types), _smallest(scalar_types)
+    if arrays is None or scalars is None:
+        return scalars if arrays is None else arrays
+    if arrays.kind not in _KINDS or scalars.kind not in _KINDS:
+        return None
+    if _KINDS.index(scalars.kind) <= _KINDS.index(arrays.kind):
+        return arrays
+    if scalars > arrays:
+        return scalars
+    if scalars.char not in _BY_SIZE:
+        return None
+    return _smallest([scalars, arrays], _BY_SIZE.index(scalars.char))
+
+
+#: Characters of dtypes, and kinds of them, in the order in which they are tried.
+_BY_SIZE, _KINDS = '?bBhHiIlLqQefdgFDGO', 'buifcSUVOMm'
+
+
+def _smallest(types: list[DTypeLike], start: int = 0) -> np.dtype[Any] | None:
+    """Return the first dtype to which all can be cast; a single one as it is."""
     import numpy as np
 
-    arrays, scalars = (functools.reduce(np.promote_types, types) if types else None
-                       for types in (array_types, scalar_types))
-    if arrays is None or scalars is None:
-        return np.dtype(scalars if arrays is None else arrays)
-    order = 'buifc'
-    kinds = [order.find(np.dtype(dtype).kind) for dtype in (arrays, scalars)]
-    return np.dtype(scalars if -1 < kinds[0] < kinds[1] else arrays)
+    found = [*map(np.dtype, types)]
+    if len(found) <= 1:
+        return found[0] if found else None
+    tried = map(np.dtype, _BY_SIZE[start:])
+    return next((each for each in tried if all(each >= dtype for dtype in found)), None)
+
+
+def issubsctype(arg1: Any, arg2: Any) -> bool:
+    """Return whether the scalar type of a dtype, type or array is a subclass of another one."""
+    return issubclass(obj2sctype(arg1), obj2sctype(arg2))
+
+
+def issctype(rep: Any) -> bool:
+    """Return whether an object is a scalar type or a dtype."""
+    import numpy as np
+
+    return isinstance(rep, (type, np.dtype)) and obj2sctype(rep) not in (None, np.object_)
+
+
+def issubclass_(arg1: Any, arg2: Any) -> bool:
+    """Return whether something is a subclass; false if it is no class."""
+    try:
+        return issubclass(arg1, arg2)
+    except TypeError:
+        return False
 
 
 def obj2sctype(rep: Any, default: Any = None) -> Any:
@@ -90,9 +127,11 @@ def obj2sctype(rep: Any, default: Any = None) -> Any:
 
     if isinstance(rep, type) and issubclass(rep, np.generic):
         return rep
+    if isinstance(rep, np.ndarray):
+        return rep.dtype.type
     try:
-        return (rep.dtype if isinstance(rep, np.ndarray) else np.dtype(rep)).type
-    except TypeError:
+        return np.dtype(rep).type
+    except Exception:  # as of NumPy
         return default
 
 
@@ -112,13 +151,15 @@ class Cast(dict[Any, Any]):
         return lambda x: np.asarray(x).astype(dtype)
 
 
-FUNCTIONS = [alen, asfarray, asscalar, find_common_type, in1d, msort, obj2sctype, sctype2char]
+FUNCTIONS = [alen, asfarray, asscalar, find_common_type, in1d, issctype, issubclass_, issubsctype,
+             msort, obj2sctype, sctype2char]
 CONSTANTS = {'NINF': -float('inf'), 'NZERO': -0., 'PZERO': 0.}
 # Names that moved to another module of NumPy.
 MOVED = {
     'AxisError': 'exceptions', 'ComplexWarning': 'exceptions', 'TooHardError': 'exceptions',
     'VisibleDeprecationWarning': 'exceptions', 'RankWarning': 'exceptions',
-    'DataSource': 'lib.npyio', 'byte_bounds': 'lib.array_utils',
+    'DataSource': 'lib.npyio', 'byte_bounds': 'lib.array_utils', 'chararray': 'char',
+    'compare_chararrays': 'char', 'format_parser': 'rec',
 }
 NAMES = {*BUILTINS, *RENAMED, *MOVED, *CONSTANTS, 'cast', 'sctypes',
          *(function.__name__ for function in FUNCTIONS)}
