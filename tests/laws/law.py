@@ -18,6 +18,9 @@ import contextlib
 import functools
 import inspect
 import os
+import signal
+import sys
+import threading
 import traceback
 import unittest.mock
 import zlib
@@ -29,12 +32,14 @@ import pytest
 from hypothesis import strategies as st
 from mpi4py import MPI
 from shared_fixtures import create
+from time_limits import seconds
 
 Fault = Callable[[], contextlib.AbstractContextManager[object]]
 
 MANY = 10  # times as many programs in a slow run
 LIMIT = 3600  # seconds of a slow run
 
+_capture: Any = None  # pytest's plugin
 _mpi_comm = MPI.COMM_WORLD.Dup()  # separates our messages from those of the programs
 
 
@@ -82,7 +87,9 @@ def law(
             'holds', 'fault',
             pytest.param('many', marks=[pytest.mark.slow, pytest.mark.limit(LIMIT)])])
         @functools.wraps(body)
-        def run(mode: str, **fixtures: object) -> None:
+        def run(mode: str, request: pytest.FixtureRequest, **fixtures: object) -> None:
+            global _capture
+            _capture = request.config.pluginmanager.getplugin('capturemanager')
             phases = (hypothesis.Phase.generate,)
             if mode == 'holds':
                 check(False, examples, phases, fixtures)
@@ -94,7 +101,7 @@ def law(
                 check(False, n, (*phases, hypothesis.Phase.shrink), fixtures)
 
         signature = inspect.signature(body).parameters
-        names = ['mode', *(name for name in signature if name not in ('comm', 'program'))]
+        names = ['mode', 'request', *(name for name in signature if name not in ('comm', 'program'))]
         run.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names])
         return run
@@ -138,10 +145,33 @@ def _run(body: Callable[..., None], program: object) -> None:
         text = 'assume'  # on all ranks, since they have the same program
     except Exception:
         text = traceback.format_exc()
-    texts = _mpi_comm.allgather(text)
+    texts = _exchange(text)
     if set(texts) == {'assume'}:
         hypothesis.reject()
     if any(texts):
         failed = '\n'.join(f'rank {rank} of {len(texts)}:\n{text}'
                            for rank, text in enumerate(texts) if text)
         raise LawError(failed)  # Hypothesis adds the program
+
+
+def _exchange(text: str) -> list[str]:
+    """Return the errors of all ranks; end the job if other ranks wait for one that failed."""
+    timer = threading.Timer(seconds(15), _give_up, [text])
+    if text:
+        timer.start()
+    try:
+        return _mpi_comm.allgather(text)
+    finally:
+        timer.cancel()
+
+
+def _show(text: str) -> None:
+    """Print something at once, although pytest captures the output of tests."""
+    assert _capture is not None
+    _capture.suspend()
+    print(text, file=sys.__stderr__, flush=True)
+
+
+def _give_up(text: str) -> None:
+    _show(f'\nonly rank {_mpi_comm.rank} failed:\n{text}')
+    os.kill(os.getpid(), signal.SIGKILL)
