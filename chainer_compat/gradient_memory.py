@@ -7,6 +7,7 @@ changes gradients in place, such as hooks and loss scaling, first calls :func:`o
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Iterable
@@ -55,7 +56,8 @@ def own(params: Iterable[Any]) -> None:
                 len(others) > 1 and _overlap([param._grad for param in others])):
             shared += others
     for param in shared:
-        param._set_grad_without_check(param._grad.copy())
+        with _device_of(param._grad):
+            param._set_grad_without_check(param._grad.copy())
 
 
 def begin_update(rule: Any, param: Any) -> float | None:
@@ -92,6 +94,14 @@ def last_scale(param: Any) -> float | None:
     """Return the loss scale of the last ``backward()``; ``None`` if there was none."""
     scale: float | None = param._loss_scale
     return getattr(param, '_last_loss_scale', None) if scale is None else scale
+
+
+def _device_of(array: Any) -> Any:
+    if isinstance(array, np.ndarray):
+        return contextlib.nullcontext()
+    import chainer
+
+    return chainer.using_device(chainer.backend.get_device_from_array(array))
 
 
 def _overlap(arrays: list[Any]) -> bool:
