@@ -33,7 +33,8 @@ def unify(params: Iterable[Parameter], default: float | None = None) -> float | 
         own = getattr(param, '_loss_scale', None)
         if scale is not None and own != scale:
             if param.grad is not None:
-                param.grad = param.grad * param.dtype.type(scale / (own or 1))
+                param.grad = param.grad.copy()
+                param.grad *= param.dtype.type(scale / (own or 1))
             param._loss_scale = scale
     return scale
 

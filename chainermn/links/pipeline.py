@@ -29,7 +29,6 @@ from chainermn.links._pipeline.stages import Stage, connect
 from chainermn.links._pipeline.tied import Tied, described
 from chainermn.links._pipeline.transfers import Transfers
 
-
 _NOT_RECOMPUTED = (
     'Pipeline: with recompute=True, the second forward pass of {} returned another output than the '
     'first, which depends on a state that Pipeline does not restore. Keep this state in attributes '

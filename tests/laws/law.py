@@ -101,7 +101,7 @@ def law(
                 check(False, n, (*phases, hypothesis.Phase.shrink), fixtures)
 
         signature = inspect.signature(body).parameters
-        names = ['mode', 'request', *(name for name in signature if name not in ('comm', 'program'))]
+        names = ['mode', 'request', *sorted({*signature} - {'comm', 'program'})]
         run.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names])
         return run

@@ -1,4 +1,4 @@
-"""Law of multi-node batch normalization: as one process, computed from its definition in float64."""
+"""Law of multi-node batch normalization: as one process, computed in float64."""
 
 import warnings
 
