@@ -4,6 +4,8 @@ The reference uses Chainer's optimizer on a single model.  It computes the gradi
 one after the other, and their mean with NumPy in float64.
 """
 
+import copy
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -246,12 +248,15 @@ class Reference:
                 .astype(gradients[0][path].dtype) for path in gradients[0]}
                for rank in range(case.size)]
         self.sums = []
+        before = copy.deepcopy(self.compressor)
         means = self.mean(own)
         scale = self.optimizer._loss_scale
         if case.mode == 'double buffering':
             self.sent, (means, scale) = (means, scale), self.sent or (None, None)
         if means is not None:
             self.step(means, scale)
+            if self.optimizer._loss_scaling_isnan and case.mode != 'double buffering':
+                self.compressor = before  # nothing was sent
 
     def gradients(self, number, rank):
         self.model.cleargrads()
@@ -262,8 +267,12 @@ class Reference:
 
     def mean(self, own):
         if self.compressor is not None:
-            return {path: self.compressor.mean(path, [each[path] for each in own])
-                    .astype(own[0][path].dtype) for path in own[0]}
+            # What is kept for later steps has no loss scale.
+            scale = isinstance(self.compressor, Rounding) or self.optimizer._loss_scale or 1
+            return {path: (scale * self.compressor.mean(path, [
+                x.astype(np.promote_types(x.dtype, 'f')) / np.float32(scale)
+                for x in (each[path] for each in own)])).astype(own[0][path].dtype)
+                for path in own[0]}
         return {path: np.mean([each[path].astype('d') for each in own], 0)
                 .astype(own[0][path].dtype) for path in own[0]}
 

@@ -33,15 +33,17 @@ def unify(params: Iterable[Parameter], default: float | None = None) -> float | 
         own = getattr(param, '_loss_scale', None)
         if scale is not None and own != scale:
             if param.grad is not None:
-                param.grad = param.grad * param.dtype.type(scale / (own or 1))
+                param.grad = param.grad.copy()
+                param.grad *= param.dtype.type(scale / (own or 1))
             param._loss_scale = scale
     return scale
 
 
 def without_scale(x: Array, scale: float) -> Array:
     """Return gradients divided by their loss scale, in float32 or float64."""
-    wide = np.promote_types(x.dtype, np.float32)
-    return x.astype(wide, copy=False) / wide.type(scale)
+    y = x.astype(np.promote_types(x.dtype, np.float32))
+    y /= y.dtype.type(scale)  # in place, or an array without axes would become a number
+    return y
 
 
 def compress(compressor: Compressor, x: Array, key: Hashable, scale: float | None) -> Array:
