@@ -41,9 +41,9 @@ def unify(params: Iterable[Parameter], default: float | None = None) -> float | 
 
 def without_scale(x: Array, scale: float) -> Array:
     """Return gradients divided by their loss scale, in float32 or float64."""
-    quotient = x.astype(np.promote_types(x.dtype, np.float32))
-    quotient /= quotient.dtype.type(scale)  # in place: `/` makes a scalar of a 0-d array
-    return quotient
+    y = x.astype(np.promote_types(x.dtype, np.float32))
+    y /= y.dtype.type(scale)  # in place, or an array without axes would become a number
+    return y
 
 
 def compress(compressor: Compressor, x: Array, key: Hashable, scale: float | None) -> Array:

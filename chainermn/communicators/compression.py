@@ -8,8 +8,11 @@ A compressor is any object with two methods::
 ``x`` is a flat NumPy or CuPy array of float16, float32 or float64, which ``compress`` must not
 modify.  ``encoded`` is a new flat array of any dtype that can be exchanged; its dtype and length
 depend on ``len(x)`` only.  ``key`` identifies what is encoded: a string, an integer or a tuple of
-these.  A compressor with state, such as error feedback, keeps it per key.  It also has
-``serialize(serializer)``, like a Chainer link, and ``reset()``, which drops the state.  If a method
+these, such as the path and the size of each gradient in ``x``.  A compressor with state, such as
+error feedback, keeps it per key.  It also has ``serialize(serializer)``, like a Chainer link, and
+``reset()``, which drops the state.  It gets gradients without the loss scale, in float32 or float64
+if there is one.  If it also has ``commit()`` and ``rollback(paths=None)``, like :class:`TwoBit`,
+the optimizer takes back what was encoded for a step that was skipped or has failed.  If a method
 raises an error on one rank, the same error is raised on all ranks, and the gradients are invalid;
 with overlap on NCCL, it is only raised on that rank.
 

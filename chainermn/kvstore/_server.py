@@ -9,7 +9,6 @@ from typing import TypeAlias
 import chainer
 import numpy as np
 
-from chainermn._gradients import loss_scale
 from chainermn.communicators.compression import TwoBit
 from chainermn.kvstore import _sharding
 from chainermn.kvstore._optimizer_states import OptimizerState
@@ -49,12 +48,19 @@ class Server:
 
     def _compress(self, x: Array, key: Hashable) -> Array:
         assert self.compressor is not None
-        return loss_scale.compress(self.compressor, x, key, self.loss_scale())
+        if (scale := self.loss_scale()) is not None:
+            x = x.astype(sum_dtype(x.dtype), copy=False)
+            x = x / x.dtype.type(scale)
+        return self.compressor.compress(x, key)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
         """Return what a worker has compressed."""
         assert self.compressor is not None
-        return loss_scale.decompress(self.compressor, encoded, size, dtype, self.loss_scale())
+        if (scale := self.loss_scale()) is None:
+            return self.compressor.decompress(encoded, size, dtype)
+        x = self.compressor.decompress(encoded, size, sum_dtype(dtype))
+        with np.errstate(over='ignore'):
+            return (x * x.dtype.type(scale)).astype(dtype, copy=False)
 
     def add_keys(self, layouts: Sequence[KeyLayout], shards: Mapping[int, Array]) -> None:
         """Add keys.  ``shards`` are this server's, by number of the key; the server owns them now.

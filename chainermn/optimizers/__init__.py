@@ -75,7 +75,8 @@ def create_multi_node_optimizer(
             batch of twice the size. The other updates end after backward: ``t`` does not change,
             hooks are not called, and the gradients are ``None`` afterwards. Without ``lossfun``,
             call ``cleargrads`` before each backward, as always. An update that broadcasts does not
-            accumulate. The accumulated gradients are saved with the optimizer. They belong to the
+            accumulate. The loss scale may change between updates. The accumulated gradients are
+            saved with the optimizer. They belong to the
             rank: only a snapshot of each rank, as taken by the multi-node checkpointer, contains
             them for all ranks.
         compression: Encoding of the gradients: ``None``, ``'fp16'``, ``'bf16'``, ``'2bit'``,

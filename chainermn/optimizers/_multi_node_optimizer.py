@@ -20,7 +20,7 @@ from chainermn._operations.call_signature import NO_UPDATE, Update
 from chainermn._timeline import activities
 from chainermn._types import Model, Object, Optimizer, Serializer, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.optimizers._accumulation import Accumulation
+from chainermn.optimizers._accumulation import Accumulation, loaded
 from chainermn.optimizers._full_update import FullUpdate
 from chainermn.optimizers._gradient_averaging import GradientAveraging
 from chainermn.optimizers._model_checks import ModelChecks
@@ -70,6 +70,7 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     communicator: CommunicatorBase
     target_params: list[tuple[str, bool]]  # path, and whether it is initialized
+    _is_new: bool  # loaded from a snapshot that was taken before the first broadcast
     _averaging: GradientAveraging
     _accumulation: Accumulation
     _participants: AllRanks
@@ -114,7 +115,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             actual_optimizer, 'the multi-node optimizer', 'create_multi_node_optimizer',
             is_compared=False)
         self.communicator = communicator
-        self.target_params = []
+        self.target_params, self._is_new = [], False
         self._progress = UpdateProgress()
         self._checks = ModelChecks(communicator)
         self._watch = watch(actual_optimizer, communicator)
@@ -144,7 +145,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         """
         self._averaging.reset()
         self.actual_optimizer.setup(link)
-        self.target_params = []  # another model: the next update broadcasts it
+        self.target_params, self._is_new = [], False  # the next update broadcasts the model
         self._accumulation.clear()
         self._stepper.clear()
         self._progress = UpdateProgress()
@@ -216,6 +217,9 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._averaging.wait()
         if isinstance(serializer, chainer.Deserializer):
             self._progress = UpdateProgress()
+            self._is_new = bool(loaded(serializer['chainermn'], 'is_new', False))
+        elif not self.target_params:
+            serializer['chainermn']('is_new', True)
         self._stepper.serialize(self.actual_optimizer, serializer, self.communicator.rank == 0)
         self._accumulation.serialize(serializer, self.target)
         self._averaging.serialize(serializer)
@@ -248,7 +252,9 @@ class MultiNodeOptimizer(OptimizerProxy):
             >>> optimizer.is_changed(model), optimizer.is_changed(model)
             (True, False)
         """
-        before, self.target_params = self.target_params, _seen(sorted(target.namedparams()))
+        before = self.target_params
+        # The parameters of a new model differ between ranks, which loaded what they had saved.
+        self.target_params = [] if self._is_new else _seen(sorted(target.namedparams()))
         return self.target_params != before
 
     def _check_set_up(self) -> None:
@@ -290,6 +296,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         with self.communicator.called_by(self._settings.caller):
             with self.communicator.span('broadcast'):
                 self._averaging.broadcast()
+            self._is_new = False
             self._stepper.begin(self.actual_optimizer)
 
     def _step(self, *args: Object, **kwds: Object) -> None:

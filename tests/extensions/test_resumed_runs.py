@@ -58,7 +58,7 @@ EXTENSIONS = {
     'scaling': lambda comm, model, trigger: LinearScaling(
         comm, warmup_epochs=1, attr=rate_of(model)),
     'average': lambda comm, model, trigger: extensions.MicroAverage(
-        'count', 'sum', 'average', trigger),
+        'main/loss', 'sum', 'average', trigger),
     'statistics': lambda comm, model, trigger: extensions.ParameterStatistics(
         model.linear, {'mean': np.mean}, trigger=trigger),
     'aggregator': lambda comm, model, trigger: ObservationAggregator(

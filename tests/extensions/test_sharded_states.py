@@ -170,3 +170,23 @@ def test_a_file_for_each_rank(comm, folder):
             with contextlib.suppress(RuntimeError):
                 extension._saver.lock.release()
         assert_equal(comm, expected if part is None else parameters(trainer), expected)
+
+
+@pytest.mark.parametrize('shard', [True, False])
+def test_a_checkpoint_before_the_first_update(comm, folder, shard):
+    """Neither the program nor the file has states, and the ranks have different parameters."""
+    results = []
+    for seed in range(2):
+        trainer, optimizer = make_trainer(comm, folder, shard, STEPS)
+        for param in optimizer.target.params():
+            param.array[...] = np.random.RandomState([seed, comm.rank]).rand(*param.shape)
+        checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
+        parts = {'model': optimizer.target, 'optimizer': optimizer}
+        assert checkpointer.maybe_load(parts) == (0 if results else None)
+        if not results:
+            checkpointer.save(parts, 0)
+        checkpointer._saver.lock.release()
+        trainer.run()
+        comm.check_replicas(optimizer.target)
+        results.append(parameters(trainer))
+    assert_equal(comm, *results)

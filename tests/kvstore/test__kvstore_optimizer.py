@@ -222,6 +222,39 @@ def test_small_gradients_with_a_loss_scale(create, update_on_kvstore):
     np.testing.assert_array_equal(model.w.array, -g * 2.**14)
 
 
+@pytest.mark.filterwarnings('ignore:Non finite number:UserWarning')
+@pytest.mark.parametrize('update_on_kvstore, is_dynamic', [
+    (False, False), (False, True), (True, False)])
+def test_all_compressed_gradients_are_sent(create, comm, update_on_kvstore, is_dynamic):
+    """Also if the loss scale changes, and steps are skipped: nothing else is left to be sent."""
+    def gradient(rank, step):
+        return np.random.RandomState([rank, step]).randint(-32, 32, (5, 6)).astype('f') / 32
+
+    model = L.Linear(6, 5, nobias=True, initialW=0)
+    sgd = optimizers.SGD(1).setup(model)
+    kv = create('dist_sync')
+    kv.set_gradient_compression({'type': '2bit', 'threshold': .5})
+    optimizer = create_kvstore_optimizer(sgd, kv, update_on_kvstore=update_on_kvstore)
+    if is_dynamic:
+        sgd.loss_scaling(interval=2)
+        sgd._loss_scale = 32.
+    expected = 0
+    for step in range(8):
+        if not is_dynamic:
+            sgd.set_loss_scale([8., 2., 64.][step % 3])
+        x = gradient(comm.rank, step)
+        is_skipped = is_dynamic and step == 4
+        if is_skipped and comm.rank == comm.size - 1:
+            x[1, 2] = np.inf
+        with np.errstate(invalid='ignore'):
+            optimizer.update(lambda model, x: F.sum(model.W * x), model, x)
+        if step and not is_skipped:
+            expected -= sum(gradient(rank, step) for rank in range(comm.size)) / comm.size
+    residuals, = kv._backend.server.compressor.residuals.values()
+    left = sum(comm.allgather_obj(residuals.reshape(5, 6))) / comm.size
+    np.testing.assert_allclose(model.W.array, expected + left, atol=1e-5)
+
+
 @pytest.mark.parametrize('update_on_kvstore', BOTH)
 def test_shared_and_read_only_gradients(create, comm, update_on_kvstore):
     """Backward gives both parameters the same read-only array, on rank 0 only."""

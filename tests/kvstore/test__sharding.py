@@ -89,7 +89,7 @@ def test_bytes_of_a_compressed_push(dist, dtype):
 
 def sent_bytes(kv, x):
     messages = _sharding.shard_values(
-        [kv._layouts['w']], [x], kv.num_workers, kv._backend.server.compressor)
+        [kv._layouts['w']], [x], kv.num_workers, kv._backend.server.compress)
     return sum(len(_sharding.join(_sharding.encode(entries))) for entries in messages.values())
 
 

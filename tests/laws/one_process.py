@@ -4,6 +4,8 @@ It uses Chainer's optimizer on a single model, computes the gradients of all ran
 other, and their mean with NumPy in float64.
 """
 
+import copy
+
 import chainer
 import numpy as np
 from laws.programs import COMPRESSIONS, Net
@@ -63,6 +65,7 @@ class Reference:
             own = [{path: np.mean([each[rank][path] for each in self.sums], 0)
                     for path in gradients[0]} for rank in range(self.size)]
             self.sums = []
+            before = copy.deepcopy(self.compressor)
             means = {path: self.compressor.mean(path, [each[path] for each in own])
                      for path in own[0]}
             if divisor is not None:
@@ -74,6 +77,8 @@ class Reference:
                     param.grad = np.array(means[path]).astype(param.dtype)
                     param._loss_scale = None
                 self.optimizer.update()
+                if self.optimizer._loss_scaling_isnan and program.mode != 'double buffering':
+                    self.compressor = before  # nothing was sent
 
     def gradients(self, number, rank, is_active):
         """Return the gradients of a rank, in float64."""

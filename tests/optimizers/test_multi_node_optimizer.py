@@ -154,6 +154,22 @@ def test_dynamic_loss_scale_is_equal_on_all_ranks(comm):
     check_same_on_all_ranks(comm, optimizer.t)
 
 
+def test_a_loss_scale_of_gradients_of_other_ranks(comm):
+    """A rank that computes no gradient of a parameter, and no loss function, divides, too."""
+    model = chainer.Sequential(*(
+        chainer.links.Linear(2, 1, initialW=0) for _ in range(2)))
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(1), comm).setup(model)
+    optimizer.loss_scaling(scale=4.)
+    for _ in range(2):
+        model.cleargrads()
+        used = model[0 if comm.rank == 0 else 1]
+        chainer.functions.sum(used(np.ones((1, 2), 'f'))).backward(loss_scale=4.)
+        optimizer.update()
+    np.testing.assert_allclose(model[0].W.array, -1 / comm.size, rtol=1e-6)
+    np.testing.assert_allclose(model[1].W.array, 1 / comm.size - 1, rtol=1e-6)
+
+
 def test_is_a_proxy_of_the_actual_optimizer(comm):
     actual = optimizers.SGD(0.1)
     optimizer, model = make(comm, actual, zero_fill=False)

@@ -150,3 +150,10 @@ def test_rate_of_lars(dtype, gradient):
     param.grad[...] = 0
     chainer.optimizer_hooks.GradientLARS()(None, param)
     assert (param.grad == 0).all()
+
+
+def test_the_rate_of_adam_before_the_first_update():
+    adam = chainer.optimizers.Adam().setup(L.Linear(1, 1))
+    rate = adam.alpha_t
+    adam.update(lambda: chainer.functions.sum(adam.target.W))
+    assert rate == adam.alpha_t
