@@ -29,7 +29,6 @@ from chainermn.links._pipeline.stages import Stage, connect
 from chainermn.links._pipeline.tied import Tied, described
 from chainermn.links._pipeline.transfers import Transfers
 
-
 _NOT_RECOMPUTED = (
     'Pipeline: with recompute=True, the second forward pass of {} returned another output than the '
     'first, which depends on a state that Pipeline does not restore. Keep this state in attributes '
@@ -64,7 +63,8 @@ class Pipeline:
         tied: Parameters that several ranks share, by name: each of these ranks passes its own, of
             equal shape.  They start with the values of the first of these ranks, and get the sum of
             their gradients.
-        recompute: Whether stages keep only their inputs, and repeat forward before backward.
+        recompute: Whether stages keep only their inputs, and repeat forward before backward, with
+            the state of links and random generators of the first time.
         communicator: The ranks, if the model contains no ``MultiNodeChainList``.  Such a model
             communicates by :mod:`chainermn.functions`, and is a stage as a whole.
 
@@ -135,6 +135,7 @@ class Pipeline:
         Raises:
             ValueError: On all ranks, if the links do not fit together, or the numbers of examples
                 differ.
+            RuntimeError: On all ranks, if the output of a stage differs when it is recomputed.
         """
         shape = self._connected()
         self._n_calls += 1
