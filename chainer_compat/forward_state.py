@@ -86,10 +86,11 @@ class ForwardState:
             set_state(state)
 
     def _visit_all(self, values: Collection[Any]) -> None:
-        kinds: set[Any] = {*map(type, values)}  # of few classes, even if there are many values
-        if any(map(_method, kinds)):
+        kinds: set[Any] = {*map(type, values)}  # few, even if there are many values
+        methods = {kind: _method(kind) for kind in kinds}
+        if any(methods.values()):
             for value in values:
-                method = _method(type(value))
+                method = methods[type(value)]
                 if method is not None and id(value) not in self._visited:
                     self._visited.add(id(value))
                     method(self, value)
