@@ -130,7 +130,7 @@ class ForwardState:
             x, x.copy())
 
 
-class _Recorder(chainer.LinkHook):
+class _CalledLinks(chainer.LinkHook):
     """Adds the links that are called to a list."""
 
     def __init__(self, links: list[chainer.Link]) -> None:
@@ -146,7 +146,7 @@ def called_links(func: Callable[..., Any]) -> Iterator[list[chainer.Link]]:
     """Return a list that gets the links called inside, and that of a method."""
     owner = getattr(func, '__self__', None)
     links = [owner] if isinstance(owner, chainer.Link) else []
-    with _Recorder(links):
+    with _CalledLinks(links):
         yield links
 
 

@@ -4,6 +4,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.link_hooks import TimerHook
 from shared_fixtures import communicators
 
 from chainermn.links import MultiNodeBatchNormalization, create_mnbn_model
@@ -41,7 +42,7 @@ def test_links_are_replaced_and_values_kept(comm, name):
             link.avg_var[...] = 6
             link.beta.array[...] = 7
             link.N = 8
-            link.add_hook(chainer.link_hooks.TimerHook())
+            link.add_hook(TimerHook())
     converted = create_mnbn_model(model, comm)
     kinds = [type(link) for link in model.links()]
     wanted = [MultiNodeBatchNormalization if kind is L.BatchNormalization else kind
