@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import operator
 import random
 import sys
-import types
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import chainer
 import numpy as np
 
-#: Values of these types never change, or are no state of a forward pass.
-_CONSTANTS = frozenset({
-    int, float, complex, bool, str, bytes, type(None), type, types.FunctionType, types.MethodType,
-    types.BuiltinFunctionType, types.ModuleType, chainer.Parameter})
 _CONTAINERS = list, dict, set, collections.deque
 #: Larger arrays, in bytes, are compared with their last copy, because they rarely change.
 _LARGE = 2**20
@@ -89,34 +86,39 @@ class ForwardState:
             set_state(state)
 
     def _visit_all(self, values: Collection[Any]) -> None:
-        if not _CONSTANTS.issuperset(map(type, values)):
+        kinds: set[Any] = {*map(type, values)}  # few, even if there are many values
+        methods = {kind: _method(kind) for kind in kinds}
+        if any(methods.values()):
             for value in values:
-                if type(value) not in _CONSTANTS and id(value) not in self._visited:
+                method = methods[type(value)]
+                if method is not None and id(value) not in self._visited:
                     self._visited.add(id(value))
-                    self._visit(value)
+                    method(self, value)
 
-    def _visit(self, value: Any) -> None:
-        if isinstance(value, chainer.Link | chainer.LinkHook):
-            attributes = vars(value)
-            self._attributes.append((attributes, dict(attributes)))
-            self._visit_all(attributes.values())
-        elif isinstance(value, chainer.Parameter):  # of a subclass
-            pass
-        elif isinstance(value, chainer.Variable):
-            self._variables.append((value, value.array))
-            self._visit_all([value.array])
-        elif isinstance(value, np.ndarray | chainer.backends.cuda.ndarray):
-            self._add_array(value)
-        elif isinstance(value, _CONTAINERS):
-            known = self._previous and self._previous._containers.get(id(value))
-            self._containers[id(value)] = (
-                known if known and known[0] is value and _is_same(*known)
-                else (value, _copy(value)))
-            self._visit_all(value.values() if isinstance(value, dict) else value)
-        elif isinstance(value, tuple):
-            self._visit_all(value)
-        elif setting := _generator(value):
-            self._generators.append(setting)
+    def _add_object(self, x: chainer.Link | chainer.LinkHook) -> None:
+        attributes = vars(x)
+        self._attributes.append((attributes, dict(attributes)))
+        self._visit_all(attributes.values())
+
+    def _add_variable(self, x: chainer.Variable) -> None:
+        self._variables.append((x, x.array))
+        self._visit_all([x.array])
+
+    def _add_container(self, x: Any) -> None:
+        known = self._previous and self._previous._containers.get(id(x))
+        self._containers[id(x)] = known if known and known[0] is x and _is_same(*known) else (
+            x, dict(x) if isinstance(x, dict) else type(x).copy(x))
+        self._visit_all(x.values() if isinstance(x, dict) else x)
+
+    def _add_generator(self, x: Any) -> None:
+        if isinstance(x, np.random.Generator):
+            x = x.bit_generator
+        if isinstance(x, np.random.BitGenerator):
+            self._generators.append(((lambda state: setattr(x, 'state', state)), x.state))
+        elif isinstance(x, random.Random):
+            self._generators.append((x.setstate, x.getstate()))
+        else:  # RandomState or PyTorch's
+            self._generators.append((x.set_state, x.get_state()))
 
     def _add_array(self, x: _Array) -> None:
         if isinstance(x, np.memmap) or (isinstance(x, np.ndarray) and not x.flags.writeable):
@@ -128,10 +130,31 @@ class ForwardState:
             x, x.copy())
 
 
+class _CalledLinks(chainer.LinkHook):
+    """Adds the links that are called to a list."""
+
+    def __init__(self, links: list[chainer.Link]) -> None:
+        self.name = f'chainer_compat {id(self)}'  # one may be in another
+        self._links = links
+
+    def forward_preprocess(self, args: Any) -> None:
+        self._links.append(args.link)
+
+
+@contextlib.contextmanager
+def called_links(func: Callable[..., Any]) -> Iterator[list[chainer.Link]]:
+    """Return a list that gets the links called inside, and that of a method."""
+    owner = getattr(func, '__self__', None)
+    links = [owner] if isinstance(owner, chainer.Link) else []
+    with _CalledLinks(links):
+        yield links
+
+
 def global_generators() -> list[_Setting]:
     """Return how to restore the generators that all code shares."""
-    settings = [(np.random.set_state, np.random.get_state(legacy=False)),
-                (random.setstate, random.getstate())]
+    settings: list[_Setting] = [
+        (np.random.set_state, np.random.get_state(legacy=False)),
+        (random.setstate, random.getstate())]
     if torch := sys.modules.get('torch'):
         settings.append((torch.set_rng_state, torch.get_rng_state()))
         if torch.cuda.is_initialized():
@@ -139,30 +162,27 @@ def global_generators() -> list[_Setting]:
     return settings
 
 
-def _generator(value: Any) -> _Setting | None:
-    """Return how to restore a generator of random numbers; ``None`` if it is none."""
-    if isinstance(value, np.random.RandomState):
-        return value.set_state, value.get_state(legacy=False)
-    if isinstance(value, np.random.Generator):
-        value = value.bit_generator
-    if isinstance(value, np.random.BitGenerator):
-        return (lambda state: setattr(value, 'state', state)), value.state
-    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-        return value.setstate, value.getstate()
+@functools.lru_cache(4096)
+def _method(kind: type) -> Callable[[ForwardState, Any], None] | None:
+    """Return the method for objects of a class; ``None`` if they are no state."""
     torch = sys.modules.get('torch')
-    if torch and isinstance(value, torch.Generator):
-        return value.set_state, value.get_state()
-    return None
+    kinds: list[tuple[tuple[type, ...], Callable[[ForwardState, Any], None] | None]] = [
+        ((chainer.Parameter, random.SystemRandom), None),
+        ((chainer.Link, chainer.LinkHook), ForwardState._add_object),
+        ((chainer.Variable,), ForwardState._add_variable),
+        ((np.ndarray, chainer.backends.cuda.ndarray), ForwardState._add_array),
+        (_CONTAINERS, ForwardState._add_container),
+        ((tuple,), ForwardState._visit_all),
+        ((np.random.RandomState, np.random.Generator, np.random.BitGenerator, random.Random,
+          *([torch.Generator] if torch else [])), ForwardState._add_generator),
+    ]
+    return next((method for classes, method in kinds if issubclass(kind, classes)), None)
 
 
 def _registered(attributes: dict[str, Any]) -> set[str]:
     """Return the names of parameters and child links."""
     return {name for key in ('_params', '_children') for name in attributes.get(key, ())
             if isinstance(name, str)}
-
-
-def _copy(container: Any) -> Any:
-    return dict(container) if isinstance(container, dict) else type(container).copy(container)
 
 
 def _is_same(container: Any, elements: Any) -> bool:

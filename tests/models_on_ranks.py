@@ -45,9 +45,16 @@ class WithBatchNormalization(Part):
         return self.bn(y)
 
 
-class WithDropout(Part):
+class WithScalar(Part):
+    """Sums of gradients of shape () are numbers, not arrays."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        with self.init_scope():
+            self.scale = chainer.Parameter(np.array(1.5))
+
     def outputs(self, y):
-        return F.dropout(y, .4)
+        return y * F.broadcast_to(self.scale, y.shape)
 
 
 class Recurrent(Part):
@@ -111,6 +118,7 @@ def chain(size, kinds=(Part,)):
 MODELS = {
     'chain': chain,
     'batch normalization': lambda size: chain(size, [WithBatchNormalization]),
+    'scalar parameters': lambda size: chain(size, [WithScalar]),
     'recurrent': lambda size: chain(size, [Recurrent, Part]),
     'recurrent, with a state': lambda size: chain(size, [Stateful, Part]),
     'back and forth': lambda size: [

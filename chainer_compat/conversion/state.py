@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Iterator
 
 import chainer
 import numpy as np
 
 from chainer_compat.conversion.tracked_array import Array
+from chainer_compat.forward_state import ForwardState
 
 
 def torch_name(path: str) -> str:
@@ -39,33 +39,16 @@ def other_arrays(model: chainer.Link) -> dict[str, Array]:
 
 @contextlib.contextmanager
 def unchanged(model: chainer.Link) -> Iterator[Callable[[], dict[str, Array]]]:
-    """Restore attributes, persistent values and random numbers at the end.
-
-    Lists, sets and dicts get their elements back: ``Link`` keeps the names of parameters in sets.
+    """Restore the state of the links and random numbers at the end.
 
     Yields:
         A function that returns copies of the persistent values.
     """
-    links = [(link, dict(link.__dict__)) for link in model.links()]
-    arrays = [(value, value.copy()) for _, attributes in links
-              for value in attributes.values() if isinstance(value, np.ndarray)]
-    containers = [(value, value.copy()) for _, attributes in links
-                  for value in attributes.values() if type(value) in (list, set, dict)]
-    states = np.random.get_state(), random.getstate()
+    before = ForwardState([model])
     try:
         yield lambda: {name: value.copy() for name, value in persistent_values(model).items()}
     finally:
-        np.random.set_state(states[0])
-        random.setstate(states[1])
-        for link, attributes in links:
-            link.__dict__.clear()
-            link.__dict__.update(attributes)
-        for container, elements in containers:
-            container.clear()
-            (container.extend if isinstance(container, list) else container.update)(elements)
-        for array, copy in arrays:
-            if array.flags.writeable:
-                array[...] = copy
+        before.restore()
 
 
 def uninitialized(model: chainer.Link) -> list[str]:

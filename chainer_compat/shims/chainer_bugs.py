@@ -371,3 +371,36 @@ def batch_of_rows() -> dict[str, str]:
     An array is a batch of its rows. Chainer 1 to 6 accepted it.
     """
     return {'if not batch:': 'if len(batch) == 0:'}
+
+
+@patch('chainer.functions.util.forget')
+def state_of_forget(forget: Any) -> None:
+    """All versions: F.forget repeated its function with the state of the function's last call.
+
+    If links with SpectralNormalization or BatchRenormalization were called twice before backward,
+    gradients of the first call were wrong, as were those of functions that draw random numbers.
+    """
+    function = forget.Forget
+    forward, backward = function.forward, function.backward
+
+    def forward_with_state(self: Any, inputs: Any) -> Any:
+        from chainer_compat.forward_state import ForwardState, called_links, global_generators
+
+        self._generators = global_generators()
+        with called_links(self.func) as links:
+            outputs = forward(self, inputs)
+        # Links that update themselves only in the first call expect the state after it.
+        self._state = ForwardState(links)
+        return outputs
+
+    def backward_with_state(self: Any, indexes: Any, grad_outputs: Any) -> Any:
+        now = self._state.again()
+        self._state.restore()
+        for set_state, state in self._generators:
+            set_state(state)
+        try:  # until the end: the new graph may contain arrays of the links
+            return backward(self, indexes, grad_outputs)
+        finally:
+            now.restore()
+
+    function.forward, function.backward = forward_with_state, backward_with_state

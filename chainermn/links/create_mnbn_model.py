@@ -9,6 +9,7 @@ import chainer
 from chainermn._types import Model
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.functions.batch_normalization import get_communication_backend
 from chainermn.links.batch_normalization import MultiNodeBatchNormalization
 
 _Link = TypeVar('_Link', bound=Model)
@@ -64,16 +65,10 @@ def _converted(bn: Model, comm: CommunicatorBase, communication_backend: str,
         raise ValueError(f'multi-node batch normalization cannot replace {type(bn).__name__}, '
                          'which overrides forward. Use BatchNormalization in the model, or write '
                          'your own multi-node link.')
-    converted = MultiNodeBatchNormalization(
-        bn.avg_mean.shape, comm, bn.decay, bn.eps, bn._highprec_dtype,
-        use_gamma=bn.gamma is not None, use_beta=bn.beta is not None,
-        communication_backend=communication_backend)
-    converted.to_device(bn.device)
-    converted.name = bn.name
-    with converted.init_scope():  # other links may share these parameters
-        converted.gamma = copy.deepcopy(bn.gamma, copies)
-        converted.beta = copy.deepcopy(bn.beta, copies)
-    converted.N = bn.N
-    converted.avg_mean[...] = bn.avg_mean
-    converted.avg_var[...] = bn.avg_var
+    # With everything that the program added to the link, such as hooks.
+    converted = MultiNodeBatchNormalization.__new__(MultiNodeBatchNormalization)
+    copies[id(bn)] = converted
+    converted.__dict__.update(copy.deepcopy(vars(bn), copies))
+    converted.comm = comm
+    converted._communication_backend = get_communication_backend(comm, communication_backend)
     return converted

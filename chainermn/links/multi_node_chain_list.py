@@ -170,7 +170,9 @@ class _Graph:
 
     def send(self, y: Value, rank: int) -> None:
         if rank == self._comm.rank:
-            self._to_itself.append((y, self.part))
+            # As with functions.send, a tuple of one arrives as its element.
+            ys = _as_tuple(y)
+            self._to_itself.append((ys[0] if len(ys) == 1 else y, self.part))
             return
         with self._comm.called_by(f'{self.part}, to a link with '
                                   f'rank_in={self._comm.rank} on rank {rank}'):

@@ -63,7 +63,8 @@ class Pipeline:
         tied: Parameters that several ranks share, by name: each of these ranks passes its own, of
             equal shape.  They start with the values of the first of these ranks, and get the sum of
             their gradients.
-        recompute: Whether stages keep only their inputs, and repeat forward before backward.
+        recompute: Whether stages keep only their inputs, and repeat forward before backward, with
+            the state of links and random generators of the first time.
         communicator: The ranks, if the model contains no ``MultiNodeChainList``.  Such a model
             communicates by :mod:`chainermn.functions`, and is a stage as a whole.
 
@@ -134,6 +135,7 @@ class Pipeline:
         Raises:
             ValueError: On all ranks, if the links do not fit together, or the numbers of examples
                 differ.
+            RuntimeError: On all ranks, if the output of a stage differs when it is recomputed.
         """
         shape = self._connected()
         self._n_calls += 1

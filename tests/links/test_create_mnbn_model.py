@@ -4,6 +4,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.link_hooks import TimerHook
 from shared_fixtures import communicators
 
 from chainermn.links import MultiNodeBatchNormalization, create_mnbn_model
@@ -41,6 +42,7 @@ def test_links_are_replaced_and_values_kept(comm, name):
             link.avg_var[...] = 6
             link.beta.array[...] = 7
             link.N = 8
+            link.add_hook(TimerHook())
     converted = create_mnbn_model(model, comm)
     kinds = [type(link) for link in model.links()]
     wanted = [MultiNodeBatchNormalization if kind is L.BatchNormalization else kind
@@ -57,6 +59,7 @@ def test_links_are_replaced_and_values_kept(comm, name):
             assert (new.avg_mean == 5).all() and (new.avg_var == 6).all() and new.N == 8
             assert (new.decay, new.eps, new.comm) == (link.decay, link.eps, comm)
             assert (new.gamma is None) == (link.gamma is None)
+            assert [*new.local_link_hooks] == ['TimerHook']
 
 
 def test_the_parameters_are_those_that_are_used(comm):

@@ -1,5 +1,6 @@
 """Pipelines against one process with the same links, in plain Chainer and float64."""
 
+import random
 import sys
 import tracemalloc
 
@@ -9,6 +10,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import training
+from chainer.link_hooks import SpectralNormalization
 from each_case import each_case
 from jobs import run_job
 from models_on_ranks import (
@@ -18,7 +20,6 @@ from models_on_ranks import (
     OneProcess,
     Part,
     WithBatchNormalization,
-    WithDropout,
     build,
     chain,
     compare_gradients,
@@ -189,17 +190,99 @@ def test_memory(comm):
     assert peaks['1f1b'] < .35 * peaks['gpipe'], peaks
 
 
-def test_dropout_is_equal_for_equal_seeds(comm):
-    """With recomputation, too, which draws the same numbers again."""
+class WithStates(Part):
+    """Reads and changes all kinds of state that a link can have."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        with self.init_scope():
+            self.sn = L.Linear(None, WIDTH).add_hook(SpectralNormalization(use_gamma=True))
+            self.bn = L.BatchRenormalization(WIDTH, rmax=2, dmax=1)
+            self.rnn = L.StatefulGRU(WIDTH, WIDTH)
+        self.add_persistent('mean', np.zeros(WIDTH))
+        self.n, self.seen, self.totals = 0, [], {'all': np.ones(1)}
+        self.generator = np.random.RandomState(4)
+
+    def outputs(self, y):
+        self.n += 1
+        self.seen.append(float(y.array.sum()))
+        self.mean *= .9
+        self.mean += y.array.mean(axis=0)
+        self.totals['all'] += self.mean.sum() + sum(self.seen) / self.n
+        self.rnn.reset_state()
+        y = self.bn(self.sn(y), finetune=True)
+        factor = self.totals['all'] + self.generator.rand() + random.random() + np.random.rand()
+        return F.dropout(self.rnn(self.rnn(y)), .3) * factor
+
+
+@each_case('schedule, n, scale', [('1f1b', 4, 8), ('gpipe', 3, None)])
+def test_recomputation(comm, schedule, n, scale):
+    """Parameters, states and generators are as without it, after two updates."""
     found = []
-    for recompute in (False, False, True):
-        model, own = build(chain(comm.size, [WithDropout]), comm)
+    for recompute in (False, True):
         np.random.seed(comm.rank)
-        run(Pipeline(model, F.softmax_cross_entropy, 4, recompute=recompute), *batch(8))
-        found.append(own[f'{comm.rank}'].fc.W.grad)
-    np.testing.assert_array_equal(found[0], found[1])
-    np.testing.assert_array_equal(found[0], found[2])
-    assert np.any(found[0])
+        random.seed(comm.rank)
+        model, own = build(chain(comm.size, [WithStates]), comm)
+        optimizer = chainer.optimizers.SGD(.01).setup(model)
+        optimizer.loss_scaling(scale=scale) if scale else None
+        pipeline = Pipeline(model, F.softmax_cross_entropy, n, schedule, recompute=recompute)
+        for step in range(2):
+            optimizer.update(pipeline, *batch(8, step))
+        link = own[f'{comm.rank}']
+        found.append({
+            **{path: param.array for path, param in model.namedparams()},
+            **{f'{path}/{name}': getattr(each, name) for path, each in model.namedlinks()
+               for name in each._persistent},
+            'h': link.rnn.h.array, 'n': link.n, 'seen': link.seen, 'totals': link.totals['all'],
+            'drawn': [link.generator.rand(), random.random(), np.random.rand()]})
+    assert found[0].keys() == found[1].keys()
+    for name, expected in found[0].items():
+        np.testing.assert_array_equal(found[1][name], expected, name)
+
+
+def test_another_output_of_a_recomputation_is_an_error(comm):
+    """Of a stage that counts in a variable of the program; rounding is none."""
+    factors = []
+
+    class Counts(Part):
+        def outputs(self, y):
+            factors.append(len(factors))
+            return y * changed(len(factors))
+
+    model, _ = build(chain(comm.size, [Counts, Part]), comm)
+    pipeline = Pipeline(model, F.softmax_cross_entropy, 1, recompute=True)
+    changed = lambda n: 1 + 1e-14 * n  # noqa: E731
+    run(pipeline, *batch(4))
+    changed = lambda n: n  # noqa: E731
+    with raises_on_all(RuntimeError, 'the second forward pass of stage 0, micro-batch 0 (link 0 '
+                       '(Counts, rank_in=None', 'returned another output', 'pass recompute=False'):
+        pipeline(*batch(4))
+
+
+def test_a_tuple_of_one_arrives_as_its_element(comm):
+    """As without Pipeline, also on the same rank."""
+    class InTuple(Part):
+        def outputs(self, y):
+            return y,
+
+    class Takes(Part):
+        def forward(self, x):
+            return super().forward(2 * x)
+
+    model, own = build([('a', InTuple, 0, None), ('b', InTuple, 0, ['a']),
+                        ('c', Takes, comm.size - 1, ['b'])], comm)
+    x, t = batch(6)
+    loss = run(Pipeline(model, F.softmax_cross_entropy, 2), x, t)
+    found = {name: link.fc.W.grad for name, link in own.items()}
+    model.cleargrads()
+    y = model(x) if comm.rank == 0 else model()
+    if comm.rank == comm.size - 1:
+        y = F.softmax_cross_entropy(y, t)
+        np.testing.assert_allclose(loss.array, y.array, 1e-12)
+    if y is not None:
+        y.backward()
+    for name, link in own.items():
+        np.testing.assert_allclose(found[name], link.fc.W.grad, 1e-10)
 
 
 def test_tied_parameters_stay_equal(comm):

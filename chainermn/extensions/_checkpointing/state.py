@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import random
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
@@ -183,14 +185,16 @@ def find_buffers(target: object, keys: Iterable[str]) -> set[str]:
 
 
 def capture_random() -> dict[str, np.ndarray]:
-    """Return the states of ``numpy.random`` and ``random``, by name.
+    """Return the states of ``numpy.random``, ``random`` and, if it is loaded, PyTorch, by name.
 
     Chainer's shuffling iterators and dropout draw from ``numpy.random``.  A resumed run draws the
     same numbers only if these states are saved.
     """
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, numbers, gauss_next = random.getstate()
+    torch = sys.modules.get('torch')
     return {
+        **({} if torch is None else {f'{_RANDOM}torch/cpu': torch.get_rng_state().numpy()}),
         f'{_RANDOM}numpy/{kind}': np.asarray(keys),
         f'{_RANDOM}numpy/position': np.asarray([position, has_gauss]),
         f'{_RANDOM}numpy/gauss': np.asarray(gauss),
@@ -209,3 +213,7 @@ def restore_random(arrays: Mapping[str, np.ndarray]) -> None:
         gauss = arrays[f'{_RANDOM}python/gauss'].tolist()
         random.setstate((3, tuple(arrays[f'{_RANDOM}python/3'].tolist()),
                          gauss[0] if gauss else None))
+    if f'{_RANDOM}torch/cpu' in arrays and importlib.util.find_spec('torch'):
+        import torch
+
+        torch.set_rng_state(torch.from_numpy(np.array(arrays[f'{_RANDOM}torch/cpu'])))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import chainer
+from chainer.utils import force_array
 
 from chainermn._types import Array, Model, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -118,7 +119,8 @@ class Execution:
             for each in grads:
                 for variable, grad in zip(outputs, each, strict=True):
                     if _needs_gradient(variable):
-                        variable.grad = grad if variable.grad is None else variable.grad + grad
+                        variable.grad = (grad if variable.grad is None
+                                         else force_array(variable.grad + grad))
             if stage.has_output:
                 loss, = outputs
                 loss.grad = loss.xp.full(

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 import chainer
+from chainer.utils import force_array
 
 from chainer_compat import gradient_memory
 from chainermn._types import Array, Parameter, Variable
@@ -56,7 +57,7 @@ class Collected:
             elif n in self._sums:
                 total += grad
             else:
-                self.grads[n] = total + grad
+                self.grads[n] = force_array(total + grad)
                 self._sums.add(n)
             param.cleargrad()
 
@@ -100,7 +101,8 @@ class _Loss(Node):
         assert gy is not None
         ratio = float(gy.array) / self._scale
         return tuple(
-            chainer.as_variable(grad if ratio == 1 else grad * grad.dtype.type(ratio))
+            chainer.as_variable(
+                grad if ratio == 1 else force_array(grad * grad.dtype.type(ratio)))
             for grad in map(self._grads.__getitem__, indexes) if grad is not None)
 
 

@@ -35,7 +35,8 @@ class Recomputation:
             with chainer.using_device(self._device):
                 cupy.random.seed(self._seed)
         states.forget(link)
-        self._state = ForwardState([link], None if previous is None else previous._state)
+        self._state: ForwardState = ForwardState(
+            [link], None if previous is None else previous._state)
         self._output: list[Fingerprint] = []
 
     def set_output(self, arrays: Sequence[Array]) -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from chainer.utils import force_array
+
 from chainermn._operations.on_all_ranks import on_all_ranks
 from chainermn._operations.ranks import group_lines
 from chainermn._types import Array, Parameter
@@ -68,7 +70,7 @@ class Tied:
             grad = grads[n]
             found = self._exchanged(
                 param.xp.zeros_like(param.array) if grad is None else grad, tag, ranks)
-            grads[n] = sum(found[1:], found[0])
+            grads[n] = force_array(sum(found[1:], found[0]))
 
     def counted(self, param: Parameter) -> bool:
         """Return whether this rank is the one that counts a parameter in norms."""

@@ -9,10 +9,15 @@ import pytest
 
 from chainermn.extensions._checkpointing import state
 
+try:
+    import torch
+except ImportError:
+    torch = None
+
 
 def draw():
     return (np.random.permutation(10).tolist(), np.random.normal(), random.random(),
-            random.gauss(0, 1))
+            random.gauss(0, 1), torch and torch.rand(3).tolist())
 
 
 def test_the_same_numbers_again():
