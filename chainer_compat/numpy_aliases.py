@@ -94,10 +94,10 @@ def _smallest(types: list[DTypeLike], start: int = 0) -> np.dtype[Any] | None:
     """Return the first dtype to which all can be cast; a single one as it is."""
     import numpy as np
 
-    found = [*map(np.dtype, types)]
+    found = [np.dtype(each) for each in types]
     if len(found) <= 1:
         return found[0] if found else None
-    tried = map(np.dtype, _BY_SIZE[start:])
+    tried = (np.dtype(each) for each in _BY_SIZE[start:])
     return next((each for each in tried if all(each >= dtype for dtype in found)), None)
 
 

@@ -224,6 +224,19 @@ def invalid_types() -> dict[str, str]:
     }
 
 
+@edit('chainer.functions.pooling.roi_pooling_2d')
+def regions_outside_of_the_image() -> dict[str, str]:
+    """All versions: backward of F.roi_pooling_2d failed if a region left the image.
+
+    It raised IndexError on the CPU; left of the image, it counted gradients of other pixels.  The
+    gradient of a region that ends before it begins, which is one pixel, was zero.
+    """
+    return {'range(xmin, xmax + 1)': 'range(max(xmin, 0), min(xmin + roi_width, width))',
+            'range(ymin, ymax + 1)': 'range(max(ymin, 0), min(ymin + roi_height, height))',
+            'w <= roi_end_w': 'w <= max(roi_end_w, roi_start_w)',
+            'h <= roi_end_h': 'h <= max(roi_end_h, roi_start_h)'}
+
+
 @edit('chainer.training.extensions.progress_bar')
 def progress_bar_arguments() -> dict[str, str]:
     """All versions: ProgressBar ignored ``training_length``, ``bar_length`` and ``out``."""

@@ -174,3 +174,18 @@ def scalar_hyperparameters(optimizer: Any) -> None:
 def removed_aliases(chainer: ModuleType) -> None:
     """NumPy >= 1.24 removed names such as ``np.float``; the error mentions the option for them."""
     numpy_aliases.extend_error(sys.modules['numpy'])
+
+
+_POOLING = 'chainer.functions.pooling.roi_'
+
+
+@edit(*(f'{_POOLING}{name}_2d' for name in (
+    'average_align', 'max_align', 'average_pooling', 'max_pooling', 'pooling')))
+def coordinates_of_regions() -> dict[str, str]:
+    """NumPy >= 2.0 computes coordinates of regions of interest in float32.
+
+    At the border between two pixels, some were rounded to the other one. Older versions of NumPy
+    multiplied a float32 scalar by a Python float in float64.
+    """
+    aligned = {f'bottom_rois[n, {i}] *': f'numpy.float64(bottom_rois[n, {i}]) *' for i in range(4)}
+    return {**aligned, '= bottom_rois[i_roi]': '= bottom_rois[i_roi].astype(float)'}

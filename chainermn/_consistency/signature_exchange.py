@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from chainermn._consistency import tags
@@ -40,12 +40,19 @@ _POLLS = 100  # about 100 microseconds if cores are free; other threads can hard
 Data: TypeAlias = 'bytes | bytearray'
 
 
+#: A number, which is the first element.
+Counter: TypeAlias = 'list[int] | memoryview[int]'
+
+
 class MessageMemory(Protocol):
     """Shared memory of the ranks for their messages."""
 
-    #: Its first element is the number of exchanges of this rank.  It changes in the moment in which
-    #: the others can read the message.
-    published: MutableSequence[int]
+    @property
+    def published(self) -> Counter:
+        """The number of exchanges of this rank, as its first element.
+
+        It changes in the moment in which the others can read the message.
+        """
 
     def exchange(self, call: bytes, message: bytes, is_wanted: bool) -> Sequence[Data] | None:
         """Return the messages of all ranks, if they are wanted; ``None`` on a mismatch."""
@@ -95,7 +102,7 @@ class SignatureExchange:
         self._count = 0  # of exchanges by messages
         self._memory: MessageMemory | None = None
         #: Its first element increases, at the latest, when another rank can learn of a call.
-        self.published: MutableSequence[int] = [0]
+        self.published: Counter = [0]
         #: That number when the current operation of this rank began.
         self.before = 0
         self._complete = 0  # steps of exchanges by messages

@@ -244,8 +244,9 @@ def test_several_jobs_are_listed(tmp_path, monkeypatch):
 @pytest.mark.parametrize('arguments, name', [
     (['python', 'a/train.py', '-x'], 'train.py'), (['python', '-u', '-m', 'pack.train', 'x'],
                                                    'pack.train'),
-    (['python', '-W', 'error', '-X', 'dev', 'train.py'], 'train.py'), (['python', '-c', 'x = 1'], 'python -c'),
-    (['python', '-uIcx = 1'], 'python -c'), (['python', '-Werror', '-m', 'pack'], 'pack'),
+    (['python', '-W', 'error', '-X', 'dev', 'train.py'], 'train.py'),
+    (['python', '-c', 'x'], 'python -c'), (['python', '-uIcx = 1'], 'python -c'),
+    (['python', '-Werror', '-m', 'pack'], 'pack'),
     (['python'], 'python')])
 def test_names_of_programs(arguments, name):
     assert jobs.program(arguments) == name

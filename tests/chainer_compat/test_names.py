@@ -109,6 +109,17 @@ assert np.percentile([1, 2, 3, 4], 50, interpolation='lower') == 2
 assert np.float is float and np.cast[np.int32]([1.7]).tolist() == [1]
 assert np.find_common_type([np.float32], [np.int64, np.float64]) == 'f4'
 assert np.find_common_type([np.int8], [np.float64]) == np.find_common_type([], ['d']) == 'f8'
+types = '?bBhHiIlLqQefdgFDGO'
+assert ' '.join(''.join(np.find_common_type([a], [b]).char for b in types) for a in types) == (
+    '?bBhHiIlLqQefdgFDGO bbbbbbbbbbbefdgFDGO BhBhBiBlBqBefdgFDGO hhhhhhhhhhhffdgFDGO '
+    'HiHiHiHlHqHffdgFDGO iiiiiiiiiiidddgDDGO IlIlIlIlIqIdddgDDGO llllllllllldddgDDGO '
+    'LdLdLdLdLdLdddgDDGO qqqqqqqqqqqdddgDDGO QdQdQdQdQdQdddgDDGO eeeeeeeeeeeeeeeFDGO '
+    'fffffffffffffffFDGO dddddddddddddddDDGO gggggggggggggggGGGO FFFFFFFFFFFFFFFFFFO '
+    'DDDDDDDDDDDDDDDDDDO GGGGGGGGGGGGGGGGGGO OOOOOOOOOOOOOOOOOOO')  # NumPy 1.26
+assert np.find_common_type(['f4', 'i8'], ['i4']) == 'f8'
+assert np.find_common_type(['S'], ['M8']) is None
+assert np.issubsctype(np.ones(2, 'f'), np.floating) and not np.issubsctype('O', np.number)
+assert np.isnan(np.NAN) and np.issctype(np.int8) and not np.issubclass_(3, int)
 assert np.float16 in np.sctypes['float'] and np.uint8 in np.sctypes['uint']
 assert np.obj2sctype('f4') is np.obj2sctype(np.float32) is np.float32
 assert np.sctype2char(np.int64) == 'l' and np.issubsctype(np.int32, np.integer)

@@ -383,6 +383,9 @@ TESTS = {
     'samples_of_this_rank': [
         '../links/test_batch_normalization_at_random.py::test_random_batches'],
     'evaluator_without_iterator': ['test_training.py::test_evaluator_and_statistics'],
+    'regions_outside_of_the_image': [
+        'shims/test_chainer_bugs.py::test_regions_of_interest_outside_of_the_image'],
+    'coordinates_of_regions': ['shims/test_numpy_changes.py::test_coordinates_of_regions'],
     'progress_bar_arguments': ['test_training.py::test_log_print_and_progress_bar'],
     'torch_kernels': ['torch_kernels/test_functions.py::test_values_and_gradients',
                       'torch_kernels/test_n_step_rnn.py::test_values_and_gradients',

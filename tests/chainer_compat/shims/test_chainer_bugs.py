@@ -54,7 +54,8 @@ def test_a_type_check_evaluates_expressions():
     class Same(chainer.Function):
         def check_type_forward(self, in_types):
             assert in_types.size().eval() == 1
-            chainer.utils.type_check.expect(in_types[0].ndim == 2)
+            size = chainer.utils.type_check.Variable(np.prod, 'size')
+            chainer.utils.type_check.expect(in_types[0].ndim == 2, size(in_types[0].shape) == 6)
 
         def forward(self, xs):
             return xs
@@ -63,6 +64,25 @@ def test_a_type_check_evaluates_expressions():
     np.testing.assert_array_equal(Same()(x).array, x)
     with pytest.raises(chainer.utils.type_check.InvalidType, match='ndim'):
         Same()(x[None])
+    with pytest.raises(chainer.utils.type_check.InvalidType, match='size'):
+        Same()(x[:1])
+
+
+def test_regions_of_interest_outside_of_the_image():
+    """The gradient is that of a small difference; some regions end before they begin."""
+    random = np.random.RandomState(0)
+    for _ in range(60):
+        x, roi = random.normal(size=(1, 1, 2, 3)), np.r_[0., random.randint(-4, 6, 4)][None]
+        shape = [int(n) for n in random.randint(1, 4, 2)]
+        variable = chainer.Variable(x)
+        y = F.roi_pooling_2d(variable, roi, *shape, 1.)
+        y.grad = random.normal(size=y.shape)
+        y.backward()
+        for i in np.ndindex(x.shape):
+            moved = x.copy()
+            moved[i] += 1e-6
+            change = F.roi_pooling_2d(moved, roi, *shape, 1.).array - y.array
+            assert variable.grad[i] == pytest.approx(np.sum(change * y.grad) / 1e-6, abs=1e-5)
 
 
 @pytest.mark.parametrize('used', range(4))

@@ -168,3 +168,10 @@ def test_means_of_observed_numbers(value, dtype, as_array):
     with reporter.scope(trainer.observation):
         average(trainer)
     assert trainer.observation['y'] == pytest.approx(float(number), rel=1e-12)
+
+
+def test_coordinates_of_regions():
+    """The values are those of Chainer 7.8.1 with NumPy 1."""
+    x, roi = np.arange(36, dtype='f').reshape(1, 1, 6, 6), np.array([[-7, 0, 23, 5]], 'f')
+    for function, value in (F.roi_max_align_2d, 12.05), (F.roi_average_align_2d, 5.7875):
+        assert function(x, roi, np.zeros(1, np.int32), 1, .1).array == pytest.approx(value)
