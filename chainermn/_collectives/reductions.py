@@ -38,7 +38,7 @@ def allreduce(comm: Communicator, x: SameArray, op: str = 'sum', out: SameArray 
             if blocks is not None:
                 return sum_of(blocks, x.shape, x.dtype)
             return _transport_reduced(context, x, op, False)
-        if x.dtype in _NATIVE and x.nbytes < LARGE and x.flags.c_contiguous:
+        if x.dtype in _NATIVE and x.nbytes < LARGE and _is_plain(x):
             context.check.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
             y = np.empty(x.shape, x.dtype)
             context.mpi_comm.Allreduce(x, y)
@@ -175,8 +175,8 @@ def _transport_reduced(context: Context, array: Array, op: str, homogeneous: boo
 
 
 def _is_plain(x: Array) -> bool:
-    """Whether MPI can write to an array directly."""
-    return type(x) is np.ndarray and x.flags.c_contiguous
+    """Whether MPI can read and write an array directly."""
+    return type(x) is np.ndarray and (flags := x.flags).c_contiguous and flags.aligned
 
 
 def _same_elements(x: Array, y: Array) -> bool:
