@@ -75,7 +75,7 @@ def strided(x: Any) -> Any:
 
 
 def _reversed(x: Any) -> Any:
-    back = (slice(None, None, -1),) * x.ndim
+    back = (..., *(slice(None, None, -1),) * x.ndim)
     return x[back].copy()[back]
 
 
@@ -693,6 +693,14 @@ def call(comm: Any, name: str, root: int = 0) -> Any:
     return make_call(comm, step(name, comm.size, **own)[0])[0]
 
 
+def call_with(comm: Any, name: str, x: Any) -> Any:
+    """Call an operation with an array in all places, and the last rank as the root."""
+    given = {'array': x, 'floats': x, 'arrays': [x] * comm.size, 'many': [x, x[:1]],
+             'root': comm.size - 1}
+    return getattr(comm, name)(**{argument: given[kind] for argument, kind in
+                                  CASES[name].arguments.items() if kind in given})
+
+
 def model() -> Any:
     """A model with gradients, the same on all ranks."""
     return Model().make()
@@ -826,13 +834,13 @@ def _check_text(text: str, calls: Sequence[Call], outcome: Expected) -> None:
     if size == 1:
         return
     if outcome.is_mismatch:
-        is_same = len({call.operation for call in calls}) == 1
-        assert text.startswith(
-            f'Collective mismatch in {first.operation}: ' if is_same
-            else 'Collective mismatch: ranks called different operations (no data was sent)\n')
+        names = {call.operation for call in calls}
+        assert text.startswith(f'Collective mismatch in {first.operation}: ' if len(names) == 1
+                               else 'Collective mismatch'), text
     elif len(outcome.failed) == 1:
         rank, = outcome.failed
-        assert text.startswith(f'{calls[rank].operation} failed on rank {rank} (no data was sent)')
+        operation = calls[rank].operation
+        assert text.startswith(f'{operation} failed on rank {rank} (no data was sent)'), text
     if outcome.is_mismatch or 0 < len(outcome.failed) < size:
         from shared_fixtures import named_ranks
 
@@ -852,7 +860,7 @@ def _check_value(comm: Any, result: Any, arguments: dict[str, Any], call: Call, 
         return None
     if 'model' in case.arguments:
         attribute = 'array' if call.operation == 'bcast_data' else 'grad'
-        got = {path: getattr(param, attribute) for path, param in arguments['model'].namedparams()
+        got = {path: getattr(param, attribute) for path, param in arguments['model'].namedparams(False)
                if getattr(param, attribute) is not None}
         inputs = []
     elif call.operation in ('bcast', 'bcast_obj') and call['root'] == comm.rank:

@@ -144,6 +144,17 @@ def test_allgather_shards(comm, is_default):
             np.testing.assert_array_equal(array, value(rank, *kind))
 
 
+@pytest.mark.mpi(min_size=2)
+def test_different_shards(comm, same_error):
+    x, others = np.zeros((2, 3), 'f'), [[]] * (comm.size - 1)
+    for odd, facts in (([[x.T], *others], ('float32 (2, 3) on', 'float32 (3, 2) on')),
+                       ([*others, [x]], ('array 0 of the shard of rank 0', 'nothing on'))):
+        error = same_error(comm._chainermn_channel.allgather_shards,
+                           odd if comm.rank == 1 else [[x], *others])
+        assert str(error).startswith('Collective mismatch in allgather_shards: ')
+        assert all(fact in str(error) for fact in facts)
+
+
 @pytest.mark.parametrize('is_default', [False, True], ids=['own', 'default'])
 @pytest.mark.parametrize('size', [5, 3_000_000])
 def test_mean_grad_shards(comm, mean, is_default, size):

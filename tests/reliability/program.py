@@ -21,7 +21,7 @@ import chainermn.links  # before ranks wait for each other, since it takes long
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-import collective_calls
+import contract
 
 FOLDER = ''
 
@@ -103,9 +103,9 @@ def inside(comm, is_last, operation):
                 return result
             setattr(comm._context.check, name, after)
     if operation == 'check_replicas':
-        comm.check_replicas(collective_calls.model())
+        comm.check_replicas(contract.model())
     else:
-        collective_calls.call(comm, operation)
+        contract.call(comm, operation)
     if operation != 'finalize':
         comm.barrier()  # an operation may finish before the others need this rank
 
