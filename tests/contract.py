@@ -25,8 +25,6 @@ DTYPES = ['bool', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32'
 #: From this seed on, values are large or not finite.
 WIDE = 100
 
-_mpi_comm = MPI.COMM_WORLD.Dup()  # separates our messages from those of the tests
-
 
 # --- values ---------------------------------------------------------------------------------------
 
@@ -155,10 +153,10 @@ class Array(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """A tuple or list of arrays, the rows of one array, or an invalid value."""
+    """A tuple or list of arrays or objects, the rows of one array, or an invalid value."""
 
     kind: str  # 'tuple', 'list', 'rows', 'number' or 'None'
-    items: tuple[Array, ...] = ()
+    items: tuple[Any, ...] = ()
 
     def make(self, xp: Any = np) -> Any:
         if self.kind in NO_ARRAYS:
@@ -210,15 +208,6 @@ class Object(NamedTuple):
 
     def make(self, xp: Any = np) -> Any:
         return OBJECTS[self.kind](self.seed)
-
-
-class Objects(NamedTuple):
-    """One object per rank, or another number of them."""
-
-    items: tuple[Object, ...] | None
-
-    def make(self, xp: Any = np) -> Any:
-        return None if self.items is None else [item.make() for item in self.items]
 
 
 class Parameter(NamedTuple):
@@ -276,7 +265,7 @@ def for_rank(value: Any, rank: int) -> Any:
     """The same value with a rank's own elements."""
     if isinstance(value, (Array, Object, Parameter)):
         return value._replace(seed=value.seed + rank)
-    if isinstance(value, (Arrays, Objects, Model)):
+    if isinstance(value, (Arrays, Model)):
         return type(value)(*(for_rank(field, rank) for field in value))
     return tuple(for_rank(item, rank) for item in value) if isinstance(value, tuple) else value
 
@@ -324,11 +313,8 @@ def _errors_of_sequence(xs: Arrays, size: int) -> Errors:
     return errors | ({ValueError} if len(xs.items) != size else set())
 
 
-def _errors_of_objects(objs: Objects, size: int) -> Errors:
-    if objs.items is None:
-        return {TypeError, ValueError}
-    return ({TypeError} if any(x.is_bad for x in objs.items) else set()) | (
-        {ValueError} if len(objs.items) != size else set())
+def _errors_of_objects(objs: Arrays, size: int) -> Errors:
+    return _errors_of_items(objs) | ({ValueError} if len(objs.items) != size else set())
 
 
 def _errors_of_integer(x: Any, least: int, most: int) -> Errors:
@@ -385,11 +371,12 @@ KINDS: dict[str, Kind] = {
     'object': Kind(lambda size: [Object(kind) for kind in OBJECTS if kind not in UNPICKLABLE],
                    lambda size: [Object(kind) for kind in UNPICKLABLE],
                    lambda obj, size: {TypeError} if obj.is_bad else set()),
-    'objects': Kind(lambda size: [Objects((Object(kind),) * size) for kind in (
-        'int', 'nested', 'arrays', 'large arrays')],
-                    lambda size: [Objects(items) for items in (
-                        None, (), (Object(),) * (size + 1),
-                        (Object(),) * (size - 1) + (Object('unpicklable'),))], _errors_of_objects),
+    'objects': Kind(
+        lambda size: [Arrays('list', (Object(kind),) * size) for kind in (
+            'int', 'nested', 'arrays', 'large arrays')],
+        lambda size: [Arrays('None'), *(Arrays('list', items) for items in (
+            (), (Object(),) * (size + 1), (Object(),) * (size - 1) + (Object('unpicklable'),)))],
+        _errors_of_objects),
     'model': Kind(
         lambda size: [Model(), Model((Parameter(shape=(2,)), Parameter(shape=(1, 3)))),
                       Model((Parameter(shape=(2,)), Parameter('float16'))), Model(names='az'),
@@ -690,7 +677,7 @@ def call(comm: Any, name: str, root: int = 0) -> Any:
     if name == 'finalize':
         return comm.finalize()
     own = {'root': root} if 'root' in CASES[name].arguments else {}
-    return make_call(comm, step(name, comm.size, **own)[0])[0]
+    return getattr(comm, name)(**made(step(name, comm.size, **own)[0]))
 
 
 def call_with(comm: Any, name: str, x: Any) -> Any:
@@ -704,14 +691,6 @@ def call_with(comm: Any, name: str, x: Any) -> Any:
 def model() -> Any:
     """A model with gradients, the same on all ranks."""
     return Model().make()
-
-
-def make_call(comm: Any, call: Call, xp: Any = np) -> tuple[Any, dict[str, Any]]:
-    """Call an operation; return the result and the arguments."""
-    arguments = made(call, xp)
-    if call.operation == 'refuse':
-        comm.refuse('refuse', call['error']('an error'))
-    return getattr(comm, call.operation)(**arguments), arguments
 
 
 def made(call: Call, xp: Any = np) -> dict[str, Any]:
@@ -764,10 +743,15 @@ class Outcome(NamedTuple):
     result: Any
 
 
+@functools.cache
+def _own_comm() -> MPI.Intracomm:
+    return MPI.COMM_WORLD.Dup()  # separates our messages from those of the tests
+
+
 def agree(outcomes: Sequence[Outcome]) -> None:
     """Raise on all ranks if an outcome is wrong on any.  Collective: every rank calls it."""
     texts = []
-    for found in zip(*_mpi_comm.allgather([(each.fault, repr(each.group), repr(each.shared))
+    for found in zip(*_own_comm().allgather([(each.fault, repr(each.group), repr(each.shared))
                                            for each in outcomes]), strict=True):
         texts += [f'rank {rank} of {len(found)}: {fault}'
                   for rank, (fault, *_) in enumerate(found) if fault]
@@ -860,7 +844,8 @@ def _check_value(comm: Any, result: Any, arguments: dict[str, Any], call: Call, 
         return None
     if 'model' in case.arguments:
         attribute = 'array' if call.operation == 'bcast_data' else 'grad'
-        got = {path: getattr(param, attribute) for path, param in arguments['model'].namedparams(False)
+        params = dict(arguments['model'].namedparams(False))
+        got = {path: getattr(param, attribute) for path, param in params.items()
                if getattr(param, attribute) is not None}
         inputs = []
     elif call.operation in ('bcast', 'bcast_obj') and call['root'] == comm.rank:

@@ -220,39 +220,6 @@ def test_float16_gradients_are_summed_in_float32(comm, mean):
                                   mean(np.array([65504, -65504, last], np.float16), own))
 
 
-def test_gradients_that_are_not_contiguous(comm, mean):
-    link = chainer.Link()
-    wide = np.full((6, 8), comm.rank, np.float32)
-    with link.init_scope():
-        link.a = chainer.Parameter(np.zeros((3, 4), np.float32))
-        link.b = chainer.Parameter(np.zeros((3, 4), np.float32))
-        link.c = chainer.Parameter(np.zeros((3, 4), np.float16))
-    values = np.arange(12).reshape(3, 4) + 2 * comm.rank - comm.size + 1
-    wide[::2, ::2] = values
-    link.a.grad = a = wide[::2, ::2]
-    link.b.grad = b = np.asfortranarray(values.astype(np.float32))
-    link.c.grad = c = values.astype(np.float16)[::-1].copy()[::-1]
-    comm.multi_node_mean_grad(link)
-    expected = mean(np.arange(12).reshape(3, 4), values)
-    for param, grad in ((link.a, a), (link.b, b), (link.c, c)):
-        assert param.grad is grad
-        np.testing.assert_array_equal(grad, expected)
-    assert (wide[1::2] == comm.rank).all()
-    assert (wide[:, 1::2] == comm.rank).all()
-
-
-def test_zero_fill_counts_a_missing_gradient_as_zero(comm, mean):
-    for odd in range(comm.size):
-        model = L.Linear(3, 2)
-        model.cleargrads()
-        if comm.rank == odd:
-            model.W.grad = np.full((2, 3), comm.size, np.float32)
-        comm.multi_node_mean_grad(model, zero_fill=True)
-        own = comm.size if comm.rank == odd else 0
-        np.testing.assert_array_equal(model.W.grad, np.full((2, 3), mean(1, own), np.float32))
-        np.testing.assert_array_equal(model.b.grad, np.zeros(2, np.float32))
-
-
 def test_allreduce_grad_warns(comm, mean):
     model = L.Linear(3, 2)
     means, own = set_gradients_of(model, comm)

@@ -19,7 +19,6 @@ from contract import (
     Call,
     Model,
     Object,
-    Objects,
     Outcome,
     Parameter,
     agree,
@@ -110,7 +109,7 @@ USUAL = {
         Object, st.sampled_from([kind for kind in OBJECTS if kind not in UNPICKLABLE]),
         st.integers(0, 5)),
     'objects': lambda size: st.lists(USUAL['object'](size), min_size=size, max_size=size).map(
-        lambda objs: Objects(tuple(objs))),
+        lambda objs: Arrays('list', tuple(objs))),
     'model': lambda size: st.lists(PARAMETERS, max_size=4).map(lambda ones: Model(tuple(ones))),
     'ranks': lambda size: st.permutations(range(size)).flatmap(
         lambda ranks: st.integers(1, size).map(lambda n: tuple(ranks[:n]))),

@@ -84,11 +84,7 @@ def write_down_shared_memory():
                         if path.startswith('/dev/shm/') and '(deleted)' not in path)
 
 
-OPERATIONS = (
-    'bcast', 'gather', 'allgather', 'alltoall', 'scatter', 'allreduce', 'allreduce_many',
-    'multi_node_mean', 'reduce', 'reduce_scatter', 'bcast_obj', 'gather_obj', 'allgather_obj',
-    'scatter_obj', 'allreduce_obj', 'bcast_data', 'multi_node_mean_grad',
-    'check_replicas', 'split', 'new_group', 'barrier', 'finalize')
+OPERATIONS = (*contract.NAMES, 'check_replicas')
 
 
 def inside(comm, is_last, operation):
