@@ -11,7 +11,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from contract import CASES, KINDS, OF_ARRAYS, Array, agree, play, step, steps_of
+from contract import CASES, KINDS, OF_ARRAYS, OPS, Array, Arrays, agree, play, step, steps_of
 from each_case import each_case
 from jobs import run_job
 from killed_jobs import make_saver
@@ -45,7 +45,11 @@ def every(value):
                                          if name in OF_ARRAYS else ['float32'])])
 def test_operations_that_it_lacks(comm, name, dtype):
     comm = as_communicator(comm, 'test')
-    steps = [*steps_of(name, comm.size, Array(dtype=dtype))] if name in OF_ARRAYS else [
+    # Its own sum of float16 or bool may have another dtype.
+    steps = [step(name, comm.size, op=op, xs=Arrays('list', (Array(), Array(dtype='int32'))))
+             for op in OPS] if name == 'allreduce_many' else [
+        *steps_of(name, comm.size, Array(dtype=dtype)),
+        *steps_of(name, comm.size, Array(dtype=dtype, shape=()))] if name in OF_ARRAYS else [
         step(name, comm.size, **{argument: value})
         for argument, kind in CASES[name].arguments.items()
         for value in KINDS[kind].usual(comm.size)] or [step(name, comm.size)]

@@ -55,7 +55,7 @@ def test_arrays_that_nccl_carries(comm, operation, dtype):
 
     x = cupy.ones((40, 60), dtype)
     with counting() as counted:
-        call_with(comm, operation, x)
+        call_with(comm, x, operation)
     moves = operation in ('bcast', 'allgather')
     assert (counted['nccl_calls'] > 0) == (moves or dtype not in ('bool', 'int16', 'complex64'))
 
@@ -69,7 +69,7 @@ def test_arrays_that_mpi_carries(comm, operation):
 
     x = np.ones((4, 6), 'f')
     with counting() as counted:
-        call_with(comm, operation, x if RANK == SIZE - 1 else cupy.asarray(x))
+        call_with(comm, x if RANK == SIZE - 1 else cupy.asarray(x), operation)
         comm.allgather(cupy.ones(RANK + 2))
         comm.reduce_scatter([cupy.ones(rank + 2) for rank in range(SIZE)])
     assert counted['nccl_calls'] == 0
