@@ -1,4 +1,4 @@
-"""Fixtures: every available communicator, kinds of arrays, and errors compared between ranks."""
+"""Fixtures: every available communicator, and errors compared between ranks."""
 
 import contextlib
 import importlib.util
@@ -14,74 +14,6 @@ from version7 import Version7Communicator
 import chainermn
 from chainermn.__main__ import main
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
-
-DTYPES = ['bool', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32', 'uint64',
-          'float16', 'float32', 'float64', 'complex64', 'complex128']
-
-
-def strided(x):
-    wide = np.zeros([2 * length for length in x.shape], x.dtype)
-    view = wide[tuple(slice(None, None, 2) for _ in x.shape)]
-    view[...] = x
-    return view
-
-
-def _read_only(x):
-    x.flags.writeable = False
-    return x
-
-
-# For each kind of array: its shape, with more rows if shapes may differ between ranks, and a
-# function that gives a C-ordered array that layout.
-KINDS = {
-    '0-d': (lambda rows: (), lambda x: x),
-    'NumPy scalar': (lambda rows: (), lambda x: x[()]),
-    'empty': (lambda rows: (rows, 0, 3), lambda x: x),
-    '1-d': (lambda rows: (5 + rows,), lambda x: x),
-    '2-d': (lambda rows: (2 + rows, 3), lambda x: x),
-    'Fortran order': (lambda rows: (3 + rows, 4), np.asfortranarray),
-    'strided': (lambda rows: (3 + rows, 4), strided),
-    'negative strides': (lambda rows: (3 + rows, 4), lambda x: x[::-1, ::-1].copy()[::-1, ::-1]),
-    'broadcast': (lambda rows: (2 + rows, 3), lambda x: np.broadcast_to(x[0], x.shape)),
-    'read-only': (lambda rows: (4 + rows,), _read_only),
-    'foreign byte order': (lambda rows: (2 + rows, 3),
-                           lambda x: x.astype(x.dtype.newbyteorder('S'))),
-    '9-d': (lambda rows: (1 + rows, 2, 1, 1, 2, 1, 1, 1, 2), lambda x: x),
-    'large': (lambda rows: (9001 + rows,), lambda x: x),
-}
-
-# Dtypes and kinds are nearly independent, so each dtype is tested as '1-d', and each kind as
-# float32 and as this dtype.  With --full, all combinations are tested.
-OTHER_DTYPES = {
-    '0-d': 'int64',
-    'NumPy scalar': 'float64',
-    'empty': 'complex128',
-    '2-d': 'uint64',
-    'Fortran order': 'uint16',
-    'strided': 'float16',
-    'negative strides': 'int8',
-    'broadcast': 'bool',
-    'read-only': 'int32',
-    'foreign byte order': 'complex64',
-    '9-d': 'uint32',
-    'large': 'int16',
-}
-
-
-def numbers(shape, dtype, seed):
-    """Small numbers whose sums and products over a few ranks are exact in the dtype."""
-    n = np.arange(np.prod(shape, dtype=int))
-    n = (n * 5 + n // 7 + seed * 3) % 4
-    kind = np.dtype(dtype).kind
-    if kind == 'b':
-        n = n > 1
-    elif kind == 'i':
-        n = n - 1
-    elif kind == 'f':
-        n = n - .5
-    elif kind == 'c':
-        n = n + 1j * ((n + seed) % 3)
-    return n.astype(dtype).reshape(shape)
 
 
 def available():
@@ -149,18 +81,6 @@ def comms():
     yield comms
     for comm in comms:
         comm.finalize()
-
-
-def make_array(dtype, kind, seed, rows=0):
-    shape, layout = KINDS[kind]
-    return layout(numbers(shape(rows), dtype, seed))
-
-
-def dtypes_and_kinds(config):
-    """The kinds of arrays to test with."""
-    return [(dtype, kind) for dtype in DTYPES for kind in KINDS
-            if kind == '1-d' or dtype in ('float32', OTHER_DTYPES[kind])
-            or config.getoption('full')]
 
 
 @pytest.fixture

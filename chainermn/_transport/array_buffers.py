@@ -24,7 +24,8 @@ def checked(x: Array) -> Array:
     """Return ``x`` as an array that MPI can send, or raise TypeError.
 
     Converts NumPy scalars to arrays without dimensions, subclasses such as ``numpy.matrix`` to
-    arrays, and foreign byte orders to the native one.
+    arrays, and foreign byte orders to the native one.  Copies elements that are not aligned, such
+    as a field of a packed file: mpi4py does not send them.
     """
     if is_plain(x):
         return x
@@ -41,7 +42,7 @@ def checked(x: Array) -> Array:
                             + ', '.join(map(str, call_signature.DTYPES))
                             + unsuitable.advice_for(x.dtype))
         x = x.astype(native)
-    return x
+    return x if on_device(x) or x.flags.aligned else x.copy()
 
 
 def without_subclass(x: Array) -> Array:
@@ -65,7 +66,7 @@ def contiguous(x: Array) -> Array:
 
 def is_plain(x: Arrays) -> TypeGuard[np.ndarray]:
     """Whether ``x`` is a NumPy array that :func:`checked` returns unchanged."""
-    return type(x) is np.ndarray and x.dtype in call_signature.CODES
+    return type(x) is np.ndarray and x.dtype in call_signature.CODES and x.flags.aligned
 
 
 def checked_root(root: int, size: int) -> int:

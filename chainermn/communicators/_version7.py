@@ -161,7 +161,9 @@ def multi_node_mean(comm: Version7, x: SameArray) -> SameArray:
         raise TypeError(f'multi_node_mean needs a floating-point array, not {x.dtype}; cast it, or '
                         'use allreduce')
     wide = x.astype(np.promote_types(x.dtype, np.float32))
-    return (comm.allreduce(wide) / wide.dtype.type(comm.size)).astype(x.dtype)
+    xp = chainer.backend.get_array_module(x)
+    # An array even without dimensions, of which NumPy's operators return scalars.
+    return xp.asarray(comm.allreduce(wide) / wide.dtype.type(comm.size), x.dtype)
 
 
 def new_group(comm: _Comm, ranks: Sequence[int]) -> _Comm | None:
@@ -220,7 +222,7 @@ def _combine(arrays: Sequence[Array], op: str) -> Array:
     xp = chainer.backend.get_array_module(*arrays)
     ufunc = getattr(xp, _UFUNCS[op])
     if len(arrays) == 1:
-        return arrays[0].copy()
+        return xp.asarray(arrays[0]).copy()
     wide = [x.astype(np.float32) if x.dtype == np.float16 else x for x in arrays]
     with np.errstate(over='ignore'):
         return xp.asarray(functools.reduce(ufunc, wide)).astype(arrays[0].dtype, copy=False)

@@ -45,19 +45,6 @@ def test_test_says_whether_wait_would_block(comm, left, right):
     complete(sent).wait()
 
 
-def test_messages_are_not_confused(comm, left, right):
-    """Large and small messages of one tag, of two tags, and objects, received in any order."""
-    many = [np.full(1 if i % 3 else LARGE, i) for i in range(9)]
-    sent = [comm.isend(x, right, i % 2) for i, x in enumerate(many)]
-    sent += [comm.isend([many[0], many[1]], right, 2), comm.isend((many[3],), right, 2)]
-    requests = [comm.irecv(left, i % 2) for i in range(9)]
-    tuples = [comm.irecv(left, 2) for _ in range(2)]
-    assert [len(request.wait()) for request in reversed(tuples)] == [1, 2]
-    for i in reversed(range(9)):
-        np.testing.assert_array_equal(requests[i].wait(), many[i])
-    comm.waitall(sent)
-
-
 def test_sends_do_not_wait_for_receives(comm, left, right):
     """Like MPI: requests may be waited for in any order."""
     request = comm.irecv(left)

@@ -17,7 +17,7 @@ TESTS = pathlib.Path(__file__).parents[1]
 START = f'import sys; sys.path.append({str(TESTS)!r})' + '''
 import atexit, functools, json, os
 import chainer
-import collective_calls
+import contract
 import numpy as np
 import chainermn
 
@@ -34,11 +34,11 @@ def failures():
     return found
 
 def operations(comm):
-    x, model = np.ones(3, 'f'), collective_calls.model()
+    x, model = np.ones(3, 'f'), contract.model()
     other = (comm.rank + 1) % comm.size
     return {
-        **{name: functools.partial(collective_calls.call, comm, name)
-           for name in collective_calls.NAMES if name != 'finalize'},
+        **{name: functools.partial(contract.call, comm, name)
+           for name in contract.NAMES if name != 'finalize'},
         'serve': lambda: comm.serve(lambda source, request: []),
         'refuse': lambda: comm.refuse('load', ValueError('is damaged')),
         'join_turn': lambda: comm._chainermn_channel.join_turn(1),

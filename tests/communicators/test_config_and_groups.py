@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from collective_calls import NAMES, X, call
+from contract import NAMES, call
 from each_case import each_case
 from mpi4py import MPI
 
@@ -147,12 +147,12 @@ def test_errors_stay_in_their_group(own, check_usable):
 
 
 OTHERS = {
-    'send': lambda comm: comm.send(X, (comm.rank + 1) % comm.size, 0),
+    'send': lambda comm: comm.send(np.ones(2), (comm.rank + 1) % comm.size, 0),
     'recv': lambda comm: comm.recv((comm.rank + 1) % comm.size, 0),
-    'isend': lambda comm: comm.isend(X, 0),
+    'isend': lambda comm: comm.isend(np.ones(2), 0),
     'irecv': lambda comm: comm.irecv(0),
     'send_activation': lambda comm: comm._chainermn_channel.send_activation(
-        X, (comm.rank + 1) % comm.size, 0, True),
+        np.ones(2), (comm.rank + 1) % comm.size, 0, True),
     'recv_activation': lambda comm: comm._chainermn_channel.recv_activation(
         (comm.rank + 1) % comm.size, 0),
     'send_obj': lambda comm: comm.send_obj(1, comm.rank),

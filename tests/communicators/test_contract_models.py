@@ -144,6 +144,17 @@ def test_allgather_shards(comm, is_default):
             np.testing.assert_array_equal(array, value(rank, *kind))
 
 
+@pytest.mark.mpi(min_size=2)
+def test_different_shards(comm, same_error):
+    x, others = np.zeros((2, 3), 'f'), [[]] * (comm.size - 1)
+    for odd, facts in (([[x.T], *others], ('float32 (2, 3) on', 'float32 (3, 2) on')),
+                       ([*others, [x]], ('array 0 of the shard of rank 0', 'nothing on'))):
+        error = same_error(comm._chainermn_channel.allgather_shards,
+                           odd if comm.rank == 1 else [[x], *others])
+        assert str(error).startswith('Collective mismatch in allgather_shards: ')
+        assert all(fact in str(error) for fact in facts)
+
+
 @pytest.mark.parametrize('is_default', [False, True], ids=['own', 'default'])
 @pytest.mark.parametrize('size', [5, 3_000_000])
 def test_mean_grad_shards(comm, mean, is_default, size):
@@ -207,39 +218,6 @@ def test_float16_gradients_are_summed_in_float32(comm, mean):
     last = np.float32((2048 + comm.size - 1) / comm.size).astype(np.float16)
     np.testing.assert_array_equal(link.w.grad,
                                   mean(np.array([65504, -65504, last], np.float16), own))
-
-
-def test_gradients_that_are_not_contiguous(comm, mean):
-    link = chainer.Link()
-    wide = np.full((6, 8), comm.rank, np.float32)
-    with link.init_scope():
-        link.a = chainer.Parameter(np.zeros((3, 4), np.float32))
-        link.b = chainer.Parameter(np.zeros((3, 4), np.float32))
-        link.c = chainer.Parameter(np.zeros((3, 4), np.float16))
-    values = np.arange(12).reshape(3, 4) + 2 * comm.rank - comm.size + 1
-    wide[::2, ::2] = values
-    link.a.grad = a = wide[::2, ::2]
-    link.b.grad = b = np.asfortranarray(values.astype(np.float32))
-    link.c.grad = c = values.astype(np.float16)[::-1].copy()[::-1]
-    comm.multi_node_mean_grad(link)
-    expected = mean(np.arange(12).reshape(3, 4), values)
-    for param, grad in ((link.a, a), (link.b, b), (link.c, c)):
-        assert param.grad is grad
-        np.testing.assert_array_equal(grad, expected)
-    assert (wide[1::2] == comm.rank).all()
-    assert (wide[:, 1::2] == comm.rank).all()
-
-
-def test_zero_fill_counts_a_missing_gradient_as_zero(comm, mean):
-    for odd in range(comm.size):
-        model = L.Linear(3, 2)
-        model.cleargrads()
-        if comm.rank == odd:
-            model.W.grad = np.full((2, 3), comm.size, np.float32)
-        comm.multi_node_mean_grad(model, zero_fill=True)
-        own = comm.size if comm.rank == odd else 0
-        np.testing.assert_array_equal(model.W.grad, np.full((2, 3), mean(1, own), np.float32))
-        np.testing.assert_array_equal(model.b.grad, np.zeros(2, np.float32))
 
 
 def test_allreduce_grad_warns(comm, mean):

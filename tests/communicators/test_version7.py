@@ -11,6 +11,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from contract import CASES, KINDS, OF_ARRAYS, OPS, Array, Arrays, agree, play, step, steps_of
 from each_case import each_case
 from jobs import run_job
 from killed_jobs import make_saver
@@ -38,76 +39,31 @@ def every(value):
 
 # --- operations that version 7 does not have ------------------------------------------------------
 
-OPS = {'sum': np.add, 'prod': np.multiply, 'max': np.maximum, 'min': np.minimum}
-
-
-def numbers(rank, dtype, shape=(3, 2)):
-    return (np.arange(6).reshape(3, 2)[:shape[0]] % 3 + rank).astype(dtype)
-
-
-@each_case('op, dtype', [(op, dtype) for op in OPS for dtype in ('f', 'd', 'e', 'i', '?')])
-def test_reductions(comm, op, dtype):
+@each_case('name, dtype', [(name, dtype) for name in CASES
+                           if name not in vars(Version7Communicator)
+                           for dtype in (['float32', 'float64', 'float16', 'int32', 'bool']
+                                         if name in OF_ARRAYS else ['float32'])])
+def test_operations_that_it_lacks(comm, name, dtype):
     comm = as_communicator(comm, 'test')
-    x = numbers(comm.rank, dtype)
-    wide = [numbers(rank, dtype).astype('f' if dtype == 'e' else dtype)
-            for rank in range(comm.size)]
-    expected = OPS[op].reduce(wide, dtype=wide[0].dtype).astype(dtype)
-    root = comm.size - 1
-    y = comm.reduce(x, op, root)
-    if comm.rank == root:
-        assert y.dtype == expected.dtype
-        np.testing.assert_array_equal(y, expected)
-    else:
-        assert y is None
-    row = comm.reduce_scatter([x + np.array(i, dtype) for i in range(comm.size)], op)
-    expected = OPS[op].reduce([x + np.array(comm.rank, dtype) for x in wide], dtype=wide[0].dtype)
-    np.testing.assert_array_equal(row, expected.astype(dtype))
-    assert row.dtype == np.dtype(dtype)
-    assert x is not row and not np.may_share_memory(x, row)
+    # Its own sum of float16 or bool may have another dtype.
+    steps = [step(name, comm.size, op=op, xs=Arrays('list', (Array(), Array(dtype='int32'))))
+             for op in OPS] if name == 'allreduce_many' else [
+        *steps_of(name, comm.size, Array(dtype=dtype)),
+        *steps_of(name, comm.size, Array(dtype=dtype, shape=()))] if name in OF_ARRAYS else [
+        step(name, comm.size, **{argument: value})
+        for argument, kind in CASES[name].arguments.items()
+        for value in KINDS[kind].usual(comm.size)] or [step(name, comm.size)]
+    agree([play(comm, each) for each in steps])
 
 
-@each_case('op', OPS)
-def test_allreduce_many(comm, op):
+def test_errors(comm):
     comm = as_communicator(comm, 'test')
-    xs = [np.full(2, comm.rank + 1.), np.full((1, 3), comm.rank, np.int32)]
-    by_rank = [[np.full(2, r + 1.), np.full((1, 3), r, np.int32)] for r in range(comm.size)]
-    for y, *expected in zip(comm.allreduce_many(xs, op), *by_rank, strict=True):
-        np.testing.assert_array_equal(y, OPS[op].reduce(expected))
-        assert y.dtype == expected[0].dtype
-
-
-def test_means(comm):
-    comm = as_communicator(comm, 'test')
-    for dtype in 'fde':
-        y = comm.multi_node_mean(np.full((2, 1), comm.rank, dtype))
-        assert y.dtype == dtype and (y == np.array((comm.size - 1) / 2, dtype)).all()
     y = comm.multi_node_mean(np.full(2, 60000, np.float16))  # the sum is too large
     assert y.dtype == np.float16 and (y == np.float16(60000)).all()
     with pytest.raises(TypeError, match='floating-point'):
         comm.multi_node_mean(np.arange(2))
-
-
-def test_objects(comm):
-    comm = as_communicator(comm, 'test')
-    assert comm.allgather_obj({comm.rank: None}) == [{rank: None} for rank in range(comm.size)]
-    for root in range(comm.size):
-        objs = [f'{root} to {rank}' for rank in range(comm.size)] if comm.rank == root else None
-        assert comm.scatter_obj(objs, root) == f'{root} to {comm.rank}'
-    comm.barrier()
     with raises_on_all(ValueError, match=r'one object for each of the \d ranks but got'):
         comm.scatter_obj([1] * comm.size * 2 if comm.rank == 0 else None)
-
-
-def test_groups(comm):
-    comm = as_communicator(comm, 'test')
-    members = list(range(comm.size))[::-1][:2]
-    group = comm.new_group(members)
-    if comm.rank in members:
-        assert group.rank == members.index(comm.rank)
-        assert group.allreduce_obj(comm.rank) == sum(members)
-        group.finalize()
-    else:
-        assert group is None
     with raises_on_all(ValueError, 'each only once'):
         comm.new_group([0, 0])
 

@@ -1,11 +1,13 @@
 """An MPI library that reads device memory gets it once the device is done."""
 
 import ctypes
+import functools
 import os
 
 import chainer
 import numpy as np
 import pytest
+from contract import OF_ARRAYS, call_with
 from gpu.test_pipeline_on_gpu import check_updates
 from mpi4py import MPI
 
@@ -85,18 +87,9 @@ def test_an_array_that_changes_after_isend(comm, side):
 
 
 OPERATIONS = {
-    'bcast': lambda comm, x: comm.bcast(x, SIZE - 1),
-    'gather': lambda comm, x: comm.gather(x, SIZE - 1),
-    'allgather': lambda comm, x: comm.allgather(x),
-    'allreduce': lambda comm, x: comm.allreduce(x),
-    'allreduce_many': lambda comm, x: comm.allreduce_many([x, x[:1]]),
-    'reduce': lambda comm, x: comm.reduce(x, root=SIZE - 1),
-    'reduce_scatter': lambda comm, x: comm.reduce_scatter([x] * SIZE),
-    'alltoall': lambda comm, x: comm.alltoall([x] * SIZE),
-    'scatter': lambda comm, x: comm.scatter([x] * SIZE, SIZE - 1),
+    **{name: functools.partial(call_with, name=name) for name in OF_ARRAYS},
     'send': lambda comm, x: send_and_recv(comm, x),
     'send a tuple': lambda comm, x: send_and_recv(comm, (x, x)),
-    'multi_node_mean': lambda comm, x: comm.multi_node_mean(x),
 }
 
 

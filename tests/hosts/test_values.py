@@ -10,14 +10,15 @@ from virtual_hosts import Hosts
 pytestmark = [pytest.mark.full, pytest.mark.mpi_skip, pytest.mark.limit(120)]
 
 HERE = pathlib.Path(__file__).parent
-CONTRACT = sorted(HERE.parent.glob('communicators/test_contract*.py'))
+CONTRACT = [*sorted(HERE.parent.glob('communicators/test_contract*.py')),
+            HERE.parent / 'laws' / 'test_collectives.py']
 
 
 @pytest.mark.parametrize('ranks', [[1] * 16, [4] * 8], ids=['16 x 1', '8 x 4'])
 def test_many_hosts(ranks):
-    """Updates of a model, and random sequences of operations."""
+    """Updates of a model, and every collective."""
     with Hosts(ranks) as hosts:
-        done = hosts.run([sys.executable, '-W', 'ignore', HERE / 'many.py', 25],
+        done = hosts.run([sys.executable, '-W', 'ignore', HERE / 'many.py'],
                          timeout=seconds(100))
     assert done.returncode == 0, done.stdout
     assert done.stdout.count('all right on ') == sum(ranks), done.stdout

@@ -5,6 +5,7 @@ import time
 
 import chainer
 import numpy as np
+from contract import CASES, call
 from correct_messages import Slow
 from correct_play import ARRAY, LARGE, Play, part
 
@@ -15,18 +16,12 @@ from chainermn import functions
 def _operate(play: Play, comm: chainermn.CommunicatorBase) -> None:
     """Call a random operation."""
     root = play.rng.randrange(comm.size)
-    xs = np.ones((comm.size, 5), 'f')
+    name = play.rng.choice([name for name in CASES if name not in ('split', 'new_group')])
     play.rng.choice([
-        comm.barrier,
-        lambda: comm.allreduce(play.rng.choice([ARRAY, LARGE])),
-        lambda: comm.bcast(LARGE if comm.rank == root else None, root=root),
-        lambda: comm.bcast_obj({} if comm.rank == root else None, root=root),
-        lambda: comm.gather(ARRAY, root=root),
+        lambda: call(comm, name, root),
+        lambda: comm.allreduce(LARGE),
         lambda: comm.allgather(LARGE),
-        lambda: comm.alltoall(tuple(xs)),
-        lambda: comm.allgather_obj('text'),
-        lambda: comm.scatter(xs if comm.rank == root else None, root=root),
-        lambda: comm.allreduce_obj(1),
+        lambda: comm.bcast(LARGE if comm.rank == root else None, root=root),
         lambda: chainermn.scatter_dataset(
             [*range(50)] if comm.rank == root else None, comm, root=root),
     ])()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
+from contract import CASES, call
 from correct_play import Play
 
 SLOW: list[float] = []  # by rank: seconds that unpickling or adding an object takes there
@@ -147,18 +149,16 @@ def finished(comm: Any) -> None:
     comm.finalize()
 
 
+def _call(comm: Any, name: str) -> None:
+    call(comm, name)
+
+
 #: The last operations.
 OPERATIONS: dict[str, Any] = {
-    'barrier': lambda comm: comm.barrier(),
+    **{name: functools.partial(_call, name=name) for name in CASES},
     'bcast': lambda comm: comm.bcast(_x(10**7)),
     'gather': lambda comm: comm.gather(_x(10**6), root=comm.size - 1),
-    'allgather': lambda comm: comm.allgather(_x()),
-    'alltoall': lambda comm: comm.alltoall([_x()] * comm.size),
-    'scatter': lambda comm: comm.scatter([_x()] * comm.size),
     'allreduce': lambda comm: comm.allreduce(_x(10**6)),
-    'reduce': lambda comm: comm.reduce(_x(), 'sum', 0),
-    'reduce_scatter': lambda comm: comm.reduce_scatter([_x()] * comm.size, 'sum'),
-    'allreduce_many': lambda comm: comm.allreduce_many([_x(), _x(3)]),
     'bcast_obj': lambda comm: comm.bcast_obj(Slow()),
     'large bcast_obj': lambda comm: comm.bcast_obj((Slow(), bytes(2**25))),
     'gather_obj': lambda comm: comm.gather_obj(Slow(), root=comm.size - 1),
@@ -169,9 +169,7 @@ OPERATIONS: dict[str, Any] = {
     'bcast_data': lambda comm: comm.bcast_data(_model()),
     'multi_node_mean_grad': lambda comm: comm.multi_node_mean_grad(_model()),
     'check_replicas': lambda comm: comm.check_replicas(_model()),
-    'split': lambda comm: comm.split(0, comm.rank),
     'an operation of a part': parts,
-    'new_group': lambda comm: comm.new_group([0]),
     'create_communicator': new_communicator,
     'finalize': finished,
     'send, recv': messages('send', 'recv'),

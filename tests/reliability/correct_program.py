@@ -1,9 +1,12 @@
 """A rank that plays correct programs: ``correct_program.py SEED FIRST NUMBER LONGEST LAST``."""
 
 import os
+import pathlib
 import random
 import sys
 import time
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
 
 import correct_collectives  # noqa: F401  (adds its parts)
 import correct_messages  # noqa: F401

@@ -21,7 +21,7 @@ import chainermn.links  # before ranks wait for each other, since it takes long
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-import collective_calls
+import contract
 
 FOLDER = ''
 
@@ -84,11 +84,7 @@ def write_down_shared_memory():
                         if path.startswith('/dev/shm/') and '(deleted)' not in path)
 
 
-OPERATIONS = (
-    'bcast', 'gather', 'allgather', 'alltoall', 'scatter', 'allreduce', 'allreduce_many',
-    'multi_node_mean', 'reduce', 'reduce_scatter', 'bcast_obj', 'gather_obj', 'allgather_obj',
-    'scatter_obj', 'allreduce_obj', 'bcast_data', 'multi_node_mean_grad',
-    'check_replicas', 'split', 'new_group', 'barrier', 'finalize')
+OPERATIONS = (*contract.NAMES, 'check_replicas')
 
 
 def inside(comm, is_last, operation):
@@ -103,9 +99,9 @@ def inside(comm, is_last, operation):
                 return result
             setattr(comm._context.check, name, after)
     if operation == 'check_replicas':
-        comm.check_replicas(collective_calls.model())
+        comm.check_replicas(contract.model())
     else:
-        collective_calls.call(comm, operation)
+        contract.call(comm, operation)
     if operation != 'finalize':
         comm.barrier()  # an operation may finish before the others need this rank
 
