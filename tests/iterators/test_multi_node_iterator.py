@@ -27,14 +27,6 @@ def root(request, comm):
     return 0 if request.param == 'first' else comm.size - 1
 
 
-DATASETS = {
-    'arrays': [np.full((2, 2), i, np.float64) for i in range(N)],
-    'pairs': [(np.full(3, i, np.float16), np.int64(2**40 + i)) for i in range(N)],
-    'dicts': [{'x': np.arange(i, dtype=np.uint8), 'name': f'example {i}'} for i in range(N)],
-    'nested': [((i, [str(i)]), None) for i in range(N)],
-}
-
-
 def serial(dataset, **kwargs):
     return chainer.iterators.SerialIterator(dataset, 3, **kwargs)
 
@@ -53,28 +45,6 @@ def make(comm, root, dataset, kind=serial, **kwargs):
         dataset = chainermn.datasets.create_empty_dataset(dataset)
         kind = serial
     return create_multi_node_iterator(kind(dataset, **kwargs), comm, root)
-
-
-@pytest.mark.sample(10)
-@pytest.mark.parametrize('kind', [serial, multithread, multiprocess])
-@pytest.mark.parametrize('name', DATASETS)
-def test_batches_and_progress_are_those_of_the_actual_iterator(comm, root, name, kind):
-    dataset = DATASETS[name]
-    actual = serial(dataset, shuffle=False)
-    iterator = make(comm, root, dataset, kind, shuffle=False)
-    for _ in range(9):
-        assert_same(iterator.next(), actual.next())
-        for attribute in PROGRESS:
-            assert getattr(iterator, attribute) == getattr(actual, attribute), attribute
-    iterator.finalize()
-
-
-def test_shuffled_batches_are_the_same_everywhere(comm, root):
-    np.random.seed(comm.rank)
-    iterator = make(comm, root, list(range(N)))
-    seen = [next(iterator) for _ in range(7)]
-    assert comm.allgather_obj(seen) == [seen] * comm.size
-    assert sorted(itertools.chain(*seen[:3], seen[3][:1])) == list(range(N))
 
 
 def test_without_repeat_it_ends_everywhere(comm, root):

@@ -5,7 +5,6 @@ import itertools
 import chainer
 import numpy as np
 import pytest
-from ranks_in_threads import on_ranks
 from shared_fixtures import communicators, raises_on_all
 
 from chainermn.iterators import MultiNodeOrderSampler
@@ -82,38 +81,8 @@ def test_an_order_of_another_seed_is_an_error(comm, tmp_path, monkeypatch):
         epoch(other)
 
 
-@pytest.mark.parametrize('shuffle', [True, False], ids=['shuffled', 'in order'])
-@pytest.mark.parametrize('n', [60, 67])
-@pytest.mark.parametrize('sizes', [(4, 3), (3, 4, 2), (2, 3, 1, 4), (4, 4), (1, 5, 3)], ids=str)
-def test_changes_of_the_number_of_ranks_within_an_epoch(sizes, n, shuffle):
-    """Samples are repeated only at the end of the epoch, so that it is even."""
-    number, position = 1, 0
-    used = []
-    orders = None
-    seen = []
-    for previous, size in zip((0, *sizes), sizes, strict=False):
-        seen.append(size)
-        samplers = on_ranks(size, lambda comm: MultiNodeOrderSampler(n, comm, shuffle=shuffle))
-        if orders is None:
-            orders = [sampler._order(number) for sampler in samplers]
-        else:
-            resumed = [sampler.resume(orders[0], position, number, previous)
-                       for sampler in samplers]
-            assert len({each.position for each in resumed}) == 1
-            orders, position = [each.order for each in resumed], resumed[0].position
-        rest = n - len(used)
-        steps = 5 if len(seen) < len(sizes) else len(orders[0]) - position
-        for order in orders:
-            used += order[position:position + steps].tolist()
-        position += steps
-    assert set(used) == set(range(n)) and len(used) - n == -rest % sizes[-1]
-    if shuffle:
-        following = [sampler(order, 0) for sampler, order in zip(samplers, orders, strict=True)]
-        assert all(np.array_equal(order, sampler._order(number + 1))
-                   for sampler, order in zip(samplers, following, strict=True))
-
-
 # --- errors --------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize('n, seed, error', [
     (0, 0, 'has 0 samples, fewer than'), ('x', 0, 'interpreted as an integer'),

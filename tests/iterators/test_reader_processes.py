@@ -143,6 +143,7 @@ SCRIPT = """
 import os, sys, signal
 import chainermn
 
+
 class Pair:
     def __init__(self, x):
         self.x = x, x + offset

@@ -1,5 +1,4 @@
 """All ranks draw the same order from one seed."""
-import itertools
 
 import chainer
 import numpy as np
@@ -11,30 +10,6 @@ from chainermn.iterators import create_synchronized_iterator
 N = 12
 
 comm = communicators('naive', 'version7')
-
-
-@pytest.mark.parametrize('kind', ['SerialIterator', 'MultithreadIterator'])
-def test_same_order_over_epochs(comm, kind):
-    np.random.seed(comm.rank)
-    actual = getattr(chainer.iterators, kind)(list(range(N)), 4, shuffle=True)
-    iterator = create_synchronized_iterator(actual, comm)
-    seen = [next(iterator) for _ in range(9)]
-    assert comm.allgather_obj(seen) == [seen] * comm.size
-    epochs = [list(itertools.chain(*seen[i:i + 3])) for i in (0, 3, 6)]
-    assert all(sorted(epoch) == list(range(N)) for epoch in epochs)
-    assert epochs[0] != epochs[1]
-    iterator.finalize()
-
-
-def test_the_seed_is_drawn_on_rank_0(comm):
-    """The same seed of rank 0 gives the same order, whatever the others draw."""
-    orders = []
-    for others in (1, 2):
-        np.random.seed(7 if comm.rank == 0 else others + comm.rank)
-        iterator = create_synchronized_iterator(
-            chainer.iterators.SerialIterator(list(range(N)), N), comm)
-        orders.append(next(iterator))
-    assert orders[0] == orders[1]
 
 
 def test_all_ranks_draw_as_many_random_numbers(comm):

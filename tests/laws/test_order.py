@@ -1,0 +1,423 @@
+"""Laws of the order of samples: of all ranks, on any number of them, and after any interruption."""
+
+import dataclasses
+import itertools
+
+import chainer
+import numpy as np
+import pytest
+from chainer import datasets, iterators
+from equal_values import assert_same
+from hypothesis import strategies as st
+from laws.law import law, planted
+from laws.values import kinds, make
+from ranks_in_threads import on_ranks
+
+import chainermn
+from chainer_compat.shims import iterator_state
+from chainermn._shards.sample_order import SampleOrder
+from chainermn.datasets import scatter
+from chainermn.iterators import MultiNodeOrderSampler, ShardedIterator
+from chainermn.iterators.multi_node_iterator import _MultiNodeIterator
+
+# MultiprocessIterator forks while other threads run, of which Python warns.
+pytestmark = [pytest.mark.every_size, pytest.mark.filterwarnings(
+    'ignore:.* multi-threaded, use of fork:DeprecationWarning')]
+
+PROGRESS = 'epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail', 'current_position'
+seeds = st.integers(0, 999)
+communicators = st.sampled_from(['naive', 'version7', 'flat'])
+
+
+def progress(iterator):
+    return [getattr(iterator, name) for name in PROGRESS]
+
+
+def saved(iterator):
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(iterator)
+    return serializer.target
+
+
+def load(state, iterator):
+    chainer.serializers.NpzDeserializer(state).load(iterator)
+
+
+# --- ShardedIterator -----------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Jobs:
+    """A job that is killed, and continues on other ranks.
+
+    Attributes:
+        counts: Numbers of samples of the shards.
+        runs: Number of ranks in threads, or 0 for those of MPI; batch size; steps until it is
+            killed; the rank whose snapshot is loaded.
+        shuffle, seed, buffer, repeat, last, n_prefetch: Options.
+    """
+
+    counts: tuple[int, ...]
+    runs: tuple[tuple[int, int, int, int], ...]
+    shuffle: bool
+    seed: int
+    buffer: int
+    repeat: bool
+    last: str
+    n_prefetch: int
+
+    def create(self, comm, batch_size, **options):
+        ends = [*itertools.accumulate(self.counts, initial=0)]
+        options = {'repeat': self.repeat, 'last': self.last, 'n_prefetch': self.n_prefetch,
+                   **options}
+        return ShardedIterator(
+            [*map(range, ends, ends[1:])], batch_size, comm, shuffle=self.shuffle, seed=self.seed,
+            buffer=self.buffer, **options)
+
+    def take(self, order, epoch, taken, size, batch_size):
+        """Return the samples of a step of all ranks, and the position after it."""
+        n, count = sum(self.counts), size * batch_size
+        if epoch and not self.repeat:
+            return [], (epoch, taken)
+        if self.last == 'drop' and n - taken < count:  # after a run on fewer ranks
+            if not self.repeat:
+                return [], (1, 0)
+            epoch, taken = epoch + 1, 0
+        if self.last == 'split':
+            count = min(count, max(n - taken, size * self.repeat))
+        stream = (x for i in itertools.count() for x in order(epoch + i * self.repeat)[
+            0 if i else taken:])
+        samples = [*itertools.islice(stream, count)]
+        epoch, taken = epoch + (taken + count) // n, (taken + count) % n
+        if self.last == 'drop' and n - taken < size * batch_size:
+            epoch, taken = epoch + 1, 0
+        return samples, (epoch, taken) if self.repeat or not epoch else (1, 0)
+
+
+jobs = st.builds(
+    Jobs, counts=st.lists(st.sampled_from([7, 1, 0, 20]), min_size=1, max_size=6).map(tuple),
+    runs=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 7), st.integers(1, 9),
+                            st.integers(0, 4)), min_size=2, max_size=3).map(tuple),
+    shuffle=st.sampled_from([True, True, False]), seed=st.sampled_from([0, 1, 2**32 - 1]),
+    buffer=st.sampled_from([100, 2, 1]), repeat=st.sampled_from([True, True, False]),
+    last=st.sampled_from(['repeat', 'split', 'drop']), n_prefetch=st.sampled_from([0, 0, 2]),
+).filter(lambda each: sum(each.counts) >= (35 if each.last == 'drop' else 1))
+
+
+def first_window(of_window):
+    """A window that remains in the next epoch."""
+    def changed(self, epoch, number):
+        window = self._window
+        return window if window and window.key[1] == number else of_window(self, epoch, number)
+    return changed
+
+
+@law(jobs, planted(SampleOrder, '_of_window', first_window), examples=8)
+def test_sharded_iterator(comm, program):
+    """``ShardedIterator``: the batches of all ranks are intervals of one order, also if killed."""
+    n, orders, found, state = sum(program.counts), [], [], None
+    for size, batch_size, n_steps, saver in program.runs:
+        iterators = on_ranks(size, lambda one, b=batch_size: program.create(one, b)) if size else [
+            program.create(comm, batch_size)]
+        if state:
+            for each in iterators:
+                load(state, each)
+        steps = [[(next(each, ()), each.epoch, each.current_position, len(each.dataset))
+                  for each in iterators] for _ in range(n_steps)]
+        state = saved(iterators[saver % len(iterators)])
+        for each in iterators:
+            each.finalize()
+        if not size:
+            size, state = comm.size, comm.bcast_obj(state, saver % comm.size)
+            steps = [*zip(*comm.allgather_obj([step for step, in steps]), strict=True)]
+        found += [(step, size, batch_size) for step in steps]
+
+    def order(epoch):
+        while len(orders) <= epoch:
+            orders.append([next(alone)[0] for _ in range(n)])
+        return orders[epoch]
+
+    alone, = on_ranks(1, lambda one: program.create(
+        one, 1, repeat=True, last='repeat', n_prefetch=0))
+    position = 0, 0
+    for step, size, batch_size in found:
+        samples, position = program.take(order, *position, size, batch_size)
+        assert sorted(x for batch, *_ in step for x in batch) == sorted(samples)
+        is_uneven = program.last == 'split' and not program.repeat
+        for rank, (batch, epoch, taken, length) in enumerate(step):
+            assert len(batch) == len(range(rank, len(samples), size))
+            is_at_end = is_uneven and not position[0] and n - position[1] <= rank
+            assert (epoch, taken) == ((position[0] + 1, 0) if is_at_end else position)
+            used = n - n % (size * batch_size) if program.last == 'drop' else n
+            mine = sum(len(range(rank, min(size * batch_size, used - i), size))
+                       for i in range(0, used, size * batch_size))
+            assert length == (mine if is_uneven else max(mine, 1))
+    alone.finalize()
+    assert all(sorted(each) == [*range(n)] for each in orders)
+    assert program.shuffle or all(each == [*range(n)] for each in orders)
+
+
+# --- MultiNodeOrderSampler -----------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    n: int
+    seed: int
+    epoch: int
+    shuffle: bool
+    even: bool
+    runs: tuple[tuple[int, int], ...]  # number of ranks, steps
+
+
+shares = st.builds(
+    Shares, n=st.integers(5, 60), seed=seeds, epoch=st.integers(0, 3), shuffle=st.booleans(),
+    even=st.booleans(),
+    runs=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=4
+                  ).map(tuple))
+
+
+@law(shares, planted(MultiNodeOrderSampler, '_order', lambda order: (
+    lambda self, epoch, used=0: order(self, epoch, used - used % self._size))), examples=20)
+def test_order_sampler(program):
+    """``MultiNodeOrderSampler``: ranks share one order, and its rest if their number changes."""
+    def samplers(size):
+        return on_ranks(size, lambda one: MultiNodeOrderSampler(
+            program.n, one, program.seed, program.shuffle, program.even))
+
+    alone, = samplers(1)
+    whole, before, used = alone._order(program.epoch).tolist(), None, 0
+    assert sorted(whole) == [*range(program.n)] and (program.shuffle or whole == sorted(whole))
+    for size, n_steps in program.runs:
+        resumed = [each.resume(*before) if before else (each._order(program.epoch), 0)
+                   for each in samplers(size)]
+        if used < size:
+            used = 0
+        rests = [order[position:].tolist() for order, position in resumed]
+        for step in itertools.islice(itertools.zip_longest(*rests), n_steps):
+            batch = [x for x in step if x is not None]
+            wanted = [*whole, *whole][used:used + size]
+            assert batch == (wanted if program.even else wanted[:program.n - used])
+            used += size
+        if used >= program.n:
+            break
+        order, position = resumed[n_steps % size]
+        before = order, position + n_steps, program.epoch, size
+
+
+# --- Chainer's iterators -------------------------------------------------------------------------
+
+KINDS = {
+    'serial': iterators.SerialIterator,
+    'threads': lambda *args, **options: iterators.MultithreadIterator(
+        *args, n_threads=2, **options),
+    'processes': lambda *args, **options: iterators.MultiprocessIterator(
+        *args, n_processes=1, n_prefetch=2, **options),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """What an iterator is created with, and how often it is interrupted.
+
+    Attributes:
+        seed: Of random numbers.
+        kind: The iterator.
+        form, kinds: Of the samples: all of one form, or each of another kind.
+        n, batch_size, repeat, shuffle: Its arguments.
+        runs: Steps until a snapshot, and until the job is killed.
+        root: The rank of data, modulo the number of ranks.
+        communicator: Its name.
+    """
+
+    seed: int
+    kind: str
+    form: str
+    kinds: tuple
+    n: int
+    batch_size: int
+    repeat: bool
+    shuffle: bool
+    runs: tuple[tuple[int, int], ...]
+    root: int
+    communicator: str
+
+    def samples(self):
+        draw = np.random.RandomState(self.seed)
+        names = 'x', 't', 'z'
+        for i in range(self.n):
+            values = [make(draw, kind) for kind in self.kinds]
+            yield {'tuple': tuple(values), 'list': values, 'mixed': values[i % len(values)],
+                   'dict': dict(zip(names, values, strict=False)), 'alone': values[0]}[self.form]
+
+    def create(self, samples, seed):
+        options = {'shuffle': False} if not self.shuffle else {
+            'order_sampler': iterators.ShuffleOrderSampler(np.random.RandomState(seed))}
+        return KINDS[self.kind](samples, self.batch_size, repeat=self.repeat, **options)
+
+    def run(self, iterator, n_steps):
+        return [(next(iterator, None), progress(iterator)) for _ in range(n_steps)]
+
+
+def batches(*kind_names):
+    return st.builds(
+        Batches, seed=seeds, kind=st.sampled_from(kind_names),
+        form=st.sampled_from(['tuple', 'alone', 'mixed', 'list', 'dict']),
+        kinds=st.lists(kinds, min_size=1, max_size=3).map(tuple),
+        n=st.sampled_from([10, 1, 4, 25]), batch_size=st.sampled_from([3, 1, 5]),
+        repeat=st.sampled_from([True, True, False]), shuffle=st.sampled_from([True, True, False]),
+        runs=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 2)), min_size=2, max_size=3
+                      ).map(tuple), root=st.integers(0, 3), communicator=communicators)
+
+
+@law(batches('threads', 'threads', 'serial', 'serial', 'processes'),
+     planted(iterator_state, '_save_drawn', lambda save: lambda iterator, serializer: None))
+def test_resumed_iterators(comm, program):
+    """Iterators of Chainer, also multi-node and synchronized: resumed, as uninterrupted."""
+    wrap = [lambda each: each,
+            lambda each: chainermn.iterators.create_multi_node_iterator(
+                each, comm, program.root % comm.size),
+            lambda each: chainermn.iterators.create_synchronized_iterator(each, comm),
+            ][program.seed % (3 if program.shuffle else 2)]
+
+    def create(seed):
+        np.random.seed(seed)
+        return wrap(program.create([*range(program.n)], seed))
+
+    whole = create(0)
+    state, found = saved(whole), []
+    expected = program.run(whole, sum(n_steps for n_steps, _ in program.runs))
+    whole.finalize()
+    for n_steps, n_lost in program.runs:
+        iterator = create(len(found) + 1)
+        load(state, iterator)
+        if n_lost == 1:  # loaded and saved again
+            load(saved(iterator), iterator)
+        found += program.run(iterator, n_steps)
+        state = saved(iterator)
+        program.run(iterator, n_lost)
+        iterator.finalize()
+    assert found == expected
+
+
+@law(batches('serial', 'serial', 'serial', 'threads', 'processes'), planted(
+    _MultiNodeIterator, '_own_progress', lambda progress: lambda self, **options: {
+        name: np.float32(value) if isinstance(value, float) else value
+        for name, value in progress(self, **options).items()}))
+def test_multi_node_iterator(comm, program):
+    """``create_multi_node_iterator``: batches and progress of one rank, on all ranks."""
+    samples, root = [*program.samples()], program.root % comm.size
+    mine = dataclasses.replace(program, kind='serial').create(samples, 0)
+    expected = program.run(mine, 8)
+    actual = program.create(samples, 0) if comm.rank == root else iterators.SerialIterator(
+        chainermn.datasets.create_empty_dataset(samples), program.batch_size)
+    iterator = chainermn.iterators.create_multi_node_iterator(actual, comm, root)
+    found = program.run(iterator, 8)
+    iterator.finalize()
+    assert_same(found, expected)
+
+
+@law(batches('serial', 'serial', 'threads', 'processes'), planted(
+    iterators.ShuffleOrderSampler, '__init__',
+    lambda init: lambda self, random_state=None: init(self)))
+def test_synchronized_iterator(comm, program):
+    """``create_synchronized_iterator``: all ranks draw the orders of a seed of rank 0."""
+    np.random.seed(program.seed + comm.rank)
+    actual = KINDS[program.kind]([*range(program.n)], program.batch_size)
+    iterator = chainermn.iterators.create_synchronized_iterator(actual, comm)
+    n_steps = 3 * -(-program.n // program.batch_size)
+    found = [x for _ in range(n_steps) for x in next(iterator)]
+    iterator.finalize()
+    np.random.seed(program.seed)
+    np.random.permutation(program.n)  # of the iterator that was created first
+    draw = np.random.RandomState(np.random.randint(0, 2**32 - 1, dtype=np.uint32))
+    expected = [draw.permutation(program.n) for _ in range(n_steps * program.batch_size)]
+    assert found == np.concatenate(expected)[:len(found)].tolist()
+
+
+# --- scatter -------------------------------------------------------------------------------------
+
+class Bare:
+    """The least a data set can be."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        return {'square': i * i}
+
+
+def pair(example):
+    return example, 1
+
+
+SOURCES = {
+    'array': lambda n: np.arange(2 * n, dtype='f').reshape(n, 2),
+    'Fortran array': lambda n: np.asfortranarray(np.arange(2. * n).reshape(n, 2)),
+    'list': lambda n: [f'example {i}' for i in range(n)],
+    'tuple': lambda n: tuple(range(n)), 'bare': Bare, 'range': range,
+}
+#: Of a length and functions that create other data sets.
+COMPOSED = {
+    'TupleDataset': lambda n, a, b: datasets.TupleDataset(a(n), b(n)),
+    'DictDataset': lambda n, a, b: datasets.DictDataset(x=a(n), t=b(n)),
+    'ConcatenatedDataset': lambda n, a, b: datasets.ConcatenatedDataset(a(n // 3), b(n - n // 3)),
+    'SubDataset': lambda n, a, b: datasets.SubDataset(a(n + 5), 3, n + 3),
+    'SubDataset with order': lambda n, a, b: datasets.SubDataset(
+        a(n + 5), 2, n + 2, np.random.RandomState(n).permutation(n + 5)),
+    'TransformDataset': lambda n, a, b: datasets.TransformDataset(a(n), pair),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scattered:
+    n: int
+    dataset: tuple  # a name, and what it consists of
+    shuffle: bool
+    seed: int
+    is_equal: bool
+    root: int
+    communicator: str
+
+    def create(self, n, dataset=None):
+        name, *parts = dataset or self.dataset
+        return SOURCES[name](n) if name in SOURCES else COMPOSED[name](
+            n, *(lambda k, part=part: self.create(k, part) for part in parts))
+
+
+scattered = st.builds(
+    Scattered, n=st.sampled_from([11, 0, 1, 2, 5, 12, 60]), shuffle=st.booleans(),
+    seed=st.sampled_from([0, 7, 2**32 - 1]), is_equal=st.booleans(), root=st.integers(0, 3),
+    communicator=communicators,
+    dataset=st.recursive(st.tuples(st.sampled_from([*SOURCES])), lambda inner: st.tuples(
+        st.sampled_from([*COMPOSED]), inner, inner), max_leaves=4))
+
+
+@law(scattered, planted(scatter, '_plan', lambda plan: (
+    lambda dataset, size, shuffle, seed, *others: plan(
+        dataset, size, shuffle, seed or None, *others))), examples=12)
+def test_scattered(comm, program):
+    """``scatter_dataset``, ``scatter_index``: ceil(n / s) from floor(n r / s) on; a partition."""
+    n, size, root = program.n, comm.size, program.root % comm.size
+    whole, options = program.create(n), {'force_equal_length': program.is_equal}
+    part = chainermn.scatter_dataset(
+        whole if comm.rank == root else None, comm, root, program.shuffle, program.seed, **options)
+    index = chainermn.scatter_index(n if comm.rank == root else None, comm, root, **options)
+    every = comm.allgather_obj(index)
+    order = np.random.RandomState(program.seed).permutation(n).tolist() if program.shuffle else [
+        *range(n)]
+    if program.is_equal:
+        assert every == [(n * rank // size, n * rank // size + -(-n // size))
+                         for rank in range(size)]
+    else:
+        assert [i for begin, end in every for i in range(begin, end)] == [*range(n)]
+        lengths = [end - begin for begin, end in every]
+        assert sorted(lengths, reverse=True) == lengths and lengths[0] - lengths[-1] <= 1
+    expected = [whole[i] for i in order[slice(*index)]]
+    assert len(part) == len(expected)
+    assert_same([part[i] for i in range(len(part))], expected)
+    assert_same([part[i - len(part)] for i in range(len(part))], expected)
+    assert_same([*part[1::2]], expected[1::2])
+    with pytest.raises(IndexError):
+        part[len(part)]
