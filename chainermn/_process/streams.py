@@ -23,7 +23,7 @@ def silence_stderr() -> None:
 
 
 def printable(text: str) -> str:
-    """Return text for a terminal: names and errors may contain control and undecodable characters.
+    r"""Return text for a terminal: names and errors may contain control and undecodable characters.
 
     These are escaped, except tabs and newlines.
 
