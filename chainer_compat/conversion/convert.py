@@ -75,7 +75,11 @@ def converted(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
     failure: Exception | None = None
     if size is not None and dynamic_batch is not False:
         try:
-            return _compared(first, with_gradients, size)
+            if size > 1:
+                return _compared(first, with_gradients, size)
+            # Broadcasting does nothing if the batch size is 1.
+            second = _other_run(first, 1, 2, trace_again)
+            return _compared(second, with_gradients, 2)
         except Exception as error:  # of the program, which may need this batch size
             failure = error
     if dynamic_batch:

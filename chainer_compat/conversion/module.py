@@ -235,8 +235,9 @@ class Builder:
         if self.batch is not None and first.shape != second.shape and first.ndim == second.ndim:
             return self.batch.array(self, first, second)
         raise ConversionError(
-            'its input is a value taken out of the graph, or a random number: an array that '
-            'differs in two runs, but that no function of Chainer computed')
+            'its input is an array that differs between two runs, but was not computed by '
+            'functions of Chainer: it is random, or depends on the inputs in a way that cannot be '
+            'seen, such as table[x]. Use functions of Chainer, such as F.embed_id(x, table)')
 
     def _get(self, name: str) -> Any:
         key = ('attribute', name)

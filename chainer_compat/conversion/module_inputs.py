@@ -35,6 +35,8 @@ def add(graph: fx.Graph, tracer: fx.proxy.TracerBase, inputs: tuple[Any, ...],
     """
     proxies: dict[Any, Any] = {}
     batches: list[Any] = []
+    hint = '' if batch else (' Convert the model with dynamic_batch=True for other batch sizes, or '
+                             'an error that says why it needs this one.')
 
     def add_one(value: Any, path: tuple[Any, ...], proxy: Any) -> None:
         if isinstance(value, dict | tuple | list):
@@ -48,7 +50,8 @@ def add(graph: fx.Graph, tracer: fx.proxy.TracerBase, inputs: tuple[Any, ...],
             skipped = 1 if batch and value.ndim and len(value) == batch[0] else 0
             shape = tuple(value.shape[skipped:])
             require(graph, proxy.shape[skipped:] == shape, f'Input {path} must have the shape '
-                    f'{("batch",) * skipped + shape}, as in the conversion.')
+                    f'{("batch",) * skipped + shape}, as in the conversion.'
+                    + hint)
             if skipped and batches:
                 require(graph, proxy.shape[0] == batches[0].shape[0], f'Input {path} must have '
                         'the length of the first array, as in the conversion.')

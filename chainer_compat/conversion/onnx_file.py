@@ -55,20 +55,32 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
     """
     for name in 'onnx', 'onnxscript', 'onnxruntime':
         _require(name)
-    module, runs = converted(model, inputs, False, dynamic_batch, call, with_gradients=False)
-    _check_file_is_possible(runs[0])
-    is_dynamic = module.meta['chainer_batch']
-    size = batch_size(inputs) if is_dynamic else None
-    if not is_dynamic and dynamic_batch is None and batch_size(inputs) is not None:
-        warnings.warn('The file accepts only the shapes of the example inputs. dynamic_batch=True '
-                      'shows why.', stacklevel=2)
-    example = next(iter(varied(inputs, size, size + 3 if size else None)))  # no size that means broadcasting
     path = Path(path)
+    size = batch_size(inputs)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         file = Path(folder, 'model.onnx')
-        _export(module, example, file, size + 3 if size else None, opset_version)
-        _check(file, runs)
+        try:
+            is_dynamic = _write(model, file, inputs, dynamic_batch, call, opset_version)
+        except ConversionError:
+            if dynamic_batch is not None or size is None:
+                raise
+            is_dynamic = _write(model, file, inputs, False, call, opset_version)
+        if not is_dynamic and dynamic_batch is None and size is not None:
+            warnings.warn('The file accepts only the shapes of the example inputs. '
+                          'dynamic_batch=True shows why.', stacklevel=2)
         os.replace(file, path)
+
+
+def _write(model: chainer.Link, file: Path, inputs: Inputs, dynamic_batch: bool | None,
+           call: Callable[..., Any] | None, opset_version: int | None) -> bool:
+    """Write and check a file; return whether it accepts any batch size."""
+    module, runs = converted(model, inputs, False, dynamic_batch, call, with_gradients=False)
+    _check_file_is_possible(runs[0])
+    size = batch_size(inputs) if module.meta['chainer_batch'] else None
+    more = None if size is None else size + 3  # no size that means broadcasting
+    _export(module, next(iter(varied(inputs, size, more))), file, more, opset_version)
+    _check(file, runs)
+    return size is not None
 
 
 def _check_file_is_possible(run: Trace) -> None:

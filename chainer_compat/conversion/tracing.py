@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 import pickle
 import random
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -62,11 +64,17 @@ class Trace:
 
     def place(self) -> str:
         """Return the link and the line of the program that is running."""
-        frame = sys._getframe(1)
-        while frame.f_back is not None and _is_library(frame.f_globals.get('__name__', '')):
-            frame = frame.f_back
-        link = f'link {self._links[-1]}, ' if self._links else ''
+        frame = _frame()
+        link = self._links[-1] if self._links else ''
+        if link:
+            link = f'link {link}, ' if link != '/' else f'{type(self.model).__name__}, '
         return f'{link}{frame.f_code.co_filename}:{frame.f_lineno}'
+
+    def source(self) -> str:
+        """Return the text of this line, after a colon; nothing if it cannot be read."""
+        frame = _frame()
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        return line and f': {line}'
 
     def check_random(self) -> None:
         """Raise an error if the model drew random numbers in a way that the trace does not show."""
@@ -119,8 +127,8 @@ class Trace:
         if isinstance(value, TrackedArray):
             if isinstance(value.reference, Lost):
                 raise ConversionError(
-                    f'its input is a value taken out of the graph: {value.reference.name} computed '
-                    'it from the inputs, and has no expression in PyTorch')
+                    f'its input was computed from those of the model by {value.reference.name}, '
+                    'which has no expression in PyTorch. Use functions of Chainer instead')
             return value.reference
         known = self._arrays.get(identity(value))
         if known is None:
@@ -188,8 +196,10 @@ class Trace:
             if name in ('shape', 'ndim', 'size'):
                 return result
             raise ConversionError(
-                f'The model cannot be converted: numpy.{name} turns a value that depends on the '
-                f'inputs into a Python value, or changes an array ({self.place()}).')
+                f'The model cannot be converted: numpy.{name} gets an array that depends on the '
+                'inputs, and returns no array or changes one, so the result would be that of the '
+                f'example for all inputs ({self.place()}{self.source()}). Use functions of '
+                'Chainer instead.')
         if name not in NUMPY or _is_lost((args, kwargs)) or not isinstance(
                 result, np.ndarray | np.generic):
             return _marked(result, Lost(f'numpy.{name} ({self.place()})'))
@@ -330,6 +340,14 @@ def _output(value: Any, record: Trace) -> Reference:
         return record.reference(value) if is_array else value
     except ConversionError as error:
         raise ConversionError(f'An output of the model cannot be converted: {error}.') from None
+
+
+def _frame() -> types.FrameType:
+    """Return the frame of the program that is running."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and _is_library(frame.f_globals.get('__name__', '')):
+        frame = frame.f_back
+    return frame
 
 
 def _is_library(module: str) -> bool:

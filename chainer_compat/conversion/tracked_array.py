@@ -20,6 +20,20 @@ Array = np.ndarray[Any, Any]
 IN_PLACE = 'changes an array in place that was computed from the inputs'
 
 
+#: What the program may have written, by the method that Python then calls.
+WRITTEN = {
+    '__bool__': 'an if, while, assert, and, or or not', '__int__': 'int(...)',
+    '__float__': 'float(...)', '__complex__': 'complex(...)', 'shape': 'len(...) or .shape',
+    '__index__': 'range(...) or the index of a list', 'item': '.item()', 'tolist': '.tolist()',
+    'flat': '.flat', '__contains__': 'an in'}
+
+
+#: The sizes of their results depend on values.
+SIZED_BY_VALUES = {f'numpy.{name}' for name in (
+    'nonzero', 'flatnonzero', 'argwhere', 'unique', 'unique_values', 'compress', 'extract',
+    'intersect1d', 'union1d', 'setdiff1d', 'setxor1d', 'bincount', 'repeat', 'delete')}
+
+
 class Recorder(Protocol):
     """The traced run, as far as arrays need it."""
 
@@ -30,6 +44,9 @@ class Recorder(Protocol):
 
     def place(self) -> str:
         """Return the link and the line of the program that is running."""
+
+    def source(self) -> str:
+        """Return the text of this line."""
 
 
 class Current:
@@ -149,11 +166,36 @@ def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _python_value(name: str) -> Callable[..., Any]:
     def method(self: TrackedArray, *args: Any) -> Any:
-        _reject(f'{name} turns a value that depends on the inputs into a Python value, for control '
-                'flow or as a number outside of the graph')
+        _reject_value(WRITTEN[name])
         return getattr(plain(self), name)(*args)
 
     return method
+
+
+def _reject_value(written: str) -> None:
+    recorder = Current.recorder
+    if recorder is not None and not recorder.is_inside:
+        raise ConversionError(
+            f'The model cannot be converted: {written} gets a value that depends on the inputs, so '
+            f'the result would be that of the example for all inputs ({recorder.place()}'
+            f'{recorder.source()}). Choose with F.where instead of if, calculate with arrays or '
+            'variables instead of numbers, or convert a function without this line, with call=.')
+
+
+def _shape(name: str) -> property:
+    """Return an attribute of the shape, which values determine in results of some functions."""
+    def shape(self: TrackedArray) -> Any:
+        if isinstance(self.reference, Lost) and (
+                self.reference.name.split(' ')[0] in SIZED_BY_VALUES):
+            _reject_value(WRITTEN.get(name, f'.{name}'))
+        return getattr(plain(self), name)
+
+    return property(shape)
+
+
+def _flat(self: TrackedArray) -> Any:
+    _reject_value(WRITTEN['flat'])
+    return plain(self).flat
 
 
 #: Attributes that do not contain values.
@@ -164,7 +206,12 @@ for _name in dir(np.ndarray):
     _value = getattr(np.ndarray, _name)
     if not _name.startswith('_') and _name not in _SAFE and callable(_value):
         setattr(TrackedArray, _name, _method(_name, _value))
-for _name in '__bool__', '__int__', '__float__', '__index__', '__complex__', 'item', 'tolist':
+for _name in ('__bool__', '__int__', '__float__', '__index__', '__complex__', '__contains__',
+              'item', 'tolist'):
     setattr(TrackedArray, _name, _python_value(_name))
+for _name in 'shape', 'size':
+    setattr(TrackedArray, _name, _shape(_name))
+TrackedArray.__len__ = lambda self: self.shape[0]  # type: ignore[method-assign]
+TrackedArray.flat = property(_flat)  # type: ignore[assignment]
 TrackedArray.T = property(  # type: ignore[assignment]
     lambda self: _tracked('transpose', (self,), {}, plain(self).T))

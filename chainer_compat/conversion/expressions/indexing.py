@@ -60,9 +60,15 @@ def _key(f: Any, slices: tuple[Any, ...], known: tuple[Any, ...]) -> tuple[Any, 
         elif isinstance(each, slice) and isinstance(each.step, int) and each.step < 0:
             if arrays:
                 raise NotImplementedError('negative steps beside arrays of indices')
-            indices = range(*each.indices(f.in_shapes[0][axis]))
-            low, high = (indices[-1], indices[0] + 1) if len(indices) else (0, 0)
-            each = slice(low, high, -each.step)
+            size = f.in_shapes[0][axis]
+            if isinstance(size, int):
+                indices = range(*each.indices(size))
+                low, high = (indices[-1], indices[0] + 1) if len(indices) else (0, 0)
+                each = slice(low, high, -each.step)
+            elif each == slice(None, None, -1):
+                each = slice(None)
+            else:
+                raise NotImplementedError('negative steps over the batch, except [::-1]')
             flipped.append(position)
         elif isinstance(each, list):
             each = f.constant(np.asarray(each))

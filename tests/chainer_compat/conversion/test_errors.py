@@ -61,18 +61,22 @@ def unpooled(h):
 
 #: By the name in the message.
 CASES = {
-    '__bool__': lambda h: F.relu(h) if h.array.sum() > 0 else F.tanh(h),
-    '__bool__  ': lambda h: F.relu(h) if np.array(h.array).mean() > -9 else F.tanh(h),
-    '__bool__   ': lambda h: F.relu(h) if chainer.as_array(h).mean() > -9 else F.tanh(h),
-    '__bool__    ': lambda h: F.relu(h) if np.random.rand() > 1e-9 else F.tanh(h),
+    'an if, while': lambda h: F.relu(h) if h.array.sum() > 0 else F.tanh(h),
+    'an if, while  ': lambda h: F.relu(h) if np.array(h.array).mean() > -9 else F.tanh(h),
+    'an if, while   ': lambda h: F.relu(h) if chainer.as_array(h).mean() > -9 else F.tanh(h),
+    'an if, while    ': lambda h: F.relu(h) if np.random.rand() > 1e-9 else F.tanh(h),
     'random numbers': lambda h: F.relu(h) if random.random() > 1e-9 else F.tanh(h),
     'RReLU': lambda h: F.rrelu(h, r=np.ones(h.shape, 'f')),
-    '__bool__ ': lambda h: F.concat([h[i:i + 1] for i in range(4) if h.array[i, 0] > -9], 0),
-    '__float__': lambda h: h * float(F.sum(h).array),
-    '__float__ ': repeated,
-    '__int__': lambda h: h[int(h.array.argmax()) % 4],
-    'item': lambda h: h * F.sum(h).item(),
-    'tolist': lambda h: h + h.array.tolist()[0][0],
+    'an if, while ': lambda h: F.concat([h[i:i + 1] for i in range(4) if h.array[i, 0] > -9], 0),
+    'float(...)': lambda h: h * float(F.sum(h).array),
+    'float(...) ': repeated,
+    'int(...)': lambda h: h[int(h.array.argmax()) % 4],
+    '.item() gets': lambda h: h * F.sum(h).item(),
+    '.tolist() gets': lambda h: h + h.array.tolist()[0][0],
+    '.flat gets': lambda h: h * next(h.array.flat),
+    'an in gets': lambda h: h if 0. in h.array else -h,
+    'len(...) or .shape gets': lambda h: h * len(np.nonzero(h.array > 0)[0]),
+    'numpy.array_equal gets': lambda h: h * np.array_equal(h.array, 1),
     'an assignment': assigned,
     'numpy.copyto': copied_into,
     'Mul': filled,
@@ -96,7 +100,7 @@ def test_errors(what):
         chainer_compat.to_torch(model, draw(4, 5), train=what == 'RReLU')
     message = str(caught.value)
     assert what.strip() in message
-    assert what == 'output' or ('link /' in message and 'test_errors.py:' in message)
+    assert what == 'output' or ('(Net, ' in message and 'test_errors.py:' in message)
 
 
 def hidden(self, x):
@@ -164,9 +168,9 @@ X = draw(4, 5)
 
 #: By the message: a function that makes the model, its inputs, and options.
 WRONG_MODELS = {
-    '__bool__ turns a value': (
+    r'with F\.where instead of if': (
         lambda: Net(lambda self, x: F.relu(x) if x.mean() > 9 else F.tanh(x)), [X], {}),
-    r'called (Tanh|ReLU) \(link /': (lambda: Net(hidden), [np.arange(-5, 4, dtype='f')], {}),
+    r'called (Tanh|ReLU) \(Net, ': (lambda: Net(hidden), [np.arange(-5, 4, dtype='f')], {}),
     r'Double \(.*; OldDouble \(': (
         lambda: Net(lambda self, x: OldDouble()(Double().apply((x,))[0])), [X], {}),
     'Reset the state of recurrent links': (used_before, [draw(3, 5)], {}),
@@ -175,7 +179,7 @@ WRONG_MODELS = {
     'between calls, such as /count': (counting, [X], {'train': True}),
     'persistent value mean by': (with_mean, [X], {'train': True}),
     'The model creates /last when': (creating, [X], {}),
-    'Mul .* array that differs': (lambda: Net(masked), [np.ones((3, 4), 'i')], {}),
+    'Mul .* array that differs between two runs': (lambda: Net(masked), [np.ones((3, 4), 'i')], {}),
     'cannot have: type': (lambda: named('type'), [X], {}),
     'cannot have: class': (lambda: named('class'), [X], {}),
     'With a batch size of 1': (  # F.squeeze removes the axis of the batch, too
@@ -221,8 +225,29 @@ def test_what_is_created_while_parameters_are_initialized(make):
             module(torch.from_numpy(X)).detach(), model(X).array, rtol=1e-5)
 
 
-def test_a_fixed_batch_size():
-    chainer_compat.to_torch(Net(lambda self, x: F.reshape(x, (2, 5, 2))), X)
+#: Two batch sizes do not show how these depend on it.
+BATCH_SIZES = {
+    'half': lambda x: x[:(len(x) + 1) // 2],
+    'more than half': lambda x: x[:len(x) // 2 + 1],
+    'more than 8': lambda x: F.concat([x[:8], x[8:] * 0], 0) if len(x) > 8 else F.tanh(x),
+    'every quarter': lambda x: x[::max(1, len(x) // 4)],
+    'odd': lambda x: x * (1 + len(x) % 2),
+    'multiple of 3': lambda x: F.pad(x, ((0, -len(x) % 3), (0, 0)), 'constant'),
+    'not 1': lambda x: F.squeeze(F.sum(x, 1, keepdims=True)),
+    'mean of at least 6': lambda x: F.sum(x) / max(len(x), 6),
+}
+
+
+@pytest.mark.parametrize('n', [2, 3, 8])
+@pytest.mark.parametrize('what', BATCH_SIZES)
+def test_batch_sizes_that_the_program_distinguishes(what, n):
+    model = Net(lambda self, x: BATCH_SIZES[what](self.fc(x)), fc=L.Linear(5, 4))
+    module = chainer_compat.to_torch(model, draw(n, 5))
+    np.testing.assert_allclose(
+        module(torch.from_numpy(draw(n, 5))).detach(), model(draw(n, 5)).array, rtol=1e-5)
+    for size in {1, 2, 3, 4, 7, 16} - {n}:
+        with pytest.raises(AssertionError, match='dynamic_batch=True for other batch sizes'):
+            module(torch.from_numpy(draw(size, 5)))
 
 
 def test_lengths_that_were_equal_by_chance():

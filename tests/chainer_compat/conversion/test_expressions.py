@@ -49,6 +49,8 @@ OPTIONS = {
     'get_item steps': lambda v: F.get_item(v(4, 5), (slice(None, None, -2), slice(4, 0, -3))),
     'get_item arrays': lambda v: F.get_item(
         v(4, 5, 2), (np.array([0, 2, 2]), Ellipsis, None, 1)),
+    'get_item arrays beside integers': lambda v: F.get_item(
+        v(3, 3, 3), (0, slice(None), np.array([0, 2, 1], 'B'))),
     'huber no': lambda v: F.huber_loss(v(2, 3), v(2, 3), .1, reduce='no'),
     'linear': lambda v: F.linear(v(2, 3, 4), v(5, 4), v(5), n_batch_axes=2),
     'max ties': lambda v: F.max(F.relu(v(3, 4) - 2.), axis=1),

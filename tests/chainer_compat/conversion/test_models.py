@@ -197,9 +197,10 @@ def test_a_module_for_inference_cannot_be_trained():
 
 def test_batch_sizes_and_shapes():
     model, (x, t) = mlp()
-    module = chainer_compat.to_torch(model.predictor, x)
-    for n in 1, 2, 9:
-        assert module(torch.zeros(n, 2, 4)).shape == (n, 3)
+    for example in x, x[:1]:
+        module = chainer_compat.to_torch(model.predictor, example)
+        for n in 1, 2, 9:
+            assert module(torch.zeros(n, 2, 4)).shape == (n, 3)
     with pytest.raises(AssertionError, match=r"must have the shape \('batch', 2, 4\)"):
         module(torch.zeros(2, 4, 2))
     fixed = chainer_compat.to_torch(model, x, t, dynamic_batch=False)

@@ -31,6 +31,24 @@ def test_any_batch_size(name, tmp_path):
 
 
 @pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('dtype', ['int32', 'uint8'])
+def test_indices(dtype, tmp_path):
+    def run(self, x, t):
+        return x[:, t], x[t], x[t, t], F.scatter_add(x, (t,), x), x * x[t]
+
+    x, t = draw(4, 3), np.array([0, 1, 2, 1], dtype)
+    chainer_compat.to_onnx(Net(run), tmp_path / 'model.onnx', x, t, dynamic_batch=True)
+    t = np.array([2, 2, 0], dtype)
+    outputs = onnxruntime.InferenceSession(str(tmp_path / 'model.onnx')).run(
+        None, {'x': x[:3], 't': t})
+    added = x[:3].copy()
+    np.add.at(added, t, x[:3])
+    arrays = x[:3, t], x[t], x[t, t], added, x[:3] * x[t]
+    for actual, expected in zip(outputs, arrays, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings('ignore')
 def test_a_dict_as_the_only_input(tmp_path):
     model = Net(lambda self, xs: F.tanh(xs['a']) * xs['b'])
     chainer_compat.to_onnx(

@@ -1,0 +1,103 @@
+"""Laws of conversions: modules and files compute what the model does, and weights come back."""
+
+import copy
+import warnings
+
+import chainer
+import hypothesis
+import numpy as np
+import pytest
+from laws.exported_models import exported
+from laws.law import law, planted
+
+import chainer_compat
+
+torch = pytest.importorskip('torch')
+from chainer_compat.conversion import convert, onnx_file, weights  # noqa: E402
+
+pytestmark = pytest.mark.mpi_skip
+
+#: Other batch sizes than those that a conversion tries.
+SIZES = 1, 2, 3, 5, 6, 13, 30
+
+
+def made(program):
+    """Return the model and its example; programs that Chainer does not run are not counted."""
+    try:
+        model, example = program.model(), program.arrays(program.batch)
+        inferred(model, example)
+    except Exception:
+        hypothesis.reject()
+    return model, example
+
+
+def inferred(model, arrays):
+    with chainer.using_config('train', False), warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # of NumPy about zeros
+        return model(*arrays).array
+
+
+def tensors(arrays):
+    return [torch.from_numpy(np.array(x)) for x in arrays]
+
+
+def assert_computes(run, model, program, is_dynamic, tolerance):
+    """Assert that a run gives the model's results for any batch size, or raises an error."""
+    assert is_dynamic or program.is_distinguishing
+    for size in {program.batch, *(SIZES if is_dynamic else ())}:
+        arrays = program.arrays(size, seed=1)
+        expected = inferred(model, arrays)
+        actual = run(arrays)
+        assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype), size
+        np.testing.assert_allclose(
+            actual, expected, tolerance,
+            tolerance * max(1., np.abs(expected).max(initial=0.)), err_msg=f'batch size {size}')
+
+
+@law(exported(dtypes='d'), planted(convert, 'other_sizes', lambda _: lambda size: []), 10)
+def test_to_torch(program):
+    """``to_torch``: as Chainer, for any values, and any batch size that the module accepts."""
+    model, example = made(program)
+    module = chainer_compat.to_torch(model, *example, train=program.train).eval()
+    assert_computes(lambda arrays: module(*tensors(arrays)).detach().numpy(), model, program,
+                    module.meta['chainer_batch'], 1e-7)
+
+
+@law(exported(('smooth', 'shaped', 'batch', 'link', 'labeled'), 'f', (False,)),
+     planted(onnx_file, '_export', lambda export: lambda module, inputs, file, size, opset: export(
+         module, inputs, file, None, opset)), 2)
+def test_to_onnx(program, tmp_path):
+    """``to_onnx``: as Chainer."""
+    onnxruntime = pytest.importorskip('onnxruntime')
+    pytest.importorskip('onnxscript')
+    model, example = made(program)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # of PyTorch's exporter
+        chainer_compat.to_onnx(model, tmp_path / 'model.onnx', *example)
+    session = onnxruntime.InferenceSession(str(tmp_path / 'model.onnx'))
+    inputs = session.get_inputs()
+    assert_computes(lambda arrays: session.run(None, {
+        each.name: x for each, x in zip(inputs, arrays, strict=True)})[0], model, program,
+        not isinstance(inputs[0].shape[0], int), 2e-3)
+
+
+@law(exported(('link', 'link', 'smooth'), 'df'), planted(
+    weights, '_as_numpy', lambda as_numpy: lambda tensor: as_numpy(tensor.half())), 10)
+def test_load_weights(program):
+    """``load_weights(model, to_torch(model))``: every parameter and persistent value."""
+    model, example = made(program)
+    module = chainer_compat.to_torch(model, *example, train=program.train)
+    expected, actual = (chainer.serializers.DictionarySerializer() for _ in range(2))
+    expected.save(model)
+    expected.target.update({key: np.array(x) for key, x in expected.target.items()})
+    other = copy.deepcopy(model)
+    for param in other.params():
+        param.array[...] = 0
+    for link in other.links():
+        for name in link._persistent:
+            link.__dict__[name] = link.__dict__[name] * 0
+    chainer_compat.load_weights(other, module)
+    actual.save(other)
+    assert actual.target.keys() == expected.target.keys()
+    for key, x in expected.target.items():
+        np.testing.assert_array_equal(actual.target[key], x, key)
