@@ -345,7 +345,7 @@ class Bare:
         return self.n
 
     def __getitem__(self, i):
-        return {'square': i * i}
+        return {'square': int(i)**2}
 
 
 def pair(example):

@@ -1,6 +1,5 @@
 """Laws of shards: what is read is what was written, by any tool, with any option."""
 
-import contextlib
 import copy
 import dataclasses
 import datetime
@@ -59,9 +58,13 @@ def on_rank_0(comm, function, *refused):
     """Return the result of rank 0; there is no such program if a tool refused it."""
     result = None
     if comm.rank == 0:
-        with contextlib.suppress(*refused):
+        try:
             result = function()
+        except Exception as error:
+            result = None if isinstance(error, refused) else error
     result = comm.bcast_obj(result)
+    if isinstance(result, Exception):
+        raise result
     hypothesis.assume(result is not None)
     return result
 
@@ -401,10 +404,10 @@ class Selection:
             first += n
         pattern = os.path.join(glob.escape(root), self.pattern)
         selected = sorted({*glob.glob(pattern, recursive=True)})
-        broken = {}
+        names, broken = [*map(os.path.normpath, selected)], {}
         for number, damage in self.damages:
             path = [*content][number % len(content)]
-            if path not in broken and (self.on_error == 'skip' or path not in selected):
+            if path not in broken and (self.on_error == 'skip' or path not in names):
                 broken[path] = damage
         for path, damage in broken.items():
             if damage == 'truncated':
@@ -415,7 +418,7 @@ class Selection:
                 os.mkdir(path)
         for path in [] if self.has_indexes else pathlib.Path(root).rglob('*.json'):
             os.unlink(path)
-        expected = [x for path in selected if path not in broken for x in content[path]]
+        expected = [x for path in names if path not in broken for x in content[path]]
         return (selected if self.is_list else pattern, expected) if expected else None
 
 

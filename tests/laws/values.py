@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 DTYPES = [
-    '?', 'b', 'H', 'i', 'q', 'Q', 'e', 'f', 'd', 'F', 'D', '>i4', '>f8', 'M8[s]', 'm8[ms]', 'S3',
+    '?', 'b', 'H', 'i', 'l', 'L', 'e', 'f', 'd', 'F', 'D', '>i4', '>f8', 'M8[s]', 'm8[ms]', 'S3',
     'U3', 'V5', 'i4,(2,)u8,S3']
 #: Objects that are no arrays.
 PLAIN = {
