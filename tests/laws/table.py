@@ -23,7 +23,7 @@ def table():
     lines, current = ['| law | test |\n', '|---|---|\n'], ''
     for file, name, text in laws():
         sentence = ' '.join(text.split('\n\n')[0].split()).replace('``', '`').replace('|', r'\|')
-        where = f'`{name}`' if file == current else f'`{file}`: `{name}`'
+        where = f'`{name}`' if file == current else f'`tests/laws/{file}`: `{name}`'
         lines.append(f'| {sentence} | {where} |\n')
         current = file
     return ''.join(lines)
