@@ -30,7 +30,7 @@ def printable(text: str) -> str:
     Example:
         >>> from chainermn._process.streams import printable
         >>> print(printable(chr(27) + '[2J'))
-        \\x1b[2J
+        \x1b[2J
     """
     if text.isprintable():
         return text
