@@ -23,14 +23,14 @@ def silence_stderr() -> None:
 
 
 def printable(text: str) -> str:
-    """Return text for a terminal: names and errors may contain control and undecodable characters.
+    r"""Return text for a terminal: names and errors may contain control and undecodable characters.
 
     These are escaped, except tabs and newlines.
 
     Example:
         >>> from chainermn._process.streams import printable
         >>> print(printable(chr(27) + '[2J'))
-        \\x1b[2J
+        \x1b[2J
     """
     if text.isprintable():
         return text

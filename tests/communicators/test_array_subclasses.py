@@ -1,4 +1,4 @@
-"""Subclasses of arrays are sent as arrays: the results are NumPy's, of one type on all ranks."""
+"""Subclasses of arrays, and unaligned arrays, are sent as arrays: the results are NumPy's."""
 
 import chainer
 import numpy as np
@@ -27,7 +27,20 @@ class Grows(np.ndarray):
         return np.append(np.asarray(self)[i], 1)
 
 
+def unaligned(x):
+    memory = np.empty(x.nbytes + 1, np.uint8)
+    y = memory[1:].view(x.dtype).reshape(x.shape)
+    y[...] = x
+    return y
+
+
+def broadcast(x):
+    """An array whose columns share memory, and can be written to."""
+    return np.lib.stride_tricks.as_strided(x, x.shape, (x.strides[0], 0))
+
+
 KINDS = {
+    'unaligned': unaligned,
     'matrix': lambda x: x.view(np.matrix), 'odd': lambda x: x.view(Odd),
     'grows': lambda x: x.view(Grows)}
 
@@ -87,7 +100,8 @@ def check_equal(result, expected):
         np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
-@each_case('kind, rows', [(kind, rows) for kind in KINDS for rows in (4, 9000)])
+@each_case('kind, rows', [(kind, rows) for kind in KINDS for rows in (4, 9000)] + [
+    ('unaligned', 1500)])  # neither inline nor in shared memory
 def test_operations(comms, kind, rows):
     for comm in comms:
         for odd in (comm.size - 1, None):  # the rank with a subclass; None: all
@@ -106,10 +120,11 @@ def test_send_to_another_rank(comms):
 
 def test_out(comms):
     for comm in comms:
-        out = np.zeros((4, 3), 'f').view(np.matrix)
-        expected = sum(plain(rank) for rank in range(comm.size))
-        assert comm.allreduce(plain(comm.rank), out=out) is out
-        np.testing.assert_array_equal(out, expected)
+        for kind in 'matrix', 'unaligned':
+            out = KINDS[kind](np.zeros((1500, 3), 'f'))
+            expected = sum(plain(rank, 1500) for rank in range(comm.size))
+            assert comm.allreduce(plain(comm.rank, 1500), out=out) is out
+            np.testing.assert_array_equal(out, expected)
 
 
 def test_masked_arrays_are_refused(comms, same_error, check_usable):
@@ -123,19 +138,34 @@ def test_masked_arrays_are_refused(comms, same_error, check_usable):
         check_usable(comm)
 
 
-@pytest.mark.parametrize('kind', ['matrix', 'odd'])
-def test_models(comms, kind):
+@each_case('kind, rows', [('matrix', 4), ('odd', 4), ('unaligned', 4), ('unaligned', 30000)])
+def test_models(comms, kind, rows):
     for comm in comms:
         link = chainer.Link()
         with link.init_scope():
-            link.w = chainer.Parameter(plain(comm.rank))
-        link.w.array = KINDS[kind](plain(comm.rank))
-        link.w.grad = KINDS[kind](plain(comm.rank))
+            link.w = chainer.Parameter(plain(comm.rank, rows))
+        make = KINDS[kind] if comm.rank == 0 else np.asarray
+        link.w.array = make(plain(comm.rank, rows))
+        link.w.grad = make(plain(comm.rank, rows))
         comm.multi_node_mean_grad(link)
         comm.bcast_data(link)
-        expected = np.mean([plain(rank) for rank in range(comm.size)], axis=0)
+        expected = np.mean([plain(rank, rows) for rank in range(comm.size)], axis=0)
         np.testing.assert_allclose(np.asarray(link.w.grad), expected, rtol=1e-6)
-        np.testing.assert_array_equal(np.asarray(link.w.array), plain(0))
+        np.testing.assert_array_equal(np.asarray(link.w.array), plain(0, rows))
+
+
+def test_elements_that_share_memory(comms, same_error):
+    for comm in comms:
+        link = chainer.Link()
+        with link.init_scope():
+            link.w = chainer.Parameter(plain(0))
+        grads = [broadcast(plain(rank)) if rank == 0 else plain(rank) for rank in range(comm.size)]
+        link.w.grad, expected = grads[comm.rank], np.mean(grads, axis=0)
+        comm.multi_node_mean_grad(link)
+        np.testing.assert_allclose(link.w.grad, expected, rtol=1e-6)
+        link.w.array = broadcast(plain(0))
+        error = same_error(lambda link=link, comm=comm: comm.bcast_data(link))
+        assert 'parameter /w: elements of its array share memory' in str(error)
 
 
 def test_foreign_byte_order_of_a_parameter(comms, same_error, check_usable):
