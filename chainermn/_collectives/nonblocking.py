@@ -230,13 +230,25 @@ def waitall(requests: Iterable[Request[_T]]) -> list[_T]:
 
 
 def blocking(receives: Receives[_T], wait: Callable[[MPI.Request, MPI.Status | None], None]) -> _T:
-    """Receive messages one after another, blocking; return the result."""
-    try:
-        while True:
+    """Receive messages one after another, blocking; return the result.
+
+    The sender waits until all have been received, so an exception of a signal handler is raised
+    after the last one.
+    """
+    interruption: BaseException | None = None
+    while True:
+        try:
             receive = next(receives)
+        except StopIteration as end:
+            if interruption is not None:
+                raise interruption from None
+            return end.value
+        try:
             wait(receive.begin(is_blocking=True), receive.status)
-    except StopIteration as end:
-        return end.value
+        except MPI.Exception:
+            raise
+        except BaseException as error:  # this message has been received
+            interruption = error
 
 
 def non_blocking(receives: Receives[object]) -> Steps:

@@ -12,6 +12,10 @@ from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations.call import Call, entered
 from chainermn._operations.table import BY_NAME, Waits
 
+#: All ranks raise the errors of these, as far as they can.
+_LIBRARIES = frozenset({
+    'builtins', 'chainer', 'chainermn', 'cupy', 'cupy_backends', 'mpi4py', 'numpy', '_pickle'})
+
 _Method = TypeVar('_Method', bound=Callable[..., Any])
 
 
@@ -65,12 +69,12 @@ def _fail(call: Call, record: FlightRecord | None, error: BaseException,
         return  # it has not begun, or the collective around it does this
     if not isinstance(error, Exception):
         record.left_at = record.count
-    has_entered = record.count > record.before
     if not call.owner._context.check.is_untold(error):
         return
-    if isinstance(error, Exception) and not has_entered:
+    library, _, _ = type(error).__module__.partition('.')
+    if isinstance(error, Exception) and library in _LIBRARIES:
         call.owner.refuse(call.operation, better_error(error, call.operation, method, args, kwargs))
-    # From a signal handler: the program may expect this very exception.
+    # The program expects its own exception, which others cannot raise, perhaps of a signal handler.
     with contextlib.suppress(Exception):
         call.owner.refuse(call.operation, error if isinstance(error, Exception) else RuntimeError(
             f'interrupted by {type(error).__name__}'))

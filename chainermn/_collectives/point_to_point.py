@@ -120,7 +120,13 @@ class Messages:
         if source < 0 or tag < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send'), self._wait)
         message = self._new_message()
-        wait(self._mpi_comm.Irecv(message, source, tag), None, self._spins)
+        try:
+            wait(self._mpi_comm.Irecv(message, source, tag), None, self._spins)
+        except MPI.Exception:
+            raise
+        except BaseException:  # of a signal handler; the sender waits for the rest
+            blocking(self._finish_plain(split(message), source, tag, 'send'), self._wait)
+            raise
         array = array_with(bytes(message[:message_header.SIZE]))
         if array is None:
             return blocking(self._finish_plain(split(message), source, tag, 'send'), self._wait)
@@ -285,10 +291,16 @@ class Messages:
 
         Otherwise two ranks could each wait for the other to receive a large array.
         """
-        while self.receiving():
-            if request.Test(status):
-                return
-            os.sched_yield()
+        try:
+            while self.receiving():
+                if request.Test(status):
+                    return
+                os.sched_yield()
+        except MPI.Exception:
+            raise
+        except BaseException:  # of a signal handler, as in wait
+            request.Wait(status)
+            raise
         wait(request, status, self._spins)
 
     def _send_rest(self, messages: Iterable[Array | bytes], dest: int, number: int) -> None:

@@ -1,6 +1,8 @@
 """Point-to-point messages, around the size limit of inline payloads."""
 
 import pickle
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -24,6 +26,26 @@ def exchange(send, recv, value):
     if WORLD.rank == 0:
         send(value, WORLD.size - 1, 1)
     return recv(0, 1) if WORLD.rank == WORLD.size - 1 else value
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('size', [1, 10 * point_to_point.INLINE])
+def test_an_interrupted_receiver_receives_the_rest(messages, size):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    xs = [np.full(size, n, 'f') for n in range(3)]
+    if WORLD.rank == 0:
+        time.sleep(.3)
+        messages.send((xs[0], xs[1]), WORLD.size - 1, 1)
+        messages.send(xs[2], WORLD.size - 1, 1)
+    elif WORLD.rank == WORLD.size - 1:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, .1)
+        with pytest.raises(KeyboardInterrupt):
+            messages.recv(0, 1)
+        signal.signal(signal.SIGALRM, before)
+        np.testing.assert_array_equal(messages.recv(0, 1), xs[2])
 
 
 @pytest.mark.parametrize('size', [0, 1, point_to_point.INLINE - 1, point_to_point.INLINE,

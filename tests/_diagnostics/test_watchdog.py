@@ -94,7 +94,22 @@ thread_state.snapshots = fails
 load() if comm.rank == 1 else comm.allreduce(x)
 """
 
+#: All ranks are stopped for longer than the timeout, while rank 0 waits.
+SUSPENDED = """
+import subprocess
+pids = ' '.join(map(str, comm.allgather_obj(os.getpid())))
+if comm.rank == 0:
+    subprocess.Popen(['sh', '-c', f'sleep .5; kill -STOP {pids}; sleep 6; kill -CONT {pids}'])
+for _ in range(20 * (comm.rank > 0)): time.sleep(.1)
+comm.allreduce(x)
+print('went on', flush=True)
+load() if comm.rank == 1 else comm.allreduce(x)
+"""
+
 CASES = {
+    'suspended, and hangs later': Case(
+        SUSPENDED, ['went on\n(.*\n)*went on', 'aborts the job: no progress for [3-9] s',
+                    r'allreduce #6 float32 \(1000,\)']),
     'one computes': hang(
         'load() if comm.rank == 1 else comm.allreduce(x)',
         "ranks 0, 2 are in allreduce #4 float32 (1000,) op='sum', called at script.py:13 (for ",

@@ -1,16 +1,25 @@
-"""Subclasses of arrays as results, parameters, values and data; test_contract.py sends them."""
+"""Subclasses and unaligned arrays as results, parameters, values and data.
+
+test_contract.py sends them.
+"""
 
 import chainer
 import numpy as np
 import pytest
 from contract import LAYOUTS
+from each_case import each_case
 
 import chainermn
 
 pytestmark = pytest.mark.every_size
 
 
-KINDS = {name: LAYOUTS[name] for name in ('matrix', 'odd')}
+KINDS = {name: LAYOUTS[name] for name in ('matrix', 'odd', 'unaligned')}
+
+
+def broadcast(x):
+    """An array whose columns share memory, and can be written to."""
+    return np.lib.stride_tricks.as_strided(x, x.shape, (x.strides[0], 0))
 
 
 def plain(rank, rows=4, columns=3):
@@ -19,27 +28,43 @@ def plain(rank, rows=4, columns=3):
 
 def test_out(comms, same_error):
     for comm in comms:
-        out = np.zeros((4, 3), 'f').view(np.matrix)
-        expected = sum(plain(rank) for rank in range(comm.size))
-        assert comm.allreduce(plain(comm.rank), out=out) is out
-        np.testing.assert_array_equal(out, expected)
+        for kind in 'matrix', 'unaligned':
+            out = KINDS[kind](np.zeros((1500, 3), 'f'))
+            expected = sum(plain(rank, 1500) for rank in range(comm.size))
+            assert comm.allreduce(plain(comm.rank, 1500), out=out) is out
+            np.testing.assert_array_equal(out, expected)
         masked = np.ma.masked_array([1., 2.], [False, True])
         assert 'lose its mask' in str(same_error(comm.allreduce, masked, table=False))
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_models(comms, kind):
+@each_case('kind, rows', [('matrix', 4), ('odd', 4), ('unaligned', 4), ('unaligned', 30000)])
+def test_models(comms, kind, rows):
     for comm in comms:
         link = chainer.Link()
         with link.init_scope():
-            link.w = chainer.Parameter(plain(comm.rank))
-        link.w.array = KINDS[kind](plain(comm.rank))
-        link.w.grad = KINDS[kind](plain(comm.rank))
+            link.w = chainer.Parameter(plain(comm.rank, rows))
+        make = KINDS[kind] if comm.rank == 0 else np.asarray
+        link.w.array = make(plain(comm.rank, rows))
+        link.w.grad = make(plain(comm.rank, rows))
         comm.multi_node_mean_grad(link)
         comm.bcast_data(link)
-        expected = np.mean([plain(rank) for rank in range(comm.size)], axis=0)
+        expected = np.mean([plain(rank, rows) for rank in range(comm.size)], axis=0)
         np.testing.assert_allclose(np.asarray(link.w.grad), expected, rtol=1e-6)
-        np.testing.assert_array_equal(np.asarray(link.w.array), plain(0))
+        np.testing.assert_array_equal(np.asarray(link.w.array), plain(0, rows))
+
+
+def test_elements_that_share_memory(comms, same_error):
+    for comm in comms:
+        link = chainer.Link()
+        with link.init_scope():
+            link.w = chainer.Parameter(plain(0))
+        grads = [broadcast(plain(rank)) if rank == 0 else plain(rank) for rank in range(comm.size)]
+        link.w.grad, expected = grads[comm.rank], np.mean(grads, axis=0)
+        comm.multi_node_mean_grad(link)
+        np.testing.assert_allclose(link.w.grad, expected, rtol=1e-6)
+        link.w.array = broadcast(plain(0))
+        error = same_error(lambda link=link, comm=comm: comm.bcast_data(link))
+        assert 'parameter /w: elements of its array share memory' in str(error)
 
 
 def test_foreign_byte_order_of_a_parameter(comms, same_error, check_usable):

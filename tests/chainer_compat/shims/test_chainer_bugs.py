@@ -76,13 +76,13 @@ def test_regions_of_interest_outside_of_the_image():
         shape = [int(n) for n in random.randint(1, 4, 2)]
         variable = chainer.Variable(x)
         y = F.roi_pooling_2d(variable, roi, *shape, 1.)
-        y.grad = random.normal(size=y.shape)
+        y.grad = gy = random.normal(size=y.shape)
         y.backward()
         for i in np.ndindex(x.shape):
             moved = x.copy()
             moved[i] += 1e-6
             change = F.roi_pooling_2d(moved, roi, *shape, 1.).array - y.array
-            assert variable.grad[i] == pytest.approx(np.sum(change * y.grad) / 1e-6, abs=1e-5)
+            assert variable.grad[i] == pytest.approx(np.sum(change * gy) / 1e-6, abs=1e-5)
 
 
 @pytest.mark.parametrize('used', range(4))
