@@ -194,14 +194,14 @@ def without_axes(checked):
     return lambda x: np.ascontiguousarray(checked(x))
 
 
-@law(programs(), fault=planted(array_buffers, 'checked', without_axes), examples=40)
+@law(programs(), fault=planted(array_buffers, 'checked', without_axes), examples=25)
 def test_values(comm, program):
     """Each rank gets what NumPy computes from the calls of all; arguments are unchanged."""
     play_steps(comm, program)
 
 
 @law(programs(is_wrong=True), fault=planted(array_buffers, 'checked_root', lambda checked: (
-    lambda root, size: checked(root + 0 if isinstance(root, bool) else root, size))), examples=40)
+    lambda root, size: checked(root + 0 if isinstance(root, bool) else root, size))), examples=25)
 def test_errors(comm, program):
     """A wrong argument of any rank is the same error on all, and so are calls that differ."""
     play_steps(comm, program)
@@ -223,7 +223,7 @@ def differing(draw):
 
 @pytest.mark.mpi(min_size=2)
 @law(differing(), fault=planted(reductions, 'packed', lambda packed: (
-    lambda operation, array, root=-1, op='': packed(operation, array, root))), examples=30)
+    lambda operation, array, root=-1, op='': packed(operation, array, root))), examples=20)
 def test_differing_arguments(comm, program):
     """An error on all ranks, or the values of what each has passed."""
     play_steps(comm, program)
@@ -321,7 +321,7 @@ def value_of(payload):
 
 
 @law(messages(), fault=planted(message_header, 'of_array', lambda of_array: (
-    lambda shape, *more: of_array(shape[::-1], *more))), examples=40)
+    lambda shape, *more: of_array(shape[::-1], *more))), examples=25)
 def test_messages(comm, program):
     """What is received is what was sent, with each tag in the order of the sends."""
     for found, order in program.steps:
