@@ -217,12 +217,13 @@ archives = st.builds(
         st.sampled_from(['file', 'symbolic link', 'hard link', 'symbolic link', 'folder']),
         st.integers(0, 9),
         st.lists(st.sampled_from([1, 511, 512, 5000, -1, -4096, -70000]), max_size=4).map(tuple)),
-        min_size=1, max_size=9).map(tuple),
+        min_size=5, max_size=9).map(tuple),
     options=st.tuples(
         st.sampled_from(['--sparse', '--sort=name']),
         st.sampled_from(['--format=gnu', '--format=oldgnu', '--format=posix', '--format=ustar',
                          '--sparse-version=0.0', '--sparse-version=0.1']),
-        st.sampled_from(['--sort=none', '--hard-dereference', '--dereference', '--label=x.y'])))
+        st.sampled_from(['--sort=none', '--label=x.y', '--sort=none', '--hard-dereference',
+                         '--dereference'])))
 
 
 @law(archives, planted(
