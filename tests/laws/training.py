@@ -88,13 +88,17 @@ class Training:
             after.update_rule.enabled = before.update_rule.enabled
         for name, value in old.hyperparam.get_dict().items():
             setattr(new.hyperparam, name, value)
+        self.transfer(old, new)
+        self.optimizer = new
+
+    def transfer(self, old, new):
+        """Save an optimizer and its model, and load them into others."""
         for before, after in ((old.target, new.target), (old, new)):
             serializer = chainer.serializers.DictionarySerializer()
             serializer.save(before)
             chainer.serializers.NpzDeserializer(
                 {key: np.array(value) for key, value in serializer.target.items()},
                 strict=after is new.target).load(after)
-        self.optimizer = new
 
     def wait(self):
         """Wait for what is sent in the background."""
