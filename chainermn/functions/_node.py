@@ -30,6 +30,26 @@ class Node(chainer.FunctionNode):
         return outputs[0] if len(outputs) == 1 else outputs
 
 
+class Communication(Node):
+    """Base of nodes that communicate.
+
+    Chainer runs backward of the node with the largest rank first.  By default, that is the number
+    of nodes before it, so a node that gets its input from another MPI rank would come last, and in
+    another order than on that rank.  Here, later calls have larger ranks: backward of all calls
+    runs in the opposite order on each MPI rank.
+    """
+
+    _newest = 0  # the largest rank
+
+    def apply(self, inputs: Sequence[VariableOrArray]) -> tuple[Variable, ...]:
+        outputs = super().apply(inputs)
+        if outputs[0].creator_node is self:
+            Communication._newest = self.rank = max(self.rank, Communication._newest + 1)
+            for y in outputs:
+                y.node._rank = self.rank + 1
+        return outputs
+
+
 def placeholder() -> chainer.Variable:
     """Return an input for a rank without one; otherwise Chainer would not run its backward."""
     return chainer.Variable(np.empty(0, np.float32))

@@ -27,10 +27,10 @@ from chainermn._operations.on_all_ranks import raise_together
 from chainermn._types import Array, ArrayModule, Variable, VariableOrArray
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.functions._node import Gradients, Indexes, Node, are_arrays, placeholder
+from chainermn.functions._node import Communication, Gradients, Indexes, are_arrays, placeholder
 
 
-class _Collective(Node):
+class _Collective(Communication):
     """A function node on a communicator that fills in missing gradients."""
 
     def __init__(self, comm: CommunicatorBase, root: int = 0) -> None:

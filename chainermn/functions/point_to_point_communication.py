@@ -10,10 +10,10 @@ import numpy as np
 from chainermn._types import Array, Variable, VariableOrArray, Variables
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.functions._node import Gradients, Indexes, Node, are_arrays, placeholder
+from chainermn.functions._node import Communication, Gradients, Indexes, are_arrays, placeholder
 
 
-class _PointToPoint(Node):
+class _PointToPoint(Communication):
     """A function node with a communicator and a peer."""
 
     def __init__(self, comm: CommunicatorBase, peer_rank: int, peer_tag: int) -> None:
