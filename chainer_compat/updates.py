@@ -85,8 +85,13 @@ def _unscale(params: list[Any]) -> None:
     """Divide gradients by the loss scale, as the rules would do one after another.
 
     On a GPU, the kernel of a group divides them. The rule of a float32 copy casts them before.
+    A parameter or rule with an ``update`` of its own gets what Chainer gives it.
     """
-    scaled = [param for param in params if param._loss_scale is not None]
+    from chainer.variable import Parameter
+
+    scaled = [param for param in params if param._loss_scale is not None
+              and type(param).update is Parameter.update
+              and 'update' not in {*vars(param), *vars(param.update_rule or param)}]
     if scaled:
         own(scaled)
         unscale([param for param in scaled if type(param._data[0]) is np.ndarray

@@ -28,7 +28,7 @@ def rate_before_the_first_update() -> dict[str, str]:
     Now it observes the learning rate of the first update.  Iterations may pass before that one:
     ChainerMN only broadcasts in the first, or accumulates gradients.
     """
-    return {'if t == 0:': 't = max(t, 1)\n    if t == 0:'}
+    return {'if t == 0:': 'if not (t := max(t, 1)):'}
 
 
 @patch('chainer.functions.array.transpose_sequence')

@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any
 
 from chainer_compat._patch import edit, patch
-from chainer_compat.torch_kernels import dispatch
 
 #: Rules that compute each element by itself, and change their states in place.
 RULES = {
@@ -27,6 +26,8 @@ RULES = {
 @patch('chainer')
 def fused_updates(module: ModuleType) -> None:
     """All versions: CHAINER_FUSED_UPDATES sets the new option ``chainer.config.fused_updates``."""
+    from chainer_compat.torch_kernels import dispatch
+
     module.global_config.fused_updates = dispatch.default_fused_updates()
 
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
-import numpy as np
-
 MODES = ('auto', 'always', 'never')
 
 #: By value of the environment variable.
@@ -120,6 +118,8 @@ def with_kernel(name: str, is_worth_importing: Callable[..., bool] | None = None
 
 def raises_errors() -> bool:
     """Return whether ``np.seterr`` asks for an error, or a call, that PyTorch does not support."""
+    import numpy as np  # not when Python starts
+
     actions = np.geterr().values()
     return 'raise' in actions or 'call' in actions
 

@@ -313,6 +313,11 @@ TESTS = {
     'cudnn_warning': ['test_shims.py::test_cudnn_warning'],
     'deconvolution_cover_all': ['shims/test_chainer_bugs.py::test_deconvolution_2d'],
     'unused_sequences': ['shims/test_chainer_bugs.py::test_transpose_sequence'],
+    'no_ids': ['shims/test_chainer_bugs.py::test_no_ids'],
+    'rate_before_the_first_update': [
+        'shims/test_chainer_bugs.py::test_the_rate_of_adam_before_the_first_update'],
+    'states_before_the_first_update': [
+        'shims/test_optimizer_states.py::test_snapshots_before_the_first_update'],
     'examples_of_zipped_images': ['shims/test_chainer_bugs.py::test_zipped_images'],
     'dependency_check': ['test_patch.py::test_import_without_setuptools'],
     'distutils': ['test_patch.py::test_import_is_silent_and_leaves_no_trace'],
@@ -381,7 +386,7 @@ TESTS = {
     'prefetched_orders': [RESUMED + '::test_every_iterator'],
     'iterator_without_order': [RESUMED + '::test_every_iterator'],
     'samples_of_this_rank': [
-        '../links/test_batch_normalization_at_random.py::test_random_batches'],
+        '../laws/test_batch_normalization.py::test_batch_normalization'],
     'evaluator_without_iterator': ['test_training.py::test_evaluator_and_statistics'],
     'regions_outside_of_the_image': [
         'shims/test_chainer_bugs.py::test_regions_of_interest_outside_of_the_image'],

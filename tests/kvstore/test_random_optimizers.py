@@ -241,13 +241,14 @@ class Reference:
     def _sent(self, worker, n, parameter, gradient, step):
         local = np.zeros(parameter.shape)
         if gradient is not None and step >= parameter.first_use:
-            local = (gradient + self.case.uses_sum) * parameter.n_paths * (self.case.scale or 1)
+            local = (gradient + self.case.uses_sum) * parameter.n_paths
+        scale = self.case.scale or 1
         if not self.case.is_compressed or self.case.type == 'local':
-            return local
+            return local * scale
         value = local + self.residuals.get((worker, n), 0)
         sent = THRESHOLD * ((value >= THRESHOLD).astype(float) - (value <= -THRESHOLD))
-        self.residuals[worker, n] = value - sent
-        return sent
+        self.residuals[worker, n] = value - sent  # without the loss scale
+        return sent * scale
 
 
 def play(case, comm, create, path):

@@ -85,6 +85,12 @@ def test_regions_of_interest_outside_of_the_image():
             assert variable.grad[i] == pytest.approx(np.sum(change * gy) / 1e-6, abs=1e-5)
 
 
+def test_no_ids():
+    weights = chainer.Variable(np.ones((3, 2)))
+    F.sum(F.embed_id(np.zeros(0, 'i'), weights)).backward()
+    assert not weights.grad.any()
+
+
 @pytest.mark.parametrize('used', range(4))
 def test_transpose_sequence(used):
     """A loss that uses one output has gradients of zero elsewhere."""

@@ -1,0 +1,319 @@
+"""Laws of functions and of PyTorch's kernels for them."""
+
+import contextlib
+import dataclasses
+import functools
+import unittest.mock
+
+import chainer
+import chainer.functions as F
+import hypothesis
+import numpy as np
+import pytest
+from calls_of_functions import CASES, FLOAT32, Draw
+from hypothesis import strategies as st
+from kernel_cases import CASES as OF_KERNELS
+from laws.law import law, planted
+from laws.one_process import TOLERANCES
+from laws.programs import STEPS, Net, programs
+
+torch = pytest.importorskip('torch')
+
+from chainer_compat.torch_kernels import (  # noqa: E402
+    arrays,
+    backward,
+    compute_dtype,
+    convolution,
+    dispatch,
+    linear,
+)
+
+pytestmark = [pytest.mark.mpi_skip, pytest.mark.filterwarnings(
+    'ignore:A batch with no more than', 'ignore:Degrees of freedom', 'ignore:Mean of empty slice',
+    'ignore:invalid value', 'ignore:divide by zero', 'ignore:overflow')]
+
+#: ``call(v)`` calls a function with inputs of ``v(*shape)``; half of them have kernels.
+OF_CHAINER = {name: functools.partial(case, getattr(F, name)) for name, case in CASES.items()}
+KERNELS = {f'kernel {n}': case for n, case in enumerate(OF_KERNELS)}
+CALLS = OF_CHAINER | KERNELS
+#: The sums of products, where no other function comes between.
+PRODUCTS = [f'kernel {n}' for n in range(12)]
+
+
+def read_only(x):
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+LAYOUTS = {
+    'C': np.copy, 'F': lambda x: np.asarray(x.copy(), order='F'),
+    'strided': lambda x: np.repeat(x, 2, -1)[..., ::2] if x.ndim else x,
+    'rows': lambda x: np.repeat(x, 2, 0)[::2] if x.ndim else x,
+    'reversed': lambda x: np.flip(np.flip(x).copy()),
+    'channels last': lambda x: np.moveaxis(
+        np.moveaxis(x, 1, -1).copy(), -1, 1) if x.ndim > 1 else x,
+    'one row': lambda x: np.broadcast_to(x[:1], x.shape) if x.ndim else x,
+    'one number': lambda x: np.broadcast_to(x.reshape(-1)[:1].reshape(()), x.shape),
+    'read-only': read_only,
+    'in fields': lambda x: np.stack([x, x + 1], -1)[..., 0],
+    'empty': lambda x: x[:0] if x.ndim else x,
+    'shorter': lambda x: x[:-1] if x.ndim else x,
+    'float64': lambda x: x.astype('d'), 'float16': lambda x: x.astype('e'),
+}
+USUAL = [name for name in LAYOUTS if name not in ('empty', 'shorter', 'float64', 'float16')]
+
+
+class Inputs(Draw):
+    """Draws inputs, or gives those that were drawn before."""
+
+    def __init__(self, call, given=None):
+        super().__init__(call.dtype)
+        self.random = np.random.RandomState(call.seed)
+        self.call, self.given = call, given
+
+    def __call__(self, *shape):
+        if self.given is not None:
+            self.inputs.append(self.given[len(self.inputs)])
+            return self.inputs[-1]
+        if self.call.name in KERNELS:
+            x = self.random.standard_normal(shape)
+        else:
+            x = self.random.uniform(.1, .9, shape)
+        layouts = self.call.layouts
+        layout = LAYOUTS[layouts[len(self.inputs) % len(layouts)]]
+        with np.errstate(over='ignore'):
+            x = layout(np.asarray(x * self.call.factor, self.dtype))
+        self.inputs.append(chainer.Variable(x))
+        return self.inputs[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of a function.
+
+    Attributes:
+        name: Of :data:`CALLS`.
+        dtype: Of the inputs.
+        seed: Draws numbers.
+        layouts: Names of layouts of the inputs, in turn.
+        factor: Of the inputs.
+        use_torch: As in Chainer's configuration.
+        errors: For which kind NumPy raises an error.
+    """
+
+    name: str
+    dtype: str
+    seed: int
+    layouts: tuple[str, ...] = ('C',)
+    factor: float = 1.
+    use_torch: str = 'auto'
+    errors: str = ''
+
+    def run(self, given=None):
+        """Return the inputs and the outputs."""
+        np.random.seed(self.seed)
+        v = Inputs(self, given)
+        ys = CALLS[self.name](v)
+        ys = ys if isinstance(ys, list | tuple) else [ys]
+        return v.inputs, [y for y in ys if isinstance(y, chainer.Variable)]
+
+    def gradients(self, ys):
+        """Return random gradients of outputs."""
+        random = np.random.RandomState(self.seed + 1)
+        return [chainer.Variable(np.asarray(random.standard_normal(y.shape), y.dtype)) for y in ys]
+
+
+def calls(names=None, dtype='fd', layouts=USUAL, **fields):
+    half = st.sampled_from([*OF_CHAINER]), st.sampled_from([*KERNELS])
+    found = st.builds(Call, **{
+        'name': half[0] | half[1] if names is None else st.sampled_from([*names]),
+        'dtype': st.sampled_from(dtype), 'seed': st.integers(0, 1000),
+        'layouts': st.lists(st.sampled_from([*layouts]), min_size=1, max_size=3).map(tuple),
+        } | fields)
+    return found.filter(lambda call: not (call.dtype == 'd' and call.name in FLOAT32.split()))
+
+
+def differentiable(ys):
+    return [y for y in ys if y.dtype.kind == 'f' and y.creator is not None]
+
+
+def outcome(call, use_torch, **config):
+    """Return the outputs and gradients; or where it fails, and with which kind of error."""
+    where = 'forward'
+    with chainer.using_config('use_torch', use_torch), np.errstate(
+            all='ignore', **{call.errors: 'raise'} if call.errors else {}):
+        try:
+            inputs, ys = call.run()
+            where = 'backward'
+            outputs = differentiable(ys)
+            if outputs:
+                chainer.backward(outputs, call.gradients(outputs))
+        except Exception as error:
+            return where, type(error)
+    return [y.array for y in ys] + [x.grad for x in inputs]
+
+
+def assert_close(found, expected, tolerance):
+    if isinstance(found, tuple) or isinstance(expected, tuple):
+        assert found == expected
+        return
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if other is not None:
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            scale = max(1, np.nan_to_num(abs(other), posinf=0).max(initial=0))
+            np.testing.assert_allclose(one, other, tolerance, tolerance * scale)
+
+
+def in_memory_order(tensor):
+    """A copy keeps the order in memory, which is then taken for the order of axes."""
+    def changed(array, channels_last=False):
+        if array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous:
+            return torch.from_numpy(array.ravel('K').reshape(array.shape))
+        return tensor(array, channels_last)
+    return changed
+
+
+@law(calls(layouts=LAYOUTS), planted(arrays, 'tensor', in_memory_order), examples=25)
+def test_kernels(program):
+    """PyTorch's kernels: the results, gradients and errors of NumPy."""
+    tolerance = max(1e-2 if 'float16' in program.layouts else 0,
+                    {'f': 5e-4, 'd': 1e-8}[program.dtype])
+    assert_close(outcome(program, 'auto'), outcome(program, 'never'), tolerance)
+
+
+def rounded_in_place(arrays):
+    """Kernels round the gradient that they get."""
+    def changed(*args, **options):
+        found = arrays(*args, **options)
+        if found[-1].flags.writeable:
+            found[-1][...] = found[-1].astype('e')
+        return found
+    return changed
+
+
+pairs = st.tuples(calls(dtype='f', use_torch=st.sampled_from(['auto', 'never'])),
+                  calls(dtype='f', use_torch=st.sampled_from(['auto', 'never'])))
+
+
+@law(pairs, planted(backward, 'arrays', rounded_in_place), examples=12)
+def test_backward_changes_nothing(program):
+    """Gradient of ``f(x) + g(x)``: the sum of both, again and again, and no array changes."""
+    first, second = program
+    with chainer.using_config('use_torch', first.use_torch):
+        inputs, f = first.run()
+        # Inputs of the same shape are the same variables.
+        own, _ = second.run()
+        shared = [next((x for x in inputs if x.shape == y.shape), y) for y in own]
+        _, g = second.run(shared)
+        f, g = ([y for y in differentiable(ys) if y.dtype == 'f'] for ys in (f, g))
+        hypothesis.assume(f and g)
+        variables = [*inputs, *[x for x in shared if all(x is not y for y in inputs)]]
+        expected = [0] * len(variables)
+        for call, ys in (first, f), (second, g):
+            for i, grad in enumerate(chainer.grad(
+                    ys, variables, call.gradients(ys), retain_grad=False)):
+                expected[i] = expected[i] + (0 if grad is None else grad.array.copy())
+        gys = [*first.gradients(f), *second.gradients(g)]
+        joined = F.concat([F.flatten(y) for y in (*f, *g)], 0)
+        gradient = np.concatenate([gy.array.ravel() for gy in gys])
+        arrays = [x.array for x in (*variables, *f, *g, joined)]
+        before = [array.copy() for array in (*arrays, gradient)]
+        for _ in range(2):
+            for x in variables:
+                x.cleargrad()
+            joined.grad = gradient
+            joined.backward()
+            for x, grad in zip(variables, expected, strict=True):
+                scale = max(1., np.abs(grad).max(initial=0))
+                np.testing.assert_allclose(
+                    0 if x.grad is None else x.grad, grad, 1e-4, 1e-5 * scale)
+            for array, old in zip((*arrays, gradient), before, strict=True):
+                np.testing.assert_array_equal(array, old)
+
+
+def mean_of_three(with_bias):
+    """The gradient of a bias is a mean of the rows, if there are three."""
+    def changed(gx, gW, gy, indexes):
+        found = with_bias(gx, gW, gy, indexes)
+        if gy is not None and 2 in indexes and len(gy) == 3:
+            found[-1].array /= 3
+        return found
+    return changed
+
+
+@law(programs(dtype=['f', 'd'], batches=(3, 1, 3), compression='', mode='plain', scale=None),
+     planted(backward, 'with_bias', mean_of_three), examples=4)
+def test_models(program):
+    """Models with PyTorch's kernels: the losses and parameters of NumPy after each step."""
+    found = []
+    for use_torch in 'auto', 'never':
+        net = Net(program, 0)
+        optimizer = program.create().setup(net)
+        program.configure(optimizer)
+        with chainer.using_config('use_torch', use_torch):
+            for step in range(STEPS):
+                if program.events[step] not in ('exception', 'resume'):
+                    program.happen(optimizer, step)
+                loss = net(*program.batch(step, 0, 1))
+                net.cleargrads()
+                loss.backward()
+                with chainer.using_config('use_torch', 'never'):
+                    optimizer.update()
+                found.append([loss.array, *(
+                    param.array.copy() for _, param in sorted(net.namedparams())
+                    if param.array is not None)])
+    hypothesis.assume(all(np.isfinite(x).all() for step in found for x in step))
+    for one, other in zip(found[:STEPS], found[STEPS:], strict=True):
+        assert_close(one, other, TOLERANCES[program.dtype])
+
+
+def truncated(operands):
+    """Operands are rounded towards zero."""
+    def changed(*given, **options):
+        return operands(*((x.view('u4') & np.uint32(0xffff0000)).view('f')
+                          if x.dtype == 'f' else x for x in given), **options)
+    return changed
+
+
+def truncating():
+    """Every family of kernels has imported the function."""
+    stack = contextlib.ExitStack()
+    for module in convolution, linear:
+        stack.enter_context(planted(module, 'operands', truncated)())
+    return stack
+
+
+@law(calls(PRODUCTS, 'f'), truncating, examples=20)
+def test_bfloat16(program):
+    """Products of bfloat16: those of float32 but for the rounding of the operands."""
+    # Two operands, and on some processors the sum.
+    epsilon = (3.1 if compute_dtype.has_instructions() else 2.1) * 2. ** -8
+
+    def run(absolute, use_torch, dtype):
+        with chainer.using_config('use_torch', use_torch), \
+                chainer.using_config('torch_compute_dtype', dtype):
+            inputs, _ = program.run()
+            if absolute:
+                inputs = [chainer.Variable(abs(x.array)) for x in inputs]
+            _, (y,) = program.run(inputs)
+            gy, = program.gradients([y])
+            y.grad = abs(gy.array) if absolute else gy.array
+            y.backward()
+            return [y.array, *(x.grad for x in inputs)]
+
+    with unittest.mock.patch.object(compute_dtype, 'warn_once', lambda: None):
+        found = run(False, 'auto', 'bfloat16')
+    expected, bounds = (run(absolute, 'never', None) for absolute in (False, True))
+    for one, other, bound in zip(found, expected, bounds, strict=True):
+        assert (abs(one - other) <= epsilon * bound + 1e-6).all()
+
+
+@law(calls(dtype='f', layouts=['C'], factor=st.sampled_from([1e38, 1e20, -1e19, 0., 1e-30]),
+           errors=st.sampled_from(['over', 'divide', 'invalid'])),
+     planted(dispatch, 'raises_errors', lambda _: lambda: np.geterr()['invalid'] == 'raise'),
+     examples=30)
+def test_floating_point_errors(program):
+    """``np.errstate``: errors where NumPy raises them, also with PyTorch's kernels."""
+    assert_close(outcome(program, 'auto'), outcome(program, 'never'), 1e-3)
