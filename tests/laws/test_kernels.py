@@ -235,8 +235,8 @@ def test_backward_changes_nothing(program):
 
 def mean_of_three(with_bias):
     """The gradient of a bias is a mean of the rows, if there are three."""
-    def changed(gx, gW, gy, indexes):
-        found = with_bias(gx, gW, gy, indexes)
+    def changed(gx, gw, gy, indexes):
+        found = with_bias(gx, gw, gy, indexes)
         if gy is not None and 2 in indexes and len(gy) == 3:
             found[-1].array /= 3
         return found
