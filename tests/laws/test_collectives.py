@@ -201,7 +201,8 @@ def test_values(comm, program):
 
 
 @law(programs(is_wrong=True), fault=planted(array_buffers, 'checked_root', lambda checked: (
-    lambda root, size: checked(root + 0 if isinstance(root, bool) else root, size))), examples=25)
+    lambda root, size: checked(int(root) if isinstance(root, bool | float) else root, size))),
+     examples=25)
 def test_errors(comm, program):
     """A wrong argument of any rank is the same error on all, and so are calls that differ."""
     play_steps(comm, program)
