@@ -1,4 +1,4 @@
-"""Cutting without copies, and what is not cut; laws/test_order.py compares the examples."""
+"""Cutting: any examples, in any order, equal those of the whole."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,8 @@ from chainer.datasets import (
     TransformDataset,
     TupleDataset,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chainermn.datasets._part import NotInMemoryError, cut
 
@@ -16,10 +18,36 @@ pytestmark = pytest.mark.mpi_skip
 
 N = 12
 
+DATASETS = {
+    'array': np.arange(3 * N).reshape(N, 3),
+    'list': [str(i) for i in range(N)],
+    'tuple': tuple(range(N)),
+    'TupleDataset': TupleDataset(np.arange(N), [str(i) for i in range(N)]),
+    'DictDataset': DictDataset(x=np.arange(N), t=list(range(N))),
+    'SubDataset': SubDataset(np.arange(N + 4), 1, N + 1),
+    'SubDataset with order': SubDataset(
+        np.arange(N + 4), 3, N + 3, np.random.RandomState(0).permutation(N + 4)),
+    'ConcatenatedDataset': ConcatenatedDataset(np.arange(5), [], ['a', 'b'], (5, 6, 7, 8, 9)),
+    'TransformDataset': TransformDataset(np.arange(N), lambda example: -example),
+    'nested': SubDataset(
+        ConcatenatedDataset(
+            TransformDataset(TupleDataset(np.arange(5), range_list := list(range(5))), list),
+            SubDataset(range_list * 4, 1, 15, np.random.RandomState(1).permutation(20))),
+        2, N + 2, np.random.RandomState(2).permutation(19)),
+}
+
+
+@pytest.mark.parametrize('dataset', DATASETS.values(), ids=DATASETS.keys())
+@given(indexes=st.lists(st.integers(0, N - 1), max_size=2 * N))
+def test_cut(dataset, indexes):
+    part = cut(dataset, np.array(indexes, dtype=np.intp))
+    assert len(part) == len(indexes)
+    np.testing.assert_equal([part[i] for i in range(len(part))], [dataset[i] for i in indexes])
+
 
 @pytest.mark.parametrize('begin, end', [(0, N), (3, 7), (N - 1, N)])
 def test_neighbors_are_cut_out_of_an_array_without_a_copy(begin, end):
-    array = np.arange(3 * N).reshape(N, 3)
+    array = DATASETS['array']
     assert np.shares_memory(cut(array, np.arange(begin, end)), array)
 
 

@@ -420,8 +420,14 @@ def test_names_of_files(tmp_path, monkeypatch, on_error):
         assert alone(name, 3, on_error=on_error) == expected, name
     with pytest.raises(FileNotFoundError, match='brackets are wildcards'):
         alone('b[1]/*.npy', 3, on_error=on_error)
+    pathlib.Path('b[1]/x-00001.npy').unlink()
+    if on_error == 'skip':
+        assert alone('b[[]1]/x-*.npy', 3, on_error=on_error) == [0, 1, 4, 5]
+    else:
+        with pytest.raises(FileNotFoundError, match=r'b\[1\]/x-00001\.npy missing'):
+            alone('b[[]1]/x-*[01].npy', 3)
     pathlib.Path('b[1]/x.index.json').unlink()
-    assert alone('b[[]1]/**', 3, on_error=on_error) == [*range(6)]
+    assert alone('b[[]1]/**', 3, on_error=on_error) == [0, 1, 4, 5]
 
 
 @pytest.mark.mpi_skip
