@@ -35,12 +35,14 @@ from chainermn.extensions import (
     TensorBoardWriter,
     create_multi_node_report,
     multi_node_snapshot,
+    observation_aggregator,
 )
 from chainermn.extensions import _multi_node_snapshot as snapshot_module
 from chainermn.extensions import checkpoint as checkpoint_module
 from chainermn.extensions._checkpointing import (
     late_copies,
     rank_file,
+    resume,
 )
 from chainermn.extensions._checkpointing import state as saved_state
 
@@ -146,7 +148,7 @@ def without_stored_number(capture):
     return changed
 
 
-@law(programs(events=EVENTS, blocks=[*BLOCKS], batches=(3, 2), is_fp32=False),
+@law(programs(events=EVENTS, blocks=[*BLOCKS], batches=[3, 2], is_fp32=False),
      planted(saved_state, 'capture_random', without_stored_number))
 def test_resumed_training(comm, program, tmp_path):
     """Checkpointer: a resumed training has the bits of one that was not interrupted."""
@@ -387,9 +389,30 @@ def left_by(target):
             value = np.asarray(json.dumps([
                 {name: entry[name] for name in entry if name != 'elapsed_time'}
                 for entry in json.loads(str(value))]))
-        if not re.search('elapsed_time|next_orders|triggers/run/|[sS]napshot', key):
+        if not re.search('elapsed_time|next_orders|triggers/(run|journal)/|[sS]napshot', key):
             left[key] = f'{value.dtype} {value.shape} {value.tolist()!r}'
     return left
+
+
+@law(trainers(), planted(observation_aggregator, '_save_values', lambda save: (
+    lambda serializer, values: save(serializer, values[:-1] or values))))
+def test_resumed_trainer(comm, program, tmp_path):
+    """A resumed Trainer: the same logs, learning rates, stop and state as one without an end."""
+    expected_rows, rows = {}, {}
+    expected = Job(comm, folder_of(comm, tmp_path), program, expected_rows).run(
+        2 * LENGTH, 99, is_saved=False)
+    folder = folder_of(comm, tmp_path)
+    for end, load_after in zip([*program['kills'], 2 * LENGTH], program['load_after'],
+                               strict=False):
+        left = Job(comm, folder, program, rows).run(end, load_after)
+    if program['how'] == 'snapshot':  # it has the logs and the batch normalization of one rank
+        expected, left = ({key: value for key, value in each.items() if key.startswith(
+            'updater/') and '/bn/avg' not in key} for each in (expected, left))
+    else:
+        assert rows == expected_rows
+    different = {key: (expected.get(key), left.get(key)) for key in {*expected, *left}
+                 if expected.get(key) != left.get(key)}
+    assert not different, different
 
 
 # --- another number of ranks ------------------------------------------------------------------
@@ -467,6 +490,30 @@ def train_in_jobs(comm, program, folder):
             group.finalize()
         comm.barrier()
     return found
+
+
+@law(resized(), planted(resume, 'mean_of_sums', lambda mean: lambda of_ranks: mean(of_ranks[:1])))
+@pytest.mark.mpi(min_size=2)
+def test_another_number_of_ranks(comm, program, tmp_path):
+    """Jobs that resume on other numbers of ranks, sharded or not: as one process."""
+    found = dict(train_in_jobs(comm, program, folder_of(comm, tmp_path)))
+    model, optimizer = LinearLoss(), OPTIMIZERS[program.optimizer]()
+    optimizer.setup(model)
+    n = 1 if program.mode == 'double buffering' else program.n_accumulations
+    is_late = program.mode == 'double buffering'
+    expected, waiting = {0: state(model)}, []
+    for update in range(1, max(found, default=0)):  # the first one broadcasts
+        waiting.append(program.gradients(update, 0, 1))
+        if len(waiting) == n + is_late:
+            for name, gradient in zip(NAMES, sum(waiting[:n]) / n, strict=True):
+                getattr(model, name).grad = gradient
+            optimizer.update()
+            del waiting[:n]
+        expected[update + 1] = state(model)
+    expected[1] = expected[0]
+    for end, parameters in found.items():
+        for name, array in parameters.items():
+            np.testing.assert_allclose(array, expected[end][name], 1e-9, 1e-9, err_msg=name)
 
 
 # --- replica sets -----------------------------------------------------------------------------
@@ -602,7 +649,7 @@ class Continued(Training):
         return history
 
 
-@law(programs(events=['', 'exception'], blocks=[*BLOCKS], batches=(3, 2), is_fp32=False,
+@law(programs(events=['', 'exception'], blocks=[*BLOCKS], batches=[3, 2], is_fp32=False,
               optimizer=[name for name in OPTIMIZERS if name != 'SGD']),
      planted(late_copies, 'finish_copies', lambda finish: lambda: None))
 def test_saves_in_the_background(comm, program, tmp_path):

@@ -83,8 +83,10 @@ def _with_digests(tag: Tag, checksums: Mapping[str, int], buffers: Collection[st
 
 def sharded_states(keys: Collection[str]) -> set[str]:
     """Return the names of the arrays that hold one rank's shard of the states of an optimizer."""
-    entries = tuple(key.removesuffix(ENTRY) for key in keys if key.endswith(f'/{ENTRY}'))
-    return {key for key in keys if key.startswith(entries) and not key.endswith('/t')}
+    entries = {key.removesuffix(ENTRY) for key in keys if key.endswith(f'/{ENTRY}')}
+    # Not what is deeper: below a parameter named 'chainermn' is what our objects save.
+    return {key for key in keys
+            if key[:key.rfind('/') + 1] in entries and not key.endswith('/t')}
 
 
 def _is_shared(key: str, is_trainer: bool) -> bool:
