@@ -16,7 +16,7 @@ from chainer_compat.conversion.batch_size import batch_size, other_sizes, varied
 from chainer_compat.conversion.comparison import compare_run, difference
 from chainer_compat.conversion.errors import ConversionError
 from chainer_compat.conversion.module import Builder
-from chainer_compat.conversion.references import flattened, mapped
+from chainer_compat.conversion.references import TracedCall, flattened, mapped
 from chainer_compat.conversion.tracing import Trace, copied, run_again, trace, trace_again
 
 #: The most bytes of a recorded run that only shows whether another batch size works.
@@ -131,21 +131,24 @@ def _compared_sizes(module: fx.GraphModule, first: Trace, size: int) -> list[Tra
         try:
             _compare(module, found, set())
         except ConversionError as error:
+            if other == 1 and first.train and error.__cause__ is not None:
+                continue  # PyTorch has no batch normalization of one element
             if other > 1:
                 raise ConversionError(f'With a batch size of {other}: {error}') from None
             raise ConversionError(
                 'With a batch size of 1, the model computes something else: for example, F.squeeze '
                 'then also removes the batch axis.') from None
-        except Exception:  # of PyTorch, which has no batch normalization of one element
-            if other > 1 or not first.train:
-                raise
-            continue
         runs.append(found)
     return runs
 
 
 def _compare(module: fx.GraphModule, run: Trace, checks: set[str]) -> None:
-    found = compare_run(module, run, checks)
+    try:
+        found = compare_run(module, run, checks)
+    except Exception as error:
+        cause = str(error).strip().split('\n')[0]
+        raise ConversionError('PyTorch cannot run the converted module: '
+                              f'{type(error).__name__}: {cause}') from error
     if found.first_difference:
         raise ConversionError(f'The module and the model compute different results: {found}.')
 
@@ -204,8 +207,13 @@ def _infers_equally(module: fx.GraphModule, first: Trace, inputs: tuple[Any, ...
     calls = run.needed()
     if first.train and any(each.train for each in calls):
         return False  # the model chooses this mode itself
-    is_same = [each.name for each in calls] == [each.name for each in first.needed()]
+    is_same = list(map(_kind, calls)) == list(map(_kind, first.needed()))
     try:
         return compare_run(module, run, set(), is_same).first_difference is None
     except Exception:  # of the module
         return False
+
+
+def _kind(call: TracedCall) -> Any:
+    """Return the class of a function, and how much it drops: nothing in inference."""
+    return call.name, getattr(call.function, 'ratio', None)

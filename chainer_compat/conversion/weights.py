@@ -158,8 +158,17 @@ def _copy(pairs: Mapping[str, tuple[Array, Any, str]]) -> None:
             raise ValueError(f'{name} has the shape {array.shape}, but {tensor_name} '
                              f'{tuple(tensor.shape)}.')
     found = [(array, _as_numpy(tensor)) for array, tensor, _ in pairs.values()]
+    for (name, (array, _, tensor_name)), (_, values) in zip(pairs.items(), found, strict=True):
+        _check_kind(name, array, tensor_name, values)
     for array, values in found:
         array[...] = values
+
+
+def _check_kind(name: str, array: Any, tensor_name: str, values: Array) -> None:
+    """Raise an error if values would lose their fractions."""
+    if not np.can_cast(values.dtype, np.asarray(array).dtype, 'same_kind'):
+        raise ValueError(f'{name} has the dtype {np.asarray(array).dtype}, but {tensor_name} '
+                         f'{values.dtype}.')
 
 
 def _as_numpy(tensor: torch.Tensor) -> Array:
@@ -181,6 +190,8 @@ def _numbers(model: chainer.Link, tensors: Mapping[str, Any]
                 if found.numel() != 1:
                     raise ValueError(f'{path}/{name} is a number, but the tensor has the shape '
                                      f'{tuple(found.shape)}.')
+                _check_kind(f'{path}/{name}', value, state.torch_name(f'{path}/{name}'),
+                            _as_numpy(found))
                 numbers.append((link, name, type(value)(found.item())))
     return numbers
 

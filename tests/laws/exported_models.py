@@ -40,7 +40,6 @@ SMOOTH = {
     'log_softmax': lambda h: F.log_softmax(h, -1),
     'normalize': lambda h: F.normalize(h, axis=1),
     'cumsum': lambda h: F.cumsum(h, 1),
-    'cumprod': lambda h: F.cumprod(F.tanh(h), -1),
     'neg': lambda h: -h,
     'add': lambda h: h + F.tanh(h),
     'sub': lambda h: 1 - h,
@@ -59,6 +58,7 @@ SMOOTH = {
     'noise': lambda h: F.dropout(h, .3),
 }
 STEPPED = {
+    'cumprod': lambda h: F.cumprod(F.tanh(h), -1),  # not in ONNX
     'relu': F.relu, 'leaky_relu': F.leaky_relu,
     'clipped_relu': lambda h: F.clipped_relu(h, .5),
     'hard_sigmoid': F.hard_sigmoid, 'relu6': F.relu6, 'abs': F.absolute, 'sign': F.sign,

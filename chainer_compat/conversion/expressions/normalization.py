@@ -98,8 +98,8 @@ def fixed_decorrelated(f: Any, x: Any, mean: Any, projection: Any) -> Any:
 
 
 def normalize_l2(f: Any, x: Any) -> Any:
-    """``x / (x.square().sum(axis).sqrt() + eps)``: ``F.normalize`` uses ``max``."""
-    norm = torch.sqrt(torch.square(x).sum(f.axis, keepdim=True)) + float(f.eps)
+    """``x / (torch.linalg.vector_norm(x, 2, axis) + eps)``: ``F.normalize`` uses ``max``."""
+    norm = torch.linalg.vector_norm(x, 2, f.axis, keepdim=True) + float(f.eps)
     return x / norm
 
 

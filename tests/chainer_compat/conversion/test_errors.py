@@ -186,6 +186,9 @@ WRONG_MODELS = {
         lambda: Net(lambda self, x: F.squeeze(self.fc(x)), fc=L.Linear(5, 1)), [X],
         {'dynamic_batch': True}),
     r'Input \(1,\) is a object\.': (lambda: Net(lambda self, x, y: F.tanh(x)), [X, object()], {}),
+    'PyTorch cannot run the converted module: ValueError: Expected more than 1 value': (
+        lambda: L.BatchNormalization(5, axis=0), [draw(2, 5)[:1]],
+        {'train': True, 'dynamic_batch': False}),
     'returns no array': (lambda: Net(lambda self, x: None), [X], {}),
     'for any batch size': (lambda: Net(lambda self, x: F.reshape(x, (2, 5, 2))), [X],
                            {'dynamic_batch': True}),
@@ -193,6 +196,7 @@ WRONG_MODELS = {
 
 
 @pytest.mark.parametrize('message', WRONG_MODELS)
+@pytest.mark.filterwarnings('ignore:A batch with no more than one sample')
 def test_wrong_models(message):
     make, inputs, options = WRONG_MODELS[message]
     with pytest.raises(chainer_compat.ConversionError, match=message):

@@ -59,6 +59,7 @@ OPTIONS = {
     'max_pooling end': lambda v: F.max_pooling_2d(v(1, 1, 5, 5), 2, 3, 1),
     'maximum ties': lambda v: F.maximum(x := v(2, 3), x * 1.),
     'min ties': lambda v: F.min(F.relu(v(3, 4) - 2.)),
+    'normalize zeros': lambda v: F.normalize(v(2, 3) * np.array([[0], [1]], v.dtype)),
     'pad reflect': lambda v: F.pad(v(2, 3, 4), ((0, 0), (0, 0), (1, 2)), 'reflect'),
     'permutate inv': lambda v: F.permutate(v(3, 2), np.array([2, 0, 1], 'i'), inv=True),
     'negative_sampling': lambda v: F.negative_sampling(

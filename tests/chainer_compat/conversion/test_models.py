@@ -103,9 +103,11 @@ def test_dropout_that_the_model_chooses_for_inference():
     x = torch.ones(9, 9)
     module = chainer_compat.to_torch(Net(run), draw(9, 9))
     assert not torch.equal(module(x), module(x))
-    module = chainer_compat.to_torch(Net(run), draw(9, 9), train=True).eval()
-    with pytest.raises(AssertionError, match='something else in inference'):
-        module(x)
+    for model in Net(run), Net(lambda self, x: self.fc(x, chainer.config.train),
+                               fc=L.SimplifiedDropconnect(9, 9)):
+        module = chainer_compat.to_torch(model, draw(9, 9), train=True).eval()
+        with pytest.raises(AssertionError, match='something else in inference'):
+            module(x)
 
 
 def test_random_numbers_of_the_program():

@@ -123,6 +123,7 @@ def test_weights_in_bfloat16():
 @pytest.mark.parametrize('name, wrong, error', [
     ('fc.b', torch.empty(2, device='meta'), NotImplementedError),  # it has no data
     ('bn.N', torch.zeros(2), ValueError),
+    ('bn.N', torch.tensor(1.5), ValueError),
 ])
 def test_nothing_is_copied_if_a_tensor_cannot_be_converted(name, wrong, error):
     model = cnn()
