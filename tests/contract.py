@@ -351,7 +351,7 @@ KINDS: dict[str, Kind] = {
                    lambda size: [*_BAD, Array(dtype='int32'), Array(dtype='complex64')],
                    lambda x, size: {TypeError} if x.is_bad or x.dtype[0] != 'f' else set()),
     'arrays': Kind(
-        lambda size: [Arrays(kind, (x,) * size) for kind, x in (
+        lambda size: [Arrays(kind, tuple(x._replace(seed=n) for n in range(size))) for kind, x in (
             ('tuple', X), ('list', Array(dtype='int64')), ('tuple', Array(shape=(3, 2))))]
         + [Arrays('rows', (Array(shape=(size, 2, 3)),))],
         lambda size: [_with_last(size, bad) for bad in _BAD if bad.layout != 'pair' or size > 1]
@@ -372,8 +372,8 @@ KINDS: dict[str, Kind] = {
                    lambda size: [Object(kind) for kind in UNPICKLABLE],
                    lambda obj, size: {TypeError} if obj.is_bad else set()),
     'objects': Kind(
-        lambda size: [Arrays('list', (Object(kind),) * size) for kind in (
-            'int', 'nested', 'arrays', 'large arrays')],
+        lambda size: [Arrays('list', tuple(Object(kind, n) for n in range(size)))
+                      for kind in ('int', 'nested', 'arrays', 'large arrays')],
         lambda size: [Arrays('None'), *(Arrays('list', items) for items in (
             (), (Object(),) * (size + 1), (Object(),) * (size - 1) + (Object('unpicklable'),)))],
         _errors_of_objects),

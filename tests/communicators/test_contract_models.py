@@ -220,6 +220,18 @@ def test_float16_gradients_are_summed_in_float32(comm, mean):
                                   mean(np.array([65504, -65504, last], np.float16), own))
 
 
+def test_zero_fill_counts_a_missing_gradient_as_zero(comm, mean):
+    for odd in range(comm.size):
+        model = L.Linear(3, 2)
+        model.cleargrads()
+        if comm.rank == odd:
+            model.W.grad = np.full((2, 3), comm.size, np.float32)
+        comm.multi_node_mean_grad(model, zero_fill=True)
+        own = comm.size if comm.rank == odd else 0
+        np.testing.assert_array_equal(model.W.grad, np.full((2, 3), mean(1, own), np.float32))
+        np.testing.assert_array_equal(model.b.grad, np.zeros(2, np.float32))
+
+
 def test_allreduce_grad_warns(comm, mean):
     model = L.Linear(3, 2)
     means, own = set_gradients_of(model, comm)

@@ -60,6 +60,15 @@ def test_status_says_source_and_tag(comm, kind):
     assert seen == dict.fromkeys(range(1, comm.size), 2)
 
 
+def test_tags_are_distinguished(comm):
+    if comm.rank == 0 and comm.size > 1:
+        comm.send_obj('first', 1, tag=1)
+        comm.send_obj('second', 1, tag=2)
+    elif comm.rank == 1:
+        assert comm.recv_obj(0, tag=2) == 'second'
+        assert comm.recv_obj(0, tag=1) == 'first'
+
+
 def test_arrays_and_objects_keep_their_order(comm):
     x = np.arange(5000.)
     if comm.rank == 0 and comm.size > 1:
