@@ -178,7 +178,8 @@ def state(link):
     for path, each in sorted(link.namedlinks()):
         for name, value in sorted(vars(each).items()):
             array = getattr(value, 'array', value)
-            if isinstance(array, (int, float, np.ndarray)):
+            # Chainer's links keep _prev_avg_mean only for F.forget.
+            if isinstance(array, (int, float, np.ndarray)) and not name.startswith('_prev_'):
                 found[f'{path}/{name}'] = np.array(array)
             if isinstance(value, chainer.Parameter) and value.grad is not None:
                 found[f'{path}/{name} grad'] = value.grad.copy()

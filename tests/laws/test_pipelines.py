@@ -1,7 +1,7 @@
 """Laws of models on several ranks: pipelines, lists of links and functions, as one process."""
 
-import contextlib
 import dataclasses
+import itertools
 
 import chainer
 import chainer.functions as F
@@ -17,9 +17,9 @@ import chainermn
 import chainermn.functions as mnf
 from chainer_compat.forward_state import ForwardState
 from chainermn.functions.collective_communication import _Collective
-from chainermn.links import pipeline as pipeline_module
-from chainermn.links._pipeline.gradients import Collected
-from chainermn.links.multi_node_chain_list import _Graph
+from chainermn.functions.pseudo_connect import PseudoConnect
+from chainermn.links._pipeline import micro_batches
+from chainermn.links._pipeline.tied import Tied
 
 pytestmark = [pytest.mark.every_size, pytest.mark.mpi(min_size=2)]
 
@@ -30,10 +30,11 @@ def train(comm, program, recompute):
     found = stages.model(program, comm)
     hypothesis.assume(found)
     model, own = found
+    shared = [own[n].bias for n in stages.tied(program, comm.size) & own.keys()]
     optimizer = chainer.optimizers.MomentumSGD(.05).setup(model)
     pipeline = chainermn.Pipeline(
         model, lossfun, program.n_micro_batches, program.schedule, recompute=recompute,
-        tied={'bias': own[n].bias for n in stages.tied(program, comm.size) & own.keys()})
+        tied=dict.fromkeys(['bias'] * len(shared), *shared))
     if program.scale:
         optimizer.loss_scaling(scale=program.scale)
     if program.threshold:
@@ -50,8 +51,8 @@ def train(comm, program, recompute):
         n: state(each) for n, each in own.items()}
 
 
-@law(programs([*BLOCKS], 'fd'), planted(ForwardState, '_add_variable', lambda add: (
-    lambda self, x: None)))
+@law(programs([*BLOCKS], 'fd'), planted(ForwardState, 'again', lambda again: lambda self: self),
+     examples=4)
 def test_recomputation(comm, program):
     """``Pipeline(recompute=True)``: losses, gradients, states and generators as without."""
     expected, expected_states = train(comm, program, False)
@@ -76,7 +77,7 @@ def one_process(program, size):
         n_examples = program.batches[step]
         n = min(program.n_micro_batches, n_examples)
         ends, total = [n_examples * k // n for k in range(n + 1)], 0.
-        for begin, end in zip(ends[:-1], ends[1:], strict=True):
+        for begin, end in itertools.pairwise(ends):
             x, t = (each[begin:end] for each in program.batch(step))
             loss = lossfun(stages.run(program, parts, x), t) * ((end - begin) / n_examples)
             if chainer.config.enable_backprop:
@@ -89,7 +90,7 @@ def one_process(program, size):
         losses[step] = compute(step)
         total = sum(parts[n].bias.grad for n in tied)
         counted = {id(param): param for n, part in parts.items() for param in part.params()
-                   if param.grad is not None and (param is not part.bias or n not in tied or n == 0)}
+                   if param.grad is not None and not (n in tied and n and param is part.bias)}
         for n in tied:
             parts[n].bias.grad = total.copy()
         norm = np.sqrt(sum((param.grad ** 2).sum() for param in counted.values()))
@@ -103,15 +104,7 @@ def one_process(program, size):
     return losses, {n: state(part) for n, part in parts.items()}
 
 
-def keep_first(add):
-    """Sums of more than two micro-batches lose one of them."""
-    def changed(self):
-        add(self)
-        self._sums.clear() if len(self._sums) == 3 else None
-    return changed
-
-
-@law(programs(), planted(Collected, 'add', keep_first))
+@law(programs(), planted(Tied, 'add', lambda add: lambda self, params, grads: None), examples=4)
 def test_pipeline(comm, program):
     """``Pipeline``: losses, gradients and states as one process with one micro-batch at a time."""
     found, found_states = train(comm, program, program.recompute)
@@ -121,8 +114,8 @@ def test_pipeline(comm, program):
         assert_equal(each, expected_states[n], 1e-8)
 
 
-@law(programs(), planted(_Graph, 'close', lambda close: lambda self, output: (
-    output if output is not None and len(self._comm.group) == 0 else close(self, output))))
+@law(programs(), planted(PseudoConnect, 'backward', lambda backward: lambda self, indexes, gys: (
+    backward(self, indexes, (gys[0], *[None] * (len(gys) - 1))))), examples=4)
 def test_list(comm, program):
     """``MultiNodeChainList``: outputs, gradients and states of several calls as one process."""
     found = stages.model(program, comm)
@@ -138,7 +131,7 @@ def test_list(comm, program):
     order = [*ys][::-1 if program.recompute else 1]
     for step in order if own else ():
         (F.sum(ys[step] ** 2) if last in own else ys[step]).backward()
-    F.sum(sum(F.sum(y ** 2) for y in expected.values())).backward()
+    sum(F.sum(y ** 2) for y in expected.values()).backward()
     if last in own:
         assert_equal({step: y.array for step, y in ys.items()},
                      {step: y.array for step, y in expected.items()}, 1e-8)
@@ -225,7 +218,7 @@ def call_in_one_process(ranks, name, root, other, used):
 
 def without_missing(f):
     def changed(self, gys):
-        return f(self, [*gys[:-1], None] if len(gys) > 2 else gys)
+        return f(self, [*gys[:-1], None] if len(gys) > 1 else gys)
     return changed
 
 
@@ -244,3 +237,43 @@ def test_functions(comm, program):
     assert_equal({'h': own.h.array, 'gradient': own.x.grad},
                  {'h': expected.h.array, 'gradient': expected.x.grad},
                  {'e': 5e-2, 'f': 1e-4, 'd': 1e-10}[program.dtype])
+
+
+# --- wrong calls ----------------------------------------------------------------------------------
+
+@law(st.tuples(st.sampled_from(['examples', 'options', 'arguments', 'alltoall', 'scatter']),
+               st.integers(0, 5), st.integers(1, 9), st.integers(0, 99)),
+     planted(micro_batches, 'count', lambda count: lambda args: 4))
+def test_wrong_calls(comm, program):
+    """A wrong call on one rank: the same error on all ranks, and the next call works."""
+    kind, rank, n, seed = program
+    is_wrong = comm.rank == rank % comm.size
+    x, t = np.random.RandomState(seed).randn(2, n, stages.WIDTH)
+    links = chainer.ChainList(*(
+        stages.BLOCKS['Linear'](stages.WIDTH, (seed, k), 'd') for k in range(comm.size)))
+    model = chainermn.MultiNodeChainList(comm)
+    model.add_link(links[comm.rank], None if comm.rank == 0 else comm.rank - 1,
+                   None if comm.rank == comm.size - 1 else comm.rank + 1)
+    function = None if kind not in ('alltoall', 'scatter') else getattr(mnf, kind)
+    with pytest.raises(ValueError) as caught:
+        if function:
+            extra = is_wrong if kind == 'alltoall' else comm.rank == 0
+            function(comm, [np.ones(n)] * (comm.size + extra))
+        elif kind == 'examples':
+            chainermn.Pipeline(model, lossfun)(*([x[:0], t[:0]] if comm.rank == 0 else [x, t]))
+        elif kind == 'options':
+            chainermn.Pipeline(model, lossfun, 3 if is_wrong else 2)(x, t)
+        else:
+            chainermn.Pipeline(model, lossfun)(*[x, t][:1 if comm.rank == 0 else 2])
+    texts = comm.allgather_obj(str(caught.value))
+    links.cleargrads()
+    loss = chainermn.Pipeline(model, lossfun, n + 3)(x, t)
+    loss.backward()
+    found = {path: param.grad.copy() for path, param in links[comm.rank].namedparams()}
+    links.cleargrads()
+    expected = lossfun(chainer.Sequential(*links)(x), t)
+    expected.backward()
+    assert len(set(texts)) == 1
+    assert_equal(found | {'loss': loss.array}, {
+        path: param.grad for path, param in links[comm.rank].namedparams()
+    } | {'loss': expected.array}, 1e-8)
