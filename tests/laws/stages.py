@@ -74,6 +74,7 @@ class Stage(chainer.Chain):
         super().__init__()
         part = program.parts[n]
         self.outputs = OUTPUTS[part.output if n < len(program.parts) - 1 else 'one']
+        np.random.seed([program.seed, n])  # for SpectralNormalization
         with self.init_scope():
             self.bias = chainer.Parameter(np.full(WIDTH, n / 9, program.dtype))
             self.blocks = chainer.ChainList(*(
