@@ -1,0 +1,47 @@
+"""A law of F.forget, which repeats a part of the forward pass."""
+
+import chainer
+import chainer.functions as F
+import pytest
+from laws.blocks import BLOCKS
+from laws.law import law, planted
+from laws.stages import WIDTH, assert_equal, generators, programs, set_seeds, state
+
+from chainer_compat.forward_state import ForwardState
+
+pytestmark = pytest.mark.mpi_skip
+
+
+class Blocks(chainer.ChainList):
+    """Calls blocks one after another, or each within F.forget."""
+
+    def __init__(self, program, is_forgotten):
+        super().__init__(*(BLOCKS[name](WIDTH, (program.seed, n), program.dtype)
+                           for n, name in enumerate(program.parts[0].blocks)))
+        self.is_forgotten = is_forgotten
+
+    def forward(self, h):
+        for block in self:
+            h = F.forget(block, h) if self.is_forgotten else block(h)
+        return h
+
+
+def run(program, is_forgotten):
+    """Call the blocks several times before backward."""
+    set_seeds(program, 0)
+    blocks = Blocks(program, is_forgotten)
+    xs = [chainer.Variable(program.batch(step)[0]) for step in range(len(program.batches))]
+    ys = [blocks(x) for x in xs]
+    sum(F.sum(y ** 2) for y in ys).backward()
+    found = {f'{name}{n}': array for n, (x, y) in enumerate(zip(xs, ys, strict=True))
+             for name, array in [('x', x.grad), ('y', y.array)]}
+    return found | state(blocks) | generators()
+
+
+@law(programs([*BLOCKS], 'fd').filter(lambda program: program.parts[0].blocks), planted(
+    ForwardState, '_add_array', lambda add: lambda self, x: None))
+def test_forget(program):
+    """``F.forget``: outputs, gradients, states and generators as without."""
+    found, expected = run(program, True), run(program, False)
+    del found['//is_forgotten'], expected['//is_forgotten']
+    assert_equal(found, expected, {'f': 1e-4, 'd': 1e-9}[program.dtype])
