@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import os
+import warnings
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -188,9 +189,11 @@ def _define_names(numpy: ModuleType) -> None:
             found[old] = found[new]
     found.update(CONSTANTS)
     found.update((function.__name__, function) for function in FUNCTIONS)
-    for name, module in MOVED.items():
-        if name not in found:
-            found[name] = getattr(importlib.import_module(f'numpy.{module}'), name)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', DeprecationWarning)  # of chararray, since NumPy 2.5
+        for name, module in MOVED.items():
+            if name not in found:
+                found[name] = getattr(importlib.import_module(f'numpy.{module}'), name)
     found['cast'] = Cast()
     if 'sctypes' not in found:
         found['sctypes'] = _sctypes(numpy)
