@@ -95,6 +95,13 @@ class Broken:
         return eval, ('1 / 0', {'x': np.zeros(self.length)})
 
 
+def send_to_first(comm, obj, rank):
+    """Sends an object from a rank to rank 0, which may be the same one."""
+    if comm.rank == rank:
+        comm.send_obj(obj, 0)
+    return comm.recv_obj(rank) if comm.rank == 0 else None
+
+
 #: Operations to which one rank gives an object; which rank that is, and which ones receive it.
 RECEIVE = {
     'bcast_obj': (lambda comm, obj, rank: comm.bcast_obj(obj, root=rank),
@@ -106,8 +113,7 @@ RECEIVE = {
                       lambda size, rank: {*range(size)}),
     'scatter_obj': (lambda comm, obj, rank: comm.scatter_obj([obj] * comm.size, root=rank),
                     lambda size, rank: {*range(size)}),
-    'send_obj': (lambda comm, obj, rank: comm.send_obj(obj, 0) if comm.rank == rank else
-                 comm.recv_obj(rank) if comm.rank == 0 else None, lambda size, rank: {0} - {rank}),
+    'send_obj': (send_to_first, lambda size, rank: {0}),
 }
 
 

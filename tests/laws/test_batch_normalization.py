@@ -14,7 +14,7 @@ from chainermn.functions.batch_normalization import (
 )
 from chainermn.links import MultiNodeBatchNormalization, create_mnbn_model
 
-pytestmark = [pytest.mark.every_size, pytest.mark.mpi(min_size=2)]
+pytestmark = pytest.mark.mpi(min_size=2)
 
 TOLERANCE = {'e': 2e-2, 'f': 2e-4, 'd': 1e-9}
 ONE_SAMPLE = 'Multi-node batch normalization got one sample in total'

@@ -41,8 +41,6 @@ from chainermn._operations import message_header
 from chainermn._transport import array_buffers
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
-pytestmark = pytest.mark.every_size
-
 SIZE = MPI.COMM_WORLD.size
 
 

@@ -11,7 +11,7 @@ import chainermn
 from chainermn.extensions import multi_node_evaluator, observation_aggregator
 from chainermn.extensions.allreduce_persistent import AllreducePersistent
 
-pytestmark = [pytest.mark.every_size, pytest.mark.mpi(min_size=2)]
+pytestmark = pytest.mark.mpi(min_size=2)
 
 #: Of each rank, in turn: numbers of examples, or which values a rank reports.
 COUNTS = st.lists(st.integers(0, 7), min_size=1, max_size=5)

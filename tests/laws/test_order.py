@@ -21,8 +21,8 @@ from chainermn.iterators import MultiNodeOrderSampler, ShardedIterator
 from chainermn.iterators.multi_node_iterator import _MultiNodeIterator
 
 # MultiprocessIterator forks while other threads run, of which Python warns.
-pytestmark = [pytest.mark.every_size, pytest.mark.filterwarnings(
-    'ignore:.* multi-threaded, use of fork:DeprecationWarning')]
+pytestmark = pytest.mark.filterwarnings(
+    'ignore:.* multi-threaded, use of fork:DeprecationWarning')
 
 PROGRESS = 'epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail', 'current_position'
 seeds = st.integers(0, 999)

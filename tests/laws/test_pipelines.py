@@ -21,7 +21,7 @@ from chainermn.functions.pseudo_connect import PseudoConnect
 from chainermn.links._pipeline import micro_batches
 from chainermn.links._pipeline.tied import Tied
 
-pytestmark = [pytest.mark.every_size, pytest.mark.mpi(min_size=2)]
+pytestmark = pytest.mark.mpi(min_size=2)
 
 
 def train(comm, program, recompute):

@@ -47,7 +47,7 @@ from chainermn.extensions._checkpointing import (
 from chainermn.extensions._checkpointing import state as saved_state
 
 pytestmark = [
-    pytest.mark.every_size, pytest.mark.limit(120),
+    pytest.mark.limit(120),
     pytest.mark.filterwarnings('ignore:overflow', 'ignore:invalid value', 'ignore:divide by zero',
                                'ignore:Non finite', 'ignore:iteration .* was saved by',
                                'ignore:A batch with no more than one sample')]
