@@ -36,8 +36,8 @@ from time_limits import seconds
 
 Fault = Callable[[], contextlib.AbstractContextManager[object]]
 
-MANY = 3  # times as many programs in a slow run
-UNTIL_FOUND = 10  # times as many programs, at most, until one finds the fault
+MANY = 2  # times as many programs in a slow run
+UNTIL_FOUND = 20  # times as many programs, at most, until one finds the fault
 LIMIT = 3600  # seconds of a slow run
 
 _capture: Any = None  # pytest's plugin
@@ -49,7 +49,7 @@ class LawError(AssertionError):
 
 
 def law(
-    programs: st.SearchStrategy[Any], fault: Fault, examples: int = 6
+    programs: st.SearchStrategy[Any], fault: Fault, examples: int = 4
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that makes tests of a law.
 
