@@ -38,6 +38,7 @@ hypothesis.settings.register_profile('fast', hypothesis.settings.get_profile('fu
 
 #: The module-level markers of a file whose tests all run in one process, or on a GPU.
 ALL_IN_ONE_PROCESS = re.compile(r'^pytestmark = \[?[^]]*?pytest\.mark\.mpi_skip', re.MULTILINE)
+HAS_SLOW = re.compile(r'slow|^@law\(', re.MULTILINE)
 ALL_ON_GPU = re.compile(r'^pytestmark = \[?[^]]*?pytest\.mark\.gpu', re.MULTILINE)
 
 #: The name of a communicator in the name of a test.
@@ -110,7 +111,8 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
     text = collection_path.read_text(encoding='utf-8')
     chosen = config.getoption('markexpr')
     is_for_others = (
-        (chosen in ('every_size', 'slow') and chosen not in text)
+        (chosen == 'every_size' and chosen not in text)
+        or (chosen == 'slow' and not HAS_SLOW.search(text))
         or (_leaves_out_gpu(config) and ALL_ON_GPU.search(text))
         or (config.getoption('with_mpi') and ALL_IN_ONE_PROCESS.search(text)))
     return True if is_for_others else None

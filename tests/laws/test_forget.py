@@ -9,7 +9,8 @@ from laws.stages import WIDTH, assert_equal, generators, programs, set_seeds, st
 
 from chainer_compat.forward_state import ForwardState
 
-pytestmark = pytest.mark.mpi_skip
+pytestmark = [pytest.mark.mpi_skip,
+              pytest.mark.filterwarnings('ignore:A batch with no more than one sample')]
 
 
 class Blocks(chainer.ChainList):

@@ -21,7 +21,8 @@ from chainermn.functions.pseudo_connect import PseudoConnect
 from chainermn.links._pipeline import micro_batches
 from chainermn.links._pipeline.tied import Tied
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.mpi(min_size=2),
+              pytest.mark.filterwarnings('ignore:A batch with no more than one sample')]
 
 
 def train(comm, program, recompute):

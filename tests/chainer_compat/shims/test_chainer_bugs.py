@@ -139,6 +139,7 @@ def test_a_snapshot_written_later(kind, names, tmp_path):
         assert (np.load(tmp_path / name)['W'] == n).all()
 
 
+@pytest.mark.filterwarnings('ignore:.* multi-threaded, use of fork:DeprecationWarning')
 def test_a_snapshot_of_the_queue_of_a_process(tmp_path):
     """A thread pickles it for the process."""
     writer = snapshot_writers.ProcessQueueWriter()
