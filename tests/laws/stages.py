@@ -178,7 +178,7 @@ def state(link):
     found = {}
     for path, each in sorted(link.namedlinks()):
         for name, value in sorted(vars(each).items()):
-            array = getattr(value, 'array', value)
+            array = value.array if isinstance(value, chainer.Parameter) else value
             # Chainer's links keep _prev_avg_mean only for F.forget.
             if isinstance(array, (int, float, np.ndarray)) and not name.startswith('_prev_'):
                 found[f'{path}/{name}'] = np.array(array)

@@ -382,14 +382,14 @@ class Job:
 
 
 def left_by(target):
-    """Return all that the objects serialize, but no times."""
+    """Return all that the objects serialize, but no times, and no orders drawn in advance."""
     left = {}
     for key, value in state(saved_state.as_serializable(target)).items():
         if key.endswith('/_log'):
             value = np.asarray(json.dumps([
                 {name: entry[name] for name in entry if name != 'elapsed_time'}
                 for entry in json.loads(str(value))]))
-        if not re.search('elapsed_time|next_orders|triggers/(run|journal)/|[sS]napshot', key):
+        if not re.search('elapsed_time|next_orders|order_(keys|position)|triggers/(run|journal)/|[sS]napshot', key):
             left[key] = f'{value.dtype} {value.shape} {value.tolist()!r}'
     return left
 
