@@ -99,7 +99,8 @@ def one_process(program, size):
         if program.threshold and norm > program.threshold:
             for param in {id(param): param for param in links.params()}.values():
                 if param.grad is not None:
-                    param.grad *= program.threshold / norm
+                    # Not in place: parameters that were added have one gradient array.
+                    param.grad = param.grad * (program.threshold / norm)
         optimizer.update()
     with chainer.no_backprop_mode(), chainer.using_config('train', False):
         losses['evaluation'] = compute(0)

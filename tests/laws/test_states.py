@@ -389,7 +389,8 @@ def left_by(target):
             value = np.asarray(json.dumps([
                 {name: entry[name] for name in entry if name != 'elapsed_time'}
                 for entry in json.loads(str(value))]))
-        if not re.search('elapsed_time|next_orders|order_(keys|position)|triggers/(run|journal)/|[sS]napshot', key):
+        if not re.search('elapsed_time|next_orders|order_(keys|position)|'
+                         'triggers/(run|journal)/|[sS]napshot', key):
             left[key] = f'{value.dtype} {value.shape} {value.tolist()!r}'
     return left
 
