@@ -26,7 +26,6 @@ N = 11
 comm = communicators('naive', 'version7')
 
 
-# What ChainerMN 7.8.1 gives for (samples, ranks); found by running it.
 def arrays():
     return np.arange(2 * N, dtype=np.float32).reshape(N, 2), np.arange(N, dtype=np.int32)
 
@@ -131,13 +130,6 @@ calls = []
 def remember(example):
     calls.append(example)
     return example
-
-
-def test_the_root_keeps_its_own_objects(comm):
-    items = [[i] for i in range(N)]
-    part = chainermn.scatter_dataset(items, comm)
-    if comm.rank == 0:
-        assert all(mine is item for mine, item in zip(part[:], items, strict=False))
 
 
 def test_without_a_seed_the_order_is_random_and_shared(comm):

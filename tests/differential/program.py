@@ -22,7 +22,6 @@ from chainer.training import extensions
 import chainermn
 import chainermn.functions
 import chainermn.iterators
-import chainermn.links
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 SAME = {}
@@ -66,25 +65,6 @@ class MLP(chainer.Chain):
         return self.l3(F.relu(self.l2(F.relu(self.l1(x)))))
 
 
-class CNN(chainer.Chain):
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.c1 = L.Convolution2D(None, 4, 3)
-            self.c2 = L.Convolution2D(4, 4, 3)
-            self.fc = L.Linear(None, 2)
-
-    def forward(self, x):
-        return self.fc(F.relu(self.c2(F.max_pooling_2d(F.relu(self.c1(x)), 2))))
-
-
-OPTIMIZERS = {
-    'SGD': lambda: chainer.optimizers.SGD(0.1),
-    'MomentumSGD': lambda: chainer.optimizers.MomentumSGD(0.1),
-    'Adam': lambda: chainer.optimizers.Adam(0.01),
-}
-
-
 def loss_curve(comm, make_model, optimizer, shape, hooks=(), steps=6):
     np.random.seed(comm.rank)
     model = L.Classifier(make_model())
@@ -100,86 +80,6 @@ def loss_curve(comm, make_model, optimizer, shape, hooks=(), steps=6):
         losses.append(float(model.loss.array))
     return {'losses': losses, 't': optimizer.t,
             'weights': [p.array.tolist() for _, p in sorted(model.namedparams())]}
-
-
-@same
-def data_parallel_mlp(comm):
-    return {name: loss_curve(comm, MLP, make(), (3, 4)) for name, make in OPTIMIZERS.items()}
-
-
-@same
-def data_parallel_cnn(comm):
-    return {name: loss_curve(comm, CNN, make(), (2, 10, 10))
-            for name, make in OPTIMIZERS.items()}
-
-
-@same
-def hooks_see_averaged_gradients(comm):
-    return loss_curve(comm, MLP, chainer.optimizers.MomentumSGD(0.1), (3, 4), [
-        chainer.optimizer_hooks.GradientClipping(0.5), chainer.optimizer_hooks.WeightDecay(0.01)])
-
-
-@same
-def model_parallel_mlp(comm):
-    """Layer r is on rank r; the loss on the last rank."""
-    np.random.seed(7 + comm.rank)
-    rank, last = comm.rank, comm.size - 1
-    layer = chainer.Sequential(L.Linear(4, 4), F.tanh)
-
-    class Model(chainermn.MultiNodeChainList):
-        def __init__(self):
-            super().__init__(comm)
-            self.add_link(layer, rank_in=rank - 1 if rank else None,
-                          rank_out=rank + 1 if rank < last else None)
-
-    model = Model()
-    optimizer = chainer.optimizers.SGD(0.1).setup(model)
-    losses = []
-    for i in range(5):
-        x = np.random.RandomState(i).normal(0, 1, (3, 4)).astype(np.float32)
-        y = model(x) if rank == 0 else model()
-        loss = F.sum(y * y) if rank == last else y
-        model.cleargrads()
-        loss.backward()
-        optimizer.update()
-        losses.append(loss.array.tolist())
-    return {'losses': losses, 'weights': layer[0].W.array.tolist()}
-
-
-@same
-def multi_node_batch_normalization(comm):
-    np.random.seed(0)
-    model = chainer.Sequential(L.Linear(4, 3), L.BatchNormalization(3), F.relu, L.Linear(3, 2))
-    model = chainermn.links.create_mnbn_model(model, comm)
-    curve = loss_curve(comm, lambda: model, chainer.optimizers.MomentumSGD(0.1), (4,))
-    model[1].avg_var[...] = 1  # ChainerMN 7 averages another one on each rank
-    with chainer.using_config('train', False):
-        test = model(digits_like(9, 4, (4,))[0]).array.tolist()
-    return {**curve, 'test': test}
-
-
-@same
-def n_step_lstm(comm):
-    """The layers' states go from rank to rank."""
-    np.random.seed(comm.rank)
-    rank, last = comm.rank, comm.size - 1
-    rnn = chainermn.links.create_multi_node_n_step_rnn(
-        L.NStepLSTM(1, 3, 4, 0.0), comm, rank_in=rank - 1 if rank else None,
-        rank_out=rank + 1 if rank < last else None)
-    optimizer = chainer.optimizers.Adam(0.01).setup(rnn)
-    losses = []
-    for i in range(4):
-        rng = np.random.RandomState(10 * i + rank)
-        xs = [rng.normal(0, 1, (n, 3)).astype(np.float32) for n in (4, 2)]
-        *_, ys, delegate = rnn(xs)
-        loss = sum(F.sum(y * y) for y in ys)
-        if delegate is not None:
-            loss, = chainermn.functions.pseudo_connect(delegate, loss)
-        rnn.cleargrads()
-        loss.backward()
-        optimizer.update()
-        losses.append(float(loss.array))
-    return losses
 
 
 @same
@@ -280,11 +180,6 @@ def operations(comm):
              [[str(part.dtype), part.tolist()] for part in value] if isinstance(value, tuple) else
              [str(value.dtype), value.tolist()] for name, value in lists.items()}
     return {**plain, **objects}
-
-
-@same
-def evaluator_with_equal_shards(comm):
-    return evaluate(comm, [4] * comm.size)
 
 
 def evaluate(comm, lengths):

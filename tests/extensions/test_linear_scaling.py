@@ -10,7 +10,7 @@ from chainermn.extensions import LinearScaling
 
 pytestmark = pytest.mark.usefixtures('own_folder')
 
-comm = communicators('naive', 'version7')
+comm = communicators('naive')
 
 
 class Recorder(chainer.optimizers.MomentumSGD):
