@@ -448,6 +448,7 @@ TESTS = {
     'scalar_options': ['test_every_function.py::test_options_can_be_numpy_scalars'],
 }
 
+
 def test_every_shim_is_here():
     names = {shim.__name__ for shim in _patch.find_shims()}
     assert {*USES} < names == set(TESTS)

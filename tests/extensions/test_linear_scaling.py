@@ -51,14 +51,6 @@ def test_it_grows_linearly_to_k_times_the_rate(comm, arguments, n_accumulations,
     assert len(found) == 29 // n_accumulations
 
 
-def test_it_starts_at_the_rate_of_the_optimizer(comm):
-    trainer = make_trainer(comm, 'out', (1, 'iteration'))
-    extension = LinearScaling(comm, base_batch_size=1)
-    trainer.updater.get_optimizer('main').lr = 0.3
-    extension.initialize(trainer)
-    assert trainer.updater.get_optimizer('main').lr == 0.3
-
-
 def test_shards_and_batches_may_differ(comm):
     """A rank with more examples also takes more of them, or fewer."""
     n, size = comm.rank + 1, comm.size

@@ -104,14 +104,6 @@ def test_without_a_loss_function(comm):
     np.testing.assert_allclose(model.W.array[0], weights(comm.size, (1, 2)))
 
 
-def test_in_debug_mode(comm):
-    with chainer.using_config('debug', True):
-        optimizer, model = make(comm, Foreign())
-        for update in range(2):
-            optimizer.update(loss, model, batch(comm.rank, update))
-    np.testing.assert_allclose(model.W.array[0], weights(comm.size, (1,)))
-
-
 def test_join(comm):
     optimizer, model = make(comm, Foreign())
     with chainermn.join(optimizer):

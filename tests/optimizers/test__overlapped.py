@@ -1,7 +1,5 @@
 """Overlap: the same bits as without it, whatever the model does, and nothing is left behind."""
 
-import copy
-import pickle
 import threading
 
 import chainer
@@ -233,21 +231,6 @@ def test_parameter_objects_and_arrays_are_replaced(comm):
     as_without(comm, mlp, each=each)
 
 
-def test_copies(comm):
-    copies = []
-
-    def each(optimizer, n):
-        copied = copy.deepcopy(optimizer.target)
-        copied.copyparams(optimizer.target)
-        optimizer.target.copyparams(copied)
-        pickle.loads(pickle.dumps(optimizer.target.predictor))
-        copies.append(copied)
-
-    as_without(comm, mlp, each=each)
-    for copied in copies:  # is a model of its own
-        F.sum(copied.predictor(batch_of(0, 0)[0])).backward()
-
-
 def test_gradients_that_are_there_already(comm):
     """Without lossfun: several backwards, with retained gradients, and changed by hand."""
     def run(**options):
@@ -322,24 +305,6 @@ def test_a_layer_that_one_rank_skips_without_zero_fill(comm):
     assert texts == expected
     assert len(texts) == 2
     same(state, expected_state)
-
-
-def test_ranks_in_different_orders(comm):
-    """Two branches, the heavier of which is another on each rank."""
-    def make():
-        def call(m, x):
-            h = m.first(x)
-            left, right = h, h
-            for _ in range(1 + comm.rank):
-                left = F.tanh(m.left(left))
-            for _ in range(1 + comm.size - comm.rank):
-                right = F.tanh(m.right(right))
-            return m.last(left + right)
-
-        return Called(call, first=L.Linear(N_IN, 8), left=L.Linear(8, 8), right=L.Linear(8, 8),
-                      last=L.Linear(8, N_OUT))
-
-    as_without(comm, make)
 
 
 def test_multi_node_batch_normalization_where_ranks_differ(comm):

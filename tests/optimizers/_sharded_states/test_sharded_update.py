@@ -107,22 +107,6 @@ def test_hooks_of_parameters_see_the_complete_parameter(comm, timing, late):
     check(comm, change=change)
 
 
-def test_methods_of_one_rule(comm):
-    """Replaced in the second step: the states move to one rank."""
-    def change(optimizer, step):
-        rule = optimizer.target[2].W.update_rule
-        if step == 2:
-            update = rule.update_core_cpu
-
-            def centered(param):
-                update(param)
-                param.array[...] -= param.array.mean()
-
-            rule.update_core_cpu = centered
-
-    check(comm, change=change)
-
-
 def test_a_rule_with_states_of_other_shapes(comm):
     """The states of a matrix are vectors; the update fails for a state of another shape."""
     class Rule(chainer.UpdateRule):
