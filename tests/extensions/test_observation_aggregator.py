@@ -22,11 +22,6 @@ def run(extension, observations):
     return observations
 
 
-def test_mean_over_ranks(comm):
-    seen, = run(ObservationAggregator(comm, 'loss', 'mean'), [{'loss': comm.rank}])
-    assert seen == {'loss': comm.rank, 'mean': (comm.size - 1) / 2}
-
-
 @each_case('value, dtype, shape', [
     (1000., 'e', ()), (2.35, 'f', (2,)), (200, 'B', (2,)), (1 << 30, 'i', ()), (1, '?', ())])
 def test_means_of_many_numbers(comm, value, dtype, shape):

@@ -56,7 +56,7 @@ def every_extension(model, rates):
     return {
         'log': (log(), None), 'own': (log(keys=['rare']), None),
         'print': (extensions.PrintReport(['rare'], log(keys=['rare']), out=io.StringIO()), None),
-        'plot': (extensions.PlotReport(['value', 'rare'], trigger=(100, 'iteration')), None),
+        'plot': (extensions.PlotReport(['value', 'rare'], trigger=INTERVAL), None),
         'variables': (extensions.VariableStatisticsPlot(
             model.linear.W, max_sample_size=99, trigger=(100, 'iteration'),
             report_grad=False), None),
@@ -111,7 +111,8 @@ class Run:
         return self
 
     def plots(self):
-        return self.extensions['plot'][0]._data, [
+        points = self.extensions['plot'][0]._data
+        return {key: [*map(list, values)] for key, values in points.items()}, [
             each.tolist() for each in self.extensions['variables'][0]._samples.get_data()]
 
     def logs(self):
@@ -148,14 +149,19 @@ def test_every_stop_trigger(tmp_path, monkeypatch):
         assert run().resume(expected.saved[start]).trainer.updater.iteration == end, start
 
 
-@pytest.mark.parametrize('shuffle', [True, False])
-def test_every_iterator(shuffle):
-    """After the last batch of an epoch, the order of the next may have been drawn in advance."""
-    def create():
-        return iterators.MultithreadIterator(range(8), 3, **{
-            'order_sampler': iterators.ShuffleOrderSampler(np.random.RandomState(7))
-        } if shuffle else {'shuffle': False})
+def multithread():
+    return iterators.MultithreadIterator(
+        range(8), 3, order_sampler=iterators.ShuffleOrderSampler(np.random.RandomState(7)))
 
+
+def multiprocess():
+    return iterators.MultiprocessIterator(range(8), 3, shuffle=False, n_processes=1, n_prefetch=2)
+
+
+@pytest.mark.filterwarnings('ignore:.* multi-threaded, use of fork:DeprecationWarning')
+@pytest.mark.parametrize('create, starts', [(multithread, range(1, 10)), (multiprocess, [4])])
+def test_every_iterator(create, starts):
+    """After the last batch of an epoch, the order of the next may have been drawn in advance."""
     iterator, states, batches = create(), [], []
     for _ in range(12):
         serializer = chainer.serializers.DictionarySerializer()
@@ -163,8 +169,19 @@ def test_every_iterator(shuffle):
         states.append(serializer.target)
         batches.append(next(iterator))
     iterator.finalize()
-    for start in range(1, 10):
+    for start in starts:
         resumed = create()
         chainer.serializers.NpzDeserializer(states[start]).load(resumed)
         assert [next(resumed) for _ in batches[start:]] == batches[start:], start
         resumed.finalize()
+
+
+def test_a_summary_of_weighted_values():
+    summaries = [chainer.reporter.Summary() for _ in range(2)]
+    summaries[0].add(np.float32(1 / 3), 1.5)
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(summaries[0])
+    chainer.serializers.NpzDeserializer(serializer.target).load(summaries[1])
+    for each in summaries:
+        each.add(np.float32(2 / 3), .25)
+    assert summaries[0].make_statistics() == summaries[1].make_statistics()

@@ -152,13 +152,6 @@ def test_large_numbers_are_exact(comm, root):
     assert not hasattr(iterator, 'epoch_detail')
 
 
-def test_attributes_are_written_to_the_actual_iterator(comm, root):
-    iterator = make(comm, root, list(range(N)), shuffle=False)
-    iterator.batch_size = 2
-    assert iterator.actual_iterator.batch_size == 2
-    assert iterator.next() == [0, 1]
-
-
 def test_an_error_of_the_root_is_raised_everywhere(comm, root):
     class Broken(chainer.dataset.DatasetMixin):
         def __len__(self):

@@ -155,7 +155,7 @@ def test_what_is_skipped_is_logged_by_the_rank(caplog):
         return x
 
     iterator = ShardedIterator([range(11)], 2, Alone(), transform=fail_at_three, shuffle=False,
-                               repeat=False, on_error='skip', n_processes=1)
+                               repeat=False, on_error='skip', n_processes=2)
     with caplog.at_level(logging.WARNING, 'chainermn'):
         assert [*itertools.chain(*iterator)] == [0, 1, 2, 4, 5, 6, 7, 9, 10]
     assert iterator.skipped == 2 and iterator.epoch == 1 and iterator.is_new_epoch

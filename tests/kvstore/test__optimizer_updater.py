@@ -147,32 +147,6 @@ def test_one_file_for_any_number_of_ranks(create, comm, type, path):
     np.testing.assert_allclose(other.pull('w'), 1 + .9 * expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize('is_changed', [False, True])
-@pytest.mark.parametrize('type', ['local', 'dist_sync'])
-def test_float32_copies_of_float16(create, type, path, comm, is_changed):
-    """Steps that float16 rounds away add up, also over a save, unless the value has changed."""
-    def start(value):
-        sgd = optimizers.SGD(2.**-13)
-        sgd.use_fp32_update()
-        kv = create(type, bigarray_bound=2)
-        kv.set_optimizer(sgd, 1 / kv.num_workers)
-        kv.init('w', np.full(5, value, np.float16))
-        return kv
-
-    kv = start(1)
-    path = path if type == 'dist_sync' else f'{path}-{comm.rank}'
-    minus = np.full(5, -1, np.float16)
-    for _ in range(3):
-        kv.push('w', minus)
-    np.testing.assert_array_equal(kv.pull('w'), 1)
-    kv.save_optimizer_states(path)
-    kv = start(3 if is_changed else 1)
-    kv.load_optimizer_states(path)
-    for _ in range(5):
-        kv.push('w', minus)
-    np.testing.assert_array_equal(kv.pull('w'), 3 if is_changed else 1 + 2.**-10)
-
-
 def test_loading_drops_the_states_of_other_keys(create, path):
     kv = store(create, 'dist_sync', 10**6, optimizers.MomentumSGD(1., 1.))
     kv.init(['a', 'b'], [np.zeros(2), np.zeros(2)])

@@ -136,26 +136,6 @@ def test_others_do_not_compare(create, comm, type):
     update(optimizer, 1 + comm.rank)
 
 
-@pytest.mark.parametrize('mode', MODES)
-def test_correct_programs_stay_silent(create, comm, mode):
-    optimizer = prepared(create, *mode)
-    for schedule in range(3):
-        update(optimizer, 2)
-        optimizer.lr = np.float64(0.1) / (1 + schedule) if comm.rank else 0.1 / (1 + schedule)
-        optimizer.target[schedule % 2].disable_update()
-    optimizer.target[0].enable_update()
-    optimizer.add_hook(optimizer_hooks.WeightDecay(0.1))
-    optimizer.log = ['only on this rank'] * comm.rank
-    update(optimizer, 2)
-    comm.check_replicas(optimizer.target)
-    np.random.seed(comm.rank if mode[1] else 0)  # in the store, each server draws for its keys
-    optimizer.add_hook(optimizer_hooks.GradientNoise(0.01))
-    update(optimizer, 2)
-    optimizer.remove_hook('WeightDecay')
-    update(optimizer, 2)
-    comm.check_replicas(optimizer.target)
-
-
 def test_noise_of_an_optimizer_of_the_store(create, comm):
     """Each key has one server, which draws it."""
     store, sgd = create('dist_sync'), optimizers.SGD(1.).setup(L.Linear(1, 1))

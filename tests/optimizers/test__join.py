@@ -63,13 +63,6 @@ def value(rank, n):
     return (rank + 1) * 100.0 + n
 
 
-def gradients(counts, divide):
-    """What each step uses.  The first batches are those of the update that broadcasts."""
-    return [sum(value(rank, n) for rank, count in enumerate(counts) if n < count)
-            / (len(counts) if divide else sum(n < count for count in counts))
-            for n in range(1, max(counts, default=0))]
-
-
 def state(optimizer):
     """All that has to be equal on the ranks."""
     serializer = chainer.serializers.DictionarySerializer()
@@ -88,21 +81,6 @@ def train(comm, count, optimizer, **kwargs):
     with chainermn.join(optimizer, **kwargs):
         for n in range(count):
             optimizer.update(optimizer.target, value(comm.rank, n))
-
-
-def test_one_join_per_epoch_and_updates_in_between(comm):
-    optimizer, _ = make(comm)
-    expected = []
-    for epoch in range(4):
-        counts = [(rank + epoch) % comm.size + 2 for rank in range(comm.size)]
-        train(comm, counts[comm.rank], optimizer)
-        new = gradients(counts, True)
-        if epoch:  # nothing to broadcast any more
-            new.insert(0, np.mean([value(rank, 0) for rank in range(comm.size)]))
-        expected += new
-    optimizer.update(optimizer.target, 1.)
-    np.testing.assert_allclose(seen(optimizer), [*expected, 1])
-    check_equal_on_all_ranks(comm, optimizer)
 
 
 @pytest.mark.parametrize('zero_fill', [True, False])

@@ -103,14 +103,6 @@ def test_iterators_on_other_ranks_than_the_master(comm):
     assert not classes.find_differences(arrays, {'iterator': target})
 
 
-def test_a_dictionary(comm, folder, same_error):
-    model = chainer.links.Linear(2, 2)
-    checkpointer_of(comm, folder).save({'model': model, 'opt': ADAM().setup(model)}, 3)
-    error = same_error(lambda: checkpointer_of(comm, folder).maybe_load(
-        {'model': model, 'opt': MOMENTUM().setup(model)}))
-    assert 'opt was Adam, is now MomentumSGD' in str(error)
-
-
 def test_a_file_of_an_older_version_is_loaded(comm, folder, monkeypatch):
     """It names no classes."""
     with monkeypatch.context() as patched:
