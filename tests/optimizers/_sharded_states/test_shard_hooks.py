@@ -17,8 +17,7 @@ pytestmark = [pytest.mark.every_size, pytest.mark.mpi(min_size=2)]
 N_IN, N_OUT = 6, 4
 
 
-CLIPPING, LARS, DECAY = (lambda: hooks.GradientClipping(.01), hooks.GradientLARS,
-                         lambda: hooks.WeightDecay(.01))
+CLIPPING, LARS = lambda: hooks.GradientClipping(.01), hooks.GradientLARS
 
 
 def test_gradients_of_zero(comm):
