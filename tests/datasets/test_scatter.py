@@ -116,22 +116,6 @@ def test_no_example_is_read(comm, shuffle):
             part[0]
 
 
-def test_a_transform_runs_each_time_an_example_is_used(comm):
-    calls.clear()
-    part = chainermn.scatter_dataset(TransformDataset(np.arange(N), remember), comm)
-    assert calls == []
-    first = part[0]
-    assert (part[0], calls) == (first, [first, first])
-
-
-calls = []
-
-
-def remember(example):
-    calls.append(example)
-    return example
-
-
 def test_without_a_seed_the_order_is_random_and_shared(comm):
     orders = []
     for _ in range(2):

@@ -126,17 +126,6 @@ def test_a_rank_that_takes_part_without_its_batch(comm, options):
     assert_in_step(comm, optimizer)
 
 
-@pytest.mark.sample(2)
-def test_all_ranks_fail_at_once(comm, options):
-    optimizer = make(comm, **options)
-    for _ in range(4):
-        update(optimizer, 2)
-        fail(optimizer)
-    update(optimizer, 2)
-    if 'n_accumulations' not in options:
-        assert_in_step(comm, optimizer)
-
-
 @pytest.mark.sample(1)
 def test_two_optimizers_of_one_communicator(comm, options):
     first, second = make(comm, **options), make(comm)
