@@ -67,6 +67,7 @@ def test_a_log_has_means_of_all_ranks(comm, tmp_path):
                 ] == values
 
 
+@pytest.mark.mpi(min_size=2)
 def test_a_plot_is_drawn_by_rank_0(comm, tmp_path):
     seen = []
 
