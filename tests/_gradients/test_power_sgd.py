@@ -115,17 +115,6 @@ def test_an_error_on_one_rank_is_raised_on_all(comm, owner, name, same_error, ch
     mean(comm, gradients, compressor)
 
 
-@pytest.mark.parametrize('dtype', ['float16', 'float64'])
-def test_dtypes(comm, dtype):
-    model = Weight((40, 30))
-    model.w0.array = model.w0.array.astype(dtype)
-    model.w0.grad = (normal(5, 40, 1) @ normal(6, 1, 30)).astype(dtype)
-    expected = model.w0.grad.copy()
-    comm.multi_node_mean_grad(model, compression=PowerSGD())
-    assert model.w0.grad.dtype == dtype
-    np.testing.assert_allclose(model.w0.grad, expected, atol=1e-2)
-
-
 def test_state_of_another_rank_of_the_approximation_is_dropped(comm):
     compressor = PowerSGD(rank=1)
     mean(comm, [normal(comm.rank, 30, 20)], compressor)

@@ -1,6 +1,5 @@
 """Arrays that share memory, in any layout."""
 
-import itertools
 
 import numpy as np
 import pytest
@@ -35,27 +34,3 @@ def test_views_of_a_buffer_that_is_no_array():
     arrays = [np.frombuffer(buffer)[:4], np.frombuffer(buffer)[4:], np.frombuffer(buffer)[3:5]]
     assert tied_arrays.sharing_memory(arrays[:2]) == []
     assert tied_arrays.sharing_memory(arrays) == [[0, 1, 2]]
-
-
-def test_random_views():
-    random = np.random.RandomState(0)
-    for _ in range(200):
-        whole = np.zeros((6, 8))
-        views = []
-        for _ in range(4):
-            view = whole[tuple(slice(*sorted(random.randint(n + 1, size=2)), random.randint(1, 4))
-                               for n in whole.shape)][::random.choice([-1, 1])]
-            views.append(view.T if random.rand() < .5 else view)
-        touched = []
-        for number, view in enumerate(views, 1):
-            whole[...] = 0
-            view[...] = number
-            touched.append({*np.flatnonzero(whole)})
-        groups = [{i} for i in range(4)]
-        for i, j in itertools.combinations(range(4), 2):
-            one, other = (next(group for group in groups if k in group) for k in (i, j))
-            if touched[i] & touched[j] and one is not other:
-                one |= other
-                groups.remove(other)
-        expected = sorted(sorted(group) for group in groups if len(group) > 1)
-        assert tied_arrays.sharing_memory(views) == expected

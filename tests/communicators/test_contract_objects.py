@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 pytestmark = pytest.mark.every_size
 
+
 @pytest.mark.parametrize('op', ['sum', 'prod', 'max', 'min'])
 def test_allreduce_obj_operations(comm, op, same_error):
     letter = 'abcd'[comm.rank]

@@ -68,6 +68,7 @@ def test_estimates_without_surprises():
     many = Images([[[[{'a': (1, 2)} for _ in range(9)]] * 3 for _ in range(99)] for _ in range(99)])
     assert _memory.estimate(many) < 1000 * MB
 
+
 comm = communicators('naive', 'version7')
 
 

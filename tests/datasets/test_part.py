@@ -9,8 +9,6 @@ from chainer.datasets import (
     TransformDataset,
     TupleDataset,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 from chainermn.datasets._part import NotInMemoryError, cut
 
@@ -35,14 +33,6 @@ DATASETS = {
             SubDataset(range_list * 4, 1, 15, np.random.RandomState(1).permutation(20))),
         2, N + 2, np.random.RandomState(2).permutation(19)),
 }
-
-
-@pytest.mark.parametrize('dataset', DATASETS.values(), ids=DATASETS.keys())
-@given(indexes=st.lists(st.integers(0, N - 1), max_size=2 * N))
-def test_cut(dataset, indexes):
-    part = cut(dataset, np.array(indexes, dtype=np.intp))
-    assert len(part) == len(indexes)
-    np.testing.assert_equal([part[i] for i in range(len(part))], [dataset[i] for i in indexes])
 
 
 @pytest.mark.parametrize('begin, end', [(0, N), (3, 7), (N - 1, N)])

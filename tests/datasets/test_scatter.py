@@ -26,7 +26,6 @@ N = 11
 comm = communicators('naive', 'version7')
 
 
-# What ChainerMN 7.8.1 gives for (samples, ranks); found by running it.
 def arrays():
     return np.arange(2 * N, dtype=np.float32).reshape(N, 2), np.arange(N, dtype=np.int32)
 
@@ -115,29 +114,6 @@ def test_no_example_is_read(comm, shuffle):
         assert len(part) == -(-N // comm.size)
         with pytest.raises((AssertionError, FileNotFoundError)):
             part[0]
-
-
-def test_a_transform_runs_each_time_an_example_is_used(comm):
-    calls.clear()
-    part = chainermn.scatter_dataset(TransformDataset(np.arange(N), remember), comm)
-    assert calls == []
-    first = part[0]
-    assert (part[0], calls) == (first, [first, first])
-
-
-calls = []
-
-
-def remember(example):
-    calls.append(example)
-    return example
-
-
-def test_the_root_keeps_its_own_objects(comm):
-    items = [[i] for i in range(N)]
-    part = chainermn.scatter_dataset(items, comm)
-    if comm.rank == 0:
-        assert all(mine is item for mine, item in zip(part[:], items, strict=False))
 
 
 def test_without_a_seed_the_order_is_random_and_shared(comm):

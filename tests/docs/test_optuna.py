@@ -16,6 +16,7 @@ optuna = pytest.importorskip('optuna')
 pytestmark = [pytest.mark.mpi(min_size=2),
               pytest.mark.filterwarnings('ignore::FutureWarning')]
 
+
 @pytest.fixture
 def comm():
     comm = chainermn.create_communicator('naive')

@@ -4,7 +4,7 @@ import re
 import pytest
 from jobs import run_job
 
-pytestmark = pytest.mark.mpi_skip
+pytestmark = [pytest.mark.mpi_skip, pytest.mark.slow]
 
 PROGRAM = '''
 import chainer, chainermn, io, numpy as np, os, sys
@@ -75,7 +75,7 @@ train('h', extensions.PrintReport(['main/loss'], extensions.LogReport()))
 
 def test_ranks_that_write_the_same_outputs(tmp_path):
     pytest.importorskip('matplotlib')
-    done = run_job(tmp_path, PROGRAM, ranks=3, limit=50)
+    done = run_job(tmp_path, PROGRAM, ranks=2, limit=50)
     assert done.returncode == 0, done.stdout
     before, _, after = done.stdout.partition('the next ones are wrong\n')
     assert 'Warning' not in before

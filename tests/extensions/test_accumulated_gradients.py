@@ -2,7 +2,7 @@
 
 The reference is a closed form: SGD with a learning rate of 1 on a linear loss subtracts the mean
 gradient of all examples of the updates of a step.  It does not depend on the number of ranks.
-``test_resumed_exchanges.py`` combines accumulation with other options and numbers of ranks.
+The laws of states combine accumulation with other options and numbers of ranks.
 """
 import os
 import warnings

@@ -39,15 +39,6 @@ def test_means(comm):
     assert (model.counts == comm.rank).all() and model.label == f'rank {comm.rank}'
 
 
-def test_the_sum_of_float16_may_be_larger_than_float16(comm):
-    model = chainer.Link()
-    model.add_persistent('half', np.full(2, 60000, np.float16))
-    model.add_persistent('single', np.full(2, 1 + comm.rank, np.float32))
-    AllreducePersistent(model, comm)()
-    np.testing.assert_array_equal(model.half, np.full(2, 60000, np.float16))
-    np.testing.assert_allclose(model.single, [(comm.size + 1) / 2] * 2)
-
-
 def test_a_model_without_persistent_arrays(comm):
     AllreducePersistent(L.Linear(2, 2), comm)()
 

@@ -83,7 +83,7 @@ EXTENSIONS = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize('name', [*EXTENSIONS, 'MultiNodeEarlyStoppingTrigger'])
 def test_both_callers_are_named(comm, same_error, folder, name):

@@ -10,7 +10,7 @@ from chainermn.extensions import LinearScaling
 
 pytestmark = pytest.mark.usefixtures('own_folder')
 
-comm = communicators('naive', 'version7')
+comm = communicators('naive')
 
 
 class Recorder(chainer.optimizers.MomentumSGD):
@@ -49,14 +49,6 @@ def test_it_grows_linearly_to_k_times_the_rate(comm, arguments, n_accumulations,
     np.testing.assert_allclose(found, np.full(
         len(found), 0.1 * (1 + (factor * comm.size - 1) * done)))
     assert len(found) == 29 // n_accumulations
-
-
-def test_it_starts_at_the_rate_of_the_optimizer(comm):
-    trainer = make_trainer(comm, 'out', (1, 'iteration'))
-    extension = LinearScaling(comm, base_batch_size=1)
-    trainer.updater.get_optimizer('main').lr = 0.3
-    extension.initialize(trainer)
-    assert trainer.updater.get_optimizer('main').lr == 0.3
 
 
 def test_shards_and_batches_may_differ(comm):

@@ -72,31 +72,11 @@ def test_equal_parts_give_the_mean_of_the_means(comm, iterator):
     check_same_on_all_ranks(comm, result)
 
 
-@pytest.mark.parametrize('batch_size', [1, 100])
-@pytest.mark.parametrize('n_of_rank', [lambda rank: 3 * rank + 1, lambda rank: rank + 5,
-                                       lambda rank: 4 if rank == 0 else 0],
-                         ids=['all', 'many', 'empty'])
-def test_is_the_mean_over_all_examples(comm, n_of_rank, batch_size):
-    result = make(comm, values(comm.rank, n_of_rank(comm.rank)), batch_size)()
-    everything = np.concatenate([values(rank, n_of_rank(rank)) for rank in range(comm.size)])
-    assert result[KEY] == pytest.approx(everything.mean(), rel=1e-12)
-    check_same_on_all_ranks(comm, result)
-
-
-@pytest.mark.parametrize('iterator', ITERATORS)
-def test_no_examples_at_all(comm, iterator):
+def test_no_examples_at_all(comm):
     evaluator = create_multi_node_evaluator(
-        Evaluator(iterator([], 4, repeat=False), Model()), comm)
-    assert evaluator() == {}
+        Evaluator(MultithreadIterator([], 4, repeat=False), Model()), comm)
     assert evaluator() == {}
     evaluator.finalize()
-
-
-def test_can_be_called_again(comm):
-    evaluator = make(comm, values(comm.rank, comm.rank + 3))
-    first = evaluator()
-    assert evaluator() == first
-    assert type(evaluator.get_iterator('main')) is SerialIterator
 
 
 def test_reports_to_the_current_reporter(comm):

@@ -4,6 +4,7 @@ import types
 import chainer
 import numpy as np
 import pytest
+from each_case import each_case
 from shared_fixtures import communicators
 
 from chainermn.extensions import ObservationAggregator
@@ -21,19 +22,13 @@ def run(extension, observations):
     return observations
 
 
-def test_mean_over_ranks(comm):
-    seen, = run(ObservationAggregator(comm, 'loss', 'mean'), [{'loss': comm.rank}])
-    assert seen == {'loss': comm.rank, 'mean': (comm.size - 1) / 2}
-
-
-@pytest.mark.parametrize('value, dtype', [
-    (2.35, 'e'), (2.35, 'f'), (200, 'B'), (1 << 30, 'i'), (1, '?')])
-@pytest.mark.parametrize('shape', [(), (2,)])
+@each_case('value, dtype, shape', [
+    (1000., 'e', ()), (2.35, 'f', (2,)), (200, 'B', (2,)), (1 << 30, 'i', ()), (1, '?', ())])
 def test_means_of_many_numbers(comm, value, dtype, shape):
-    """In float64; in float16 the sum would stall."""
+    """In float64; in float16 the sum would overflow."""
     array = np.full(shape, value, dtype)
-    extension = ObservationAggregator(comm, 'x', comm_trigger=(3000, 'iteration'))
-    for seen in run(extension, [{'x': array[()]} for _ in range(3000)])[-1:]:
+    extension = ObservationAggregator(comm, 'x', comm_trigger=(100, 'iteration'))
+    for seen in run(extension, [{'x': array[()]} for _ in range(100)])[-1:]:
         np.testing.assert_allclose(seen['x'], array.astype('d'), rtol=1e-12)
 
 
@@ -51,38 +46,12 @@ def test_an_array_that_the_program_reuses(comm):
     assert seen['mean'].tolist() == [3, 3]
 
 
-def test_the_key_itself_is_replaced_by_default(comm):
-    seen, = run(ObservationAggregator(comm, 'loss'), [{'loss': comm.rank}])
-    assert seen == {'loss': (comm.size - 1) / 2}
-
-
-def test_mean_over_iterations_and_ranks(comm):
-    observations = [{'loss': 10 * i + comm.rank} for i in range(1, 7)]
-    run(ObservationAggregator(comm, 'loss', 'mean', comm_trigger=(3, 'iteration')), observations)
-    mean = (comm.size - 1) / 2
-    assert [seen.get('mean') for seen in observations] == [
-        None, None, 20 + mean, None, None, 50 + mean]
-
-
 def test_the_history_holds_values_since_the_last_time(comm):
     extension = ObservationAggregator(comm, 'loss', comm_trigger=(3, 'iteration'))
     run(extension, [{'loss': 1.0}, {'loss': 2.0}])
     assert extension.observation_history == [1.0, 2.0]
     assert extension.compute_summary() == 1.5
     assert extension.observation_history == []
-
-
-def test_values_are_counted_one_by_one(comm):
-    """A rank that observed more values weighs more."""
-    observations = [{'loss': 1.0}, {'loss': 1.0} if comm.rank == 0 else {}]
-    if comm.rank > 0:
-        observations[0]['loss'] = 4.0
-    run(ObservationAggregator(comm, 'loss', comm_trigger=(2, 'iteration')), observations)
-    assert observations[-1]['loss'] == pytest.approx((2 + 4 * (comm.size - 1)) / (comm.size + 1))
-
-
-def test_nothing_observed_reports_nothing(comm):
-    assert run(ObservationAggregator(comm, 'loss'), [{}, {'other': 1}]) == [{}, {'other': 1}]
 
 
 @pytest.mark.parametrize('wrap', [np.float32, np.asarray,

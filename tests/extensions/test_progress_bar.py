@@ -51,6 +51,7 @@ def test_rank_0_prints_the_speed_of_all_ranks(comm, tmp_path, clock, style):
     assert '100%' in out.getvalue() and '4/4 epochs' in out.getvalue()
 
 
+@pytest.mark.sample(1)
 def test_it_continues_after_a_resume(comm, tmp_path, clock, style):
     folder = comm.bcast_obj(str(tmp_path))
     for epochs in (2, 4):

@@ -90,6 +90,7 @@ def test_a_folder_that_cannot_be_written(comm, folder, same_error):
     assert isinstance(error, OSError) and os.path.join(folder, 'file') in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 def test_a_killed_process_loses_no_points(tmp_path):
     """A checkpoint may follow at once, and the resumed run does not write these points again."""

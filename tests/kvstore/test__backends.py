@@ -15,22 +15,6 @@ def random(rank, step=0, shape=X.shape):
     return (np.random.RandomState(100 * step + rank).randn(*shape) * 10.**rank).astype(np.float32)
 
 
-@pytest.mark.parametrize('bound', [1_000_000, 1], ids=['full', 'split'])
-@pytest.mark.parametrize('type', ['dist_sync', 'dist_device_sync'])
-def test_same_bits_on_all_ranks(create, comm, type, bound):
-    """The bits of a sum in the order of the ranks."""
-    kv = create(type, bigarray_bound=bound)
-    kv.init(['a', 'b'], [X, X])
-    for step in range(5):
-        kv.push(['a', 'b'], [random(kv.rank, step), random(kv.rank, step + 50)])
-        expected = [random(0, step), random(0, step + 50)]
-        for rank in range(1, comm.size):
-            expected[0] += random(rank, step)
-            expected[1] += random(rank, step + 50)
-        for x, y in zip(kv.pull(['a', 'b']), expected, strict=True):
-            assert x.tobytes() == y.tobytes()
-
-
 def test_an_updater_is_called_once_with_the_sum(create, comm):
     kv = create('dist_sync', bigarray_bound=8)
     kv.init(['small', 'large'], [np.zeros(2), np.zeros((4, 2))])
@@ -139,16 +123,15 @@ def adding(kv):
 def pushes_of(rank, shapes):
     """Keys and integer arrays that a rank pushes, in a random order."""
     random = np.random.RandomState(rank)
-    for _ in range(60):
+    for _ in range(30):
         keys = random.permutation(len(shapes))[:random.randint(1, len(shapes))].tolist()
         yield keys, [random.randint(-9, 10, shapes[key]) for key in keys]
 
 
-@pytest.mark.parametrize('bound', [1_000_000, 1], ids=['full', 'split'])
-def test_nothing_is_lost(create, comm, bound):
+def test_nothing_is_lost(create, comm):
     """All pushes are summed, in whatever order they arrive."""
     shapes = [(3,), (40, 5), (1,), (7, 2), (1000,)]
-    kv = create('dist_async', bigarray_bound=bound)
+    kv = create('dist_async', bigarray_bound=100)
     kv.init(list(range(5)), [np.zeros(shape, int) for shape in shapes])
     adding(kv)
     for n, (keys, values) in enumerate(pushes_of(comm.rank, shapes)):
@@ -183,16 +166,6 @@ def test_several_threads_of_a_rank_push(create, comm):
         thread.join()
     kv.barrier()
     assert (kv.pull(0) == 60 * comm.size).all() and (kv.pull('split') == 60 * comm.size).all()
-
-
-def test_a_rank_pulls_its_own_push(create, comm):
-    kv = create('dist_async')
-    keys = list(range(comm.size))
-    kv.init(keys, [np.zeros(2)] * comm.size)
-    for i in range(20):
-        kv.push(comm.rank, np.full(2, float(i)))  # a key that no other rank pushes
-        assert kv.pull(comm.rank).tolist() == [i, i]
-    kv.barrier()
 
 
 @pytest.mark.mpi(min_size=2)

@@ -1,4 +1,4 @@
-"""create_kvstore_optimizer: what random models (test_random_optimizers.py) do not show."""
+"""create_kvstore_optimizer: what random models (the law of KVStores) do not show."""
 
 import chainer
 import chainer.functions as F
@@ -75,23 +75,6 @@ def test_dist_async(create, comm):
     check_equal(final, values(reference), rtol=1e-4, atol=1e-5)
 
 
-def test_different_numbers_of_steps(create, comm):
-    """In dist_async no rank waits for another."""
-    model = Model()
-    kv = create('dist_async')
-    optimizer = create_kvstore_optimizer(optimizers.SGD(.01).setup(model), kv)
-    for step in range(1 + 5 * (comm.rank + 1)):
-        optimizer.update(model, *batch(comm.rank, step))
-    assert optimizer.t == 5 * (comm.rank + 1)
-    kv.barrier()
-    server = kv._backend.server
-    counts = comm.allgather_obj({server.layouts[key_id].key: state['t']
-                                 for key_id, state in server.optimizer_states().items()})
-    steps = {path: t for found in counts for path, t in found.items()}
-    total = sum(5 * (rank + 1) for rank in range(comm.size))
-    assert steps == dict.fromkeys(['/l1/W', '/l1/b', '/l2/W', '/l2/b'], total)
-
-
 def test_priorities(create):
     """-i for the i-th parameter, in one push and one pull, as in Gluon."""
     calls = []
@@ -113,25 +96,6 @@ def test_priorities(create):
     priorities = [0, -1, -2, -3, -4]
     assert calls == [('pull', paths, priorities), ('push', paths, priorities),
                      ('pull', paths, priorities)]
-
-
-@pytest.mark.parametrize('update_on_kvstore', [False, True])
-def test_in_a_trainer(create, comm, tmp_path, update_on_kvstore):
-    x, t = (np.concatenate(parts) for parts in zip(*(batch(9, i) for i in range(5)), strict=True))
-    model = Model()
-    kv = create('dist_sync')
-    optimizer = create_kvstore_optimizer(optimizers.Adam(.05).setup(model), kv, update_on_kvstore)
-    optimizer.add_hook(hooks.WeightDecay(1e-4))
-    iterator = chainer.iterators.SerialIterator(
-        chainer.datasets.TupleDataset(x, t), 5, shuffle=False)
-    updater = chainer.training.updaters.StandardUpdater(iterator, optimizer, loss_func=model)
-    trainer = chainer.training.Trainer(updater, (15, 'epoch'), tmp_path)
-    before = float(model(x, t).array)
-    trainer.run()
-    assert (optimizer.epoch, optimizer.t) == (15, 59)
-    assert float(model(x, t).array) < before / 2
-    by_rank = comm.allgather_obj(values(model))
-    check_equal(by_rank[comm.rank], by_rank[0])
 
 
 def test_errors(create, comm, same_error):
@@ -256,25 +220,6 @@ def test_all_compressed_gradients_are_sent(create, comm, update_on_kvstore, is_d
 
 
 @pytest.mark.parametrize('update_on_kvstore', BOTH)
-def test_shared_and_read_only_gradients(create, comm, update_on_kvstore):
-    """Backward gives both parameters the same read-only array, on rank 0 only."""
-    model = chainer.Chain()
-    with model.init_scope():
-        model.a, model.b = (chainer.Parameter(np.zeros(2, np.float32)) for _ in range(2))
-    optimizer = create_kvstore_optimizer(
-        optimizers.SGD(1.).setup(model), create('dist_sync'), update_on_kvstore)
-
-    def loss():
-        return F.sum(model.a + model.b) if comm.rank == 0 else F.sum(model.a * 2)
-
-    optimizer.update(loss)
-    optimizer.update(loss)
-    n = comm.size
-    np.testing.assert_allclose(model.a.array, -(1 + 2 * (n - 1)) / n, rtol=1e-6)
-    np.testing.assert_allclose(model.b.array, -1 / n, rtol=1e-6)
-
-
-@pytest.mark.parametrize('update_on_kvstore', BOTH)
 def test_updates_of_uninitialized_parameters_count(create, update_on_kvstore):
     """As in Chainer: Adam's third update is smaller than the first one with this gradient."""
     def make():
@@ -377,13 +322,3 @@ def test_a_store_for_each_optimizer(create, comm, same_error, update_on_kvstore)
     optimizer = create_kvstore_optimizer(optimizers.SGD().setup(One()), kv, update_on_kvstore)
     error = same_error(optimizer.update, optimizer.target, np.ones(3))
     assert isinstance(error, ValueError) and "already has the key '/w'" in str(error)
-
-
-def test_other_keys_of_the_store_are_summed(create, comm):
-    model = One()
-    kv = create('dist_sync')
-    optimizer = create_kvstore_optimizer(optimizers.SGD().setup(model), kv)
-    kv.init('loss', np.zeros(1))
-    optimizer.update(model, np.ones(3))
-    kv.push('loss', np.ones(1))
-    assert kv.pull('loss') == comm.size

@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
-from laws.programs import Lamb
 
 from chainer_compat import block_updates
-from chainermn.kvstore import _optimizer_states
-from chainermn.kvstore._optimizer_updater import OptimizerUpdater
 
 
 def set_up(*add):
@@ -45,29 +42,6 @@ def test_different_optimizers_are_an_error(dist, same_error, comm):
         assert 'the ranks made different calls' in str(error)
 
 
-def test_is_elementwise():
-    assert OptimizerUpdater(optimizers.Adam()).is_elementwise
-    assert OptimizerUpdater(set_up(hooks.WeightDecay(1))).is_elementwise
-    assert not OptimizerUpdater(set_up(hooks.GradientLARS())).is_elementwise
-
-    class Rule(optimizers.sgd.SGDRule):
-        is_elementwise = False
-
-    class Mine(optimizers.SGD):
-        def create_update_rule(self):
-            return Rule(self.hyperparam)
-
-    assert not OptimizerUpdater(Mine()).is_elementwise
-    # It inherits the attribute of Adam, but overrides the update, with norms.
-    assert not OptimizerUpdater(Lamb()).is_elementwise
-    assert OptimizerUpdater(type('MyAdam', (optimizers.Adam,), {})()).is_elementwise
-
-
-def test_description():
-    described = _optimizer_states.describe(optimizers.SGD(np.float32(.5)))
-    assert described == {'optimizer': 'chainer.optimizers.sgd.SGD', 'hyperparameters': {'lr': .5}}
-
-
 # --- saving and loading states ---
 
 SHAPES = {'w': (5, 3), 'b': (3,), 7: ()}
@@ -96,8 +70,7 @@ def steps(kv, first, last):
     kv.barrier()
 
 
-@pytest.mark.parametrize('bound', [1, 10**6])
-@pytest.mark.parametrize('type', ['local', 'dist_sync'])
+@pytest.mark.parametrize('type, bound', [('local', 1), ('dist_sync', 10**6), ('dist_sync', 1)])
 def test_one_pass_for_all_keys(create, type, bound, monkeypatch):
     """As Chainer's own rules update one parameter after another."""
     groups = []
@@ -125,9 +98,9 @@ def test_one_pass_for_all_keys(create, type, bound, monkeypatch):
         np.testing.assert_allclose(x, getattr(model, f'p{key}').array, rtol=1e-6)
 
 
-@pytest.mark.parametrize('type', ['local', 'dist_sync', 'dist_async'])
-@pytest.mark.parametrize('make', [lambda: optimizers.Adam(.1), lambda: optimizers.SMORMS3(.1),
-                                  lambda: optimizers.MSVAG(.1)], ids=['Adam', 'SMORMS3', 'MSVAG'])
+@pytest.mark.parametrize('type, make', [
+    ('local', optimizers.SMORMS3), ('dist_sync', optimizers.MSVAG),
+    ('dist_async', optimizers.Adam)])
 def test_training_resumes_with_the_same_results(create, type, make, path, comm):
     """Also with other shards, and with states that are loaded before ``init``."""
     kv = store(create, type, 1, make())
@@ -139,7 +112,7 @@ def test_training_resumes_with_the_same_results(create, type, make, path, comm):
     steps(kv, 3, 6)
     expected = kv.pull(list(SHAPES))
 
-    for bound, is_loaded_first in ((1, False), (10**6, True), (10**6, False)):
+    for bound, is_loaded_first in ((1, False), (10**6, True)):
         again = store(create, type, bound, make())
         if is_loaded_first:
             again.load_optimizer_states(path)
@@ -151,7 +124,7 @@ def test_training_resumes_with_the_same_results(create, type, make, path, comm):
             np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize('type', ['local', 'dist_sync'])
+@pytest.mark.parametrize('type', ['dist_sync'])
 def test_one_file_for_any_number_of_ranks(create, comm, type, path):
     """One rank loads the states that many ranks saved, and vice versa."""
     kv = store(create, type, 1, optimizers.MomentumSGD(.1))
@@ -172,32 +145,6 @@ def test_one_file_for_any_number_of_ranks(create, comm, type, path):
     other.load_optimizer_states(path)
     other.push('w', np.zeros((5, 3), np.float32))
     np.testing.assert_allclose(other.pull('w'), 1 + .9 * expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize('is_changed', [False, True])
-@pytest.mark.parametrize('type', ['local', 'dist_sync'])
-def test_float32_copies_of_float16(create, type, path, comm, is_changed):
-    """Steps that float16 rounds away add up, also over a save, unless the value has changed."""
-    def start(value):
-        sgd = optimizers.SGD(2.**-13)
-        sgd.use_fp32_update()
-        kv = create(type, bigarray_bound=2)
-        kv.set_optimizer(sgd, 1 / kv.num_workers)
-        kv.init('w', np.full(5, value, np.float16))
-        return kv
-
-    kv = start(1)
-    path = path if type == 'dist_sync' else f'{path}-{comm.rank}'
-    minus = np.full(5, -1, np.float16)
-    for _ in range(3):
-        kv.push('w', minus)
-    np.testing.assert_array_equal(kv.pull('w'), 1)
-    kv.save_optimizer_states(path)
-    kv = start(3 if is_changed else 1)
-    kv.load_optimizer_states(path)
-    for _ in range(5):
-        kv.push('w', minus)
-    np.testing.assert_array_equal(kv.pull('w'), 3 if is_changed else 1 + 2.**-10)
 
 
 def test_loading_drops_the_states_of_other_keys(create, path):

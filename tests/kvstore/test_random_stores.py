@@ -18,6 +18,7 @@ from chainermn.kvstore import RowSparse
 
 TYPES = ['local', 'device', 'dist_sync', 'dist_sync', 'dist_sync', 'dist_device_sync', 'dist_async']
 
+
 class Normalize:
     """A hook that needs all elements of an array."""
 
@@ -343,7 +344,7 @@ class Program:
 
 
 @pytest.mark.limit(600)
-@each_case('seed', lambda config: range(500 if config.getoption('full') else 20))
+@each_case('seed', lambda config: range(500 if config.getoption('full') else 10))
 def test_random_programs(create, comm, path, seed):
     random = np.random.RandomState(seed)
     type = TYPES[random.randint(len(TYPES))]

@@ -34,10 +34,6 @@ def batch(seed, dtype=np.float64):
             random.normal(size=(N_LOCAL, N_OUT)).astype(dtype))
 
 
-def seed_of(rank, step, part):
-    return 1000 * step + 100 * part + rank
-
-
 def weights(model):
     return {name: param.array.copy() for name, param in model.namedparams()}
 
@@ -48,33 +44,6 @@ def make(comm, n, actual=None, dtype=np.float64):
         actual or optimizers.MomentumSGD(0.1), comm, n_accumulations=n).setup(model)
     optimizer.update(model, *batch(0, dtype), late=True)  # only broadcasts
     return optimizer, model
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize('n', [1, 2, 3])
-@pytest.mark.parametrize('style', ['bare', 'bare without cleargrads in between'])
-@pytest.mark.parametrize('scale', [None, 64.0])
-def test_equals_one_process_with_the_union_of_the_batches(comm, n, style, scale):
-    """The laws of training pass a function that computes the loss."""
-    optimizer, model = make(comm, n)
-    if scale is not None:
-        optimizer.loss_scaling(scale=scale)
-    alone = Net(0)
-    alone.copyparams(model)
-    reference = optimizers.MomentumSGD(0.1).setup(alone)
-    for step in range(4):
-        batches = [batch(seed_of(rank, step, part))
-                   for rank in range(comm.size) for part in range(n)]
-        reference.update(alone, *(np.concatenate(arrays) for arrays in zip(*batches, strict=True)))
-        for part in range(n):
-            x, t = batch(seed_of(comm.rank, step, part))
-            if part == 0 or style == 'bare':
-                model.cleargrads()
-            model(x, t).backward(loss_scale=scale)
-            optimizer.update()
-            assert optimizer.t == step + (part == n - 1)
-    for name, expected in weights(alone).items():
-        np.testing.assert_allclose(weights(model)[name], expected, rtol=1e-9, err_msg=name)
 
 
 def test_updates_that_do_not_step(comm):

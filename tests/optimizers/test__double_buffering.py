@@ -64,12 +64,6 @@ def expected_weights(size, n_updates):
     return weights
 
 
-@pytest.mark.parametrize('bare', [False, True], ids=['lossfun', 'bare loop'])
-def test_a_step_uses_the_gradients_of_the_update_before(comm, bare):
-    np.testing.assert_allclose(train(comm, 7, bare=bare), expected_weights(comm.size, 7),
-                               rtol=1e-12)
-
-
 @pytest.mark.parametrize('n_waits', [1, 2])
 def test_waiting_keeps_the_gradients_for_the_next_update(comm, n_waits):
     np.testing.assert_allclose(train(comm, 6, n_waits=n_waits), expected_weights(comm.size, 6),
@@ -102,14 +96,6 @@ def test_update_returns_while_gradients_travel(comm):
 
     weights = train(comm, 5, before_update=look)
     np.testing.assert_allclose(weights, expected_weights(comm.size, 5), rtol=1e-12)
-
-
-def test_a_gradient_keeps_its_own_loss_scale(comm):
-    def rescale(optimizer, update):
-        optimizer.set_loss_scale(2.0 ** update)
-
-    np.testing.assert_allclose(train(comm, 6, before_update=rescale),
-                               expected_weights(comm.size, 6), rtol=1e-12)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -63,13 +63,6 @@ def value(rank, n):
     return (rank + 1) * 100.0 + n
 
 
-def gradients(counts, divide):
-    """What each step uses.  The first batches are those of the update that broadcasts."""
-    return [sum(value(rank, n) for rank, count in enumerate(counts) if n < count)
-            / (len(counts) if divide else sum(n < count for count in counts))
-            for n in range(1, max(counts, default=0))]
-
-
 def state(optimizer):
     """All that has to be equal on the ranks."""
     serializer = chainer.serializers.DictionarySerializer()
@@ -88,41 +81,6 @@ def train(comm, count, optimizer, **kwargs):
     with chainermn.join(optimizer, **kwargs):
         for n in range(count):
             optimizer.update(optimizer.target, value(comm.rank, n))
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize('divide', [True, False])
-@pytest.mark.parametrize('name', ['naive', 'flat'])
-def test_gradients_with_any_counts(comm, name, divide):
-    random = np.random.RandomState(0)
-    other = comm.split(0, comm.rank) if name == 'naive' else chainermn.create_communicator(name)
-    for draw in range(25):
-        counts = random.randint(0, 6, comm.size) * (random.uniform(size=comm.size) < .8)
-        optimizer, model = make(other, Slope('float32' if draw % 2 else 'float64'))
-        train(other, counts[comm.rank], optimizer, divide_by_initial_world_size=divide)
-        expected = gradients(counts, divide)
-        np.testing.assert_allclose(seen(optimizer), expected, rtol=1e-6)
-        assert optimizer.t == len(expected)
-        check_equal_on_all_ranks(other, optimizer)
-        if max(counts):
-            last = max(rank for rank in range(comm.size) if counts[rank] == max(counts))
-            assert model.calls == counts[last]
-    other.finalize()
-
-
-def test_one_join_per_epoch_and_updates_in_between(comm):
-    optimizer, _ = make(comm)
-    expected = []
-    for epoch in range(4):
-        counts = [(rank + epoch) % comm.size + 2 for rank in range(comm.size)]
-        train(comm, counts[comm.rank], optimizer)
-        new = gradients(counts, True)
-        if epoch:  # nothing to broadcast any more
-            new.insert(0, np.mean([value(rank, 0) for rank in range(comm.size)]))
-        expected += new
-    optimizer.update(optimizer.target, 1.)
-    np.testing.assert_allclose(seen(optimizer), [*expected, 1])
-    check_equal_on_all_ranks(comm, optimizer)
 
 
 @pytest.mark.parametrize('zero_fill', [True, False])
@@ -172,34 +130,6 @@ def test_what_is_left_of_an_accumulation_is_exchanged(comm, divide):
                         np.mean([np.mean(part) for part in parts]))
     np.testing.assert_allclose(seen(optimizer), expected)
     check_equal_on_all_ranks(comm, optimizer)
-
-
-@pytest.mark.parametrize('compression', ['fp16', {'type': '2bit', 'threshold': 1000.}])
-def test_with_compression(comm, compression):
-    counts = [2 + 3 * rank for rank in range(comm.size)]
-    optimizer, _ = make(comm, compression=compression)
-    train(comm, counts[comm.rank], optimizer)
-    check_equal_on_all_ranks(comm, optimizer)
-    if compression == 'fp16':
-        np.testing.assert_allclose(seen(optimizer), gradients(counts, True), rtol=2e-3)
-        return
-    # What was not sent of the batches is sent while the rank shadows, or kept.
-    kept = comm.allreduce(sum(optimizer.compression.residuals.values(), np.zeros(3)))[0]
-    np.testing.assert_allclose(sum(seen(optimizer)) * comm.size + kept,
-                               sum(gradients(counts, True)) * comm.size)
-
-
-def test_loss_scaling(comm):
-    counts = [2 + 2 * rank for rank in range(comm.size)]
-    steps = []
-    for scale in (None, 64.0):
-        optimizer, model = make(comm)
-        if scale is not None:
-            optimizer.loss_scaling(scale=scale)
-        train(comm, counts[comm.rank], optimizer)
-        steps.append(model.w.array)
-        check_equal_on_all_ranks(comm, optimizer)
-    np.testing.assert_allclose(*steps)
 
 
 def test_float16_mean_over_active_ranks_does_not_overflow_on_the_way(comm):
@@ -409,26 +339,3 @@ def test_disabled_it_does_nothing(comm):
         for _ in range(3):
             optimizer.update(model, 1.)
     assert optimizer.t == 2
-
-
-class Sum(chainer.Link):
-    """Two parameters whose gradients are one array."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.a, self.b = chainer.Parameter(np.zeros(3)), chainer.Parameter(np.zeros(3))
-
-    def forward(self, x):
-        return chainer.functions.sum((self.a + self.b) * np.full(3, x))
-
-
-@pytest.mark.parametrize('divide', [True, False])
-def test_gradients_in_one_array_are_scaled_once(comm, divide):
-    optimizer, model = make(comm, Sum())
-    counts = [3 + (rank > 0) for rank in range(comm.size)]
-    with chainermn.join(optimizer, divide_by_initial_world_size=divide):
-        for n in range(counts[comm.rank]):
-            optimizer.update(model, value(comm.rank, n))
-    for name in '/a', '/b':
-        np.testing.assert_allclose(seen(optimizer, name), gradients(counts, divide), rtol=1e-12)

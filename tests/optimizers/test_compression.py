@@ -61,7 +61,7 @@ def test_what_another_rank_saved_is_not_taken_over(comm, tmp_path):
 
 @pytest.mark.parametrize('saved, loaded', [
     (None, '2bit'), ('2bit', 'fp16'), ('fp16', 'powersgd'), ('powersgd', None),
-    ('2bit', 'powersgd'), ('powersgd', '2bit')])
+    ('2bit', 'powersgd')])
 def test_compression_may_change_between_runs(comm, tmp_path, saved, loaded):
     optimizer, _ = make(comm, saved)
     train(comm, optimizer, range(3))
@@ -113,14 +113,13 @@ class Feedback:
 
 @pytest.mark.parametrize('create', [
     lambda: compression.TwoBit(.3), lambda: compression.PowerSGD(1, 1), Feedback])
-@pytest.mark.parametrize('shapes', [[(4, 6), (4, 6)], [(4, 6), (8, 5)]], ids=str)
-def test_two_optimizers_with_one_compressor(comm, create, shapes, tmp_path):
+def test_two_optimizers_with_one_compressor(comm, create, tmp_path):
     """As in a GAN: each trains as with a compressor of its own, also after loading."""
     results = []
     for is_shared in False, True:
         one = create()
         both = []
-        for shape in shapes:
+        for shape in (4, 6), (4, 6):
             link = chainer.Link()
             with link.init_scope():
                 link.w = chainer.Parameter(np.zeros(shape, 'f'))
@@ -192,84 +191,28 @@ def test_compressions_that_differ_are_noticed(comm):
         train(comm, optimizer, range(2))
 
 
-class Weights(chainer.Link):
-    """Its loss is linear, so the gradients are known."""
-
-    def __init__(self, dtype):
-        super().__init__()
-        with self.init_scope():
-            for name in 'ab':
-                setattr(self, name, chainer.Parameter(np.zeros((8, 6), dtype)))
-
-
-def gradient(rank, step, name):
-    """Return numbers that are exact in float16, with a loss scale, too."""
-    return np.random.RandomState([rank, step, ord(name)]).randint(-32, 32, (8, 6)) / 32
-
-
 @pytest.mark.filterwarnings('ignore:Non finite number:UserWarning')
-@each_case('kind, case', [(kind, case) for kind in ('2bit', {'type': 'powersgd', 'rank': 1}, None)
-                          for case in (
-    dict(scales=[8., 2., None]),
-    dict(scales=[8., 2., 4.], overlap='always'),
-    dict(scales=[8., 2., 4.], n_accumulations=2),
-    dict(scales=[16., 4., 1.], n_accumulations=2, overlap='always', resumes=True),
-    dict(scales=[64., 2., 4.], dtype='e'),
-    dict(scales=[8., 2., 4.], shard_states=True, resumes=True),
-    dict(scales=[8., 2., 4.], names=['ab', 'a', 'b'], resumes=True),
-    dict(scales=[8., 2., 4.], names=['ab', 'a', 'b'], overlap='always'),
-    dict(infinite=4, resumes=True),
-    dict(infinite=4, overlap='always', shard_states=True),
-    dict(infinite=4, n_accumulations=2))])
-def test_all_gradients_are_sent(comm, kind, case):
-    """The weights are minus the sum of the mean gradients, but for what is left to be sent.
+@each_case('kind, shard', [('2bit', False), ({'type': 'powersgd', 'rank': 1}, True)])
+def test_a_step_that_is_skipped_sends_nothing(comm, kind, shard):
+    """The weights are minus the sum of the mean gradients, but for what is left to be sent."""
+    def gradient(rank, step):
+        return np.random.RandomState([rank, step]).randint(-32, 32, (8, 6)) / 32
 
-    So the loss scale may change, parameters may be left out, and skipped steps send nothing.
-    """
-    case = dict(case)
-    scales, dtype = case.pop('scales', None), case.pop('dtype', 'f')
-    names, infinite = case.pop('names', ['ab']), case.pop('infinite', None)
-    resumes, n = case.pop('resumes', False), case.get('n_accumulations', 1)
-
-    def create():
-        sgd = optimizers.SGD(1)
-        if scales is None:
-            sgd.loss_scaling(interval=3)
-            sgd._loss_scale = 32.
-        return chainermn.create_multi_node_optimizer(
-            sgd, comm, compression=kind, zero_fill=len(names) == 1, **case).setup(Weights(dtype))
-
-    def total(step, name):
-        return sum(gradient(rank, step, name) for rank in range(comm.size)) / comm.size
-
-    optimizer, expected = create(), dict.fromkeys('ab', 0)
+    sgd, model = optimizers.SGD(1), L.Linear(6, 8, nobias=True, initialW=0)
+    sgd.loss_scaling(interval=3)
+    sgd._loss_scale = 32.
+    optimizer = chainermn.create_multi_node_optimizer(
+        sgd, comm, compression=kind, shard_states=shard).setup(model)
+    expected = 0
     for step in range(9):
-        model, used = optimizer.target, names[step % len(names)] if step else 'ab'
-        if scales is not None:
-            optimizer.loss_scaling(scale=scales[step % 3])
-        mine = {name: gradient(comm.rank, step, name).astype(dtype) for name in used}
-        if step == infinite and comm.rank == comm.size - 1:
-            mine['a'][1, 2] = np.inf
+        mine = gradient(comm.rank, step).astype('f')
+        if step == 4 and comm.rank == comm.size - 1:
+            mine[1, 2] = np.inf
         with np.errstate(invalid='ignore'):  # zero times infinity
-            optimizer.update(lambda model, mine: sum(
-                F.sum(getattr(model, name) * x) for name, x in mine.items()), model, mine)
-        if step and infinite not in range(step - (step - 1) % n, step - (step - 1) % n + n):
-            for name in used:
-                expected[name] -= total(step, name) / n
-        if step == 5 and resumes:
-            state = [chainer.serializers.DictionarySerializer() for _ in range(2)]
-            for serializer, part in zip(state, (model, optimizer), strict=True):
-                serializer.save(part)
-            optimizer = create()
-            for serializer, part in zip(state, (optimizer.target, optimizer), strict=True):
-                arrays = {key: np.array(x) for key, x in serializer.target.items()}
-                chainer.serializers.NpzDeserializer(arrays).load(part)
-            optimizer.is_changed(optimizer.target)  # as after loading a checkpoint
-    for name in 'ab':
-        left = vars(optimizer.compression or optimizer)
-        left = left['residuals'].get(f'/{name}', 0) if 'residuals' in left else (
-            left.get('state', {}).get(f'/{name}.error', 0))
-        left = np.reshape(left, (8, 6)) if np.ndim(left) else np.zeros((8, 6))
-        left = sum(comm.allgather_obj(left.astype('d'))) / comm.size
-        np.testing.assert_allclose(getattr(optimizer.target, name).array, expected[name] + left,
-                                   atol=.02 if dtype == 'e' else 1e-4)
+            optimizer.update(lambda: F.sum(model.W * mine))  # noqa: B023
+        if step not in (0, 4):
+            expected -= sum(gradient(rank, step) for rank in range(comm.size)) / comm.size
+    found = vars(optimizer.compression)
+    left = found['residuals']['/W'] if kind == '2bit' else found['state']['/W.error']
+    left = sum(comm.allgather_obj(left.reshape(8, 6).astype('d'))) / comm.size
+    np.testing.assert_allclose(model.W.array, expected + left, atol=1e-4)

@@ -1,7 +1,6 @@
 """The factory: its results and its errors, on every rank."""
 
 import chainer
-import numpy as np
 import pytest
 from chainer import optimizers
 from shared_fixtures import communicators, raises_on_all
@@ -46,16 +45,3 @@ def test_double_buffering_on_one_rank_is_an_error_on_all(comm, same_error):
         optimizers.SGD(), comm, double_buffering=comm.rank == last).setup(
             chainer.links.Linear(1, 1)).update(), failed=last)
     assert 'does not support double buffering' in str(error)
-
-
-def test_zero_fill_is_the_default(comm):
-    optimizer = create_multi_node_optimizer(optimizers.SGD(1), comm)
-    assert optimizer.zero_fill is True
-    model = chainer.links.Linear(3, 2)
-    optimizer.setup(model).update()
-    before = model.W.array.copy()
-    model.cleargrads()
-    if comm.rank == 0:
-        model.W.grad = np.ones_like(before)
-    optimizer.update()
-    np.testing.assert_allclose(model.W.array, before - 1 / comm.size, rtol=1e-5)

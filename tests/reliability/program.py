@@ -17,7 +17,6 @@ from mpi4py.MPI import COMM_WORLD
 
 import chainermn
 import chainermn.kvstore
-import chainermn.links  # before ranks wait for each other, since it takes long
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 

@@ -89,6 +89,7 @@ CASES = {
 ROWS = {path: (n_same, names.split()) for rows in old_arguments.CALLS.values()
         for path, (n_same, names) in rows.items()}
 
+
 def flat(x):
     """Return the Variables in nested lists, tuples and dictionaries."""
     if isinstance(x, dict):

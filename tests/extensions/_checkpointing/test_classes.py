@@ -51,10 +51,13 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize('change', CHANGES)
-def test_a_difference_is_an_error_on_all_ranks(comm, folder, same_error, change):
+def test_a_difference_is_an_error_on_all_ranks(comm, folder, same_error):
     save(comm, folder)
-    options, text = CHANGES[change]
+    for options, text in CHANGES.values():
+        check_difference(comm, folder, same_error, options, text)
+
+
+def check_difference(comm, folder, same_error, options, text):
     trainer, optimizer = make(comm, folder, **options)
     before = trainer.updater.get_optimizer('main').target.predictor.W.array.copy()
     error = same_error(lambda: checkpointer_of(comm, folder).maybe_load(trainer, optimizer))
@@ -98,14 +101,6 @@ def test_iterators_on_other_ranks_than_the_master(comm):
     arrays = classes.capture_classes({'iterator': saved})
     target = chainermn.iterators.create_multi_node_iterator(multithread(range(4), 2), comm)
     assert not classes.find_differences(arrays, {'iterator': target})
-
-
-def test_a_dictionary(comm, folder, same_error):
-    model = chainer.links.Linear(2, 2)
-    checkpointer_of(comm, folder).save({'model': model, 'opt': ADAM().setup(model)}, 3)
-    error = same_error(lambda: checkpointer_of(comm, folder).maybe_load(
-        {'model': model, 'opt': MOMENTUM().setup(model)}))
-    assert 'opt was Adam, is now MomentumSGD' in str(error)
 
 
 def test_a_file_of_an_older_version_is_loaded(comm, folder, monkeypatch):

@@ -13,7 +13,6 @@ from time_limits import seconds
 
 from chainermn._process import runtime
 from chainermn.extensions._checkpointing import late_copies, state
-from chainermn.extensions._checkpointing.late_copies import LateCopies
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -87,25 +86,6 @@ class Own(chainer.optimizer.GradientMethod):
         return Rule(self.hyperparam)
 
 
-OPTIMIZERS = {
-    'Adam': chainer.optimizers.Adam, 'AMSGrad': lambda: chainer.optimizers.Adam(amsgrad=True),
-    'MomentumSGD': chainer.optimizers.MomentumSGD, 'AdaGrad': chainer.optimizers.AdaGrad,
-    'RMSpropGraves': chainer.optimizers.RMSpropGraves, 'a rule of a program': Own}
-
-
-@each_case('name, fused', [(name, fused) for name in OPTIMIZERS for fused in (True, False)])
-def test_an_update_waits_for_the_copies(name, fused):
-    optimizer = trained(OPTIMIZERS[name]())
-    arrays, late, expected = begin(optimizer)
-    assert is_pending()
-    with chainer.using_config('fused_updates', fused):
-        step(optimizer)
-    assert not is_pending()
-    late.finish()
-    check(arrays, expected)
-    assert any((array != states(optimizer)[key]).any() for key, array in expected.items())
-
-
 def load(optimizer):
     other = trained(chainer.optimizers.Adam(alpha=.1))
     step(other)
@@ -159,30 +139,6 @@ def test_whoever_changes_a_state_waits_for_the_copies(name):
     late.finish()
     check(arrays, expected)
     assert any((array != states(optimizer)[key]).any() for key, array in expected.items())
-
-
-def test_new_states_and_new_parameters_leave_the_copies_alone():
-    for change in (lambda optimizer: setattr(optimizer.target.W.update_rule, '_state', None),
-                   lambda optimizer: optimizer.setup(chainer.links.Linear(2, 2)),
-                   lambda optimizer: copy.deepcopy(optimizer.target)):
-        optimizer = trained()
-        arrays, late, expected = begin(optimizer)
-        assert is_pending()
-        change(optimizer)
-        late.finish()
-        check(arrays, expected)
-
-
-def test_forward_and_backward_do_not_wait():
-    optimizer = trained()
-    model = optimizer.target
-    arrays, _, expected = begin(optimizer)
-    model.cleargrads()
-    chainer.functions.sum(model(np.ones((2, COLUMNS), 'f'))).backward()
-    assert is_pending()
-    optimizer.update()
-    assert not is_pending()
-    check(arrays, expected)
 
 
 class OwnState(Rule):
@@ -273,18 +229,6 @@ def test_an_optimizer_that_changes_states_to_save_them():
     check(arrays, expected)
 
 
-def test_an_optimizer_that_is_saved_twice():
-    optimizer = trained()
-    expected = states(optimizer)
-    target = {'optimizer': optimizer, 'again': optimizer}
-    arrays = state.copy_state(state.as_serializable(target), late := state.late_copies(target))
-    step(optimizer)
-    late.finish()
-    for name in ('optimizer', 'again'):
-        for key, array in expected.items():
-            np.testing.assert_array_equal(arrays[f'{name}{key}'], array)
-
-
 def test_the_next_save_waits_for_the_copies_of_the_one_before():
     first, second = trained(), trained(chainer.optimizers.MomentumSGD())
     arrays, late, expected = begin(first)
@@ -367,12 +311,3 @@ def test_a_signal_handler_reads_states_in_the_middle_of_a_copy(monkeypatch, chan
     late.finish()
     late.check()
     check(arrays, expected)
-
-
-def test_without_states_nothing_is_pending():
-    late = LateCopies([chainer.links.Linear(2, 2)])
-    late.begin({'x': np.ones(3)})
-    assert not is_pending()
-    late.finish()
-    late.check()
-    LateCopies().finish()

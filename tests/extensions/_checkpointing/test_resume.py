@@ -9,7 +9,6 @@ from shared_fixtures import raises_on_all
 from chainermn.extensions._checkpointing import progress, rank_file, resume, state
 from chainermn.extensions._checkpointing.resume import CheckedDeserializer, Differences
 from chainermn.extensions._checkpointing.selection import Selection
-from chainermn.iterators import MultiNodeOrderSampler
 
 pytestmark = pytest.mark.usefixtures('own_folder')
 
@@ -26,14 +25,6 @@ def load(comm, selection, group=None):
     resume.load(comm, selection, model, False, group)
     comm.barrier()
     return model.W.array[0, 0]
-
-
-def test_one_rank_reads_for_its_group(comm, tmp_path):
-    first = comm.rank // 2 * 2
-    path = written(tmp_path, comm.rank) if comm.rank == first else None
-    group = comm.split(first, comm.rank)
-    assert load(comm, Selection(1, path, comm.size, False), group) == first
-    group.finalize()
 
 
 def test_rank_0_reads_for_all(comm, tmp_path):
@@ -154,23 +145,3 @@ def test_a_model_without_a_trainer():
     del serializer.target['W']
     with pytest.raises(KeyError):
         load_resized(serializer.target, loaded)
-
-
-def test_an_order_sampler_continues_in_the_same_epoch(comm, tmp_path):
-    """The order of a rank, one sample, is that of other epochs, too."""
-    def trainer_of():
-        n = max(2, comm.size)
-        iterator = chainer.iterators.SerialIterator(
-            list(range(n)), 1, order_sampler=MultiNodeOrderSampler(n, comm))
-        trainer = make_trainer(n, 1, 9)
-        trainer.updater._iterators['main'] = iterator
-        return trainer, iterator
-
-    trainer, iterator = trainer_of()
-    trainer.run()
-    path = str(tmp_path / 'file')
-    rank_file.write(path, state.copy_state(trainer), rank_file.Tag('a-1', 9, 1, [0], 0))
-    expected = [next(iterator) for _ in range(30)]
-    trainer, other = trainer_of()
-    resume.load(comm, Selection(9, path, comm.size, False), trainer, False)
-    assert [next(other) for _ in range(30)] == expected

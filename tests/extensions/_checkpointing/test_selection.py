@@ -66,18 +66,6 @@ def test_a_damaged_file_is_named_by_rank_path_and_reason(comm, names):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_missing_file_is_named(comm, names):
-    """The job was killed before all ranks had written theirs."""
-    for iteration in (1, 2):
-        save(comm, names, iteration)
-    last = comm.size - 1
-    on(comm, -1, os.remove, names.path(2, last))
-    assert selected(comm, names, f'rank {last}: .*run.{last}.2: is missing') == 1
-    on(comm, 0, os.remove, names.path(1, 0))
-    assert selected(comm, names, 'iteration 2') is None
-
-
-@pytest.mark.mpi(min_size=2)
 def test_files_of_two_runs_are_not_taken_for_one(comm, names):
     """Two runs were killed while they saved the same iteration."""
     save(comm, names, 1)

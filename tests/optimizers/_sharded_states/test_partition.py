@@ -1,15 +1,18 @@
 """Every element belongs to one rank, and the ranks have about the same number of elements."""
 
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 
 from chainermn.optimizers._sharded_states.partition import Item, partition
+
+pytestmark = pytest.mark.mpi_skip
 
 ITEMS = st.lists(st.tuples(st.integers(0, 3000), st.booleans(), st.booleans()), max_size=12)
 
 
 @hypothesis.given(ITEMS, st.integers(1, 9))
-@hypothesis.settings(deadline=None)
+@hypothesis.settings(deadline=None, max_examples=50)
 def test_each_element_belongs_to_one_rank(sizes, n):
     items = [Item(f'/{i}', *item) for i, item in enumerate(sizes)]
     shards = partition(items, n)
@@ -22,7 +25,7 @@ def test_each_element_belongs_to_one_rank(sizes, n):
 
 
 @hypothesis.given(st.lists(st.integers(0, 5000), max_size=12), st.integers(1, 9))
-@hypothesis.settings(deadline=None)
+@hypothesis.settings(deadline=None, max_examples=50)
 def test_divisible_parameters_are_balanced(sizes, n):
     shards = partition([Item(f'/{i}', size, True, True) for i, size in enumerate(sizes)], n)
     loads = [sum(end - begin for begin, end in shard.values()) for shard in shards]

@@ -62,13 +62,20 @@ def own(optimizer):
     """A hook of the program."""
 
 
+class OwnClipping(optimizer_hooks.GradientClipping):
+    def __call__(self, optimizer):
+        super().__call__(optimizer)
+
+
 @pytest.mark.parametrize('units, hooks', [
     (2, []),
     (2, [optimizer_hooks.GradientClipping(.1), optimizer_hooks.WeightDecay(.1)]),
     (2, [optimizer_hooks.GradientLARS()]),
-    (3, [own]),
+    (3, [optimizer_hooks.GradientClipping(.1), own]),
+    (3, [OwnClipping(.1)]),
     (3, [optimizer_hooks.GradientNoise(.1)]),
-], ids=['none', 'clipping and decay', 'LARS', 'own', 'noise'])
+], ids=['none', 'clipping and decay', 'LARS', 'own', 'subclass', 'noise'])
+@pytest.mark.sample(6)
 @pytest.mark.parametrize('is_scaled', [False, True], ids=['plain', 'loss scale'])
 def test_units_of_an_update(counted, units, hooks, is_scaled):
     comm, counters = counted
