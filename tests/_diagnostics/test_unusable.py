@@ -177,7 +177,7 @@ def test_operations_raise_after_mpi_is_finalized(tmp_path):
     check(run(tmp_path, FINALIZED, 2), 2, 'the program has called MPI.Finalize()')
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('name, ranks, has_timeline', [
     ('flat', 2, True), ('naive', 1, False), ('flat', 3, False), ('flat', 1, False),
     ('naive', 2, False)])

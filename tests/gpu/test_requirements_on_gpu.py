@@ -134,10 +134,3 @@ def test_configuration_of_pure_nccl():
     part.finalize()
     comm.finalize()
 
-
-def test_after_finalize():
-    comm = chainermn.create_communicator('pure_nccl')
-    comm.finalize()
-    comm.finalize()
-    with pytest.raises(RuntimeError, match='finalized'):
-        comm.multi_node_mean_grad(chainer.Link())
