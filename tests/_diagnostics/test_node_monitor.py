@@ -51,6 +51,7 @@ def check_report(done, why):
             + re.escape(why), said[0]), done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @starts
 @pytest.mark.parametrize('body, why, stack', DYING.values(), ids=DYING.keys())

@@ -232,6 +232,7 @@ def test_an_error_in_atexit_aborts_the_job(tmp_path):
     assert 'RuntimeError: allreduce_obj: the communicators of this rank were shut d' in done.stdout
 
 
+@pytest.mark.slow
 def test_errors_in_a_late_daemon_thread_and_in_a_finalizer_are_printed(tmp_path):
     """The finalizer is called on one rank alone: before, it waited for the others forever."""
     done = run(tmp_path, LATE, 2, 'others')

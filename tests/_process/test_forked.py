@@ -123,6 +123,7 @@ print('went on', flush=True)
 '''
 
 
+@pytest.mark.slow
 def test_workers_of_multiprocessing(tmp_path):
     done = run_job(tmp_path, WORKERS, limit=50, options=('-W', 'ignore'))
     assert done.returncode == 0, done.stdout

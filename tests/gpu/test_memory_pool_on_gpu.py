@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.limit(300)]
 BUCKET_MB = 4000 / 2**20
 OPTIONS = [
     {}, {'overlap': 'always', 'bucket_mb': BUCKET_MB}, {'overlap': 'always', 'bucket_mb': 1e-6},
-    {'double_buffering': True}, {'compression': '2bit'}, {'shard_states': True},
+    {'double_buffering': True}, {'compression': '2bit'},
     {'overlap': 'always', 'bucket_mb': BUCKET_MB, 'compression': 'fp16'},
 ]
 

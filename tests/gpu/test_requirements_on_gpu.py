@@ -58,14 +58,6 @@ def test_old_nccl(monkeypatch, refused):
     refused('NCCL 1304 is too old; install 2.0')
 
 
-@pytest.mark.parametrize('old', ['hierarchical', 'two_dimensional', 'single_node'])
-def test_old_names(old):
-    with pytest.warns(DeprecationWarning, match='pure_nccl'):
-        comm = chainermn.create_communicator(old)
-    assert type(comm) is PureNcclCommunicator
-    comm.finalize()
-
-
 @pytest.mark.parametrize('name', CLASSES)
 def test_one_rank_cannot_connect(name, monkeypatch, same_error):
     """NCCL tells only that rank; the next call connects."""

@@ -466,6 +466,7 @@ def test_a_failure_inside_a_schedule_ends_the_job(tmp_path, failure, texts):
 # --- resume, timeline, examples -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 def test_the_timeline_shows_steps_and_bubbles(tmp_path):
     done = run_job(tmp_path, PROGRAM.replace('FAILURE', 'pass'), CHAINERMN_TIMELINE='out.json')
