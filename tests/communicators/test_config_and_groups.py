@@ -69,7 +69,7 @@ def test_config_scope_ends_with_an_error(own):
 
 
 def test_split(own, check_usable):
-    """laws/test_collectives.py tests groups of any ranks in any order."""
+    """laws/test_collectives.py tests parts of any ranks in any order."""
     own.set_config('batched_copy', False)
     with own.config_scope():
         own.mine = 'kept'
@@ -90,6 +90,25 @@ def test_finalized_group_frees_its_mpi_communicators(own):
         part.finalize()
         assert part.mpi_comm == MPI.COMM_NULL
     assert own.mpi_comm != MPI.COMM_NULL
+
+
+def test_new_group(own, check_usable):
+    """Ranks are numbered in the order given; other ranks get None."""
+    for ranks in ([0], [own.size - 1], list(range(own.size)), list(reversed(range(own.size))),
+                  np.arange(0, own.size, 2)):
+        group = own.new_group(ranks)
+        if own.rank not in ranks:
+            assert group is None
+            continue
+        assert type(group) is type(own)
+        assert group.get_config() == own.get_config()
+        assert (group.rank, group.size) == (list(ranks).index(own.rank), len(ranks))
+        assert group.allgather_obj(own.rank) == list(ranks)
+        with pytest.raises(ValueError, match=f'root must be a rank from 0 to {len(ranks) - 1}'):
+            group.bcast(np.zeros(1), len(ranks))  # a rank outside of the group
+        check_usable(group)
+        group.finalize()
+    check_usable(own)
 
 
 def test_errors_stay_in_their_group(own, check_usable):
