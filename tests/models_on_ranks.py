@@ -30,60 +30,6 @@ class Part(chainer.Chain):
         return y
 
 
-class TwoOutputs(Part):
-    def outputs(self, y):
-        return y, 2 * y
-
-
-class WithBatchNormalization(Part):
-    def __init__(self, name):
-        super().__init__(name)
-        with self.init_scope():
-            self.bn = L.BatchNormalization(WIDTH)
-
-    def outputs(self, y):
-        return self.bn(y)
-
-
-class WithScalar(Part):
-    """Sums of gradients of shape () are numbers, not arrays."""
-
-    def __init__(self, name):
-        super().__init__(name)
-        with self.init_scope():
-            self.scale = chainer.Parameter(np.array(1.5))
-
-    def outputs(self, y):
-        return y * F.broadcast_to(self.scale, y.shape)
-
-
-class Recurrent(Part):
-    """An LSTM over the columns of each example."""
-
-    def __init__(self, name):
-        super().__init__(name)
-        with self.init_scope():
-            self.rnn = L.NStepLSTM(1, 1, WIDTH, 0)
-
-    def outputs(self, y):
-        ys = [F.expand_dims(each, 1) for each in F.separate(y)]
-        h, _, _ = self.rnn(None, None, ys)
-        return h[0]
-
-
-class Stateful(Part):
-    """Like Recurrent, with an LSTM that keeps its state between calls."""
-
-    def __init__(self, name):
-        super().__init__(name)
-        with self.init_scope():
-            self.rnn = L.LSTM(1, WIDTH)
-
-    def outputs(self, y):
-        self.rnn.reset_state()
-        return [self.rnn(F.expand_dims(each, 1)) for each in F.separate(y, 1)][-1]
-
-
 class Doubled(chainer.Link):
     """Has no parameters: its input gets no gradient if it is that of the model."""
 
@@ -94,51 +40,10 @@ class Doubled(chainer.Link):
         return 2 * x
 
 
-class WithLabels(Part):
-    """Passes an array of integers on, as well."""
-
-    def outputs(self, y):
-        return y, y.array.argmax(axis=1)
-
-
-class TakesLabels(Part):
-    def forward(self, inputs):
-        y, labels = inputs
-        labels = getattr(labels, 'array', labels).astype('d')
-        return super().forward(y * F.broadcast_to(1 + labels[:, None], y.shape))
-
-
 def chain(size, kinds=(Part,)):
     """Return a link on each rank: (name, class, rank, names of links that send its inputs)."""
     return [(f'{rank}', kinds[rank % len(kinds)], rank, [f'{rank - 1}'] if rank else None)
             for rank in range(size)]
-
-
-#: By name: a function that returns the links for a number of ranks. The last one is the output.
-MODELS = {
-    'chain': chain,
-    'batch normalization': lambda size: chain(size, [WithBatchNormalization]),
-    'scalar parameters': lambda size: chain(size, [WithScalar]),
-    'recurrent': lambda size: chain(size, [Recurrent, Part]),
-    'recurrent, with a state': lambda size: chain(size, [Stateful, Part]),
-    'back and forth': lambda size: [
-        (f'{n}', Part, n % 2, [f'{n - 1}'] if n else None) for n in range(5)],
-    'branches': lambda size: [
-        ('a', Part, 0, None), *((f'b{n}', Part, n, ['a']) for n in range(size)),
-        ('c', Part, 0, [f'b{n}' for n in range(size)])],
-    'skip connection': lambda size: [
-        ('a', Part, 0, None), ('b', Part, 1, ['a']), ('c', Part, size - 1, ['b']),
-        ('d', Part, 0, ['a', 'c', 'b'])],
-    'two inputs': lambda size: [
-        ('a', Part, 0, None), ('b', Part, 1, None), ('c', Part, size - 1, ['a', 'b', 'a'])],
-    'two outputs': lambda size: [
-        ('a', TwoOutputs, 0, None), ('b', TwoOutputs, 1, ['a', 'a']), ('c', Part, 0, ['b'])],
-    'no parameters first': lambda size: [
-        ('a', Doubled, 0, None), *((f'b{n}', Part, n, ['a' if n == 1 else f'b{n - 1}'])
-                                   for n in range(1, size))],
-    'integers on the way': lambda size: [
-        ('a', WithLabels, 0, None), ('b', TakesLabels, 1, ['a'])],
-}
 
 
 def build(links, comm):

@@ -61,18 +61,6 @@ def test_sizes_of_arrays(messages, size):
     result[...] = 0
 
 
-def test_tuples_at_random(messages):
-    """Some of their arrays are in the first message."""
-    random = np.random.RandomState(0)
-    for _ in range(30):
-        sizes = random.choice([0, 1, 3, 700, 4000, 9000, 20000], random.randint(1, 20))
-        many = tuple(random.randint(0, 255, size).astype(np.uint8) for size in sizes)
-        found = exchange(messages.send, messages.recv, many)
-        assert len(found) == len(many)
-        for y, z in zip(found, many, strict=True):
-            np.testing.assert_array_equal(y, z)
-
-
 @pytest.mark.parametrize('ndim', [8, 9, MAX_DIMS])
 @pytest.mark.parametrize('size', [point_to_point.INLINE, point_to_point.INLINE + 8])
 def test_many_dimensions_around_the_limit(messages, ndim, size):
@@ -84,15 +72,6 @@ def test_many_dimensions_around_the_limit(messages, ndim, size):
     np.testing.assert_array_equal(result, x)
     # Each message is in the flight recorder once.
     assert len(messages.record.ring) - kept == min(messages.record.count - count, 64 - kept)
-
-
-@pytest.mark.parametrize('size', [0, point_to_point.INLINE - 100, point_to_point.INLINE - 20,
-                                  point_to_point.INLINE, point_to_point.INLINE + 1, 300000])
-def test_sizes_of_objects(messages, size):
-    obj = {'text': 'x' * size}
-    def recv(source, tag):
-        return messages.recv_obj(source, tag, None)
-    assert exchange(messages.send_obj, recv, obj) == obj
 
 
 @pytest.mark.parametrize('protocol', [0, 5])
@@ -172,14 +151,6 @@ def test_long_error_texts_are_truncated(messages):
         assert len(str(caught.value)) < point_to_point.INLINE
 
 
-def test_completed_sends_to_own_rank_are_freed(messages):
-    """The memory of earlier messages is not kept once they were received."""
-    for _ in range(5):
-        messages.send_obj(np.zeros(100000), WORLD.rank, 1)
-        assert messages.recv_obj(WORLD.rank, 1, None).shape == (100000,)
-    assert messages.pending.calls() == []
-
-
 def no_memory(*args):
     raise MemoryError('no memory here')
 
@@ -212,3 +183,4 @@ def test_status_is_checked_before_a_receive_begins(messages):
     assert messages.record.count == len(messages.record.ring) or messages.record.count > 64
     messages.send_obj('first', WORLD.rank, 2)
     assert messages.recv_obj(WORLD.rank, 2, None) == 'first'
+

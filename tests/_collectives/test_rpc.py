@@ -220,7 +220,7 @@ except ValueError:
 ''',
 ])
 def test_clean_exit(tmp_path, body):
-    done = run(tmp_path, body)
+    done = run(tmp_path, body, ranks=2)
     assert (done.returncode, done.stdout) == (0, '')
 
 

@@ -9,7 +9,6 @@ import chainer
 import numpy as np
 import pytest
 from each_case import each_case
-from mpi4py import MPI
 
 import chainermn
 import chainermn.functions as F
@@ -59,13 +58,6 @@ def message(n, thread):
     return tuple(arrays) if n % 2 else arrays[0]
 
 
-def check(received, n, thread):
-    expected = message(n, thread)
-    assert type(received) is type(expected)
-    for x, y in zip(received, expected, strict=True):
-        np.testing.assert_array_equal(x, y)
-
-
 def values_in(received):
     """The values in a message."""
     arrays = received if isinstance(received, tuple) else (received,)
@@ -99,41 +91,6 @@ def test_messages_with_one_tag(pair, kind):
     assert all(len(values) <= 1 for values in got)
     sent = [values_in(message(n, thread)) for n in range(N_MESSAGES) for thread in threads]
     assert sorted(map(sorted, got)) == sorted(map(sorted, sent))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('way', ['isend', 'irecv', 'both directions', 'collectives'])
-def test_each_thread_has_a_tag(pair, way):
-    comm, other = pair
-
-    def exchange(thread):
-        def run():
-            status = MPI.Status()
-            for n in range(N_MESSAGES):
-                if way == 'irecv':
-                    request = comm.irecv(other, thread)
-                    comm.send(message(n, thread), other, thread)
-                    check(request.wait(), n, thread)
-                elif way == 'isend':
-                    request = comm.isend(message(n, thread), other, thread)
-                    check(comm.recv(other, thread), n, thread)
-                    request.wait()
-                elif (thread + comm.rank) % 2:
-                    comm.send_obj(message(n, thread), other, thread)
-                    comm.recv(other, thread)
-                else:
-                    check(comm.recv_obj(other, status, thread), n, thread)
-                    assert status.tag == thread
-                    comm.send(np.zeros(n), other, thread)
-        return run
-
-    def collectives():
-        for n in range(N_MESSAGES):
-            assert comm.allreduce_obj(n) == n * comm.size
-            assert comm.allgather_obj(b'x' * 20000) == [b'x' * 20000] * comm.size
-
-    run(*[exchange(thread) for thread in range(N_THREADS) if other is not None],
-        *[collectives] * (way == 'collectives'))
 
 
 def test_one_request_in_two_threads(pair):
@@ -202,3 +159,4 @@ def test_gradients_in_another_order_than_the_threads_wait(pair):
             time.sleep(.02)  # so that several threads wait
             received[n].grad = np.full(3, float(n))
             received[n].backward()
+

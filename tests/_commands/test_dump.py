@@ -107,19 +107,6 @@ def test_the_state_of_all_ranks_is_printed(tmp_path, target):
         assert text in output, output
 
 
-@pytest.mark.full
-def test_the_program_may_handle_the_signal_itself(tmp_path):
-    job = start(tmp_path, BARRIER.replace('comm =', """
-signal.signal(signal.SIGUSR1, lambda *_: print("mine", flush=True))
-comm ="""))
-    os.kill(job.ranks[1], signal.SIGUSR1)
-    time.sleep(.5)
-    assert dump(job.ranks[0]).returncode == 0
-    output = finish(job, 'Stacks of rank 1 ')
-    assert output.startswith('mine\nchainermn: the state of all ranks, as requested\n')
-    assert output.count('mine') == 1
-
-
 def test_processes_that_are_no_ranks_are_left_alone(usage_error):
     with subprocess.Popen(['sleep', '60']) as process:
         assert f'process {process.pid} and its children contain no rank of yours' in usage_error(
@@ -158,3 +145,4 @@ while not os.path.exists('end'):
         output += process.stdout.read()
     assert process.returncode == 0 and 'unknown' not in output, output
     assert 'the state of all ranks, as requested' in output and 'Stacks of rank 0' in output
+

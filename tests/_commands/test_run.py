@@ -147,6 +147,7 @@ def test_job_that_always_fails(tmp_path, env, options, attempts, why):
     assert done.stderr.count('; restarting') == attempts - 1
 
 
+@pytest.mark.slow
 def test_orphans_of_a_killed_rank_are_killed_before_the_restart(tmp_path, env):
     write(tmp_path, '''
         import os, pathlib, subprocess, sys, chainermn

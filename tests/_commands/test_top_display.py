@@ -90,8 +90,9 @@ def test_with_rich(width, height, is_terminated):
     assert '  rank 30: straggler' in remaining
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('hidden, term', [
-    ('rich.console', 'xterm'), pytest.param('none', 'dumb', marks=pytest.mark.slow)])
+    ('rich.console', 'xterm'), ('none', 'dumb')])
 def test_lines_of_text_without_rich_and_in_a_dumb_terminal(hidden, term):
     text = drawn(2, 140, 20, hidden=hidden, term=term)
     assert '\x1b' not in text

@@ -78,7 +78,7 @@ def simulated(size):
 
 
 @pytest.mark.mpi_skip
-@pytest.mark.parametrize('size', [1, 2, 3, 4, 5, 7, 8, 13, 16, 32])
+@pytest.mark.parametrize('size', [1, 2, 3, 5, 8, 13])
 def test_each_rank_hears_of_all_others(size):
     data = [bytes([65 + rank]) for rank in range(size)]
     _, run = simulated(size)
@@ -94,7 +94,7 @@ def test_each_rank_hears_of_all_others(size):
 
 
 @pytest.mark.mpi_skip
-@pytest.mark.parametrize('size', [2, 3, 4, 5, 7, 8, 13])
+@pytest.mark.parametrize('size', [2, 3, 5, 8])
 def test_all_ranks_learn_that_one_differs(size):
     _, run = simulated(size)
     for odd in range(size):

@@ -51,7 +51,8 @@ def check_report(done, why):
             + re.escape(why), said[0]), done.stdout
 
 
-@pytest.mark.sample(2)
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @starts
 @pytest.mark.parametrize('body, why, stack', DYING.values(), ids=DYING.keys())
 def test_a_rank_that_is_killed(tmp_path, body, why, stack):
@@ -88,7 +89,7 @@ comm.barrier()
 
 @starts
 def test_it_reports_a_killed_rank_and_exits_with_the_ranks(tmp_path):
-    done = run(tmp_path, OF_THIS_JOB, ranks=3, MARK=str(tmp_path / 'processes'))
+    done = run(tmp_path, OF_THIS_JOB, MARK=str(tmp_path / 'processes'))
     check_report(done, 'killed by SIGKILL (Killed')
     path, = (tmp_path / 'processes').read_text().splitlines()
     wait_until(lambda: not os.path.exists(path))
@@ -196,7 +197,7 @@ def test_a_rank_that_reports_itself_is_not_reported():
     assert monitored([10, 10], received=[b'a stack\n', monitor_process.REQUEST]) == ([10, 10], '')
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @starts
 @pytest.mark.parametrize('first', [0, 1])
 @pytest.mark.parametrize('is_busy, is_slow', [(True, False), (False, True), (True, True)])

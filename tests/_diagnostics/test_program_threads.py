@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 
-import numpy as np
 import pytest
 
 from chainermn._diagnostics import program_threads
@@ -90,16 +89,6 @@ def test_a_thread_that_waits_with_a_timeout_may():
         thread.join()
 
 
-def test_a_timer_may():
-    timer = threading.Timer(60, print)
-    timer.start()
-    try:
-        assert seen()
-    finally:
-        timer.cancel()
-        timer.join()
-
-
 def test_idle_pools_cannot(alone):
     with concurrent.futures.ThreadPoolExecutor(2) as pool, multiprocessing.pool.ThreadPool(2):
         pool.submit(int).result()
@@ -119,20 +108,6 @@ def test_idle_pools_cannot(alone):
             end.set()
             working.result()
             start.clear()
-
-
-def test_a_pool_with_a_callback_may(alone):
-    with multiprocessing.pool.ThreadPool(1) as pool:
-        job = pool.apply_async(time.sleep, [.3], callback=print)
-        assert seen() or job.ready()
-        job.wait()
-
-
-def test_an_executor_that_runs_a_library_function_may(alone):
-    """A callback may send the result."""
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        job = pool.submit(np.vectorize(time.sleep, otypes=[object]), .3)
-        assert seen() or job.done()
 
 
 def test_a_program_with_an_alarm_may(alone):
@@ -178,3 +153,4 @@ def test_a_program_in_a_debugger_may():
     with contextlib.suppress(bdb.BdbQuit):
         Debugger().run('x = 1\ny = 2')
     assert found == [True]
+

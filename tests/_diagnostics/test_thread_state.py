@@ -4,8 +4,6 @@ import pickle
 import threading
 from typing import NamedTuple
 
-import numpy as np
-
 import chainermn
 from chainermn._diagnostics import thread_state
 from chainermn._diagnostics.deadlocks.rank_state import ThreadState
@@ -68,14 +66,6 @@ def operation(owner, observe):
     observe()
 
 
-def test_outside_of_operations(naive):
-    naive.barrier()
-    found = main(observed(lambda observe: observe()))
-    assert found[1:] == ((), None, False)
-    assert (found.state.operation, found.state.of, found.state.waits) == ('', '', ())
-    assert found.state.text.startswith('not in an operation: it is at ')
-
-
 def test_in_a_collective(naive, monkeypatch):
     check = naive._context.check
     same = check.same
@@ -107,16 +97,6 @@ def test_the_call_site_is_that_of_the_outermost_operation(naive):
         'allgather_obj', '', line_in(call, 1))
 
 
-def test_in_a_message(naive):
-    naive.isend(np.ones(1), naive.rank, 3)
-    state = main(observed(
-        lambda observe: naive.send_obj(Observes(observe), naive.rank, 7))).state
-    assert (state.operation, state.call) == ('send_obj', f'send_obj #2 to rank {naive.rank} tag 7')
-    assert state.text.startswith(f'in send_obj #2 to rank {naive.rank} tag 7')
-    naive.irecv(naive.rank, 3).wait()
-    naive.recv_obj(naive.rank)
-
-
 def test_progress_includes_the_calls_of_nested_operations(naive):
     other = chainermn.create_communicator('naive')
 
@@ -130,11 +110,6 @@ def test_progress_includes_the_calls_of_nested_operations(naive):
     other.barrier()
     assert main(observed(call)).progress != first.progress
     other.finalize()
-
-
-def test_the_timeout_is_that_of_the_communicator(naive):
-    naive.set_config('timeout', 500)
-    assert main(observed(lambda observe: operation(naive, observe))).timeout == 500
 
 
 def test_in_the_shutdown():
@@ -160,3 +135,4 @@ def test_other_threads_are_seen_in_operations_only(naive):
     assert threads[ident].state.text.endswith(' in thread loader')
     threads, ident = run('idle', lambda observe: observe())
     assert ident not in threads and main(threads).progress == ()
+

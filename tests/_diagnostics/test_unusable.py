@@ -177,7 +177,7 @@ def test_operations_raise_after_mpi_is_finalized(tmp_path):
     check(run(tmp_path, FINALIZED, 2), 2, 'the program has called MPI.Finalize()')
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('name, ranks, has_timeline', [
     ('flat', 2, True), ('naive', 1, False), ('flat', 3, False), ('flat', 1, False),
     ('naive', 2, False)])
@@ -232,6 +232,7 @@ def test_an_error_in_atexit_aborts_the_job(tmp_path):
     assert 'RuntimeError: allreduce_obj: the communicators of this rank were shut d' in done.stdout
 
 
+@pytest.mark.slow
 def test_errors_in_a_late_daemon_thread_and_in_a_finalizer_are_printed(tmp_path):
     """The finalizer is called on one rank alone: before, it waited for the others forever."""
     done = run(tmp_path, LATE, 2, 'others')

@@ -10,7 +10,7 @@ from each_case import each_case
 from jobs import run_job
 
 import chainermn
-from chainermn._diagnostics import devices, timeouts, watchdog
+from chainermn._diagnostics import devices, watchdog
 
 START = '''
 import os, signal, sys, time
@@ -130,10 +130,7 @@ CASES = {
         "ranks 0-2 are in allreduce #4 float32 (100000,) op='sum', called at script.py:15 (",
         'window.py', 'in load', name='flat'),
     'recv': ended('if comm.rank == 0: comm.recv(1, 3)'),
-    'recv_obj of any': ended('if comm.rank == 0: comm.recv_obj(-2)'),
-    'irecv': ended('if comm.rank == 0: comm.irecv(1, 3).wait()'),
     'send': ended('if comm.rank == 0: comm.send(x, 1, 3)'),
-    'another communicator': ended('if comm.rank == 0: chainermn.create_communicator("naive")'),
     # At the end the ranks agree on the world first.
     'a part': ended('part = comm.split(0, comm.rank)\nif comm.rank == 0: part.barrier()'),
     'a queue': ended(QUEUE),
@@ -227,11 +224,6 @@ def test_all_communicators_share_one_watchdog(comm):
     assert len(dog._groups) == before
 
 
-def test_the_default_timeout_is_documented():
-    assert '3600' in chainermn.create_communicator.__doc__ and timeouts.DEFAULT == 3600
-    assert timeouts.VARIABLE in chainermn.create_communicator.__doc__
-
-
 @pytest.mark.parametrize('limit, said', [
     (1., 'timeout is 1 s'), (0., ''), (3., ''), (None, 'timeout is 1.5 s')])
 def test_exchanges_on_a_device_have_the_timeout_of_their_communicator(monkeypatch, limit, said):
@@ -268,3 +260,4 @@ def test_one_of_many_ranks_reports_a_lost_host():
     assert [rank for rank, number in before.items() if number == 0] == [0]
     # Without the first ranks, the one that raised the alarm reports.
     assert before[19] < min(before[rank] for rank in responded if rank > 15 and rank != 19)
+

@@ -81,20 +81,6 @@ def test_nothing_remains_of_a_thread_that_has_ended():
     assert len(call.threads()) <= before
 
 
-def test_the_flight_records_of_an_owner(comm):
-    class Freed:
-        def _flight_records(self):
-            raise RuntimeError
-
-    @entered('operation')
-    def operation(owner):
-        return flight_recorder.of_owner(call.of_thread(ME)[0])
-
-    assert operation(comm) == comm._flight_records()
-    assert operation(comm._flight_records()[0]) == comm._flight_records()[:1]
-    assert operation(Freed()) == operation(None) == ()
-
-
 def test_a_recorded_call_keeps_no_communicator_alive():
     comm = chainermn.create_communicator('naive')
     records = comm._flight_records()
@@ -146,15 +132,6 @@ def test_instruments_are_told_of_all_calls(instrument):
         "end inner: None ValueError('wrong')"]
 
 
-def test_instruments_are_told_of_operations(comm, instrument):
-    comm.allreduce_obj(1)
-    comm.send_obj(2, comm.rank)
-    assert comm.recv_obj(comm.rank) == 2
-    assert instrument.events == [
-        'begin allreduce_obj', f'end allreduce_obj: {comm.size} None', 'begin send_obj',
-        'end send_obj: None None', 'begin recv_obj', 'end recv_obj: 2 None']
-
-
 @pytest.mark.mpi_skip
 def test_a_forked_child_has_no_instruments(instrument):
     process = os.fork()
@@ -191,43 +168,12 @@ class Reports:
         return str, (','.join(current()),)
 
 
-def test_operations_of_a_communicator_are_recorded(comm):
-    assert set(comm.allgather_obj(Reports())) == {'allgather_obj'}
-    comm.send_obj(Reports(), comm.rank)
-    assert comm.recv_obj(comm.rank) == 'send_obj'
-    assert comm.serve(lambda source, request: [','.join(current()).encode()]).ask(
-        {comm.rank: []})[comm.rank].tobytes() == b'ask'
-    assert current() == []
-
-
 def test_an_invalid_argument_leaves_nothing(comm):
     with pytest.raises(TypeError):
         comm.allreduce('text')
     with pytest.raises(TypeError):
         comm.send_obj(1, 'text')
     assert current() == []
-
-
-def test_refuse_is_an_operation(comm, monkeypatch):
-    names = []
-    check = comm._context.check
-    monkeypatch.setattr(check, 'refuse', lambda name, error: names.extend(current()))
-    comm.refuse('load', ValueError('damaged'))
-    assert names == ['refuse']
-
-
-def test_a_timeline_changes_nothing():
-    class Tracer:
-        def begin(self, call):
-            pass
-
-        def end(self, call, args, kwargs, result, error):
-            pass
-
-    comm = chainermn.create_communicator('naive')
-    comm._tracer = Tracer()
-    assert set(comm.allgather_obj(Reports())) == {'allgather_obj'}
-    comm.finalize()
 
 
 def test_create_communicator_is_recorded(monkeypatch):
@@ -248,26 +194,3 @@ def test_create_communicator_is_recorded(monkeypatch):
     mpi_comm.Free()
     assert current() == []
 
-
-class OwnMean(MpiCommunicatorBase):
-    """A communicator of the user's."""
-
-    def multi_node_mean_grad(self, model, zero_fill=False, compression=None):
-        for _, parameter in sorted(model.namedparams()):
-            parameter.grad[...] = self.multi_node_mean(parameter.grad)
-
-
-def test_own_communicators_record_what_they_call(monkeypatch):
-    comm = OwnMean(MPI.COMM_WORLD)
-    seen = []
-    for check in ('same', 'gather_equal'):  # for one rank, and for several
-        exchange = getattr(comm._context.check, check)
-        monkeypatch.setattr(comm._context.check, check, lambda *args, exchange=exchange: (
-            seen.extend(current()), exchange(*args))[1])
-    model = chainer.links.Linear(2, 2)
-    model.W.grad = np.full((2, 2), comm.rank, 'f')
-    model.b.grad = np.full(2, comm.rank, 'f')
-    comm.multi_node_mean_grad(model)
-    assert seen == ['multi_node_mean'] * 2
-    assert np.allclose(model.W.grad, (comm.size - 1) / 2)
-    comm.finalize()

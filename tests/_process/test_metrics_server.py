@@ -184,7 +184,7 @@ def test_hostile_requests(port):
     server.close()
 
 
-@pytest.mark.parametrize('how', ['end', 'kill'])
+@pytest.mark.parametrize('how', [pytest.param('end', marks=pytest.mark.slow), 'kill'])
 def test_it_ends_with_the_process(tmp_path, how):
     path = tmp_path / 'job.prom'
     program = f'''

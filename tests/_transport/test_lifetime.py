@@ -16,16 +16,16 @@ from chainermn._transport import lifetime
 
 @pytest.fixture
 def few_communicators():
-    """Leaves MPI about 60 free communicators."""
+    """Leaves MPI about 40 free communicators."""
     taken = []
     try:
         while True:
             taken.append(MPI.COMM_SELF.Dup())
     except MPI.Exception:
-        for mpi_comm in taken[-60:]:
+        for mpi_comm in taken[-40:]:
             mpi_comm.Free()
     yield
-    for mpi_comm in taken[:-60]:
+    for mpi_comm in taken[:-40]:
         mpi_comm.Free()
 
 
@@ -47,7 +47,7 @@ def test_unreferenced_communicators_are_freed():
 @pytest.mark.parametrize('name', ['naive', pytest.param('flat', marks=pytest.mark.full)])
 def test_unreferenced_groups_are_freed(name, few_communicators):
     comm = chainermn.create_communicator(name)
-    for n in range(80):
+    for n in range(60):
         part = comm.split(comm.rank % 2, comm.rank)
         if n % 20 == 0:
             part.allreduce(np.ones(10**5, 'f'))
@@ -62,12 +62,12 @@ def test_unreferenced_groups_are_freed(name, few_communicators):
 def test_communicators_of_dropped_optimizers_are_freed(name, few_communicators):
     comm = chainermn.create_communicator(name)
     n_threads = threading.active_count()
-    for _ in range(20):
+    for _ in range(10):
         part = comm.split(0, comm.rank)
         model = L.Linear(3, 2)
         optimizer = chainermn.create_multi_node_optimizer(
             chainer.optimizers.SGD(), part, overlap='always').setup(model)
-        for _ in range(3):
+        for _ in range(2):
             optimizer.update(lambda model=model: F.sum(model(np.ones((2, 3), 'f'))))
         del part, model, optimizer
         gc.collect()

@@ -83,9 +83,8 @@ def owners():
     return tuple(sorted(n % min(WORLD.size, 2) for n in range(len(SHAPES))))
 
 
-@pytest.mark.parametrize('chunk', [64, owned_arrays.CHUNK])
-def test_mean_for_owners(transport, monkeypatch, chunk):
-    monkeypatch.setattr(owned_arrays, 'CHUNK', chunk * 4 * WORLD.size)
+def test_mean_for_owners(transport, monkeypatch):
+    monkeypatch.setattr(owned_arrays, 'CHUNK', 1000 * 4 * WORLD.size)
     arrays = arrays_of(WORLD.rank)
     transport.mean_for_owners(ArrayList.of(arrays), owners())
     transport.copy_arrays(ArrayList.of(arrays), owners())

@@ -67,6 +67,7 @@ if comm.rank == 0:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 def test_ranks_on_two_nodes(tmp_path):
     result = run_on_hosts(tmp_path, PROGRAM, ('node-b', 'node-a', 'node-b', 'node-a'))

@@ -26,17 +26,6 @@ def plain(rank, rows=4, columns=3):
     return (np.arange(rows * columns, dtype='f').reshape(rows, columns) * (rank + 1)) % 5
 
 
-def test_out(comms, same_error):
-    for comm in comms:
-        for kind in 'matrix', 'unaligned':
-            out = KINDS[kind](np.zeros((1500, 3), 'f'))
-            expected = sum(plain(rank, 1500) for rank in range(comm.size))
-            assert comm.allreduce(plain(comm.rank, 1500), out=out) is out
-            np.testing.assert_array_equal(out, expected)
-        masked = np.ma.masked_array([1., 2.], [False, True])
-        assert 'lose its mask' in str(same_error(comm.allreduce, masked, table=False))
-
-
 @each_case('kind, rows', [('matrix', 4), ('odd', 4), ('unaligned', 4), ('unaligned', 30000)])
 def test_models(comms, kind, rows):
     for comm in comms:
@@ -94,3 +83,4 @@ def test_scatter_dataset(comms):
     begin, end = chainermn.scatter_index(6, comm)
     got = np.concatenate([np.atleast_2d(np.asarray(part[i])) for i in range(len(part))])
     np.testing.assert_array_equal(got, rows[begin:end])
+

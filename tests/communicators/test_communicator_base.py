@@ -49,9 +49,3 @@ def test_communicators_have_the_parameters_of_the_base_class(comms):
             for comm in comms:
                 assert parameters(getattr(type(comm), name)) == parameters(method), name
 
-
-def test_everything_public_is_documented():
-    for name, member in vars(CommunicatorBase).items():
-        if not name.startswith('_'):
-            member = getattr(CommunicatorBase, name)
-            assert inspect.getdoc(member), name

@@ -67,6 +67,11 @@ def arrays(config):
             if other in (None, dtype) or dtype == 'float32' or config.getoption('full')]
 
 
+def in_turn(comms, n, config=None):
+    """One of the communicators, another one for each n; with --full, all of them."""
+    return comms if config and config.getoption('full') else [comms[n % len(comms)]]
+
+
 def test_every_collective_has_a_contract():
     assert {*NAMES} == table.collectives()
 
@@ -76,13 +81,14 @@ def test_values(comms, name, request):
     for n, x in enumerate(arrays(request.config)):
         ops = OPS if x.shape == FIRST.shape or request.config.getoption('full') else [
             OPS[n % 2 if x.dtype[0] == 'c' else n % 4]]
-        agree([play(comm, calls) for comm in comms for calls in steps_of(name, comm.size, x, ops)])
+        agree([play(comm, calls) for comm in in_turn(comms, n, request.config)
+               for calls in steps_of(name, comm.size, x, ops)])
 
 
 @each_case('x', arrays)
 def test_messages(comms, x):
     """To all ranks at once, including itself, and one after another; tags are not confused."""
-    for comm in comms:
+    for comm in in_turn(comms, x.seed + len(x.dtype) + len(x.layout)):
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         one, two = x._replace(seed=comm.rank), x.grown(2)
         given = [one.make(), two.make()]
@@ -107,7 +113,7 @@ def test_messages(comms, x):
     (*each, n) for each in ARGUMENTS for n in range(len(kind_of(*each).usual(4)))])
 def test_other_arguments(comms, name, argument, n):
     """On all ranks, and on one: the value, or an error that shows what differs."""
-    for comm in comms:
+    for comm in in_turn(comms, n + len(name) + len(argument)):
         values = kind_of(name, argument).usual(comm.size)
         if n >= len(values):
             continue
@@ -130,7 +136,7 @@ def test_other_arguments(comms, name, argument, n):
     (*each, n) for each in ARGUMENTS for n in range(len(kind_of(*each).wrong(4)))])
 def test_a_wrong_argument_on_one_rank(comms, name, argument, n):
     case = CASES[name]
-    for comm in comms:
+    for comm in in_turn(comms, n + len(name) + len(argument)):
         odd = (n + len(name)) % comm.size  # each rank in turn
         wrong = kind_of(name, argument).wrong(comm.size)
         if n >= len(wrong):

@@ -10,14 +10,6 @@ from mpi4py import MPI
 pytestmark = pytest.mark.every_size
 
 
-def test_long_integers_are_exact(comm, check):
-    x = np.array([2**53 + 1, -2**53 - 1]) + comm.rank
-    ranks = sum(range(comm.size))
-    check(comm.allreduce(x), comm.size * np.array([2**53 + 1, -2**53 - 1]) + ranks)
-    check(comm.allreduce(x, 'max'), np.array([2**53 + 1, -2**53 - 1]) + comm.size - 1)
-    check(comm.bcast(x, comm.size - 1).copy(), x - comm.rank + comm.size - 1)
-
-
 def test_float16_is_rounded_once(comm, check):
     # In float16, 2048 + 1 is 2048, and so is 2048 + 1 + 1.
     x = np.array([2048 if comm.rank == 0 else 1], np.float16)
@@ -39,27 +31,6 @@ def test_float16_overflows_only_where_the_result_does(comm, check):
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
-def test_mean_equals_numpy(comm, dtype):
-    xs = np.random.RandomState(0).uniform(-1, 1, (comm.size, 1000)).astype(dtype)
-    expected = xs.astype(np.longdouble).mean(axis=0)
-    # Terms near 1 are rounded near 1, however small their mean is.
-    np.testing.assert_allclose(comm.multi_node_mean(xs[comm.rank]), expected, rtol=0,
-                               atol=comm.size * np.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
-def test_non_finite_values(comm, dtype):
-    xs = np.zeros((comm.size, 6), dtype)
-    xs[0, 0] = xs[-1, 1] = np.inf
-    xs[0, 2] = -np.inf
-    xs[-1, 3] = -np.nan
-    xs[0, 4], xs[-1, 4] = np.inf, -np.inf
-    with np.errstate(invalid='ignore'):
-        np.testing.assert_array_equal(comm.allreduce(xs[comm.rank]), xs.sum(axis=0))
-        np.testing.assert_array_equal(comm.multi_node_mean(xs[comm.rank]), xs.mean(axis=0))
-
-
-@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
 @pytest.mark.parametrize('op', ['max', 'min'])
 def test_extremes_keep_nan_and_signs(comm, dtype, op):
     """Like numpy.maximum and numpy.minimum, on any rank; -0.0 is below 0.0."""
@@ -75,19 +46,6 @@ def test_extremes_keep_nan_and_signs(comm, dtype, op):
         for odd in range(comm.size):
             zero = np.array([-0. if comm.rank == odd else 0.], dtype)
             assert np.signbit(comm.allreduce(zero, op)) == (op == 'min')
-
-
-@pytest.mark.sample(6)
-@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64', 'complex64', 'complex128'])
-def test_bits_are_equal_on_all_ranks_and_from_run_to_run(comm, dtype):
-    random = np.random.RandomState(comm.rank)
-    for size in (3, 40000):
-        x = random.uniform(-1, 1, size).astype(dtype)
-        x *= random.choice([1e-3, 1, 1e3], size).astype(dtype)
-        ops = ['sum', 'prod', 'max', 'min'] if x.dtype.kind == 'f' else ['sum', 'prod']
-        for op in ops:
-            results = {comm.allreduce(x, op).tobytes() for _ in range(20 if op == 'sum' else 2)}
-            assert len(set().union(*comm.allgather_obj(results))) == 1
 
 
 @pytest.mark.sample(4)
@@ -110,15 +68,6 @@ def test_bits_of_means_are_equal_on_all_ranks_and_from_run_to_run(comm, name, dt
             assert len(results) == 1  # each rank keeps its own
         else:
             assert len(set().union(*comm.allgather_obj(results))) == 1
-
-
-def test_arrays_from_any_source(comm):
-    if comm.rank > 0:
-        comm.send((np.array(comm.rank), np.zeros(9000)), 0, comm.rank)
-    else:
-        received = [comm.recv(MPI.ANY_SOURCE, MPI.ANY_TAG) for _ in range(comm.size - 1)]
-        assert sorted(int(rank) for rank, _ in received) == list(range(1, comm.size))
-        assert all(zeros.shape == (9000,) for _, zeros in received)
 
 
 def test_messages_of_the_user_do_not_interfere(comm, check, check_usable):
@@ -169,3 +118,4 @@ def test_the_mean_of_version_7(comms):
         comm._multi_node_mean(None, own)
         for x in (received, own):
             np.testing.assert_allclose(x, mean, rtol=1e-6)
+

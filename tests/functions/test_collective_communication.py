@@ -19,11 +19,6 @@ def array_of(rank, number, dtype, rows=2):
     return rng.uniform(-1, 1, (rows, 3)).astype(dtype)
 
 
-def loss_of(ys, rank):
-    """A loss that weighs every output of every rank differently."""
-    return sum(F.sum(y * y) * (1 + rank + 10 * i) for i, y in enumerate(ys))
-
-
 # What each rank would get, from the inputs of all ranks: the definition of each function.
 DEFINITIONS = {
     'allgather': lambda xs, root: [[x for x, in xs] for _ in xs],
@@ -44,57 +39,6 @@ def call(comm, name, xs, root):
     x = xs if name in TAKES_ONE_PER_RANK else xs[0]
     y = function(comm, x, root) if name in HAS_ROOT else function(comm, x)
     return list(y) if isinstance(y, tuple) else [y]
-
-
-@pytest.mark.sample(42)
-@pytest.mark.parametrize('dtype', [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize('root', ['first', 'last'])
-@pytest.mark.parametrize('name', DEFINITIONS)
-def test_values_and_gradients_are_those_of_one_process(comm, name, root, dtype):
-    root = 0 if root == 'first' else comm.size - 1
-    count = comm.size if name in TAKES_ONE_PER_RANK else 1
-    everything = [[chainer.Variable(array_of(rank, i, dtype)) for i in range(count)]
-                  for rank in range(comm.size)]
-    expected = DEFINITIONS[name](everything, root)
-    sum(loss_of(ys, rank) for rank, ys in enumerate(expected) if ys).backward()
-
-    xs = [chainer.Variable(array_of(comm.rank, i, dtype)) for i in range(count)]
-    ys = call(comm, name, xs, root)
-    if name == 'gather' and comm.rank != root:
-        assert ys[0].shape == (0,)
-        ys[0].backward()
-    else:
-        tolerance = 5e-3 if dtype == np.float16 else 1e-6
-        for y, wanted in zip(ys, expected[comm.rank], strict=True):
-            assert y.dtype == dtype
-            np.testing.assert_allclose(y.array, wanted.array, rtol=tolerance, atol=tolerance)
-        loss_of(ys, comm.rank).backward()
-    for x, wanted in zip(xs, everything[comm.rank], strict=True):
-        if name in ('bcast', 'scatter') and comm.rank != root:
-            assert x.grad is None
-            continue
-        assert x.grad.dtype == dtype
-        tolerance = 3e-2 if dtype == np.float16 else 1e-5
-        np.testing.assert_allclose(x.grad, wanted.grad, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize('name', ['allgather', 'alltoall', 'gather'])
-def test_outputs_that_the_loss_does_not_use_have_zero_gradient(comm, name):
-    count = comm.size if name in TAKES_ONE_PER_RANK else 1
-    xs = [chainer.Variable(array_of(comm.rank, i, np.float32)) for i in range(count)]
-    ys = call(comm, name, xs, 0)
-    last = ys[-1]
-    if name == 'gather' and comm.rank != 0:
-        last.backward()
-    else:
-        F.sum(last).backward()
-    gradients = comm.allgather_obj([x.grad for x in xs])
-    used = {'allgather': lambda rank, i: comm.size if rank == comm.size - 1 else 0,
-            'alltoall': lambda rank, i: 1 if rank == comm.size - 1 else 0,
-            'gather': lambda rank, i: 1 if rank == comm.size - 1 else 0}[name]
-    for rank, grads in enumerate(gradients):
-        for i, grad in enumerate(grads):
-            np.testing.assert_array_equal(grad, np.full((2, 3), used(rank, i), np.float32))
 
 
 @pytest.mark.parametrize('name', ['allgather', 'gather'])
@@ -139,14 +83,6 @@ def test_float16_gradients_are_summed_in_float32(comm):
         assert x.grad[0] == np.float16(2048 + comm.size - 1)
 
 
-@pytest.mark.parametrize('name', ['alltoall', 'reduce_scatter', 'scatter'])
-def test_wrong_number_raises_on_all_ranks(comm, name):
-    wrong = [np.ones(1, np.float32)] * (comm.size + 1)
-    right = [np.ones(1, np.float32)] * comm.size
-    with pytest.raises(ValueError, match='one Variable for each'):
-        call(comm, name, wrong if comm.rank == 0 else right, 0)
-
-
 @pytest.mark.parametrize('name', ['alltoall', 'scatter'])
 def test_the_rows_of_one_variable(comm, name):
     x = chainer.Variable(np.arange(2.0 * comm.size).reshape(-1, 2))
@@ -163,3 +99,4 @@ def test_nodes_can_be_called(comm):
     assert [float(y.array[0]) for y in ys] == list(range(comm.size))
     inputs = (np.ones(1, np.float32),) if comm.rank == 0 else ()
     assert collective_communication.Bcast(comm, 0)(*inputs).array == 1
+

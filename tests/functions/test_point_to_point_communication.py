@@ -1,6 +1,5 @@
 """send and recv against the same graph in one process."""
 import os
-import random
 import re
 
 import chainer
@@ -13,75 +12,8 @@ import chainermn.functions as mnf
 
 pytestmark = pytest.mark.every_size
 
-W = [np.linspace(-1, 1, 4, dtype=np.float32).reshape(2, 2) * (i + 1) for i in range(4)]
 
 comm = communicators('naive', 'version7', min_size=2)
-
-
-@pytest.mark.parametrize('dtype', [np.float16, np.float32, np.float64])
-def test_a_chain_of_ranks_is_one_graph(comm, dtype):
-    """Input -> rank 0 -> rank 1 -> ... -> last rank, which has the loss."""
-    weights = [chainer.Parameter(w.astype(dtype)) for w in W]
-    h = x = chainer.Variable(np.ones((1, 2), dtype))
-    for weight in weights[:comm.size]:
-        h = F.tanh(F.matmul(h, weight))
-    F.sum(h).backward()
-    wanted, wanted_x = weights[comm.rank].grad, x.grad
-
-    weight = chainer.Parameter(W[comm.rank].astype(dtype))
-    x = chainer.Variable(np.ones((1, 2), dtype))
-    h = x if comm.rank == 0 else mnf.recv(comm, comm.rank - 1)
-    h = F.tanh(F.matmul(h, weight))
-    if comm.rank < comm.size - 1:
-        delegate = mnf.send(h, comm, comm.rank + 1)
-        assert delegate.shape == (0,)
-        delegate.backward()
-    else:
-        assert h.dtype == dtype
-        F.sum(h).backward()
-    assert weight.grad.dtype == dtype
-    tolerance = 1e-2 if dtype == np.float16 else 1e-6
-    np.testing.assert_allclose(weight.grad, wanted, rtol=tolerance, atol=tolerance)
-    if comm.rank == 0:
-        np.testing.assert_allclose(x.grad, wanted_x, rtol=tolerance, atol=tolerance)
-
-
-def test_there_and_back_through_the_delegate(comm):
-    """Rank 0 computes, rank 1 computes, rank 0 computes on: one graph by the delegate variable."""
-    if comm.rank == 0:
-        weight = chainer.Parameter(W[0].copy())
-        delegate = mnf.send(F.matmul(np.ones((1, 2), np.float32), weight), comm, 1, tag=3)
-        back = mnf.recv(comm, 1, delegate_variable=delegate, tag=4)
-        F.sum(back * back).backward()
-
-        one = chainer.Parameter(W[0].copy())
-        y = F.exp(F.matmul(np.ones((1, 2), np.float32), one))
-        F.sum(y * y).backward()
-        np.testing.assert_allclose(weight.grad, one.grad, rtol=1e-6)
-    elif comm.rank == 1:
-        mnf.send(F.exp(mnf.recv(comm, 0, tag=3)), comm, 0, tag=4).backward()
-
-
-def test_tuples(comm):
-    if comm.rank == 0:
-        a, b = chainer.Variable(np.ones(2, np.float32)), chainer.Variable(np.ones(3, np.float64))
-        mnf.send((a, b), comm, 1).backward()
-        assert (a.grad == 2).all() and a.grad.dtype == np.float32
-        assert (b.grad == 0).all() and b.grad.dtype == np.float64
-    elif comm.rank == 1:
-        a, b = mnf.recv(comm, 0)
-        assert a.shape == (2,) and b.shape == (3,)
-        F.sum(2 * a).backward()  # b is not used: its gradient is zero
-
-
-def test_force_tuple(comm):
-    if comm.rank == 0:
-        x = chainer.Variable(np.ones(2, np.float32))
-        mnf.send(x, comm, 1).backward()
-        assert (x.grad == 1).all()
-    elif comm.rank == 1:
-        y, = mnf.recv(comm, 0, force_tuple=True)
-        F.sum(y).backward()
 
 
 def test_device_of_old_versions_is_ignored(comm):
@@ -186,22 +118,6 @@ def test_recv_after_a_send_that_needs_no_gradient(comm):
 
 
 @pytest.mark.compares_calls
-def test_gradients_in_another_order(comm):
-    """Each gradient reaches the Variable it belongs to, also with one tag."""
-    if comm.rank == 0:
-        xs = [chainer.Variable(np.ones(2, np.float32)) for _ in range(3)]
-        delegates = [mnf.send(x, comm, 1) for x in xs]
-        for delegate in delegates:
-            delegate.backward()
-        assert [x.grad.tolist() for x in xs] == [[1, 1], [2, 2], [3, 3]]
-    elif comm.rank == 1:
-        ys = [mnf.recv(comm, 0) for _ in range(3)]
-        for i in 2, 1, 0:
-            F.sum((i + 1) * ys[i]).backward()
-    check_next_message(comm)
-
-
-@pytest.mark.compares_calls
 def test_with_send_and_recv_of_the_communicator(comm):
     """Either side may do by hand what these functions do."""
     x = chainer.Variable(np.arange(3, dtype=np.float32))
@@ -282,45 +198,3 @@ def test_the_flight_record_names_what_a_gradient_belongs_to(comm):
         assert (call.operation, call.peer) == (operation, 1 - comm.rank)
         assert call.details.endswith(f' rank {1 - comm.rank} tag 0 of {forward}')
 
-
-@pytest.mark.compares_calls
-@pytest.mark.parametrize('seed', range(4))
-def test_random_messages_among_others(comm, seed):
-    """Gradients in the opposite order, while messages of the communicator are in flight."""
-    rng = random.Random(seed)
-    sent, received, requests = {}, {}, []
-    messages = [(number, *rng.sample(range(comm.size), 2), rng.randrange(2), rng.choice([1, 5000]),
-                 rng.choice(['gradient', 'gradient', 'array', 'send', 'isend', 'send_obj']))
-                for number in range(12)]
-    for number, source, dest, tag, size, way in messages:
-        value = np.full(size, number, np.float32)
-        if comm.rank == source:
-            if way == 'gradient':
-                x = chainer.Variable(value)
-                sent[number] = x, mnf.send(x, comm, dest, tag)
-            elif way == 'array':
-                sent[number] = None, mnf.send(value, comm, dest, tag)
-            elif way == 'send_obj':
-                comm.send_obj(number, dest, 8)
-            elif way == 'isend':
-                requests.append(comm.isend(value, dest, 7))
-            else:
-                comm.send(value, dest, tag)
-        elif comm.rank == dest and way in ('gradient', 'array', 'send'):
-            y = comm.recv(source, tag) if way == 'send' else mnf.recv(comm, source, tag=tag)
-            np.testing.assert_array_equal(getattr(y, 'array', y), value)
-            received[number] = y
-    for number, source, dest, _, size, way in reversed(messages):
-        if comm.rank == dest and way in ('gradient', 'array'):
-            F.sum(received[number] * (number + 1)).backward()
-        elif comm.rank == source and number in sent:
-            x, delegate = sent[number]
-            delegate.backward()
-            if x is not None:
-                np.testing.assert_array_equal(x.grad, [number + 1] * size)
-    for number, source, dest, _, size, way in messages:
-        if comm.rank == dest and way == 'isend':
-            np.testing.assert_array_equal(comm.recv(source, 7), [number] * size)
-        elif comm.rank == dest and way == 'send_obj':
-            assert comm.recv_obj(source, tag=8) == number
-    comm.waitall(requests)

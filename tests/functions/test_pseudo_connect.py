@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import chainermn.functions as mnf
-from chainermn.communicators import create_communicator
 
 
 class Recorder(chainer.FunctionNode):
@@ -50,39 +49,3 @@ def test_without_a_delegate_nothing_changes():
     x = chainer.Variable(np.ones(2, np.float32))
     assert mnf.pseudo_connect(None, x) == (x,)
 
-
-def test_two_sends_in_a_row():
-    """The first send is reached by backward only because the second output is tied to it."""
-    comm = create_communicator('naive')
-    if comm.size < 2:
-        pytest.skip('takes two ranks')
-    if comm.rank == 0:
-        x = chainer.Variable(np.ones(2, np.float32))
-        first = mnf.send(x, comm, 1, tag=1)
-        x2, = mnf.pseudo_connect(first, x)
-        mnf.send(x2 * 10, comm, 1, tag=2).backward()
-        assert (x.grad == 1 + 10).all()
-    elif comm.rank == 1:
-        first = mnf.recv(comm, 0, tag=1)
-        second = mnf.recv(comm, 0, tag=2)
-        F.sum(second).backward()
-        F.sum(first).backward()
-
-
-def test_to_a_send_that_needs_no_gradient():
-    comm = create_communicator('naive')
-    if comm.size < 2:
-        pytest.skip('takes two ranks')
-    for _ in range(3):
-        x = chainer.Variable(np.full(2, comm.rank + 1, np.float32))
-        if comm.rank == 0:
-            delegate = mnf.send(np.ones(2, np.float32), comm, 1)
-            connected, = mnf.pseudo_connect(delegate, x)
-            mnf.send(10 * connected, comm, 1).backward()
-            assert (x.grad == 20).all()
-        elif comm.rank == 1:
-            first, second = mnf.recv(comm, 0), mnf.recv(comm, 0)
-            F.sum(2 * second).backward()
-            F.sum(first * x).backward()
-            assert (first.array == 1).all() and (second.array == 10).all()
-            assert (x.grad == 1).all()

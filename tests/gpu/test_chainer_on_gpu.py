@@ -17,90 +17,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.mpi_skip]
 
 TOLERANCE = {'float32': 1e-4, 'float16': 2e-2, 'mixed16': 2e-2}
 DTYPES = {'float32': np.dtype('f'), 'float16': np.dtype('e'), 'mixed16': chainer.mixed16}
-OPTIMIZERS = {
-    'SGD': lambda: chainer.optimizers.SGD(.05),
-    'MomentumSGD': lambda: chainer.optimizers.MomentumSGD(.05),
-    # Adam's first steps are of one size whatever the gradient; noise would decide their sign, and
-    # this eps prevents it.
-    'Adam': lambda: chainer.optimizers.Adam(.01, eps=1e-2),
-}
-
-
-class Net(chainer.Chain):
-    """Links by name, and a function of them and the input."""
-
-    def __init__(self, call, **links):
-        super().__init__()
-        self.call = call
-        with self.init_scope():
-            for name, link in links.items():
-                setattr(self, name, link)
-
-    def forward(self, x):
-        return self.call(self, x)
-
-
-def images(random):
-    return random.uniform(-1, 1, (4, 3, 8, 8))
-
-
-def rows(random):
-    return random.uniform(-1, 1, (4, 6))
-
-
-def words(random):
-    return random.randint(0, 10, (4, 5)).astype('i')
-
-
-def recurrent(net, x):
-    net.a.reset_state()
-    return [net.a(x), net.a(x * x)][-1]
-
-
-def sequences(net, x):
-    xs = [x[:3], x[1:3], x[:1]]
-    return F.concat(net.a(None, None, xs)[2], axis=0)
-
-
-# Name: the input, and how to make the network.  Dropout has a test of its own: it is random.
-NETWORKS = {
-    'Linear': (rows, lambda: Net(lambda n, x: n.a(x), a=L.Linear(6, 5))),
-    'Convolution2D': (images, lambda: Net(lambda n, x: n.a(x), a=L.Convolution2D(3, 4, 3, 2, 1))),
-    'Deconvolution2D': (images, lambda: Net(
-        lambda n, x: n.a(x), a=L.Deconvolution2D(3, 4, 3, 2, 1))),
-    'max_pooling_2d': (images, lambda: Net(
-        lambda n, x: F.max_pooling_2d(n.a(x), 2), a=L.Convolution2D(3, 4, 3))),
-    'average_pooling_2d': (images, lambda: Net(
-        lambda n, x: F.average_pooling_2d(n.a(x), 2), a=L.Convolution2D(3, 4, 3))),
-    'BatchNormalization': (images, lambda: Net(
-        lambda n, x: n.b(n.a(x)), a=L.Convolution2D(3, 4, 3), b=L.BatchNormalization(4))),
-    'LSTM': (rows, lambda: Net(recurrent, a=L.LSTM(6, 5))),
-    'NStepLSTM': (rows, lambda: Net(sequences, a=L.NStepLSTM(2, 6, 5, 0))),
-    'NStepGRU': (rows, lambda: Net(
-        lambda n, x: F.concat(n.a(None, [x[:3], x[:2]])[1], axis=0), a=L.NStepGRU(1, 6, 5, 0))),
-    'EmbedID': (words, lambda: Net(lambda n, x: n.a(x), a=L.EmbedID(10, 4))),
-    'concat': (rows, lambda: Net(
-        lambda n, x: F.concat([n.a(x), n.b(x)]), a=L.Linear(6, 2), b=L.Linear(6, 3))),
-    'resize_images': (images, lambda: Net(
-        lambda n, x: F.cast(F.resize_images(F.cast(n.a(x), 'f'), (9, 5)), n.a.W.dtype),
-        a=L.Convolution2D(3, 4, 3))),
-}
-
-
-def make(name, dtype):
-    """Return a network and its input, both on the host."""
-    draw, network = NETWORKS[name]
-    np.random.seed(0)  # Chainer's initializers draw from it
-    net = network()
-    x = draw(np.random.RandomState(1))
-    return net, x if x.dtype.kind == 'i' else x.astype(chainer.get_dtype(dtype))
-
-
-def loss_of(net, x):
-    """Cross entropy over the second axis, so that softmax_cross_entropy is in every network."""
-    y = net(x)
-    labels = net.xp.arange(y.size // y.shape[1], dtype='i') % y.shape[1]
-    return F.softmax_cross_entropy(y, labels.reshape(y.shape[:1] + y.shape[2:]))
 
 
 def close(a, b, tolerance, name=''):
@@ -118,42 +34,6 @@ def dtype(request):
 @pytest.fixture
 def gpu(device):
     return chainer.get_device(f'@cupy:{device.id}')
-
-
-@pytest.mark.parametrize('name', NETWORKS)
-def test_forward_and_backward(gpu, name, dtype):
-    net, x = make(name, DTYPES[dtype])
-    there = copy.deepcopy(net)
-    there.to_device(gpu)
-    losses = []
-    for each, data in [(net, x), (there, gpu.send(x))]:
-        each.cleargrads()
-        loss = loss_of(each, data)
-        loss.backward()
-        losses.append(loss.array)
-    close(*losses, TOLERANCE[dtype])
-    params = dict(there.namedparams())
-    for path, param in net.namedparams():
-        assert isinstance(params[path].grad, gpu.xp.ndarray)
-        close(params[path].grad, param.grad, TOLERANCE[dtype], path)
-
-
-@pytest.mark.sample(31)
-@pytest.mark.parametrize('optimizer', OPTIMIZERS)
-@pytest.mark.parametrize('name', NETWORKS)
-def test_three_updates(gpu, name, optimizer, dtype):
-    net, x = make(name, DTYPES[dtype])
-    there = copy.deepcopy(net)
-    there.to_device(gpu)
-    for each, data in [(net, x), (there, gpu.send(x))]:
-        rule = OPTIMIZERS[optimizer]().setup(each)
-        if dtype != 'float32':
-            rule.use_fp32_update()
-        for _ in range(3):
-            rule.update(loss_of, each, data)
-    params = dict(there.namedparams())
-    for path, param in net.namedparams():
-        close(params[path].array, param.array, 5 * TOLERANCE[dtype], path)
 
 
 def test_dropout(gpu, dtype):
@@ -240,3 +120,4 @@ def test_negative_sampling(gpu, dtype):
         grads.append([v.grad for v in inputs])
     for here, there in zip(*grads, strict=True):
         close(there, here, TOLERANCE[dtype])
+

@@ -65,19 +65,3 @@ def test_means(name, kind):
         assert bits == bits[:1] * SIZE
     comm.finalize()
 
-
-def test_double_buffering_with_compression():
-    import cupy
-
-    comm = chainermn.create_communicator('pure_nccl')
-    model = chainer.links.Linear(6, 4)
-    model.to_device('@cupy:' + str(cupy.cuda.Device().id))
-    optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.SGD(0.1), comm, double_buffering=True, compression='2bit').setup(model)
-    for step in range(6):
-        x = cupy.asarray(gradient(10 * step + RANK, size=30).reshape(5, 6))
-        optimizer.update(lambda x: chainer.functions.sum(model(x)), x)
-    optimizer.wait()
-    bits = MPI.COMM_WORLD.allgather(model.W.array.tobytes())
-    assert bits == bits[:1] * SIZE
-    comm.finalize()

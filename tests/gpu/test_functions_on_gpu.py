@@ -2,14 +2,12 @@
 
 import chainer
 import chainer.functions as F
-import chainer.links as L
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import chainermn
 import chainermn.functions as mnf
-from chainermn.links import MultiNodeChainList, create_multi_node_n_step_rnn
 
 pytestmark = pytest.mark.gpu
 
@@ -77,69 +75,3 @@ def test_as_on_the_host(comm, name, function, dtype):
             np.testing.assert_allclose(y.get(), z, TOLERANCE[dtype], TOLERANCE[dtype])
     host.finalize()
 
-
-class Part(chainer.Chain):
-    """A layer whose weights depend on a seed."""
-
-    def __init__(self, seed):
-        super().__init__()
-        weights = np.random.RandomState(seed).normal(0, 1, (4, 4)).astype('f')
-        with self.init_scope():
-            self.layer = L.Linear(4, 4, initialW=weights)
-
-    def forward(self, x):
-        return F.tanh(self.layer(x))
-
-
-def test_a_model_over_all_ranks(comm, device):
-    """Also with one optimizer on each rank, for three updates."""
-    import cupy
-
-    x = np.random.RandomState(9).normal(0, 1, (3, 4)).astype('f')
-    one = chainer.Sequential(*map(Part, range(SIZE)))
-    model = MultiNodeChainList(comm)
-    model.add_link(Part(RANK), rank_in=RANK - 1 if RANK > 0 else None,
-                   rank_out=RANK + 1 if RANK < SIZE - 1 else None)
-    model.to_device(f'@cupy:{device.id}')
-    rules = [chainer.optimizers.SGD(.1).setup(link) for link in (one, model)]
-
-    def loss(link, *xs):
-        y = link(*xs)
-        return F.sum(y * y) if y.size else y
-
-    for _ in range(3):
-        rules[0].update(loss, one, x)
-        rules[1].update(loss, model, *([cupy.asarray(x)] if RANK == 0 else []))
-    for name in 'W', 'b':
-        np.testing.assert_allclose(
-            getattr(model[0].layer, name).array.get(), getattr(one[RANK].layer, name).array,
-            rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize('kind', [L.NStepGRU, L.NStepLSTM], ids=lambda kind: kind.__name__)
-def test_recurrent_layers_over_all_ranks(comm, device, kind):
-    """Each rank has one layer, and sends its final states to the next rank."""
-    import cupy
-
-    host = chainermn.create_communicator('naive')
-    xs = [np.random.RandomState(n).normal(0, 1, (n, 4)).astype('f') for n in (3, 2, 1)]
-    results = []
-    for target, to_device in (host, np.asarray), (comm, cupy.asarray):
-        np.random.seed(RANK)
-        rnn = create_multi_node_n_step_rnn(
-            kind(1, 4, 4, 0.), target, RANK - 1 if RANK > 0 else None,
-            RANK + 1 if RANK < SIZE - 1 else None)
-        if target is comm:
-            rnn.to_device(f'@cupy:{device.id}')
-        rnn.cleargrads()
-        *_, ys, delegate = rnn([to_device(x) for x in xs])
-        loss = sum(F.sum(y * y) for y in ys)
-        if delegate is not None:
-            loss, = mnf.pseudo_connect(delegate, loss)
-        loss.backward()
-        params = [param for _, param in sorted(rnn.namedparams())]
-        results.append([*(y.array for y in ys), *(param.grad for param in params)])
-    for expected, found in zip(*results, strict=True):
-        assert type(found) is cupy.ndarray
-        np.testing.assert_allclose(found.get(), expected, rtol=1e-3, atol=1e-5)
-    host.finalize()

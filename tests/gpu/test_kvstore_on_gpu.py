@@ -63,20 +63,3 @@ def test_row_sparse(kv):
     np.testing.assert_array_equal(chainer.cuda.to_cpu(found.todense()),
                                   np.outer([0, pushes(kv)], [1, 1, 1]))
 
-
-@pytest.mark.parametrize('update_on_kvstore', [None, True])
-def test_training(kv, update_on_kvstore):
-    device = chainer.get_device(f'@cupy:{cupy.cuda.Device().id}')
-    models = [chainer.links.Linear(3, 2, initialW=.5) for _ in range(2)]
-    models[1].to_device(device)
-    plain = chainer.optimizers.Adam().setup(models[0])
-    optimizer = kvstore.create_kvstore_optimizer(
-        chainer.optimizers.Adam().setup(models[1]), kv, update_on_kvstore)
-    if kv.type == 'dist_async' and kv.num_workers > 1:
-        pytest.skip('steps for each rank')
-    for step in range(4):
-        with chainer.using_device(device):
-            optimizer.update(lambda: chainer.functions.sum(models[1](cupy.asarray(X)) ** 2))
-        if step:
-            plain.update(lambda: chainer.functions.sum(models[0](X) ** 2))
-    np.testing.assert_allclose(chainer.cuda.to_cpu(models[1].W.array), models[0].W.array, rtol=1e-4)

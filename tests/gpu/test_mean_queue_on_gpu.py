@@ -80,20 +80,6 @@ def test_submitted_arrays_do_not_change(comm, kind):
         assert not any(cupy.may_share_memory(y, other) for other in [x, *results[n + 1:]])
 
 
-def test_several_dtypes_and_shapes(comm):
-    import cupy
-
-    queue = comm.mean_queue()
-    x = cupy.full((2, 3), RANK, 'f4')
-    means = queue.submit({
-        'a': x, 'b': x.T, 'c': cupy.full(1, RANK, 'f8'), 'd': cupy.empty((0, 2), 'f2'),
-        'e': cupy.full((), RANK, 'f4')})
-    queue.wait()
-    for mean, shape in zip(means, [(2, 3), (3, 2), (1,), (0, 2), ()], strict=True):
-        assert mean.shape == shape
-        assert (mean.get() == (SIZE - 1) / 2).all()
-
-
 def test_submitted_arrays_and_results_stay_alive(comm):
     import cupy
 
@@ -163,3 +149,4 @@ def test_finalize_with_gradients_in_flight(comm):
     for n in range(RANK):
         queue.submit(arrays_of(RANK, n))
     comm.finalize()  # and once more by the fixture
+

@@ -103,18 +103,6 @@ def test_each_parameter_in_a_bucket_of_its_own(comm, device, make):
     assert all(len(bucket) == 1 for bucket in getattr(optimizer, 'buckets', ()))
 
 
-def test_one_array_put_twice(comm):
-    import cupy
-
-    queue = comm.mean_queue()
-    x = cupy.arange(1, 5, dtype='f') * (comm.rank + 1)
-    means = queue.submit({'a': x}) + queue.submit({'b': x}) + queue.submit({'c': x, 'd': x})
-    queue.wait()
-    for mean in means:
-        np.testing.assert_allclose(mean.get(), np.arange(1, 5) * (comm.size + 1) / 2, rtol=1e-6)
-    np.testing.assert_array_equal(x.get(), np.arange(1, 5) * (comm.rank + 1))
-
-
 @pytest.mark.parametrize('backend', ['auto', 'mpi'], ids='by {}'.format)
 def test_multi_node_batch_normalization(comm, device, backend):
     def make(backend='auto'):
@@ -140,15 +128,3 @@ def test_double_buffering_with_multi_node_batch_normalization(device):
         np.testing.assert_allclose(results[1][path], array, rtol=2e-3, atol=1e-4, err_msg=path)
     comm.finalize()
 
-
-def test_cancel(comm, device):
-    """Ranks that put more and less go on together."""
-    import cupy
-
-    queue = comm.mean_queue()
-    for n in range(comm.rank):
-        queue.submit({'x': cupy.full(100, n, 'f')})
-    queue.cancel()
-    mean, = queue.submit({'x': cupy.full(100, comm.rank, 'f')})
-    queue.wait()
-    np.testing.assert_allclose(mean.get(), (comm.size - 1) / 2)

@@ -58,14 +58,6 @@ def test_old_nccl(monkeypatch, refused):
     refused('NCCL 1304 is too old; install 2.0')
 
 
-@pytest.mark.parametrize('old', ['hierarchical', 'two_dimensional', 'single_node'])
-def test_old_names(old):
-    with pytest.warns(DeprecationWarning, match='pure_nccl'):
-        comm = chainermn.create_communicator(old)
-    assert type(comm) is PureNcclCommunicator
-    comm.finalize()
-
-
 @pytest.mark.parametrize('name', CLASSES)
 def test_one_rank_cannot_connect(name, monkeypatch, same_error):
     """NCCL tells only that rank; the next call connects."""
@@ -134,10 +126,3 @@ def test_configuration_of_pure_nccl():
     part.finalize()
     comm.finalize()
 
-
-def test_after_finalize():
-    comm = chainermn.create_communicator('pure_nccl')
-    comm.finalize()
-    comm.finalize()
-    with pytest.raises(RuntimeError, match='finalized'):
-        comm.multi_node_mean_grad(chainer.Link())

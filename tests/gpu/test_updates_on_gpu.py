@@ -267,17 +267,6 @@ def test_parameters_of_other_layouts(gpu):
     assert (model.W.raw_array == before - 1).all()
 
 
-@pytest.mark.parametrize('name', [
-    'update', 'update_core', 'update_core_gpu', '_UpdateRule__update'])
-def test_replaced_methods(gpu, monkeypatch, name):
-    model, optimizer = make('SGD', 'float32', gpu)
-    set_gradients(model, 0)
-    monkeypatch.setattr(optimizers.sgd.SGDRule, name, lambda rule, param: param.array.fill(3),
-                        raising=False)
-    optimizer.update()
-    assert all((param.array == 3).all() for param in model.params())
-
-
 def test_a_replaced_kernel(gpu, monkeypatch):
     import cupy
 
@@ -289,19 +278,6 @@ def test_a_replaced_kernel(gpu, monkeypatch):
     optimizer.update()
     for x, param in zip(before, model.params(), strict=True):
         assert (param.array == x + 1).all()
-
-
-def test_a_rule_of_the_program(gpu):
-    class Mine(type(optimizers.SGD().create_update_rule())):
-        def update_core_gpu(self, param):
-            param.array[...] = 3
-
-    model, optimizer = make('SGD', 'float32', gpu)
-    model.p0.update_rule = Mine()
-    set_gradients(model, 0)
-    optimizer.update()
-    assert (model.p0.array == 3).all()
-    assert not (model.p3.array == 3).any()
 
 
 def test_gradients_that_are_not_finite(gpu):
@@ -359,3 +335,4 @@ def test_float32_copies_of_float16(gpu, is_virtual, name, scale):
         np.testing.assert_array_equal(x.array.get(), y.array.get())
     if is_virtual:
         assert number == 4  # the float32 parameters by one
+

@@ -1,6 +1,5 @@
 """Pipelines against one process with the same links, in plain Chainer and float64."""
 
-import random
 import sys
 import tracemalloc
 
@@ -10,21 +9,17 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import training
-from chainer.link_hooks import SpectralNormalization
 from each_case import each_case
 from jobs import run_job
 from models_on_ranks import (
-    MODELS,
     WIDTH,
     Doubled,
     OneProcess,
     Part,
-    WithBatchNormalization,
     build,
     chain,
     compare_gradients,
 )
-from mpi4py import MPI
 from shared_fixtures import create, raises_on_all
 
 import chainermn
@@ -67,42 +62,6 @@ def check_against(loss, link, one, expected, n):
     expected.backward()
     np.testing.assert_allclose(loss.array, expected.array, 1e-12)
     np.testing.assert_allclose(link.W.grad, one[n].W.grad, 1e-10)
-
-
-@each_case('name, schedule, n, recompute', [
-    (name, schedule, n, (i + j + n) % 3 == 0) for i, name in enumerate(MODELS)
-    for j, schedule in enumerate(['1f1b', 'gpipe'])
-    for n in ([1, 2, 3, 4, 8] if name == 'chain' else [(2, 4, 8)[(i + j) % 3], 3])])
-def test_gradients(comm, name, schedule, n, recompute):
-    """Equal in every bit if no gradients are added in another order."""
-    links = MODELS[name](comm.size)
-    model, own = build(links, comm)
-    reference = OneProcess(links)
-    pipeline = Pipeline(model, F.softmax_cross_entropy, n, schedule, recompute=recompute)
-    batches = [batch(9 if n == 3 else 16, step) for step in range(2)]
-    losses = [run(pipeline, *each) for each in batches]  # before a rank can fail
-    for loss, (x, t) in zip(losses, batches, strict=True):
-        np.testing.assert_allclose(loss.array, reference.accumulate(x, t, n), 1e-12)
-    compare_gradients(own, reference, exact=name not in (
-        'skip connection', 'branches', 'two inputs', 'recurrent', 'recurrent, with a state'))
-    for link_name, link in own.items():
-        if isinstance(link, WithBatchNormalization):  # as in gradient accumulation
-            expected = reference.parts[link_name].bn
-            np.testing.assert_allclose(link.bn.avg_mean, expected.avg_mean, 1e-12)
-            np.testing.assert_allclose(link.bn.avg_var, expected.avg_var, 1e-12)
-            assert link.bn.N == expected.N
-
-
-@each_case('n_examples, n', [(1, 4), (3, 8), (7, 4), (5, 2), (16, 5)])
-def test_micro_batches_of_unequal_sizes_give_the_mean_over_the_batch(comm, n_examples, n):
-    """The whole batch at once, in plain Chainer."""
-    links = chain(comm.size)
-    model, own = build(links, comm)
-    reference = OneProcess(links)
-    x, t = batch(n_examples)
-    loss = run(Pipeline(model, F.softmax_cross_entropy, n), x, t)
-    np.testing.assert_allclose(loss.array, reference.accumulate(x, t, 1), 1e-12)
-    compare_gradients(own, reference)
 
 
 def test_gradients_are_added_by_backward_only(comm):
@@ -190,56 +149,6 @@ def test_memory(comm):
     assert peaks['1f1b'] < .35 * peaks['gpipe'], peaks
 
 
-class WithStates(Part):
-    """Reads and changes all kinds of state that a link can have."""
-
-    def __init__(self, name):
-        super().__init__(name)
-        with self.init_scope():
-            self.sn = L.Linear(None, WIDTH).add_hook(SpectralNormalization(use_gamma=True))
-            self.bn = L.BatchRenormalization(WIDTH, rmax=2, dmax=1)
-            self.rnn = L.StatefulGRU(WIDTH, WIDTH)
-        self.add_persistent('mean', np.zeros(WIDTH))
-        self.n, self.seen, self.totals = 0, [], {'all': np.ones(1)}
-        self.generator = np.random.RandomState(4)
-
-    def outputs(self, y):
-        self.n += 1
-        self.seen.append(float(y.array.sum()))
-        self.mean *= .9
-        self.mean += y.array.mean(axis=0)
-        self.totals['all'] += self.mean.sum() + sum(self.seen) / self.n
-        self.rnn.reset_state()
-        y = self.bn(self.sn(y), finetune=True)
-        factor = self.totals['all'] + self.generator.rand() + random.random() + np.random.rand()
-        return F.dropout(self.rnn(self.rnn(y)), .3) * factor
-
-
-@each_case('schedule, n, scale', [('1f1b', 4, 8), ('gpipe', 3, None)])
-def test_recomputation(comm, schedule, n, scale):
-    """Parameters, states and generators are as without it, after two updates."""
-    found = []
-    for recompute in (False, True):
-        np.random.seed(comm.rank)
-        random.seed(comm.rank)
-        model, own = build(chain(comm.size, [WithStates]), comm)
-        optimizer = chainer.optimizers.SGD(.01).setup(model)
-        optimizer.loss_scaling(scale=scale) if scale else None
-        pipeline = Pipeline(model, F.softmax_cross_entropy, n, schedule, recompute=recompute)
-        for step in range(2):
-            optimizer.update(pipeline, *batch(8, step))
-        link = own[f'{comm.rank}']
-        found.append({
-            **{path: param.array for path, param in model.namedparams()},
-            **{f'{path}/{name}': getattr(each, name) for path, each in model.namedlinks()
-               for name in each._persistent},
-            'h': link.rnn.h.array, 'n': link.n, 'seen': link.seen, 'totals': link.totals['all'],
-            'drawn': [link.generator.rand(), random.random(), np.random.rand()]})
-    assert found[0].keys() == found[1].keys()
-    for name, expected in found[0].items():
-        np.testing.assert_array_equal(found[1][name], expected, name)
-
-
 def test_another_output_of_a_recomputation_is_an_error(comm):
     """Of a stage that counts in a variable of the program; rounding is none."""
     factors = []
@@ -283,63 +192,6 @@ def test_a_tuple_of_one_arrives_as_its_element(comm):
         y.backward()
     for name, link in own.items():
         np.testing.assert_allclose(found[name], link.fc.W.grad, 1e-10)
-
-
-def test_tied_parameters_stay_equal(comm):
-    """The first and the last rank have the same weights: an embedding that is used twice."""
-    x, t = batch(8)
-    models = [Part(f'{n}') for n in range(comm.size)]
-    models[-1].fc = models[0].fc
-    plain = chainer.ChainList(*models[:-1])  # Chainer would update it twice
-    expected = chainer.optimizers.SGD(.1).setup(plain)
-
-    def loss(x, t):
-        for part in models:
-            x = part(x)
-        return F.softmax_cross_entropy(x, t)
-
-    model, own = build(chain(comm.size), comm)
-    part = own[f'{comm.rank}']
-    tied = {'fc/W': part.fc.W, 'fc/b': part.fc.b} if comm.rank in (0, comm.size - 1) else None
-    optimizer = chainer.optimizers.SGD(.1).setup(model)
-    pipeline = Pipeline(model, F.softmax_cross_entropy, 4, tied=tied)
-    for hook, own_hook in [
-            (chainer.optimizer_hooks.GradientClipping(.05), pipeline.gradient_clipping(.05)),
-            (chainer.optimizer_hooks.WeightDecay(.1), chainer.optimizer_hooks.WeightDecay(.1))]:
-        expected.add_hook(hook, 'hook')
-        optimizer.add_hook(own_hook, 'hook')
-        for _ in range(2):
-            expected.update(loss, x, t)
-            optimizer.update(pipeline, x, t)
-        np.testing.assert_allclose(part.fc.W.array, models[comm.rank].fc.W.array, 1e-10)
-        expected.remove_hook('hook')
-        optimizer.remove_hook('hook')
-
-
-@each_case('scale', [1., 128.])
-def test_loss_scaling(comm, scale):
-    """In float16; the first update has no scale yet."""
-    with chainer.using_config('dtype', np.dtype('e')):
-        links = chain(comm.size)
-        model, own = build(links, comm)
-        reference = chainer.ChainList(*(Part(f'{n}') for n in range(comm.size)))
-        optimizers = [chainer.optimizers.SGD(.1).setup(each) for each in (model, reference)]
-        for optimizer in optimizers:
-            optimizer.loss_scaling(scale=scale)
-        x, t = batch(8)
-        x = x.astype('e')
-
-        def loss(x, t):
-            for part in reference:
-                x = part(x)
-            return F.softmax_cross_entropy(x, t)
-
-        pipeline = Pipeline(model, F.softmax_cross_entropy, 4)
-        for _ in range(3):
-            optimizers[0].update(pipeline, x, t)
-            optimizers[1].update(loss, x, t)
-        np.testing.assert_allclose(own[f'{comm.rank}'].fc.W.array.astype('f'),
-                                   reference[comm.rank].fc.W.array.astype('f'), .02, .01)
 
 
 def test_wrong_tied_parameters(comm):
@@ -424,21 +276,6 @@ def test_a_target_without_a_function_of_loss_is_explained(comm):
     assert 'pass lossfun' in caught.value.__notes__[0]
 
 
-def test_a_function_of_loss_is_reported_too(comm, tmp_path):
-    model, _ = build(chain(comm.size), comm)
-
-    def lossfun(y, t):
-        chainer.report({'accuracy': F.accuracy(y, t)}, model)
-        return F.softmax_cross_entropy(y, t)
-
-    pipeline = Pipeline(model, lossfun, 3)
-    found = train(model, pipeline, tmp_path, evaluate=pipeline)
-    logs = MPI.COMM_WORLD.allgather(found)
-    assert all(log == logs[0] for log in logs)
-    assert {'main/loss', 'main/accuracy', 'validation/main/loss', 'validation/main/accuracy'
-            } <= found[2].keys()
-
-
 def test_a_classifier_around_first_and_last_link(comm, tmp_path):
     """As in examples/mnist; the code around the list runs once more, without effect."""
     one = L.Classifier(chainer.Sequential(*(linear(n) for n in range(3))))
@@ -508,34 +345,6 @@ def test_with_data_parallelism(comm):
         np.testing.assert_allclose(model[0].W.array, one[column].W.array, 1e-10)
 
 
-def test_structured_arguments(comm):
-    """Lists of examples, tuples, None and Variables."""
-    seen = []
-
-    class First(chainer.Chain):
-        def __init__(self):
-            super().__init__()
-            with self.init_scope():
-                self.fc = L.Linear(WIDTH, WIDTH)
-
-        def forward(self, sentences, pair, nothing, number):
-            seen.append((len(sentences), pair[0].shape, type(pair[1]), nothing, number))
-            return self.fc(np.stack([each[:WIDTH] for each in sentences]))
-
-    x, t = batch(5)
-    model = MultiNodeChainList(comm)
-    if comm.rank == 0:
-        model.add_link(First(), rank_out=comm.size - 1)
-    elif comm.rank == comm.size - 1:
-        model.add_link(L.Linear(WIDTH, WIDTH), rank_in=0)
-    sentences = [np.ones(WIDTH + n) for n in range(5)]
-    run(Pipeline(model, F.softmax_cross_entropy, 2),
-        sentences, (x, chainer.Variable(x)), None, 3, t)
-    if comm.rank == 0:
-        assert seen == [(2, (2, WIDTH), chainer.Variable, None, 3),
-                        (3, (3, WIDTH), chainer.Variable, None, 3)]
-
-
 def test_evaluation_keeps_no_graph(comm):
     model, _ = build(chain(comm.size), comm)
     with chainer.no_backprop_mode():
@@ -592,17 +401,6 @@ def test_different_batches(comm):
     with raises_on_all(ValueError, 'the arguments have different numbers of examples: 5, 4'):
         pipeline(batch(5)[0], batch(4)[1])
     run(pipeline, *batch(4))  # and goes on
-
-
-def test_missing_arguments(comm):
-    """Rank 0 passes only inputs, and the last rank only targets by name."""
-    model, _ = build(chain(comm.size), comm)
-    x, t = batch(4)
-    pipeline = Pipeline(model, F.softmax_cross_entropy)
-    with raises_on_all(ValueError, 'got 1 positional arguments and 0 by name, but lossfun takes'):
-        pipeline(*[x] if comm.rank == 0 else [x, t])
-    with raises_on_all(ValueError, 'got 0 positional arguments and 1 by name'):
-        pipeline(**{'t': t} if comm.rank == comm.size - 1 else {'x': x})
 
 
 def test_different_options(comm):
@@ -667,30 +465,8 @@ def test_a_failure_inside_a_schedule_ends_the_job(tmp_path, failure, texts):
 
 # --- resume, timeline, examples -------------------------------------------------------------------
 
-def test_resume(comm, tmp_path):
-    """Each rank saves its stage; a run that was interrupted ends with the same parameters."""
-    folder = comm.bcast_obj(str(tmp_path) if comm.rank == 0 else None)
 
-    def run_until(n, name):
-        model, own = build(chain(comm.size), comm)
-        examples = chainer.datasets.TupleDataset(*batch(12))
-        optimizer = chainer.optimizers.Adam(.1).setup(model)
-        updater = training.StandardUpdater(
-            chainer.iterators.SerialIterator(examples, 4, shuffle=False), optimizer,
-            loss_func=Pipeline(model, F.softmax_cross_entropy, 2))
-        trainer = training.Trainer(updater, (n, 'iteration'), folder)
-        checkpointer = chainermn.create_multi_node_checkpointer(name, comm, path=folder)
-        checkpointer.maybe_load(trainer, optimizer)
-        trainer.extend(checkpointer, trigger=(2, 'iteration'))
-        trainer.run()
-        return own[f'{comm.rank}'].fc.W.array
-
-    expected = run_until(5, 'whole')
-    part = run_until(2, 'parts')
-    assert not np.array_equal(part, expected)
-    np.testing.assert_array_equal(run_until(5, 'parts'), expected)
-
-
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 def test_the_timeline_shows_steps_and_bubbles(tmp_path):
     done = run_job(tmp_path, PROGRAM.replace('FAILURE', 'pass'), CHAINERMN_TIMELINE='out.json')
@@ -701,3 +477,4 @@ def test_the_timeline_shows_steps_and_bubbles(tmp_path):
         assert {f'{direction} of stage {rank}, micro-batch {k}'
                 for direction in ('forward', 'backward') for k in range(4)} <= names[rank]
     assert 'Pipeline of 2 ranks, 4 micro-batches: ' in summary.text(run)
+

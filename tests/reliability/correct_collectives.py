@@ -10,7 +10,6 @@ from correct_messages import Slow
 from correct_play import ARRAY, LARGE, Play, part
 
 import chainermn
-from chainermn import functions
 
 
 def _operate(play: Play, comm: chainermn.CommunicatorBase) -> None:
@@ -37,19 +36,6 @@ def operations(play: Play) -> None:
 
 
 @part
-def messages_among_operations(play: Play) -> None:
-    source, dest = play.pair()
-    play.pause()
-    if play.rank == source:
-        play.comm.send(ARRAY, dest, 0)
-        play.second.recv(dest, 0)
-    elif play.rank == dest:
-        play.comm.recv(source, 0)
-        play.second.send(LARGE, source, 0)
-    _operate(play, play.comm)
-
-
-@part
 def many_operations(play: Play) -> None:
     """Without a break, on communicators in the same order."""
     for _ in range(play.rng.randrange(100, 1000)):
@@ -68,17 +54,6 @@ def parts(play: Play) -> None:
         part_comm.allreduce(ARRAY)
     _operate(play, play.comm)
     part_comm.finalize()
-
-
-@part
-def grid(play: Play) -> None:
-    """Rows and columns, in the same order."""
-    row = play.comm.split(play.rank // 2, play.rank)
-    column = play.comm.split(play.rank % 2, play.rank)
-    for _ in range(3):
-        play.pause()
-        row.allreduce(ARRAY)
-        column.barrier()
 
 
 @part
@@ -165,16 +140,6 @@ def differentiable_messages(play: Play) -> None:
 
 
 @part
-def differentiable_operations(play: Play) -> None:
-    x = chainer.Variable(ARRAY)
-    play.pause()
-    y = functions.allreduce(play.comm, functions.bcast(play.comm, x))
-    play.pause()
-    y.grad = ARRAY
-    y.backward()
-
-
-@part
 def asynchronous_store(play: Play) -> None:
     """Workers push and pull at any time; updates may be slow."""
     store = chainermn.kvstore.create('dist_async', play.comm)
@@ -250,3 +215,4 @@ def operations_in_a_thread(play: Play) -> None:
     else:
         thread.join()
         play.comm.barrier()
+

@@ -67,16 +67,6 @@ def objects_in_flight(play: Play) -> None:
 
 
 @part
-def pipeline(play: Play) -> None:
-    """Each rank waits for the one before."""
-    play.pause()
-    if play.rank:
-        play.comm.recv(play.rank - 1, 0)
-    if play.rank < play.size - 1:
-        play.comm.send(ARRAY, play.rank + 1, 0)
-
-
-@part
 def ring(play: Play) -> None:
     """One rank breaks the circle."""
     right, left = (play.rank + 1) % play.size, (play.rank - 1) % play.size
@@ -199,17 +189,3 @@ def raw_message_first(play: Play) -> None:
         play.comm.mpi_comm.recv(source=first, tag=77)
         play.comm.send(ARRAY, first, 0)
 
-
-@part
-def raw_messages(play: Play) -> None:
-    """Ranks of a chain wait alternately in chainermn and in mpi4py."""
-    play.pause()
-    if play.rank % 2:
-        play.comm.recv(play.rank - 1, 0)
-    elif play.rank:
-        play.comm.mpi_comm.recv(source=play.rank - 1)
-    if play.rank < play.size - 1:
-        if play.rank % 2:
-            play.comm.mpi_comm.send(None, play.rank + 1)
-        else:
-            play.comm.send(ARRAY, play.rank + 1, 0)

@@ -40,33 +40,3 @@ def test_all_ways_and_places_are_covered():
     assert len(fault_matrix.cases((2, 3, 4))) == 3 * (
         len(program.WAYS) * places - len(fault_matrix.NO_FAULTS))
 
-
-def test_the_table():
-    case, result = fault_matrix.Case, fault_matrix.Result
-    text = fault_matrix.table({
-        case('SIGKILL', 'before', 'flat', 2): result('', 1., ''),
-        case('SIGKILL', 'bcast', 'naive', 3): result('hangs', 60., ''),
-        case('SIGKILL', 'bcast_obj', 'naive', 3): result('', 2., '')})
-    assert '| SIGKILL |  |  | 1/1, 1.0 s |  |' in text
-    assert '|  | 1/2, 60.0 s |  |  |' in text
-    assert '3 jobs on 2, 3 ranks: 2 ended correctly, 1 hung; the longest took 60.0 s.' in text
-    assert '- SIGKILL / bcast / naive / 3: hangs' in text
-
-
-def test_columns_of_a_table():
-    """Only those with results; once more, they replace the earlier ones."""
-    case, result = fault_matrix.Case, fault_matrix.Result
-    text = fault_matrix.table({case('SIGKILL', 'before', 'flat', 2): result('', 1., '')})
-    old = '\n'.join(' | '.join(line.split(' | ')[:5]) + ' |' if n != 1 else '|---' * 5 + '|'
-                    for n, line in enumerate(text.partition('\n\n')[0].splitlines()))
-    old += '\n\n1 job.\n\nOn a machine.'
-    for seconds in (2., 3.):
-        new = fault_matrix.table({case('SIGKILL', 'in a pipeline', 'flat', 2): result(
-            '', seconds, '')})
-        old = fault_matrix.with_columns(f'\n{old}\n', new, 'Here.')
-    lines = old.splitlines()
-    assert lines[0].endswith(' | in a message | in a pipeline |')
-    assert lines[1] == '|---' * 6 + '|'
-    assert '| SIGKILL |  |  | 1/1, 1.0 s |  | 1/1, 3.0 s |' in lines
-    assert old.endswith('\n\n1 job.\n\nOn a machine.\n\nIn a pipeline: 1 jobs on 2 ranks: '
-                        '1 ended correctly, 0 hung; the longest took 3.0 s. Here.')

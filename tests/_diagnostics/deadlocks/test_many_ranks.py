@@ -43,24 +43,16 @@ def workers(size):
 
 
 @pytest.mark.parametrize(('job', 'n'), [
-    (one_missing, 0), (chain, 0), (ring, 4096), (two_groups, 4096), (any_of_all, 4096),
-    (workers, 4096),
+    (one_missing, 0), (chain, 0), (ring, 1024), (two_groups, 1024), (any_of_all, 1024),
+    (workers, 1024),
 ])
 def test_many_ranks(job, n):
-    graph = WaitGraph(states(job(4096)))
+    graph = WaitGraph(states(job(1024)))
     deadlocked = graph.deadlocked()
     assert len(deadlocked) == n
     if n:
         text = graph.cycle(deadlocked)
         assert text.startswith('rank 0 waits in recv ') and len(text) < 250
-
-
-def test_a_long_cycle_is_described_by_two_ranks():
-    graph = WaitGraph(states(ring(1024)))
-    assert graph.cycle(graph.deadlocked()) == (
-        'rank 0 waits in recv #1 from rank 1 tag 5 (train.py:8 in main()) for rank 1; rank 1 waits '
-        'in recv #1 from rank 2 tag 5 (train.py:8 in main()) for rank 2; and so on; 1024 ranks are '
-        'deadlocked')
 
 
 def random_rank(rng, size, rank):
@@ -103,11 +95,12 @@ def by_definition(ranks):
 
 def test_random_jobs():
     found = 0
-    for seed in range(400):
+    for seed in range(200):
         rng = random.Random(seed)
         size = rng.randrange(2, 9)
         ranks = [random_rank(rng, size, rank) for rank in range(size)]
         expected = by_definition(ranks)
         assert WaitGraph(states(ranks)).deadlocked() == expected, seed
         found += bool(expected)
-    assert 50 < found < 350
+    assert 25 < found < 175
+

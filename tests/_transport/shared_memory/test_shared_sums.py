@@ -103,7 +103,7 @@ def check_sum_for_owners(memory, sizes, dtype, scale, owners):
     check_equal([arrays[n] for n in own], [expected[n] for n in own])
 
 
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=20)
 @hypothesis.given(sizes=SIZES, dtype=FLOATS, scale=st.sampled_from([None, 1 / SIZE, 1 / 3]),
                   way=st.sampled_from(['in place', 'into others', 'all own', 'half own']),
                   order=st.randoms(use_true_random=False))
@@ -116,8 +116,7 @@ def test_sums(memory, sizes, dtype, scale, way, order):
         check_sum(memory, sizes, dtype, scale, results)
 
 
-@pytest.mark.parametrize('chunk', [8 * SIZE, 4096, None])
-@pytest.mark.parametrize('count', [1, 50])
+@pytest.mark.parametrize('chunk, count', [(8 * SIZE, 50), (4096, 1), (None, 50)])
 def test_chunk_sizes(chunk, count):
     """In the smallest chunks, there is no room for a part of each rank."""
     mpi_comm = MPI_COMM.Dup()
@@ -137,8 +136,8 @@ def layouts(dtype):
         yield base, make(base)
 
 
-@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
-@pytest.mark.parametrize('operation', ['sum', 'sum into others', 'copy'])
+@pytest.mark.parametrize('operation, dtype', [
+    ('sum', 'float16'), ('sum into others', 'float64'), ('copy', 'float32')])
 def test_arrays_that_are_not_contiguous(memory, dtype, operation):
     bases, arrays = zip(*layouts(dtype), strict=True)
     values = np.arange(54).reshape(6, 9)
@@ -159,22 +158,6 @@ def test_arrays_that_are_not_contiguous(memory, dtype, operation):
         assert (base == -1).sum() == base.size - array.size
 
 
-def test_infinities_and_nans_pass_silently(memory):
-    arrays = [np.array([3e38, np.inf if RANK == 0 else -np.inf, np.nan], np.float32)]
-    memory.sum(arrays)
-    expected = [3e38 if SIZE == 1 else np.inf, np.inf if SIZE == 1 else np.nan, np.nan]
-    np.testing.assert_array_equal(arrays[0], np.array(expected, np.float32))
-
-
-def test_arrays_without_elements_or_dimensions(memory):
-    arrays = [np.zeros((0, 3)), np.array(RANK + 1.), np.zeros(0)]
-    memory.sum(arrays)
-    assert arrays[1] == SIZE * (SIZE + 1) / 2
-    memory.sum([np.zeros(0)])
-    memory.copy([np.zeros((2, 0))], (0,))
-    memory.copy(arrays, (0,) * len(arrays))
-
-
 def check_copy(memory, sizes, dtype, owners):
     def arrays(rank):
         random = np.random.RandomState([rank, *sizes])
@@ -186,7 +169,7 @@ def check_copy(memory, sizes, dtype, owners):
     check_equal(own, [arrays(owner)[n] for n, owner in enumerate(owners)])
 
 
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=6)
 @hypothesis.given(sizes=SIZES, code=st.sampled_from('?bhHiIqQefdFD'), root=st.integers(0, SIZE - 1),
                   order=st.randoms(use_true_random=False))
 def test_copy(memory, sizes, code, root, order):
@@ -198,7 +181,7 @@ def test_random_delays(memory):
     """Each rank is late at random, so that others get ahead as far as allowed."""
     mine = np.random.RandomState(RANK)
     common = np.random.RandomState(0)
-    for n in range(40):
+    for n in range(12):
         sizes = common.randint(0, 300, common.randint(1, 20))
         if mine.randint(3) == 0:
             time.sleep(.001 * mine.randint(4))
@@ -295,32 +278,6 @@ def test_without_shared_memory_flat_uses_mpi():
         mean()
     comm.bcast_data(model)
     comm.finalize()
-
-
-def test_more_layouts_than_cached(memory):
-    for _ in range(2):
-        for size in range(1, 40):
-            array = np.full(size, RANK + 1, np.float32)
-            memory.sum([array])
-            np.testing.assert_array_equal(array, np.float32(SIZE * (SIZE + 1) // 2))
-
-
-def test_groups_have_their_own_memory():
-    comm = chainermn.create_communicator('flat')
-    parts = [comm.split(RANK % 2, RANK), comm.split(0, -RANK)]
-    link = chainer.Link()
-    with link.init_scope():
-        link.w = chainer.Parameter(np.zeros(300, np.float32))
-        link.v = chainer.Parameter(np.zeros((5, 2), np.float64))
-    for one in (comm, *parts, comm, *reversed(parts)):
-        for param in link.params():
-            param.grad = np.full(param.shape, RANK, param.dtype)
-        one.multi_node_mean_grad(link)
-        expected = np.mean(one.allgather_obj(RANK))
-        for param in link.params():
-            np.testing.assert_allclose(param.grad, expected)
-    for one in (parts[0], comm, parts[1]):
-        one.finalize()
 
 
 # --- programs ----------------------------------------------------------------------------------
@@ -431,3 +388,4 @@ def test_small_exchanges_need_little_memory():
         assert chunks == [shared_sums.SMALL_CHUNK] * 2 + [full] * 3
     transport.free()
     mpi_comm.Free()
+

@@ -43,24 +43,6 @@ def test_bubbles_are_the_least_possible(n_stages, n, name):
     assert len(cycles) == 2 * (n + n_stages - 1)
 
 
-@each_case('n_ranks, n_links, n, name', itertools.product([1, 2, 3], [1, 2, 3], [1, 4, 8], NAMES))
-def test_each_step_runs_once_after_what_it_needs(n_ranks, n_links, n, name):
-    stages, done = chain(n_ranks, n_links), set()
-    for cycle in clock_cycles(stages, n, name):
-        for rank, (stage, k, is_forward) in cycle.items():
-            assert stages[stage].rank == rank
-            assert Step(stage, k, is_forward) not in done
-            if is_forward:
-                assert stage == 0 or (stage - 1, k, True) in done
-                assert k == 0 or (stage, k - 1, True) in done
-            else:
-                assert (stage, k, True) in done
-                assert stage == len(stages) - 1 or (stage + 1, k, False) in done
-                assert k == 0 or (stage, k - 1, False) in done
-        done |= set(cycle.values())
-    assert len(done) == 2 * n * len(stages)
-
-
 @each_case('n_stages, n', itertools.product([2, 4], [8, 16]))
 def test_memory_does_not_grow_with_the_number_of_micro_batches(n_stages, n):
     cycles = clock_cycles(chain(n_stages), n, '1f1b')
@@ -90,3 +72,4 @@ def test_forward_only():
     cycles = clock_cycles(chain(3), 4, '1f1b', has_backward=False)
     assert len(cycles) == 4 + 3 - 1
     assert written(1, cycles) == 'F0 F1 F2 F3'
+
