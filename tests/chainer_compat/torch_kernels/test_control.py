@@ -186,36 +186,3 @@ def test_debug_mode_hooks_and_timers():
         F.sum(F.convolution_2d(x, W)).backward()
     names = [name for name, _ in hook.call_history]
     assert names[0] == 'Convolution2DFunction' and 'Deconvolution2DFunction' in names
-
-
-@needs_torch
-def test_equal_seeds_give_equal_bits():
-    def train():
-        np.random.seed(0)
-        model = chainer.Sequential(
-            chainer.links.Convolution2D(3, 8, 3, pad=1), chainer.links.BatchNormalization(8),
-            F.relu, lambda x: F.max_pooling_2d(x, 2), F.dropout, chainer.links.Linear(128, 10))
-        optimizer = chainer.optimizers.Adam().setup(model)
-        x = X.astype('f')
-        for _ in range(3):
-            optimizer.update(lambda: F.sum(model(x) ** 2))
-        return [p.array for p in model.params()]
-
-    for a, b in zip(train(), train(), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@needs_torch
-def test_gradients_of_forgotten_functions():
-    found = []
-    for mode in 'never', 'auto':
-        x = chainer.Variable(X)
-        with chainer.using_config('use_torch', mode):
-            y = F.forget(lambda x: F.max_pooling_2d(F.relu(F.convolution_2d(x, W)), 2), x)
-            loss = F.sum(y * y)
-            loss.backward(retain_grad=True)
-            loss.backward(retain_grad=True)
-            with chainer.no_backprop_mode():
-                assert F.convolution_2d(x, W).creator is None
-        found.append(x.grad)
-    np.testing.assert_allclose(*found, rtol=1e-9, atol=1e-12)
