@@ -108,54 +108,6 @@ def test_every_benchmark_has_a_question():
     assert PAGE.count('\n## ') > 10
 
 
-def test_lower_bounds_of_hosts():
-    hosts = run_path('hosts.py')
-    assert [hosts['ranks_of'](shape) for shape in ('2x1', '3x2', '3+1')] == [
-        [1, 1], [2, 2, 2], [3, 1]]
-    size = hosts['size_of']('resnet50')
-    seconds = size * 8 / 1e9 / hosts['PAYLOAD']
-    for method, shape, expected in [
-            ('flat', '2x4', 1), ('gloo', '3x1', 4 / 3), ('flat, fp16', '2x1', .5),
-            ('flat, 2bit', '4x1', 3 / 32), ('bcast_data', '3x1', 1),
-            ('scatter_dataset', '3+1', .25)]:
-        found = hosts['bound'](method, hosts['ranks_of'](shape), size, '1gbit')
-        assert found == pytest.approx(expected * seconds), method
-    assert hosts['bound']('flat', [1, 1], size, '500mbit') == pytest.approx(2 * seconds)
-
-
-def test_a_full_run_keeps_the_section_of_hosts(tmp_path):
-    main = run_path('__main__.py')
-    page = tmp_path / 'page.md'
-    page.write_text('# Benchmarks\n\nold\n\n## startup\n\nof old\n\n## hosts\n\nkept\n\n'
-                    '## Failures\n\n- old\n')
-    names = [name for name in main['LIMITS'] if name not in main['ON_REQUEST']]
-    for name in names:
-        (tmp_path / f'{name}.txt').write_text(f'result of {name}')
-    main['write_page'](page, tmp_path, names, [])
-    text = page.read_text()
-    assert '[output](page/startup.txt)' in text and 'of old' not in text
-    assert (tmp_path / 'page' / 'startup.txt').read_text() == 'result of startup'
-    assert '## hosts\n\nkept\n' in text
-    assert 'Failures' not in text
-
-
-@pytest.mark.slow
-def test_writes_one_section_of_a_page_anew(tmp_path):
-    page = tmp_path / 'page.md'
-    page.write_text('# Benchmarks\n\nWhat.\n\n## startup\n\n1 ms\n\n## recent\n\nof old\n\n'
-                    '## overlap\n\n2 ms\n')
-    subprocess.run([sys.executable, BENCHMARKS, 'recent', '--quick', '--docs', page],
-                   cwd=tmp_path, timeout=seconds(50), check=True, stdout=subprocess.DEVNULL)
-    before, _, rest = page.read_text().partition('\n## recent\n')
-    assert before == '# Benchmarks\n\nWhat.\n\n## startup\n\n1 ms\n'
-    section, _, after = rest.partition('\n## overlap\n')
-    assert after == '\n2 ms\n'
-    assert 'of old' not in section and '| on, with call sites |' in section
-    assert 'with sites' in (tmp_path / 'page' / 'recent.txt').read_text()
-    assert re.search(r'Measured on 20..-..-.. at commit \w+, on this machine: .*Python 3',
-                     section)
-
-
 def test_says_what_failed(tmp_path):
     done = subprocess.run([sys.executable, BENCHMARKS, 'mean_grad', '--torch', 'no such Python',
                            '--docs', tmp_path / 'page.md'],
@@ -163,10 +115,3 @@ def test_says_what_failed(tmp_path):
     assert done.returncode == 1
     assert 'mean_grad exited with status 1' in done.stderr
     assert '- mean_grad exited with status 1' in (tmp_path / 'page.md').read_text()
-
-
-def test_refuses_an_unknown_name(tmp_path):
-    done = subprocess.run([sys.executable, BENCHMARKS, 'collectives', 'unheard_of'],
-                          cwd=tmp_path, timeout=seconds(50), text=True, capture_output=True)
-    assert done.returncode == 2
-    assert 'unknown benchmark: unheard_of' in done.stderr

@@ -77,23 +77,3 @@ def test_pickles_after_a_step_are_those_of_chainer(monkeypatch):
     copied.update()
     assert copied.t == 4
     assert copied.target.W.update_rule.t == 4
-
-
-def test_an_optimizer_that_is_not_set_up():
-    with pytest.raises((AttributeError, RuntimeError)):
-        optimizers.SGD().update()
-
-
-def test_an_error_in_a_step(monkeypatch):
-    """The optimizer has counted the step, as Chainer's has."""
-    optimizer = optimizers.SGD().setup(chainer.links.Linear(3, 2))
-    for n in range(4):
-        for param in optimizer.target.params():
-            param.grad = np.ones(param.shape, 'f')
-        if n == 3:
-            monkeypatch.setattr(updates.block_updates, 'update_group', None)
-            with pytest.raises(TypeError):
-                optimizer.update()
-        else:
-            optimizer.update()
-    assert optimizer.t == 4

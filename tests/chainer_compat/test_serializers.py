@@ -99,25 +99,6 @@ def test_links(files, given):
     assert two.normalization.avg_mean.tolist() == [2] * 4
 
 
-@pytest.mark.parametrize('rule', ['SGD', 'MomentumSGD', 'Adam', 'AdaGrad', 'RMSprop', 'SMORMS3'])
-def test_optimizers(files, rule):
-    save, load = files
-    x = np.ones((2, 3), 'f')
-    one, two = (getattr(chainer.optimizers, rule)().setup(L.Linear(3, 2)) for _ in range(2))
-    for param, other in zip(one.target.params(), two.target.params(), strict=True):
-        other.array[...] = param.array
-    one.update(lambda: chainer.functions.sum(one.target(x) ** 2))
-    save(one)
-    load(two)
-    assert two.t == 1
-    for param, other in zip(one.target.params(), two.target.params(), strict=True):
-        other.array[...] = param.array
-    for optimizer in (one, two):
-        optimizer.update(lambda link=optimizer.target: chainer.functions.sum(link(x) ** 2))
-    for param, other in zip(one.target.params(), two.target.params(), strict=True):
-        np.testing.assert_array_equal(param.array, other.array)
-
-
 def test_objects_in_npz(tmp_path):
     """None, and what else needs pickle, can be read although NumPy refuses it by default."""
     path = str(tmp_path / 'file.npz')

@@ -52,10 +52,6 @@ def trained(tmp_path):
     return lambda **options: Trained(str(tmp_path), **options)
 
 
-def is_png(path):
-    return path.read_bytes().startswith(b'\x89PNG') and path.stat().st_size > 1000
-
-
 def test_log_print_and_progress_bar(trained, tmp_path, capsys):
     table = io.StringIO()
     of = trained(optimizer=chainer.optimizers.SGD(.1)).extend(extensions.LogReport()).extend(
@@ -77,21 +73,6 @@ def test_log_print_and_progress_bar(trained, tmp_path, capsys):
     bar_on_stdout = capsys.readouterr().out
     assert f'     total [{"#" * 50}] 100.00%' in bar_on_stdout
     assert bar_on_stdout.count('this epoch [') == 12
-
-
-@pytest.mark.slow
-def test_plots(trained, tmp_path):
-    pytest.importorskip('matplotlib', reason='needs Matplotlib')
-    of = trained(epochs=2)
-    of.extend(extensions.PlotReport(['main/loss', 'main/accuracy'], 'epoch', filename='epoch.png'))
-    of.extend(extensions.PlotReport(
-        ['main/loss'], 'iteration', trigger=(4, 'iteration'), filename='iteration.png',
-        marker=None, grid=False, postprocess=lambda figure, axes, report: axes.set_yscale('log')))
-    of.extend(extensions.VariableStatisticsPlot(
-        of.model, max_sample_size=7, trigger=(4, 'iteration'), filename='statistics.png'))
-    of.run()
-    for name in ['epoch', 'iteration', 'statistics']:
-        assert is_png(tmp_path / f'{name}.png')
 
 
 def test_dump_graph(trained, tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from chainer import optimizers
 
-from chainer_compat import block_updates, updates
+from chainer_compat import updates
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -91,23 +91,3 @@ def test_a_model_without_a_hash():
         model.a.W.grad = np.ones((3, 3), 'f')
         optimizer.update()
     assert model.a.b.array.tolist() == [-2] * 3
-
-
-@pytest.mark.parametrize('n', [0, 2])
-def test_an_error_advances_the_first_rule_only(n, monkeypatch):
-    model = chainer.links.Linear(3, 3)
-    optimizer = optimizers.SGD(1.).setup(model)
-    model.b.grad, model.W.grad = np.ones(3, 'f'), np.ones((3, 3), 'f')
-    for _ in range(n):
-        optimizer.update()
-
-    def fail(*args):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(block_updates, 'update_group', fail)
-    with pytest.raises(ZeroDivisionError):
-        optimizer.update()
-    assert [param.update_rule.t for param in model.params()] == [n + 1, n]
-    monkeypatch.undo()
-    optimizer.update()
-    assert [param.update_rule.t for param in model.params()] == [n + 2, n + 1]

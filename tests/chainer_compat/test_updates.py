@@ -144,18 +144,6 @@ def test_few_calls_of_rules(sizes):
     assert len(large) == 2
 
 
-@pytest.mark.parametrize('rate', [1e-4, 1e-12, 1e-17])
-@pytest.mark.parametrize('dtype', ['f', 'd'])
-def test_a_small_learning_rate(dtype, rate):
-    model = chainer.Link()
-    with model.init_scope():
-        model.p = chainer.Parameter(np.zeros(3, dtype))
-    optimizer = optimizers.MomentumSGD(rate).setup(model)
-    model.p.grad = np.ones(3, dtype)
-    optimizer.update()
-    np.testing.assert_allclose(model.p.array, -rate, rtol=1e-6 if dtype == 'f' else 1e-15)
-
-
 def test_code_of_the_program_is_called(monkeypatch):
     """A parameter or rule with methods of its own, and functions replaced in Chainer's classes."""
     class Twice(chainer.Parameter):
@@ -199,31 +187,6 @@ def test_errors_are_those_of_chainer():
         optimizers.Adam(beta1=1.).setup(model).update()
     optimizers.SGD(np.array([.1, .2, .3], 'f')).setup(model).update()
     np.testing.assert_allclose(model.b.array, .75 - np.array([.1, .2, .3]), rtol=1e-6)
-
-
-def test_states_after_an_error_are_those_of_the_parameter():
-    model = chainer.Link()
-    shape = 2, BLOCK
-    with model.init_scope():
-        model.p = chainer.Parameter(np.ones(shape, 'e'))
-    model.p.grad = np.ones(shape, 'e')
-    with pytest.raises(ValueError, match='eps of RMSprop optimizer is too small'):
-        optimizers.RMSprop(eps=1e-8).setup(model).update()
-    assert {state.shape for state in model.p.update_rule.state.values()} == {shape}
-    np.testing.assert_array_equal(model.p.array, 1)
-
-
-@pytest.mark.parametrize('name', ['update', 'update_core', 'update_core_cpu'])
-def test_replaced_methods_of_a_rule(monkeypatch, name):
-    model = chainer.Link()
-    with model.init_scope():
-        model.x, model.y = chainer.Parameter(np.ones(3, 'f')), chainer.Parameter(np.ones(3, 'f'))
-    optimizer = optimizers.SGD().setup(model)
-    model.x.grad = model.y.grad = np.ones(3, 'f')
-    monkeypatch.setattr(optimizers.sgd.SGDRule, name, lambda rule, param: param.array.fill(3),
-                        raising=False)
-    optimizer.update()
-    assert all((param.array == 3).all() for param in model.params())
 
 
 UPDATE = """

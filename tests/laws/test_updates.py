@@ -1,11 +1,10 @@
-"""Laws of updates: in one pass, and with shared and scaled gradients."""
+"""Laws of updates of all parameters in one pass, which Chainer updates one after another."""
 
 import contextlib
 import dataclasses
 import unittest.mock
 
 import chainer
-import chainer.functions as F
 import numpy as np
 import pytest
 from equal_values import assert_same
@@ -17,9 +16,7 @@ from update_events import EVENTS
 
 from chainer_compat import (
     block_updates,
-    gradient_memory,
     optimizer_steps,
-    update_hooks,
     updates,
 )
 
@@ -209,121 +206,3 @@ def test_one_pass_by_pytorch(program):
                 continue
             assert (one[name].dtype, one[name].shape) == (array.dtype, array.shape)
             np.testing.assert_allclose(one[name], array, tolerance, tolerance, err_msg=name)
-
-
-#: Terms of a loss of parameters W, V and R, shape (3, 4), U, (4, 3), c, (12,), and an input.
-TERMS = {
-    'sum': lambda m, x: m.W + m.V,
-    'sum with the input': lambda m, x: m.W + m.V + x,
-    'difference': lambda m, x: x - m.V,
-    'twice': lambda m, x: m.W + m.W,
-    'reshaped': lambda m, x: F.reshape(m.c, (3, 4)) + m.R,
-    'transposed': lambda m, x: F.transpose(m.U) + m.R,
-    'both views': lambda m, x: F.transpose(m.U) + F.reshape(m.c, (3, 4)),
-    'joined': lambda m, x: F.concat([m.W, x], 0)[1:4] + F.vstack([m.V, m.R])[:3],
-    'stacked': lambda m, x: F.stack([m.W, m.V, m.R])[0] + F.stack([m.W, m.V, m.R])[1],
-    'separate': lambda m, x: F.separate(m.W)[0] + F.broadcast_to(m.b, (3, 4)),
-    'summed up': lambda m, x: F.broadcast_to(F.sum(m.R) + F.sum(m.c), (3, 4)),
-    'identity': lambda m, x: F.identity(m.V, m.W)[0] + x,
-}
-#: Assignments to gradients after backward; the last argument is data of the program.
-ASSIGNMENTS = {
-    'one array': lambda m, x, data: setattr(m.W, 'grad', m.V.grad),
-    'data': lambda m, x, data: setattr(m.R, 'grad', data[:3]),
-    'overlapping data': lambda m, x, data: (
-        setattr(m.R, 'grad', data[:3]), setattr(m.V, 'grad', data[1:4])),
-    'data of two': lambda m, x, data: (
-        setattr(m.R, 'grad', data[:3]), setattr(m.W, 'grad', data[3:])),
-    'input': lambda m, x, data: setattr(m.W, 'grad', x.array),
-    'gradient of the input': lambda m, x, data: setattr(m.V, 'grad', x.grad),
-    'read-only': lambda m, x, data: setattr(
-        m.c, 'grad', np.broadcast_to(data[0, 0], (12,))),
-    'variable': lambda m, x, data: setattr(m.W.grad_var, 'array', m.V.grad),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Sums:
-    """Updates by gradients that may share memory.
-
-    Attributes:
-        seed: Draws numbers.
-        optimizer, dtype, scale: As usual.
-        hooks: Names of hooks, and whether they are hooks of each rule.
-        terms: Names of the terms of the loss.
-        assignments: What happens after backward.
-    """
-
-    seed: int
-    optimizer: str
-    dtype: str
-    scale: float | str | None
-    hooks: tuple[tuple[str, bool], ...]
-    terms: tuple[str, ...]
-    assignments: tuple[str, ...]
-
-    def run(self, is_copied=False):
-        random = np.random.RandomState(self.seed)
-
-        def draw(*shape):
-            return random.standard_normal(shape).astype(self.dtype)
-
-        model = chainer.Link()
-        with model.init_scope():
-            for name in 'WVR':
-                setattr(model, name, chainer.Parameter(draw(3, 4)))
-            model.U, model.c, model.b = (
-                chainer.Parameter(draw(*shape)) for shape in ((4, 3), (12,), (4,)))
-        optimizer = OPTIMIZERS[self.optimizer]().setup(model)
-        if self.scale is not None:
-            optimizer.loss_scaling(1, None if self.scale == 'dynamic' else self.scale)
-        for n, (name, is_of_rule) in enumerate(self.hooks):
-            if is_of_rule and name != 'GradientClipping':
-                for param in model.params():
-                    param.update_rule.add_hook(HOOKS[name](), f'hook {n}')
-            else:
-                optimizer.add_hook(HOOKS[name](), f'hook {n}')
-        data, history = draw(6, 4), []
-        for _ in range(4):
-            x, w = chainer.Variable(draw(3, 4)), draw(3, 4)
-            used = [x.array.copy(), w.copy(), data.copy()]
-            model.cleargrads()
-            y = sum(TERMS[name](model, x) for name in self.terms)
-            F.sum(y * w).backward(loss_scale=optimizer._loss_scale, retain_grad=True)
-            scale = optimizer._loss_scale or 1
-            kept = [None if each.grad is None else each.grad.copy() for each in (x, y)]
-            for name in self.assignments:
-                ASSIGNMENTS[name](model, x, data)
-            for param in model.params():
-                if is_copied and param.grad is not None:
-                    param.grad = param.grad.copy()
-            optimizer.update()
-            assert_same([x.array, w, data, x.grad, y.grad], [*used, *kept])
-            history.append({name: np.array(param.array)
-                            for name, param in sorted(model.namedparams())})
-            history.append([None if each is None else each / each.dtype.type(scale)
-                            for each in kept])
-        return history
-
-
-def of_sums(**fields):
-    return st.builds(Sums, **{
-        'seed': st.integers(0, 1000), 'optimizer': st.sampled_from([*OPTIMIZERS]),
-        'dtype': st.sampled_from('fd'), 'scale': st.sampled_from([None, 64., 'dynamic']),
-        'hooks': st.lists(st.tuples(st.sampled_from([*HOOKS]), st.booleans()),
-                          max_size=2).map(tuple),
-        'terms': st.lists(st.sampled_from([*TERMS]), min_size=1, max_size=3).map(tuple),
-        'assignments': some(ASSIGNMENTS, 1)} | fields)
-
-
-@law(of_sums(), planted(gradient_memory, '_overlap', lambda _: lambda arrays: False), examples=6)
-def test_gradients_that_share_memory(program):
-    """Gradients in shared memory: the same updates as with copies, and nothing else changes."""
-    assert_same(program.run(), program.run(is_copied=True))
-
-
-@law(of_sums(scale=st.sampled_from([4., 2. ** -3, 2. ** 16, 'dynamic']), assignments=st.just(())),
-     planted(update_hooks, 'scaled', lambda _: lambda number, param: number), examples=6)
-def test_loss_scale(program):
-    """A loss scale that is a power of two: the same bits as without it."""
-    assert_same(program.run(), dataclasses.replace(program, scale=None).run())

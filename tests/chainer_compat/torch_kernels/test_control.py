@@ -120,20 +120,21 @@ def test_without_pytorch(python, tmp_path):
 def test_values_of_the_options(python):
     said = python('import chainer', check=False, CHAINER_USE_TORCH='yes')
     assert "ValueError: CHAINER_USE_TORCH is 'yes'. Use one of auto, always, never." in said
-    said = python('import chainer; print(chainer.config.use_torch)', CHAINER_USE_TORCH='never')
-    assert said == 'never'
+    said = python('import chainer; print(chainer.config.use_torch, chainer.config.fused_updates)',
+                  CHAINER_USE_TORCH='never', CHAINER_FUSED_UPDATES='0')
+    assert said == 'never False'
     with chainer.using_config('use_torch', True), pytest.raises(
             ValueError, match=r'use_torch is True\. Use one of auto, always, never'):
         F.relu(X)
 
 
-def test_values_of_fused_updates(python):
-    said = python('import chainer', check=False, CHAINER_FUSED_UPDATES='off')
-    assert "ValueError: CHAINER_FUSED_UPDATES is 'off'. Use one of auto, 0, 1." in said
-    for value, expected in ('', 'auto'), ('auto', 'auto'), ('0', 'False'), ('1', 'True'):
-        said = python('import chainer; print(chainer.config.fused_updates)',
-                      CHAINER_FUSED_UPDATES=value)
-        assert said == expected
+def test_values_of_fused_updates(monkeypatch):
+    monkeypatch.setenv('CHAINER_FUSED_UPDATES', 'off')
+    with pytest.raises(ValueError, match=r"UPDATES is 'off'\. Use one of auto, 0, 1\."):
+        dispatch.default_fused_updates()
+    for value, expected in ('', 'auto'), ('auto', 'auto'), ('0', False), ('1', True):
+        monkeypatch.setenv('CHAINER_FUSED_UPDATES', value)
+        assert dispatch.default_fused_updates() == expected
     optimizer = chainer.optimizers.SGD().setup(chainer.links.Linear(2, 2))
     x = np.ones((1, 2), 'f')
     for value in 'off', 'never', 'always', '0', None:
