@@ -122,15 +122,3 @@ def test_hooks_of_float16_keep_small_gradients():
     link.p.grad, link.p._loss_scale = np.full(3, 2. ** -16, 'e'), 2. ** 10
     optimizer.update()
     np.testing.assert_allclose(link.p.array, -2. ** -6)
-
-
-def test_gradient_noise():
-    link = L.Linear(100, 100, initialW=0)
-    link.cleargrads()
-    link.W.grad, link.b.grad = np.zeros((100, 100), 'f'), np.zeros(100, 'f')
-    optimizer = chainer.optimizers.SGD(1).setup(link)
-    optimizer.add_hook(optimizer_hooks.GradientNoise(.09))
-    np.random.seed(0)
-    optimizer.update()
-    assert link.W.array.dtype == 'f'
-    assert link.W.array.std() == pytest.approx(.3, rel=.05)

@@ -80,14 +80,3 @@ def test_chainerx_is_not_built():
     assert not chainerx.is_available()
     with pytest.raises(RuntimeError, match='ChainerX is not available'):
         L.Linear(2, 1).to_chx()
-
-
-@pytest.mark.parametrize('device', ['@numpy', 'native:0', '@nonsense', '@intel64'])
-def test_devices(device):
-    if device == '@numpy':
-        link = L.Linear(2, 1)
-        link.to_device(device)
-        assert link.device == chainer.get_device(device)
-    else:
-        with pytest.raises((RuntimeError, ValueError)):
-            chainer.get_device(device)

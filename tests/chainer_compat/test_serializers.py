@@ -85,20 +85,6 @@ def test_values(files):
     assert all(like.values[key] is array for key, array in arrays.items() if array.ndim)
 
 
-@pytest.mark.parametrize('given', [None, 5])
-def test_links(files, given):
-    save, load = files
-    one, two = Network(given), Network()
-    one.scalar, one.array = 4.5, np.arange(3)[::-1].copy()
-    one.normalization.avg_mean[:] = 2
-    save(one)
-    load(two)
-    for (name, a), (_, b) in zip(one.namedparams(), two.namedparams(), strict=True):
-        assert same(b.array, a.array), name
-    assert (two.scalar, two.array.tolist(), two.nothing) == (4.5, [2, 1, 0], None)
-    assert two.normalization.avg_mean.tolist() == [2] * 4
-
-
 def test_objects_in_npz(tmp_path):
     """None, and what else needs pickle, can be read although NumPy refuses it by default."""
     path = str(tmp_path / 'file.npz')

@@ -82,29 +82,6 @@ def test_dump_graph(trained, tmp_path):
     assert 'LinearFunction' in dot and 'SoftmaxCrossEntropy' in dot
 
 
-@pytest.mark.parametrize(('extension', 'values'), [
-    (lambda: extensions.ExponentialShift('lr', .5), [.4 * .5 ** t for t in range(13)]),
-    (lambda: extensions.ExponentialShift('lr', 2, init=.1, target=1),
-     [min(.1 * 2 ** t, 1) for t in range(13)]),
-    (lambda: extensions.LinearShift('lr', (1, 0), (2, 7)),
-     [min(max(1 - (t - 2) / 5, 0), 1) for t in range(13)]),
-    (lambda: extensions.InverseShift('lr', .1, 2), [.4 * (1 + .1 * t) ** -2 for t in range(13)]),
-    (lambda: extensions.PolynomialShift('lr', 2, 20), [.4 * (1 - t / 20) ** 2 for t in range(13)]),
-    (lambda: extensions.StepShift('lr', .5, 4), [.4 * .5 ** (t // 4) for t in range(13)]),
-    (lambda: extensions.MultistepShift('lr', .1, [3, 6], .4),
-     [.4 * .1 ** ((t >= 3) + (t >= 6)) for t in range(13)]),
-    (lambda: extensions.WarmupShift('lr', .1, 5, .6),
-     [min(.1 + (.6 - .1) * t / 5, .6) for t in range(13)]),
-], ids=lambda x: '' if isinstance(x, list) else x().__class__.__name__)
-def test_shifts(trained, extension, values):
-    of = trained(optimizer=chainer.optimizers.SGD(lr=.4))
-    used = []
-    of.optimizer.add_hook(lambda optimizer: used.append(float(optimizer.lr)), 'used', 'pre')
-    of.extend(extension(), trigger=(1, 'iteration')).run()
-    np.testing.assert_allclose(used, values[:12], 1e-6)
-    assert of.optimizer.lr == pytest.approx(values[12])
-
-
 @pytest.mark.parametrize(('extension', 'saved'), [
     (lambda: extensions.ExponentialShift('lr', .5), .5),
     (lambda: extensions.InverseShift('lr', .25, 2), 1.25 ** -2),

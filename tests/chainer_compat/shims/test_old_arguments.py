@@ -213,12 +213,6 @@ def test_signatures(function, args):
     assert positional == args[isinstance(function, type):]
 
 
-def test_signatures_can_be_changed():
-    signature = inspect.signature(F.relu)
-    assert str(pickle.loads(pickle.dumps(signature))) == str(signature) == '(x)'
-    assert str(signature.replace(parameters=[])) == '()'
-
-
 def test_finetune_uses_the_batch():
     x = variable(3, 4)
     old, new = L.BatchNormalization(4), L.BatchNormalization(4)
@@ -282,28 +276,6 @@ def test_pickled_initializer():
     loaded = pickle.loads(pickle.dumps(link))
     loaded(variable(1, 2))
     np.testing.assert_array_equal(loaded.W.array, 2)
-
-
-def test_mlp_convolution_with_an_initializer():
-    with pytest.warns(DeprecationWarning, match='wscale'):
-        link = L.MLPConvolution2D(2, (3,), 3, wscale=4, conv_init=chainer.initializers.One())
-    np.testing.assert_array_equal(link[0].W.array, 2)
-
-
-@pytest.mark.parametrize('before', [True, False])
-def test_invoke_before_training(before, tmp_path):
-    optimizer = chainer.optimizers.SGD().setup(L.Linear(2, 1))
-    updater = chainer.training.StandardUpdater(
-        chainer.iterators.SerialIterator(np.zeros((4, 2), 'f'), 2), optimizer,
-        loss_func=lambda x: F.sum(optimizer.target(x)))
-    trainer = chainer.training.Trainer(updater, (2, 'iteration'), str(tmp_path))
-    calls = []
-    with pytest.warns(DeprecationWarning, match='call_before_training') as caught:
-        trainer.extend(lambda trainer: calls.append(trainer.updater.iteration), name='calls',
-                       trigger=(1, 'iteration'), invoke_before_training=before)
-    assert caught[0].filename == __file__
-    trainer.run()
-    assert calls == [0] * before + [1, 2]
 
 
 ZONEOUT = '''
