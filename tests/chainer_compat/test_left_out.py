@@ -33,13 +33,6 @@ def test_onnx():
         onnx_chainer.export(L.Linear(2, 1), np.ones((1, 2), 'f'))
 
 
-def test_theano():
-    if importlib.util.find_spec('theano') is not None:
-        pytest.skip('has Theano')
-    with pytest.raises(RuntimeError, match='theano is not installed'):
-        L.TheanoFunction([], [])
-
-
 @WITHOUT_CUPY
 def test_parallel_updaters():
     assert not updaters.MultiprocessParallelUpdater.available()

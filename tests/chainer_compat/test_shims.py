@@ -52,6 +52,13 @@ extensions.snapshot(writer=writer, n_retains=1).initialize(types.SimpleNamespace
 '''
 
 USES = {
+    'sctypes': '''
+import chainer.functions as F, numpy
+x = chainer.Variable(numpy.arange(6, dtype='f'))
+y = F.as_strided(x, (2, 2), (1, 2))
+F.sum(y * y).backward()
+assert x.grad.tolist() == [0, 2, 4, 6, 0, 0], x.grad
+''',
     'distutils': IMPORT,
     'dependency_check': WITHOUT_PKG_RESOURCES + IMPORT,
     'requirements': WITHOUT_PKG_RESOURCES + '''
