@@ -49,11 +49,3 @@ def test_a_case_that_fails_on_one_rank():
     (pytest.fail, 'Failed: because'), (pytest.skip, 'a case cannot be skipped')])
 def test_other_outcomes(outcome, says):
     assert says in failure(each_case('n', [0]), lambda n: outcome('because'))
-
-
-def test_values_may_depend_on_options(request):
-    def values(config):
-        return [config.getoption('full')]
-
-    text = failure(each_case('full', values), lambda full: pytest.fail('x'), request)
-    assert f'full={request.config.getoption("full")} on rank 0' in text

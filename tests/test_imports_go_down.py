@@ -102,42 +102,6 @@ def test_imports_go_down():
     assert [f'{path}: {fault}' for path in FILES for fault in faults(path, imported(path))] == []
 
 
-@pytest.mark.parametrize('path, name', [
-    ('datasets/scatter.py', 'mpi4py.MPI'),
-    ('datasets/scatter.py', 'chainermn._process.mpi.MPI'),
-    ('_transport/mpi_transport.py', 'mpi4py.MPI'),
-    ('datasets/scatter.py', 'chainermn'),
-    ('datasets/scatter.py', 'chainermn.create_communicator'),
-    ('optimizers/_settings.py', 'chainermn.datasets'),
-    ('datasets/scatter.py', 'chainermn.links.batch_normalization'),
-    ('datasets/scatter.py', 'chainermn.communicators.naive_communicator.NaiveCommunicator'),
-    ('datasets/scatter.py', 'chainermn._transport.array_buffers'),
-    ('communicators/naive_communicator.py', 'chainermn.datasets'),
-    ('_transport/mpi_transport.py', 'chainermn._gradients.mean_queue'),
-    ('_diagnostics/watchdog.py', 'chainermn._consistency.mismatch'),
-    ('communicators/pure_nccl_communicator.py', 'cupy.cuda.nccl'),
-    ('_operations/ranks.py', 'chainermn.nccl'),
-    ('nccl.py', 'mpi4py'),
-])
-def test_an_import_that_goes_up_is_found(path, name):
-    assert list(faults(pathlib.Path(path), [name]))
-
-
-@pytest.mark.parametrize('path, name', [
-    ('__init__.py', 'chainermn.datasets.scatter'),
-    ('datasets/scatter.py', 'chainermn.datasets._part'),
-    ('datasets/scatter.py', 'chainermn.communicators.communicator_base.CommunicatorBase'),
-    ('communicators/naive_communicator.py', 'chainermn._transport.array_buffers'),
-    ('communicators/naive_communicator.py', 'chainermn._process.mpi.MPI'),
-    ('_commands/check/system_info.py', 'chainermn._process.mpi.MPI'),
-    ('_transport/mpi_transport.py', 'chainermn._process.mpi.MPI'),
-    ('_process/mpi.py', 'mpi4py.MPI'),
-    ('nccl.py', 'cupy.cuda.nccl'),
-])
-def test_an_import_that_goes_down_is_not(path, name):
-    assert not list(faults(pathlib.Path(path), [name]))
-
-
 def graph():
     """Return the modules that each module imports, wherever in it."""
     modules = {}

@@ -18,6 +18,7 @@ def test_the_two_commands_are_one_line_each():
     assert train == f'{test.rstrip()} -e mnist\n'
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip  # tox -e docs runs it on 4 ranks
 def test_the_script_runs_before_and_after_the_changes(capsys):
     diff = blocks('diff')[0]

@@ -36,37 +36,6 @@ def test_after():
 if last:
     {collecting}
 """
-MARKED = """
-import pytest
-from mpi4py import MPI
-
-@pytest.fixture(autouse=True)
-def say(request):
-    with open({file!r}, 'a') as file:
-        file.write(f'{{MPI.COMM_WORLD.size}} {{request.node.name[5:]}}\\n')
-
-def test_plain():
-    pass
-
-@pytest.mark.every_size
-def test_every_size():
-    pass
-
-@pytest.mark.every_size
-@pytest.mark.mpi(min_size=4)
-def test_min_size():
-    pass
-
-@pytest.mark.mpi_skip
-def test_one_process():
-    pass
-
-@pytest.mark.full
-def test_full():
-    pass
-"""
-
-
 @pytest.fixture
 def run_ranks(tmp_path):
     """Run a test file; give the status, the closing lines of pytest, and what was printed."""
@@ -96,12 +65,6 @@ def run(run_ranks):
     return run
 
 
-@pytest.mark.full
-def test_passing(run):
-    status, closing, _ = run(ranks='1,3')
-    assert (status, closing) == (0, ['3 passed', '3 passed'])
-
-
 @pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize('special, says', [
@@ -112,20 +75,6 @@ def test_one_rank_differs(run, special, says):
     status, closing, output = run(special)
     assert (status, closing) == (1, ['1 failed, 2 passed'])
     assert re.search(says, output, re.DOTALL)
-
-
-@pytest.mark.full
-def test_stop_after(run):
-    status, closing, _ = run(ranks='1,2', options=['--stop-after', '0'])
-    assert (status, closing) == (0, ['3 skipped', '3 skipped'])
-
-
-@pytest.mark.full
-def test_keep_going(run):
-    special = 'MPI.COMM_WORLD.barrier(); raise KeyError("special")'
-    status, closing, output = run(special, options=['--keep-going'])
-    assert (status, closing) == (1, ['1 failed, 2 passed'] * 2)
-    assert output.endswith('\nFailed at these numbers of ranks: 2, 3\n')
 
 
 @pytest.mark.slow
@@ -140,20 +89,6 @@ def test_one_rank_hangs(run):
                                 strict=True):
         number = re.search(r'test_it.py", line (\d+) in test_special', stack)[1]
         assert lines[int(number) - 1].strip() == statement
-
-
-@pytest.mark.full
-def test_one_process_hangs(run):
-    """The other tests are run by another one."""
-    status, closing, output = run('time.sleep(1000)', ranks='1')
-    assert (status, closing) == (1, ['1 failed, 2 passed'])
-    report, _, last = output.rstrip().rpartition('\n')
-    assert '1 failed' in last
-    number = re.search(r'crashed while running .*test_it.py::test_special(?:.*\n)*?'
-                       r'.*test_it.py", line (\d+) in test_special\n', report)[1]
-    lines = TESTS.format(special='time.sleep(1000)', collecting='').splitlines()
-    assert lines[int(number) - 1].strip() == 'time.sleep(1000)'
-    assert '_pytest' not in report
 
 
 @pytest.mark.slow
@@ -173,22 +108,6 @@ def test_one_rank_collects_otherwise(run):
     assert 'KeyError: ' in output
 
 
-@pytest.mark.full
-@pytest.mark.parametrize('options, expected', [
-    ([], {1: 'plain every_size one_process', 2: 'every_size', 3: 'plain every_size'}),
-    (['-m', 'every_size', '--ranks', '4'], {4: 'every_size min_size'}),
-    (['--ranks', '1,2', '--full'], {1: 'plain every_size one_process full',
-                                    2: 'plain every_size full'}),
-], ids=['by default', 'four', 'all at these numbers'])
-def test_which_tests_run_at_which_number_of_ranks(run_ranks, tmp_path, options, expected):
-    file = tmp_path / 'ran'
-    status, _, output = run_ranks(MARKED.format(file=str(file)), *options)
-    assert status == 0, output
-    assert sorted(file.read_text().splitlines()) == sorted(
-        f'{size} {name}' for size, names in expected.items() for name in names.split()
-        for _ in range(size))
-
-
 @pytest.fixture
 def quiet(monkeypatch):
     monkeypatch.setenv('CHAINERMN_TEST_SLOWNESS', '0.9')
@@ -196,28 +115,9 @@ def quiet(monkeypatch):
     monkeypatch.setattr(os, 'getloadavg', lambda: (1.5, 9, 9))
 
 
-def test_limits_are_those_of_a_quiet_machine(quiet):
-    assert time_limits.seconds(20) == 20
-
-
-def test_limits_grow_with_how_slow_the_machine_was_at_the_start(quiet, monkeypatch):
-    monkeypatch.setenv('CHAINERMN_TEST_SLOWNESS', '2.5')
-    assert time_limits.seconds(20) == 50
-
-
 def test_limits_grow_with_the_load(quiet, monkeypatch):
     monkeypatch.setattr(os, 'getloadavg', lambda: (8, 0, 0))
     assert time_limits.seconds(20) == 80
-
-
-def test_a_run_measures_once(monkeypatch):
-    code = 'import os, time_limits; print(os.environ[time_limits.VARIABLE])'
-    env = {**os.environ, 'PYTHONPATH': str(HERE)}
-    first = subprocess.check_output([sys.executable, '-c', code], text=True, env={
-        k: v for k, v in env.items() if k != time_limits.VARIABLE})
-    assert float(first) > 0
-    assert subprocess.check_output([sys.executable, '-c', code], text=True, env=env | {
-        time_limits.VARIABLE: '7.25'}) == '7.25\n'
 
 
 def test_default_signals(request):

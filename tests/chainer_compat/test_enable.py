@@ -21,8 +21,7 @@ def test_start_imports_one_module(python):
     assert not {'numpy', 'importlib.metadata', 'typing', 'chainer_compat._patch'} & set(bare)
 
 
-@pytest.mark.parametrize('options', [(), ('-I',)], ids=['', 'isolated'])
-def test_a_program(python, options):
+def test_a_program(python):
     """Nothing is imported before it is used, and enabling twice changes nothing."""
     python('''
 import sys
@@ -37,7 +36,7 @@ import chainer, chainermn
 assert chainermn.__version__.startswith('8.')
 for name in 'chainer_compat.conversion', 'torch', 'onnx':
     assert name not in sys.modules
-''', *options)
+''', '-I')
 
 
 def test_overlay_comes_after_pythonpath_and_before_site_packages(python, tmp_path):
@@ -63,12 +62,10 @@ def test_overlay_comes_first_in_a_new_virtual_environment(tmp_path):
     assert path.index(str(root)) < path.index(str(site))
 
 
-@pytest.mark.parametrize('compat', ['0', '1'])
-def test_without_overlay_the_old_chainermn_is_found(python, compat):
-    code = 'import importlib.util as u; print(u.find_spec("chainermn").origin)'
-    if compat == '1':
-        code += '; import chainermn; assert chainermn.__version__ == "7.8.1"'
-    origin = python(code, CHAINERMN_OVERLAY='0', CHAINER_COMPAT=compat)
+def test_without_overlay_the_old_chainermn_is_found(python):
+    origin = python('import importlib.util as u; print(u.find_spec("chainermn").origin); '
+                    'import chainermn; assert chainermn.__version__ == "7.8.1"',
+                    CHAINERMN_OVERLAY='0')
     folder, *rest = pathlib.Path(origin).parts[-3:]
     assert folder in ('chainer-7.8.1', 'site-packages')  # Chainer can be installed in both
     assert rest == ['chainermn', '__init__.py']

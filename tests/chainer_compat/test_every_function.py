@@ -51,8 +51,11 @@ def test_every_function_has_a_case():
     assert public - DEPRECATED == set(CASES)
 
 
-def run(name, v, twice):
-    """Return [(a sum over the outputs, its gradients), (a sum over those, its gradients)]."""
+def run(name, v, twice, is_complete=True):
+    """Return [(a sum over the outputs, its gradients), (a sum over those, its gradients)].
+
+    The last gradients are None unless ``is_complete``.
+    """
     np.random.seed(0)  # for dropout and others that draw numbers of their own
     ys = CASES[name](getattr(F, name), v)
     ys = [y for y in (ys if isinstance(ys, list | tuple) else [ys])
@@ -61,7 +64,7 @@ def run(name, v, twice):
         return []
     sums = [sum(F.sum(y * y) for y in ys)]
     gradients = []
-    for _ in range(1 + twice):
+    for _ in range(is_complete + twice):
         for x in v.inputs:
             x.cleargrad()
         sums[-1].backward(enable_double_backprop=twice)
@@ -71,6 +74,7 @@ def run(name, v, twice):
         if not any(g is not None and g.creator is not None for g in gs):
             break
         sums.append(sum(F.sum(g * g) for g in gs if g is not None))
+    gradients += [None] * (not is_complete and len(sums) > len(gradients))
     return [(float(s.array), g) for s, g in zip(sums, gradients, strict=False)]
 
 
@@ -89,10 +93,7 @@ class Wrong(Draw):
 
 WRONG = {
     'shorter': lambda x: x[:-1] if x.ndim else x,
-    'fewer channels': lambda x: x[:, :-1] if x.ndim > 1 else x,
-    'one axis less': lambda x: x[0] if x.ndim else x,
     'one axis more': lambda x: x[None],
-    'one number': lambda x: np.array(1, x.dtype),
     'of other precision': lambda x: x.astype('d'),
 }
 
@@ -102,7 +103,7 @@ def test_in_float32(name):
     """No warnings; the check of types fails with its own error, which shows shapes and dtypes."""
     v = Draw()
     run(name, v, name not in ONCE.split())
-    for index, change in itertools.product(range(min(len(v.inputs), 6)), WRONG.values()):
+    for index, change in itertools.product(range(min(len(v.inputs), 3)), WRONG.values()):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             try:
@@ -122,7 +123,7 @@ def test_derivatives(name):
     dtype, eps, tolerance = ('f', 1e-3, 2e-2) if name in FLOAT32.split() else ('d', 1e-5, 1e-5)
     twice = name not in ONCE.split()
     middle, low, high = (Draw(dtype, step) for step in (0, -eps, eps))
-    found = [run(name, v, twice) for v in (middle, low, high)]
+    found = [run(name, v, twice, v is middle) for v in (middle, low, high)]
     for (_, gradients), (below, _), (above, _) in zip(*found, strict=True):
         slope = sum((g * d).sum() for g, d in zip(gradients, middle.directions, strict=True)
                     if g is not None)

@@ -4,7 +4,6 @@ import collections
 import random
 
 import chainer
-import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
@@ -102,40 +101,3 @@ def test_new_parameters():
     before.restore()
     assert not [*link.children()]
     assert not hasattr(link, 'fc')
-
-
-class Block(chainer.Chain):
-    def __init__(self, link, hooks=()):
-        super().__init__()
-        with self.init_scope():
-            self.link = link
-        for hook in hooks:
-            link.add_hook(hook)
-
-    def forward(self, x):
-        return F.tanh(self.link(x))
-
-
-@pytest.mark.parametrize('create', [
-    lambda: Block(L.Linear(4, 4), [SpectralNormalization()]),
-    lambda: Block(L.BatchRenormalization(4, rmax=2, dmax=1)),
-    lambda: F.dropout, lambda: (lambda x: x * random.random())],
-    ids=['spectral', 'renormalization', 'dropout', 'random'])
-def test_forget(create):
-    """Two calls before backward, as without F.forget."""
-    found = []
-    for is_forgotten in (False, True):
-        np.random.seed(0)
-        random.seed(0)
-        func = create()
-        params = [*func.params()] if isinstance(func, chainer.Link) else []
-        x, y = (chainer.Variable(np.random.randn(6, 4).astype('f')) for _ in range(2))
-        u, v = (F.forget(lambda x: func(x), each) if is_forgotten else func(each)  # noqa: B023
-                for each in (x, y))
-        for param in params:
-            param.cleargrad()
-        (F.sum(u * u) + F.sum(v * v * v)).backward()
-        found.append([x.grad, y.grad, *(param.grad for param in params), random.random(),
-                      np.random.rand()])
-    for expected, result in zip(*found, strict=True):
-        np.testing.assert_allclose(result, expected, 1e-4, 1e-5)

@@ -2,7 +2,6 @@
 
 import sys
 
-import chainer
 import numpy as np
 import pytest
 from chainer import iterators
@@ -93,45 +92,6 @@ def test_multithread_iterator(options):
     iterator = iterators.MultithreadIterator(list(range(10)), 3, **options)
     assert epochs(iterator) == serial
     iterator.finalize()
-
-
-@pytest.mark.parametrize('kind, options', [
-    (iterators.MultithreadIterator, {'n_threads': 1}),
-    (iterators.MultiprocessIterator, {'n_processes': 1, 'n_prefetch': 3})])
-@pytest.mark.filterwarnings('ignore:.* multi-threaded, use of fork:DeprecationWarning')
-def test_an_iterator_that_is_loaded_and_saved_again(kind, options):
-    """Also before it has prefetched, the saved orders are those of the uninterrupted run."""
-    def make(seed):
-        sampler = iterators.ShuffleOrderSampler(np.random.RandomState(seed))
-        made.append(kind(list(range(10)), 7, order_sampler=sampler, **options))
-        return made[-1]
-
-    def save(iterator):
-        saved = {}
-        chainer.serializers.DictionarySerializer(saved).save(iterator)
-        return saved
-
-    def load(saved, iterator):
-        chainer.serializers.NpzDeserializer(saved).load(iterator)
-        return iterator
-
-    made = []
-    first = make(0)
-    begin = save(first)
-    batches = [first.next()]  # the next batch, which is prefetched, reaches into the next epoch
-    saved = save(first)
-    again = save(load(saved, make(1)))
-    batches += [first.next() for _ in range(5)]
-    loaded = load(again, make(2))
-    assert [loaded.next() for _ in range(5)] == batches[1:]
-    if kind is iterators.MultithreadIterator:  # the other one draws at once
-        assert 'next_orders' in saved
-        assert 'next_orders' not in begin
-        assert 'next_orders' not in save(load(begin, load(saved, make(3))))
-    loaded = load(save(load(begin, loaded)), make(4))
-    assert [loaded.next() for _ in range(6)] == batches
-    for iterator in made:
-        iterator.finalize()
 
 
 KILLED = '''

@@ -33,13 +33,6 @@ def test_onnx():
         onnx_chainer.export(L.Linear(2, 1), np.ones((1, 2), 'f'))
 
 
-def test_theano():
-    if importlib.util.find_spec('theano') is not None:
-        pytest.skip('has Theano')
-    with pytest.raises(RuntimeError, match='theano is not installed'):
-        L.TheanoFunction([], [])
-
-
 @WITHOUT_CUPY
 def test_parallel_updaters():
     assert not updaters.MultiprocessParallelUpdater.available()
@@ -80,14 +73,3 @@ def test_chainerx_is_not_built():
     assert not chainerx.is_available()
     with pytest.raises(RuntimeError, match='ChainerX is not available'):
         L.Linear(2, 1).to_chx()
-
-
-@pytest.mark.parametrize('device', ['@numpy', 'native:0', '@nonsense', '@intel64'])
-def test_devices(device):
-    if device == '@numpy':
-        link = L.Linear(2, 1)
-        link.to_device(device)
-        assert link.device == chainer.get_device(device)
-    else:
-        with pytest.raises((RuntimeError, ValueError)):
-            chainer.get_device(device)

@@ -156,7 +156,7 @@ assert losses == sorted(losses, reverse=True)
 
 
 @pytest.mark.parametrize('variables', [
-    {}, {'CHAINER_COMPAT_NAMES': '0', 'CHAINER_COMPAT_NUMPY_ALIASES': '0'},
+    {'CHAINER_COMPAT_NAMES': '0', 'CHAINER_COMPAT_NUMPY_ALIASES': '0'},
     {**ON, 'CHAINER_COMPAT_NUMPY_ALIASES': '1', 'CHAINER_COMPAT': '0'}])
 def test_nothing_changes_without_the_option(python, variables):
     python('''

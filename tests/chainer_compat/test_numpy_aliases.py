@@ -1,7 +1,6 @@
 """``CHAINER_COMPAT_NUMPY_ALIASES=1`` restores the names that NumPy removed; errors mention it."""
 
 import pytest
-from time_limits import seconds
 
 import chainer_compat
 from chainer_compat import numpy_aliases
@@ -40,55 +39,6 @@ def test_names(python):
 def test_names_restored_by_the_function(python):
     python('import numpy, chainer_compat\nchainer_compat.restore_numpy_aliases()' + NAMES,
            CHAINER_COMPAT='0')
-
-
-CHILDREN = '''
-import multiprocessing as mp
-import subprocess
-import sys
-
-def child(queue):
-    import numpy
-    queue.put(numpy.float(1))
-
-def main():
-    {restore}
-    for method in ['fork', 'spawn', 'forkserver']:
-        context = mp.get_context(method)
-        queue = context.Queue()
-        process = context.Process(target=child, args=(queue,))
-        process.start()
-        print(queue.get(timeout={timeout}))
-        process.join()
-    subprocess.run([sys.executable, '-c', 'import numpy; print(numpy.float(1))'], check=True)
-
-if __name__ == '__main__':
-    main()
-'''
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(('restore', 'variables'), [
-    ('pass', ON), ('import chainer_compat; chainer_compat.restore_numpy_aliases()', {})])
-def test_child_processes(python, tmp_path, restore, variables):
-    tmp_path.joinpath('main.py').write_text(
-        CHILDREN.format(restore=restore, timeout=seconds(50)))
-    run = 'import subprocess, sys; subprocess.run([sys.executable, "-u", "main.py"], check=True)'
-    assert python(run, **variables).split() == ['1.0'] * 4
-
-
-@pytest.mark.slow
-def test_ranks(python):
-    python('''
-import chainer_compat, chainermn
-chainer_compat.restore_numpy_aliases()
-
-def work(comm):
-    import numpy
-    return numpy.float(comm.rank)
-
-assert chainermn.launch(work, 2) == [0, 1]
-''')
 
 
 def test_error(python):

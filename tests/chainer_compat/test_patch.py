@@ -169,14 +169,15 @@ def test_files_and_caches_are_unchanged(python):
 
     python('import chainer, chainer.testing')  # compiles what nobody had compiled
     before = state()
-    python('import chainer, chainer.testing')
+    python(TOOLS)
     assert state() == before
 
 
-def test_tools_see_the_original_file(python):
-    python('''
-import importlib, inspect, pickle, pkgutil, traceback
+#: What tools see is the original file; and a patched module can run as the main program.
+TOOLS = '''
+import importlib, inspect, pickle, pkgutil, runpy, traceback
 import chainer
+runpy.run_module('chainer.testing.doctest_helper', run_name='__main__')
 from chainer.functions.array import as_strided, resize_images
 assert 'numpy.float)' in inspect.getsource(resize_images.compute_indices_and_weights)
 assert inspect.getsourcefile(as_strided).endswith('as_strided.py')
@@ -189,12 +190,7 @@ try:
     resize_images.compute_indices_and_weights(None, None, 'bilinear', True, None)
 except TypeError:
     assert 'out_H, out_W = out_size' in traceback.format_exc()
-''')
-
-
-def test_patched_module_runs_as_main(python):
-    code = 'import runpy; runpy.run_module("chainer.testing.doctest_helper", run_name="__main__")'
-    python(code)
+'''
 
 
 def test_threads_may_import_chainer_first(python):

@@ -85,39 +85,6 @@ def test_values(files):
     assert all(like.values[key] is array for key, array in arrays.items() if array.ndim)
 
 
-@pytest.mark.parametrize('given', [None, 5])
-def test_links(files, given):
-    save, load = files
-    one, two = Network(given), Network()
-    one.scalar, one.array = 4.5, np.arange(3)[::-1].copy()
-    one.normalization.avg_mean[:] = 2
-    save(one)
-    load(two)
-    for (name, a), (_, b) in zip(one.namedparams(), two.namedparams(), strict=True):
-        assert same(b.array, a.array), name
-    assert (two.scalar, two.array.tolist(), two.nothing) == (4.5, [2, 1, 0], None)
-    assert two.normalization.avg_mean.tolist() == [2] * 4
-
-
-@pytest.mark.parametrize('rule', ['SGD', 'MomentumSGD', 'Adam', 'AdaGrad', 'RMSprop', 'SMORMS3'])
-def test_optimizers(files, rule):
-    save, load = files
-    x = np.ones((2, 3), 'f')
-    one, two = (getattr(chainer.optimizers, rule)().setup(L.Linear(3, 2)) for _ in range(2))
-    for param, other in zip(one.target.params(), two.target.params(), strict=True):
-        other.array[...] = param.array
-    one.update(lambda: chainer.functions.sum(one.target(x) ** 2))
-    save(one)
-    load(two)
-    assert two.t == 1
-    for param, other in zip(one.target.params(), two.target.params(), strict=True):
-        other.array[...] = param.array
-    for optimizer in (one, two):
-        optimizer.update(lambda link=optimizer.target: chainer.functions.sum(link(x) ** 2))
-    for param, other in zip(one.target.params(), two.target.params(), strict=True):
-        np.testing.assert_array_equal(param.array, other.array)
-
-
 def test_objects_in_npz(tmp_path):
     """None, and what else needs pickle, can be read although NumPy refuses it by default."""
     path = str(tmp_path / 'file.npz')

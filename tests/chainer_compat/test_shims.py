@@ -70,10 +70,6 @@ assert testing.without_requires('numpy>=1.10')(type('T', (), {})).__unittest_ski
 assert doctest_helper.skipif_requires_satisfied('numpy>=1.10')
 assert not doctest_helper.skipif_requires_satisfied('no-such-thing')
 ''',
-    'fix': '''
-import chainer.functions as F, numpy
-assert F.fix(numpy.array([-1.5, -.5, .5, 1.5], 'f')).array.tolist() == [-1, 0, 0, 1]
-''',
     'caffe': '''
 for module in ['chainer.links.caffe', 'chainer.exporters']:
     for _ in range(2):
@@ -207,28 +203,6 @@ assert chainer.datasets.svhn.io.loadmat is sys.modules['scipy.io'].loadmat
 Normal = chainer.distributions.MultivariateNormal
 normal = Normal(numpy.zeros(2, 'f'), scale_tril=numpy.eye(2, dtype='f'))
 assert numpy.isfinite(normal.log_prob(numpy.ones(2, 'f')).array)
-''',
-    'best_value_without_values': '''
-import chainer, types
-trainer = types.SimpleNamespace(
-    updater=types.SimpleNamespace(iteration=1), observation={'loss': 1.})
-saved, triggers = {}, [
-    chainer.training.triggers.MinValueTrigger('loss', (1, 'iteration')) for _ in range(2)]
-assert triggers[0](trainer) is True
-chainer.serializers.DictionarySerializer(saved).save(triggers[0])
-chainer.serializers.NpzDeserializer(saved).load(triggers[1])
-trainer.updater.iteration, trainer.observation = 2, {}
-assert triggers[1](trainer) is False
-trainer.updater.iteration, trainer.observation['loss'] = 3, .5
-assert triggers[1](trainer) is True
-trainer.updater.iteration, trainer.observation = 4, {'los': .5}
-for trigger in triggers:
-    try:
-        trigger(trainer)
-    except KeyError as error:
-        assert str(error) == "'loss'"
-    else:
-        raise AssertionError('no error')
 ''',
     'gradients_without_variables': '''
 import chainer, numpy
@@ -403,7 +377,7 @@ TESTS = {
     'torch_compute_dtype': [
         'torch_kernels/test_compute_dtype.py::test_the_environment_variable',
         'torch_kernels/test_compute_dtype.py::test_values_of_the_option'],
-    'state_of_forget': ['test_forward_state.py::test_forget'],
+    'state_of_forget': ['../laws/test_forget.py::test_forget'],
     'batch_of_rows': ['shims/test_chainer_bugs.py::test_an_array_is_a_batch_of_its_rows'],
     'evaluated_type_checks': [
         'shims/test_chainer_bugs.py::test_a_type_check_evaluates_expressions'],

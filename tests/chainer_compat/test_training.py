@@ -52,10 +52,6 @@ def trained(tmp_path):
     return lambda **options: Trained(str(tmp_path), **options)
 
 
-def is_png(path):
-    return path.read_bytes().startswith(b'\x89PNG') and path.stat().st_size > 1000
-
-
 def test_log_print_and_progress_bar(trained, tmp_path, capsys):
     table = io.StringIO()
     of = trained(optimizer=chainer.optimizers.SGD(.1)).extend(extensions.LogReport()).extend(
@@ -79,49 +75,11 @@ def test_log_print_and_progress_bar(trained, tmp_path, capsys):
     assert bar_on_stdout.count('this epoch [') == 12
 
 
-@pytest.mark.slow
-def test_plots(trained, tmp_path):
-    pytest.importorskip('matplotlib', reason='needs Matplotlib')
-    of = trained(epochs=2)
-    of.extend(extensions.PlotReport(['main/loss', 'main/accuracy'], 'epoch', filename='epoch.png'))
-    of.extend(extensions.PlotReport(
-        ['main/loss'], 'iteration', trigger=(4, 'iteration'), filename='iteration.png',
-        marker=None, grid=False, postprocess=lambda figure, axes, report: axes.set_yscale('log')))
-    of.extend(extensions.VariableStatisticsPlot(
-        of.model, max_sample_size=7, trigger=(4, 'iteration'), filename='statistics.png'))
-    of.run()
-    for name in ['epoch', 'iteration', 'statistics']:
-        assert is_png(tmp_path / f'{name}.png')
-
-
 def test_dump_graph(trained, tmp_path):
     trained(epochs=1).extend(extensions.DumpGraph('main/loss')).run()
     dot = tmp_path.joinpath('cg.dot').read_text()
     assert dot.startswith('digraph')
     assert 'LinearFunction' in dot and 'SoftmaxCrossEntropy' in dot
-
-
-@pytest.mark.parametrize(('extension', 'values'), [
-    (lambda: extensions.ExponentialShift('lr', .5), [.4 * .5 ** t for t in range(13)]),
-    (lambda: extensions.ExponentialShift('lr', 2, init=.1, target=1),
-     [min(.1 * 2 ** t, 1) for t in range(13)]),
-    (lambda: extensions.LinearShift('lr', (1, 0), (2, 7)),
-     [min(max(1 - (t - 2) / 5, 0), 1) for t in range(13)]),
-    (lambda: extensions.InverseShift('lr', .1, 2), [.4 * (1 + .1 * t) ** -2 for t in range(13)]),
-    (lambda: extensions.PolynomialShift('lr', 2, 20), [.4 * (1 - t / 20) ** 2 for t in range(13)]),
-    (lambda: extensions.StepShift('lr', .5, 4), [.4 * .5 ** (t // 4) for t in range(13)]),
-    (lambda: extensions.MultistepShift('lr', .1, [3, 6], .4),
-     [.4 * .1 ** ((t >= 3) + (t >= 6)) for t in range(13)]),
-    (lambda: extensions.WarmupShift('lr', .1, 5, .6),
-     [min(.1 + (.6 - .1) * t / 5, .6) for t in range(13)]),
-], ids=lambda x: '' if isinstance(x, list) else x().__class__.__name__)
-def test_shifts(trained, extension, values):
-    of = trained(optimizer=chainer.optimizers.SGD(lr=.4))
-    used = []
-    of.optimizer.add_hook(lambda optimizer: used.append(float(optimizer.lr)), 'used', 'pre')
-    of.extend(extension(), trigger=(1, 'iteration')).run()
-    np.testing.assert_allclose(used, values[:12], 1e-6)
-    assert of.optimizer.lr == pytest.approx(values[12])
 
 
 @pytest.mark.parametrize(('extension', 'saved'), [

@@ -1,10 +1,6 @@
 """Types of inputs are checked once for each signature, and errors stay."""
 
-import ast
 import gc
-import importlib
-import inspect
-import textwrap
 import weakref
 
 import chainer
@@ -46,23 +42,6 @@ def calls(monkeypatch):
     monkeypatch.setattr(type_checks, '_accepted', set())
     monkeypatch.setattr(type_checks, '_checks', {})
     return found
-
-
-@pytest.mark.parametrize('name', type_checks.ATTRIBUTES)
-def test_what_the_checks_of_chainer_read(name):
-    """A check reads only these attributes of the function, and no option; it changes nothing."""
-    path, _, cls = name.rpartition('.')
-    function = getattr(importlib.import_module(f'chainer.functions.{path}'), cls)
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function.check_type_forward)))
-    nodes = [*ast.walk(tree)]
-    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-    of_self = [node for node in attributes
-               if isinstance(node.value, ast.Name) and node.value.id == 'self']
-    assert {node.attr for node in of_self} == {*type_checks.ATTRIBUTES[name]}
-    assert sum(isinstance(node, ast.Name) and node.id == 'self' for node in nodes) == len(of_self)
-    assert all(isinstance(node.ctx, ast.Load) for node in attributes)
-    assert 'config' not in {node.attr for node in attributes}
-    assert function._check_data_type_forward is chainer.FunctionNode._check_data_type_forward
 
 
 def test_once_for_equal_signatures(calls):

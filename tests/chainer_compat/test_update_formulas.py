@@ -5,9 +5,16 @@ import tracemalloc
 import chainer
 import numpy as np
 import pytest
-from update_cases import BLOCK, OPTIMIZERS, WITH_FORMULA, train
+from update_cases import (
+    BLOCK,
+    OPTIMIZERS,
+    WITH_FORMULA,
+    assert_same_bits,
+    one_by_one,
+    train,
+)
 
-from chainer_compat import block_updates, update_formulas
+from chainer_compat import block_updates
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -16,22 +23,6 @@ pytestmark = pytest.mark.mpi_skip
 def _options(monkeypatch):
     monkeypatch.setattr(chainer.global_config, 'use_torch', 'never')
     monkeypatch.setattr(block_updates, 'BLOCK_OF_FORMULA', BLOCK)
-
-
-@pytest.mark.parametrize('name', OPTIMIZERS)
-def test_which_rules_have_a_formula(name, monkeypatch):
-    found = []
-    original = update_formulas.find
-
-    def find(rule, dtype):
-        found.append(original(rule, dtype))
-        return found[-1]
-
-    monkeypatch.setattr(update_formulas, 'find', find)
-    train(name)
-    # Parameters of the others are not grouped.
-    assert found or name in ('array', 'float32', 'MSVAG', 'SMORMS3')
-    assert {each is not None for each in found} <= {name in WITH_FORMULA}
 
 
 @pytest.mark.parametrize('name', ['SGD', 'MomentumSGD', 'Adam', 'AMSGrad'])
@@ -51,3 +42,10 @@ def test_few_allocations(name):
         assert tracemalloc.get_traced_memory()[1] - before < 2 * 4 * BLOCK
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize('name', WITH_FORMULA)
+def test_same_bits_as_one_by_one(name, monkeypatch):
+    with one_by_one(monkeypatch):
+        expected = train(name)
+    assert_same_bits(train(name), expected)

@@ -84,6 +84,7 @@ def faults(kind, value, where=''):
                 yield f'{where}.{key}'
 
 
+@pytest.mark.slow
 def test_everything_fits_the_published_schemas():
     """Those of Kubeflow Trainer and of the pods of Kubernetes."""
     from kubeflow_trainer_api import models  # takes a second

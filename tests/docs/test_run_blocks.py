@@ -109,13 +109,10 @@ def test_a_page_that_is_right(tmp_path):
     assert f'Not run:\n- needs a GPU: {tmp_path}/page0.md:' in said
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('right, wrong, says', [
     ('y == 2', 'y == 3', 'page0.md", line 20, in <module>\n    assert y == 3\n'),
-    ('\n1\n', '\n2\n', 'missing output:\n2\nunexpected output:\n1\n'),
-    ('one.py a', 'one.py b', "should have failed with \"['a']\"; its output was\n['b'] 4711\n"),
     ('exit(3)', 'exit(0)', "should have failed with \"['a']\""),
-    ("<!-- fails: ['a'] -->\n", '', "should have succeeded; its output was\n['a'] 4711\n"),
     ('   0\n', '   2\n', 'missing output:\n2\n'),
     ('not run:', 'not  run:', "unknown comment 'not  run'; use one of ranks, "),
     ('import cupy', 'import no_such_module', 'needs a GPU'),

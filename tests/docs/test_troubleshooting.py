@@ -36,6 +36,7 @@ def texts():
                     yield node.value
 
 
+@pytest.mark.slow
 def test_the_code_has_the_messages():
     said = [*messages()]
     assert len(said) == len({*said}) > 50

@@ -3,12 +3,6 @@
 import pytest
 
 
-@pytest.mark.full
-def test_model_parallel(run):
-    output = run('mnist/train_mnist_model_parallel.py', '--iteration', '2')
-    assert output.count('Validation accuracy') == 1  # process 0 alone talks
-
-
 @pytest.mark.slow
 def test_dual_parallel(run, tmp_path):
     script = 'mnist/train_mnist_dual_parallel.py'
@@ -17,16 +11,6 @@ def test_dual_parallel(run, tmp_path):
     result = tmp_path / 'result'
     assert sorted(path.name for path in result.glob('snap*')) == [
         'snapshot_iter_2.0', 'snapshot_iter_2.1']
-
-
-@pytest.mark.full
-def test_dual_parallel_resumes(run, tmp_path):
-    script = 'mnist/train_mnist_dual_parallel.py'
-    run(script, '--iteration', '2', ranks=4)
-    run(script, '--iteration', '3', '--autoload', ranks=4)
-    result = tmp_path / 'result'
-    assert sorted(path.name for path in result.glob('snap*')) == [
-        'snapshot_iter_3.0', 'snapshot_iter_3.1']
 
 
 @pytest.mark.full

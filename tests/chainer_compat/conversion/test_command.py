@@ -86,20 +86,6 @@ def test_a_snapshot_of_a_trainer(folder, monkeypatch, capsys):
     assert (module.state_dict()['0.W'].numpy() == model[0].W.array).all()
 
 
-def test_a_checkpoint_of_several_ranks(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    models = [net() for _ in range(3)]
-    for iteration, ranks in (10, 2), (20, 2), (30, 1):  # rank 1 did not save iteration 30
-        for rank in range(ranks):
-            with open(tmp_path / f'job.{rank}.{iteration}', 'wb') as file:
-                chainer.serializers.save_npz(file, trainer_of(
-                    net() if rank else models[iteration // 10 - 1]))
-    loaded = net()
-    with pytest.warns(UserWarning, match='Skipped iteration 30'):
-        assert snapshots.load_snapshot(tmp_path, loaded) == 'updater/model:main/predictor/'
-    assert (loaded[0].W.array == models[1][0].W.array).all()
-
-
 def save(folder, model, iteration, rank, ranks, name='run'):
     """Write a rank's file of a checkpoint."""
     arrays = {}

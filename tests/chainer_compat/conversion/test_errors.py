@@ -229,31 +229,6 @@ def test_what_is_created_while_parameters_are_initialized(make):
             module(torch.from_numpy(X)).detach(), model(X).array, rtol=1e-5)
 
 
-#: Two batch sizes do not show how these depend on it.
-BATCH_SIZES = {
-    'half': lambda x: x[:(len(x) + 1) // 2],
-    'more than half': lambda x: x[:len(x) // 2 + 1],
-    'more than 8': lambda x: F.concat([x[:8], x[8:] * 0], 0) if len(x) > 8 else F.tanh(x),
-    'every quarter': lambda x: x[::max(1, len(x) // 4)],
-    'odd': lambda x: x * (1 + len(x) % 2),
-    'multiple of 3': lambda x: F.pad(x, ((0, -len(x) % 3), (0, 0)), 'constant'),
-    'not 1': lambda x: F.squeeze(F.sum(x, 1, keepdims=True)),
-    'mean of at least 6': lambda x: F.sum(x) / max(len(x), 6),
-}
-
-
-@pytest.mark.parametrize('n', [2, 3, 8])
-@pytest.mark.parametrize('what', BATCH_SIZES)
-def test_batch_sizes_that_the_program_distinguishes(what, n):
-    model = Net(lambda self, x: BATCH_SIZES[what](self.fc(x)), fc=L.Linear(5, 4))
-    module = chainer_compat.to_torch(model, draw(n, 5))
-    np.testing.assert_allclose(
-        module(torch.from_numpy(draw(n, 5))).detach(), model(draw(n, 5)).array, rtol=1e-5)
-    for size in {1, 2, 3, 4, 7, 16} - {n}:
-        with pytest.raises(AssertionError, match='dynamic_batch=True for other batch sizes'):
-            module(torch.from_numpy(draw(size, 5)))
-
-
 def test_lengths_that_were_equal_by_chance():
     model = Net(lambda self, x, y: F.matmul(x, y, transb=True) / len(y))
     module = chainer_compat.to_torch(model, draw(3, 5), draw(3, 5))
@@ -275,10 +250,3 @@ def test_arguments_that_are_no_arrays():
             (([x, {'x': x}], None, 3.), r'must be 2\.0')):
         with pytest.raises(AssertionError, match=message):
             module(*arguments)
-
-
-def test_detached_values_have_no_gradient():
-    """Values taken out of the graph are converted where NumPy's function has an expression."""
-    model = Net(lambda self, x: F.sigmoid(self.fc(x)) * np.exp(self.fc(x).array), fc=L.Linear(5, 5))
-    module = chainer_compat.to_torch(model, draw(4, 5))
-    assert 'detach' in module.code

@@ -9,7 +9,6 @@ import chainer.links as L
 import numpy as np
 import pytest
 import torch
-import vision_models
 from models_to_convert import DYNAMIC, MODELS, Net, draw, make, mlp
 
 import chainer_compat
@@ -30,14 +29,6 @@ def test_models(name, train):
     assert max(found.gradients.values()) < 1e-3
     assert set(dict(module.named_parameters())) == {
         path.lstrip('/').replace('/', '.') for path, _ in model.namedparams()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('mode', ['inference', 'training'])
-def test_resnet50(mode):
-    """``vision_models.py`` converts the others, with larger images."""
-    found = vision_models.convert('ResNet50Layers', mode, size=64)
-    assert max(found[each] for each in ('functions', 'outputs', 'gradients')) < 1e-9
 
 
 @pytest.mark.parametrize('kind', ['SGD', 'Adam'])
@@ -83,18 +74,6 @@ def test_modes(load):
         other.train()(*tensors)
 
 
-def test_renormalization_continues_after_loading():
-    model = chainer.Sequential(L.Linear(4, 3), L.BatchRenormalization(3, rmax=1.5, dmax=.5))
-    module = saved_and_loaded(chainer_compat.to_torch(model, draw(6, 4), train=True))
-    for _ in range(3):
-        expected = model(draw(6, 4)).array
-        np.testing.assert_allclose(module(torch.from_numpy(draw(6, 4))).detach(), expected,
-                                   rtol=1e-3, atol=1e-5)
-    with chainer.using_config('train', False):
-        np.testing.assert_allclose(module.eval()(torch.from_numpy(draw(6, 4))).detach(),
-                                   model(draw(6, 4)).array, rtol=1e-3, atol=1e-5)
-
-
 def test_dropout_that_the_model_chooses_for_inference():
     def run(self, x):
         with chainer.using_config('train', True):
@@ -108,18 +87,6 @@ def test_dropout_that_the_model_chooses_for_inference():
         module = chainer_compat.to_torch(model, draw(9, 9), train=True).eval()
         with pytest.raises(AssertionError, match='something else in inference'):
             module(x)
-
-
-def test_random_numbers_of_the_program():
-    """As in dropout with one mask for all time steps."""
-    def run(self, x, mask):
-        return F.gaussian(F.dropout(self.fc(x), mask=mask), x, eps=2 * mask)
-
-    model, mask = Net(run, fc=L.Linear(5, 5)), (draw(4, 5) > 0).astype('f')
-    module = chainer_compat.to_torch(model, draw(4, 5), mask, train=True)
-    np.testing.assert_allclose(
-        module(torch.from_numpy(draw(4, 5)), torch.from_numpy(1 - mask)).detach(),
-        model(draw(4, 5), 1 - mask).array, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('noise', [
@@ -136,65 +103,6 @@ def test_noise(noise):
     expected = (noise(chainer.Variable(draw(50, 40))).array - draw(50, 40)).std()
     np.testing.assert_allclose(numbers, expected, rtol=.1)
     assert len(set(numbers)) == 3
-
-
-def test_copies_and_means():
-    def run(self, x, lengths):
-        mask = np.array(x) != 0
-        total = F.sum(self.embed(x) * np.asarray(mask, 'f')[:, :, None], axis=1)
-        return F.sum(total / lengths[:, None].astype('f')) / len(x), np.array([row[0] for row in x])
-
-    model = Net(run, embed=L.EmbedID(9, 4))
-    lengths = np.array([4, 2, 1], 'i')
-    module = chainer_compat.to_torch(model, np.ones((3, 4), 'i'), lengths)
-    x = np.array([[1, 0, 2, 5], [0, 0, 1, 2], [3, 8, 0, 0]], 'i')
-    for actual, expected in zip(module(torch.from_numpy(x), torch.from_numpy(lengths)),
-                                model(x, lengths), strict=True):
-        np.testing.assert_allclose(actual.detach(), getattr(expected, 'array', expected), rtol=1e-5)
-
-
-def test_half_precision_inside():
-    """Outputs in float32 are rounded as much as the float16 functions before them."""
-    with chainer.using_config('dtype', np.dtype('float16')):
-        model = Net(lambda self, x: F.cast(F.tanh(self.fc(F.cast(x, 'float16'))), 'float32'),
-                    fc=L.Linear(50, 40))
-    module = chainer_compat.to_torch(model, draw(4, 50))
-    assert module.state_dict()['fc.W'].dtype == torch.float16
-
-
-def test_conditions_of_distributions():
-    model = Net(lambda self, x: chainer.distributions.Uniform(
-        low=np.zeros(3, 'f'), high=np.ones(3, 'f')).log_prob(chainer.Variable(x)))
-    module = chainer_compat.to_torch(model, np.full((2, 3), .5, 'f'))
-    assert module(torch.tensor([[.5, 2., -1.]])).tolist() == [[0., -np.inf, -np.inf]]
-
-
-def test_a_model_of_chainer_4():
-    class Model(chainer.Chain):
-        def __call__(self, x):
-            return F.tanh(self.fc(x))
-
-    model = Model()
-    model.add_link('fc', L.Linear(4, 3))
-    module = chainer_compat.to_torch(model, draw(2, 4))
-    np.testing.assert_allclose(module(torch.from_numpy(draw(5, 4))).detach(),
-                               model(draw(5, 4)).array, rtol=1e-5)
-
-
-def test_inference_after_training_mode():
-    model, (x, t) = mlp()
-    module = chainer_compat.to_torch(model, x, t, train=True).eval()
-    with chainer.using_config('train', False):
-        expected = model(x, t)
-    np.testing.assert_allclose(module(torch.from_numpy(x), torch.from_numpy(t)).detach(),
-                               expected.array, rtol=1e-5)
-
-
-def test_a_module_for_inference_cannot_be_trained():
-    model, inputs = mlp()
-    module = chainer_compat.to_torch(model, *inputs).train()
-    with pytest.raises(AssertionError, match='converted for inference'):
-        module(*map(torch.from_numpy, inputs))
 
 
 def test_batch_sizes_and_shapes():
@@ -222,12 +130,3 @@ def test_the_model_is_not_changed():
     assert all((p.array == before[path]).all() for path, p in model.namedparams())
     assert (model.predictor.bn.avg_mean == mean).all()
     assert (np.random.get_state()[1] == random).all()
-
-
-def test_shared_parameters_stay_shared():
-    link = L.Linear(3, 3)
-    model = chainer.Sequential(link, chainer.functions.tanh, link)
-    module = chainer_compat.to_torch(model, draw(2, 3))
-    state = module.state_dict(keep_vars=True)
-    assert len(list(module.parameters())) == 2
-    assert {name.rpartition('.')[2] for name in state} == {'W', 'b'}

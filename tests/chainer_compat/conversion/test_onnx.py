@@ -31,30 +31,6 @@ def test_any_batch_size(name, tmp_path):
 
 
 @pytest.mark.filterwarnings('ignore')
-def test_indices(tmp_path):
-    def run(self, x, t, u):
-        return x[:, t], x[u], x[t, u], F.scatter_add(x, (t,), x), x * x[u]
-
-    x, t = draw(4, 3), np.array([0, 1, 2, 1], 'i')
-    chainer_compat.to_onnx(
-        Net(run), tmp_path / 'model.onnx', x, t, t.astype('B'), dynamic_batch=True)
-    x, t, u = x[:3], np.array([2, 2, 0], 'i'), np.array([0, 2, 1], 'B')
-    outputs = onnxruntime.InferenceSession(str(tmp_path / 'model.onnx')).run(
-        None, {'x0': x, 'x1': t, 'x2': u})
-    added = x.copy()
-    np.add.at(added, t, x)
-    for actual, expected in zip(outputs, (x[:, t], x[u], x[t, u], added, x * x[u]), strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-6)
-
-
-@pytest.mark.filterwarnings('ignore')
-def test_a_dict_as_the_only_input(tmp_path):
-    model = Net(lambda self, xs: F.tanh(xs['a']) * xs['b'])
-    chainer_compat.to_onnx(
-        model, tmp_path / 'model.onnx', {'a': draw(2, 3), 'b': draw(2, 3)}, dynamic_batch=True)
-
-
-@pytest.mark.filterwarnings('ignore')
 def test_sequences_have_fixed_lengths(tmp_path):
     model, inputs = make('NStepGRU')
     with pytest.warns(UserWarning, match='only the shapes of the example'):

@@ -26,9 +26,7 @@ PAGE = HERE.parents[2] / 'docs' / 'migrating.md'
 #: Programs that depend on values that changed, and so need ``CHAINER_COMPAT_DIALECT``.
 DIALECT = {
     '1.5.1/custom_function.py': '`y.grad` is kept by `y.backward()`',
-    '1.24.0/batchnorm_cnn.py': 'the running variance starts at 0',
     '1.24.0/gan.py': 'the running variance starts at 0',
-    '1.24.0/inception_highway.py': 'the running variance starts at 0',
     '1.24.0/ctc_crf.py': 'the initial forget bias of an LSTM is 0',
     '1.24.0/multi_input.py': 'the updater passes Variables to the model',
     '2.1.0/cnn_init_scope.py': 'the order of data in later epochs, the running variance',

@@ -28,9 +28,7 @@ def transposed_convolution(x, W, b, stride, pad, outsize, dilate, groups):  # no
     return y[:, :, pad:pad + oh, pad:pad + ow] + b[:, None, None]
 
 
-@pytest.mark.parametrize('needed', [
-    (True, True, True), (False, True, True), (True, False, False), (False, True, False),
-    (False, False, True)])
+@pytest.mark.parametrize('needed', [(True, True, True), (True, False, False), (False, True, False)])
 @pytest.mark.parametrize(('stride', 'pad', 'outsize', 'dilate', 'groups'), [
     (1, 0, None, 1, 1), (2, 1, None, 1, 1), (2, 1, (6, 8), 1, 1), (2, 1, (5, 7), 1, 1),
     (1, 1, None, 2, 1), (2, 0, None, 1, 2),
@@ -71,7 +69,7 @@ def test_a_type_check_evaluates_expressions():
 def test_regions_of_interest_outside_of_the_image():
     """The gradient is that of a small difference; some regions end before they begin."""
     random = np.random.RandomState(0)
-    for _ in range(60):
+    for _ in range(20):
         x, roi = random.normal(size=(1, 1, 2, 3)), np.r_[0., random.randint(-4, 6, 4)][None]
         shape = [int(n) for n in random.randint(1, 4, 2)]
         variable = chainer.Variable(x)
@@ -143,7 +141,7 @@ def test_a_snapshot_written_later(kind, names, tmp_path):
 def test_a_snapshot_of_the_queue_of_a_process(tmp_path):
     """A thread pickles it for the process."""
     writer = snapshot_writers.ProcessQueueWriter()
-    x = np.zeros(1 << 22, 'f')
+    x = np.zeros(1 << 20, 'f')
     for n in range(3):
         writer(str(n), str(tmp_path), {'x': x, 'text': 'a'})
         x += 1

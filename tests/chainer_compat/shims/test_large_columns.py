@@ -102,6 +102,7 @@ IMAGES = [((1, 2150, 1000, 1000), 1), ((2, 1, 16000, 16000), 3)]
 VOLUMES = [((1, 22, 100, 1000, 1000), 1), ((1, 1, 450, 450, 450), 3)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize('shape, k, is_nd', [
     *[(*image, is_nd) for image in IMAGES for is_nd in (False, True)],
     *[(*volume, True) for volume in VOLUMES]])

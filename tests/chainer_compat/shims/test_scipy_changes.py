@@ -21,6 +21,7 @@ def dense_of(row, column, shape):
     return dense
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize('left', [True, False])
 @pytest.mark.parametrize('batch', [(), (2,)])
 @pytest.mark.parametrize('order', ['C', 'F', 'other'])

@@ -13,12 +13,9 @@ import pytest
 
 torch = pytest.importorskip('torch')
 
-from chainer_compat.torch_kernels import arrays, compute_dtype, gpu_arrays  # noqa: E402
+from chainer_compat.torch_kernels import compute_dtype, gpu_arrays  # noqa: E402
 
 pytestmark = pytest.mark.mpi_skip
-
-EPSILON = 2. ** -8  # of bfloat16: half the distance of two numbers
-
 
 @pytest.fixture(params=[True, False], ids=['instructions', 'no instructions'])
 def has_instructions(request, monkeypatch):
@@ -74,135 +71,6 @@ def backward(f, inputs, gy):
     return [y.array, *(v.grad for v in variables)]
 
 
-def exact(f, x, W, *bias, gy, rounds_bias):
-    """Return the same in float64 from rounded operands, by Chainer's NumPy code.
-
-    The gradient of a bias is a sum of gradients that are not rounded.
-    """
-    operands = rounded(x), rounded(W)
-    exact_bias = [b.astype('d') for b in bias]
-    with chainer.using_config('use_torch', 'never'):
-        y = f(*operands, *(map(rounded, bias) if rounds_bias else exact_bias)).array
-        return [y, *backward(f, [*operands, *exact_bias], rounded(gy))[1:3],
-                *backward(f, [*operands, *exact_bias], gy.astype('d'))[3:]]
-
-
-def by_autocast(f, inputs, gy):
-    leaves = [torch.tensor(x, requires_grad=True) for x in inputs]
-    with torch.autocast('cpu', torch.bfloat16):
-        y = f(*leaves)
-    y.backward(torch.tensor(gy).to(y.dtype))
-    return [t.detach().float().numpy() for t in (y, *(leaf.grad for leaf in leaves))]
-
-
-nn = torch.nn.functional
-
-#: Shapes of the input, the weight and the bias; Chainer's function and PyTorch's, with options.
-CASES = {
-    'convolution': ((4, 8, 9, 8), (6, 8, 3, 3), (6,), F.convolution_2d, {}, nn.conv2d, {}),
-    'strided': ((2, 3, 9, 8), (6, 3, 3, 2), (6,), F.convolution_2d, {'stride': (2, 1), 'pad': 1},
-                nn.conv2d, {'stride': (2, 1), 'padding': 1}),
-    'groups and dilation': (
-        (2, 4, 9, 8), (6, 2, 3, 3), (6,),
-        F.convolution_2d, {'stride': 2, 'pad': 2, 'dilate': 2, 'groups': 2},
-        nn.conv2d, {'stride': 2, 'padding': 2, 'dilation': 2, 'groups': 2}),
-    'depthwise': ((2, 4, 9, 8), (4, 1, 3, 3), (4,), F.convolution_2d, {'pad': 1, 'groups': 4},
-                  nn.conv2d, {'padding': 1, 'groups': 4}),
-    '1x1': ((2, 16, 5, 4), (8, 16, 1, 1), (8,), F.convolution_2d, {}, nn.conv2d, {}),
-    'one dimension': ((2, 3, 9), (6, 3, 3), (6,), F.convolution_nd, {'pad': 1}, nn.conv1d,
-                      {'padding': 1}),
-    'three dimensions': ((2, 2, 5, 4, 6), (4, 2, 3, 3, 3), (4,), F.convolution_nd, {'pad': 1},
-                         nn.conv3d, {'padding': 1}),
-    'deconvolution': ((2, 6, 5, 4), (6, 4, 3, 3), (4,), F.deconvolution_2d, {'stride': 2, 'pad': 1},
-                      nn.conv_transpose2d, {'stride': 2, 'padding': 1}),
-    'deconvolution with groups': (
-        (2, 6, 5, 4), (6, 2, 3, 3), (4,), F.deconvolution_2d, {'dilate': 2, 'groups': 2},
-        nn.conv_transpose2d, {'dilation': 2, 'groups': 2}),
-    'deconvolution in one dimension': (
-        (2, 6, 5), (6, 4, 3), (4,),
-        F.deconvolution_nd, {'stride': 2}, nn.conv_transpose1d, {'stride': 2}),
-    'linear': ((5, 20), (7, 20), (7,), F.linear, {}, nn.linear, {}),
-    'linear with more axes': ((2, 3, 20), (7, 20), (7,), F.linear, {'n_batch_axes': 2},
-                              nn.linear, {}),
-    'linear of one example': ((1, 300), (64, 300), (64,), F.linear, {}, nn.linear, {}),
-}
-
-
-@pytest.mark.parametrize('with_bias', [True, False], ids=['bias', 'no bias'])
-@pytest.mark.parametrize('name', CASES)
-def test_values_and_gradients(name, with_bias, has_instructions):
-    *shapes, function, options, of_torch, torch_options = CASES[name]
-    inputs = [draw(*shape, seed=i) for i, shape in enumerate(shapes[:2 + with_bias])]
-
-    def f(*args):
-        return function(*args, **options)
-
-    gy = draw(*f(*inputs).shape, seed=3)
-    with in_bfloat16():
-        found = backward(f, inputs, gy)
-    assert {array.dtype.char for array in found} == {'f'}
-    # The bias of a deconvolution is added afterwards.
-    expected = exact(f, *inputs, gy=gy, rounds_bias='deconvolution' not in name)
-    # Where the tests run without such instructions, PyTorch also adds some sums in bfloat16.
-    assert_close(found, expected, 4 * EPSILON if has_instructions else 1e-5)
-    # Without rounding, results would differ from these.
-    for array, reference in zip(backward(f, inputs, gy)[:3], expected[:3], strict=True):
-        assert abs(array - reference).max() > EPSILON / 20 * abs(reference).max()
-    assert_close(found, by_autocast(lambda *args: of_torch(*args, **torch_options), inputs, gy),
-                 3 * EPSILON)
-    # As NumPy computes without rounding.
-    with chainer.using_config('use_torch', 'never'):
-        assert_close(found, backward(f, [x.astype('d') for x in inputs], gy), 2e-2)
-
-
-def test_layouts_and_empty_batches(has_instructions):
-    x, W = draw(4, 3, 7, 8), draw(5, 3, 3, 3)
-    read_only = x.copy()
-    read_only.flags.writeable = False
-    matrix, weight = draw(6, 8), draw(5, 8)
-    with in_bfloat16():
-        y, z = F.convolution_2d(x, W).array, F.linear(matrix, weight).array
-        for change in [np.asfortranarray, lambda a: a[::-1].copy()[::-1],
-                       lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
-                       lambda a: np.moveaxis(np.moveaxis(a, 1, -1).copy(), -1, 1)]:
-            np.testing.assert_array_equal(F.convolution_2d(change(x), change(W)).array, y)
-            np.testing.assert_array_equal(F.linear(change(matrix), change(weight)).array, z)
-        np.testing.assert_array_equal(F.convolution_2d(read_only, W).array, y)
-        found = backward(F.linear, [matrix[:0], weight], np.empty((0, 5), 'f'))
-        assert [a.shape for a in found] == [(0, 5), (0, 8), (5, 8)] and not found[2].any()
-        assert F.convolution_2d(x[:0], W).shape == (0, 5, 5, 6)
-        # Chainer computes what PyTorch does not, without rounding.
-        covered = F.convolution_2d(x, W, stride=2, cover_all=True).array
-    with chainer.using_config('use_torch', 'never'):
-        np.testing.assert_array_equal(
-            F.convolution_2d(x, W, stride=2, cover_all=True).array, covered)
-
-
-def test_other_dtypes_and_functions_are_unchanged(has_instructions):
-    x, W, b = draw(4, 3, 7, 8), draw(5, 3, 3, 3), draw(5)
-    of_3 = draw(3)
-
-    def results():
-        for dtype in 'ed':
-            inputs = [a.astype(dtype) for a in (x, W, b)]
-            yield from backward(F.convolution_2d, inputs, draw(4, 5, 5, 6))
-            yield from backward(F.linear, [inputs[0], draw(2, 168).astype(dtype)], draw(4, 2))
-        yield from backward(F.batch_normalization, [x, of_3, of_3], x)
-        for f in (F.relu, F.log_softmax, lambda v: F.max_pooling_2d(v, 2),
-                  lambda v: F.average_pooling_2d(v, 2), lambda v: F.matmul(v, v, transb=True)):
-            v = chainer.Variable(x)
-            y = f(v)
-            F.sum(y * y).backward()
-            yield from (y.array, v.grad)
-
-    expected = list(results())
-    with in_bfloat16():
-        found = list(results())
-    for a, b in zip(found, expected, strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
-
-
 def test_second_derivatives(has_instructions):
     for f, *inputs in [
         (lambda *v: F.convolution_2d(*v, stride=2), draw(2, 3, 7, 8), draw(4, 3, 3, 3), draw(4)),
@@ -222,8 +90,6 @@ def test_second_derivatives(has_instructions):
             found.append([g.array for g in second])
         assert_close(found[1], found[0], 5e-2)
 
-
-# --- recurrent layers --------------------------------------------------------------------------
 
 def recurrent(link, n_layers, n_in=6, n_out=8):
     """Return a link with random biases."""
@@ -289,63 +155,6 @@ def test_gradients_of_long_sequences():
                     assert_close(run(model, xs)[1], expected, 2e-2)
 
 
-def test_the_option_changes_between_forward_and_backward(has_instructions):
-    model = chainer.Sequential(L.Linear(6, 6), lambda x: [x[:3], x[3:6]], recurrent(L.NStepLSTM, 1))
-    x = draw(6, 6)
-    found = []
-    for forward, backward_ in [(None, None), ('bfloat16', None), (None, 'bfloat16')]:
-        model.cleargrads()
-        with chainer.using_config('torch_compute_dtype', forward):
-            *_, ys = model[2](None, None, model[1](model[0](x)))
-            loss = F.sum(F.concat(ys, 0) ** 2)
-        with chainer.using_config('torch_compute_dtype', backward_):
-            loss.backward()
-        found.append([p.grad for p in model.params()])
-        assert {g.dtype.char for g in found[-1]} == {'f'}
-    for grads in found[1:]:
-        assert_close(grads, found[0], 5e-2)
-
-
-# --- training ----------------------------------------------------------------------------------
-
-def train(steps):
-    """Return the losses of training, and the model."""
-    np.random.seed(0)
-    model = L.Classifier(chainer.Sequential(
-        L.Convolution2D(2, 8, 3, pad=1), L.BatchNormalization(8), F.relu,
-        L.Convolution2D(8, 8, 3, stride=2, pad=1), F.relu,
-        lambda x: F.average_pooling_2d(x, 4), L.Linear(8, 3)))
-    optimizer = chainer.optimizers.Adam(3e-3).setup(model)
-    random = np.random.RandomState(1)
-    x = random.standard_normal((200, 2, 9, 8)).astype('f')
-    t = np.argmax(x.reshape(len(x), -1)[:, :3] + 2 * x.reshape(len(x), 3, -1).mean(2), 1)
-    t = np.where(random.rand(len(x)) < .2, random.randint(3, size=len(x)), t).astype('i')
-    losses = []
-    for _ in range(steps):
-        batch = random.randint(len(x), size=16)
-        optimizer.update(model, x[batch], t[batch])
-        losses.append(float(model.loss.array))
-    return losses, model
-
-
-def test_losses_of_training(monkeypatch):
-    monkeypatch.setattr(compute_dtype, 'warn_once', lambda: None)
-    expected, _ = train(300)
-    with in_bfloat16():
-        found, model = train(300)
-        again, _ = train(20)
-    assert found[:20] == again  # equal seeds, equal results
-    assert found != expected
-    ends = [np.mean(losses[-50:]) for losses in (found, expected)]
-    assert ends[1] < .9 * np.mean(expected[:20])  # it learns
-    assert ends[0] == pytest.approx(ends[1], rel=.05)
-    for parameter in model.params():
-        states = parameter.update_rule.state.values()
-        assert {a.dtype.char for a in (parameter.array, parameter.grad, *states)} == {'f'}
-
-
-# --- control -----------------------------------------------------------------------------------
-
 def test_values_of_the_option():
     x, W = draw(2, 3, 5, 5), draw(4, 3, 3, 3)
     for value in 'float16', 'float32', True, '', torch.bfloat16, np.float32, np.dtype('f'):
@@ -399,14 +208,6 @@ def test_the_environment_variable(python):
             'Use bfloat16 or tf32, or unset it.' in said)
 
 
-def test_without_pytorch_the_option_has_no_effect():
-    x, W = draw(3, 4), draw(2, 4)
-    with chainer.using_config('use_torch', 'never'):
-        expected = F.linear(x, W).array
-        with in_bfloat16():
-            np.testing.assert_array_equal(F.linear(x, W).array, expected)
-
-
 def test_one_warning_on_slow_processors(slow_processor):
     x, W = draw(3, 4), draw(2, 4)
     F.linear(x, W)  # none: the option is off
@@ -428,24 +229,6 @@ def test_the_warning_as_an_error_and_silenced(slow_processor):
             warnings.filterwarnings('ignore', 'This processor has no bfloat16')
             F.linear(x, W)
         F.linear(x, W)
-
-
-def test_no_warning_on_fast_processors_and_gpus(slow_processor, monkeypatch):
-    class OnDevice:
-        dtype = torch.float32
-        is_cuda = True
-
-        def bfloat16(self):
-            return 'in bfloat16'
-
-    with in_bfloat16():
-        with monkeypatch.context() as patch:
-            patch.setattr(arrays, 'tensors',
-                          lambda *arrays, **options: [OnDevice() for _ in arrays])
-            with pytest.raises(AttributeError):  # a string has no attribute is_cuda
-                arrays.operands(None)
-        monkeypatch.setattr(compute_dtype, 'has_instructions', lambda: True)
-        F.linear(draw(3, 4), draw(2, 4))
 
 
 @pytest.mark.parametrize(('text', 'expected'), [

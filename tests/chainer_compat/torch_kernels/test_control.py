@@ -120,20 +120,21 @@ def test_without_pytorch(python, tmp_path):
 def test_values_of_the_options(python):
     said = python('import chainer', check=False, CHAINER_USE_TORCH='yes')
     assert "ValueError: CHAINER_USE_TORCH is 'yes'. Use one of auto, always, never." in said
-    said = python('import chainer; print(chainer.config.use_torch)', CHAINER_USE_TORCH='never')
-    assert said == 'never'
+    said = python('import chainer; print(chainer.config.use_torch, chainer.config.fused_updates)',
+                  CHAINER_USE_TORCH='never', CHAINER_FUSED_UPDATES='0')
+    assert said == 'never False'
     with chainer.using_config('use_torch', True), pytest.raises(
             ValueError, match=r'use_torch is True\. Use one of auto, always, never'):
         F.relu(X)
 
 
-def test_values_of_fused_updates(python):
-    said = python('import chainer', check=False, CHAINER_FUSED_UPDATES='off')
-    assert "ValueError: CHAINER_FUSED_UPDATES is 'off'. Use one of auto, 0, 1." in said
-    for value, expected in ('', 'auto'), ('auto', 'auto'), ('0', 'False'), ('1', 'True'):
-        said = python('import chainer; print(chainer.config.fused_updates)',
-                      CHAINER_FUSED_UPDATES=value)
-        assert said == expected
+def test_values_of_fused_updates(monkeypatch):
+    monkeypatch.setenv('CHAINER_FUSED_UPDATES', 'off')
+    with pytest.raises(ValueError, match=r"UPDATES is 'off'\. Use one of auto, 0, 1\."):
+        dispatch.default_fused_updates()
+    for value, expected in ('', 'auto'), ('auto', 'auto'), ('0', False), ('1', True):
+        monkeypatch.setenv('CHAINER_FUSED_UPDATES', value)
+        assert dispatch.default_fused_updates() == expected
     optimizer = chainer.optimizers.SGD().setup(chainer.links.Linear(2, 2))
     x = np.ones((1, 2), 'f')
     for value in 'off', 'never', 'always', '0', None:
@@ -186,36 +187,3 @@ def test_debug_mode_hooks_and_timers():
         F.sum(F.convolution_2d(x, W)).backward()
     names = [name for name, _ in hook.call_history]
     assert names[0] == 'Convolution2DFunction' and 'Deconvolution2DFunction' in names
-
-
-@needs_torch
-def test_equal_seeds_give_equal_bits():
-    def train():
-        np.random.seed(0)
-        model = chainer.Sequential(
-            chainer.links.Convolution2D(3, 8, 3, pad=1), chainer.links.BatchNormalization(8),
-            F.relu, lambda x: F.max_pooling_2d(x, 2), F.dropout, chainer.links.Linear(128, 10))
-        optimizer = chainer.optimizers.Adam().setup(model)
-        x = X.astype('f')
-        for _ in range(3):
-            optimizer.update(lambda: F.sum(model(x) ** 2))
-        return [p.array for p in model.params()]
-
-    for a, b in zip(train(), train(), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@needs_torch
-def test_gradients_of_forgotten_functions():
-    found = []
-    for mode in 'never', 'auto':
-        x = chainer.Variable(X)
-        with chainer.using_config('use_torch', mode):
-            y = F.forget(lambda x: F.max_pooling_2d(F.relu(F.convolution_2d(x, W)), 2), x)
-            loss = F.sum(y * y)
-            loss.backward(retain_grad=True)
-            loss.backward(retain_grad=True)
-            with chainer.no_backprop_mode():
-                assert F.convolution_2d(x, W).creator is None
-        found.append(x.grad)
-    np.testing.assert_allclose(*found, rtol=1e-9, atol=1e-12)

@@ -7,43 +7,11 @@ import chainer.functions as F
 import numpy as np
 import pytest
 from each_case import each_case
-from kernel_cases import CASES, Inputs, draw
+from kernel_cases import Inputs, draw
 
 pytest.importorskip('torch')
 
 pytestmark = pytest.mark.mpi_skip
-
-#: Changes of one input.
-CHANGES = {
-    **{f'{name} axis {axis}': lambda x, axis=axis, part=part: part(x, axis)
-       for axis in range(5) for name, part in {
-           'shorter': lambda x, axis: np.take(x, range(x.shape[axis] - 1), axis)
-               if x.ndim > axis and x.shape[axis] else x,
-           'longer': lambda x, axis: np.concatenate([x, x], axis) if x.ndim > axis else x,
-           'empty': lambda x, axis: np.take(x, [], axis) if x.ndim > axis else x,
-       }.items()},
-    'no first axis': lambda x: x[0] if x.ndim else x,
-    'no last axis': lambda x: x[..., 0] if x.ndim else x,
-    'another first axis': lambda x: x[None],
-    'another last axis': lambda x: x[..., None],
-    'a number': lambda x: np.array(1, x.dtype),
-    **{f'of dtype {dtype}': lambda x, dtype=dtype: x.astype(dtype) for dtype in 'edi?F'},
-}
-
-
-class Changed(Inputs):
-    """Draws inputs, of which one is changed."""
-
-    def __init__(self, index, change):
-        super().__init__('f')
-        self.index, self.change = index, change
-
-    def __call__(self, *shape):
-        x = draw(*shape, dtype='f', seed=len(self.drawn))
-        if len(self.drawn) == self.index:
-            x = self.change(x)
-        self.drawn.append(chainer.Variable(x) if x.dtype.kind == 'f' else x)
-        return self.drawn[-1]
 
 
 def options(function, shapes, *values):
@@ -113,20 +81,6 @@ def compare(case, make_inputs):
         if a is not None:
             assert a.dtype == b.dtype
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.limit(300)
-# Chainer's own warnings about the examples.
-@pytest.mark.filterwarnings('ignore:A batch with no more than', 'ignore:F.batch_normalization rece',
-                            'ignore:Degrees of freedom', 'ignore:Mean of empty slice',
-                            'ignore:Casting complex')
-@each_case('change', CHANGES)
-def test_changed_inputs(change):
-    for case in CASES:
-        v = Inputs('f')
-        case(v)
-        for index in range(min(len(v.drawn), 8)):
-            compare(case, lambda index=index: Changed(index, CHANGES[change]))
 
 
 @each_case('number', range(len(INVALID_OPTIONS)))

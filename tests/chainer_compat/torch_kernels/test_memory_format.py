@@ -90,31 +90,6 @@ def test_convolutions_and_their_gradients(shape, W):
     assert are_last(z.array)
 
 
-@each_case('shape, W, dtype', [((2, 3, 5, 4), (4, 3, 3, 3), 'd'), ((2, 3, 5), (4, 3, 3), 'f'),
-                               ((2, 3, 5, 4, 3), (4, 3, 3, 3, 3), 'f')])
-def test_other_convolutions_are_contiguous(shape, W, dtype):
-    x, W = (chainer.Variable(draw(*each, dtype=dtype)) for each in (shape, W))
-    y = F.convolution_nd(x, W)
-    F.sum(y * y).backward()
-    assert y.array.flags.c_contiguous and x.grad.flags.c_contiguous
-
-
-@each_case('f, axis', [(f, axis) for f in (F.softmax, F.log_softmax) for axis in (1, -3, 2, 0)])
-def test_softmax(f, axis):
-    x, W = chainer.Variable(draw(2, 3, 4, 5, dtype='f')), draw(6, 3, 1, 1, dtype='f')
-    y = f(F.convolution_2d(x, W), axis=axis)
-    gy = draw(*y.shape, dtype='f')
-    F.sum(y * gy).backward()
-    z = np.einsum('nchw,dc->ndhw', x.array.astype('d'), W[:, :, 0, 0])
-    p = np.exp(z) / np.exp(z).sum(axis, keepdims=True)
-    total = (p * gy if f is F.softmax else gy).sum(axis, keepdims=True)
-    gz = p * (gy - total) if f is F.softmax else gy - p * total
-    np.testing.assert_allclose(y.array, p if f is F.softmax else np.log(p), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(x.grad, np.einsum('ndhw,dc->nchw', gz, W[:, :, 0, 0]), rtol=1e-4,
-                               atol=1e-5)
-    assert are_last(y.array) == (axis in (1, -3))
-
-
 def test_dropout_draws_the_same_numbers():
     x = draw(2, 3, 4, 5, dtype='f')
     last = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
