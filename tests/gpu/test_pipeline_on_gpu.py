@@ -90,12 +90,14 @@ def check_updates(comm, device, side, **options):
         np.testing.assert_allclose(ours.get(), theirs.get(), rtol=1e-5)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('options', [
     {}, {'schedule': 'gpipe'}, {'recompute': True}], ids=str)
 def test_updates(comm, device, side, options):
     check_updates(comm, device, side, **options)
 
 
+@pytest.mark.sample(2)
 def test_on_a_stream_of_the_caller(comm, device, side):
     """It is non-blocking, so that other streams wait for it only where they are told to."""
     import cupy
@@ -104,6 +106,7 @@ def test_on_a_stream_of_the_caller(comm, device, side):
         check_updates(comm, device, side)
 
 
+@pytest.mark.sample(2)
 def test_an_operation_in_a_stage(comm, device, side):
     """Rank 0 waits in forward of micro-batch k + 1 for rank 1, which waits for micro-batch k."""
     model, _ = build(comm, device, side)
@@ -147,6 +150,7 @@ def test_a_transfer_does_not_wait_for_the_computation(device, is_virtual):
     assert not transfers.is_reached(later)
 
 
+@pytest.mark.sample(2)
 def test_recomputation_draws_random_numbers_again(comm, device, side):
     """Those of CuPy."""
     if comm.size == 1:
