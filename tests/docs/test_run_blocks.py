@@ -46,7 +46,7 @@ assert y == 2
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('right, wrong, says', [
-    ('', '', 'page.md: ok (4 blocks, 1 rank)\n'),
+    ('', '', 'page.md: ok (5 blocks, 1 rank)\n'),
     ('y == 2', 'y == 3', 'in <module>\n    assert y == 3\n'),
     ("exit('no')", 'exit(0)', 'should have failed with "no"'),
     ('text\n1', 'text\n2', 'missing output:\n2\n')])

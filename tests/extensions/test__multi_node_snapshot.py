@@ -194,18 +194,6 @@ class OwnWriter(extensions.snapshot_writers.SimpleWriter):
     pass
 
 
-@each_case('make', [
-    OwnWriter, extensions.snapshot_writers.ThreadWriter,
-    lambda: extensions.snapshot_writers.SimpleWriter(savefun=chainer.serializers.save_hdf5)])
-def test_a_custom_writer_is_not_replaced(comm, folder, make):
-    writer = make()
-    snapshot = extensions.snapshot(writer=writer)
-    trainer = make_trainer(comm, folder, 0)
-    trainer.extend(multi_node_snapshot(comm, snapshot, []), trigger=(1000, 'iteration'))
-    trainer.run()
-    assert snapshot.writer is writer
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize('name', [
     'latest', 's_{.updater.iteration:06}.npz', 's_{.updater.iteration:d}', '{{}}{.updater.epoch}',

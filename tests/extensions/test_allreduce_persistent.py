@@ -1,7 +1,6 @@
 """AllreducePersistent: errors, and when it runs; the laws of extensions test its means."""
 import chainer
 import chainer.links as L
-import numpy as np
 import pytest
 from shared_fixtures import communicators
 
