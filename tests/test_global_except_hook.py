@@ -173,15 +173,6 @@ def test_the_trainer_and_the_job_print_an_error_once(tmp_path, code, text, is_co
     assert output.count('Traceback') == 1 and output.count('in fail\n') == 1, output
 
 
-@pytest.mark.slow
-def test_an_error_with_a_cause_is_printed_by_the_job_too(tmp_path):
-    """The Trainer does not print causes."""
-    status, output = run(tmp_path, TRAINER.format(
-        'raise ValueError("result") from KeyError("cause")', True))
-    assert status != 0
-    assert "KeyError: 'cause'" in output and 'ValueError: result' in output
-
-
 # Of these the system keeps 8 bits, which are 0.
 ZEROS = ['sys.exit(256)', 'raise SystemExit(-512)', 'os._exit(256)', 'exit(2 ** 40)']
 
@@ -206,18 +197,6 @@ def test_a_nonzero_status_stays_nonzero_in_8_bits(tmp_path, code, ranks, conditi
     assert len(said) == (ranks > 1) and set(said) <= {'256', '-512', str(2 ** 40)}
 
 
-@pytest.mark.slow
-def test_os_exit_accepts_the_same_arguments(tmp_path, begin):
-    status, output = run(tmp_path, begin + '''
-for wrong, kind in ((2 ** 31, OverflowError), ('3', TypeError)):
-    try:
-        os._exit(wrong)
-    except kind:
-        print('raised', flush=True)
-''' + WAIT)
-    assert (status, output.count('raised'), output.count('went on')) == (0, 4, 2), output
-
-
 # Installed after chainermn.  What they print is the second part.
 HOOKS = {
     'replaced': ("sys.excepthook = lambda *args: print('mine:', args[1])", ['mine: luck']),
@@ -232,20 +211,6 @@ HOOKS = {
         import rich.traceback
         rich.traceback.install()
         ''', ['╭', 'ValueError: luck']),
-    'IPython': ('''
-        from IPython.core import ultratb
-        sys.excepthook = ultratb.FormattedTB(mode='Verbose')
-        ''', [': luck']),
-    'logs': ('''
-        import logging
-        sys.excepthook = lambda *args: logging.error('mine', exc_info=args)
-        ''', ['ERROR:root:mine', 'ValueError: luck']),
-    'exits': ('''
-        def hook(*args):
-            print('mine:', args[1], flush=True)
-            os._exit(1)
-        sys.excepthook = hook
-        ''', ['mine: luck']),
     'fails': ('sys.excepthook = lambda: None', ['ValueError: luck']),
     'removed': ('del sys.excepthook', ['ValueError: luck']),
 }
@@ -255,9 +220,8 @@ HOOKS = {
 @pytest.mark.sample(3)
 @pytest.mark.parametrize('install, shown', HOOKS.values(), ids=HOOKS.keys())
 def test_an_excepthook_installed_later_is_called_too(tmp_path, install, shown, begin):
-    for module in ('rich', 'IPython'):
-        if module in install:
-            pytest.importorskip(module)
+    if 'rich' in install:
+        pytest.importorskip('rich')
     body = begin + textwrap.dedent(install) + '''
 if RANK == 1:
     raise ValueError('luck')
@@ -277,16 +241,9 @@ THREAD_HOOK = "threading.excepthook = lambda args: print('mine:', args.exc_value
 
 @pytest.mark.slow
 @pytest.mark.sample(2)
-@pytest.mark.parametrize('when', ['before it is made', 'while it runs', 'calls the one before'])
+@pytest.mark.parametrize('when', ['before it is made', 'while it runs'])
 def test_a_threading_excepthook_installed_later_is_called_too(tmp_path, when):
-    hook = THREAD_HOOK if when != 'calls the one before' else '''
-before = threading.excepthook
-def hook(args):
-    print('mine:', args.exc_value, flush=True)
-    before(args)
-threading.excepthook = hook
-'''
-    first, second = ('', hook) if when == 'while it runs' else (hook, '')
+    first, second = ('', THREAD_HOOK) if when == 'while it runs' else (THREAD_HOOK, '')
     status, output = run(tmp_path, f'''
 chainermn.create_communicator('naive')
 go = threading.Event()
@@ -304,7 +261,7 @@ threading.Event().wait()
     assert output.count('chainermn: rank 1 of 2 (') == output.count('aborts the job') == 1
     assert 'aborts the job: uncaught ValueError in thread loader' in output
     assert 'mine: luck' in output
-    assert ('Exception in thread loader' in output) == (when == 'calls the one before')
+    assert 'Exception in thread loader' not in output
 
 
 @pytest.mark.slow
@@ -469,12 +426,3 @@ def test_a_second_add_hook_only_warns(tmp_path):
         assert sys.excepthook is hook
         ''', 0)
     assert (status, output) == (0, '')
-
-
-def test_an_earlier_excepthook_is_called(tmp_path):
-    status, output = run(
-        tmp_path, "comm = chainermn.create_communicator('naive')\n"
-        "if RANK: raise ValueError('luck')\n" + WAIT,
-        before='import sys\nsys.excepthook = lambda *args: print("mine:", args[1], flush=True)\n')
-    assert status != 0
-    assert output.count('mine: luck\n') == 1 and 'Traceback' not in output

@@ -4,10 +4,9 @@ import itertools
 
 import chainer
 import chainer.functions as F
-import chainer.links as L
 import numpy as np
 import pytest
-from chainer import function_hooks, link_hooks, optimizer_hooks
+from chainer import function_hooks, optimizer_hooks
 from each_case import each_case
 
 pytestmark = pytest.mark.mpi_skip
@@ -18,18 +17,6 @@ pytestmark = pytest.mark.mpi_skip
 def test_gpu_hooks_say_why_not(hook):
     with pytest.raises(RuntimeError, match='CUDA environment is not correctly set up'):
         getattr(function_hooks, hook)()
-
-
-def test_spectral_normalization():
-    np.random.seed(0)
-    link = L.Linear(4, 3).add_hook(link_hooks.SpectralNormalization(n_power_iteration=30))
-    weights = link.W.array.copy()
-    x = np.random.standard_normal((5, 4)).astype('f')
-    y = link(x)
-    sigma = np.linalg.svd(weights)[1][0]
-    np.testing.assert_allclose(y.array, x @ weights.T / sigma, 1e-4, 1e-5)
-    F.sum(y).backward()
-    assert link.W.grad.shape == weights.shape
 
 
 def norm(x):

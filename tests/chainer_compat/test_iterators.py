@@ -2,9 +2,7 @@
 
 import sys
 
-import numpy as np
 import pytest
-from chainer import iterators
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -78,20 +76,6 @@ def start_method(request):
     if sys.platform == 'win32' and request.param != 'spawn':
         pytest.skip('Windows knows spawn only')
     return request.param
-
-
-def epochs(iterator):
-    return [(iterator.next(), iterator.epoch, iterator.is_new_epoch) for _ in range(9)]
-
-
-@pytest.mark.parametrize('options', [{}, {'shuffle': False}, {'n_threads': 3}])
-def test_multithread_iterator(options):
-    np.random.seed(0)
-    serial = epochs(iterators.SerialIterator(list(range(10)), 3, shuffle=options.get('shuffle')))
-    np.random.seed(0)
-    iterator = iterators.MultithreadIterator(list(range(10)), 3, **options)
-    assert epochs(iterator) == serial
-    iterator.finalize()
 
 
 KILLED = '''

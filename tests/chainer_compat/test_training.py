@@ -75,13 +75,6 @@ def test_log_print_and_progress_bar(trained, tmp_path, capsys):
     assert bar_on_stdout.count('this epoch [') == 12
 
 
-def test_dump_graph(trained, tmp_path):
-    trained(epochs=1).extend(extensions.DumpGraph('main/loss')).run()
-    dot = tmp_path.joinpath('cg.dot').read_text()
-    assert dot.startswith('digraph')
-    assert 'LinearFunction' in dot and 'SoftmaxCrossEntropy' in dot
-
-
 @pytest.mark.parametrize(('extension', 'saved'), [
     (lambda: extensions.ExponentialShift('lr', .5), .5),
     (lambda: extensions.InverseShift('lr', .25, 2), 1.25 ** -2),
@@ -140,10 +133,3 @@ def test_evaluator_and_statistics(trained, tmp_path):
     assert last['micro'] == pytest.approx((9 + 10 + 11 + 12) / 40)
     weights = of.model.predictor[0].W.array
     assert last['first/0/W/data/max'] == pytest.approx(weights.max(), rel=.1)
-
-
-def test_a_non_number_fails(trained):
-    of = trained().extend(extensions.FailOnNonNumber())
-    of.model.predictor[0].W.array[0, 0] = np.nan
-    with pytest.raises(RuntimeError, match='diverge'), np.errstate(invalid='ignore'):
-        of.run()

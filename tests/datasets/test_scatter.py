@@ -7,11 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from chainer.datasets import (
-    LabeledImageDataset,
-    TransformDataset,
-    TupleDataset,
-)
+from chainer.datasets import TupleDataset
 from each_case import each_case
 from mpi4py import MPI
 from shared_fixtures import communicators, raises_on_all
@@ -28,20 +24,6 @@ comm = communicators('naive', 'version7')
 
 def arrays():
     return np.arange(2 * N, dtype=np.float32).reshape(N, 2), np.arange(N, dtype=np.int32)
-
-
-class Bare:
-    """The least a data set can be."""
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, i):
-        return {'square': i * i}
-
-
-def plus_one(example):
-    return example + 1
 
 
 class Broken:
@@ -96,26 +78,6 @@ def test_the_root_keeps_a_view(comm):
     assert (part._dataset is x) == (comm.rank == 0)
 
 
-def test_arrays_travel_as_arrays(comm):
-    part = chainermn.scatter_dataset(TupleDataset(*arrays()), comm, shuffle=True, seed=0)
-    assert [type(column) for column in part._dataset._datasets] == [np.ndarray, np.ndarray]
-
-
-class Untouchable(Bare):
-    def __getitem__(self, i):
-        raise AssertionError('an example was read while scattering')
-
-
-@pytest.mark.parametrize('shuffle', [False, True])
-def test_no_example_is_read(comm, shuffle):
-    images = LabeledImageDataset([(f'no/such/image{i}.png', i) for i in range(N)])
-    for dataset in (Untouchable(), images, TransformDataset(Untouchable(), plus_one)):
-        part = chainermn.scatter_dataset(dataset, comm, shuffle=shuffle)
-        assert len(part) == -(-N // comm.size)
-        with pytest.raises((AssertionError, FileNotFoundError)):
-            part[0]
-
-
 def test_without_a_seed_the_order_is_random_and_shared(comm):
     orders = []
     for _ in range(2):
@@ -133,14 +95,6 @@ def test_takes_an_mpi4py_communicator(comm):
         part = chainermn.scatter_dataset(np.arange(N), comm.mpi_comm, shuffle=True, seed=3)
         assert part[:] == expected[:]
     assert chainermn.scatter_index(N, MPI.COMM_WORLD) == chainermn.scatter_index(N, comm)
-
-
-def test_scatters_within_a_split_communicator(comm):
-    half = comm.split(comm.rank % 2, comm.rank)
-    part = chainermn.scatter_dataset([comm.rank] * N, half, root=half.size - 1)
-    last = max(rank for rank in range(comm.size) if rank % 2 == comm.rank % 2)
-    assert part[:] == [last] * -(-N // half.size)
-    half.finalize()
 
 
 def test_a_data_set_without_length_raises_on_all_ranks(comm):

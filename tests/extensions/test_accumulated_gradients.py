@@ -73,22 +73,6 @@ def check(model, n_accumulations):
     np.testing.assert_allclose(model.half.array, vector[:2], atol=0.02)
 
 
-def test_a_smaller_number_of_accumulations_averages_all_of_them(comm, folder):
-    model, optimizer = make(comm, 4)
-    optimizer.update(model, 0, np.ones((1, 300)))  # broadcasts
-    train(comm, model, optimizer, 0, 3)
-    chainermn.create_multi_node_checkpointer('run', comm, path=folder).save(
-        {'model': model, 'optimizer': optimizer}, 3)
-    for n_accumulations in 1, 2:
-        model, optimizer = make(comm, n_accumulations)
-        checkpointer = chainermn.create_multi_node_checkpointer(
-            'run', comm, path=folder)
-        checkpointer.maybe_load({'model': model, 'optimizer': optimizer})
-        train(comm, model, optimizer, 3, 4)
-        mean = np.concatenate([examples_of(update) for update in range(4)]).mean(axis=0)
-        np.testing.assert_allclose(model.vector.array, -mean, atol=1e-12)
-
-
 @pytest.mark.parametrize('is_shared', [False, True])
 def test_multi_node_snapshot(comm, folder, is_shared):
     """Ranks that share a file are warned; with a file for each rank nothing is lost."""

@@ -85,24 +85,6 @@ def test_another_shape_names_the_parameter_the_file_and_both_shapes(comm, folder
         comm, folder, linear(3, 1, nobias=True), linear(3, 1))
 
 
-def test_another_model_or_data_set_in_an_updater(comm, folder):
-    def updater(size, units):
-        model = chainer.links.Classifier(chainer.links.Linear(3, units))
-        optimizer = chainermn.create_multi_node_optimizer(
-            chainer.optimizers.MomentumSGD(), comm).setup(model)
-        data = [(np.ones(3, np.float32), np.int32(0))] * size
-        iterator = chainer.iterators.SerialIterator(data, 2)
-        updater = chainer.training.StandardUpdater(iterator, optimizer)
-        updater.update()
-        return updater
-
-    assert ('iterator:main/order has shape (8,) in the file, (9,) in the program'
-            in differing(comm, folder, updater(8, 2), updater(9, 2)))
-    text = differing(comm, folder, updater(8, 2), updater(8, 3))
-    assert 'model:main/predictor/W has shape (2, 3) in the file, (3, 3)' in text
-    assert '; and 1 more (' in text  # of the momentum
-
-
 @pytest.mark.compares_calls
 def test_a_folder_that_is_not_writable_fails_at_creation(comm, folder):
     path = '/proc/no-files-here' if comm.rank == comm.size - 1 else folder
@@ -171,20 +153,6 @@ def complete(folder, name='run'):
             if row.name.startswith(f'{name}.0.') and not row.problems]
 
 
-@pytest.mark.parametrize('error', [RuntimeError, KeyboardInterrupt])
-def test_after_an_error_the_files_stay(comm, folder, error):
-    def fail(trainer):
-        raise error('on purpose')
-
-    trainer, _ = make_trainer(comm, folder, (4, 'iteration'))
-    trainer.extend(checkpointer_of(comm), trigger=(1, 'iteration'))
-    trainer.extend(fail, trigger=(3, 'iteration'), priority=-1000)
-    with pytest.raises(error, match='on purpose'):
-        trainer.run()
-    comm.barrier()
-    assert f'run.{comm.rank}.3' in names(folder)
-
-
 class Gated(chainer.Chain):
     """Is serialized with a gate before its parameters, so that none of them is written before."""
 
@@ -211,18 +179,6 @@ def test_older_files_stay_until_the_newer_save_is_complete(comm, folder, gate):
     checkpointer.save(Gated(None), 3)
     comm.barrier()
     assert names(folder) == [f'run.{rank}.3' for rank in range(comm.size)]
-
-
-def test_saves_that_other_ranks_lack_do_not_count_as_newer(comm, folder):
-    """An earlier run left iteration 9 on one rank only."""
-    checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1, path=folder)
-    if comm.rank == 0:
-        with open(f'{folder}/run.0.9', 'w') as file:
-            file.write('damaged')
-    checkpointer.save(Gated(None), 1)
-    checkpointer.save(Gated(None), 2)
-    comm.barrier()
-    assert names(folder) == sorted(['run.0.9', *(f'run.{rank}.2' for rank in range(comm.size))])
 
 
 @contextlib.contextmanager
@@ -449,24 +405,6 @@ def test_a_folder_with_the_name_of_a_file(comm, folder, operation):
 # --- one job at a time ------------------------------------------------------------------------
 
 
-def test_two_checkpointers_of_one_object_share_a_name(comm, folder):
-    """They sometimes save the same iteration."""
-    model = chainer.links.Linear(2, 2)
-    checkpointers = [checkpointer_of(comm, path=folder) for _ in range(2)]
-    for iteration in range(1, 7):
-        model.W.array[...] = iteration
-        for interval, checkpointer in zip((2, 3), checkpointers, strict=True):
-            if iteration % interval == 0:
-                checkpointer.save(model, iteration, wait=False)
-    checkpointers[1]._saver.flush()
-    checkpointers[0]._saver.flush()
-    comm.barrier()
-    assert complete(folder) == [2, 3, 4, 6]
-    loaded = chainer.links.Linear(2, 2)
-    checkpointer_of(comm, path=folder).maybe_load(loaded)
-    assert (loaded.W.array == 6).all()
-
-
 def test_two_checkpointers_of_one_trainer_get_different_names(comm, folder):
     """The trainer gives the second one another name, and thus other files."""
     trainer, _ = make_trainer(comm, folder, (2, 'iteration'))
@@ -504,15 +442,6 @@ def test_names_that_differ_are_refused_on_all_ranks(comm, folder, operation):
     assert "rank 0: 'b'" in str(caught.value)
     assert f"{ranks_text(range(1, comm.size))}: 'a'" in str(caught.value)
     assert names(folder) == []
-
-
-def test_folders_may_differ(comm, tmp_path):
-    folder = str(tmp_path / str(comm.rank))
-    model = chainer.links.Linear(2, 2)
-    checkpointer_of(comm, path=folder).save(model, 1)
-    loaded = chainer.links.Linear(2, 2)
-    checkpointer_of(comm).maybe_load(loaded, path=folder)
-    np.testing.assert_array_equal(loaded.W.array, model.W.array)
 
 
 def test_a_failed_job_releases_its_lock(comm, folder):

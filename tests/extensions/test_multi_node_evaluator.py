@@ -1,12 +1,11 @@
 """The multi-node evaluator: the mean over the examples of all ranks."""
 
 import copy
-import functools
 
 import chainer
 import numpy as np
 import pytest
-from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
+from chainer.iterators import MultithreadIterator, SerialIterator
 from chainer.training.extensions import Evaluator
 from shared_fixtures import communicators, raises_on_all
 
@@ -38,11 +37,6 @@ def values(rank, n):
     return list(np.random.RandomState(rank).normal(size=n))
 
 
-def check_same_on_all_ranks(comm, result):
-    for theirs in comm.allgather_obj(result):
-        np.testing.assert_equal(theirs, result)
-
-
 def test_is_patched_in_place(comm):
     evaluator = Evaluator(SerialIterator([1.0], 1, repeat=False), Model())
     original = evaluator.evaluate
@@ -51,25 +45,6 @@ def test_is_patched_in_place(comm):
     assert evaluator._mn_original_evaluate == original
     assert evaluator.evaluate != original
     assert chainermn.create_multi_node_evaluator is create_multi_node_evaluator
-
-
-#: Iterators of Chainer; threads and processes of the latter two read ahead.
-ITERATORS = [SerialIterator, MultithreadIterator,
-             functools.partial(MultiprocessIterator, n_processes=1)]
-
-
-@pytest.mark.filterwarnings('ignore::DeprecationWarning')  # Chainer's threads; fork
-@pytest.mark.parametrize('iterator', ITERATORS)
-def test_equal_parts_give_the_mean_of_the_means(comm, iterator):
-    """As ChainerMN 7: also where the last batch is smaller than the others."""
-    evaluator = create_multi_node_evaluator(Evaluator(
-        iterator(values(comm.rank, 10), 4, repeat=False, shuffle=False), Model()), comm)
-    result = evaluator()
-    evaluator.finalize()
-    means = [np.mean([np.mean(values(rank, 10)[i:i + 4]) for i in (0, 4, 8)])
-             for rank in range(comm.size)]
-    assert result[KEY] == pytest.approx(np.mean(means), rel=1e-12)
-    check_same_on_all_ranks(comm, result)
 
 
 def test_no_examples_at_all(comm):
@@ -138,10 +113,6 @@ def test_an_evaluator_that_copies_its_iterator(comm):
         result = evaluator.evaluate()
         assert result['total'] == pytest.approx(everything.mean(), rel=1e-12)
         assert result['nan'] == pytest.approx(everything.mean(), rel=1e-12)
-
-
-def test_only_empty_shards_report(comm):
-    assert make(comm, [], cls=OldStyle).evaluate()['total'] == 0
 
 
 def test_an_object_that_is_no_evaluator_of_chainers(comm):

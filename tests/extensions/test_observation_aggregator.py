@@ -23,12 +23,12 @@ def run(extension, observations):
 
 
 @each_case('value, dtype, shape', [
-    (1000., 'e', ()), (2.35, 'f', (2,)), (200, 'B', (2,)), (1 << 30, 'i', ()), (1, '?', ())])
+    (10000., 'e', ()), (2.35, 'f', (2,)), (200, 'B', (2,)), (1 << 30, 'i', ()), (1, '?', ())])
 def test_means_of_many_numbers(comm, value, dtype, shape):
     """In float64; in float16 the sum would overflow."""
     array = np.full(shape, value, dtype)
-    extension = ObservationAggregator(comm, 'x', comm_trigger=(100, 'iteration'))
-    for seen in run(extension, [{'x': array[()]} for _ in range(100)])[-1:]:
+    extension = ObservationAggregator(comm, 'x', comm_trigger=(10, 'iteration'))
+    for seen in run(extension, [{'x': array[()]} for _ in range(10)])[-1:]:
         np.testing.assert_allclose(seen['x'], array.astype('d'), rtol=1e-12)
 
 

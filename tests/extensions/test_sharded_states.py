@@ -35,11 +35,9 @@ class Data:
         return random.randint(-4, 5, 6).astype('f')
 
 
-def make_trainer(comm, folder, shard, stop, create=chainer.optimizers.Adam, is_tied=False):
+def make_trainer(comm, folder, shard, stop):
     model = chainer.Sequential(chainer.links.Linear(6, 40, initialW=1), chainer.links.Linear(
         40, 3, initialW=1))
-    if is_tied:
-        model[1].W.array = model[0].W.array.reshape(-1)[-120:].reshape(3, 40)
     weights = [chainer.Parameter(np.ones(p.shape, 'f')) for p in model.params()]
 
     def loss(x):
@@ -49,7 +47,7 @@ def make_trainer(comm, folder, shard, stop, create=chainer.optimizers.Adam, is_t
                    for p, weight in zip(model.params(), weights, strict=True))
 
     optimizer = chainermn.create_multi_node_optimizer(
-        create(), comm, shard_states=shard).setup(model)
+        chainer.optimizers.Adam(), comm, shard_states=shard).setup(model)
     iterator = chainer.iterators.SerialIterator(
         Data(comm), GLOBAL_BATCH // comm.size,
         order_sampler=lambda order, position: np.arange(len(order)))
@@ -59,49 +57,15 @@ def make_trainer(comm, folder, shard, stop, create=chainer.optimizers.Adam, is_t
     return chainer.training.Trainer(updater, (stop, 'iteration'), out=folder), optimizer
 
 
-def checkpointer_of(comm):
-    return chainermn.create_multi_node_checkpointer('run', comm)
-
-
 def parameters(trainer):
     model = trainer.updater.get_optimizer('main').target
     return [param.array.copy() for _, param in sorted(model.namedparams())]
-
-
-def save(comm, folder, shard, **options):
-    """Trains for some steps and saves; returns the parameters after twice as many steps."""
-    trainer, _ = make_trainer(comm, folder, shard, STEPS, **options)
-    trainer.run()
-    checkpoint(comm, trainer, folder)
-    trainer.stop_trigger = chainer.training.get_trigger((2 * STEPS, 'iteration'))
-    while trainer.updater.iteration < 2 * STEPS:
-        trainer.updater.update()
-    return parameters(trainer)
-
-
-def checkpoint(comm, trainer, folder):
-    checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
-    checkpointer.save(trainer, STEPS)
-    checkpointer._saver.lock.release()
-
-
-def resume(comm, folder, shard, **options):
-    trainer, optimizer = make_trainer(comm, folder, shard, 2 * STEPS, **options)
-    checkpointer_of(comm).maybe_load(trainer, optimizer, path=folder)
-    assert trainer.updater.iteration == STEPS
-    trainer.run()
-    return parameters(trainer)
 
 
 def assert_equal(comm, found, expected):
     """On all ranks, or the others would wait for one that failed."""
     equal = [a.tobytes() == b.tobytes() for a, b in zip(found, expected, strict=True)]
     assert comm.allgather_obj(equal) == [[True] * len(expected)] * comm.size
-
-
-def test_parameters_that_share_memory(comm, folder):
-    expected = save(comm, folder, True, is_tied=True)
-    assert_equal(comm, resume(comm, folder, False, is_tied=True), expected)
 
 
 # --- multi_node_snapshot -------------------------------------------------------------------------

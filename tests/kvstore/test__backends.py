@@ -15,27 +15,6 @@ def random(rank, step=0, shape=X.shape):
     return (np.random.RandomState(100 * step + rank).randn(*shape) * 10.**rank).astype(np.float32)
 
 
-def test_an_updater_is_called_once_with_the_sum(create, comm):
-    kv = create('dist_sync', bigarray_bound=8)
-    kv.init(['small', 'large'], [np.zeros(2), np.zeros((4, 2))])
-    calls = []
-
-    def update(key, input, stored):
-        calls.append((key, stored.shape))
-        stored += input
-
-    kv.set_updater(update)
-    kv.push(['small', 'large'], [np.ones(2), np.ones((4, 2))])
-    calls = [call for calls in comm.allgather_obj(calls) for call in calls]
-    assert calls.count(('small', (2,))) == 1
-    if comm.size == 1:
-        assert calls[1:] == [('large', (4, 2))]
-    else:
-        large = [shape for key, shape in calls if key == 'large']
-        assert len(large) == comm.size and sum(n for n, in large) == 8
-    np.testing.assert_array_equal(kv.pull('large'), np.full((4, 2), comm.size))
-
-
 def test_keys_are_assigned_to_the_ranks_in_turn(create, comm):
     kv = create('dist_sync', bigarray_bound=100)
     keys = list(range(2 * comm.size))

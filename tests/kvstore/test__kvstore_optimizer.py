@@ -159,33 +159,6 @@ class One(chainer.Chain):
         return F.sum(F.cast(self.w, np.float64) * g)
 
 
-@pytest.mark.every_size
-@pytest.mark.parametrize('update_on_kvstore', BOTH)
-def test_the_sum_of_float16_may_exceed_its_range(create, comm, update_on_kvstore):
-    model = One(dtype=np.float16, start=0)
-    optimizer = create_kvstore_optimizer(
-        optimizers.SGD(2.**-10).setup(model), create('dist_sync'), update_on_kvstore)
-    g = np.array([60000., 1, -60000])
-    optimizer.update(model, g)
-    optimizer.update(model, g)
-    np.testing.assert_allclose(model.w.array, -g * 2.**-10, rtol=1e-3)
-
-
-@pytest.mark.parametrize('update_on_kvstore', BOTH)
-def test_small_gradients_with_a_loss_scale(create, update_on_kvstore):
-    """They are not representable in float16 without the scale."""
-    model = One(dtype=np.float16, start=0)
-    sgd = optimizers.SGD(2.**14)
-    sgd.use_fp32_update()
-    sgd.set_loss_scale(2.**14)
-    optimizer = create_kvstore_optimizer(
-        sgd.setup(model), create('dist_sync'), update_on_kvstore)
-    g = np.array([2.**-28, 3 * 2.**-27, 0])
-    optimizer.update(model, g)
-    optimizer.update(model, g)
-    np.testing.assert_array_equal(model.w.array, -g * 2.**14)
-
-
 @pytest.mark.filterwarnings('ignore:Non finite number:UserWarning')
 @pytest.mark.parametrize('update_on_kvstore, is_dynamic', [
     (False, False), (False, True), (True, False)])
@@ -217,50 +190,6 @@ def test_all_compressed_gradients_are_sent(create, comm, update_on_kvstore, is_d
     residuals, = kv._backend.server.compressor.residuals.values()
     left = sum(comm.allgather_obj(residuals.reshape(5, 6))) / comm.size
     np.testing.assert_allclose(model.W.array, expected + left, atol=1e-5)
-
-
-@pytest.mark.parametrize('update_on_kvstore', BOTH)
-def test_updates_of_uninitialized_parameters_count(create, update_on_kvstore):
-    """As in Chainer: Adam's third update is smaller than the first one with this gradient."""
-    def make():
-        model = chainer.Chain()
-        with model.init_scope():
-            model.a = chainer.Parameter(np.zeros(2, np.float32))
-            model.b = chainer.Parameter(chainer.initializers.Zero())
-        return model, optimizers.Adam(.1).setup(model)
-
-    model, adam = make()
-    reference, plain = make()
-    optimizer = create_kvstore_optimizer(adam, create('dist_sync'), update_on_kvstore)
-    for step in range(5):
-        late = step >= 3
-        for one in (model, reference):
-            if step == 3:
-                one.b.initialize((2,))
-
-        def loss(one):
-            return F.sum(one.a + one.b if late else one.a)  # noqa: B023
-
-        optimizer.update(lambda: loss(model))
-        if step not in (0, 3):  # which copy parameters
-            plain.update(lambda: loss(reference))
-    for param, expected in zip(model.params(), reference.params(), strict=True):
-        np.testing.assert_allclose(param.array, expected.array, rtol=1e-5)
-    assert not np.allclose(model.b.array, -.1, rtol=1e-2)
-
-
-def test_a_snapshot_of_the_first_update(create, comm, tmp_path):
-    for step in range(2):
-        model = One()
-        optimizer = create_kvstore_optimizer(optimizers.Adam().setup(model), create('dist_sync'))
-        if step:
-            chainer.serializers.load_npz(tmp_path / 'first.npz', optimizer)
-        else:
-            optimizer.update(model, np.ones(3))
-            chainer.serializers.save_npz(tmp_path / 'first.npz', optimizer)
-    optimizer.update(model, np.ones(3))
-    optimizer.update(model, np.ones(3))
-    assert optimizer.t == 1
 
 
 class MyRule(optimizers.sgd.SGDRule):

@@ -128,14 +128,6 @@ def test_differences_on_purpose(create, comm):
         store.pull('w'), [-comm.size * (1 + rank) for rank in range(comm.size)])
 
 
-@pytest.mark.parametrize('type', ['local', 'dist_async'])
-def test_others_do_not_compare(create, comm, type):
-    optimizer = prepared(create, type, True, optimizers.SGD(0.1))
-    update(optimizer, 2)
-    optimizer.lr = 0.1 + 0.1 * comm.rank
-    update(optimizer, 1 + comm.rank)
-
-
 def test_noise_of_an_optimizer_of_the_store(create, comm):
     """Each key has one server, which draws it."""
     store, sgd = create('dist_sync'), optimizers.SGD(1.).setup(L.Linear(1, 1))

@@ -104,16 +104,6 @@ def test_without_a_loss_function(comm):
     np.testing.assert_allclose(model.W.array[0], weights(comm.size, (1, 2)))
 
 
-def test_join(comm):
-    optimizer, model = make(comm, Foreign())
-    with chainermn.join(optimizer):
-        for update in range(3 + comm.rank):
-            optimizer.update(loss, model, batch(comm.rank, update))
-    expected = np.ones(2) - LR / comm.size * sum(
-        np.array(batch(rank, update)) for rank in range(comm.size) for update in range(1, 3 + rank))
-    np.testing.assert_allclose(model.W.array[0], expected, 1e-6)
-
-
 @pytest.mark.parametrize('create', [lambda: Wrapper(chainer.optimizers.Adam(.1)), WithState])
 def test_a_checkpoint(comm, tmp_path, create):
     folder = MPI.COMM_WORLD.bcast(str(tmp_path))

@@ -132,14 +132,6 @@ def test_what_is_left_of_an_accumulation_is_exchanged(comm, divide):
     check_equal_on_all_ranks(comm, optimizer)
 
 
-def test_float16_mean_over_active_ranks_does_not_overflow_on_the_way(comm):
-    optimizer, _ = make(comm, Slope('float16'), optimizers.SGD(0))
-    with chainermn.join(optimizer, divide_by_initial_world_size=False):
-        for _ in range(3 + comm.rank):
-            optimizer.update(optimizer.target, 60000.)
-    np.testing.assert_array_equal(seen(optimizer), np.full(1 + comm.size, 60000, np.float16))
-
-
 def test_hyperparameters_end_equal(comm):
     """An extension that changes them runs on active ranks only."""
     optimizer, _ = make(comm)
@@ -327,15 +319,3 @@ def test_a_rank_that_does_not_enter(comm):
                            'chainermn.join'):
             train(comm, 3, optimizer, enable=comm.rank != 0)
     check_usable(comm, optimizer)
-
-
-def test_disabled_it_does_nothing(comm):
-    optimizer, model = make(comm)
-    with chainermn.join(optimizer, enable=False):
-        if comm.rank:
-            comm.send_obj(1, 0)
-        else:
-            assert [comm.recv_obj(rank) for rank in range(1, comm.size)] == [1] * (comm.size - 1)
-        for _ in range(3):
-            optimizer.update(model, 1.)
-    assert optimizer.t == 2

@@ -123,21 +123,9 @@ def in_threads():
                   last=L.Linear(8, N_OUT))
 
 
-def in_many_dtypes():
-    def call(m, x):
-        h = F.cast(F.tanh(m.half(F.cast(x, 'float16'))), 'float64')
-        return F.cast(m.double(h), 'float32') + m.single(x)
-
-    with chainer.using_config('dtype', np.float16):
-        half = L.Linear(N_IN, 8)
-    with chainer.using_config('dtype', np.float64):
-        double = L.Linear(8, N_OUT)
-    return Called(call, half=half, double=double, single=L.Linear(N_IN, N_OUT))
-
-
 #: The laws of training have others.
 MODELS = [called_three_times, tied, by_chainer_grad, by_gradients_of_parameters, forgotten,
-          backward_in_loss, in_threads, in_many_dtypes]
+          backward_in_loss, in_threads]
 #: All gradients of these are sent during backward.
 EARLY = [called_three_times, tied, by_chainer_grad, in_threads]
 
@@ -208,49 +196,6 @@ def test_buckets_have_the_order_of_backward(comm):
     assert [params[path] for bucket in optimizer.buckets for path in bucket] == [
         layers[4].W, layers[4].b, layers[2].W, layers[2].b, layers[0].W, layers[0].b]
     assert optimizer.n_early == len(optimizer.buckets) >= 3
-
-
-def test_gradients_that_chainer_adds_up_later(comm):
-    """They are exchanged after backward, and are not sent twice."""
-    with chainer.using_config('lazy_grad_sum', True):
-        optimizer = as_without(comm, called_three_times)
-    assert sum(map(len, optimizer.buckets)) == len([*optimizer.target.params()])
-
-
-def test_parameter_objects_and_arrays_are_replaced(comm):
-    def each(optimizer, n):
-        layer = optimizer.target.predictor[2]
-        if n == 1:
-            rule = layer.W.update_rule
-            with layer.init_scope():
-                layer.W = chainer.Parameter(layer.W.array.copy())
-            layer.W.update_rule = rule
-        if n == 2:
-            layer.b.array = layer.b.array.copy()
-
-    as_without(comm, mlp, each=each)
-
-
-def test_gradients_that_are_there_already(comm):
-    """Without lossfun: several backwards, with retained gradients, and changed by hand."""
-    def run(**options):
-        optimizer = prepared(comm, mlp, **options)
-        model = optimizer.target
-        states = []
-        for n in range(4):
-            model.cleargrads()
-            for k in range(3):
-                model(*batch_of(comm.rank, 3 * n + k)).backward(retain_grad=True)
-            for param in model.params():
-                param.grad *= 0.5
-            optimizer.update()
-            states.append(state_of(optimizer))
-            optimizer.update(model, *batch_of(comm.rank, n))
-            states.append(state_of(optimizer))
-        return states
-
-    for a, b in zip(run(overlap=ALWAYS, bucket_mb=BUCKET_MB), run(), strict=True):
-        same(a, b)
 
 
 def test_gradients_within_the_backward_of_a_function(comm):

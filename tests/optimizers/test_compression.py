@@ -80,14 +80,6 @@ def test_another_model_begins_anew(comm):
     assert not optimizer.compression.residuals
 
 
-def test_each_optimizer_has_its_own(comm):
-    one, _ = make(comm, '2bit')
-    other, _ = make(comm, '2bit')
-    assert one.compression is not other.compression
-    own = compression.TwoBit(2)
-    assert make(comm, own)[0].compression is own
-
-
 class Feedback:
     """A user's compressor with error feedback."""
 

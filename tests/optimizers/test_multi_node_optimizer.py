@@ -101,29 +101,6 @@ def test_without_zero_fill_a_parameter_unused_on_one_rank_is_an_error_on_all(com
         optimizer.update(model, *batch(0), late=comm.rank == 0)
 
 
-@pytest.mark.parametrize('shard', [False, True], ids=['complete', 'sharded'])
-def test_dynamic_loss_scale_is_equal_on_all_ranks(comm, shard):
-    optimizer, model = make(comm, shard_states=shard)
-    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(100))
-    optimizer.loss_scaling()
-    optimizer.update(model, *batch(0), late=True)
-    for _ in range(3):
-        optimizer.update(model, *batch(comm.rank), late=True)
-    assert optimizer._loss_scale == 8
-    before = weights(model)
-
-    model.cleargrads()
-    model(*batch(0), late=True).backward()
-    if comm.rank == comm.size - 1:
-        model.first.W.grad[0, 0] = np.inf
-    with np.errstate(invalid='ignore'), pytest.warns(UserWarning, match='Non finite number'):
-        optimizer.update()
-    assert not optimizer.is_safe_to_update()
-    assert optimizer._loss_scale == 4
-    np.testing.assert_equal(weights(model), before)
-    check_same_on_all_ranks(comm, optimizer.t)
-
-
 def test_is_a_proxy_of_the_actual_optimizer(comm):
     actual = optimizers.SGD(0.1)
     optimizer, model = make(comm, actual, zero_fill=False)

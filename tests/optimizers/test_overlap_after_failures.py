@@ -137,19 +137,6 @@ def test_update_again(comm, where):
 
 
 @pytest.mark.sample(2)
-def test_update_with_gradients_of_ones_own(comm, where):
-    def train(run):
-        optimizer = run.after_failure(where)
-        optimizer.target.cleargrads()
-        optimizer.target(run.batch()).backward()
-        optimizer.update()
-        run.see(optimizer)
-        run.update(optimizer)
-
-    as_without(comm, train)
-
-
-@pytest.mark.sample(2)
 def test_another_optimizer(comm, where):
     def train(run):
         first, second = run.optimizer(), run.optimizer(11)
@@ -163,32 +150,6 @@ def test_another_optimizer(comm, where):
             run.update(second, 2)
         run.raise_if_some_failed(first, where)
         run.update(first, 2)
-
-    as_without(comm, train)
-
-
-@pytest.mark.sample(2)
-def test_then_join(comm, where):
-    """Ranks without batches of their own take part in the updates of others."""
-    def train(run):
-        optimizer = run.after_failure(where)
-        with chainermn.join(optimizer):
-            run.update(optimizer, 2 * comm.rank)
-        run.see(optimizer)
-
-    as_without(comm, train)
-
-
-def test_the_last_of_an_accumulation_within_join(comm):
-    def train(run):
-        optimizer = run.optimizer(n_accumulations=2)
-        run.update(optimizer, 3)
-        with chainermn.join(optimizer):
-            run.update(optimizer)
-            run.update(optimizer)
-            run.fail(optimizer, 1)
-        run.see(optimizer)
-        run.update(optimizer, 2)
 
     as_without(comm, train)
 
@@ -209,20 +170,5 @@ def test_parameters_that_differ(comm):
         layers[2].W.array, layers[2].b.array, layers[3].W.array = kept
         optimizer.target.cleargrads()
         run.update(optimizer, 2)
-
-    as_without(comm, train)
-
-
-def test_optimizers_in_another_order_on_one_rank(comm):
-    def train(run):
-        optimizers = [run.optimizer(), run.optimizer(11)]
-        for optimizer in optimizers * 2:
-            run.update(optimizer)
-        for optimizer in optimizers if comm.rank else optimizers[::-1]:
-            with pytest.raises(ValueError, match='parameters differ between ranks') as info:
-                run.update(optimizer)
-            run.seen.append((as_call(info.value),))
-        for optimizer in optimizers:
-            run.update(optimizer)
 
     as_without(comm, train)

@@ -126,16 +126,6 @@ def test_a_rank_that_takes_part_without_its_batch(comm, options):
     assert_in_step(comm, optimizer)
 
 
-@pytest.mark.sample(1)
-def test_two_optimizers_of_one_communicator(comm, options):
-    first, second = make(comm, **options), make(comm)
-    for step in range(7):
-        update(first, 2)
-        if step % 3 == 0:
-            update(second)
-    assert_in_step(comm, first, second)
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize('new', ['optimizer', 'model'])
 def test_a_new_optimizer_or_model(comm, options, new):

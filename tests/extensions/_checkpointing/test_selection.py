@@ -56,15 +56,6 @@ def on(comm, rank, function, *args):
     comm.barrier()
 
 
-def test_a_damaged_file_is_named_by_rank_path_and_reason(comm, names):
-    for iteration in (1, 2):
-        save(comm, names, iteration)
-    last = comm.size - 1
-    on(comm, -1, damage, names.path(2, last))
-    assert selected(comm, names, f'(?s)skipped the save of iteration 2\n.*rank {last}: .*run.{last}'
-                                 '.2: ') == 1
-
-
 @pytest.mark.mpi(min_size=2)
 def test_files_of_two_runs_are_not_taken_for_one(comm, names):
     """Two runs were killed while they saved the same iteration."""

@@ -153,23 +153,6 @@ def test_two_optimizers_of_the_same_parameters(comm):
     assert_same(comm, trained[1:], trained[:1])
 
 
-def test_uneven_inputs(comm):
-    """A rank without inputs still updates its shard."""
-    results = []
-    for shard in False, True:
-        np.random.seed(0)
-        model = mlp()
-        optimizer = chainermn.create_multi_node_optimizer(
-            optimizers.Adam(), comm, shard_states=shard).setup(model)
-        with chainermn.join(optimizer):
-            for step in range(3 + comm.rank):
-                x, t = batch(comm, step)
-                optimizer.update(lambda x, t, model=model: F.softmax_cross_entropy(
-                    model(x), t), x, t)
-        results.append(parameters(model))
-    assert_same(comm, results[1:], results[:1])
-
-
 def half():
     with chainer.using_config('dtype', np.dtype('float16')):
         return chainer.Sequential(L.Linear(N_IN, 400), L.Linear(400, N_OUT))
@@ -201,22 +184,6 @@ def copied(optimizer, into, tmp_path, comm, rank=None):
     comm.barrier()
     chainer.serializers.load_npz(f'{folder}/{comm.rank if rank is None else rank}', into)
     comm.barrier()
-
-
-def test_the_files_of_all_ranks_loaded_by_an_optimizer_that_continued(comm, tmp_path):
-    _, expected = train(comm, True, steps=2 * STEPS)
-    optimizer, seen = train(comm, True)
-    model = optimizer.target
-    for name, part in ('model', model), ('optimizer', optimizer):
-        chainer.serializers.save_npz(str(tmp_path / name), part)
-    optimizer.update(lambda: F.sum(F.square(model[0].W)))
-    for name, part in ('model', model), ('optimizer', optimizer):
-        chainer.serializers.load_npz(str(tmp_path / name), part)
-    for step in range(STEPS + 1, 2 * STEPS + 1):
-        x, t = batch(comm, step)
-        optimizer.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, t)
-        seen.append(parameters(model))
-    assert_same(comm, seen, expected)
 
 
 @pytest.mark.mpi(min_size=2)
