@@ -78,17 +78,6 @@ def test_report_shows_ranks_that_differ(capsys, monkeypatch):
 
 
 @alone
-def test_output_with_rich(capsys):
-    pytest.importorskip('rich', reason='needs rich')
-    report = Report.from_ranks([system_info.collect()])
-    print_report(report)
-    out = capsys.readouterr().out
-    for name in report.software:
-        assert f'\n  {name} ' in out
-    assert 'All required checks passed' in out
-
-
-@alone
 def test_svg_output(tmp_path, capsys, monkeypatch):
     pytest.importorskip('rich', reason='needs rich')
     report = Report.from_ranks([system_info.collect()])

@@ -143,10 +143,6 @@ def test_a_bad_number_of_samples_raises_on_all_ranks(comm, n, error_type):
         chainermn.scatter_index(n if comm.rank == 0 else 3, comm)
 
 
-def test_data_size_error_is_kept():
-    assert issubclass(chainermn.DataSizeError, RuntimeError)
-
-
 @pytest.mark.parametrize('n, batch_size, iterations',
                          [(10, 3, 4), (10, 5, 2), (7, 2, 4), (0, 3, 0)])
 def test_deprecated_epoch_triggers(comm, n, batch_size, iterations):

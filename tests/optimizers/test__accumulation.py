@@ -66,6 +66,19 @@ def test_updates_that_do_not_step(comm):
     assert calls == [0]
 
 
+def test_float16_is_added_in_float32(comm):
+    link = chainer.Link()
+    with link.init_scope():
+        link.w = chainer.Parameter(np.zeros(3, np.float16))
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(0), comm, n_accumulations=3).setup(link)
+    optimizer.update()
+    for n in range(3):
+        link.w.grad = np.array([60000, 2048 if n == 0 else 1, 0.5], np.float16)
+        optimizer.update()
+    np.testing.assert_array_equal(link.w.grad, np.array([60000, 2050 / 3, 0.5], np.float16))
+
+
 def test_gradients_of_the_caller_are_not_written(comm):
     optimizer, model = make(comm, 2, optimizers.SGD(0))
     grads = [np.full((5, N_IN), n, np.float64) for n in range(2)]

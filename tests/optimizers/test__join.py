@@ -132,6 +132,14 @@ def test_what_is_left_of_an_accumulation_is_exchanged(comm, divide):
     check_equal_on_all_ranks(comm, optimizer)
 
 
+def test_float16_mean_over_active_ranks_does_not_overflow_on_the_way(comm):
+    optimizer, _ = make(comm, Slope('float16'), optimizers.SGD(0))
+    with chainermn.join(optimizer, divide_by_initial_world_size=False):
+        for _ in range(3 + comm.rank):
+            optimizer.update(optimizer.target, 60000.)
+    np.testing.assert_array_equal(seen(optimizer), np.full(1 + comm.size, 60000, np.float16))
+
+
 def test_hyperparameters_end_equal(comm):
     """An extension that changes them runs on active ranks only."""
     optimizer, _ = make(comm)
