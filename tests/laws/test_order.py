@@ -389,7 +389,7 @@ class Scattered:
 
 
 scattered = st.builds(
-    Scattered, n=st.sampled_from([11, 0, 1, 2, 5, 12, 60]), shuffle=st.booleans(),
+    Scattered, n=st.sampled_from([11, 13, 0, 1, 2, 5, 7, 12, 60]), shuffle=st.booleans(),
     seed=st.sampled_from([0, 7, 2**32 - 1]), is_equal=st.booleans(), root=st.integers(0, 3),
     communicator=communicators,
     dataset=st.recursive(st.tuples(st.sampled_from([*SOURCES])), lambda inner: st.tuples(
