@@ -36,9 +36,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile('fast', hypothesis.settings.get_profile('full'),
                                      max_examples=30)
 
+#: Laws have slow cases, though their files do not name the marker.
+HAS_SLOW = re.compile(r'slow|^@law\(', re.MULTILINE)
 #: The module-level markers of a file whose tests all run in one process, or on a GPU.
 ALL_IN_ONE_PROCESS = re.compile(r'^pytestmark = \[?[^]]*?pytest\.mark\.mpi_skip', re.MULTILINE)
-HAS_SLOW = re.compile(r'slow|^@law\(', re.MULTILINE)
 ALL_ON_GPU = re.compile(r'^pytestmark = \[?[^]]*?pytest\.mark\.gpu', re.MULTILINE)
 
 #: The name of a communicator in the name of a test.

@@ -174,7 +174,10 @@ def generators():
 
 
 def state(link):
-    """Return parameters, gradients and all numbers and arrays in attributes, by name."""
+    """Return parameters, gradients and all numbers and arrays in attributes, by name.
+
+    Without variables, such as the state of an LSTM, which belong to one micro-batch.
+    """
     found = {}
     for path, each in sorted(link.namedlinks()):
         for name, value in sorted(vars(each).items()):

@@ -99,7 +99,7 @@ def one_process(program, size):
         if program.threshold and norm > program.threshold:
             for param in {id(param): param for param in links.params()}.values():
                 if param.grad is not None:
-                    # Not in place: parameters that were added have one gradient array.
+                    # Not in place: the gradients of W and V in W + V are one array.
                     param.grad = param.grad * (program.threshold / norm)
         optimizer.update()
     with chainer.no_backprop_mode(), chainer.using_config('train', False):

@@ -14,11 +14,7 @@ from laws.programs import HOOKS
 from update_cases import OPTIMIZERS, SPECIAL, UNUSUAL, update_each
 from update_events import EVENTS
 
-from chainer_compat import (
-    block_updates,
-    optimizer_steps,
-    updates,
-)
+from chainer_compat import block_updates, optimizer_steps, updates
 
 pytestmark = pytest.mark.mpi_skip
 
