@@ -127,11 +127,15 @@ def _new_member(param: Any, rule: Any) -> Member | None:
     if rule._state is None:
         rule._init_states(param)
     device = data.data.device_id if on_device else None
+    owners = set()
     for array in (data, *rule._state.values()):
         if not (type(array) is type(data) and array.shape == data.shape
-                and array.dtype == data.dtype and _is_usable(array, device)
-                and _owner(array) is not None):
+                and array.dtype == data.dtype and _is_usable(array, device)):
             return None
+        owner = _owner(array)
+        if owner is None or owner in owners:
+            return None
+        owners.add(owner)
     member = _members[rule] = Member(data, rule)
     return member
 

@@ -120,6 +120,8 @@ class PlannedGroup:
                     return None
                 found.append(grad)
                 states.append(state)
+            if [*states[0]] != self._names:  # a formula gets arrays in the order of the first rule
+                return None
             for i, name in enumerate(self._names):
                 if not all([state[name] is arrays[i]
                             for state, arrays in zip(states, self._states, strict=True)]):

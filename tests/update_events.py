@@ -207,7 +207,7 @@ EVENTS = {
     'attribute of a rule': assign('update_rule.mine', lambda rule: 1),
     'attribute of a parameter': assign('mine', lambda param: 1),
     'step': assign('update_rule.t', lambda rule: 7),
-    'array': assign('array', lambda param: param.array + 1),
+    'array': assign('array', lambda param: np.asarray(param.array + 1)),
     'array of another dtype': assign('array', lambda param: param.array.astype('d')),
     'strides': assign('array', lambda param: np.asarray(
         np.repeat(param.array, 2, -1)[..., ::2] if param.ndim else param.array.copy())),

@@ -77,6 +77,8 @@ class Updates:
                 EVENTS[event](optimizer, p, same[random.randint(len(same))])
             except Exception:  # it does not suit what has happened before
                 return False, 'no event'
+        if not all(map(is_divisible, usual)):
+            return False, 'only Chainer finds it'
         try:
             with np.errstate(all='ignore'):
                 optimizer.update()
@@ -95,6 +97,12 @@ class Updates:
         return found
 
 
+def is_divisible(param):
+    """Whether Chainer can divide the gradient by its loss scale."""
+    return param._loss_scale is None or param.array is None or param._grad is None or (
+        (param.array.dtype, param.array.shape) == (param._grad.dtype, param._grad.shape))
+
+
 def described(optimizer):
     """Return everything that a program sees after an update."""
     found = {'t': optimizer.t, 'scale': optimizer._loss_scale,
@@ -102,7 +110,7 @@ def described(optimizer):
     for name, param in sorted(optimizer.target.namedparams()):
         rule = param.update_rule
         found[name] = param.array
-        found[f'{name} grad'] = param.grad
+        found[f'{name} grad'] = None if param.array is None else param.grad
         if rule is not None:
             found[f'{name} t'] = rule.t
             found.update({f'{name} {key}': value for key, value in (rule.state or {}).items()})
@@ -180,8 +188,9 @@ def stale_gradients():
     return planted(kernels, '_gradient_tensors', change)()
 
 
-@law(of_updates(OPTIMIZERS.keys() - UNUSUAL, dtype=st.sampled_from('fd')), stale_gradients,
-     examples=4)
+# Not what rounding decides: infinities, and 'no beta', whose v is v + (g^2 - v).
+@law(of_updates(OPTIMIZERS.keys() - UNUSUAL - {'no beta'}, dtype=st.sampled_from('fd'),
+                special=st.just(False)), stale_gradients, examples=4)
 def test_one_pass_by_pytorch(program):
     """Updates by PyTorch's kernels: the same as Chainer's but for rounding."""
     pytest.importorskip('torch')
