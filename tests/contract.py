@@ -9,6 +9,7 @@ from __future__ import annotations
 import fractions
 import functools
 import hashlib
+import math
 import operator
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -179,6 +180,7 @@ class Unpicklable:
 OBJECTS: dict[str, Callable[[int], Any]] = {
     'int': lambda seed: seed,
     'text': lambda seed: f'text {seed}',
+    'float': lambda seed: math.nan if seed % 3 == 2 else seed / 2,
     'None': lambda seed: None,
     'list': lambda seed: [seed, 'x'] * (seed % 4),
     'numbers': lambda seed: (seed, 2**100, 1.5, 1j, fractions.Fraction(1, 3)),
@@ -425,7 +427,10 @@ def _mean(xs: Sequence[np.ndarray]) -> np.ndarray:
 
 def _reduced(objs: list[Any], op: str) -> Any:
     def of(function: Any, ufunc: Any) -> Any:
-        return lambda x, y: ufunc(x, y) if isinstance(x, np.ndarray) else function(x, y)
+        return lambda x, y: (
+            ufunc(x, y) if isinstance(x, np.ndarray)
+            else float(ufunc(x, y)) if type(x) is type(y) is float  # NaN stays
+            else function(x, y))
 
     return functools.reduce({'sum': operator.add, 'prod': operator.mul, 'max': of(max, np.maximum),
                              'min': of(min, np.minimum)}[op], objs)
@@ -878,7 +883,8 @@ def compare(got: Any, value: Any, close: float = 0, xp: Any = np) -> None:
         for key in value:
             compare(got[key], value[key], close, xp)
     elif not isinstance(value, np.ndarray):
-        assert type(got) is type(value) and got == value, short(got)
+        is_equal = got == value or (got != got and value != value)  # NaN
+        assert type(got) is type(value) and is_equal, short(got)
     else:
         assert type(got) is xp.ndarray, type(got)
         assert (got.dtype, got.shape) == (value.dtype, value.shape) and got.dtype.isnative

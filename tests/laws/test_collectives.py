@@ -270,12 +270,18 @@ def test_groups(comm, program):
 
 # --- messages -------------------------------------------------------------------------------------
 
+#: As many bytes as fit into the first part of a message with others, more, or few.
+PARTS = st.builds(Array, st.just('plain'), st.sampled_from(['float32', 'int8']),
+                  st.sampled_from([(1200,), (3,), (20000,)]), st.integers(0, 5))
+
+
 @st.composite
 def messages(draw):
     """Messages one after another; or sent by requests, and received in any order of tags."""
     payloads = st.one_of(
         ONES, st.builds(Arrays, st.sampled_from(['tuple', 'list']),
-                        st.lists(ONES, max_size=3).map(tuple)),
+                        st.lists(ONES, max_size=3).map(tuple)
+                        | st.lists(PARTS, min_size=3, max_size=6).map(tuple)),
         USUAL['object'](SIZE), often(ONES, *map(Array, NO_ARRAYS), Object('unpicklable')))
     steps = []
     for _ in range(draw(st.integers(1, 5))):
@@ -318,6 +324,16 @@ def outcome(message, act, errors, value=None):
     return Outcome('', None, message, result)
 
 
+def send(way, message):
+    """Send, and change the arrays at once."""
+    data = message.payload.make()
+    request = way(data, message.dest, message.tag)
+    for array in data if isinstance(data, (tuple, list)) else [data]:
+        if isinstance(array, np.ndarray) and array.flags.writeable:
+            array.fill(0)
+    return request
+
+
 def value_of(payload):
     return payload.make() if isinstance(payload, Object) else tuple(
         payload.values()) if isinstance(payload, Arrays) else payload.value()
@@ -351,8 +367,8 @@ def test_messages(comm, program):
                         comm.recv, message.source, message.tag))
             if comm.rank == message.source:
                 way = comm.send_obj if is_object else comm.send if order is None else comm.isend
-                sent = outcome(message, lambda: sends.append(way(  # noqa: B023
-                    message.payload.make(), message.dest, message.tag)), own or bad)  # noqa: B023
+                sent = outcome(message, lambda: sends.append(send(way, message)),  # noqa: B023
+                               own or bad)
                 outcomes[number] = sent
             if comm.rank == message.dest and order is None and not own:
                 wants = is_object if message.source == message.dest else message.wants_object

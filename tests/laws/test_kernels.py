@@ -50,7 +50,7 @@ LAYOUTS = {
     'C': np.copy, 'F': lambda x: np.asarray(x.copy(), order='F'),
     'strided': lambda x: np.repeat(x, 2, -1)[..., ::2] if x.ndim else x,
     'rows': lambda x: np.repeat(x, 2, 0)[::2] if x.ndim else x,
-    'reversed': lambda x: np.flip(np.flip(x).copy()),
+    'reversed': lambda x: np.asarray(np.flip(np.flip(x).copy())),
     'channels last': lambda x: np.moveaxis(
         np.moveaxis(x, 1, -1).copy(), -1, 1) if x.ndim > 1 else x,
     'one row': lambda x: np.broadcast_to(x[:1], x.shape) if x.ndim else x,

@@ -7,8 +7,8 @@ import pytest
 from equal_values import assert_same
 from laws.blocks import BLOCKS
 from laws.law import law, planted
-from laws.programs import programs
-from laws.training import Training
+from laws.programs import BATCH, STEPS, programs
+from laws.training import Training, state
 from shared_fixtures import create
 
 from chainermn._consistency import debug_checks
@@ -76,6 +76,33 @@ def test_debug_mode(comm, program):
     with chainer.using_config('debug', True):
         found = Training(program, comm).run()
     assert_same(found, expected)
+
+
+@law(programs(mode='plain', is_manual=True, scale=None, compression='', n_accumulations=1,
+              dtype=['f', 'd'], events=('',) * STEPS, batches=(BATCH,)),
+     planted(debug_checks, 'check_own', lambda check: lambda gradients: None), examples=3)
+def test_debug_mode_errors(comm, program):
+    """Debug mode: a gradient that is not finite is the same error on all ranks, and is not sent."""
+    training = Training(program, comm)
+    for number in range(2):
+        training.update(number)
+    net, draw = training.optimizer.target, np.random.RandomState(program.seed)
+    before = state(net)
+    with chainer.using_config('debug', True):
+        loss = net(*program.batch(2, comm.rank, comm.size))
+        net.cleargrads()
+        loss.backward()
+        paths = [path for path, param in sorted(net.namedparams()) if param.size]
+        path, odd = paths[draw.randint(len(paths))], draw.randint(comm.size)
+        if comm.rank == odd:
+            param = dict(net.namedparams())[path]
+            param.grad = np.full_like(param.array, draw.choice([np.nan, np.inf, -np.inf]))
+        with pytest.raises(ValueError, match=f'the gradient of {path} is not finite') as raised:
+            training.optimizer.update()
+    messages = comm.allgather_obj(str(raised.value))
+    assert messages == messages[:1] * comm.size
+    assert_same(state(net), before)
+    training.update(2)
 
 
 class Reader(chainer.FunctionHook):
