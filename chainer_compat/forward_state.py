@@ -42,7 +42,8 @@ class ForwardState:
     def __init__(self, links: Iterable[chainer.Link], previous: ForwardState | None = None) -> None:
         self._links = [*links]
         self._previous = previous
-        self._visited: set[int] = set()
+        #: Objects by id; kept, so that no other object gets the id.
+        self._visited: dict[int, Any] = {}
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._variables: list[tuple[chainer.Variable, _Array]] = []
         self._containers: dict[int, tuple[Any, Any]] = {}
@@ -50,6 +51,12 @@ class ForwardState:
         self._generators = global_generators()
         self._visit_all([*self._links, *chainer._get_link_hooks().values()])
         self._previous = None  # else all states would stay in memory
+
+    def add(self, link: chainer.Link) -> None:
+        """Add the present state of another link, unless it is here already."""
+        if id(link) not in self._visited:
+            self._links.append(link)
+            self._visit_all([link])
 
     def again(self) -> ForwardState:
         """Return the present state of the same links."""
@@ -92,7 +99,7 @@ class ForwardState:
             for value in values:
                 method = methods[type(value)]
                 if method is not None and id(value) not in self._visited:
-                    self._visited.add(id(value))
+                    self._visited[id(value)] = value
                     method(self, value)
 
     def _add_object(self, x: chainer.Link | chainer.LinkHook) -> None:
@@ -130,24 +137,27 @@ class ForwardState:
             x, x.copy())
 
 
-class _CalledLinks(chainer.LinkHook):
-    """Adds the links that are called to a list."""
+class _Calls(chainer.LinkHook):
+    """Adds links to a state when they are called."""
 
-    def __init__(self, links: list[chainer.Link]) -> None:
+    def __init__(self, state: ForwardState) -> None:
         self.name = f'chainer_compat {id(self)}'  # one may be in another
-        self._links = links
+        self._state = state
 
     def forward_preprocess(self, args: Any) -> None:
-        self._links.append(args.link)
+        self._state.add(args.link)
 
 
 @contextlib.contextmanager
-def called_links(func: Callable[..., Any]) -> Iterator[list[chainer.Link]]:
-    """Return a list that gets the links called inside, and that of a method."""
-    owner = getattr(func, '__self__', None)
-    links = [owner] if isinstance(owner, chainer.Link) else []
-    with _CalledLinks(links):
-        yield links
+def state_before(func: Callable[..., Any]) -> Iterator[ForwardState]:
+    """Return the state of a function: that of its object, and of links that are called inside.
+
+    The state of each link is that before its first call.
+    """
+    owner = getattr(func, '__self__', func)
+    state = ForwardState([owner] if isinstance(owner, chainer.Link) else [])
+    with _Calls(state):
+        yield state
 
 
 def global_generators() -> list[_Setting]:

@@ -391,29 +391,30 @@ def state_of_forget(forget: Any) -> None:
     """All versions: F.forget repeated its function with the state of the function's last call.
 
     If links with SpectralNormalization or BatchRenormalization were called twice before backward,
-    gradients of the first call were wrong, as were those of functions that draw random numbers.
+    gradients of the first call were wrong, as were those of functions that draw random numbers or
+    count their calls.
     """
     function = forget.Forget
     forward, backward = function.forward, function.backward
 
     def forward_with_state(self: Any, inputs: Any) -> Any:
-        from chainer_compat.forward_state import ForwardState, called_links, global_generators
+        from chainer_compat.forward_state import state_before
 
-        self._generators = global_generators()
-        with called_links(self.func) as links:
-            outputs = forward(self, inputs)
-        # Links that update themselves only in the first call expect the state after it.
-        self._state = ForwardState(links)
-        return outputs
+        with state_before(self.func) as self._state:
+            return forward(self, inputs)
 
     def backward_with_state(self: Any, indexes: Any, grad_outputs: Any) -> Any:
         now = self._state.again()
-        self._state.restore()
-        for set_state, state in self._generators:
-            set_state(state)
+        self._state.restore(keep_new_parameters=True)
         try:  # until the end: the new graph may contain arrays of the links
             return backward(self, indexes, grad_outputs)
         finally:
-            now.restore()
+            now.restore(keep_new_parameters=True)
 
     function.forward, function.backward = forward_with_state, backward_with_state
+
+
+@edit('chainer.functions.util.forget')
+def repeated_with_state_before() -> dict[str, str]:
+    """As above: links do again what they did in the first call, whose state is restored."""
+    return {"('in_recomputing', True)": "('in_recomputing', False)"}

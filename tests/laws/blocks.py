@@ -288,7 +288,7 @@ class Memory(Block):
         if self.cell.h is not None and self.cell.h.shape != h.shape:
             self.cell.reset_state()
         y = self.cell(h)
-        self.cell.h.unchain()
+        self.cell.h = chainer.Variable(y.array)  # without its graph
         return y
 
 
