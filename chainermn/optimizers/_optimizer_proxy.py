@@ -60,14 +60,16 @@ def compute_gradients(optimizer: Optimizer, loss: Variable) -> None:
         optimizer.target.zerograds()
     # With communication in the graph, backward may start at a loss that is not a scalar.
     is_scalar = getattr(loss, 'size', 1) <= 1 or loss.grad is not None
+    scale = getattr(optimizer, '_loss_scale', None)
     try:
-        loss.backward(loss_scale=getattr(optimizer, '_loss_scale', None))
+        loss.backward(loss_scale=scale)
     except Exception as error:
         if is_scalar:
             raise
         raise ValueError(f'the loss of update(lossfun, ...) has the shape {loss.shape}; return a '
                          'scalar, such as F.mean(loss).') from error
-    keep_scale(optimizer)
+    for param in optimizer.target.params():
+        param._loss_scale = scale  # also without a gradient; it may have that of an older one
 
 
 def keep_scale(optimizer: Optimizer) -> None:

@@ -144,7 +144,7 @@ def _run(body: Callable[..., None], program: object) -> None:
         body(program=program)
     except hypothesis.errors.UnsatisfiedAssumption:
         text = 'assume'  # on all ranks, since they have the same program
-    except Exception:
+    except (Exception, pytest.fail.Exception):
         text = traceback.format_exc()
     texts = _exchange(text)
     if set(texts) == {'assume'}:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from equal_values import assert_same
 from laws.law import law, planted
 from laws.one_process import Reference, arrays
 from laws.programs import HOOKS, STEPS, Hook, Net, programs
@@ -9,11 +10,12 @@ from laws.training import Training, check_against_one_process, compare, is_finit
 
 import chainermn
 from chainer_compat import update_hooks
+from chainermn import CollectiveMismatchError
 from chainermn._gradients import tied_arrays
 from chainermn._gradients.compressors import PowerSGD, TwoBit
 from chainermn._gradients.parameters import ParameterList
 from chainermn.kvstore import _kvstore_optimizer
-from chainermn.optimizers import _accumulation
+from chainermn.optimizers import _accumulation, _optimizer_settings
 from chainermn.optimizers._accumulation import Accumulation
 from chainermn.optimizers._double_buffering import DoubleBuffering
 from chainermn.optimizers._full_update import FullUpdate
@@ -182,3 +184,44 @@ class StoreTraining(Training):
 def test_kvstore(comm, program):
     """A multi-node optimizer that trains through a KVStore: as one process."""
     check_against_one_process(comm, program, StoreTraining)
+
+
+def change_setting(optimizer, number):
+    """Change a setting of the optimizer, its hooks or a parameter; return how to restore it."""
+    numbers = [(optimizer.hyperparam, name) for name in sorted(optimizer.hyperparam.get_dict())]
+    for table in '_pre_update_hooks', '_post_update_hooks':
+        for _, hook in sorted(getattr(optimizer._hookable, table).items()):
+            if type(hook).__module__.startswith('chainer.'):
+                numbers += [(hook, name) for name in sorted(vars(hook))]
+    rules = [param.update_rule for _, param in sorted(optimizer.target.namedparams())]
+    settings = [(target, name, value + 1) for target, name in numbers
+                for value in [getattr(target, name)] if type(value) in (int, float)]
+    settings += [(rules[number % len(rules)], 'enabled', not rules[number % len(rules)].enabled),
+                 (optimizer, '_loss_scale', 2 * (optimizer._loss_scale or 1))]
+    target, name, value = settings[number % len(settings)]
+    old = getattr(target, name)
+    setattr(target, name, value)
+    return lambda: setattr(target, name, old)
+
+
+@law(programs(n_accumulations=1, mode=['plain', 'overlap'], compression=['', 'fp16'],
+              events=('',) * STEPS, dtype=['f', 'd']),
+     planted(_optimizer_settings, '_ARGUMENTS', lambda names: names[2:]), examples=6)
+def test_differing_settings(comm, program):
+    """A setting that differs on one rank is the same error on all; without it, training goes on."""
+    training = Training(program, comm)
+    for number in range(2):
+        training.update(number)
+    odd = program.seed % comm.size
+    restore = change_setting(training.optimizer, program.seed) if comm.rank == odd else None
+    with pytest.raises(CollectiveMismatchError, match='differ') as raised:
+        training.update(2)
+    messages = comm.allgather_obj(str(raised.value))
+    assert messages == messages[:1] * comm.size
+    if restore is not None:
+        restore()
+    training.update(3)
+    training.wait()
+    found = comm.allgather_obj(arrays(training.optimizer.target))
+    for other in found:
+        assert_same(other, found[0])

@@ -116,12 +116,15 @@ class ShardedUpdate(FullUpdate):
                 own_needs_all == self._own_needs_all) and all(
                 rule in self._held and self._held[rule].owner is self._owner for rule in rules):
             return
-        self.clear()  # after an error, the next call starts again
         comm = self._communicator
-        self._caller.set_options(self._options | {
-            f'update rule of {item.path}': item.description for item in items})
-        found, need_all = zip(*comm.allgather_obj(
-            ([self._find(rule) for rule in rules], own_needs_all)), strict=True)
+        self._describe(items)
+        try:
+            found, need_all = zip(*comm.allgather_obj(
+                ([self._find(rule) for rule in rules], own_needs_all)), strict=True)
+        except Exception:  # this rank alone may have changed, and may be restored
+            self._describe(self._items)
+            raise
+        self.clear()  # after an error, the next call starts again
         self._shards = partition(items, comm.size)
         self._elements = {path: self._shards[comm.rank].get(path, (0, 0)) for path in params}
         by_param = zip(*found, strict=True)
@@ -132,6 +135,11 @@ class ShardedUpdate(FullUpdate):
             self._distribute(path, param, states)
         self._own_needs_all, self._needs_all = own_needs_all, any(need_all)
         self._items, self._rules = items, rules
+
+    def _describe(self, items: Sequence[Item]) -> None:
+        """Let the ranks compare the update rules."""
+        self._caller.set_options(self._options | {
+            f'update rule of {item.path}': item.description for item in items})
 
     def shards(self) -> Sequence[Shard] | None:
         return None if self._needs_all else self._shards
