@@ -45,6 +45,7 @@ def numbers(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
         n = n - .5
         if seed >= WIDE:
             n[:1] = (np.nan, np.inf, -np.inf)[seed % 3]
+            n[1:2] = 2. ** 15  # sums of float16 overflow
     elif kind == 'c':
         n = n + 1j * ((n + seed) % 3)
     return n.astype(dtype).reshape(shape)

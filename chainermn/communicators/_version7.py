@@ -5,6 +5,7 @@ pass only arguments that version 7 knows.
 """
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 from collections.abc import Iterable, Sequence
@@ -136,7 +137,7 @@ def scatter_obj(comm: Version7, objs: Sequence[_T] | None, root: int) -> _T:
     for rank, obj in enumerate(objs):
         if rank != root:
             comm.send_obj(obj, rank, _TAG)
-    return objs[root]
+    return copy.deepcopy(objs[root])  # as what other ranks receive
 
 
 def allreduce_many(comm: Version7, xs: Sequence[SameArray], op: str) -> tuple[SameArray, ...]:
@@ -224,5 +225,5 @@ def _combine(arrays: Sequence[Array], op: str) -> Array:
     if len(arrays) == 1:
         return xp.asarray(arrays[0]).copy()
     wide = [x.astype(np.float32) if x.dtype == np.float16 else x for x in arrays]
-    with np.errstate(over='ignore'):
+    with np.errstate(over='ignore', invalid='ignore'):  # as MPI
         return xp.asarray(functools.reduce(ufunc, wide)).astype(arrays[0].dtype, copy=False)

@@ -15,7 +15,8 @@ import chainer_compat
 torch = pytest.importorskip('torch')
 from chainer_compat.conversion import convert, onnx_file, weights  # noqa: E402
 
-pytestmark = pytest.mark.mpi_skip
+pytestmark = [pytest.mark.mpi_skip,
+              pytest.mark.filterwarnings('ignore:A batch with no more than one sample')]
 
 #: Other batch sizes than those that a conversion tries.
 SIZES = 1, 2, 3, 5, 6, 13, 30
@@ -71,6 +72,7 @@ def test_to_onnx(program, tmp_path):
     onnxruntime = pytest.importorskip('onnxruntime')
     pytest.importorskip('onnxscript')
     model, example = made(program)
+    hypothesis.assume(not any(name == 'dropconnect' for _, name, _ in program.steps))  # random
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # of PyTorch's exporter
         chainer_compat.to_onnx(model, tmp_path / 'model.onnx', *example)

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 import chainer
+import hypothesis
 import numpy as np
 import pytest
 from chainer import datasets, iterators
@@ -306,6 +307,9 @@ def test_resumed_iterators(comm, program):
         for name, value in progress(self, **options).items()}))
 def test_multi_node_iterator(comm, program):
     """``create_multi_node_iterator``: batches and progress of one rank, on all ranks."""
+    # Chainer's processes lose the byte order of arrays without elements.
+    hypothesis.assume(program.kind != 'processes' or not any(
+        0 in shape for _, shape, _ in program.kinds))
     samples, root = [*program.samples()], program.root % comm.size
     mine = dataclasses.replace(program, kind='serial').create(samples, 0)
     expected = program.run(mine, 8)

@@ -92,10 +92,10 @@ def test_debug_mode_errors(comm, program):
         loss = net(*program.batch(2, comm.rank, comm.size))
         net.cleargrads()
         loss.backward()
-        paths = [path for path, param in sorted(net.namedparams()) if param.size]
-        path, odd = paths[draw.randint(len(paths))], draw.randint(comm.size)
+        params = [param for _, param in sorted(net.namedparams()) if param.size]
+        param, odd = params[draw.randint(len(params))], draw.randint(comm.size)
+        path = next(path for path, each in sorted(net.namedparams()) if each is param)
         if comm.rank == odd:
-            param = dict(net.namedparams())[path]
             param.grad = np.full_like(param.array, draw.choice([np.nan, np.inf, -np.inf]))
         with pytest.raises(ValueError, match=f'the gradient of {path} is not finite') as raised:
             training.optimizer.update()
