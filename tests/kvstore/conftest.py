@@ -7,7 +7,7 @@ import pytest
 import chainermn
 from chainermn import kvstore
 
-#: Types that only differ from others on a GPU; test_random_stores.py has some of them.
+#: Types that only differ from others on a GPU; laws/test_stores.py has some of them.
 ON_DEVICE = [pytest.param(type, marks=pytest.mark.full)
              for type in ('device', 'nccl', 'dist_device_sync')]
 

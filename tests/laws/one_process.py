@@ -68,6 +68,9 @@ class Reference:
             before = copy.deepcopy(self.compressor)
             means = {path: self.compressor.mean(path, [each[path] for each in own])
                      for path in own[0]}
+            for path, mean in means.items():  # 2-bit codes have no infinities
+                means[path] = np.where(
+                    np.isfinite(sum(each[path] for each in own)), mean, np.nan)
             if divisor is not None:
                 means = {path: mean * (self.size / divisor) for path, mean in means.items()}
             if program.mode == 'double buffering':

@@ -114,6 +114,7 @@ class Program:
         batches: Numbers of examples, of the ranks in turn.
         unused: Which of three parameters the ranks do not use, in turn.
         events: What happens before each step.
+        infinite: Numbers of updates in which one rank has an infinite gradient.
         zero_fill, compression, shard, mode, n_accumulations: Options of the multi-node optimizer.
         communicator: Its name.
     """
@@ -132,6 +133,7 @@ class Program:
     batches: tuple[int, ...]
     unused: tuple[tuple[bool, bool, bool], ...]
     events: tuple[str, ...]
+    infinite: tuple[int, ...]
     zero_fill: bool
     compression: str
     shard: bool
@@ -145,6 +147,8 @@ class Program:
         turn = number * size + rank
         n = self.batches[turn % len(self.batches)]
         x, t = (draw.randn(n, k).astype(self.dtype) for k in (N_IN, N_OUT))
+        if number in self.infinite and rank == self.seed % size:
+            t[:1] = np.inf
         # Without zero_fill, all ranks must have the same gradients.
         unused = self.unused[(turn if self.zero_fill else 0) % len(self.unused)]
         return x, t, unused
@@ -291,6 +295,9 @@ def programs(draw, **fixed):
     events = some('events', [*EVENTS], STEPS, STEPS)
     if is_fp32 and tie != 'parameter':  # a new model does not know that a step unties arrays
         events = tuple('' if event == 'resume' else event for event in events)
+    scale = choose('scale', [None, 4., 'dynamic'])
+    # Dynamic scaling skips these updates; nothing else can be compared after them.
+    infinite = some('infinite', range(1, 2 * STEPS), 0, 2) if scale == 'dynamic' else ()
     if mode == 'double buffering':
         n_accumulations = 1
         if compression == 'powersgd':
@@ -306,10 +313,10 @@ def programs(draw, **fixed):
         tie=tie, is_strided=choose('is_strided', [False, True]),
         optimizer=choose('optimizer', [*OPTIMIZERS]),
         hooks=some('hooks', [*HOOKS], 0, 2),
-        scale=choose('scale', [None, 4., 'dynamic']),
+        scale=scale,
         is_fp32=is_fp32, is_manual=choose('is_manual', [False, True]), batches=batches,
         unused=unused, events=events,
-        zero_fill=zero_fill, compression=compression, shard=choose('shard', [False, True]),
+        infinite=infinite, zero_fill=zero_fill, compression=compression, shard=choose('shard', [False, True]),
         mode=mode, n_accumulations=n_accumulations,
         communicator='overlapping' if mode == 'double buffering'
         else choose('communicator', ['flat', 'naive']))

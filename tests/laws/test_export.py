@@ -98,7 +98,9 @@ def test_load_weights(program):
     for link in other.links():
         for name in link._persistent:
             link.__dict__[name] = link.__dict__[name] * 0
+    module.train(program.seed % 2 == 0)
     chainer_compat.load_weights(other, module)
+    assert module.training == (program.seed % 2 == 0)
     actual.save(other)
     assert actual.target.keys() == expected.target.keys()
     for key, x in expected.target.items():

@@ -30,6 +30,7 @@ class Training:
         random.seed(program.seed + comm.rank)
         np.random.seed(program.seed + comm.rank)
         self.optimizer = self.start()
+        self.kept = []  # gradients that the program had, and their values
 
     def start(self):
         program = self.program
@@ -47,12 +48,22 @@ class Training:
         return optimizer
 
     def update(self, number):
+        """Update once; gradients that the program keeps do not change later."""
+        self.update_once(number)
+        for array, copy in self.kept:
+            np.testing.assert_array_equal(array, copy)
+        self.kept = [(param.grad, param.grad.copy()) for param in self.optimizer.target.params()
+                     if param.array is not None and param.grad is not None]
+
+    def update_once(self, number):
         net, batch = self.optimizer.target, self.program.batch(
             number, self.comm.rank, self.comm.size)
         if self.program.is_manual and self.program.mode == 'plain':
             loss = net(*batch)
             net.cleargrads()
             loss.backward(loss_scale=self.optimizer._loss_scale)
+            self.kept += [(param.grad, param.grad.copy()) for param in net.params()
+                          if param.array is not None and param.grad is not None]
             self.optimizer.update()
         else:
             self.optimizer.update(net, *batch)

@@ -1,19 +1,21 @@
-"""Random programs on a store, compared with NumPy in float64 and Chainer's optimizers.
+"""A law of stores: any calls as NumPy in float64, and Chainer's optimizers.
 
 The reference is one process that knows the values of all workers, and follows the definition: a
 push sums, perhaps after compression, and merges the sum; a pull reads.
 """
 
+import contextlib
 import copy
 
 import chainer
 import numpy as np
-import pytest
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
-from each_case import each_case
+from hypothesis import strategies as st
+from laws.law import law, planted
 from laws.programs import Lamb
 
+from chainermn import kvstore
 from chainermn.kvstore import RowSparse
 
 TYPES = ['local', 'device', 'dist_sync', 'dist_sync', 'dist_sync', 'dist_device_sync', 'dist_async']
@@ -343,12 +345,20 @@ class Program:
         self.reference.load(states)
 
 
-@pytest.mark.limit(600)
-@each_case('seed', lambda config: range(500 if config.getoption('full') else 10))
-def test_random_programs(create, comm, path, seed):
-    random = np.random.RandomState(seed)
-    type = TYPES[random.randint(len(TYPES))]
-    kv = create(type, bigarray_bound=[1_000_000, 4][random.randint(2)])
-    mine = path if type.startswith('dist') else f'{path}{comm.rank}'
-    Program(random, comm, kv, mine).run()
-    comm.barrier()
+def last_row_only(unique):
+    def changed(self):
+        ids = {int(i): n for n, i in enumerate(self.row_ids)}
+        return RowSparse([*ids], self.rows[[*ids.values()]], self.shape)
+    return changed
+
+
+@law(st.integers(0, 10**6), planted(RowSparse, 'unique', last_row_only), examples=6)
+def test_store(comm, program, tmp_path):
+    """A KVStore: any calls as one process that knows the values of all workers."""
+    random = np.random.RandomState(program)
+    kind, bound = random.choice(TYPES), random.choice([1_000_000, 4])
+    path = comm.bcast_obj(str(tmp_path / f'states {program}'))
+    is_shared = kind.startswith('dist')
+    with contextlib.closing(kvstore.create(
+            kind, comm if is_shared else None, bigarray_bound=bound)) as store:
+        Program(random, comm, store, path if is_shared else f'{path}{comm.rank}').run()
