@@ -21,6 +21,16 @@ def axis(h, a):
     return 1 + a % (h.ndim - 1)
 
 
+def unchained(y):
+    y.unchain()
+    return y
+
+
+def without_graph(function, h):
+    with chainer.no_backprop_mode():
+        return function(h)
+
+
 #: Functions that keep the shape, and act on each element or on axes behind the batch.
 SMOOTH = {
     'tanh': F.tanh, 'sigmoid': F.sigmoid, 'elu': F.elu,
@@ -56,6 +66,8 @@ SMOOTH = {
     'interpolate': lambda h: F.linear_interpolate(F.sigmoid(h), h, -h),
     'numpy': lambda h: h + np.exp(np.tanh(h.array)),
     'noise': lambda h: F.dropout(h, .3),
+    'unchained': lambda h: h * unchained(F.sin(h)),
+    'without graph': lambda h: h * without_graph(F.sin, h),
 }
 STEPPED = {
     'cumprod': lambda h: F.cumprod(F.tanh(h), -1),  # not in ONNX

@@ -192,7 +192,7 @@ def is_finite(reference):
 
 def compare(program, step, parameters, t, reference):
     """Raise an error that lists what differs from the reference."""
-    tolerance = max(TOLERANCES[program.dtype], ROUNDING.get(program.compression, 0))
+    tolerance = TOLERANCES[program.dtype] + ROUNDING.get(program.compression, 0)
     differing = {} if t == reference.optimizer.t else {'t': f'{t}, not {reference.optimizer.t}'}
     for path, expected in arrays(reference.model).items():
         scale = max(1., np.abs(expected).max(initial=0))
