@@ -416,5 +416,8 @@ def state_of_forget(forget: Any) -> None:
 
 @edit('chainer.functions.util.forget')
 def repeated_with_state_before() -> dict[str, str]:
-    """As above: links do again what they did in the first call, whose state is restored."""
+    """All versions: F.forget told links that it repeats them, so they read the state after the call.
+
+    They do again what they did in the first call, whose state is restored.
+    """
     return {"('in_recomputing', True)": "('in_recomputing', False)"}

@@ -315,10 +315,9 @@ def programs(draw, **fixed):
         hooks=some('hooks', [*HOOKS], 0, 2),
         scale=scale,
         is_fp32=is_fp32, is_manual=choose('is_manual', [False, True]), batches=batches,
-        unused=unused, events=events,
-        infinite=infinite, zero_fill=zero_fill, compression=compression, shard=choose('shard', [False, True]),
-        mode=mode, n_accumulations=n_accumulations,
-        communicator='overlapping' if mode == 'double buffering'
+        unused=unused, events=events, infinite=infinite, zero_fill=zero_fill,
+        compression=compression, shard=choose('shard', [False, True]), mode=mode,
+        n_accumulations=n_accumulations, communicator='overlapping' if mode == 'double buffering'
         else choose('communicator', ['flat', 'naive']))
 
 
