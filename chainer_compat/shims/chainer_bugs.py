@@ -416,7 +416,7 @@ def state_of_forget(forget: Any) -> None:
 
 @edit('chainer.functions.util.forget')
 def repeated_with_state_before() -> dict[str, str]:
-    """All versions: F.forget told links that it repeats them, so they read the state after the call.
+    """All versions: F.forget told links that it repeats them: they read the state after the call.
 
     They do again what they did in the first call, whose state is restored.
     """
