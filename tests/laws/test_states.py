@@ -134,6 +134,9 @@ class Saved(Training):
         history = super().run()
         if self.at == STEPS:
             self.resume()
+        # After loading, each rank has complete states until an update shares them again.
+        for number in range(STEPS, STEPS + self.program.n_accumulations):
+            self.update(number)
         if hasattr(self.optimizer, 'wait'):
             self.optimizer.wait()
         return [*history, state(self.optimizer.target), state(self.optimizer),
@@ -148,7 +151,9 @@ def without_stored_number(capture):
     return changed
 
 
-@law(programs(events=EVENTS, blocks=[*BLOCKS], batches=[3, 2], is_fp32=False),
+# Snapshots contain persistent values only, as in Chainer.
+@law(programs(events=EVENTS, blocks=sorted(BLOCKS.keys() - {'Counter', 'Memory'}),
+              batches=[3, 2], is_fp32=False),
      planted(saved_state, 'capture_random', without_stored_number))
 def test_resumed_training(comm, program, tmp_path):
     """Checkpointer: a resumed training has the bits of one that was not interrupted."""
@@ -383,8 +388,10 @@ class Job:
 
 def left_by(target):
     """Return all that the objects serialize, but no times, and no orders drawn in advance."""
-    left = {}
-    for key, value in state(saved_state.as_serializable(target)).items():
+    left, values = {}, state(saved_state.as_serializable(target))
+    for key, value in values.items():
+        if key.endswith('/order'):
+            value = value[int(values[f'{key[:-5]}current_position']):]  # the others were used
         if key.endswith('/_log'):
             value = np.asarray(json.dumps([
                 {name: entry[name] for name in entry if name != 'elapsed_time'}
