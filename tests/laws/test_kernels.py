@@ -32,10 +32,93 @@ pytestmark = [pytest.mark.mpi_skip, pytest.mark.filterwarnings(
     'ignore:A batch with no more than', 'ignore:Degrees of freedom', 'ignore:Mean of empty slice',
     'ignore:invalid value', 'ignore:divide by zero', 'ignore:overflow')]
 
-#: ``call(v)`` calls a function with inputs of ``v(*shape)``; half of them have kernels.
+#: ``call(v)`` calls a function with inputs of ``v(*shape)``.
 OF_CHAINER = {name: functools.partial(case, getattr(F, name)) for name, case in CASES.items()}
 KERNELS = {f'kernel {n}': case for n, case in enumerate(OF_KERNELS)}
-CALLS = OF_CHAINER | KERNELS
+
+
+def windows(r, with_dilation=False):
+    """Draw the options of a function of windows, for an image of a drawn size."""
+    def pair(low, high):
+        return tuple(int(n) for n in r.randint(low, high, 2))
+
+    options = {'stride': pair(1, 4), 'pad': pair(0, 2)}
+    if with_dilation:
+        options['dilate'] = pair(1, 3)
+    return pair(5, 8), pair(2, 4), options
+
+
+def pooled(v, r):
+    size, k, options = windows(r)
+    options['cover_all'] = bool(r.randint(2))
+    y, indexes = F.max_pooling_2d(v(2, 3, *size), k, **options, return_indices=True)
+    return [y, F.upsampling_2d(y, indexes, k, **options, outsize=size)]
+
+
+def averaged(v, r):
+    size, k, options = windows(r)
+    return F.average_pooling_2d(v(2, 3, *size), k, **options)
+
+
+def convolved(v, r):
+    size, k, options = windows(r, True)
+    groups, bias = int(r.randint(1, 3)), [v(4)] if r.randint(2) else []
+    return F.convolution_2d(v(2, 2 * groups, *size), v(4, 2, *k), *bias, groups=groups,
+                            cover_all=bool(r.randint(2)), **options)
+
+
+def deconvolved(v, r):
+    size, k, options = windows(r, True)
+    groups = int(r.randint(1, 3))
+    bias = [v(2 * groups)] if r.randint(2) else []
+    return F.deconvolution_2d(v(2, 4, *size), v(4, 2, *k), *bias, groups=groups, **options)
+
+
+def normalized(v, r):
+    n, axis = int(r.randint(1, 4)), [None, (0, 2)][r.randint(2)]
+    shape = (3, 4) if axis is None else (3,)
+    mean, var = np.zeros(shape, v.dtype), np.ones(shape, v.dtype)
+    y = F.batch_normalization(v(n, 3, 4), v(*shape), v(*shape), running_mean=mean,
+                              running_var=var, axis=axis)
+    return [y, chainer.Variable(mean), chainer.Variable(var)]
+
+
+def sequences(v, r):
+    bidirectional = bool(r.randint(2))
+    sizes = sorted(r.randint(1, 5, r.randint(1, 5)), reverse=True)  # of the batch at each time
+    ws = [[v(3, 2 if i < 4 else 3) for i in range(8)] for _ in range(1 + bidirectional)]
+    bs = [[v(3) for _ in range(8)] for _ in range(1 + bidirectional)]
+    states = [v(1 + bidirectional, sizes[0], 3) for _ in range(2)]
+    function = F.n_step_bilstm if bidirectional else F.n_step_lstm
+    *states, ys = function(1, 0., *states, ws, bs, [v(n, 2) for n in sizes])
+    return [*states, *ys]
+
+
+def entropy(v, r):
+    t = r.randint(0, 3, 4).astype('i')
+    t[r.randint(4)] = ignored = [-1, 0, 255][r.randint(3)]
+    return F.softmax_cross_entropy(
+        v(4, 3), t, normalize=bool(r.randint(2)), ignore_label=ignored,
+        reduce=['mean', 'no'][r.randint(2)],
+        class_weight=r.uniform(.5, 2, 3).astype(v.dtype) if r.randint(2) else None)
+
+
+#: With drawn options.
+DRAWN = {
+    'max_pooling_2d': pooled, 'average_pooling_2d': averaged, 'convolution_2d': convolved,
+    'deconvolution_2d': deconvolved, 'batch_normalization': normalized, 'n_step_lstm': sequences,
+    'softmax_cross_entropy': entropy,
+    'leaky_relu': lambda v, r: F.leaky_relu(v(3, 4), [0, .2, -.5, 1][r.randint(4)]),
+    'embed_id': lambda v, r: F.embed_id(
+        r.randint(0, 4, 6).astype('i'), v(4, 3), [None, 0, 2, -1][r.randint(4)]),
+    'lrn': lambda v, r: F.local_response_normalization(v(2, 6, 3, 2), int(r.randint(1, 7))),
+    'mean': lambda v, r: F.mean(v(2, 3, 4, 5), tuple(
+        int(axis) for axis in r.permutation(4)[:r.randint(1, 4)]), keepdims=bool(r.randint(2))),
+    'softmax': lambda v, r: F.softmax(v(2, 3, 4), int(r.randint(-3, 3))),
+}
+CALLS = OF_CHAINER | KERNELS | {
+    f'drawn {name}': lambda v, case=case: case(v, np.random.RandomState(v.call.seed))
+    for name, case in DRAWN.items()}
 #: The sums of products, where no other function comes between.
 PRODUCTS = [f'kernel {n}' for n in range(12)]
 
@@ -76,7 +159,7 @@ class Inputs(Draw):
         if self.given is not None:
             self.inputs.append(self.given[len(self.inputs)])
             return self.inputs[-1]
-        if self.call.name in KERNELS:
+        if self.call.name not in OF_CHAINER:
             x = self.random.standard_normal(shape)
         else:
             x = self.random.uniform(.1, .9, shape)
@@ -125,9 +208,11 @@ class Call:
 
 
 def calls(names=None, dtype='fd', layouts=USUAL, **fields):
-    half = st.sampled_from([*OF_CHAINER]), st.sampled_from([*KERNELS])
+    parts = [st.sampled_from([name for name in CALLS if name.split()[0] == kind])
+             for kind in ('kernel', 'drawn')]
     found = st.builds(Call, **{
-        'name': half[0] | half[1] if names is None else st.sampled_from([*names]),
+        'name': st.one_of(st.sampled_from([*OF_CHAINER]), *parts) if names is None
+        else st.sampled_from([*names]),
         'dtype': st.sampled_from(dtype), 'seed': st.integers(0, 1000),
         'layouts': st.lists(st.sampled_from([*layouts]), min_size=1, max_size=3).map(tuple),
         } | fields)
