@@ -47,7 +47,7 @@ def without_arrays(restore):
 
 
 @law(programs([*BLOCKS], 'fd').filter(lambda program: program.parts[0].blocks),
-     planted(ForwardState, 'restore', without_arrays), examples=15)
+     planted(ForwardState, 'restore', without_arrays), examples=8)
 def test_forget(program):
     """``F.forget``: outputs, gradients, states and generators as without."""
     found, expected = run(program, True), run(program, False)
