@@ -265,7 +265,10 @@ def test_kernels(program):
     """PyTorch's kernels: the results, gradients and errors of NumPy."""
     tolerance = max(1e-2 if 'float16' in program.layouts else 0,
                     {'f': 5e-4, 'd': 1e-8}[program.dtype])
-    assert_close(outcome(program, 'auto'), outcome(program, 'never'), tolerance)
+    expected = outcome(program, 'never')
+    if program.name.startswith('drawn') and {*program.layouts} <= {*USUAL}:
+        assert not isinstance(expected, tuple), expected
+    assert_close(outcome(program, 'auto'), expected, tolerance)
 
 
 def rounded_in_place(arrays):
