@@ -42,9 +42,8 @@ def windows(r, with_dilation=False):
     def pair(low, high):
         return tuple(int(n) for n in r.randint(low, high, 2))
 
-    options = {'stride': pair(1, 4), 'pad': pair(0, 2)}
-    if with_dilation:
-        options['dilate'] = pair(1, 3)
+    options = {'stride': pair(1, 4), 'pad': pair(0, 2)} | (
+        {'dilate': pair(1, 3)} if with_dilation else {})
     return pair(5, 8), pair(2, 4), options
 
 
@@ -89,8 +88,8 @@ def sequences(v, r):
     ws = [[v(3, 2 if i < 4 else 3) for i in range(8)] for _ in range(1 + bidirectional)]
     bs = [[v(3) for _ in range(8)] for _ in range(1 + bidirectional)]
     states = [v(1 + bidirectional, sizes[0], 3) for _ in range(2)]
-    function = F.n_step_bilstm if bidirectional else F.n_step_lstm
-    *states, ys = function(1, 0., *states, ws, bs, [v(n, 2) for n in sizes])
+    *states, ys = (F.n_step_bilstm if bidirectional else F.n_step_lstm)(
+        1, 0., *states, ws, bs, [v(n, 2) for n in sizes])
     return [*states, *ys]
 
 
