@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import functools
+import importlib
+import pkgutil
 import unittest.mock
 
 import chainer
@@ -19,14 +21,12 @@ from laws.programs import STEPS, Net, programs
 
 torch = pytest.importorskip('torch')
 
-from chainer_compat.torch_kernels import (  # noqa: E402
-    arrays,
-    backward,
-    compute_dtype,
-    convolution,
-    dispatch,
-    linear,
-)
+import chainer_compat.torch_kernels as kernels  # noqa: E402
+
+for each in pkgutil.iter_modules(kernels.__path__):  # else while a fault is planted
+    importlib.import_module(f'{kernels.__name__}.{each.name}')
+arrays, backward, compute_dtype = kernels.arrays, kernels.backward, kernels.compute_dtype
+convolution, dispatch, linear = kernels.convolution, kernels.dispatch, kernels.linear
 
 pytestmark = [pytest.mark.mpi_skip, pytest.mark.filterwarnings(
     'ignore:A batch with no more than', 'ignore:Degrees of freedom', 'ignore:Mean of empty slice',
