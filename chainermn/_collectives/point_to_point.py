@@ -172,7 +172,8 @@ class Messages:
             self.pending.record(
                 f'send_obj to rank {dest} with tag {tag}, called at {call_site.locate()}',
                 [self._mpi_comm.Issend(first, dest, tag),
-                 *[self._payloads.mpi_comm.Isend(bytes(message), dest, number)  # of the present
+                 # Copies: the program may change its arrays before it receives them.
+                 *[self._payloads.mpi_comm.Isend(bytes(message), dest, number)
                    for message in rest]])
             return
         self._mpi_comm.Send(first, dest, tag)

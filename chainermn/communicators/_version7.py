@@ -137,7 +137,7 @@ def scatter_obj(comm: Version7, objs: Sequence[_T] | None, root: int) -> _T:
     for rank, obj in enumerate(objs):
         if rank != root:
             comm.send_obj(obj, rank, _TAG)
-    return copy.deepcopy(objs[root])  # as what other ranks receive
+    return copy.deepcopy(objs[root])  # other ranks get copies, too
 
 
 def allreduce_many(comm: Version7, xs: Sequence[SameArray], op: str) -> tuple[SameArray, ...]:
@@ -225,5 +225,5 @@ def _combine(arrays: Sequence[Array], op: str) -> Array:
     if len(arrays) == 1:
         return xp.asarray(arrays[0]).copy()
     wide = [x.astype(np.float32) if x.dtype == np.float16 else x for x in arrays]
-    with np.errstate(over='ignore', invalid='ignore'):  # as MPI
+    with np.errstate(over='ignore', invalid='ignore'):  # MPI does not warn
         return xp.asarray(functools.reduce(ufunc, wide)).astype(arrays[0].dtype, copy=False)

@@ -69,7 +69,7 @@ def compute_gradients(optimizer: Optimizer, loss: Variable) -> None:
         raise ValueError(f'the loss of update(lossfun, ...) has the shape {loss.shape}; return a '
                          'scalar, such as F.mean(loss).') from error
     for param in optimizer.target.params():
-        param._loss_scale = scale  # also without a gradient; it may have that of an older one
+        param._loss_scale = scale  # parameters without a gradient may have an older scale
 
 
 def keep_scale(optimizer: Optimizer) -> None:

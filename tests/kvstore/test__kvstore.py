@@ -36,6 +36,29 @@ def pushes(kv):
     return kv.num_workers if kv.type in ('dist_sync', 'dist_device_sync') else 1
 
 
+def test_equal_keys_of_a_push_are_summed(kv):
+    """As in MXNet, also the name of the method; the updater is called once."""
+    calls = []
+    kv.init(['x', 'y', 'r'], [X, X, ROWS])
+
+    def update(key, pushed, stored):
+        calls.append(key)
+        stored[...] = pushed
+
+    kv._set_updater(update)
+    if kv.type != 'dist_async' or kv.rank == 0:
+        kv.push(['x', 'y', 'x', 'r', 'x', 'r'], [X, X, [X, 2 * X], ROWS, 3 * X, X])
+    kv.barrier()
+    x, y = kv.pull(['x', 'y'])
+    np.testing.assert_array_equal(x, 7 * X * pushes(kv))
+    np.testing.assert_array_equal(y, X * pushes(kv))
+    r = kv.row_sparse_pull('r', row_ids=[0, 1]).todense()
+    np.testing.assert_array_equal(r, (X + ROWS.todense()) * pushes(kv))
+    by_rank = kv._backend.gather(calls)
+    if kv.rank == 0:
+        assert sorted(key for keys in by_rank for key in keys) == ['r', 'x', 'y']
+
+
 def test_sums_of_float16_beyond_its_range(kv):
     """The values of devices, the rows of RowSparse and the workers, before they are rescaled."""
     big = np.full((2, 3), 60000, np.float16)

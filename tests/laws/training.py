@@ -52,8 +52,7 @@ class Training:
         self.update_once(number)
         for array, copy in self.kept:
             np.testing.assert_array_equal(array, copy)
-        self.kept = [(param.grad, param.grad.copy()) for param in self.optimizer.target.params()
-                     if param.array is not None and param.grad is not None]
+        self.kept = copied_gradients(self.optimizer.target)
 
     def update_once(self, number):
         net, batch = self.optimizer.target, self.program.batch(
@@ -62,8 +61,7 @@ class Training:
             loss = net(*batch)
             net.cleargrads()
             loss.backward(loss_scale=self.optimizer._loss_scale)
-            self.kept += [(param.grad, param.grad.copy()) for param in net.params()
-                          if param.array is not None and param.grad is not None]
+            self.kept += copied_gradients(net)
             self.optimizer.update()
         else:
             self.optimizer.update(net, *batch)
@@ -125,6 +123,12 @@ class Training:
             history.append(state(self.optimizer.target))
         self.wait()
         return [*history, random.random(), np.random.random()]
+
+
+def copied_gradients(model):
+    """Return the gradients of a model, each with a copy."""
+    return [(param.grad, param.grad.copy()) for param in model.params(include_uninit=False)
+            if param.grad is not None]
 
 
 def state(model):

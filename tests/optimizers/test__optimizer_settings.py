@@ -120,6 +120,20 @@ def test_a_hook_of_the_program_on_one_rank(comm, add, name):
 
 
 @pytest.mark.mpi(min_size=2)
+def test_an_argument_of_a_hook_that_changes(comm, same_error):
+    for of_rule in False, True:
+        optimizer = prepared(comm)
+        added = optimizer_hooks.WeightDecay(0.1)
+        (optimizer.target[1].b.update_rule if of_rule else optimizer).add_hook(added)
+        update(optimizer, 2)
+        added.rate = 0.2 if comm.rank == 0 else 0.1
+        assert 'WeightDecay(rate=0.2) on rank 0' in str(same_error(update, optimizer))
+        added.rate = 0.2
+        update(optimizer)
+        comm.check_replicas(optimizer.target)
+
+
+@pytest.mark.mpi(min_size=2)
 @each_case('create, text', [
     (lambda o: vars(o.hyperparam).setdefault('x', np.array(.1)), 'x: 0.5 on rank 0; 0.1 on rank'),
     (lambda o: setattr(o, 'lr', np.array([.1])) or o.lr, 'lr: [0.5] on rank 0; [0.1] on rank'),
