@@ -195,7 +195,7 @@ EVENTS = {
     'hook that clears': lambda optimizer, p, q: p.update_rule.add_hook(
         lambda rule, param: param.cleargrad(), 'clear', timing='post'),
     'other hooks': assign('update_rule._hookable._pre_update_hooks', lambda _: {'hook': Hook()}),
-    'scale': lambda optimizer, p, q: optimizer.loss_scaling(scale=8.),
+    'scale': lambda optimizer, p, q: optimizer.loss_scaling(scale=10.),
     'dynamic scale': lambda optimizer, p, q: optimizer.loss_scaling(interval=2),
     'scaled parameter': assign('_loss_scale', lambda param: 4.),
     'other rule': other_rule, 'class of a rule': change_class, 'derived rule': derived_rule,

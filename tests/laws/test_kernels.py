@@ -12,7 +12,7 @@ import chainer.functions as F
 import hypothesis
 import numpy as np
 import pytest
-from calls_of_functions import CASES, FLOAT32, Draw
+from calls_of_functions import CASES, FLOAT32, ONCE, Draw
 from hypothesis import strategies as st
 from kernel_cases import CASES as OF_KERNELS
 from laws.law import law, planted
@@ -45,6 +45,11 @@ def windows(r, with_dilation=False):
     options = {'stride': pair(1, 4), 'pad': pair(0, 2)} | (
         {'dilate': pair(1, 3)} if with_dilation else {})
     return pair(5, 8), pair(2, 4), options
+
+
+def number(r, x):
+    """Return a number as Python's or NumPy's, which may not change dtypes."""
+    return [float, np.float64][r.randint(2)](x)
 
 
 def pooled(v, r):
@@ -107,12 +112,16 @@ DRAWN = {
     'max_pooling_2d': pooled, 'average_pooling_2d': averaged, 'convolution_2d': convolved,
     'deconvolution_2d': deconvolved, 'batch_normalization': normalized, 'n_step_lstm': sequences,
     'softmax_cross_entropy': entropy,
-    'leaky_relu': lambda v, r: F.leaky_relu(v(3, 4), [0, .2, -.5, 1][r.randint(4)]),
+    'leaky_relu': lambda v, r: F.leaky_relu(v(3, 4), number(r, [0, .2, -.5, 1][r.randint(4)])),
     'embed_id': lambda v, r: F.embed_id(
         r.randint(0, 4, 6).astype('i'), v(4, 3), [None, 0, 2, -1][r.randint(4)]),
-    'lrn': lambda v, r: F.local_response_normalization(v(2, 6, 3, 2), int(r.randint(1, 7))),
+    'lrn': lambda v, r: F.local_response_normalization(
+        v(2, 6, 3, 2), int(r.randint(1, 7)), *(number(r, x) for x in (2, 1e-2, .75))),
     'mean': lambda v, r: F.mean(v(2, 3, 4, 5), tuple(
         int(axis) for axis in r.permutation(4)[:r.randint(1, 4)]), keepdims=bool(r.randint(2))),
+    'getitem': lambda v, r: v(4, 3)[[
+        [0, 0], [2, -1, 2], r.rand(4) < .5, np.array([1, 1]), ([0, 0, 3], [1, 1, 2]),
+        (slice(None, None, -2), [2, 2]), (Ellipsis, 1), (None, [[3], [3]])][r.randint(8)]],
     'softmax': lambda v, r: F.softmax(v(2, 3, 4), int(r.randint(-3, 3))),
 }
 CALLS = OF_CHAINER | KERNELS | {
@@ -219,7 +228,7 @@ def calls(names=None, dtype='fd', layouts=USUAL, **fields):
 
 
 def differentiable(ys):
-    return [y for y in ys if y.dtype.kind == 'f' and y.creator is not None]
+    return [y for y in ys if y.dtype.kind == 'f' and y.requires_grad and y.creator is not None]
 
 
 def outcome(call, use_torch, **config):
@@ -267,6 +276,7 @@ def test_kernels(program):
     expected = outcome(program, 'never')
     if program.name.startswith('drawn') and {*program.layouts} <= {*USUAL}:
         assert not isinstance(expected, tuple), expected
+        assert {x.dtype for x in expected if x is not None} <= {np.dtype(program.dtype)}
     assert_close(outcome(program, 'auto'), expected, tolerance)
 
 
@@ -320,6 +330,37 @@ def test_backward_changes_nothing(program):
                 np.testing.assert_array_equal(array, old)
 
 
+@law(calls(dtype='d', layouts=['C'], use_torch=st.sampled_from(['auto', 'never'])),
+     planted(backward, 'arrays', rounded_in_place))
+def test_derivatives(program):
+    """First and second derivatives: as differences."""
+    def sums(step):
+        """Sum outputs with random weights, then gradients of the sum; return sums and slopes."""
+        moved = [chainer.Variable(np.asarray(x.array + step * d.array))
+                 for x, d in zip(xs, directions, strict=True)]
+        _, ys = program.run(moved)
+        for is_last in [True] if program.name in ONCE.split() else [False, True]:
+            ys = differentiable(y for y in ys if y is not None)
+            if not (ys and xs):
+                return
+            total = sum(F.sum(y * w) for y, w in zip(ys, program.gradients(ys), strict=True))
+            try:
+                ys = chainer.grad([total], moved, enable_double_backprop=not is_last)
+            except RuntimeError:  # Chainer has no second derivative of this function
+                assert is_last
+                return
+            yield float(total.array), sum((g.array * d.array).sum() for g, d in zip(
+                ys, directions, strict=True) if g is not None)
+
+    with chainer.using_config('use_torch', program.use_torch):
+        xs, _ = program.run()
+        directions = program.gradients(xs)
+        for (_, slope), (low, _), (high, _) in zip(
+                sums(0), sums(-1e-5), sums(1e-5), strict=True):
+            hypothesis.assume(np.isfinite(high - low))
+            np.testing.assert_allclose(slope, (high - low) / 2e-5, 1e-5, 1e-5)
+
+
 def mean_of_three(with_bias):
     """The gradient of a bias is a mean of the rows, if there are three."""
     def changed(gx, gw, gy, indexes):
@@ -346,6 +387,9 @@ def test_models(program):
                 loss = net(*program.batch(step, 0, 1))
                 net.cleargrads()
                 loss.backward()
+                if use_torch == 'never':  # as if no gradients were one array
+                    for param in net.params():
+                        param.grad = None if param.grad is None else param.grad.copy()
                 with chainer.using_config('use_torch', 'never'):
                     optimizer.update()
                 found.append([loss.array, *(
@@ -372,11 +416,13 @@ def truncating():
     return stack
 
 
-@law(calls(PRODUCTS, 'f'), truncating, examples=20)
+@law(calls(PRODUCTS, 'ffd'), truncating, examples=20)
 def test_bfloat16(program):
     """Products of bfloat16: those of float32 but for the rounding of the operands."""
     # Two operands, and on some processors the sum.
-    epsilon = (3.1 if compute_dtype.has_instructions() else 2.1) * 2. ** -8
+    compute = ['bfloat16', 'bfloat16', 'tf32'][program.seed % 3]  # the latter is for GPUs
+    epsilon = 1e-6 if program.dtype == 'd' or compute == 'tf32' else (
+        3.1 if compute_dtype.has_instructions() else 2.1) * 2. ** -8
 
     def run(absolute, use_torch, dtype):
         with chainer.using_config('use_torch', use_torch), \
@@ -391,9 +437,10 @@ def test_bfloat16(program):
             return [y.array, *(x.grad for x in inputs)]
 
     with unittest.mock.patch.object(compute_dtype, 'warn_once', lambda: None):
-        found = run(False, 'auto', 'bfloat16')
+        found = run(False, 'auto', compute)
     expected, bounds = (run(absolute, 'never', None) for absolute in (False, True))
     for one, other, bound in zip(found, expected, bounds, strict=True):
+        assert one.dtype == other.dtype
         assert (abs(one - other) <= epsilon * bound + 1e-6).all()
 
 

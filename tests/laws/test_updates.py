@@ -34,6 +34,7 @@ class Updates:
         hooks: Names of hooks.
         events: What happens before later steps.
         special: Whether some gradients are not finite, or very small.
+        is_fp32: Whether float16 is updated in float32.
     """
 
     seed: int
@@ -42,6 +43,7 @@ class Updates:
     hooks: tuple[str, ...]
     events: tuple[str, ...]
     special: bool = False
+    is_fp32: bool = False
 
     def start(self):
         random = np.random.RandomState(self.seed)
@@ -51,6 +53,8 @@ class Updates:
                 array = np.asarray(random.normal(size=shape), self.dtype)
                 setattr(model, f'p{i}', chainer.Parameter(array))
         optimizer = OPTIMIZERS[self.optimizer]()
+        if self.is_fp32:
+            optimizer.use_fp32_update()
         optimizer.setup(model)
         for n, name in enumerate(self.hooks):
             optimizer.add_hook(HOOKS[name](), f'hook {n}')
@@ -163,7 +167,7 @@ def without_steps(key):
     return changed
 
 
-@law(of_updates(hooks=st.just(()) | some(HOOKS, 1)),
+@law(of_updates(hooks=st.just(()) | some(HOOKS, 1), is_fp32=st.booleans()),
      planted(updates, '_key', without_steps), examples=8)
 def test_one_pass(program):
     """Updates in one pass: the same bits as Chainer's, one parameter after the other."""
