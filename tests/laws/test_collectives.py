@@ -77,9 +77,9 @@ def often(usual, *others):
 SHAPES = st.sampled_from([
     (3,), (), (1,), (2, 3), (0,), (2, 0, 3), (3, 2), (4, 1, 2), (1200,), (20000,), (3, 9000),
     (1, 2, 1, 1, 2, 1, 1, 1, 2)])
-ONES = st.builds(Array, st.sampled_from([*LAYOUTS]),
+ONES = st.builds(Array, st.sampled_from(['plain'] * 6 + [*LAYOUTS]),
                  st.one_of(st.just('float32'), st.sampled_from(DTYPES)), SHAPES,
-                 often(st.integers(0, 5), 100, 101, 102))
+                 st.sampled_from([*range(6), 100, 101, 102]))
 PARAMETERS = st.builds(
     Parameter, often(st.sampled_from(['float32', 'float64', 'float16']), 'int64'),
     st.sampled_from([(3,), (), (2, 3), (0,), (5000,)]),
@@ -108,8 +108,8 @@ USUAL = {
     'many': lambda size: st.builds(Arrays, st.sampled_from(['tuple', 'list']),
                                    st.lists(ONES, max_size=4).map(tuple)),
     'object': lambda size: st.builds(
-        Object, st.sampled_from([kind for kind in OBJECTS if kind not in UNPICKLABLE]),
-        st.integers(0, 5)),
+        Object, st.sampled_from(['float'] * 4 + [
+            kind for kind in OBJECTS if kind not in UNPICKLABLE]), st.integers(0, 5)),
     'objects': lambda size: st.lists(USUAL['object'](size), min_size=size, max_size=size).map(
         lambda objs: Arrays('list', tuple(objs))),
     'model': lambda size: st.lists(PARAMETERS, max_size=4).map(lambda ones: Model(tuple(ones))),
@@ -165,10 +165,18 @@ def calls(draw, size, names, is_wrong=False):
 def programs(draw, is_wrong=False, longest=6):
     communicator = draw(st.sampled_from(['flat', 'naive'] if is_wrong else [
         'flat', 'naive', 'flat', 'naive', 'version7']))
-    steps = draw(st.lists(calls(SIZE, names_of(communicator), is_wrong), min_size=1,
-                          max_size=longest))
+    drawn = st.tuples(calls(SIZE, names_of(communicator), is_wrong),
+                      st.sampled_from([None, None, *range(SIZE)]))
+    steps = [step for first, root in draw(st.lists(drawn, min_size=1, max_size=longest))
+             for step in ([first] if root is None else [first, with_root(first, root)])]
     return Program(communicator, tuple(
         step for step in steps if communicator != 'version7' or suits_version7(step)))
+
+
+def with_root(step, root):
+    """The same calls, with another root if they have one."""
+    return tuple(Call(call.operation, call.arguments | (
+        {'root': root} if 'root' in call.arguments else {})) for call in step)
 
 
 def suits_version7(step):
@@ -252,8 +260,12 @@ def grouped(draw):
     lambda self, color, key: split(self, color, 0))), examples=15)
 def test_groups(comm, program):
     """A group does as a communicator of its ranks."""
-    for step in program.steps:
+    for n_step, step in enumerate(program.steps):
+        with comm.config_scope():
+            comm.item_of_test = n_step
         group = check(comm, step.create)
+        assert group is None or program.communicator == 'version7' or (
+            group.get_config() == comm.get_config())
         members = expected(step.create).values[comm.rank]
         for n in range(2):
             calls_of_group = step.steps[tuple(members)][n] if members else None
