@@ -791,9 +791,9 @@ def play(comm: Any, calls: Sequence[Call], xp: Any = np, group: Any = None) -> O
     kept: list[Any] = []
     try:
         arguments = made(mine, xp) if mine.operation != 'refuse' else {}
-        inputs = _arrays_in(arguments)
+        inputs = arrays_in(arguments)
         if mine.operation == 'allreduce' and mine['out'] is not None:
-            inputs = _arrays_in([] if mine['out'] in ('self', 'overlap') else [arguments['x']])
+            inputs = arrays_in([] if mine['out'] in ('self', 'overlap') else [arguments['x']])
         kept = [(x, np.array(_on_host(x))) for x in inputs]
         try:
             if mine.operation == 'refuse':
@@ -842,7 +842,7 @@ def _check_value(comm: Any, result: Any, arguments: dict[str, Any], call: Call, 
                  xp: Any) -> Any:
     """Compare a result with the expected value; return what all ranks must have in common."""
     case = CASES[call.operation]
-    inputs = _arrays_in(arguments)
+    inputs = arrays_in(arguments)
     if call.operation in ('split', 'new_group'):
         got = None if result is None else (result.rank, result.size)
         assert got == (None if value is None else (value.index(comm.rank), len(value)))
@@ -866,7 +866,7 @@ def _check_value(comm: Any, result: Any, arguments: dict[str, Any], call: Call, 
         got = result
     close = case.close.get(call.arguments.get('compression'), 0)
     compare(got, value, close, xp)
-    arrays = _arrays_in([got])
+    arrays = arrays_in([got])
     for n, x in enumerate(arrays if xp is np and isinstance(got, (np.ndarray, tuple)) else []):
         assert x.flags.writeable
         assert not any(np.may_share_memory(x, y) for y in [*inputs, *arrays[:n]])
@@ -897,10 +897,10 @@ def _on_host(x: Any) -> Any:
     return x.get() if hasattr(x, 'get') else np.asarray(x)
 
 
-def _arrays_in(x: Any) -> list[Any]:
+def arrays_in(x: Any) -> list[Any]:
     if isinstance(x, (tuple, list, dict)):
         return [array for item in (x.values() if isinstance(x, dict) else x)
-                for array in _arrays_in(item)]
+                for array in arrays_in(item)]
     if isinstance(x, np.ndarray):
         return [np.asarray(x)] if x.dtype.kind != 'O' else []
     return [x] if isinstance(x, chainer.get_array_types()) else []
@@ -908,7 +908,7 @@ def _arrays_in(x: Any) -> list[Any]:
 
 def _digest(got: Any) -> str:
     """A digest of all bits; all NaNs are equal."""
-    arrays = [_on_host(x) for x in _arrays_in([got])]
+    arrays = [_on_host(x) for x in arrays_in([got])]
     return hashlib.sha256(b''.join(
         np.where(x != x, np.array(np.nan, x.dtype), x).tobytes()
         if x.dtype.kind in 'fc' else x.tobytes() for x in arrays)).hexdigest()

@@ -1,5 +1,7 @@
 """Laws of extensions: what N ranks report is what one process with all examples reports."""
 
+from itertools import zip_longest
+
 import chainer
 import numpy as np
 import pytest
@@ -8,7 +10,11 @@ from hypothesis import strategies as st
 from laws.law import law, planted
 
 import chainermn
-from chainermn.extensions import multi_node_evaluator, observation_aggregator
+from chainermn.extensions import (
+    _generic_multi_node_evaluator,
+    multi_node_evaluator,
+    observation_aggregator,
+)
 from chainermn.extensions.allreduce_persistent import AllreducePersistent
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -25,25 +31,53 @@ class Model(chainer.Link):
         chainer.report({'value': x.mean()}, self)
 
 
-@law(st.tuples(COUNTS, st.integers(1, 4)), planted(
+class NaNEvaluator(extensions.Evaluator):
+    """Reports NaN if there are no examples."""
+
+    def evaluate(self):
+        return super().evaluate() or {'main/value': np.nan}
+
+
+def shards(comm, counts, batch_size):
+    """Return the examples of all ranks, and an iterator of those of this rank."""
+    data = [np.random.RandomState(rank).randn(counts[rank % len(counts)])
+            for rank in range(comm.size)]
+    return data, chainer.iterators.SerialIterator(
+        list(data[comm.rank]), batch_size, repeat=False, shuffle=False)
+
+
+@law(st.tuples(COUNTS, st.integers(1, 4), st.sampled_from([extensions.Evaluator, NaNEvaluator])),
+     planted(
     multi_node_evaluator, '_weights', lambda weights: lambda by_rank: weights(
         [(min(n, 1), keys) for n, keys in by_rank])), examples=20)
 def test_evaluator(comm, program):
     """The multi-node evaluator: the mean over the examples of all ranks."""
-    counts, batch_size = program
-    data = [np.random.RandomState(rank).randn(counts[rank % len(counts)] * batch_size)
-            for rank in range(comm.size)]
-    iterator = chainer.iterators.SerialIterator(
-        list(data[comm.rank]), batch_size, repeat=False, shuffle=False)
-    evaluator = chainermn.create_multi_node_evaluator(
-        extensions.Evaluator(iterator, Model()), comm)
+    counts, batch_size, kind = program
+    # Batches of one size, since Chainer's evaluator computes the mean of their means.
+    data, iterator = shards(comm, [n * batch_size for n in counts], batch_size)
+    evaluator = chainermn.create_multi_node_evaluator(kind(iterator, Model()), comm)
     for _ in range(2):
         result = evaluator()
         everything = np.concatenate(data)
         if len(everything):
             np.testing.assert_allclose(result['main/value'], everything.mean(), 1e-6)
         else:
-            assert 'main/value' not in result
+            assert [*map(str, result.values())] == ['nan'] * (kind is NaNEvaluator)
+
+
+@law(st.tuples(COUNTS, st.integers(1, 4), st.integers(0, 3)),
+     planted(_generic_multi_node_evaluator, 'zip_longest', lambda _: (
+         lambda *rows, fillvalue: zip(*rows, strict=False))), examples=10)
+def test_generic_evaluator(comm, program):
+    """``GenericMultiNodeEvaluator``: the results of all first batches, of all second ones, ..."""
+    counts, batch_size, root = program
+    data, iterator = shards(comm, counts, batch_size)
+    evaluator = chainermn.extensions.GenericMultiNodeEvaluator(
+        comm, iterator, lambda x: x.tolist(), root=root % comm.size)
+    batches = [[x[i:i + batch_size].tolist() for i in range(0, len(x), batch_size)] for x in data]
+    for _ in range(2):
+        assert evaluator() == ([batch for row in zip_longest(*batches) for batch in row if batch]
+                               if comm.rank == root % comm.size else None)
 
 
 class Observations(chainer.training.updaters.StandardUpdater):
