@@ -444,8 +444,11 @@ class Resized:
 
     def gradients(self, update, rank, size):
         """Return a gradient, whose mean over all ranks does not depend on their number."""
-        mean = np.random.RandomState([self.seed, update]).randint(-8, 9, (len(NAMES), 3))
-        return (mean + 2. * rank - (size - 1)) / 4
+        mean = np.random.RandomState([self.seed, update]).randint(-8, 9, (len(NAMES), 3)) / 4
+        found = [*(mean + (2. * rank - (size - 1)) / 4)]
+        if update % 2:  # only one rank uses this parameter
+            found[0] = None if rank else mean[0] * size
+        return found
 
 
 #: Parameters that have the names of what is saved beside them.
@@ -461,7 +464,8 @@ class LinearLoss(chainer.Chain):
 
     def forward(self, gradients):
         return sum(F.sum(getattr(self, name) * gradient)
-                   for name, gradient in zip(NAMES, gradients, strict=True))
+                   for name, gradient in zip(NAMES, gradients, strict=True)
+                   if gradient is not None)
 
 
 def resized():
@@ -475,7 +479,7 @@ def resized():
 def train_in_jobs(comm, program, folder):
     """Return the parameters after each job, on the ranks that it had."""
     end, found = 0, []
-    options = {'overlap': 'always' if program.mode == 'overlap' else False,
+    options = {'zero_fill': True, 'overlap': 'always' if program.mode == 'overlap' else False,
                'double_buffering': program.mode == 'double buffering',
                'n_accumulations': 1 if program.mode == 'double buffering'
                else program.n_accumulations}
@@ -513,7 +517,7 @@ def test_another_number_of_ranks(comm, program, tmp_path):
     for update in range(1, max(found, default=0)):  # the first one broadcasts
         waiting.append(program.gradients(update, 0, 1))
         if len(waiting) == n + is_late:
-            for name, gradient in zip(NAMES, sum(waiting[:n]) / n, strict=True):
+            for name, gradient in zip(NAMES, np.sum(waiting[:n], 0) / n, strict=True):
                 getattr(model, name).grad = gradient
             optimizer.update()
             del waiting[:n]
@@ -526,7 +530,7 @@ def test_another_number_of_ranks(comm, program, tmp_path):
 
 # --- replica sets -----------------------------------------------------------------------------
 
-def replica_trainer(comm, folder, sets, seed, stop, history):
+def replica_trainer(comm, folder, sets, seed, stop, history, n_retains):
     draw = np.random.RandomState(seed)
     model = chainer.links.Classifier(chainer.links.Linear(
         2, 2, initialW=draw.normal(0, 1, (2, 2)).astype('f')))
@@ -535,8 +539,8 @@ def replica_trainer(comm, folder, sets, seed, stop, history):
     iterator = iterators.SerialIterator(data, 2, shuffle=False)
     trainer = chainer.training.Trainer(
         chainer.training.StandardUpdater(iterator, optimizer), (stop, 'iteration'), out=folder)
-    trainer.extend(multi_node_snapshot(comm, extensions.snapshot(autoload=True), sets),
-                   trigger=(2, 'iteration'))
+    trainer.extend(multi_node_snapshot(comm, extensions.snapshot(
+        autoload=True, n_retains=n_retains), sets), trigger=(2, 'iteration'))
     trainer.extend(lambda trainer: history.update({
         trainer.updater.iteration: (state(model), state(optimizer), iterator.current_position)}),
         name='journal', trigger=(1, 'iteration'))
@@ -551,26 +555,29 @@ def first_file(select):
 
 
 @law(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=5),
-               st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=3)),
+               st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=3),
+               st.sampled_from([-1, 1, 2])),
      planted(snapshot_module, 'select', first_file))
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.filterwarnings('ignore:skipped the save')
 def test_replica_sets(comm, program, tmp_path):
     """Snapshots of replica sets: each rank continues with its set's state, the newest of all."""
-    labels, lost = program
+    labels, lost, n_retains = program
     label_of = [labels[rank % len(labels)] for rank in range(comm.size)]
     sets = [[rank for rank, label in enumerate(label_of) if label == each]
             for each in sorted({*label_of})]
     folder, history, again = folder_of(comm, tmp_path), {}, {}
     seed = label_of[comm.rank]
-    replica_trainer(comm, folder, sets, seed, 7, history).run()
+    replica_trainer(comm, folder, sets, seed, 7, history, n_retains).run()
     comm.barrier()
     gone = {(2 * number + 2, sets[n % len(sets)][0]) for number, n in lost}
+    kept = {*[2, 4, 6][-n_retains:]} if n_retains > 0 else {2, 4, 6}
     for iteration, rank in gone if comm.rank == 0 else ():
-        os.remove(f'{folder}/snapshot_iter_{iteration}.{rank}')
+        if iteration in kept:
+            os.remove(f'{folder}/snapshot_iter_{iteration}.{rank}')
     comm.barrier()
-    start = max({0, 2, 4, 6} - {iteration for iteration, _ in gone})
-    trainer = replica_trainer(comm, folder, sets, seed, 9, again)
+    start = max({0, *kept} - {iteration for iteration, _ in gone})
+    trainer = replica_trainer(comm, folder, sets, seed, 9, again, n_retains)
     trainer.run()
     comm.barrier()
     assert [*again] == [*range(start + 1, 10)]
@@ -594,6 +601,7 @@ DAMAGES = {
         path, int(fraction * os.path.getsize(path))),
     'missing': lambda path, other, fraction, bit: os.remove(path),
     'of another rank': lambda path, other, fraction, bit: shutil.copy(other, path)}
+DAMAGES['of another save'] = DAMAGES['of another rank']  # of the same iteration
 
 
 @law(st.tuples(st.booleans(), st.dictionaries(
@@ -606,11 +614,13 @@ def test_damaged_files(comm, program, tmp_path):
     """Damaged files: the newest undamaged save is loaded, or none; also by fewer ranks."""
     is_resized, damages = program
     folder, model = folder_of(comm, tmp_path), chainer.links.Linear(30, 20)
-    saver = checkpointer_of(comm, folder)
-    for iteration in (1, 2, 3):
-        model.W.array[...] = iteration + (0 if is_resized else 10 * comm.rank)
-        saver.save(model, iteration)
-    killed(saver)
+    older = folder_of(comm, tmp_path)
+    for each in older, folder:
+        saver = checkpointer_of(comm, each)
+        for iteration in (1, 2, 3):
+            model.W.array[...] = iteration + (0 if is_resized else 10 * comm.rank)
+            saver.save(model, iteration)
+        killed(saver)
     comm.barrier()
     damaged = {}
     for (iteration, number), how in damages.items():
@@ -620,11 +630,14 @@ def test_damaged_files(comm, program, tmp_path):
         shutil.copytree(folder, kept)
         for (iteration, rank), (kind, fraction, bit) in damaged.items():
             DAMAGES[kind](f'{folder}/run.{rank}.{iteration}',
+                          f'{older}/run.{rank}.{iteration}' if kind == 'of another save' else
                           f'{kept}/run.{(rank + 1) % comm.size}.{iteration}', fraction, bit)
         shutil.rmtree(kept)
     comm.barrier()
-    bad = {iteration for (iteration, _), (kind, *_) in damaged.items()
-           if kind != 'of another rank' or comm.size > 1}
+    kinds = {each: {damaged.get((each, rank), [''])[0] for rank in range(comm.size)}
+             for each in (1, 2, 3)}
+    bad = {each for each, found in kinds.items() if found not in ({''}, {'of another save'}) and (
+        comm.size > 1 or found != {'of another rank'})}
     expected = max({1, 2, 3} - bad, default=None)
     group = some_of(comm, max(1, comm.size - 1)) if is_resized else comm
     model.W.array[...] = 99

@@ -336,13 +336,19 @@ class Program:
 
     def save_and_load(self):
         if self.reference.updater != 'optimizer':
+            self.set_optimizer()
+        if self.reference.updater != 'optimizer':
             return
+        for _ in range(2):
+            self.push()
+            self.kv.barrier()
         self.kv.save_optimizer_states(self.path)
         states = self.reference.states()
         self.push()
         self.kv.barrier()
         self.kv.load_optimizer_states(self.path)
         self.reference.load(states)
+        self.push()
 
 
 def last_row_only(unique):
