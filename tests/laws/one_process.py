@@ -43,27 +43,31 @@ class Reference:
         self.sums = []  # the gradients of the updates of an accumulation, by rank
         self.sent = None  # double buffering
 
-    def update(self, number, active=None, divisor=None):
+    def update(self, number, active=None, is_last=False, counts_active=False):
         """Update once.
 
         Args:
             number: Of the batches.
             active: The ranks that have a batch; by default all.
-            divisor: Of the sum of the gradients, by default the number of ranks.
+            is_last: Whether to step also within an accumulation.
+            counts_active: Whether means are those of the batches and ranks that there are.
         """
+        active = {*range(self.size)} if active is None else active
         program = self.program
         with chainer.using_config('use_torch', 'never'), \
                 chainer.using_config('fused_updates', 'never'):
-            gradients = [self.gradients(number, rank, active is None or rank in active)
+            gradients = [self.gradients(number, rank, rank in active)
                          for rank in range(self.size)]
             if self.is_fresh:
                 self.is_fresh, self.sums, self.sent = False, [], None
+            else:
+                self.sums.append((gradients, active))
+            if not self.sums or (len(self.sums) < program.n_accumulations and not is_last):
                 return
-            self.sums.append(gradients)
-            if len(self.sums) < program.n_accumulations:
-                return
-            own = [{path: np.mean([each[rank][path] for each in self.sums], 0)
-                    for path in gradients[0]} for rank in range(self.size)]
+            counts = [sum(rank in active for _, active in self.sums) for rank in range(self.size)]
+            own = [{path: sum(each[rank][path] for each, _ in self.sums) / (
+                max(n, 1) if counts_active else program.n_accumulations)
+                for path in gradients[0]} for rank, n in enumerate(counts)]
             self.sums = []
             before = copy.deepcopy(self.compressor)
             means = {path: self.compressor.mean(path, [each[path] for each in own])
@@ -71,8 +75,9 @@ class Reference:
             for path, mean in means.items():  # 2-bit codes have no infinities
                 means[path] = np.where(
                     np.isfinite(sum(each[path] for each in own)), mean, np.nan)
-            if divisor is not None:
-                means = {path: mean * (self.size / divisor) for path, mean in means.items()}
+            if counts_active:
+                factor = self.size / sum(map(bool, counts))
+                means = {path: mean * factor for path, mean in means.items()}
             if program.mode == 'double buffering':
                 self.sent, means = means, self.sent
             if means is not None:
@@ -117,16 +122,17 @@ class TwoBit:
     """As the docstring of the compressor says."""
 
     def __init__(self):
-        self.threshold = COMPRESSIONS['2bit']['threshold']
+        self.threshold = COMPRESSIONS['2bit'].threshold
         self.residuals = {}
 
     def mean(self, path, own):
         sent = []
         for rank, x in enumerate(own):
-            value = x + self.residuals.get((path, rank), 0)
+            residual = self.residuals.get((path, rank), 0)
+            value = x + residual
             sent.append(self.threshold * ((value >= self.threshold) * 1.
                                           - (value <= -self.threshold)))
-            self.residuals[path, rank] = value - sent[-1]
+            self.residuals[path, rank] = np.where(np.isfinite(x), value - sent[-1], residual)
         return np.mean(sent, 0)
 
 
@@ -134,7 +140,7 @@ class PowerSGD:
     """As the docstring of the compressor says."""
 
     def __init__(self):
-        self.rank = COMPRESSIONS['powersgd']['rank']
+        self.rank = COMPRESSIONS['powersgd'].rank
         self.errors, self.q = {}, {}
 
     def mean(self, path, own):
@@ -148,9 +154,10 @@ class PowerSGD:
             q = np.random.RandomState(n * 65537 % 2**32).standard_normal(
                 (matrices[0].shape[1], self.rank))
         p, _ = np.linalg.qr(np.mean([m @ q for m in matrices], 0))
-        self.q[path] = q = np.mean([m.T @ p for m in matrices], 0)
-        for rank, m in enumerate(matrices):
-            self.errors[path, rank] = m - p @ q.T
+        q = np.mean([m.T @ p for m in matrices], 0)
+        if np.isfinite(q).all():
+            self.q[path] = q
+            self.errors |= {(path, rank): m - p @ q.T for rank, m in enumerate(matrices)}
         return (p @ q.T).reshape(own[0].shape)
 
 

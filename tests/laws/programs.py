@@ -12,6 +12,8 @@ from chainer.optimizers.adam import AdamRule
 from hypothesis import strategies as st
 from laws.blocks import BLOCKS, BY_ROW, Init
 
+from chainermn.communicators.compression import PowerSGD, TwoBit
+
 N_IN, N_OUT, BATCH, STEPS = 5, 6, 3, 5
 
 
@@ -66,6 +68,10 @@ def replaced(param):
     param.grad = np.asarray(np.clip(param.grad, -.01, .01), param.dtype)
 
 
+def finite(param):
+    param.grad = np.asarray(np.where(np.isfinite(param.grad), param.grad, 0), param.dtype)
+
+
 def variable_replaced(param):
     param.grad_var.array = np.asarray(np.clip(param.grad, -.01, .01), param.dtype)
 
@@ -80,15 +86,16 @@ HOOKS = {
     'Lasso': lambda: hooks.Lasso(.01),
     'GradientHardClipping': lambda: hooks.GradientHardClipping(-.01, .01),
     'GradientClipping': lambda: hooks.GradientClipping(.1),
-    'GradientLARS': hooks.GradientLARS,
+    'GradientLARS': lambda: hooks.GradientLARS(.5, weight_decay=.5),
     'in place': lambda: Hook(in_place),
     'replaced': lambda: Hook(replaced),
+    'finite': lambda: Hook(finite),
     'variable replaced': lambda: Hook(variable_replaced),
     'bounded': lambda: Hook(bounded, 'post'),
 }
+#: All optimizers get the same objects, but have residuals of their own.
 COMPRESSIONS = {
-    '': None, 'fp16': 'fp16', 'bf16': 'bf16', '2bit': {'type': '2bit', 'threshold': .02},
-    'powersgd': {'type': 'powersgd', 'rank': 1}}
+    '': None, 'fp16': 'fp16', 'bf16': 'bf16', '2bit': TwoBit(.02), 'powersgd': PowerSGD(1)}
 #: What happens before a step.
 EVENTS = (
     '', 'enable', 'rule hook', 'hook', 'hyperparameter', 'scale', 'replace', 'add', 'exception',
@@ -112,6 +119,7 @@ class Program:
         is_fp32: Updates of float16 are computed in float32.
         is_manual: The program calls ``backward`` itself, and ``update`` without arguments.
         batches: Numbers of examples, of the ranks in turn.
+        targets: Their size.
         unused: Which of three parameters the ranks do not use, in turn.
         events: What happens before each step.
         infinite: Numbers of updates in which one rank has an infinite gradient.
@@ -131,6 +139,7 @@ class Program:
     is_fp32: bool
     is_manual: bool
     batches: tuple[int, ...]
+    targets: float
     unused: tuple[tuple[bool, bool, bool], ...]
     events: tuple[str, ...]
     infinite: tuple[int, ...]
@@ -147,6 +156,7 @@ class Program:
         turn = number * size + rank
         n = self.batches[turn % len(self.batches)]
         x, t = (draw.randn(n, k).astype(self.dtype) for k in (N_IN, N_OUT))
+        t *= t.dtype.type(self.targets)
         if number in self.infinite and rank == self.seed % size:
             t[:1] = np.inf
         # Without zero_fill, all ranks must have the same gradients.
@@ -296,8 +306,11 @@ def programs(draw, **fixed):
     if is_fp32 and tie != 'parameter':  # a new model does not know that a step unties arrays
         events = tuple('' if event == 'resume' else event for event in events)
     scale = choose('scale', [None, 4., 'dynamic'])
-    # Dynamic scaling skips these updates; nothing else can be compared after them.
-    infinite = some('infinite', range(1, 2 * STEPS), 0, 2) if scale == 'dynamic' else ()
+    hooks = some('hooks', [*HOOKS], 0, 2)
+    # Dynamic scaling skips these updates; nothing else can be compared after them, unless a hook
+    # changes the gradients first.
+    infinite = some('infinite', range(1, 2 * STEPS), 0, 2) if scale == 'dynamic' or (
+        hooks[:1] == ('finite',)) else ()
     if mode == 'double buffering':
         n_accumulations = 1
         if compression == 'powersgd':
@@ -312,11 +325,9 @@ def programs(draw, **fixed):
         blocks=some('blocks', [*BY_ROW], 0, 2),
         tie=tie, is_strided=choose('is_strided', [False, True]),
         optimizer=choose('optimizer', [*OPTIMIZERS]),
-        hooks=some('hooks', [*HOOKS], 0, 2),
-        scale=scale,
-        is_fp32=is_fp32, is_manual=choose('is_manual', [False, True]), batches=batches,
-        unused=unused, events=events, infinite=infinite, zero_fill=zero_fill,
-        compression=compression, shard=choose('shard', [False, True]), mode=mode,
+        hooks=hooks, scale=scale, is_fp32=is_fp32, is_manual=choose('is_manual', [False, True]),
+        batches=batches, targets=choose('targets', 1.), unused=unused, events=events,
+        infinite=infinite, zero_fill=zero_fill, compression=compression, shard=choose('shard', [False, True]), mode=mode,
         n_accumulations=n_accumulations, communicator='overlapping' if mode == 'double buffering'
         else choose('communicator', ['flat', 'naive']))
 
