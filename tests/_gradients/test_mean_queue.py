@@ -27,21 +27,6 @@ def mean_of(comm, number, **kwds):
     return [sum(arrays[path].astype('d') for arrays in ranks) / comm.size for path in ranks[0]]
 
 
-@each_case('dtype', [np.float16, np.float64])
-def test_means(comm, dtype):
-    queue = comm.mean_queue()
-    sent = [arrays_of(comm.rank, n, dtype) for n in range(5)]
-    results = [queue.submit(arrays) for arrays in sent]
-    queue.wait()
-    for n, means in enumerate(results):
-        for mean, expected in zip(means, mean_of(comm, n), strict=True):
-            assert mean.dtype == dtype
-            np.testing.assert_allclose(mean, expected, rtol=1e-3)
-    for n, arrays in enumerate(sent):
-        for path, array in arrays_of(comm.rank, n, dtype).items():
-            np.testing.assert_array_equal(arrays[path], array)
-
-
 def test_several_dtypes_and_shapes_and_a_repeated_array(comm):
     queue = comm.mean_queue()
     x = np.full((2, 3), comm.rank, np.float32)

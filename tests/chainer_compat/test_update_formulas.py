@@ -5,14 +5,7 @@ import tracemalloc
 import chainer
 import numpy as np
 import pytest
-from update_cases import (
-    BLOCK,
-    OPTIMIZERS,
-    WITH_FORMULA,
-    assert_same_bits,
-    one_by_one,
-    train,
-)
+from update_cases import BLOCK, OPTIMIZERS
 
 from chainer_compat import block_updates
 
@@ -42,10 +35,3 @@ def test_few_allocations(name):
         assert tracemalloc.get_traced_memory()[1] - before < 2 * 4 * BLOCK
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize('name', WITH_FORMULA)
-def test_same_bits_as_one_by_one(name, monkeypatch):
-    with one_by_one(monkeypatch):
-        expected = train(name)
-    assert_same_bits(train(name), expected)

@@ -22,42 +22,6 @@ def iterator_over(values, batch_size=2):
     return chainer.iterators.SerialIterator(values, batch_size, repeat=False, shuffle=False)
 
 
-def interleaved(lists):
-    return [items[i] for i in range(max(map(len, lists), default=0)) for items in lists
-            if i < len(items)]
-
-
-@pytest.mark.parametrize('lengths, root', [('growing', 'last'), ('empty', 'first')])
-def test_all_results_in_order(comm, lengths, root):
-    root = 0 if root == 'first' else comm.size - 1
-    length = {'growing': lambda rank: 2 * rank + 1,
-              'empty': lambda rank: 0 if rank == 0 else 3}[lengths]
-    values = [[100 * rank + i for i in range(length(rank))] for rank in range(comm.size)]
-    expected = interleaved([[sum(v[i:i + 2]) for i in range(0, len(v), 2)] for v in values])
-    evaluator = Collect(comm, iterator_over(values[comm.rank]), lambda x: int(x.sum()), root=root)
-    for _ in range(2):  # the iterator is reset
-        assert evaluator() == (expected if comm.rank == root else None)
-
-
-@pytest.mark.parametrize('lengths', ['equal', 'uneven'])
-def test_without_a_subclass_the_root_gets_what_the_target_returns(comm, lengths):
-    """Here: the outputs of a model, batch by batch, in the order of the ranks."""
-    model = chainer.Sequential(chainer.links.Linear(2, 3), chainer.functions.tanh)
-    comm.bcast_data(model[0])
-    shards = [np.random.RandomState(rank).normal(0, 1, (3 + 2 * rank * (lengths == 'uneven'), 2))
-              .astype(np.float32) for rank in range(comm.size)]
-    evaluator = GenericMultiNodeEvaluator(comm, iterator_over(shards[comm.rank]), model)
-    results = evaluator()
-    if comm.rank != 0:
-        assert results is None
-        return
-    expected = interleaved([[model(shard[i:i + 2]).array for i in range(0, len(shard), 2)]
-                            for shard in shards])
-    assert len(results) == len(expected)
-    for result, y in zip(results, expected, strict=True):
-        np.testing.assert_array_equal(result.array, y)
-
-
 def test_the_target_gets_the_batch_as_chainers_evaluator_gives_it(comm):
     def target(*args, **kwargs):
         return [x.tolist() for x in args], {name: x.tolist() for name, x in kwargs.items()}

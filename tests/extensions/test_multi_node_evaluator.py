@@ -5,7 +5,7 @@ import copy
 import chainer
 import numpy as np
 import pytest
-from chainer.iterators import MultithreadIterator, SerialIterator
+from chainer.iterators import SerialIterator
 from chainer.training.extensions import Evaluator
 from shared_fixtures import communicators, raises_on_all
 
@@ -45,13 +45,6 @@ def test_is_patched_in_place(comm):
     assert evaluator._mn_original_evaluate == original
     assert evaluator.evaluate != original
     assert chainermn.create_multi_node_evaluator is create_multi_node_evaluator
-
-
-def test_no_examples_at_all(comm):
-    evaluator = create_multi_node_evaluator(
-        Evaluator(MultithreadIterator([], 4, repeat=False), Model()), comm)
-    assert evaluator() == {}
-    evaluator.finalize()
 
 
 def test_reports_to_the_current_reporter(comm):

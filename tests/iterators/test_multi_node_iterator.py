@@ -52,17 +52,6 @@ def load(iterator, arrays):
     iterator.serialize(chainer.serializers.NpzDeserializer(arrays))
 
 
-def test_every_rank_saves_what_one_process_can_load(comm, root):
-    iterator = make(comm, root, list(range(N)))
-    for _ in range(2):
-        next(iterator)
-    plain = serial(list(range(N)))
-    load(plain, saved(iterator))
-    for attribute in PROGRESS:
-        assert getattr(plain, attribute) == getattr(iterator, attribute), attribute
-    assert next(plain) == next(iterator)
-
-
 def test_loading_follows_the_master(comm, root):
     """Whatever the snapshots of the other ranks hold, and if it is that of one process."""
     np.random.seed(comm.rank)

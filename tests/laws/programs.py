@@ -327,7 +327,8 @@ def programs(draw, **fixed):
         optimizer=choose('optimizer', [*OPTIMIZERS]),
         hooks=hooks, scale=scale, is_fp32=is_fp32, is_manual=choose('is_manual', [False, True]),
         batches=batches, targets=choose('targets', 1.), unused=unused, events=events,
-        infinite=infinite, zero_fill=zero_fill, compression=compression, shard=choose('shard', [False, True]), mode=mode,
+        infinite=infinite, zero_fill=zero_fill, compression=compression,
+        shard=choose('shard', [False, True]), mode=mode,
         n_accumulations=n_accumulations, communicator='overlapping' if mode == 'double buffering'
         else choose('communicator', ['flat', 'naive']))
 

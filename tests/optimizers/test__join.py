@@ -115,23 +115,6 @@ def test_a_rank_without_batches_learns_the_shapes(comm, empty, zero_fill):
     check_equal_on_all_ranks(comm, optimizer)
 
 
-@pytest.mark.parametrize('divide', [True, False])
-def test_what_is_left_of_an_accumulation_is_exchanged(comm, divide):
-    """With two updates to a step, the first rank has five, the others six and more."""
-    counts = [6 + rank for rank in range(comm.size)]  # one of them broadcasts
-    optimizer, _ = make(comm, n_accumulations=2)
-    train(comm, counts[comm.rank], optimizer, divide_by_initial_world_size=divide)
-    expected = []
-    for start in range(1, max(counts), 2):
-        parts = [[value(rank, n) for n in range(start, min(start + 2, count))]
-                 for rank, count in enumerate(counts)]
-        parts = [part for part in parts if part]
-        expected.append(sum(sum(part) for part in parts) / 2 / comm.size if divide else
-                        np.mean([np.mean(part) for part in parts]))
-    np.testing.assert_allclose(seen(optimizer), expected)
-    check_equal_on_all_ranks(comm, optimizer)
-
-
 def test_float16_mean_over_active_ranks_does_not_overflow_on_the_way(comm):
     optimizer, _ = make(comm, Slope('float16'), optimizers.SGD(0))
     with chainermn.join(optimizer, divide_by_initial_world_size=False):

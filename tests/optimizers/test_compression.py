@@ -8,7 +8,6 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 from chainer import optimizers
-from each_case import each_case
 from shared_fixtures import raises_on_all
 
 import chainermn
@@ -103,35 +102,6 @@ class Feedback:
         self.errors = {key: serializer(path, error) for key in self.errors}
 
 
-@pytest.mark.parametrize('create', [
-    lambda: compression.TwoBit(.3), lambda: compression.PowerSGD(1, 1), Feedback])
-def test_two_optimizers_with_one_compressor(comm, create, tmp_path):
-    """As in a GAN: each trains as with a compressor of its own, also after loading."""
-    results = []
-    for is_shared in False, True:
-        one = create()
-        both = []
-        for shape in (4, 6), (4, 6):
-            link = chainer.Link()
-            with link.init_scope():
-                link.w = chainer.Parameter(np.zeros(shape, 'f'))
-            both.append(make(comm, one if is_shared else create(), optimizers.SGD(1), link)[0])
-        random = np.random.RandomState(comm.rank)
-        for step in range(6):
-            for sign, optimizer in zip((1, -1), both, strict=True):
-                if step == 4:  # save one, and go on as if the other had stopped
-                    file = tmp_path / f'{is_shared}{sign}.npz'
-                    chainer.serializers.save_npz(file, optimizer)
-                    chainer.serializers.load_npz(file, optimizer)
-                w = optimizer.target.w
-                w.grad = (sign * random.rand(*w.shape)).astype('f')
-                optimizer.update()
-        results.append([optimizer.target.w.array for optimizer in both])
-        assert all(array.any() for array in results[-1])
-    for own, shared in zip(*results, strict=True):
-        np.testing.assert_array_equal(own, shared)
-
-
 def test_an_optimizer_keeps_the_compressor_that_no_other_one_uses(comm):
     own = compression.TwoBit(2)
     first, _ = make(comm, own)
@@ -181,30 +151,3 @@ def test_compressions_that_differ_are_noticed(comm):
     optimizer, _ = make(comm, {'type': '2bit', 'threshold': 1 + comm.rank})
     with raises_on_all(ValueError, match=r'compression: 2bit threshold=1\.0 on rank 0; '):
         train(comm, optimizer, range(2))
-
-
-@pytest.mark.filterwarnings('ignore:Non finite number:UserWarning')
-@each_case('kind, shard', [('2bit', False), ({'type': 'powersgd', 'rank': 1}, True)])
-def test_a_step_that_is_skipped_sends_nothing(comm, kind, shard):
-    """The weights are minus the sum of the mean gradients, but for what is left to be sent."""
-    def gradient(rank, step):
-        return np.random.RandomState([rank, step]).randint(-32, 32, (8, 6)) / 32
-
-    sgd, model = optimizers.SGD(1), L.Linear(6, 8, nobias=True, initialW=0)
-    sgd.loss_scaling(interval=3)
-    sgd._loss_scale = 32.
-    optimizer = chainermn.create_multi_node_optimizer(
-        sgd, comm, compression=kind, shard_states=shard).setup(model)
-    expected = 0
-    for step in range(9):
-        mine = gradient(comm.rank, step).astype('f')
-        if step == 4 and comm.rank == comm.size - 1:
-            mine[1, 2] = np.inf
-        with np.errstate(invalid='ignore'):  # zero times infinity
-            optimizer.update(lambda: F.sum(model.W * mine))  # noqa: B023
-        if step not in (0, 4):
-            expected -= sum(gradient(rank, step) for rank in range(comm.size)) / comm.size
-    found = vars(optimizer.compression)
-    left = found['residuals']['/W'] if kind == '2bit' else found['state']['/W.error']
-    left = sum(comm.allgather_obj(left.reshape(8, 6).astype('d'))) / comm.size
-    np.testing.assert_allclose(model.W.array, expected + left, atol=1e-4)
