@@ -309,7 +309,7 @@ def programs(draw, **fixed):
     hooks = some('hooks', [*HOOKS], 0, 2)
     # Dynamic scaling skips these updates; nothing else can be compared after them, unless a hook
     # changes the gradients first.
-    infinite = some('infinite', range(1, 2 * STEPS), 0, 2) if scale == 'dynamic' or (
+    infinite = some('infinite', range(1, STEPS + 2), 0, 2) if scale == 'dynamic' or (
         hooks[:1] == ('finite',)) else ()
     if mode == 'double buffering':
         n_accumulations = 1

@@ -64,15 +64,6 @@ def test_the_same_bits(case, dtype):
                 np.testing.assert_allclose(a, b, tolerance, tolerance * abs(b).max(initial=0))
 
 
-def test_gradients_of_gradients():
-    """With ``enable_double_backprop``, the gradients have a graph."""
-    x, W = chainer.Variable(array(2, 4, 5, 5)), chainer.Variable(array(4, 4, 3, 3))
-    y = F.sum(F.relu(F.convolution_2d(x, W)) ** 2)
-    y.backward(enable_double_backprop=True)
-    assert x.grad_var.creator is not None
-    assert W.grad_var.creator is not None
-
-
 def test_the_same_array_as_input_and_weight():
     check_watched(array(4, 4), lambda x: F.sum(F.linear(x, x)))
 
