@@ -303,7 +303,8 @@ def programs(draw, **fixed):
     n_accumulations = choose('n_accumulations', [1, 2, 3])
     is_fp32 = choose('is_fp32', [False, True]) and dtype == 'e'
     events = some('events', [*EVENTS], STEPS, STEPS)
-    if is_fp32 and tie != 'parameter':  # a new model does not know that a step unties arrays
+    # A new model does not know that a step or an event unties arrays.
+    if tie != 'parameter' and (is_fp32 or (tie and 'replace' in events)):
         events = tuple('' if event == 'resume' else event for event in events)
     scale = choose('scale', [None, 4., 'dynamic'])
     hooks = some('hooks', [*HOOKS], 0, 2)
