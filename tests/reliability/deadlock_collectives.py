@@ -180,7 +180,7 @@ def mean_of_gradients_on_another_communicator(comm, second):
 @deadlock(2)
 def scatter_dataset_on_one_rank(comm, second):
     if comm.rank == 0:
-        chainermn.scatter_dataset(list(range(100)), comm)  # in bcast_obj: 0 waits for 1
+        chainermn.scatter_dataset(list(range(100)), comm)  # in gather_obj: 0 waits for 1
     second.barrier()  # 1 waits for 0
 
 
@@ -189,4 +189,4 @@ def scatter_dataset_on_two_ranks(comm):
     if comm.rank == 2:
         comm.recv(1, 0)  # 2 waits for 1
     data = [*range(9)] if comm.rank == 0 else None
-    chainermn.scatter_dataset(data, comm)  # in bcast_obj: (0 waits for 2), 1 waits for 2
+    chainermn.scatter_dataset(data, comm)  # in gather_obj: (0 waits for 2), 1 waits for 2

@@ -233,9 +233,9 @@ def in_a_function(comm):
 
 @deadlock(3)
 def two_threads_of_a_rank(comm):
-    """Each of them waits for another rank, on one communicator."""
+    """Each of them waits for another rank, on one communicator: two deadlocks."""
     def receive():
-        comm.recv(2, 6)  # 0 waits for 2
+        comm.recv(2, 6)  # (0 waits for 2)
 
     if comm.rank == 0:
         thread = threading.Thread(target=receive)
@@ -246,7 +246,7 @@ def two_threads_of_a_rank(comm):
     elif comm.rank == 1:
         comm.recv(0, 5)  # (1 waits for 0)
     else:
-        comm.recv(0, 7)  # 2 waits for 0
+        comm.recv(0, 7)  # (2 waits for 0)
 
 
 @deadlock(2)
