@@ -104,6 +104,7 @@ class Life:
         self.rng = rng
         self.steps = steps
         self.options = options
+        self.patience = 1.  # seconds from the start of training to a kill, at most
         self.counts = counts
         self.may_kill = may_kill
 
@@ -126,6 +127,8 @@ class Life:
                     return ends[0]
                 assert kills, f'ended by itself: {output}'
                 newest = self.check(folder, 'has ended' in output)
+                if not newest:  # this machine is slow: it would never get further
+                    self.patience *= 1.5
 
     def start(self, folder: str, kills: bool) -> tuple[str, bool]:
         """Start the training and kill it; return its output, and whether it succeeded."""
@@ -162,7 +165,7 @@ class Life:
                 pids[int(found[1])] = int(found[2])
             if len(pids) == RANKS and event in line.split():
                 break
-        time.sleep(self.rng.uniform(0, 0.7) if event == 'is' else self.rng.uniform(0, 1.))
+        time.sleep(self.rng.uniform(0, 0.7 if event == 'is' else self.patience))
         victims = self.rng.choice([*([rank] for rank in range(RANKS)), list(range(RANKS))])
         for rank in victims:
             try:
@@ -236,6 +239,7 @@ def main() -> None:
         return
     start = time.perf_counter()
     counts = run(args.kills, args.jobs, args.seed, args.steps)
+    assert counts['resumed'] and counts['saves verified'], counts
     print(', '.join(f'{count} {what}' for what, count in counts.items()))
     print(f'0 lost saves, all results bitwise equal; {time.perf_counter() - start:.0f} s')
 
