@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -27,15 +29,61 @@ Apply: TypeAlias = Callable[[FunctionNode, Sequence[Any]], tuple[Variable, ...]]
 
 KINDS = (np.ndarray, cuda.ndarray)
 
+
+class _OfThread(threading.local):
+    #: Called with the node of a Variable and its gradient, as soon as it is complete, if the
+    #: gradients of several functions are computed at once.
+    ready: Callable[[VariableNode, Array], None] | None = None
+
+
+of_thread = _OfThread()
+
 _NOTHING = contextlib.nullcontext()
 
+#: ``torch_kernels.recording.record``, once PyTorch is imported.
+record: Callable[[FunctionNode, Sequence[Any], dict[str, Any]],
+                 tuple[Variable, ...] | Exception | None] | None = None
+
+_thread_local = chainer._thread_local
 _init = Variable.__init__
 _init_impl = Variable._init_impl
 _init_node = VariableNode.__init__
 _check_layouts = FunctionNode.check_layout_forward
 
 #: Methods that a program can replace on an object.
-_CHECKS = frozenset({'check_type_forward', '_check_data_type_forward', 'check_layout_forward'})
+_CHECKS = frozenset({'check_type_forward', '_check_data_type_forward', 'check_layout_forward',
+                     'forward', 'backward', 'backward_accumulate'})
+
+
+class Held(list[Any]):
+    """What ``Variable._data`` is, a list of one array, if the Variable has a tensor of PyTorch's.
+
+    The array is made when it is read. It shares the memory of the tensor. The tensor is ``None``
+    once the program has set another array.
+    """
+
+    __slots__ = 'output', 'tensor'
+
+    output: int  # its number among the outputs of the function
+    tensor: Any
+
+    def __getitem__(self, index: Any) -> Any:
+        if not len(self):
+            self.append(self.tensor.detach().numpy())
+        return super().__getitem__(index)
+
+    def __setitem__(self, index: Any, array: Any) -> None:
+        self[index]  # the list has an element
+        self.tensor = None
+        super().__setitem__(index, array)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return list, ([self[0]],)
+
+    def forget_history(self) -> None:
+        """Free PyTorch's graph, in which the tensor is a result."""
+        if self.tensor is not None:
+            self.tensor = self.tensor.detach()
 
 
 def quick_apply(original: Apply) -> Apply:
@@ -44,8 +92,23 @@ def quick_apply(original: Apply) -> Apply:
     @functools.wraps(original)
     def apply(self: FunctionNode, inputs: Sequence[Any]) -> tuple[Variable, ...]:
         local = config._local.__dict__
-        is_rare = type(inputs) not in (tuple, list) or _is_rare(self, local)
-        found = None if is_rare else _arrays(inputs)
+        if type(inputs) not in (tuple, list) or _is_rare(self, local):
+            return original(self, inputs)
+        if record is None:
+            return ordinary(self, inputs, local)
+        recorded = record(self, inputs, local)
+        if type(recorded) is tuple:
+            return recorded
+        results = ordinary(self, inputs, local)
+        if recorded is not None:
+            warnings.warn(f'PyTorch failed to compute {self.label}, so Chainer did '
+                          '(CHAINER_USE_TORCH=never disables its kernels): '
+                          f'{type(recorded).__name__}: {recorded}', stacklevel=3)
+        return results
+
+    def ordinary(self: FunctionNode, inputs: Sequence[Any], local: dict[str, Any]
+                 ) -> tuple[Variable, ...]:
+        found = _arrays(inputs)
         if found is None:
             return original(self, inputs)
         kind, arrays = found
@@ -70,7 +133,7 @@ def quick_apply(original: Apply) -> Apply:
         requires_grad = any([x._requires_grad for x in variables])
         results = tuple([variable(y, requires_grad) for y in outputs])
         if local.get('enable_backprop', global_config.enable_backprop):
-            _connect(self, variables, results)
+            connect(self, variables, results)
             self.lazy_grad_sum = local.get('lazy_grad_sum', global_config.lazy_grad_sum)
         return results
 
@@ -88,7 +151,7 @@ def _is_watched(local: dict[str, Any]) -> bool:
     return bool(
         local.get('debug', global_config.debug)
         or local.get('schedule_func', global_config.schedule_func) is not None
-        or chainer.get_function_hooks()
+        or getattr(_thread_local, 'function_hooks', None)
         or Variable.__init__ is not _init or Variable._init_impl is not _init_impl
         or VariableNode.__init__ is not _init_node)
 
@@ -103,11 +166,15 @@ def is_gradient_only() -> bool:
                 or _is_watched(local))
 
 
-def _connect(function: FunctionNode, inputs: Sequence[Variable], outputs: Sequence[Variable]
+def connect(function: FunctionNode, inputs: Sequence[Variable], outputs: Sequence[Variable]
              ) -> None:
     """Add a function to the graph, and keep the arrays that it asked for."""
-    nodes = function.inputs = tuple([x._node for x in inputs])
-    function.rank = rank = max([node._rank for node in nodes])
+    function.inputs = tuple([x._node for x in inputs])
+    rank = 0
+    for x in inputs:
+        if x._node._rank > rank:
+            rank = x._node._rank
+    function.rank = rank
     references = []
     for y in outputs:
         node = y._node
@@ -117,30 +184,58 @@ def _connect(function: FunctionNode, inputs: Sequence[Variable], outputs: Sequen
     function.outputs = tuple(references)
     if function._input_indexes_to_retain is not None:
         for index in function._input_indexes_to_retain:
-            inputs[index].retain_data()
+            x = inputs[index]
+            if type(x._data) is Held:
+                x._node._data = x._data
+            else:
+                x.retain_data()
     if function._output_indexes_to_retain is not None:
         kept = []
         for index in function._output_indexes_to_retain:
-            outputs[index].retain_data()
-            kept.append(outputs[index]._data[0])
+            y = outputs[index]
+            if type(y._data) is Held:
+                y._node._data = y._data
+                kept.append(y._data)
+            else:
+                y.retain_data()
+                kept.append(y._data[0])
         function._retained_output_data = tuple(kept)
+
+
+def check_types(function: FunctionNode, inputs: Sequence[Variable]) -> None:
+    """Check the types of inputs, as Chainer does."""
+    type_checks.check(function, [
+        x._node if type(x._data) is Held else x._data[0] for x in inputs], inputs)
 
 
 def variable(array: Array, requires_grad: bool) -> Variable:
     """Return a Variable with its node, as Chainer's constructors would."""
+    return variable_of([array], requires_grad, array.dtype, array.shape)
+
+
+def variable_of(data: list[Array], requires_grad: bool, dtype: np.dtype[Any],
+                shape: tuple[int, ...]) -> Variable:
+    """Return a Variable with its node.
+
+    Args:
+        data: A list of its array.
+        requires_grad: Whether it requires gradients.
+        dtype: The array's dtype.
+        shape: The array's shape.
+    """
     made = Variable.__new__(Variable)
     made._requires_grad = requires_grad
     made._loss_scale = made._grad_var = made._device = None
     made._grad_valid = True
     made._layout = None
-    made._data = [array]
+    made._data = data
     node = VariableNode.__new__(VariableNode)
     node._variable = weakref.ref(made)
     node.name = None
     node._requires_grad = requires_grad
     node._layout = None
-    node.dtype = array.dtype
-    node.shape = array.shape
+    node.dtype = dtype
+    node.shape = shape
     made._node = node
     made._grad = None
     return made
@@ -227,6 +322,8 @@ def quick_gradient_check(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def check(func: Any, x: Any, is_node: bool, gradient: Any) -> None:
+        if type(x) is VariableNode and type(x._data) is Held:
+            x._data = x._data[0]
         if type(x) is VariableNode and x._layout is None and type(gradient) in KINDS and (
                 x._data is None or type(x._data) is type(gradient)) and (
                 x.dtype == gradient.dtype and x.shape == gradient.shape):
@@ -234,3 +331,53 @@ def quick_gradient_check(original: Callable[..., None]) -> Callable[..., None]:
         original(func, x, is_node, gradient)
 
     return check
+
+
+def set_gradient(x: Variable, gx: Variable | None) -> None:
+    """Set the gradient of a leaf at the end of ``backward``.
+
+    ``backward`` has taken the earlier gradient. If there is one again, a function has computed it
+    by a ``backward`` of its own, and it is a part of the gradient.
+    """
+    within = x.grad_var
+    if within is not None:
+        gx = within if gx is None else within + gx
+    x._set_grad_var_without_check(gx)
+
+
+def let_tensors_live(module: Any) -> None:
+    """Let nodes keep data that is a tensor, and forget it when the graph is cut.
+
+    Args:
+        module: ``chainer``.
+    """
+    FunctionNode._level = None
+    FunctionNode._leaves = {}
+    VariableNode._edge = VariableNode._leaf = None
+    data, creator_node = VariableNode.data, VariableNode.creator_node
+    original = FunctionNode.get_retained_outputs
+
+    def get(self: Any) -> Array:
+        found = self._data
+        return found[0] if type(found) is Held else found
+
+    def set_creator(self: Any, function: Any) -> None:
+        creator_node.fset(self, function)
+        if function is None and self._edge is not None:
+            self._edge = None
+            variable = self._variable()
+            for found in self._data, None if variable is None else variable._data:
+                if type(found) is Held:
+                    found.forget_history()
+
+    @functools.wraps(original)
+    def get_retained_outputs(self: FunctionNode) -> tuple[Variable | None, ...]:
+        kept = self._retained_output_data
+        if kept is not None and self._level is not None:
+            self._retained_output_data = tuple([
+                x[0] if type(x) is Held else x for x in kept])
+        return original(self)
+
+    VariableNode.data = property(get, data.fset)
+    VariableNode.creator_node = property(creator_node.fget, set_creator)
+    FunctionNode.get_retained_outputs = get_retained_outputs

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
+import chainer
 from chainer import FunctionNode
 
 Array: TypeAlias = Any  # of NumPy or CuPy
@@ -53,24 +54,48 @@ _checks: dict[type, tuple[Check, tuple[str, ...]]] = {}
 _accepted: set[Hashable] = set()
 
 
-def check(function: FunctionNode, arrays: Sequence[Array]) -> None:
+def check(function: FunctionNode, arrays: Sequence[Array],
+          variables: Sequence[chainer.Variable] | None = None) -> None:
     """Check the types of the inputs, unless equal ones have been accepted.
 
     Args:
         function: The function, of which the program has replaced no method.
-        arrays: Its inputs, without memory layouts.
+        arrays: Its inputs, without memory layouts, or objects with their shapes and dtypes.
+        variables: The inputs, if they are not arrays.
     """
     cls = type(function)
     if cls.check_type_forward is _nothing and cls._check_data_type_forward is _base:
         return
     signature = _signature(cls, function, arrays)
-    if signature is None:
-        function._check_data_type_forward(arrays)
-    elif signature not in _accepted:
-        function._check_data_type_forward(arrays)
+    if signature is None or signature not in _accepted:
+        function._check_data_type_forward(
+            arrays if variables is None else tuple([x._data[0] for x in variables]))
+    if signature is not None and signature not in _accepted:
         if len(_accepted) >= _LIMIT:
             _accepted.clear()
         _accepted.add(signature)
+
+
+def attributes_of(cls: type[FunctionNode]) -> tuple[str, ...] | None:
+    """Return the attributes of which, beside the inputs, the check of a class depends.
+
+    ``None`` if they are unknown, or not hashable.
+    """
+    if cls.check_type_forward is _nothing:
+        return ()
+    known = _known(cls)
+    return None if known is None or 'shape' in known[1] else known[1]
+
+
+def check_signature(function: FunctionNode, signature: Hashable,
+                    variables: Sequence[chainer.Variable]) -> None:
+    """Check the types of the inputs, unless those of the same signature have been accepted."""
+    if signature in _accepted:
+        return
+    function._check_data_type_forward(tuple([x._data[0] for x in variables]))
+    if len(_accepted) >= _LIMIT:
+        _accepted.clear()
+    _accepted.add(signature)
 
 
 def _signature(cls: type[FunctionNode], function: FunctionNode, arrays: Sequence[Array]

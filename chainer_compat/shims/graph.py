@@ -9,10 +9,13 @@ from chainer_compat._patch import edit, patch
 def quick_graph(module: ModuleType) -> None:
     """All versions: ordinary calls of functions spent several times as long in Python."""
     from chainer_compat import graph
+    from chainer_compat.torch_kernels import dispatch
 
     module.FunctionNode.apply = graph.quick_apply(module.FunctionNode.apply)
     module.backend.get_device_from_array = graph.quick_device(module.backend.get_device_from_array)
     module.variable._check_grad_type = graph.quick_gradient_check(module.variable._check_grad_type)
+    graph.let_tensors_live(module)
+    graph.record = dispatch.record_first
 
 
 @edit('chainer._backprop')
@@ -23,3 +26,16 @@ def device_of_backward() -> dict[str, str]:
         '                backend.get_device_from_array(*(in_data + out_grad_array))):':
             'from chainer_compat.graph import device_context\n'
             '        with device_context(in_data + out_grad_array):'}
+
+
+@edit('chainer._backprop')
+def gradients_within_backward() -> dict[str, str]:
+    """All versions: ``backward`` replaced gradients that functions had computed by a ``backward``.
+
+    F.forget does so; parameters that it uses lost what it had added if other functions use them.
+    """
+    return {
+        '            x_var._set_grad_var_without_check(gx)\n'
+        '            x_var._loss_scale':
+            '            __import__("chainer_compat.graph").graph.set_gradient(x_var, gx)\n'
+            '            x_var._loss_scale'}

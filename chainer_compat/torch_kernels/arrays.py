@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import numpy as np
 import torch
 from chainer import config
@@ -16,10 +19,22 @@ from chainer_compat.torch_kernels import (
 )
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
+#: An expression of PyTorch's for a function of Chainer, called with it and tensors.
+Expression: TypeAlias = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
+
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+#: NumPy's flags of arrays that are C-contiguous, aligned and writable; ``flags.carray`` warns if
+#: the array is a result of ``np.broadcast_arrays``.
+PLAIN = 0x501
 
 memory.keep()
 threads.limit()
+
+
+def is_autocast() -> bool:
+    """Return whether the program lets PyTorch cast what functions get, by ``torch.autocast``."""
+    return torch.is_autocast_enabled('cpu') or torch.is_autocast_enabled('cuda')
 
 
 def tensor(array: np.ndarray, channels_last: bool = False) -> torch.Tensor:
@@ -32,10 +47,11 @@ def tensor(array: np.ndarray, channels_last: bool = False) -> torch.Tensor:
         channels_last: Whether the tensor of an array with channels last has them last, too.
 
     Raises:
-        Unsupported: For other dtypes, and for arrays on a GPU unless ``use_torch`` is 'always'.
+        Unsupported: For other dtypes, for arrays on a GPU unless ``use_torch`` is 'always', and
+            within ``torch.autocast``.
     """
     is_on_host = isinstance(array, np.ndarray)
-    if array.dtype not in FLOATS or not (
+    if array.dtype not in FLOATS or is_autocast() or not (
             is_on_host or (config.use_torch == 'always' and isinstance(array, cuda.ndarray))):
         raise Unsupported
     if is_on_host:
@@ -51,6 +67,36 @@ def tensor(array: np.ndarray, channels_last: bool = False) -> torch.Tensor:
     is_usable = array.flags.c_contiguous and not any([
         stride < 0 or stride % array.itemsize for stride in array.strides])
     return gpu_arrays.tensor(array if is_usable else array.copy())
+
+
+def shared(array: np.ndarray) -> torch.Tensor | None:
+    """Return a tensor that shares the memory of an array of NumPy; ``None`` if it cannot."""
+    if array.dtype == np.float16 or not (array.flags.num & PLAIN == PLAIN or (
+            memory_format.is_channels_last(array)
+            and array.transpose(0, 2, 3, 1).flags.num & PLAIN == PLAIN)):
+        return None
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError):  # another dtype, or an axis of one element with unusual stride
+        return None
+
+
+def rounded(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the operands of a matrix product, cast as the configuration says.
+
+    Raises:
+        Unsupported: If their dtypes differ, or autograd would round their gradients.
+        OptionError: If the option has an invalid value.
+    """
+    dtype = tensors[0].dtype
+    for x in tensors:
+        if x.dtype != dtype:
+            raise Unsupported
+    if not compute_dtype.is_bfloat16(config.torch_compute_dtype) or dtype != torch.float32:
+        return tensors
+    if not compute_dtype.has_instructions():
+        raise Unsupported
+    return tuple([x.bfloat16() for x in tensors])
 
 
 def tensors(*arrays: np.ndarray, channels_last: bool = False) -> list[torch.Tensor]:

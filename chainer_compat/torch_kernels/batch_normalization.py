@@ -7,6 +7,7 @@ between.
 from __future__ import annotations
 
 import functools
+import math
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +31,7 @@ from chainer_compat.torch_kernels.memory_format import like
 aten = torch.ops.aten
 
 Expander = tuple[slice | None, ...]
+Shape = tuple[int, ...]
 
 
 def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: np.ndarray,
@@ -79,6 +81,71 @@ def output(f: BatchNormalization, inputs: tuple[np.ndarray, ...]) -> tuple[objec
     f.axis, f.key_axis, f.expander, f._impl = axis, key_axis, expander, impl
     f.retain_inputs((0, 1))
     return y,
+
+
+def recorded(f: BatchNormalization, x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor
+             ) -> torch.Tensor:
+    """Normalize a batch, and update the running statistics in place."""
+    shape = gamma.shape
+    plan = _plan(x.shape, shape, beta.shape, f.axis)
+    mean, var = f.running_mean, f.running_var
+    if (plan is None or f._impl_selector is not _impl_selector or intel64.is_ideep_available()
+            or x.dtype != gamma.dtype or beta.dtype != gamma.dtype
+            or (mean is None) != (var is None)):
+        raise Unsupported
+    is_flat, f.axis, f.key_axis, f.expander = plan
+    if not is_flat:
+        x_shape, x, gamma, beta = x.shape, x.reshape(len(x), -1), gamma.flatten(), beta.flatten()
+    if mean is None:
+        y, *f._statistics = torch.native_batch_norm(
+            x, gamma, beta, None, None, True, 1., f.eps)
+    else:
+        statistics = torch.zeros(2, len(gamma), dtype=gamma.dtype)
+        y, *f._statistics = torch.native_batch_norm(
+            x, gamma, beta, statistics[0], statistics[1], True, 1., f.eps)
+        new_mean, new_var = statistics.numpy() * (1 - f.decay)
+        for running, new in (mean, new_mean), (var, new_var):
+            running *= f.decay
+            running += new if is_flat else new.reshape(shape)
+    f.var = f.forward_data = None
+    f._impl = GeneralBatchNormalizationImpl()
+    f.retain_inputs((0, 1))
+    return y if is_flat else y.reshape(x_shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(x: Shape, gamma: Shape, beta: Shape, axis: tuple[int, ...] | None
+          ) -> tuple[bool, tuple[int, ...], tuple[int, ...], Expander] | None:
+    """Return what depends on shapes; ``None`` if PyTorch does not have this kind.
+
+    Returns:
+        Whether statistics are per channel, the axes that are normalized, the others, and an index
+        that broadcasts them.
+    """
+    axis = _compute_axis(len(x), len(gamma), axis)
+    expected = x[1:] if axis == (0,) else x[1:2]
+    if (axis not in ((0,), (0, *range(2, len(x)))) or gamma != expected or beta != expected
+            or math.prod(x) in (0, math.prod(gamma))):  # Chainer warns of batches of one sample
+        return None
+    return len(gamma) == 1, axis, *_channels(len(x), axis)
+
+
+EXPRESSIONS = {BatchNormalization: recorded}
+
+
+def _statistic(index: int) -> functools.cached_property[np.ndarray | None]:
+    """Return an attribute that only few read; Chainer's own code assigns it."""
+    def get(f: BatchNormalization) -> np.ndarray | None:
+        found = f.__dict__.get('_statistics')
+        shape = f.inputs[1].shape if f.inputs else None
+        return None if found is None else array(found[index].detach()).reshape(shape)
+
+    return functools.cached_property(get)
+
+
+for _index, _name in enumerate(('mean', 'inv_std')):
+    setattr(BatchNormalization, _name, _statistic(_index))
+    getattr(BatchNormalization, _name).__set_name__(BatchNormalization, _name)
 
 
 @functools.lru_cache(maxsize=64)

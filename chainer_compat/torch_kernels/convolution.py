@@ -15,7 +15,7 @@ from chainer.functions.connection.deconvolution_2d import Deconvolution2DFunctio
 from chainer.utils.conv import get_conv_outsize
 
 from chainer_compat.torch_kernels import backward, memory_format
-from chainer_compat.torch_kernels.arrays import array, operands, product, tensor
+from chainer_compat.torch_kernels.arrays import array, operands, product, rounded, tensor
 from chainer_compat.torch_kernels.dispatch import Unsupported
 from chainer_compat.torch_kernels.gpu_arrays import precision
 
@@ -29,10 +29,42 @@ def output(f: FunctionNode, x: np.ndarray, W: np.ndarray, b: np.ndarray | None, 
     """Convolve ``x`` with ``W``, and add ``b``."""
     options = _options(f, x.shape, W.shape)
     x_, W_, *b_ = operands(x, W, *(() if b is None else (b,)), channels_last=True)
-    x_, = memory_format.for_convolution(x.shape, W.shape, x_)
+    x_, = memory_format.for_convolution(x.shape, W.shape, options[0], x_)
     with precision(x_, 'convolution'):
         y = torch.convolution(x_, W_, b_[0] if b_ else None, *options)
     return product(memory_format.preferred(y)),
+
+
+def recorded(f: Convolution2DFunction, x: torch.Tensor, W: torch.Tensor,
+             b: torch.Tensor | None = None) -> torch.Tensor:
+    """Convolve ``x`` with ``W``, and add ``b``."""
+    options, is_last = _plan(f.sy, f.sx, f.ph, f.pw, f.dy, f.dx, f.groups, f.cover_all,
+                             f.cudnn_fast, x.shape, W.shape)
+    dtype = x.dtype
+    x, W, *bias = rounded(x, W) if b is None else rounded(x, W, b)
+    if is_last and dtype != torch.float64:
+        y = torch.conv2d(x.contiguous(memory_format=torch.channels_last), W, *bias or NO_BIAS,
+                         *options).contiguous(memory_format=torch.channels_last)
+    else:
+        y = memory_format.recorded(torch.conv2d(x.contiguous(), W, *bias or NO_BIAS, *options))
+    f.retain_inputs((0, 1))
+    return y if y.dtype == dtype else y.to(dtype)
+
+
+NO_BIAS = None,
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(sy: int, sx: int, ph: int, pw: int, dy: int, dx: int, groups: int, cover_all: bool,
+          cudnn_fast: bool, x: Sizes, W: Sizes) -> tuple[tuple[object, ...], bool]:
+    """Return the options of PyTorch's function, and whether channels last are faster."""
+    options = (sy, sx), (ph, pw), (dy, dx)
+    if cudnn_fast or not _are_supported(*options, groups, bool(cover_all), x, W, None):
+        raise Unsupported
+    return (*options, groups), memory_format.is_faster(x, W, (sy, sx))
+
+
+EXPRESSIONS = {Convolution2DFunction: recorded}
 
 
 def gradients(f: Convolution2DFunction, indexes: tuple[int, ...], grad_outputs: backward.Gradients
@@ -41,7 +73,7 @@ def gradients(f: Convolution2DFunction, indexes: tuple[int, ...], grad_outputs: 
     x, W, gy = backward.arrays(f, grad_outputs)
     options = _options(f, x.shape, W.shape, gy.shape)
     x_, W_, gy_ = operands(x, W, gy, channels_last=True)
-    x_, gy_ = memory_format.for_convolution(x.shape, W.shape, x_, gy_)
+    x_, gy_ = memory_format.for_convolution(x.shape, W.shape, options[0], x_, gy_)
     with precision(x_, 'convolution'):
         gx, gW, _ = aten.convolution_backward(
             gy_, x_, W_, None, *options, [0 in indexes, 1 in indexes, False])
@@ -57,7 +89,7 @@ def deconvolution_gradients(
         f._set_cover_all(x.shape, W.shape)
     options = _options(f, gy.shape, W.shape, x.shape)
     x_, W_, gy_ = operands(x, W, gy, channels_last=True)
-    x_, gy_ = memory_format.for_convolution(gy.shape, W.shape, x_, gy_)
+    x_, gy_ = memory_format.for_convolution(gy.shape, W.shape, options[0], x_, gy_)
     with precision(x_, 'convolution'):
         gx = torch.convolution(gy_, W_, None, *options) if 0 in indexes else None
         gW = aten.convolution_backward(
@@ -72,7 +104,8 @@ def weight_gradient(f: FunctionNode, x: np.ndarray, gy: np.ndarray, xp: object =
         raise Unsupported
     shape = gy.shape[1], x.shape[1] // f.groups, *_kernel_size(f)
     options = _options(f, x.shape, shape, gy.shape)
-    x_, gy_ = memory_format.for_convolution(x.shape, shape, *operands(x, gy, channels_last=True))
+    x_, gy_ = memory_format.for_convolution(
+        x.shape, shape, options[0], *operands(x, gy, channels_last=True))
     W_ = x_.new_empty(shape)  # only its shape is used
     with precision(x_, 'convolution'):
         gW = aten.convolution_backward(gy_, x_, W_, None, *options, [False, True, False])[1]
@@ -86,7 +119,7 @@ def input_gradient(f: FunctionNode, gy: np.ndarray, W: np.ndarray, b: np.ndarray
     shape = len(gy), W.shape[1] * f.groups, *outs
     options = _options(f, shape, W.shape, gy.shape)
     gy_, W_ = operands(gy, W, channels_last=True)
-    gy_, = memory_format.for_convolution(shape, W.shape, gy_)
+    gy_, = memory_format.for_convolution(shape, W.shape, options[0], gy_)
     b_ = None if b is None else tensor(b).reshape(-1, *[1] * len(outs))
     x_ = memory_format.empty_like(gy_, shape)
     with precision(gy_, 'convolution'):
@@ -103,7 +136,8 @@ def _kernel_size(f: FunctionNode) -> tuple[int, ...]:
 
 
 def _options(f: FunctionNode, x: tuple[int, ...], W: tuple[int, ...],
-             y: tuple[int, ...] | None = None) -> tuple[object, ...]:
+             y: tuple[int, ...] | None = None
+             ) -> tuple[Sizes, Sizes, Sizes, bool, list[int], int]:
     """Return the arguments that all of PyTorch's convolutions have in common.
 
     Args:

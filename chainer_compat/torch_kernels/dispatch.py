@@ -7,9 +7,14 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from chainer_compat.torch_kernels import RECORDED
+
+if TYPE_CHECKING:
+    from chainer import FunctionNode, Variable
 
 MODES = ('auto', 'always', 'never')
 
@@ -79,7 +84,7 @@ def fused_updates() -> bool | str:
 def why_unavailable() -> str:
     """Return why PyTorch cannot be used, ``''`` if it can. Imports PyTorch."""
     try:
-        importlib.import_module('chainer_compat.torch_kernels.arrays')
+        importlib.import_module('chainer_compat.torch_kernels.recording')
     except Exception as error:  # a broken installation can raise anything
         return f'{type(error).__name__}: {" ".join(str(error).split())}'
     return ''
@@ -102,7 +107,36 @@ def replace(module: ModuleType, name: str, kernel: str,
 
 def is_imported() -> bool:
     """Return whether a kernel has been called, so that PyTorch is imported."""
-    return 'chainer_compat.torch_kernels.arrays' in sys.modules
+    return 'chainer_compat.torch_kernels.recording' in sys.modules
+
+
+def record_first(f: FunctionNode, inputs: Sequence[Any], local: dict[str, Any]
+                 ) -> tuple[Variable, ...] | Exception | None:
+    """Import PyTorch at the first call of a function that it can record, then record that.
+
+    Args:
+        f: The function.
+        inputs: Its inputs.
+        local: The configuration of this thread.
+
+    Returns:
+        As ``recording.record``.
+    """
+    import numpy as np
+    from chainer.configuration import global_config
+
+    from chainer_compat import graph
+
+    cls = type(f)
+    if f'{cls.__module__}.{cls.__qualname__}' not in RECORDED or (
+            local.get('use_torch', global_config.use_torch) not in ('auto', 'always')):
+        return None
+    arrays = [getattr(x, 'array', x) for x in inputs]
+    if not any(type(x) is np.ndarray and x.dtype.char in 'fd' for x in arrays):
+        return None
+    if why_unavailable():
+        graph.record = None
+    return None if graph.record is None else graph.record(f, inputs, local)
 
 
 def with_kernel(name: str, is_worth_importing: Callable[..., bool] | None = None
@@ -118,10 +152,35 @@ def with_kernel(name: str, is_worth_importing: Callable[..., bool] | None = None
 
 def raises_errors() -> bool:
     """Return whether ``np.seterr`` asks for an error, or a call, that PyTorch does not support."""
+    global _harmless
     import numpy as np  # not when Python starts
 
+    setting = _setting()
+    if setting is _harmless:
+        return False
     actions = np.geterr().values()
-    return 'raise' in actions or 'call' in actions
+    if 'raise' in actions or 'call' in actions:
+        return True
+    _harmless = setting
+    return False
+
+
+#: A setting of ``np.seterr`` that does not raise errors.
+_harmless: object = object()
+
+
+def _setting() -> object:
+    """Return an object that stands for the setting of ``np.seterr`` in this thread."""
+    global _setting
+    try:
+        from numpy._core._ufunc_config import (  # type: ignore[attr-defined]
+            _extobj_contextvar,
+        )
+    except ImportError:  # NumPy 1
+        _setting = object
+    else:
+        _setting = functools.partial(_extobj_contextvar.get, None)
+    return _setting()
 
 
 def _dispatched(original: Callable[P, R], name: str,

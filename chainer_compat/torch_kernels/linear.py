@@ -13,7 +13,7 @@ from chainer.functions.connection.linear import (
 )
 
 from chainer_compat.torch_kernels import backward
-from chainer_compat.torch_kernels.arrays import operands, product
+from chainer_compat.torch_kernels.arrays import operands, product, rounded
 from chainer_compat.torch_kernels.dispatch import Unsupported
 from chainer_compat.torch_kernels.gpu_arrays import precision
 
@@ -27,6 +27,18 @@ def output(node: LinearFunction, inputs: tuple[np.ndarray, ...]) -> tuple[np.nda
         y = torch.nn.functional.linear(x, W, *b)
     _keep(node)
     return product(y),
+
+
+def recorded(f: LinearFunction, x: torch.Tensor, W: torch.Tensor, b: torch.Tensor | None = None
+             ) -> torch.Tensor:
+    """Compute ``x W^T + b``."""
+    dtype = x.dtype
+    y = torch.nn.functional.linear(*(rounded(x, W) if b is None else rounded(x, W, b)))
+    _keep(f)
+    return y if y.dtype == dtype else y.to(dtype)
+
+
+EXPRESSIONS = {LinearFunction: recorded}
 
 
 def gradients(f: LinearFunction, indexes: tuple[int, ...], grad_outputs: backward.Gradients

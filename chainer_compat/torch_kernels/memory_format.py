@@ -27,17 +27,27 @@ def is_channels_last(array: np.ndarray) -> bool:
     return n >= h >= w >= c > 0
 
 
-def for_convolution(x: Shape, W: Shape, *images: torch.Tensor) -> list[torch.Tensor]:
+def is_faster(x: Shape, W: Shape, stride: Shape) -> bool:
+    """Return whether a convolution of these shapes is faster with channels last."""
+    # PyTorch 2.13 writes outside of the gradient of such weights with fewer than 8 channels.
+    if W[2:] == (1, 1) and max(stride) > 1 and W[1] < 16:
+        return False
+    # The weight and its gradient are converted, too, unless they have one element per channel.
+    return W[2:] == (1, 1) or math.prod(W) <= 2 * math.prod(x)
+
+
+def for_convolution(x: Shape, W: Shape, stride: Shape, *images: torch.Tensor
+                    ) -> list[torch.Tensor]:
     """Return tensors in the memory format in which a convolution is fastest.
 
     Args:
         x: The shape of its input.
         W: The shape of its weight.
+        stride: Its stride.
         images: Its input, its output, or their gradients.
     """
-    # The weight and its gradient are converted, too, unless they have one element per channel.
-    is_faster = W[2:] == (1, 1) or math.prod(W) <= 2 * math.prod(x)
-    return [preferred(each) if is_faster else each.contiguous() for each in images]
+    is_last = is_faster(x, W, stride)
+    return [preferred(each) if is_last else each.contiguous() for each in images]
 
 
 def preferred(x: torch.Tensor) -> torch.Tensor:
@@ -48,6 +58,13 @@ def preferred(x: torch.Tensor) -> torch.Tensor:
     # Strides also tell PyTorch the format of a single channel or pixel.
     return x.contiguous(memory_format=torch.channels_last).as_strided(
         x.shape, (h * w * c, 1, w * c, c))
+
+
+def recorded(x: torch.Tensor) -> torch.Tensor:
+    """Return the preferred format of a tensor that autograd records, without a view of it."""
+    if x.ndim != 4 or x.dtype == torch.float64:
+        return x.contiguous()
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def of(x: torch.Tensor) -> torch.memory_format:

@@ -18,6 +18,7 @@ from chainer import FunctionNode, Variable
 from chainer.functions.rnn import n_step_gru, n_step_lstm
 from chainer.functions.rnn.n_step_rnn import _one_directional_loop
 
+from chainer_compat.torch_kernels import runs
 from chainer_compat.torch_kernels.arrays import operands, product, tensors
 from chainer_compat.torch_kernels.dispatch import Unsupported, raises_errors
 from chainer_compat.torch_kernels.gpu_arrays import precision
@@ -247,12 +248,14 @@ class Layer(FunctionNode):
         places = [self._place(i) for i in indexes]
         needed = sorted({number for number, _ in places})
         with precision(grads[0], 'rnn'):
-            gradients = torch.autograd.grad(
-                [result for result, _ in pairs], [self._tensors[number] for number in needed],
-                [grad.to(self._results[0].dtype) for grad in grads], retain_graph=True)
+            gradients = runs.gradients(
+                [result for result, _ in pairs],
+                [grad.to(self._results[0].dtype) for grad in grads],
+                [self._tensors[number] for number in needed])
         found = {number: gradient if number <= 1 + self.cell.has_cell
                  else gradient.chunk(self.cell.gates)
-                 for number, gradient in zip(needed, gradients, strict=True)}
+                 for number, gradient in zip(needed, gradients, strict=True)
+                 if gradient is not None}
         return tuple([chainer.as_variable(product(
             found[number] if part is None else found[number][part])) for number, part in places])
 

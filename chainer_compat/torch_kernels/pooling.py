@@ -11,6 +11,7 @@ from chainer.functions.pooling.max_pooling_nd import MaxPoolingND, MaxPoolingNDG
 
 from chainer_compat.torch_kernels.arrays import array, tensor
 from chainer_compat.torch_kernels.dispatch import Unsupported
+from chainer_compat.torch_kernels.gpu_arrays import DTYPES
 from chainer_compat.torch_kernels.memory_format import empty_like, like
 
 aten = torch.ops.aten
@@ -33,6 +34,31 @@ def maximum(f: MaxPoolingND, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
     f._torch_positions = positions
     f._in_shape, f._in_dtype = x.shape, x.dtype
     return array(y),
+
+
+def recorded_maximum(f: MaxPoolingND, x: torch.Tensor) -> torch.Tensor:
+    """Return the maxima of windows."""
+    if f.ndim != 2:
+        raise Unsupported
+    _check(x.shape, f.ksize, f.stride, f.pad, f.cover_all)
+    y, positions = aten.max_pool2d_with_indices(
+        x, f.ksize, f.stride, f.pad, [1, 1], f.cover_all)
+    if not y.detach().sum().isfinite():
+        raise Unsupported
+    f._torch_positions = positions
+    f._in_shape, f._in_dtype = tuple(x.shape), DTYPES[x.dtype]
+    return y
+
+
+def recorded_average(f: AveragePooling2D, x: torch.Tensor) -> torch.Tensor:
+    """Return the means of windows; padding counts as zeros."""
+    ksize, stride, pad = (f.kh, f.kw), (f.sy, f.sx), (f.ph, f.pw)
+    _check(x.shape, ksize, stride, pad, False)
+    f._in_shape, f._in_dtype = tuple(x.shape), DTYPES[x.dtype]
+    return aten.avg_pool2d(x, ksize, stride, pad, False, True)
+
+
+EXPRESSIONS = {MaxPoolingND: recorded_maximum, AveragePooling2D: recorded_average}
 
 
 def maximum_gradient(grad: MaxPoolingNDGrad, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:

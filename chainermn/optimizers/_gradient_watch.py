@@ -3,7 +3,8 @@
 Chainer stores the gradients of parameters only at the end of backward.  But a gradient is complete
 as soon as all functions that use the parameter have run.  So this module walks the graph before
 backward to count these functions, and wraps each step of backward.  The graph is not changed: the
-same functions run in the same order.
+same functions run in the same order.  PyTorch computes gradients of several functions at once, and
+announces them.
 """
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from chainer import _backprop_utils
 
+from chainer_compat import graph
 from chainermn._process import runtime
 from chainermn._types import Array, FunctionNode, Variable, VariableNode
 
@@ -58,6 +60,11 @@ class _Watch:
             if mine:
                 self.adds_to[function] = mine
 
+    def announced(self, node: VariableNode, gradient: Array) -> None:
+        """Use a gradient that PyTorch has computed with others, of several functions."""
+        if node in self.missing:
+            self.ready(node, gradient)
+
 
 @contextlib.contextmanager
 def watch(loss: Variable, nodes: Collection[VariableNode],
@@ -76,15 +83,15 @@ def watch(loss: Variable, nodes: Collection[VariableNode],
         A context manager whose value is the nodes that the loss depends on.
     """
     watched = _Watch(loss, nodes, ready)
-    outer = getattr(_of_thread, 'watch', None)
-    _of_thread.watch = watched
+    outer = getattr(_of_thread, 'watch', None), graph.of_thread.ready
+    _of_thread.watch, graph.of_thread.ready = watched, watched.announced
     watches = runtime.get(_Watches)
     watches.add(+1)
     try:
         yield watched.missing.keys()
     finally:
         watches.add(-1)
-        _of_thread.watch = outer
+        _of_thread.watch, graph.of_thread.ready = outer
 
 
 def _watched_step(func: FunctionNode, target_input_indexes: tuple[int, ...],
@@ -92,11 +99,13 @@ def _watched_step(func: FunctionNode, target_input_indexes: tuple[int, ...],
                   grad_inputs: dict[VariableNode, list[Variable]], is_debug: bool) -> None:
     """Run Chainer's function, which appends to the lists in ``grad_inputs``."""
     watched: _Watch | None = getattr(_of_thread, 'watch', None)
-    _of_thread.watch = None  # a function may run another backward within its own
+    ready = graph.of_thread.ready
+    # A function may run another backward within its own.
+    _of_thread.watch = graph.of_thread.ready = None
     try:
         _step(func, target_input_indexes, grad_outputs, grad_inputs, is_debug)
     finally:
-        _of_thread.watch = watched
+        _of_thread.watch, graph.of_thread.ready = watched, ready
     if watched is None:
         return
     for node in watched.adds_to.pop(func, ()):
@@ -105,3 +114,6 @@ def _watched_step(func: FunctionNode, target_input_indexes: tuple[int, ...],
             gradients = grad_inputs[node]
             if len(gradients) == 1:  # otherwise Chainer adds them later
                 watched.ready(node, gradients[0].array)
+
+
+_watched_step.uses_ready = True  # type: ignore[attr-defined]

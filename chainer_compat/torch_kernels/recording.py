@@ -1,0 +1,229 @@
+"""Functions whose backward pass PyTorch's autograd records, so that adjacent ones have one call.
+
+While nobody watches, a function with an entry in :data:`EXPRESSIONS` computes with tensors, and
+its outputs keep them: the next such function goes on with the tensors, and arrays are made when
+somebody reads them. Adjacent functions are a *run*. ``runs`` computes the gradients of a run at
+once.
+
+A run begins at tensors without history, its leaves: parameters, other Variables without a creator,
+and outputs of functions without an entry. What comes after such a function is another run, so that
+the gradients of both can be computed one after the other: a run has a *level*, above the levels of
+all runs that it depends on.
+
+Chainer's graph is complete, and each function keeps what its own ``backward`` needs. So whatever
+looks at the graph finds it, and Chainer can compute the gradients itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import chainer
+import numpy as np
+import torch
+from chainer import FunctionNode, Parameter, Variable
+from chainer.configuration import global_config
+
+from chainer_compat import graph, type_checks
+from chainer_compat.graph import Held, variable, variable_of
+from chainer_compat.torch_kernels import (
+    activation,
+    arithmetic,
+    batch_normalization,
+    convolution,
+    dispatch,
+    linear,
+    pooling,
+    reduction,
+    runs,
+    shapes,
+    softmax,
+)
+from chainer_compat.torch_kernels.arrays import Expression, is_autocast, shared
+from chainer_compat.torch_kernels.gpu_arrays import DTYPES
+
+#: By class: an expression of PyTorch's, called with the function and tensors. It raises
+#: ``Unsupported`` for calls that it does not cover, before it changes anything.
+EXPRESSIONS: Mapping[type[FunctionNode], Expression] = {
+    **activation.EXPRESSIONS, **arithmetic.EXPRESSIONS, **batch_normalization.EXPRESSIONS,
+    **convolution.EXPRESSIONS, **linear.EXPRESSIONS, **pooling.EXPRESSIONS,
+    **reduction.EXPRESSIONS, **shapes.EXPRESSIONS, **softmax.EXPRESSIONS,
+}
+
+def _is_of_chainer(method: Any) -> bool:
+    """Return whether a method is Chainer's own or that of a kernel, not of a patch or a program."""
+    while method is not None:
+        file = method.__code__.co_filename
+        if not file.startswith(os.path.dirname(chainer.__file__)) and file != dispatch.__file__:
+            return False
+        method = getattr(method, '__wrapped__', None)
+    return True
+
+
+#: By class: its expression; its methods, which a program may have replaced; and the attributes that
+#: its check of types reads, ``None`` if they are unknown.
+_ENTRIES = {cls: (expression, cls.forward, cls.backward, cls.check_type_forward,
+                  type_checks.attributes_of(cls)) for cls, expression in EXPRESSIONS.items()
+            if _is_of_chainer(cls.forward) and _is_of_chainer(cls.backward)}
+
+_NO_LEAVES: dict[int, tuple[torch.Tensor | None, Any]] = {}
+
+_set_grad_enabled = torch._C._set_grad_enabled
+_is_grad_enabled = torch.is_grad_enabled
+
+
+def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
+           ) -> tuple[Variable, ...] | Exception | None:
+    """Call a function whose backward pass is recorded.
+
+    Args:
+        f: The function, whose call nobody watches.
+        inputs: Its inputs.
+        local: The configuration of this thread.
+
+    Returns:
+        Its outputs; ``None``, or the reason, if the function has to be called in another way.
+    """
+    cls = type(f)
+    entry = _ENTRIES.get(cls)
+    if entry is None:
+        return None
+    expression, forward, backward, check, attributes = entry
+    mode = local.get('use_torch', global_config.use_torch)
+    if (mode not in ('auto', 'always') or not _is_grad_enabled() or is_autocast()
+            or dispatch.raises_errors()
+            or cls.forward is not forward or cls.backward is not backward
+            or cls.check_type_forward is not check):
+        return None
+
+    variables = []
+    level = 0
+    requires_grad = False
+    for x in inputs:
+        kind = type(x)
+        if kind is Variable or kind is Parameter:
+            if x._layout is not None:
+                return None
+            if x._requires_grad:
+                requires_grad = True
+                node = x._node
+                creator = node._creator_node
+                if creator is not None:
+                    held = x._data
+                    mine = creator._level
+                    # Without its tensor, it is the beginning of another run.
+                    if mine is None or type(held) is not Held or held.tensor is None or (
+                            creator.outputs[held.output]() is not node):
+                        mine = node._rank
+                    if mine > level:
+                        level = mine
+        elif kind is np.ndarray:
+            x = variable(x, False)
+        else:
+            return None
+        variables.append(x)
+
+    tensors = []
+    leaves = _NO_LEAVES
+    signature: list[Any] = [cls]
+    if attributes:
+        for name in attributes:
+            signature.append(getattr(f, name))
+    for i, x in enumerate(variables):
+        held = x._data
+        t = held.tensor if type(held) is Held else None
+        if t is not None:
+            node = x._node
+            signature += node.dtype, node.shape
+            creator = node._creator_node
+            if not x._requires_grad:
+                if t.requires_grad:
+                    t = t.detach()
+                if leaves is _NO_LEAVES:
+                    leaves = {}
+                leaves[i] = None, None
+            elif creator is None or creator._level != level or (
+                    creator.outputs[held.output]() is not node):
+                t = t.detach().requires_grad_()
+                if leaves is _NO_LEAVES:
+                    leaves = {}
+                leaves[i] = t, None
+        else:
+            array = held[0]
+            signature += array.dtype, array.shape
+            t = _leaf(x, array, level)
+            if t is None:
+                return None
+            if inputs[i] is x:  # not an array
+                if leaves is _NO_LEAVES:
+                    leaves = {}
+                leaves[i] = t if t.requires_grad else None, array
+        tensors.append(t)
+
+    f._input_layouts = (None,) * len(variables)
+    if local.get('type_check', global_config.type_check):
+        if attributes is None:
+            graph.check_types(f, variables)
+        else:
+            type_checks.check_signature(f, tuple(signature), variables)
+    f._input_indexes_to_retain = f._output_indexes_to_retain = None
+    is_recorded = local.get('enable_backprop', global_config.enable_backprop)
+    try:
+        if is_recorded:
+            result = expression(f, *tensors)
+        else:
+            _set_grad_enabled(False)
+            try:
+                result = expression(f, *tensors)
+            finally:
+                _set_grad_enabled(True)
+    except dispatch.Unsupported:
+        return None
+    except (dispatch.OptionError, dispatch.OptionWarning):
+        raise
+    except Exception as error:  # of invalid arguments, for which Chainer has other errors
+        return error
+
+    results = result if isinstance(result, tuple) else (result,)
+    f._output_count = len(results)
+    f._output_layouts = (None,) * len(results)
+    outputs = []
+    for i, y in enumerate(results):
+        held = Held()
+        held.tensor = y
+        held.output = i
+        made = variable_of(held, requires_grad, DTYPES[y.dtype], tuple(y.shape))
+        if requires_grad and y.requires_grad:
+            made._node._edge = y.grad_fn, y.output_nr
+        outputs.append(made)
+    if is_recorded:
+        f._level, f._leaves = level, leaves
+        graph.connect(f, variables, outputs)
+        f.lazy_grad_sum = local.get('lazy_grad_sum', global_config.lazy_grad_sum)
+    return tuple(outputs)
+
+
+def _leaf(x: Variable, array: Any, level: int) -> torch.Tensor | None:
+    """Return a tensor without history on the memory of a Variable; ``None`` if it cannot be.
+
+    The tensor of a parameter is used again.
+    """
+    if not x._requires_grad:
+        return None if type(array) is not np.ndarray else shared(array)
+    node = x._node
+    known = node._leaf
+    if known is not None and known[0] is array and known[1] == level:
+        return known[2]
+    if type(array) is not np.ndarray:
+        return None
+    t = shared(array)
+    if t is not None and t.is_floating_point():
+        t.requires_grad_()
+        node._leaf = array, level, t
+    return t
+
+
+graph.record = record
+chainer._backprop._backprop_to_all = runs.by_runs(chainer._backprop._backprop_to_all)
