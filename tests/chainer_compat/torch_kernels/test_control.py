@@ -1,5 +1,6 @@
 """Who computes: the configuration, the environment, threads, forked processes, and debug mode."""
 
+import contextlib
 import importlib.util
 import platform
 
@@ -27,7 +28,7 @@ x, W = np.ones((8, 16, 64, 64), 'f'), np.ones((16, 16, 3, 3), 'f')
 # Chainer, and functions that PyTorch does not compute, do not import it. Then a forked process
 # computes after this one, which has several threads.
 FORK = CONVOLUTION + '''
-F.sum(F.sigmoid(x[:1]))
+F.exp(x[:1])
 with chainer.using_config('use_torch', 'never'):
     F.relu(x[:1, :, :8, :8])
     F.convolution_2d(x[:1, :, :8, :8], W)
@@ -187,3 +188,45 @@ def test_debug_mode_hooks_and_timers():
         F.sum(F.convolution_2d(x, W)).backward()
     names = [name for name, _ in hook.call_history]
     assert names[0] == 'Convolution2DFunction' and 'Deconvolution2DFunction' in names
+
+
+FIRST = '''
+import chainer, chainer.functions as F, chainer.links as L, numpy as np
+
+def step():
+    np.random.seed(0)
+    model = chainer.Sequential(L.Linear(5, 8), F.tanh, L.Linear(8, 3))
+    h = F.tanh(chainer.Variable(np.random.rand(4, 5).astype('f')) * 2)
+    loss = F.sum(F.sigmoid(model(h)))
+    loss.backward()
+    return [loss.array.tobytes(), *(p.grad.tobytes() for p in model.params())]
+
+assert step() == step()
+'''
+
+
+@needs_torch
+def test_the_first_call_rounds_as_later_ones(python):
+    """Otherwise, a resumed training would not have the bits of one that goes on."""
+    from chainer_compat.torch_kernels import RECORDED, recording
+
+    assert {f'{cls.__module__}.{cls.__qualname__}' for cls in recording.EXPRESSIONS} == RECORDED
+    python(FIRST)
+
+
+@needs_torch
+def test_autocast_has_no_effect():
+    import torch
+
+    results = []
+    for context in contextlib.nullcontext(), torch.autocast('cpu'):
+        with context:
+            x, w = chainer.Variable(X.astype('f')), chainer.Variable(W.astype('f'))
+            F.sum(F.tanh(F.convolution_2d(x, w))).backward()
+            results.append(w.grad)
+    w.cleargrad()
+    y = F.sum(F.tanh(F.convolution_2d(x, w)))
+    with torch.autocast('cpu'):
+        y.backward()
+    for grad in *results, w.grad:
+        np.testing.assert_allclose(grad, results[0], rtol=1e-4, atol=1e-4)
