@@ -40,7 +40,7 @@ of_thread = _OfThread()
 
 _NOTHING = contextlib.nullcontext()
 
-#: ``torch_kernels.recording.record``, once PyTorch is imported.
+#: ``torch_kernels.recording.record``; until PyTorch is imported, what imports it at the first call.
 record: Callable[[FunctionNode, Sequence[Any], dict[str, Any]],
                  tuple[Variable, ...] | Exception | None] | None = None
 
@@ -323,7 +323,7 @@ def quick_gradient_check(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def check(func: Any, x: Any, is_node: bool, gradient: Any) -> None:
         if type(x) is VariableNode and type(x._data) is Held:
-            x._data = x._data[0]
+            x._data = x._data[0]  # of which Chainer compares the type
         if type(x) is VariableNode and x._layout is None and type(gradient) in KINDS and (
                 x._data is None or type(x._data) is type(gradient)) and (
                 x.dtype == gradient.dtype and x.shape == gradient.shape):
@@ -345,7 +345,7 @@ def set_gradient(x: Variable, gx: Variable | None) -> None:
     x._set_grad_var_without_check(gx)
 
 
-def let_tensors_live(module: Any) -> None:
+def keep_tensors(module: Any) -> None:
     """Let nodes keep data that is a tensor, and forget it when the graph is cut.
 
     Args:

@@ -14,7 +14,7 @@ def quick_graph(module: ModuleType) -> None:
     module.FunctionNode.apply = graph.quick_apply(module.FunctionNode.apply)
     module.backend.get_device_from_array = graph.quick_device(module.backend.get_device_from_array)
     module.variable._check_grad_type = graph.quick_gradient_check(module.variable._check_grad_type)
-    graph.let_tensors_live(module)
+    graph.keep_tensors(module)
     graph.record = dispatch.record_first
 
 

@@ -32,9 +32,14 @@ memory.keep()
 threads.limit()
 
 
-def is_autocast() -> bool:
-    """Return whether the program lets PyTorch cast what functions get, by ``torch.autocast``."""
-    return torch.is_autocast_enabled('cpu') or torch.is_autocast_enabled('cuda')
+if hasattr(torch, 'get_autocast_dtype'):  # since PyTorch 2.4
+    def is_autocast() -> bool:
+        """Return whether the program lets PyTorch cast what functions get: ``torch.autocast``."""
+        return torch.is_autocast_enabled('cpu') or torch.is_autocast_enabled('cuda')
+else:
+    def is_autocast() -> bool:
+        """Return whether the program lets PyTorch cast what functions get: ``torch.autocast``."""
+        return torch.is_autocast_cpu_enabled() or torch.is_autocast_enabled()
 
 
 def tensor(array: np.ndarray, channels_last: bool = False) -> torch.Tensor:
@@ -81,6 +86,17 @@ def shared(array: np.ndarray) -> torch.Tensor | None:
         return None
 
 
+def check_floats(*tensors: torch.Tensor) -> None:
+    """Check that tensors have one floating-point dtype.
+
+    Raises:
+        Unsupported: If they do not.
+    """
+    dtype = tensors[0].dtype
+    if not dtype.is_floating_point or any([x.dtype != dtype for x in tensors]):
+        raise Unsupported
+
+
 def rounded(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the operands of a matrix product, cast as the configuration says.
 
@@ -88,11 +104,9 @@ def rounded(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         Unsupported: If their dtypes differ, or autograd would round their gradients.
         OptionError: If the option has an invalid value.
     """
-    dtype = tensors[0].dtype
-    for x in tensors:
-        if x.dtype != dtype:
-            raise Unsupported
-    if not compute_dtype.is_bfloat16(config.torch_compute_dtype) or dtype != torch.float32:
+    check_floats(*tensors)
+    if (not compute_dtype.is_bfloat16(config.torch_compute_dtype)
+            or tensors[0].dtype != torch.float32):
         return tensors
     if not compute_dtype.has_instructions():
         raise Unsupported

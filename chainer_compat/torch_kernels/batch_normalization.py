@@ -94,15 +94,15 @@ def recorded(f: BatchNormalization, x: torch.Tensor, gamma: torch.Tensor, beta: 
             or (mean is None) != (var is None)):
         raise Unsupported
     is_flat, f.axis, f.key_axis, f.expander = plan
+    x_shape = x.shape
     if not is_flat:
-        x_shape, x, gamma, beta = x.shape, x.reshape(len(x), -1), gamma.flatten(), beta.flatten()
-    if mean is None:
-        y, *f._statistics = torch.native_batch_norm(
-            x, gamma, beta, None, None, True, 1., f.eps)
-    else:
-        statistics = torch.zeros(2, len(gamma), dtype=gamma.dtype)
-        y, *f._statistics = torch.native_batch_norm(
-            x, gamma, beta, statistics[0], statistics[1], True, 1., f.eps)
+        x, gamma, beta = x.reshape(len(x), -1), gamma.flatten(), beta.flatten()
+    # With the momentum 1, these become the mean and the unbiased variance.
+    statistics = torch.zeros(2, len(gamma), dtype=gamma.dtype)
+    y, *of_batch = torch.native_batch_norm(
+        x, gamma, beta, statistics[0], statistics[1], True, 1., f.eps)
+    f._statistics = *of_batch, shape
+    if mean is not None and var is not None:
         new_mean, new_var = statistics.numpy() * (1 - f.decay)
         for running, new in (mean, new_mean), (var, new_var):
             running *= f.decay
@@ -137,8 +137,7 @@ def _statistic(index: int) -> functools.cached_property[np.ndarray | None]:
     """Return an attribute that only few read; Chainer's own code assigns it."""
     def get(f: BatchNormalization) -> np.ndarray | None:
         found = f.__dict__.get('_statistics')
-        shape = f.inputs[1].shape if f.inputs else None
-        return None if found is None else array(found[index].detach()).reshape(shape)
+        return None if found is None else array(found[index].detach()).reshape(found[2])
 
     return functools.cached_property(get)
 

@@ -41,17 +41,11 @@ def recorded(f: Convolution2DFunction, x: torch.Tensor, W: torch.Tensor,
     options, is_last = _plan(f.sy, f.sx, f.ph, f.pw, f.dy, f.dx, f.groups, f.cover_all,
                              f.cudnn_fast, x.shape, W.shape)
     dtype = x.dtype
-    x, W, *bias = rounded(x, W) if b is None else rounded(x, W, b)
-    if is_last and dtype != torch.float64:
-        y = torch.conv2d(x.contiguous(memory_format=torch.channels_last), W, *bias or NO_BIAS,
-                         *options).contiguous(memory_format=torch.channels_last)
-    else:
-        y = memory_format.recorded(torch.conv2d(x.contiguous(), W, *bias or NO_BIAS, *options))
+    x, W, *biases = rounded(x, W) if b is None else rounded(x, W, b)
+    x = memory_format.recorded(x) if is_last else x.contiguous()
+    y = memory_format.recorded(torch.conv2d(x, W, biases[0] if biases else None, *options))
     f.retain_inputs((0, 1))
     return y if y.dtype == dtype else y.to(dtype)
-
-
-NO_BIAS = None,
 
 
 @functools.lru_cache(maxsize=1024)

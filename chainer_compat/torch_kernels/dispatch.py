@@ -155,7 +155,7 @@ def raises_errors() -> bool:
     global _harmless
     import numpy as np  # not when Python starts
 
-    setting = _setting()
+    setting = _reader()()
     if setting is _harmless:
         return False
     actions = np.geterr().values()
@@ -165,22 +165,20 @@ def raises_errors() -> bool:
     return False
 
 
-#: A setting of ``np.seterr`` that does not raise errors.
+#: A setting of ``np.seterr`` that raises no errors.
 _harmless: object = object()
 
 
-def _setting() -> object:
-    """Return an object that stands for the setting of ``np.seterr`` in this thread."""
-    global _setting
+@functools.cache
+def _reader() -> Callable[[], object]:
+    """Return a function whose result stands for the setting of ``np.seterr`` in this thread."""
     try:
         from numpy._core._ufunc_config import (  # type: ignore[attr-defined]
             _extobj_contextvar,
         )
-    except ImportError:  # NumPy 1
-        _setting = object
-    else:
-        _setting = functools.partial(_extobj_contextvar.get, None)
-    return _setting()
+    except ImportError:  # NumPy 1: each result is another one
+        return object
+    return functools.partial(_extobj_contextvar.get, None)
 
 
 def _dispatched(original: Callable[P, R], name: str,

@@ -34,6 +34,7 @@ from chainer_compat.torch_kernels import (
     batch_normalization,
     convolution,
     dispatch,
+    dropout,
     linear,
     pooling,
     reduction,
@@ -48,8 +49,9 @@ from chainer_compat.torch_kernels.gpu_arrays import DTYPES
 #: ``Unsupported`` for calls that it does not cover, before it changes anything.
 EXPRESSIONS: Mapping[type[FunctionNode], Expression] = {
     **activation.EXPRESSIONS, **arithmetic.EXPRESSIONS, **batch_normalization.EXPRESSIONS,
-    **convolution.EXPRESSIONS, **linear.EXPRESSIONS, **pooling.EXPRESSIONS,
-    **reduction.EXPRESSIONS, **shapes.EXPRESSIONS, **softmax.EXPRESSIONS,
+    **convolution.EXPRESSIONS, **dropout.EXPRESSIONS, **linear.EXPRESSIONS,
+    **pooling.EXPRESSIONS, **reduction.EXPRESSIONS, **shapes.EXPRESSIONS,
+    **softmax.EXPRESSIONS,
 }
 
 def _is_of_chainer(method: Any) -> bool:
@@ -67,8 +69,6 @@ def _is_of_chainer(method: Any) -> bool:
 _ENTRIES = {cls: (expression, cls.forward, cls.backward, cls.check_type_forward,
                   type_checks.attributes_of(cls)) for cls, expression in EXPRESSIONS.items()
             if _is_of_chainer(cls.forward) and _is_of_chainer(cls.backward)}
-
-_NO_LEAVES: dict[int, tuple[torch.Tensor | None, Any]] = {}
 
 _set_grad_enabled = torch._C._set_grad_enabled
 _is_grad_enabled = torch.is_grad_enabled
@@ -126,7 +126,7 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
         variables.append(x)
 
     tensors = []
-    leaves = _NO_LEAVES
+    leaves: dict[int, tuple[torch.Tensor | None, Any]] = {}
     signature: list[Any] = [cls]
     if attributes:
         for name in attributes:
@@ -141,14 +141,10 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
             if not x._requires_grad:
                 if t.requires_grad:
                     t = t.detach()
-                if leaves is _NO_LEAVES:
-                    leaves = {}
                 leaves[i] = None, None
             elif creator is None or creator._level != level or (
                     creator.outputs[held.output]() is not node):
                 t = t.detach().requires_grad_()
-                if leaves is _NO_LEAVES:
-                    leaves = {}
                 leaves[i] = t, None
         else:
             array = held[0]
@@ -157,8 +153,6 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
             if t is None:
                 return None
             if inputs[i] is x:  # not an array
-                if leaves is _NO_LEAVES:
-                    leaves = {}
                 leaves[i] = t if t.requires_grad else None, array
         tensors.append(t)
 

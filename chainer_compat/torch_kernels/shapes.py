@@ -10,7 +10,7 @@ from chainer.functions.array.reshape import Reshape
 from chainer.functions.array.split_axis import SplitAxis
 from chainer.functions.array.transpose import Transpose
 
-from chainer_compat.torch_kernels.arrays import Expression
+from chainer_compat.torch_kernels.arrays import Expression, check_floats
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
 
@@ -45,9 +45,9 @@ def split(f: SplitAxis, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _check(*xs: torch.Tensor) -> None:
-    for x in xs:
-        if x.dtype != xs[0].dtype or not x.dtype.is_floating_point or not x.numel():
-            raise Unsupported
+    check_floats(*xs)
+    if not all([x.numel() for x in xs]):
+        raise Unsupported
 
 
 EXPRESSIONS: dict[type[FunctionNode], Expression] = {
