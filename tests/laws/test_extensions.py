@@ -56,9 +56,8 @@ def test_evaluator(comm, program):
     # Batches of one size, since Chainer's evaluator computes the mean of their means.
     data, iterator = shards(comm, [n * batch_size for n in counts], batch_size)
     evaluator = chainermn.create_multi_node_evaluator(kind(iterator, Model()), comm)
-    for _ in range(2):
-        result = evaluator()
-        everything = np.concatenate(data)
+    everything = np.concatenate(data)
+    for result in [evaluator() for _ in range(2)]:
         if len(everything):
             np.testing.assert_allclose(result['main/value'], everything.mean(), 1e-6)
         else:
@@ -75,9 +74,9 @@ def test_generic_evaluator(comm, program):
     evaluator = chainermn.extensions.GenericMultiNodeEvaluator(
         comm, iterator, lambda x: x.tolist(), root=root % comm.size)
     batches = [[x[i:i + batch_size].tolist() for i in range(0, len(x), batch_size)] for x in data]
-    for _ in range(2):
-        assert evaluator() == ([batch for row in zip_longest(*batches) for batch in row if batch]
-                               if comm.rank == root % comm.size else None)
+    expected = [batch for row in zip_longest(*batches) for batch in row if batch]
+    results = [evaluator() for _ in range(2)]
+    assert results == [expected if comm.rank == root % comm.size else None] * 2
 
 
 class Observations(chainer.training.updaters.StandardUpdater):
