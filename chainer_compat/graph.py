@@ -355,6 +355,7 @@ def keep_tensors(module: Any) -> None:
     FunctionNode._leaves = {}
     VariableNode._edge = VariableNode._leaf = None
     data, creator_node = VariableNode.data, VariableNode.creator_node
+    update_data_info = VariableNode._update_data_info
     original = FunctionNode.get_retained_outputs
 
     def get(self: Any) -> Array:
@@ -370,6 +371,11 @@ def keep_tensors(module: Any) -> None:
                 if type(found) is Held:
                     found.forget_history()
 
+    @functools.wraps(update_data_info)
+    def forget_leaf(self: Any, array: Array) -> None:
+        self._leaf = None  # it is on the memory of the array before
+        update_data_info(self, array)
+
     @functools.wraps(original)
     def get_retained_outputs(self: FunctionNode) -> tuple[Variable | None, ...]:
         kept = self._retained_output_data
@@ -378,6 +384,7 @@ def keep_tensors(module: Any) -> None:
                 x[0] if type(x) is Held else x for x in kept])
         return original(self)
 
+    VariableNode._update_data_info = forget_leaf
     VariableNode.data = property(get, data.fset)
     VariableNode.creator_node = property(creator_node.fget, set_creator)
     FunctionNode.get_retained_outputs = get_retained_outputs

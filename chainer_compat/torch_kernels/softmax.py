@@ -45,8 +45,8 @@ def recorded_log_softmax(f: LogSoftmax, x: torch.Tensor) -> torch.Tensor:
 def recorded_cross_entropy(f: SoftmaxCrossEntropy, x: torch.Tensor, t: torch.Tensor
                            ) -> torch.Tensor:
     """Return the mean of the cross entropies."""
-    if (f.class_weight is not None or x.ndim != 2 or t.ndim != 1 or not t.numel()
-            or not x.shape[1] or f.reduce != 'mean' or t.dtype.is_floating_point):
+    if (f.class_weight is not None or x.ndim != 2 or t.ndim != 1 or len(t) != len(x)
+            or not x.numel() or f.reduce != 'mean' or t.dtype.is_floating_point):
         raise Unsupported
     labels = t.long()
     low, high = (each.item() for each in torch.aminmax(labels))

@@ -10,6 +10,7 @@ import pytest
 from equal_values import assert_same
 from laws.blocks import BLOCKS
 from laws.law import law, planted
+from laws.one_process import TOLERANCES
 from laws.programs import BATCH, STEPS, programs
 from laws.training import Training, state
 from shared_fixtures import create
@@ -145,6 +146,7 @@ def test_third_party_communicator(comm, program):
     """A communicator with only the methods of version 7: the same parameters as with ours."""
     expected = Training(program, comm).run()
     found = Training(program, create('version7')).run()
+    tolerance = TOLERANCES[program.dtype]
     for one, other in zip(found[:-2], expected[:-2], strict=True):
         for key, value in other.items():
-            np.testing.assert_allclose(one[key], value, 1e-4, 1e-5)
+            np.testing.assert_allclose(one[key], value, tolerance, tolerance, err_msg=key)
