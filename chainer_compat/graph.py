@@ -55,7 +55,7 @@ _CHECKS = frozenset({'check_type_forward', '_check_data_type_forward', 'check_la
                      'forward', 'backward', 'backward_accumulate'})
 
 
-class Held(list[Any]):
+class TensorData(list[Any]):
     """What ``Variable._data`` is, a list of one array, if the Variable has a tensor of PyTorch's.
 
     The array is made when it is read. It shares the memory of the tensor. The tensor is ``None``
@@ -185,15 +185,13 @@ def connect(function: FunctionNode, inputs: Sequence[Variable], outputs: Sequenc
     if function._input_indexes_to_retain is not None:
         for index in function._input_indexes_to_retain:
             x = inputs[index]
-            if type(x._data) is Held:
-                x._node._data = x._data
-            else:
-                x.retain_data()
+            data = x._data  # as retain_data, which also sets dtype and shape
+            x._node._data = data if type(data) is TensorData else data[0]
     if function._output_indexes_to_retain is not None:
         kept = []
         for index in function._output_indexes_to_retain:
             y = outputs[index]
-            if type(y._data) is Held:
+            if type(y._data) is TensorData:
                 y._node._data = y._data
                 kept.append(y._data)
             else:
@@ -205,7 +203,7 @@ def connect(function: FunctionNode, inputs: Sequence[Variable], outputs: Sequenc
 def check_types(function: FunctionNode, inputs: Sequence[Variable]) -> None:
     """Check the types of inputs, as Chainer does."""
     type_checks.check(function, [
-        x._node if type(x._data) is Held else x._data[0] for x in inputs], inputs)
+        x._node if type(x._data) is TensorData else x._data[0] for x in inputs], inputs)
 
 
 def variable(array: Array, requires_grad: bool) -> Variable:
@@ -322,7 +320,7 @@ def quick_gradient_check(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def check(func: Any, x: Any, is_node: bool, gradient: Any) -> None:
-        if type(x) is VariableNode and type(x._data) is Held:
+        if type(x) is VariableNode and type(x._data) is TensorData:
             x._data = x._data[0]  # of which Chainer compares the type
         if type(x) is VariableNode and x._layout is None and type(gradient) in KINDS and (
                 x._data is None or type(x._data) is type(gradient)) and (
@@ -360,7 +358,7 @@ def keep_tensors(module: Any) -> None:
 
     def get(self: Any) -> Array:
         found = self._data
-        return found[0] if type(found) is Held else found
+        return found[0] if type(found) is TensorData else found
 
     def set_creator(self: Any, function: Any) -> None:
         creator_node.fset(self, function)
@@ -368,12 +366,13 @@ def keep_tensors(module: Any) -> None:
             self._edge = None
             variable = self._variable()
             for found in self._data, None if variable is None else variable._data:
-                if type(found) is Held:
+                if type(found) is TensorData:
                     found.forget_history()
 
     @functools.wraps(update_data_info)
     def forget_leaf(self: Any, array: Array) -> None:
-        self._leaf = None  # it is on the memory of the array before
+        if self._leaf is not None and self._leaf[0] is not array:
+            self._leaf = None
         update_data_info(self, array)
 
     @functools.wraps(original)
@@ -381,7 +380,7 @@ def keep_tensors(module: Any) -> None:
         kept = self._retained_output_data
         if kept is not None and self._level is not None:
             self._retained_output_data = tuple([
-                x[0] if type(x) is Held else x for x in kept])
+                x[0] if type(x) is TensorData else x for x in kept])
         return original(self)
 
     VariableNode._update_data_info = forget_leaf

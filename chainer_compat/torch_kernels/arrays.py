@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from chainer import config
 from chainer.backends import cuda
+from chainer.configuration import global_config
 
 from chainer_compat.torch_kernels import (
     compute_dtype,
@@ -32,14 +33,8 @@ memory.keep()
 threads.limit()
 
 
-if hasattr(torch, 'get_autocast_dtype'):  # since PyTorch 2.4
-    def is_autocast() -> bool:
-        """Return whether the program lets PyTorch cast what functions get: ``torch.autocast``."""
-        return torch.is_autocast_enabled('cpu') or torch.is_autocast_enabled('cuda')
-else:
-    def is_autocast() -> bool:
-        """Return whether the program lets PyTorch cast what functions get: ``torch.autocast``."""
-        return torch.is_autocast_cpu_enabled() or torch.is_autocast_enabled()
+#: Returns whether the program lets PyTorch cast what functions get: ``torch.autocast``.
+is_autocast = torch._C._is_any_autocast_enabled
 
 
 def tensor(array: np.ndarray, channels_last: bool = False) -> torch.Tensor:
@@ -97,20 +92,24 @@ def check_floats(*tensors: torch.Tensor) -> None:
         raise Unsupported
 
 
-def rounded(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the operands of a matrix product, cast as the configuration says.
+def rounded(x: torch.Tensor, W: torch.Tensor, b: torch.Tensor | None
+            ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return the operands of a matrix product and a sum, cast as the configuration says.
 
     Raises:
         Unsupported: If their dtypes differ, or autograd would round their gradients.
         OptionError: If the option has an invalid value.
     """
-    check_floats(*tensors)
-    if (not compute_dtype.is_bfloat16(config.torch_compute_dtype)
-            or tensors[0].dtype != torch.float32):
-        return tensors
+    dtype = x.dtype
+    if W.dtype is not dtype or not (b is None or b.dtype is dtype) or not dtype.is_floating_point:
+        raise Unsupported
+    if not compute_dtype.is_bfloat16(config._local.__dict__.get(
+            'torch_compute_dtype', global_config.torch_compute_dtype)) or (
+            dtype is not torch.float32):
+        return x, W, b
     if not compute_dtype.has_instructions():
         raise Unsupported
-    return tuple([x.bfloat16() for x in tensors])
+    return x.bfloat16(), W.bfloat16(), None if b is None else b.bfloat16()
 
 
 def tensors(*arrays: np.ndarray, channels_last: bool = False) -> list[torch.Tensor]:

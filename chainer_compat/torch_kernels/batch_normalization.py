@@ -24,7 +24,7 @@ from chainer.functions.normalization.batch_normalization import (
 )
 
 from chainer_compat.torch_kernels import backward as of_node
-from chainer_compat.torch_kernels.arrays import array, tensor, tensors
+from chainer_compat.torch_kernels.arrays import array, shared, tensor, tensors
 from chainer_compat.torch_kernels.dispatch import Unsupported
 from chainer_compat.torch_kernels.memory_format import like
 
@@ -44,19 +44,19 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
     if x.size == gamma.size or (running_mean is None) != (running_var is None):
         raise Unsupported
     x_, gamma_, beta_ = tensors(x, gamma, beta, channels_last=gamma.ndim == 1)
-    # With the momentum 1, these become the mean and the unbiased variance. The running statistics
-    # can have any layout, and share memory with the other arrays.
-    momentum = 1.
-    if (x_.is_cuda and running_mean is not None and running_var is not None
-            and _are_plain(running_mean, running_var, gamma, beta, x)):
-        mean_, var_ = (t.flatten() for t in tensors(running_mean, running_var))
-        momentum, in_place = 1 - decay, True  # saves launches
-    else:
-        (mean_, var_), in_place = gamma_.new_zeros(2, gamma.size), False
-    y, mean, inv_std = torch.native_batch_norm(
-        _flat(x_, gamma_), gamma_.flatten(), beta_.flatten(), mean_, var_, True, momentum, eps)
     shape = gamma.shape
-    if running_mean is not None and running_var is not None and not in_place:
+    in_place = None
+    if running_mean is not None and running_var is not None:
+        if not x_.is_cuda:
+            in_place = _in_place(running_mean, running_var, shape, x_, gamma_, beta_)
+        elif _are_plain(running_mean, running_var, gamma, beta, x):
+            in_place = tuple([t.flatten() for t in tensors(running_mean, running_var)])
+    # With the momentum 1, these become the mean and the unbiased variance.
+    mean_, var_ = in_place or gamma_.new_zeros(2, gamma.size)
+    y, mean, inv_std = torch.native_batch_norm(
+        _flat(x_, gamma_), gamma_.flatten(), beta_.flatten(), mean_, var_, True,
+        1. if in_place is None else 1 - decay, eps)
+    if running_mean is not None and running_var is not None and in_place is None:
         for running, value in (running_mean, mean_), (running_var, var_):
             running *= decay
             running += (1 - decay) * array(value).reshape(shape)
@@ -97,20 +97,47 @@ def recorded(f: BatchNormalization, x: torch.Tensor, gamma: torch.Tensor, beta: 
     x_shape = x.shape
     if not is_flat:
         x, gamma, beta = x.reshape(len(x), -1), gamma.flatten(), beta.flatten()
-    # With the momentum 1, these become the mean and the unbiased variance.
-    statistics = torch.zeros(2, len(gamma), dtype=gamma.dtype)
-    y, *of_batch = torch.native_batch_norm(
-        x, gamma, beta, statistics[0], statistics[1], True, 1., f.eps)
+    in_place = None if mean is None else _in_place(mean, var, shape, x, gamma, beta)
+    if in_place is not None:
+        y, *of_batch = torch.native_batch_norm(
+            x, gamma, beta, *in_place, True, 1 - f.decay, f.eps)
+    else:
+        # With the momentum 1, these become the mean and the unbiased variance.
+        statistics = torch.zeros(2, len(gamma), dtype=gamma.dtype)
+        y, *of_batch = torch.native_batch_norm(
+            x, gamma, beta, statistics[0], statistics[1], True, 1., f.eps)
+        if mean is not None:
+            new_mean, new_var = statistics.numpy() * (1 - f.decay)
+            for running, new in (mean, new_mean), (var, new_var):
+                running *= f.decay
+                running += new if is_flat else new.reshape(shape)
     f._statistics = *of_batch, shape
-    if mean is not None and var is not None:
-        new_mean, new_var = statistics.numpy() * (1 - f.decay)
-        for running, new in (mean, new_mean), (var, new_var):
-            running *= f.decay
-            running += new if is_flat else new.reshape(shape)
     f.var = f.forward_data = None
     f._impl = GeneralBatchNormalizationImpl()
     f.retain_inputs((0, 1))
     return y if is_flat else y.reshape(x_shape)
+
+
+def _in_place(mean: np.ndarray, var: np.ndarray, shape: Shape, *others: torch.Tensor
+              ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return tensors of the running statistics, which PyTorch can update in place.
+
+    ``None`` if their shape, dtype or layout is another one, or if they share memory with others.
+    """
+    if mean.base is not None or var.base is not None or not mean.shape == var.shape == shape:
+        return None
+    tensors = shared(mean), shared(var)
+    addresses = [other.data_ptr() for other in others]
+    for t in tensors:
+        if t is None or t.dtype is not others[0].dtype:
+            return None
+        # They own their memory: whatever shares it begins inside.
+        begin = t.data_ptr()
+        end = begin + mean.nbytes
+        for address in addresses:
+            if begin <= address < end:
+                return None
+    return tensors if len(shape) == 1 else (tensors[0].flatten(), tensors[1].flatten())
 
 
 @functools.lru_cache(maxsize=1024)

@@ -45,7 +45,9 @@ def is_bfloat16(value: object) -> bool:
     Raises:
         OptionError: If there is no such value.
     """
-    if value is None or (isinstance(value, str) and value in (BFLOAT16, TF32)):
+    if value is None:
+        return False
+    if isinstance(value, str) and value in (BFLOAT16, TF32):
         return value == BFLOAT16
     raise OptionError(f'chainer.config.torch_compute_dtype is {value!r}. '
                       f'Use {BFLOAT16!r}, {TF32!r} or None.')

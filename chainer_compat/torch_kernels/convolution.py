@@ -38,24 +38,31 @@ def output(f: FunctionNode, x: np.ndarray, W: np.ndarray, b: np.ndarray | None, 
 def recorded(f: Convolution2DFunction, x: torch.Tensor, W: torch.Tensor,
              b: torch.Tensor | None = None) -> torch.Tensor:
     """Convolve ``x`` with ``W``, and add ``b``."""
-    options, is_last = _plan(f.sy, f.sx, f.ph, f.pw, f.dy, f.dx, f.groups, f.cover_all,
-                             f.cudnn_fast, x.shape, W.shape)
+    before, options, after = _plan(f.sy, f.sx, f.ph, f.pw, f.dy, f.dx, f.groups, f.cover_all,
+                                   f.cudnn_fast, x.shape, W.shape, x.dtype)
     dtype = x.dtype
-    x, W, *biases = rounded(x, W) if b is None else rounded(x, W, b)
-    x = memory_format.recorded(x) if is_last else x.contiguous()
-    y = memory_format.recorded(torch.conv2d(x, W, biases[0] if biases else None, *options))
+    x, W, b = rounded(x, W, b)
+    y = torch.conv2d(x.contiguous(memory_format=before), W, b, *options)
+    y = y.contiguous(memory_format=after)
     f.retain_inputs((0, 1))
-    return y if y.dtype == dtype else y.to(dtype)
+    return y if y.dtype is dtype else y.to(dtype)
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(sy: int, sx: int, ph: int, pw: int, dy: int, dx: int, groups: int, cover_all: bool,
-          cudnn_fast: bool, x: Sizes, W: Sizes) -> tuple[tuple[object, ...], bool]:
-    """Return the options of PyTorch's function, and whether channels last are faster."""
+          cudnn_fast: bool, x: Sizes, W: Sizes, dtype: torch.dtype
+          ) -> tuple[torch.memory_format, tuple[object, ...], torch.memory_format]:
+    """Return the options of PyTorch's function, after and before the formats of input and output.
+
+    Raises:
+        Unsupported: If PyTorch does not have this kind.
+    """
     options = (sy, sx), (ph, pw), (dy, dx)
     if cudnn_fast or not _are_supported(*options, groups, bool(cover_all), x, W, None):
         raise Unsupported
-    return (*options, groups), memory_format.is_faster(x, W, (sy, sx))
+    after = torch.contiguous_format if dtype == torch.float64 else torch.channels_last
+    is_last = memory_format.is_faster(x, W, (sy, sx))
+    return after if is_last else torch.contiguous_format, (*options, groups), after
 
 
 EXPRESSIONS = {Convolution2DFunction: recorded}

@@ -33,9 +33,9 @@ def recorded(f: LinearFunction, x: torch.Tensor, W: torch.Tensor, b: torch.Tenso
              ) -> torch.Tensor:
     """Compute ``x W^T + b``."""
     dtype = x.dtype
-    y = torch.nn.functional.linear(*(rounded(x, W) if b is None else rounded(x, W, b)))
+    y = torch._C._nn.linear(*rounded(x, W, b))
     _keep(f)
-    return y if y.dtype == dtype else y.to(dtype)
+    return y if y.dtype is dtype else y.to(dtype)
 
 
 EXPRESSIONS = {LinearFunction: recorded}

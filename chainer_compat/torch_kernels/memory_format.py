@@ -60,13 +60,6 @@ def preferred(x: torch.Tensor) -> torch.Tensor:
         x.shape, (h * w * c, 1, w * c, c))
 
 
-def recorded(x: torch.Tensor) -> torch.Tensor:
-    """Return the preferred format of a tensor that autograd records, without a view of it."""
-    if x.ndim != 4 or x.dtype == torch.float64:
-        return x.contiguous()
-    return x.contiguous(memory_format=torch.channels_last)
-
-
 def of(x: torch.Tensor) -> torch.memory_format:
     """Return the memory format of a tensor."""
     is_last = x.ndim == 4 and not x.is_contiguous()

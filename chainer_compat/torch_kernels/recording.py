@@ -27,7 +27,7 @@ from chainer import FunctionNode, Parameter, Variable
 from chainer.configuration import global_config
 
 from chainer_compat import graph, type_checks
-from chainer_compat.graph import Held, variable, variable_of
+from chainer_compat.graph import TensorData, variable, variable_of
 from chainer_compat.torch_kernels import (
     activation,
     arithmetic,
@@ -98,63 +98,68 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
             or cls.check_type_forward is not check):
         return None
 
-    variables = []
+    variables = inputs
+    tensors: list[torch.Tensor | None] = []
+    #: By input: the level of the run that it is a result of; -1 for others.
+    levels = []
     level = 0
     requires_grad = False
-    for x in inputs:
-        kind = type(x)
-        if kind is Variable or kind is Parameter:
-            if x._layout is not None:
-                return None
-            if x._requires_grad:
-                requires_grad = True
-                node = x._node
-                creator = node._creator_node
-                if creator is not None:
-                    held = x._data
-                    mine = creator._level
-                    # Without its tensor, it is the beginning of another run.
-                    if mine is None or type(held) is not Held or held.tensor is None or (
-                            creator.outputs[held.output]() is not node):
-                        mine = node._rank
-                    if mine > level:
-                        level = mine
-        elif kind is np.ndarray:
-            x = variable(x, False)
-        else:
-            return None
-        variables.append(x)
-
-    tensors = []
-    leaves: dict[int, tuple[torch.Tensor | None, Any]] = {}
     signature: list[Any] = [cls]
     if attributes:
         for name in attributes:
             signature.append(getattr(f, name))
-    for i, x in enumerate(variables):
-        held = x._data
-        t = held.tensor if type(held) is Held else None
-        if t is not None:
+    for i, x in enumerate(inputs):
+        kind = type(x)
+        if kind is np.ndarray:
+            if variables is inputs:
+                variables = list(inputs)
+            x = variables[i] = variable(x, False)
+        elif (kind is not Variable and kind is not Parameter) or x._layout is not None:
+            return None
+        data = x._data
+        t = None
+        mine = -1
+        if type(data) is TensorData and (t := data.tensor) is not None:
             node = x._node
             signature += node.dtype, node.shape
-            creator = node._creator_node
-            if not x._requires_grad:
-                if t.requires_grad:
-                    t = t.detach()
-                leaves[i] = None, None
-            elif creator is None or creator._level != level or (
-                    creator.outputs[held.output]() is not node):
-                t = t.detach().requires_grad_()
-                leaves[i] = t, None
+            if x._requires_grad:
+                requires_grad = True
+                creator = node._creator_node
+                if creator is not None:
+                    mine = creator._level
+                    if mine is None or creator.outputs[data.output]() is not node:
+                        mine = -1  # the beginning of another run
+                        if node._rank > level:
+                            level = node._rank
+                    elif mine > level:
+                        level = mine
         else:
-            array = held[0]
+            array = data[0]
             signature += array.dtype, array.shape
-            t = _leaf(x, array, level)
+            if x._requires_grad:
+                requires_grad = True
+                if x._node._rank > level:
+                    level = x._node._rank
+        tensors.append(t)
+        levels.append(mine)
+
+    leaves: dict[int, tuple[torch.Tensor | None, Any]] = {}
+    for i, x in enumerate(variables):
+        t = tensors[i]
+        if t is None:
+            array = x._data[0]
+            t = tensors[i] = _leaf(x, array, level)
             if t is None:
                 return None
             if inputs[i] is x:  # not an array
                 leaves[i] = t if t.requires_grad else None, array
-        tensors.append(t)
+        elif not x._requires_grad:
+            if t.requires_grad:
+                tensors[i] = t.detach()
+            leaves[i] = None, None
+        elif levels[i] != level:
+            t = tensors[i] = t.detach().requires_grad_()
+            leaves[i] = t, None
 
     f._input_layouts = (None,) * len(variables)
     if local.get('type_check', global_config.type_check):
@@ -180,15 +185,15 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
     except Exception as error:  # of invalid arguments, for which Chainer has other errors
         return error
 
-    results = result if isinstance(result, tuple) else (result,)
+    results = result if type(result) is tuple else (result,)
     f._output_count = len(results)
     f._output_layouts = (None,) * len(results)
     outputs = []
     for i, y in enumerate(results):
-        held = Held()
-        held.tensor = y
-        held.output = i
-        made = variable_of(held, requires_grad, DTYPES[y.dtype], tuple(y.shape))
+        data = TensorData()
+        data.tensor = y
+        data.output = i
+        made = variable_of(data, requires_grad, DTYPES[y.dtype], tuple(y.shape))
         if requires_grad and y.requires_grad:
             made._node._edge = y.grad_fn, y.output_nr
         outputs.append(made)

@@ -18,7 +18,7 @@ from chainer.configuration import config, global_config
 from chainer.variable import VariableNode
 
 from chainer_compat import graph
-from chainer_compat.graph import Held
+from chainer_compat.graph import TensorData
 from chainer_compat.torch_kernels import dispatch
 from chainer_compat.torch_kernels.arrays import array, is_autocast, tensor
 
@@ -58,9 +58,9 @@ class _Run:
             if gy is None or node._edge is None:  # no input needs a gradient
                 continue
             y = node._variable()
-            held = None if y is None else y._data
-            if type(held) is Held and held.tensor is not None and held.tensor.requires_grad:
-                outputs.append(held.tensor)
+            data = None if y is None else y._data
+            if type(data) is TensorData and data.tensor is not None and data.tensor.requires_grad:
+                outputs.append(data.tensor)
             else:
                 outputs.append(torch.autograd.graph.GradientEdge(*node._edge))
             gys.append(tensor(gy.array, channels_last=True))
@@ -112,7 +112,7 @@ def _in_format_of(leaf: torch.Tensor, gx: torch.Tensor) -> torch.Tensor:
 def _has_other_array(node: VariableNode) -> bool:
     """Return whether a program has replaced the array of a result, which Chainer then uses."""
     y = node._variable()
-    return y is not None and (type(y._data) is not Held or y._data.tensor is None)
+    return y is not None and (type(y._data) is not TensorData or y._data.tensor is None)
 
 
 class _Gradients:
