@@ -39,6 +39,7 @@ LIMITS = {  # minutes, in the order in which they run
     'cost_model': 10,
     'weak_scaling': 20,
     'training_step': 30,
+    'functions': 10,
     'updates': 5,
     'pipeline': 5,
     'overlap': 15,

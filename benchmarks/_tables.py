@@ -92,6 +92,10 @@ TABLES = {
         r"(?: \(([\d.]+) in them\))?(?:, with Chainer's +([\d.]+) ms)?(?:, PyTorch +([\d.]+) ms)?"
         r'[^\n]*?; memory ([\d, ]+) MB[^\n]*'
         r'(?:\n +in bfloat16: ([\d.]+) ms, autocast ([\d.]+) ms)?'),
+    'functions': Table(
+        'How long do functions take with PyTorch\'s kernels on the CPU, compared with Chainer\'s?',
+        ['function', '32 x 64', '512 x 1,024'],
+        r'^([a-z]\w*(?: \w+)*) +([\d.]+) +([\d.]+)$'),
     'updates': Table(
         'How many milliseconds does an optimizer need to update all parameters on the CPU?',
         ['update', 'Chainer', 'ChainerMN 8 without PyTorch', 'with PyTorch', 'PyTorch'],

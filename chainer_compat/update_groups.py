@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
+#: As ``id``, which raises an audit event, so that a hook of the process makes it slow.
+identity = object.__hash__
+
 _DTYPES = np.dtype(np.float32), np.dtype(np.float64)
 _DTYPES_ON_DEVICES = np.dtype(np.float16), *_DTYPES
 
@@ -43,7 +46,7 @@ class Member:
         #: The number of the GPU; ``None`` for NumPy arrays.
         self.device = None if isinstance(data, np.ndarray) else data.data.device_id
         #: What changes by its update; no two members of a group share any of it.
-        self.owners = (id(rule), *(_owner(array) or 0 for array in (data, *self.states)))
+        self.owners = (identity(rule), *(_owner(array) or 0 for array in (data, *self.states)))
         self.n_attributes = len(vars(rule))
         kind = type(rule), data.dtype.char, (*rule._state,), self.device
         self.kind = id(_kinds.setdefault(kind, kind))
@@ -166,7 +169,7 @@ def _owner(array: Array) -> int | None:
 def memory_of(array: Array) -> int:
     """Return ``_owner(array)``, or what is equal for no array that has one."""
     if type(array) is np.ndarray:
-        return id(array if array.base is None else array.base)
+        return identity(array if array.base is None else array.base)
     return elementwise.memory_of(array)
 
 

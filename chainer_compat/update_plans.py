@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from chainer.variable import Parameter
 
+from chainer_compat.update_groups import identity
+
 if TYPE_CHECKING:
     from chainer_compat.update_groups import Array, ParameterGroup
 
@@ -43,7 +45,8 @@ class Plan:
         for group in self.groups:
             gradients = group.gradients(group.of(params))
             if gradients is None or not self._changed.isdisjoint(
-                    [id(array if array.base is None else array.base) for array in gradients]):
+                    [identity(array if array.base is None else array.base)
+                     for array in gradients]):
                 return None
             found.append(gradients)
         return found

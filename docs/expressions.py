@@ -1,6 +1,6 @@
 """Write the table of reference/expressions.md: PyTorch expressions of Chainer's functions.
 
-``python docs/expressions.py`` reads the source of ``chainer_compat/conversion/expressions``: the
+``python docs/expressions.py`` reads the source of ``chainer_compat/expressions``: the
 body of short expressions, the first line of the docstring of others.
 """
 
@@ -10,20 +10,23 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
-FOLDER = ROOT / 'chainer_compat' / 'conversion' / 'expressions'
+FOLDER = ROOT / 'chainer_compat' / 'expressions'
 PAGE = ROOT / 'docs' / 'reference' / 'expressions.md'
 
 HEAD = """# PyTorch expressions of Chainer's functions
 
 `chainer_compat.to_torch` replaces each function by the expression in its row. `f` is Chainer's
 function object with its options, `F` is `torch.nn.functional`. See [Moving a model to PyTorch or
-ONNX](../conversion.md). `python docs/expressions.py` generates this page from the code.
+ONNX](../conversion.md). Training on the CPU computes functions in [runs](../torch_kernels.md) by
+these expressions, or by faster ones with the same results.
+
+`python docs/expressions.py` generates this page from `chainer_compat/expressions`.
 """
 
 
 def page():
     """Return the text of the page."""
-    rows, without, options, in_numpy = [], [], [], []
+    rows, without, options, in_numpy, in_runs = [], [], [], [], set()
     for path in sorted(FOLDER.glob('*.py')):
         tree = ast.parse(path.read_text('utf-8'))
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -37,6 +40,8 @@ def page():
                     without.append((short(key.value), value.value))
                 elif node.target.id == 'EXPRESSIONS' and path.stem == 'numpy_functions':
                     in_numpy.append(key.value)
+                elif node.target.id in ('KEPT', 'RECORDED'):
+                    in_runs.add(short(key.value))
                 elif node.target.id == 'EXPRESSIONS':
                     rows.append((short(key.value), text(value, functions)))
                     options += [(short(key.value), reason)
@@ -44,8 +49,9 @@ def page():
             if path.stem == 'numpy_functions':
                 equal = next(each for each in tree.body if isinstance(each, ast.Assign)).value
                 in_numpy += [each.value for each in equal.elts]
-    lines = [HEAD, '| function | expression |', '|---|---|']
-    lines += [f'| `{name}` | {what} |' for name, what in sorted(rows)]
+    lines = [HEAD, '| function | expression | in runs |', '|---|---|---|']
+    lines += [f'| `{name}` | {what} | {"yes" if name in in_runs else ""} |'
+              for name, what in sorted(rows)]
     lines += ['', '## Functions without an expression', '',
               'Gradients that a model computes by `chainer.grad` have none either.', '',
               '| function | reason |', '|---|---|']

@@ -13,7 +13,6 @@ from torch import fx
 from chainer_compat.conversion import module_inputs, state
 from chainer_compat.conversion.batch_size import BatchSize
 from chainer_compat.conversion.errors import ConversionError
-from chainer_compat.conversion.expressions import EXPRESSIONS, NUMPY
 from chainer_compat.conversion.function_view import FunctionView
 from chainer_compat.conversion.module_state import add_tensors
 from chainer_compat.conversion.references import (
@@ -36,6 +35,7 @@ from chainer_compat.conversion.run_checks import (
 )
 from chainer_compat.conversion.tracing import Trace
 from chainer_compat.conversion.tracked_array import Array, plain
+from chainer_compat.expressions import EXPRESSIONS, NUMPY
 
 #: A submodule that returns its mode. Unlike ``self.training``, it is no constant after torch.load.
 MODE = '_is_training'

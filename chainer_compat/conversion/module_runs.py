@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import fx
 
-from chainer_compat.conversion.expressions.noise import DRAWN, RANDOM
 from chainer_compat.conversion.references import TracedCall, flattened, mapped
 from chainer_compat.conversion.tracked_array import Array
+from chainer_compat.expressions.noise import DRAWN, RANDOM
 
 
 def run_module(module: torch.nn.Module, calls: list[TracedCall], inputs: tuple[Any, ...]) -> Any:

@@ -20,10 +20,10 @@ from chainer_compat.conversion.batch_size import batch_size, varied
 from chainer_compat.conversion.comparison import ROUNDING, difference
 from chainer_compat.conversion.convert import converted
 from chainer_compat.conversion.errors import ConversionError
-from chainer_compat.conversion.expressions.noise import DRAWN
 from chainer_compat.conversion.module_runs import as_array, tensors
 from chainer_compat.conversion.references import flattened, mapped
 from chainer_compat.conversion.tracing import Trace
+from chainer_compat.expressions.noise import DRAWN
 
 Inputs = tuple[Any, ...]
 

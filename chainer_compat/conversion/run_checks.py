@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from chainer_compat.conversion.errors import ConversionError
-from chainer_compat.conversion.expressions import EXPRESSIONS, NOT_EXPRESSIBLE
 from chainer_compat.conversion.references import (
     NumpyFunction,
     Reference,
@@ -13,6 +12,7 @@ from chainer_compat.conversion.references import (
     flattened,
     mapped,
 )
+from chainer_compat.expressions import EXPRESSIONS, NOT_EXPRESSIBLE
 
 
 def check_outputs(first: Any, second: Any) -> None:

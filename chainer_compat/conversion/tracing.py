@@ -17,8 +17,6 @@ from chainer.function import FunctionAdapter
 from chainer.functions.util.forget import Forget
 
 from chainer_compat.conversion.errors import ConversionError
-from chainer_compat.conversion.expressions import NUMPY
-from chainer_compat.conversion.expressions.noise import DRAWN, GIVEN
 from chainer_compat.conversion.patches import patched
 from chainer_compat.conversion.references import (
     Detached,
@@ -41,6 +39,8 @@ from chainer_compat.conversion.tracked_array import (
     plain,
     tracked,
 )
+from chainer_compat.expressions import NUMPY
+from chainer_compat.expressions.noise import DRAWN, GIVEN
 
 
 class Trace:

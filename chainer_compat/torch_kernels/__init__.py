@@ -110,32 +110,3 @@ BACKWARD: dict[str, dict[str, str]] = {
     'chainer.functions.normalization.batch_normalization': {
         'BatchNormalization.backward': 'batch_normalization.gradients'},
 }
-
-#: Functions of Chainer that PyTorch's autograd can record. The first call of one imports PyTorch:
-#: later calls round as the first, so that a resumed training has the bits of one that goes on.
-RECORDED = frozenset({
-    'chainer.functions.activation.log_softmax.LogSoftmax',
-    'chainer.functions.activation.relu.ReLU',
-    'chainer.functions.activation.sigmoid.Sigmoid',
-    'chainer.functions.activation.softmax.Softmax',
-    'chainer.functions.activation.tanh.Tanh',
-    'chainer.functions.array.concat.Concat',
-    'chainer.functions.array.reshape.Reshape',
-    'chainer.functions.array.split_axis.SplitAxis',
-    'chainer.functions.array.transpose.Transpose',
-    'chainer.functions.connection.convolution_2d.Convolution2DFunction',
-    'chainer.functions.connection.linear.LinearFunction',
-    'chainer.functions.loss.softmax_cross_entropy.SoftmaxCrossEntropy',
-    'chainer.functions.math.average.Mean',
-    'chainer.functions.math.basic_math.Add',
-    'chainer.functions.math.basic_math.AddConstant',
-    'chainer.functions.math.basic_math.Mul',
-    'chainer.functions.math.basic_math.MulConstant',
-    'chainer.functions.math.basic_math.Neg',
-    'chainer.functions.math.basic_math.Sub',
-    'chainer.functions.math.sum.Sum',
-    'chainer.functions.noise.dropout.Dropout',
-    'chainer.functions.normalization.batch_normalization.BatchNormalization',
-    'chainer.functions.pooling.average_pooling_2d.AveragePooling2D',
-    'chainer.functions.pooling.max_pooling_nd.MaxPoolingND',
-})

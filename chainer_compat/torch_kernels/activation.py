@@ -7,8 +7,6 @@ import torch
 from chainer import Variable
 from chainer.functions.activation.leaky_relu import LeakyReLU, _LeakyReLUGrad
 from chainer.functions.activation.relu import ReLU, ReLUGrad2
-from chainer.functions.activation.sigmoid import Sigmoid
-from chainer.functions.activation.tanh import Tanh
 
 from chainer_compat.torch_kernels import backward
 from chainer_compat.torch_kernels.arrays import array, tensor, tensors
@@ -21,48 +19,6 @@ def relu(f: ReLU, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
     y = array(torch.relu(tensor(inputs[0], channels_last=True)))
     f.retain_outputs((0,))
     return y,
-
-
-class _ReLU(torch.autograd.Function):
-    """Unlike PyTorch's own, its gradient is Chainer's where that is infinite or NaN."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(x)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, gy: torch.Tensor) -> torch.Tensor:
-        y, = ctx.saved_tensors
-        return torch.ops.aten.leaky_relu_backward(gy, y, 0., False)
-
-
-#: ``_ReLU.apply`` without its checks for ``torch.func``.
-_relu = super(torch.autograd.Function, _ReLU).apply
-
-
-def recorded_relu(f: ReLU, x: torch.Tensor) -> torch.Tensor:
-    """Return the input, with zeros for negative elements."""
-    f.retain_outputs((0,))
-    return _relu(x)
-
-
-def recorded_tanh(f: Tanh, x: torch.Tensor) -> torch.Tensor:
-    """Return the hyperbolic tangent."""
-    f.retain_outputs((0,))
-    f._use_cudnn = False
-    return torch.tanh(x)
-
-
-def recorded_sigmoid(f: Sigmoid, x: torch.Tensor) -> torch.Tensor:
-    """Return the sigmoid."""
-    f.retain_outputs((0,))
-    f._use_cudnn = False
-    return torch.sigmoid(x)
-
-
-EXPRESSIONS = {ReLU: recorded_relu, Sigmoid: recorded_sigmoid, Tanh: recorded_tanh}
 
 
 def relu_backward(f: ReLU, indexes: tuple[int, ...], grad_outputs: backward.Gradients

@@ -126,10 +126,12 @@ def _in_place(mean: np.ndarray, var: np.ndarray, shape: Shape, *others: torch.Te
     """
     if mean.base is not None or var.base is not None or not mean.shape == var.shape == shape:
         return None
-    tensors = shared(mean), shared(var)
+    mean_, var_ = shared(mean), shared(var)
+    if mean_ is None or var_ is None:
+        return None
     addresses = [other.data_ptr() for other in others]
-    for t in tensors:
-        if t is None or t.dtype is not others[0].dtype:
+    for t in mean_, var_:
+        if t.dtype is not others[0].dtype:
             return None
         # They own their memory: whatever shares it begins inside.
         begin = t.data_ptr()
@@ -137,7 +139,7 @@ def _in_place(mean: np.ndarray, var: np.ndarray, shape: Shape, *others: torch.Te
         for address in addresses:
             if begin <= address < end:
                 return None
-    return tensors if len(shape) == 1 else (tensors[0].flatten(), tensors[1].flatten())
+    return (mean_, var_) if len(shape) == 1 else (mean_.flatten(), var_.flatten())
 
 
 @functools.lru_cache(maxsize=1024)
@@ -155,9 +157,6 @@ def _plan(x: Shape, gamma: Shape, beta: Shape, axis: tuple[int, ...] | None
             or math.prod(x) in (0, math.prod(gamma))):  # Chainer warns of batches of one sample
         return None
     return len(gamma) == 1, axis, *_channels(len(x), axis)
-
-
-EXPRESSIONS = {BatchNormalization: recorded}
 
 
 def _statistic(index: int) -> functools.cached_property[np.ndarray | None]:

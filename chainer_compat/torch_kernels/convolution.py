@@ -65,9 +65,6 @@ def _plan(sy: int, sx: int, ph: int, pw: int, dy: int, dx: int, groups: int, cov
     return after if is_last else torch.contiguous_format, (*options, groups), after
 
 
-EXPRESSIONS = {Convolution2DFunction: recorded}
-
-
 def gradients(f: Convolution2DFunction, indexes: tuple[int, ...], grad_outputs: backward.Gradients
               ) -> list[Variable]:
     """Return the gradients of a convolution's inputs, by one call for input and weight."""

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from chainer_compat.torch_kernels import RECORDED
-
 if TYPE_CHECKING:
     from chainer import FunctionNode, Variable
 
@@ -112,7 +110,9 @@ def is_imported() -> bool:
 
 def record_first(f: FunctionNode, inputs: Sequence[Any], local: dict[str, Any]
                  ) -> tuple[Variable, ...] | Exception | None:
-    """Import PyTorch at the first call of a function that it can record, then record that.
+    """Import PyTorch at the first call of a function of Chainer's, then record that.
+
+    So later calls round as the first, and a resumed training has the bits of one that goes on.
 
     Args:
         f: The function.
@@ -127,8 +127,7 @@ def record_first(f: FunctionNode, inputs: Sequence[Any], local: dict[str, Any]
 
     from chainer_compat import graph
 
-    cls = type(f)
-    if f'{cls.__module__}.{cls.__qualname__}' not in RECORDED or (
+    if not type(f).__module__.startswith('chainer.functions.') or (
             local.get('use_torch', global_config.use_torch) not in ('auto', 'always')):
         return None
     arrays = [getattr(x, 'array', x) for x in inputs]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
-from chainer import FunctionNode
 from chainer.functions.noise.dropout import Dropout
 
-from chainer_compat.torch_kernels.arrays import Expression, check_floats, tensor
 from chainer_compat.torch_kernels.dispatch import Unsupported
 from chainer_compat.torch_kernels.memory_format import is_channels_last
 
@@ -19,18 +16,6 @@ def output(f: Dropout, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
         raise Unsupported
     f.mask = _mask(f, x)
     return x * f.mask,
-
-
-def recorded(f: Dropout, x: torch.Tensor) -> torch.Tensor:
-    """Set random elements to zero, and scale the others."""
-    if f.mask is not None:
-        raise Unsupported
-    check_floats(x)
-    f.mask = _mask(f, x.detach().numpy())
-    return x * tensor(f.mask, channels_last=True)
-
-
-EXPRESSIONS: dict[type[FunctionNode], Expression] = {Dropout: recorded}
 
 
 def _mask(f: Dropout, x: np.ndarray) -> np.ndarray:

@@ -38,9 +38,6 @@ def recorded(f: LinearFunction, x: torch.Tensor, W: torch.Tensor, b: torch.Tenso
     return y if y.dtype is dtype else y.to(dtype)
 
 
-EXPRESSIONS = {LinearFunction: recorded}
-
-
 def gradients(f: LinearFunction, indexes: tuple[int, ...], grad_outputs: backward.Gradients
               ) -> list[Variable]:
     """Return the gradients of the inputs."""

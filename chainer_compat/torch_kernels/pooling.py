@@ -58,9 +58,6 @@ def recorded_average(f: AveragePooling2D, x: torch.Tensor) -> torch.Tensor:
     return aten.avg_pool2d(x, ksize, stride, pad, False, True)
 
 
-EXPRESSIONS = {MaxPoolingND: recorded_maximum, AveragePooling2D: recorded_average}
-
-
 def maximum_gradient(grad: MaxPoolingNDGrad, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
     """Return the gradient of the input of maximum pooling."""
     f = grad.func

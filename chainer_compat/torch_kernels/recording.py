@@ -16,6 +16,7 @@ looks at the graph finds it, and Chainer can compute the gradients itself.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,33 +27,26 @@ import torch
 from chainer import FunctionNode, Parameter, Variable
 from chainer.configuration import global_config
 
-from chainer_compat import graph, type_checks
+from chainer_compat import expressions, graph, type_checks
 from chainer_compat.graph import TensorData, variable, variable_of
-from chainer_compat.torch_kernels import (
-    activation,
-    arithmetic,
-    batch_normalization,
-    convolution,
-    dispatch,
-    dropout,
-    linear,
-    pooling,
-    reduction,
-    runs,
-    shapes,
-    softmax,
-)
+from chainer_compat.torch_kernels import dispatch, runs
 from chainer_compat.torch_kernels.arrays import Expression, is_autocast, shared
 from chainer_compat.torch_kernels.gpu_arrays import DTYPES
 
-#: By class: an expression of PyTorch's, called with the function and tensors. It raises
-#: ``Unsupported`` for calls that it does not cover, before it changes anything.
+
+def _class(name: str) -> type[FunctionNode]:
+    """Return a class below ``chainer.functions``."""
+    module, _, attribute = name.rpartition('.')
+    found: type[FunctionNode] = getattr(
+        importlib.import_module(f'chainer.functions.{module}'), attribute)
+    return found
+
+
+#: By class: its expression, called with the function and tensors. It raises ``Unsupported`` for
+#: calls that it does not cover, before it changes anything.
 EXPRESSIONS: Mapping[type[FunctionNode], Expression] = {
-    **activation.EXPRESSIONS, **arithmetic.EXPRESSIONS, **batch_normalization.EXPRESSIONS,
-    **convolution.EXPRESSIONS, **dropout.EXPRESSIONS, **linear.EXPRESSIONS,
-    **pooling.EXPRESSIONS, **reduction.EXPRESSIONS, **shapes.EXPRESSIONS,
-    **softmax.EXPRESSIONS,
-}
+    _class(name): expression for name, expression in expressions.RECORDED.items()}
+
 
 def _is_of_chainer(method: Any) -> bool:
     """Return whether a method is Chainer's own or that of a kernel, not of a patch or a program."""
@@ -98,7 +92,7 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
             or cls.check_type_forward is not check):
         return None
 
-    variables = inputs
+    variables: Sequence[Variable] = inputs
     tensors: list[torch.Tensor | None] = []
     #: By input: the level of the run that it is a result of; -1 for others.
     levels = []
@@ -111,9 +105,8 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
     for i, x in enumerate(inputs):
         kind = type(x)
         if kind is np.ndarray:
-            if variables is inputs:
-                variables = list(inputs)
-            x = variables[i] = variable(x, False)
+            x = variable(x, False)
+            variables = *variables[:i], x, *variables[i + 1:]
         elif (kind is not Variable and kind is not Parameter) or x._layout is not None:
             return None
         data = x._data

@@ -28,30 +28,6 @@ def mean(f: Mean, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
     return array(y),
 
 
-def recorded_total(f: Sum, x: torch.Tensor) -> torch.Tensor:
-    """Return the sum over some axes, or all."""
-    return torch.sum(x, _all_axes(f, x), keepdim=bool(f.keepdims))
-
-
-def recorded_mean(f: Mean, x: torch.Tensor) -> torch.Tensor:
-    """Return the mean over some axes, or all."""
-    if not x.numel():
-        raise Unsupported
-    y = torch.mean(x, _all_axes(f, x), keepdim=bool(f.keepdims))
-    f.multiplier = y.numel() / x.numel()
-    return y
-
-
-def _all_axes(f: Sum | Mean, x: torch.Tensor) -> tuple[int, ...]:
-    axes = tuple(range(x.ndim)) if f.axis is None else f.axis
-    if not axes and x.ndim:
-        raise Unsupported
-    return axes
-
-
-EXPRESSIONS = {Sum: recorded_total, Mean: recorded_mean}
-
-
 def _images(x: np.ndarray) -> torch.Tensor:
     if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.size == 0 or (
             x.flags.c_contiguous or not is_channels_last(x)):

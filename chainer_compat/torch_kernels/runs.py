@@ -103,8 +103,9 @@ class _Run:
 
 
 def _in_format_of(leaf: torch.Tensor, gx: torch.Tensor) -> torch.Tensor:
-    """Return a gradient in the memory format of its leaf."""
-    if leaf.is_contiguous():
+    """Return a gradient in the memory format of its leaf, which may also be a part of an array."""
+    if leaf.ndim != 4 or leaf.is_contiguous() or not leaf.is_contiguous(
+            memory_format=torch.channels_last):
         return gx.contiguous()
     return gx.contiguous(memory_format=torch.channels_last)
 

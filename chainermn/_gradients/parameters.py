@@ -77,7 +77,7 @@ class ParameterList(ArrayList):
         paths, parameters = sorted_once(model)
         if attribute == 'grad':
             with contextlib.suppress(RuntimeError):  # a parameter that is not initialized
-                grads = [parameter.grad for parameter in parameters]
+                grads = [*map(_gradient_of, parameters)]
                 # Fast path: there may be thousands of parameters.
                 if [*map(type, grads)].count(np.ndarray) == len(grads):
                     dtypes = tuple(map(_dtype_of, grads))
@@ -153,6 +153,16 @@ def _layout(paths: tuple[str, ...], dtypes: tuple[np.dtype, ...],
     return Layout.of(described)
 
 
+def _gradient_of(parameter: Parameter) -> Array | None:
+    """Return its gradient, as ``parameter.grad`` in half the time."""
+    own = parameter.__dict__
+    if type(parameter) is not chainer.Parameter or own['_layout'] is not None or not (
+            own['_grad_valid']) or own.get('_has_chainerx_array'):
+        return parameter.grad
+    variable = own['_grad_var']
+    return own['_grad'] if variable is None else variable._data[0]
+
+
 def _array_of(parameter: Parameter) -> Array | None:
     """Return its array; a program's own class of parameters may have ``data`` only."""
     return parameter.raw_array if hasattr(parameter, 'raw_array') else parameter.data
@@ -190,13 +200,18 @@ def sorted_once(model: Model) -> tuple[tuple[str, ...], list[Parameter]]:
     paths, order = _sorted(tuple(names))
     if order is not None:
         parameters = [parameters[place] for place in order]
-    if len({*map(id, parameters)}) < len(parameters):
+    if not _are_distinct(tuple(map(tied_arrays.identity, parameters))):
         first = {id(parameter): path for path, parameter
                  in zip(reversed(paths), reversed(parameters), strict=True)}
         named = [(path, parameter) for path, parameter in zip(paths, parameters, strict=True)
                  if first[id(parameter)] == path]
         return tuple(path for path, _ in named), [parameter for _, parameter in named]
     return paths, parameters
+
+
+@functools.lru_cache(maxsize=64)
+def _are_distinct(ids: tuple[int, ...]) -> bool:
+    return len({*ids}) == len(ids)
 
 
 def _walk(link: Model, prefix: str, names: list[_Names], parameters: list[Parameter]) -> None:

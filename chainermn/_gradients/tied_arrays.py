@@ -1,15 +1,20 @@
 """Which arrays share memory: views of one array, or the same array twice."""
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence
 
 import chainer
+import numpy as np
 
 from chainermn._transport import array_buffers
 from chainermn._types import Array, DeviceArray
 
 _base = operator.attrgetter('base')
+
+#: As ``id``, which raises an audit event, so that the hook of ``exit_status`` makes it slow.
+identity = object.__hash__
 
 
 def sharing_memory(arrays: Sequence[Array]) -> list[list[int]]:
@@ -26,12 +31,8 @@ def sharing_memory(arrays: Sequence[Array]) -> list[list[int]]:
         >>> chainermn.optimizers.proxy.sharing_memory([x, y, x[2:], x[:2]])
         [[0, 2, 3]]
     """
-    bases = [*map(_base, arrays)]
-    owners = {id(array if base is None else base)
-              for array, base in zip(arrays, bases, strict=True)}
-    if len(owners) == len(arrays) and all(
-            base is None or getattr(base, 'base', base) is None for base in bases):
-        return []  # usually: each has its own memory, or that of an array that owns it
+    if _are_apart(arrays):
+        return []
     found = {i: [i] for i in range(len(arrays))}
     active: list[tuple[int, int]] = []  # end and index of arrays that may reach further
     for begin, end, i in sorted((*_bounds(array), i) for i, array in enumerate(arrays)):
@@ -44,6 +45,34 @@ def sharing_memory(arrays: Sequence[Array]) -> list[list[int]]:
         active.append((end, i))
     return sorted(sorted(group) for group in {id(group): group for group in found.values()}.values()
                   if len(group) > 1)
+
+
+def _are_apart(arrays: Sequence[Array]) -> bool:
+    """Whether the memory of each array is its own, or that of another array or tensor.
+
+    Usually it is; if not, the arrays may still share none.
+    """
+    bases = [*map(_base, arrays)]
+    if {*map(type, bases)} == {type(None)}:
+        return len({*map(identity, arrays)}) == len(arrays)
+    owners = [array if base is None else base for array, base in zip(arrays, bases, strict=True)]
+    if len({*map(identity, owners)}) < len(arrays):
+        return False
+    if all([getattr(owner, 'base', owner) is None for owner in owners]):
+        return True
+    # PyTorch's gradients: tensors, whose storages can be parts of one memory.
+    ranges = []
+    for owner in owners:
+        if hasattr(owner, 'untyped_storage'):
+            storage = owner.untyped_storage()
+            begin, size = storage.data_ptr(), storage.nbytes()
+        elif type(owner) is np.ndarray and owner.base is None:
+            begin, size = owner.__array_interface__['data'][0], owner.nbytes
+        else:
+            return False
+        ranges.append((begin, begin + size))
+    ranges.sort()
+    return all([end <= begin for (_, end), (begin, _) in itertools.pairwise(ranges)])
 
 
 def _shares(x: Array, y: Array) -> bool:

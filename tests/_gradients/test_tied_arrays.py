@@ -34,3 +34,14 @@ def test_views_of_a_buffer_that_is_no_array():
     arrays = [np.frombuffer(buffer)[:4], np.frombuffer(buffer)[4:], np.frombuffer(buffer)[3:5]]
     assert tied_arrays.sharing_memory(arrays[:2]) == []
     assert tied_arrays.sharing_memory(arrays) == [[0, 1, 2]]
+
+
+def test_gradients_of_pytorch():
+    torch = pytest.importorskip('torch')
+    tensors = [torch.ones(3) for _ in range(3)]
+    arrays = [tensor.numpy() for tensor in tensors]
+    assert tied_arrays.sharing_memory([*arrays, np.ones(3)]) == []
+    assert tied_arrays.sharing_memory([*arrays, OTHER, tensors[1][1:].numpy()]) == [[1, 4]]
+    parts = [torch.from_numpy(OTHER[:2]).numpy(), torch.from_numpy(OTHER[1:]).numpy()]
+    assert tied_arrays.sharing_memory([*arrays, *parts]) == [[3, 4]]
+    assert tied_arrays.sharing_memory([arrays[0], parts[1], OTHER]) == [[1, 2]]

@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from laws.law import law, planted
 
 ROWS, COLUMNS = 3, 4
+LABELS = np.array([2, 1, 0], 'i')
+BITS = np.array([[0, 1, -1, 1], [1, 1, 0, 0], [0, -1, 0, 1]], 'i')
+CONDITION = BITS > 0
 TOLERANCES = {'f': 1e-3, 'd': 1e-9}
 
 
@@ -63,6 +66,35 @@ FUNCTIONS = {
     'mean': lambda m, x, y: y * F.broadcast_to(F.mean(x), x.shape),
     'doubled': lambda m, x, y: Doubled().apply((x,))[0] / 2, 'old': lambda m, x, y: Square()(x) / 8,
     'forget': lambda m, x, y: F.forget(lambda v: F.tanh(m.linear(v)), x),
+    'abs': lambda m, x, y: abs(x), 'div': lambda m, x, y: x / (y * y + 1),
+    'inverse': lambda m, x, y: 1 / (x * x + 1), 'rest': lambda m, x, y: 1 - x,
+    'power': lambda m, x, y: (x * x + .1) ** .75, 'cube': lambda m, x, y: x ** 3 / 8,
+    'exp': lambda m, x, y: F.exp(-x * x), 'log': lambda m, x, y: F.log(x * x + .1),
+    'log1p': lambda m, x, y: F.log1p(F.square(x)), 'sqrt': lambda m, x, y: F.sqrt(x * x + .1),
+    'maximum of ties': lambda m, x, y: F.maximum(x, F.relu(x)),
+    'minimum of ties': lambda m, x, y: F.minimum(F.relu(x), x * 1),
+    'elu': lambda m, x, y: F.elu(F.relu(x) - .5), 'softplus': lambda m, x, y: F.softplus(x, 2.),
+    'leaky of ties': lambda m, x, y: F.leaky_relu(F.relu(x)),
+    'swish': lambda m, x, y: F.swish(x, m.b),
+    'between': lambda m, x, y: F.linear_interpolate(F.sigmoid(x), x, y),
+    'layer': lambda m, x, y: F.layer_normalization(x, m.b, m.b),
+    'expand': lambda m, x, y: F.squeeze(F.expand_dims(x, 1)) + y,
+    'swap': lambda m, x, y: F.swapaxes(F.tanh(F.swapaxes(x, 0, 1)), -1, -2),
+    'move': lambda m, x, y: F.rollaxis(F.moveaxis(F.expand_dims(x, 0), 0, 2), 2)[0],
+    'stack': lambda m, x, y: F.stack(F.separate(x, 1)[::-1], 1),
+    'flip': lambda m, x, y: F.flip(x, 0), 'tile': lambda m, x, y: F.tile(x[:, 1:3], (1, 2)),
+    'pad': lambda m, x, y: F.pad(x[:, 1:], ((0, 0), (1, 0)), 'constant'),
+    'rows': lambda m, x, y: x[[0, 2, 0]], 'row': lambda m, x, y: x + x[-1, None],
+    'where': lambda m, x, y: F.where(CONDITION, x, y),
+    'embedding': lambda m, x, y: x + F.embed_id(LABELS, m.linear.W, 1),
+    'squared error': lambda m, x, y: F.squared_error(x, y) / 4,
+    'absolute error': lambda m, x, y: F.absolute_error(x, y),
+    'mean squared': lambda m, x, y: x * F.broadcast_to(F.mean_squared_error(x, y), x.shape) / 4,
+    'mean absolute': lambda m, x, y: x * F.broadcast_to(F.mean_absolute_error(x, y), x.shape) / 4,
+    'huber': lambda m, x, y: F.huber_loss(x, y, 1., reduce='no'),
+    'entropies': lambda m, x, y: F.sigmoid_cross_entropy(x, BITS, reduce='no'),
+    'entropy': lambda m, x, y: x + F.broadcast_to(F.sigmoid_cross_entropy(x, BITS), x.shape),
+    'classes': lambda m, x, y: x + F.broadcast_to(F.softmax_cross_entropy(x, LABELS), x.shape),
     'convolution': images(lambda m, x: m.convolution(x)),
     'maximum': images(lambda m, x: F.concat([F.max_pooling_2d(x, 2, 1, 1)[:, :, :2, :2]])),
     'average': images(lambda m, x: F.average_pooling_2d(x, 3, 1, 1)),

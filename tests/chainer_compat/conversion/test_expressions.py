@@ -19,7 +19,7 @@ from calls_of_functions import CASES, FLOAT32
 from chainer import Function, FunctionNode
 
 import chainer_compat
-from chainer_compat.conversion.expressions import EXPRESSIONS, NOT_EXPRESSIBLE
+from chainer_compat.expressions import EXPRESSIONS, NOT_EXPRESSIBLE
 
 pytestmark = pytest.mark.mpi_skip
 

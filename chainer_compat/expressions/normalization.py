@@ -9,7 +9,10 @@ import numpy as np
 import torch
 import torch.nn.functional as N
 
-from chainer_compat.conversion.expressions.arrays import product, reshape
+from chainer_compat.expressions.arrays import product, reshape
+from chainer_compat.torch_kernels import batch_normalization as kernels
+from chainer_compat.torch_kernels.arrays import Expression, check_floats
+from chainer_compat.torch_kernels.dispatch import Unsupported
 
 
 def batch_normalization(f: Any, x: Any, gamma: Any, beta: Any) -> Any:
@@ -123,4 +126,38 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
         lambda f, x, gamma, beta: N.layer_norm(x, f.in_shapes[1], gamma, beta, float(f.eps)),
     'normalization.local_response_normalization.LocalResponseNormalization':
         local_response_normalization,
+}
+
+
+class _LayerNorm(torch.autograd.Function):
+    """As in Chainer, the gradient computes means and variances again, from the retained input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, eps: float
+                ) -> torch.Tensor:
+        ctx.save_for_backward(x, gamma, beta)
+        ctx.eps = eps
+        return torch.native_layer_norm(x, gamma.shape, gamma, beta, eps)[0]
+
+    @staticmethod
+    def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, gamma, beta = ctx.saved_tensors
+        _, mean, inv_std = torch.native_layer_norm(x, gamma.shape, None, None, ctx.eps)
+        return *torch.ops.aten.native_layer_norm_backward(
+            gy, x, gamma.shape, mean, inv_std, gamma, beta, ctx.needs_input_grad[:3]), None
+
+
+def run_layer_normalization(f: Any, x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor
+                            ) -> torch.Tensor:
+    """``F.layer_norm(x, (n,), gamma, beta, eps)``."""
+    check_floats(x, gamma, beta)
+    if x.ndim != 2 or not x.numel() or not gamma.shape == beta.shape == x.shape[1:]:
+        raise Unsupported
+    f.retain_inputs((0, 1))
+    return _LayerNorm.apply(x.contiguous(), gamma, beta, float(f.eps))
+
+
+RECORDED: dict[str, Expression] = {
+    'normalization.batch_normalization.BatchNormalization': kernels.recorded,
+    'normalization.layer_normalization.LayerNormalization': run_layer_normalization,
 }

@@ -10,6 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as N
 
+from chainer_compat.torch_kernels.arrays import Expression, check_floats, tensor
+from chainer_compat.torch_kernels.dispatch import Unsupported
+
 
 def rrelu(f: Any, x: Any) -> Any:
     """``F.rrelu(x, lower, upper, training)``."""
@@ -85,3 +88,18 @@ RANDOM = frozenset({N.dropout, N.rrelu, torch.multinomial, torch.rand, torch.ran
 
 #: Attributes that are set before the function runs if the program has passed the random numbers.
 GIVEN = {'Dropout': 'mask', 'Gaussian': 'eps', 'RReLU': 'r', 'SimplifiedDropconnect': 'mask'}
+
+
+def run_dropout(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``x * mask``, with Chainer's random numbers."""
+    check_floats(x)
+    if f.mask is not None:
+        raise Unsupported
+    like = x.detach().numpy()
+    is_used = np.random.rand(*x.shape) >= f.dropout_ratio
+    scale = like.dtype.type(1 / (1 - f.dropout_ratio))
+    f.mask = np.multiply(is_used, scale, out=np.empty_like(like))  # in its memory format
+    return x * tensor(f.mask, channels_last=True)
+
+
+RECORDED: dict[str, Expression] = {'noise.dropout.Dropout': run_dropout}

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 import torch.nn.functional as N
 
-from chainer_compat.conversion.expressions.arrays import widths
-from chainer_compat.conversion.expressions.connection import DECONVOLUTIONS
+from chainer_compat.expressions.arrays import widths
+from chainer_compat.expressions.connection import DECONVOLUTIONS
+from chainer_compat.torch_kernels import pooling as kernels
+from chainer_compat.torch_kernels.arrays import Expression
 
 MAXIMA = {1: N.max_pool1d, 2: N.max_pool2d, 3: N.max_pool3d}
 MEANS = {1: N.avg_pool1d, 2: N.avg_pool2d, 3: N.avg_pool3d}
@@ -89,4 +91,10 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'pooling.unpooling_2d.Unpooling2D': unpooling,
     'pooling.unpooling_nd.UnpoolingND': unpooling,
     'pooling.upsampling_2d.Upsampling2D': upsampling,
+}
+
+
+RECORDED: dict[str, Expression] = {
+    'pooling.average_pooling_2d.AveragePooling2D': kernels.recorded_average,
+    'pooling.max_pooling_nd.MaxPoolingND': kernels.recorded_maximum,
 }

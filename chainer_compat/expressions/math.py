@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from chainer_compat.conversion.expressions.arrays import dtype_of
+from chainer_compat.expressions.arrays import dtype_of
+from chainer_compat.expressions.running import NOTHING, XX, Called, Kept, X, Y
+from chainer_compat.torch_kernels.arrays import Expression, check_floats
+from chainer_compat.torch_kernels.dispatch import Unsupported
+from chainer_compat.torch_kernels.gpu_arrays import DTYPES
 
 
 def all_axes(f: Any) -> Any:
@@ -169,4 +173,114 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'math.trigonometric.Sin': of(torch.sin),
     'math.trigonometric.Tan': of(torch.tan),
     'math.zeta.Zeta': lambda f, q: torch.special.zeta(f._x, q),
+}
+
+
+def run_add(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``x + y``."""
+    check_floats(x, y)
+    return x + y
+
+
+def run_sub(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``x - y``."""
+    check_floats(x, y)
+    return x - y
+
+
+def run_mul(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``x * y``."""
+    check_floats(x, y)
+    f.retain_inputs((0, 1))
+    return x * y
+
+
+def with_number(expression: Expression, inputs: tuple[int, ...] = ()) -> Expression:
+    """Return the expression of a function whose option ``value`` is a number."""
+    def run(f: Any, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        check_floats(x)
+        if not isinstance(f.value, int | float | np.floating | np.integer):
+            raise Unsupported
+        if inputs:
+            f.retain_inputs(inputs)
+        return expression(f, x)
+
+    return run
+
+
+def run_power(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``x ** value``."""
+    if not f.value:  # at 0, the gradient is not a number in Chainer
+        raise Unsupported
+    return x ** float(f.value)
+
+
+def run_divide(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``value / x``."""
+    return torch.scalar_tensor(float(f.value), dtype=x.dtype) / x
+
+
+def run_interpolate(f: Any, p: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``torch.lerp(y, x, p)``."""
+    check_floats(p, x, y)
+    if not p.shape == x.shape == y.shape:
+        raise Unsupported
+    f.retain_inputs((0, 1, 2))
+    return torch.lerp(y, x, p)
+
+
+def run_sum(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``torch.sum(x, axis)``."""
+    return torch.sum(x, _axes_of(f, x), keepdim=bool(f.keepdims))
+
+
+def run_mean(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``torch.mean(x, axis)``."""
+    if not x.numel():
+        raise Unsupported
+    y = torch.mean(x, _axes_of(f, x), keepdim=bool(f.keepdims))
+    f.multiplier = y.numel() / x.numel()
+    return y
+
+
+def _axes_of(f: Any, x: torch.Tensor) -> tuple[int, ...]:
+    axes = tuple(range(x.ndim)) if f.axis is None else f.axis
+    if not axes and x.ndim:  # PyTorch would sum up all
+        raise Unsupported
+    return axes
+
+
+def run_matmul(f: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``torch.matmul(a, b)``, with transposed matrices."""
+    check_floats(a, b)
+    if (f.dtype is not None and f.dtype != DTYPES[a.dtype]) or not a.numel() or not b.numel():
+        raise Unsupported
+    f.retain_inputs((0, 1))
+    return matmul(Called(f, (a, b)), a, b)
+
+
+KEPT: dict[str, Kept] = {
+    'math.basic_math.Absolute': X,
+    'math.basic_math.Div': XX,
+    'math.basic_math.Neg': NOTHING,
+    'math.exponential.Exp': Y,
+    'math.exponential.Log': X,
+    'math.logarithm_1p.Log1p': X,
+    'math.sqrt.Sqrt': Y,
+    'math.square.Square': X,
+}
+
+RECORDED: dict[str, Expression] = {
+    'math.average.Mean': run_mean,
+    'math.basic_math.Add': run_add,
+    'math.basic_math.AddConstant': with_number(lambda f, x: x + float(f.value)),
+    'math.basic_math.DivFromConstant': with_number(run_divide, (0,)),
+    'math.basic_math.Mul': run_mul,
+    'math.basic_math.MulConstant': with_number(lambda f, x: x * float(f.value)),
+    'math.basic_math.PowVarConst': with_number(run_power, (0,)),
+    'math.basic_math.Sub': run_sub,
+    'math.basic_math.SubFromConstant': with_number(lambda f, x: float(f.value) - x),
+    'math.linear_interpolate.LinearInterpolate': run_interpolate,
+    'math.matmul.MatMul': run_matmul,
+    'math.sum.Sum': run_sum,
 }

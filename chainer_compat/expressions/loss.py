@@ -8,7 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as N
 
-from chainer_compat.conversion.expressions.arrays import product
+from chainer_compat.expressions.arrays import product
+from chainer_compat.torch_kernels.arrays import Expression, check_floats
+from chainer_compat.torch_kernels.dispatch import Unsupported
 
 
 def mean_over_batch(f: Any, loss: Any) -> Any:
@@ -161,4 +163,72 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'loss.softmax_cross_entropy.SoftmaxCrossEntropy': softmax_cross_entropy,
     'loss.squared_error.SquaredError': lambda f, x, y: (x - y) ** 2,
     'loss.triplet.Triplet': triplet,
+}
+
+
+def run_softmax_cross_entropy(f: Any, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """``F.nll_loss(log_softmax(x, 1), t)``, for labels of one axis."""
+    if (f.class_weight is not None or x.ndim != 2 or t.ndim != 1 or len(t) != len(x)
+            or not x.numel() or f.reduce != 'mean' or t.dtype.is_floating_point):
+        raise Unsupported
+    labels = t.long()
+    low, high = (each.item() for each in torch.aminmax(labels))
+    if high >= x.shape[1]:
+        raise Unsupported
+    log_y = torch.log_softmax(x, 1)
+    count = len(labels)
+    if low < 0:
+        is_valid = labels != f.ignore_label
+        valid = labels[is_valid]
+        if (f.normalize and not len(valid)) or (len(valid) and valid.min() < 0) or not (
+                log_y.detach().sum().isfinite()):
+            raise Unsupported
+        if f.normalize:
+            count = len(valid)
+    elif 0 <= f.ignore_label < x.shape[1]:
+        raise Unsupported
+    f._coeff = 1. / count
+    f.retain_inputs((0, 1))
+    return torch.nn.functional.nll_loss(
+        log_y, labels, reduction='sum', ignore_index=f.ignore_label) * f._coeff
+
+
+def run_squared_error(f: Any, x: torch.Tensor, y: torch.Tensor, reduction: str = 'none'
+                      ) -> torch.Tensor:
+    """``F.mse_loss(x, y)``."""
+    _check_equal(x, y)
+    f.retain_inputs((0, 1))
+    return N.mse_loss(x, y, reduction=reduction)
+
+
+def run_absolute_error(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``torch.abs(x - y)``."""
+    _check_equal(x, y)
+    difference = x - y
+    f.diff = difference.detach().numpy()
+    return torch.abs(difference)
+
+
+def run_huber(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``F.huber_loss(x, y, reduction='none', delta=delta)``."""
+    _check_equal(x, y)
+    f.retain_inputs((0, 1))
+    return huber(f, x, y)
+
+
+def _check_equal(x: torch.Tensor, y: torch.Tensor) -> None:
+    check_floats(x, y)
+    if x.shape != y.shape or not x.numel():
+        raise Unsupported
+
+
+RECORDED: dict[str, Expression] = {
+    'loss.absolute_error.AbsoluteError': run_absolute_error,
+    'loss.huber_loss.HuberLoss': run_huber,
+    'loss.mean_absolute_error.MeanAbsoluteError':
+        lambda f, x, y: run_absolute_error(f, x, y).mean(),
+    'loss.mean_squared_error.MeanSquaredError':
+        lambda f, x, y: run_squared_error(f, x, y, 'mean'),
+    'loss.softmax_cross_entropy.SoftmaxCrossEntropy': run_softmax_cross_entropy,
+    'loss.squared_error.SquaredError': run_squared_error,
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from chainer_compat.conversion.expressions import (
+from chainer_compat.expressions import (
     activation,
     arrays,
     connection,
@@ -27,20 +27,25 @@ from chainer_compat.conversion.expressions import (
     rnn,
     rois,
 )
+from chainer_compat.expressions.running import keeping
+from chainer_compat.torch_kernels.arrays import Expression
 
-Expression = Callable[..., Any]
+_FAMILIES = (activation, arrays, connection, distributions, indexing, loss, math, noise,
+             normalization, pooling, rnn, rois)
 
 #: By the class below ``chainer.functions``.
-EXPRESSIONS: dict[str, Expression] = {
-    **activation.EXPRESSIONS, **arrays.EXPRESSIONS, **connection.EXPRESSIONS,
-    **distributions.EXPRESSIONS, **indexing.EXPRESSIONS, **loss.EXPRESSIONS,
-    **math.EXPRESSIONS, **noise.EXPRESSIONS,
-    **normalization.EXPRESSIONS, **pooling.EXPRESSIONS, **rnn.EXPRESSIONS,
-    **rois.EXPRESSIONS,
-}
+EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    name: expression for family in _FAMILIES for name, expression in family.EXPRESSIONS.items()}
+
+#: The same as runs record them: with what Chainer's ``backward`` reads.
+RECORDED: dict[str, Expression] = {
+    name: expression for family in _FAMILIES for name, expression in {
+        **{name: keeping(family.EXPRESSIONS[name], kept)
+           for name, kept in getattr(family, 'KEPT', {}).items()},
+        **getattr(family, 'RECORDED', {})}.items()}
 
 #: By the name of the function in NumPy, or of the method of arrays.
-NUMPY: dict[str, Expression] = numpy_functions.EXPRESSIONS
+NUMPY: dict[str, Callable[..., Any]] = numpy_functions.EXPRESSIONS
 
 #: Functions without an entry, by class, and the reason.
 NOT_EXPRESSIBLE: dict[str, str] = {

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from chainer_compat.conversion.expressions.arrays import dtype_of
-from chainer_compat.conversion.expressions.indexing import element
+from chainer_compat.expressions.arrays import dtype_of
+from chainer_compat.expressions.indexing import element
 
 #: With the same name and the same arguments.
 EQUAL = (

@@ -9,7 +9,10 @@ import numpy as np
 import torch
 import torch.nn.functional as N
 
-from chainer_compat.conversion.expressions.arrays import widths
+from chainer_compat.expressions.arrays import widths
+from chainer_compat.torch_kernels import convolution as convolutions
+from chainer_compat.torch_kernels import linear
+from chainer_compat.torch_kernels.arrays import Expression
 
 CONVOLUTIONS = {1: N.conv1d, 2: N.conv2d, 3: N.conv3d}
 DECONVOLUTIONS = {1: N.conv_transpose1d, 2: N.conv_transpose2d, 3: N.conv_transpose3d}
@@ -126,4 +129,10 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'connection.linear.LinearFunction': lambda f, x, W, b=None: N.linear(x, W, b),
     'connection.local_convolution_2d.LocalConvolution2DFunction': local_convolution,
     'connection.shift.Shift': shift,
+}
+
+
+RECORDED: dict[str, Expression] = {
+    'connection.convolution_2d.Convolution2DFunction': convolutions.recorded,
+    'connection.linear.LinearFunction': linear.recorded,
 }

@@ -9,6 +9,11 @@ import numpy as np
 import torch
 import torch.nn.functional as N
 
+from chainer_compat.expressions.running import NOTHING, Kept
+from chainer_compat.torch_kernels.arrays import Expression, check_floats
+from chainer_compat.torch_kernels.dispatch import Unsupported
+from chainer_compat.torch_kernels.gpu_arrays import DTYPES
+
 
 def dtype_of(numpy_dtype: Any) -> torch.dtype:
     """Return PyTorch's name of a NumPy dtype."""
@@ -195,4 +200,80 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'array.vstack.Vstack': lambda f, *xs: torch.vstack(xs),
     'math.identity.Identity': lambda f, *xs: xs,
     'math.sum.SumTo': lambda f, x: x.sum_to_size(f._shape),
+}
+
+
+def run_reshape(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``x.reshape(shape)``."""
+    _check(x)
+    return x.reshape(f.shape)
+
+
+def run_transpose(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``x.permute(axes)``."""
+    _check(x)
+    return x.permute(f.axes if f.axes is not None else tuple(reversed(range(x.ndim))))
+
+
+def run_split(f: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """``torch.tensor_split(x, indices, axis)``."""
+    _check(x)
+    indices = f.sections if f.indices is None else tuple([int(i) for i in f.indices])
+    if isinstance(indices, tuple) and any(i < 0 for i in indices):
+        raise Unsupported
+    ys = torch.tensor_split(x, indices, f.axis)
+    f._xp = np
+    f._shapes = [tuple(y.shape) for y in ys]
+    return tuple(ys)
+
+
+def run_separate(f: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """``torch.unbind(x, axis)``."""
+    _check(x)
+    ys = torch.unbind(x, f.axis)
+    f._xp, f._shape, f._dtype = np, tuple(ys[0].shape), DTYPES[x.dtype]
+    return tuple(ys)
+
+
+def run_squeeze(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``x.squeeze(axes)``."""
+    _check(x)
+    if f.axis is None:
+        return x.squeeze()
+    if any([x.shape[axis] != 1 for axis in f.axis]):  # an error in NumPy
+        raise Unsupported
+    return x.squeeze(f.axis)
+
+
+def _check(x: torch.Tensor) -> None:
+    check_floats(x)
+    if not x.numel():
+        raise Unsupported
+
+
+def _set_in_ndim(f: Any, x: torch.Tensor) -> None:
+    f._in_ndim = x.ndim
+
+
+def _set_in_shape(f: Any, x: torch.Tensor) -> None:
+    f._in_shape = tuple(x.shape)
+
+
+KEPT: dict[str, Kept] = {
+    'array.broadcast.BroadcastTo': NOTHING,
+    'array.concat.Concat': NOTHING,
+    'array.expand_dims.ExpandDims': NOTHING,
+    'array.moveaxis.Moveaxis': Kept(attributes=_set_in_ndim),
+    'array.rollaxis.Rollaxis': Kept(attributes=_set_in_ndim, shapes=True),
+    'array.stack.Stack': NOTHING,
+    'array.swapaxes.Swapaxes': NOTHING,
+    'array.tile.Tile': Kept(attributes=_set_in_shape),
+}
+
+RECORDED: dict[str, Expression] = {
+    'array.reshape.Reshape': run_reshape,
+    'array.separate.Separate': run_separate,
+    'array.split_axis.SplitAxis': run_split,
+    'array.squeeze.Squeeze': run_squeeze,
+    'array.transpose.Transpose': run_transpose,
 }

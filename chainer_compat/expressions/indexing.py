@@ -9,7 +9,9 @@ import numpy as np
 import torch
 import torch.nn.functional as N
 
-from chainer_compat.conversion.expressions.arrays import product
+from chainer_compat.expressions.arrays import product
+from chainer_compat.torch_kernels.arrays import Expression, check_floats, shared
+from chainer_compat.torch_kernels.dispatch import Unsupported
 
 
 def get_item(f: Any, x: Any) -> Any:
@@ -132,4 +134,55 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'math.minmax.ArgMin': lambda f, x: torch.argmin(x, f.axis).int(),
     'math.minmax.Max': maximum_of(torch.amax),
     'math.minmax.Min': maximum_of(torch.amin),
+}
+
+
+def run_get_item(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``x[slices]``, a view as in NumPy."""
+    check_floats(x)
+    for each in f.slices:
+        kind = type(each)
+        if kind is slice:
+            if each.step is not None and each.step <= 0:
+                raise Unsupported
+        elif kind is not int and each is not None and each is not Ellipsis:
+            raise Unsupported
+    y = x[f.slices]
+    if not y.numel():
+        raise Unsupported
+    return y
+
+
+def run_where(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``torch.where(condition, x, y)``."""
+    check_floats(x, y)
+    condition = f.condition
+    if type(condition) is not np.ndarray or condition.dtype != bool or not condition.size:
+        raise Unsupported
+    chosen = shared(condition)
+    if chosen is None:
+        raise Unsupported
+    return torch.where(chosen, x, y)
+
+
+def run_embed_id(f: Any, x: torch.Tensor, W: torch.Tensor) -> torch.Tensor:
+    """``F.embedding(x, W)``, with zeros for ``ignore_label``."""
+    if not x.numel() or not W.numel() or W.dtype is torch.float16 or (
+            not W.dtype.is_floating_point):
+        raise Unsupported
+    ignored = None if f.ignore_label is None else x == f.ignore_label
+    x = x.long() if ignored is None else torch.where(ignored, 0, x).long()
+    low, high = torch.aminmax(x)
+    if low < 0 or high >= len(W):  # they count from the end, or are an error
+        raise Unsupported
+    f.retain_inputs((0,))
+    f._w_shape = tuple(W.shape)
+    y = N.embedding(x, W)
+    return y if ignored is None else torch.where(ignored.unsqueeze(-1), 0., y)
+
+
+RECORDED: dict[str, Expression] = {
+    'array.get_item.GetItem': run_get_item,
+    'array.where.Where': run_where,
+    'connection.embed_id.EmbedIDFunction': run_embed_id,
 }

@@ -1,0 +1,138 @@
+"""Activation functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as N
+
+from chainer_compat.expressions.running import Kept
+from chainer_compat.torch_kernels.arrays import Expression
+from chainer_compat.torch_kernels.dispatch import Unsupported
+from chainer_compat.torch_kernels.gpu_arrays import DTYPES
+
+
+def per_channel(W: Any, shape: tuple[int, ...], ndim: int) -> Any:
+    """Return a parameter with the axes of a batch: the first axis, and those after its own."""
+    return W.reshape((1, *shape, *[1] * (ndim - 1 - len(shape))))
+
+
+def prelu(f: Any, x: Any, W: Any) -> Any:
+    """``torch.where(x >= 0, x, x * W)``."""
+    return torch.where(x >= 0, x, x * per_channel(W, f.in_shapes[1], len(f.in_shapes[0])))
+
+
+def swish(f: Any, x: Any, beta: Any) -> Any:
+    """``x * torch.sigmoid(x * beta)``."""
+    return x * torch.sigmoid(x * per_channel(beta, f.in_shapes[1], len(f.in_shapes[0])))
+
+
+EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    'activation.clipped_relu.ClippedReLU': lambda f, x: N.hardtanh(x, 0., f.cap),
+    'activation.crelu.CReLU': lambda f, x: torch.cat([torch.relu(x), torch.relu(-x)], f.axis),
+    'activation.elu.ELU': lambda f, x: N.elu(x, f.alpha),
+    'activation.hard_sigmoid.HardSigmoid': lambda f, x: N.hardtanh(x * .2 + .5, 0., 1.),
+    'activation.leaky_relu.LeakyReLU': lambda f, x: N.leaky_relu(x, f.slope),
+    'activation.log_softmax.LogSoftmax': lambda f, x: torch.log_softmax(x, f.axis),
+    'activation.prelu.PReLUFunction': prelu,
+    'activation.relu.ReLU': lambda f, x: torch.relu(x),
+    'activation.sigmoid.Sigmoid': lambda f, x: torch.sigmoid(x),
+    'activation.softmax.Softmax': lambda f, x: torch.softmax(x, f.axis),
+    'activation.softplus.Softplus':
+        lambda f, x: torch.logaddexp(x * f.beta, torch.zeros_like(x)) * f.beta_inv,
+    'activation.swish.Swish': swish,
+    'activation.tanh.Tanh': lambda f, x: torch.tanh(x),
+}
+
+
+class _LeakyReLU(torch.autograd.Function):
+    """Unlike PyTorch's own, its gradient is Chainer's where that is infinite or NaN."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, slope: float) -> torch.Tensor:
+        y = torch.relu(x) if slope == 0. else N.leaky_relu(x, slope)
+        ctx.save_for_backward(y)
+        ctx.slope = slope
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor, None]:
+        y, = ctx.saved_tensors
+        if ctx.slope != 0. and y.sum().isnan():  # Chainer returns the gradient where it was NaN
+            return torch.where(y <= 0, gy * ctx.slope, gy), None
+        return torch.ops.aten.leaky_relu_backward(gy, y, ctx.slope, False), None
+
+
+#: ``_LeakyReLU.apply`` without its checks for ``torch.func``.
+_leaky_relu = super(torch.autograd.Function, _LeakyReLU).apply
+
+
+def relu(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``torch.relu(x)``."""
+    f.retain_outputs((0,))
+    return _leaky_relu(x, 0.)
+
+
+def leaky_relu(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``F.leaky_relu(x, slope)``."""
+    slope = float(f.slope)
+    if slope <= 0 or not x.dtype.is_floating_point:
+        raise Unsupported
+    f.retain_outputs((0,))
+    return _leaky_relu(x, slope)
+
+
+def elu(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``F.elu(x)``."""
+    if f.alpha != 1:  # at 0, the gradient would be another one
+        raise Unsupported
+    f.retain_outputs((0,))
+    return N.elu_(x.clone())  # in place, the gradient depends on the output, as Chainer's
+
+
+def log_softmax(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``torch.log_softmax(x, axis)``."""
+    if not x.shape[f.axis]:
+        raise Unsupported
+    f._x_xp, f._x_shape, f._x_dtype = np, tuple(x.shape), DTYPES[x.dtype]
+    f.retain_outputs((0,))
+    return torch.log_softmax(x, f.axis)
+
+
+def softmax(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``torch.softmax(x, axis)``."""
+    if not x.shape[f.axis]:
+        raise Unsupported
+    f.retain_outputs((0,))
+    return torch.softmax(x, f.axis)
+
+
+def softplus(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``F.softplus(x, beta)``."""
+    if f.beta == 0 or not x.dtype.is_floating_point:
+        raise Unsupported
+    f.retain_inputs((0,))
+    return N.softplus(x, f.beta, 40)  # beyond it, the result is x in float64, too
+
+
+def without_cudnn(f: Any, x: torch.Tensor) -> None:
+    """Set what the gradients of sigmoid and tanh read."""
+    f._use_cudnn = False
+
+
+KEPT: dict[str, Kept] = {
+    'activation.sigmoid.Sigmoid': Kept((), (0,), without_cudnn),
+    'activation.tanh.Tanh': Kept((), (0,), without_cudnn),
+}
+
+RECORDED: dict[str, Expression] = {
+    'activation.elu.ELU': elu,
+    'activation.leaky_relu.LeakyReLU': leaky_relu,
+    'activation.log_softmax.LogSoftmax': log_softmax,
+    'activation.relu.ReLU': relu,
+    'activation.softmax.Softmax': softmax,
+    'activation.softplus.Softplus': softplus,
+}
