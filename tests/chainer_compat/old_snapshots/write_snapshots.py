@@ -146,6 +146,16 @@ class Classifier(chainer.Chain):
         return loss
 
 
+class Nowhere:
+    """A stream that needs not be closed."""
+
+    def write(self, text):
+        pass
+
+    def flush(self):
+        pass
+
+
 def make_trainer(out, saving=False):
     """Return a trainer, and the list to which it appends the loss of each iteration."""
     dataset = [(values(3, step=i + .5), np.array(i % 3, 'i')) for i in range(7)]
@@ -160,7 +170,7 @@ def make_trainer(out, saving=False):
     validation = chainer.iterators.SerialIterator(dataset, 3, repeat=False, shuffle=False)
     trainer.extend(extensions.Evaluator(validation, model))
     trainer.extend(extensions.dump_graph('main/loss'))
-    trainer.extend(extensions.PrintReport(['epoch', 'main/loss'], out=open(os.devnull, 'w')))
+    trainer.extend(extensions.PrintReport(['epoch', 'main/loss'], out=Nowhere()))
     trainer.extend(extensions.PlotReport(['main/loss'], trigger=(2, 'iteration')))
     trainer.extend(extensions.snapshot_object(model, 'best'),
                    trigger=training.triggers.MinValueTrigger('main/loss', (2, 'iteration')))
