@@ -34,11 +34,14 @@ KINDS = {
     'chainer': {'CHAINER_USE_TORCH': 'never'},  # ours, without PyTorch's kernels
     'gloo': {},  # torch.distributed, without chainermn
     'bfloat16': {'CHAINER_TORCH_COMPUTE_DTYPE': 'bfloat16'},  # ours
-    'autocast': {},  # torch.distributed, in bfloat16
+    'fused': {},  # the same, with fused optimizers, and images with channels last
+    'compiled': {},  # the same as fused, compiled by torch.compile
+    'autocast': {},  # as gloo, in bfloat16
+    'autocast, fused': {},
     'mosaicml-streaming': {},
     'webdataset': {},
 }
-OF_TORCH = ('gloo', 'autocast')
+OF_TORCH = ('gloo', 'fused', 'compiled', 'autocast', 'autocast, fused')
 #: Of Okabe and Ito: people who are color-blind can tell them apart.
 COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000']
 

@@ -9,14 +9,26 @@ Step = Callable[[], object]
 Wrap = Callable[[nn.Module], nn.Module]
 
 
-def wrapped(is_parallel: bool, overlap: bool, in_bfloat16: bool = False) -> Wrap:
+#: Options of optimizers: those of ``torch.optim`` are not fused by default.
+OPTIMIZERS: dict[str, bool] = {}
+
+
+def wrapped(is_parallel: bool, overlap: bool, kind: str = 'gloo') -> Wrap:
     """Return a function that lets the ranks exchange the gradients of a module, or does not.
 
     DDP overlaps the exchange with the backward pass in any case.
     """
+    is_fused = 'fused' in kind or kind == 'compiled'
+    if is_fused:
+        OPTIMIZERS['fused'] = True
+
     def wrap(module: nn.Module) -> nn.Module:
-        if in_bfloat16:
+        if 'autocast' in kind:
             module.forward = torch.autocast('cpu', torch.bfloat16)(module.forward)
+        if is_fused:
+            module = module.to(memory_format=torch.channels_last)
+        if kind == 'compiled':
+            module.compile()
         if is_parallel:
             return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False)
         return module
@@ -29,7 +41,9 @@ def _classifying(module: nn.Module, optimizer: Callable, shape: tuple[int, ...],
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(shape, generator=generator)
     t = torch.randint(n_classes, shape[:1], generator=generator)
-    made = optimizer(module.parameters(), **options)
+    if OPTIMIZERS and x.ndim == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    made = optimizer(module.parameters(), **options, **OPTIMIZERS)
 
     def step() -> None:
         made.zero_grad()
@@ -110,7 +124,7 @@ def dcgan(wrap: Wrap) -> Step:
         nn.Conv2d(width, 2 * width, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * width),
         nn.LeakyReLU(.2), nn.Flatten(), nn.Linear(128 * width, 1)))
     of_generator, of_discriminator = (
-        torch.optim.Adam(each.parameters(), lr=2e-4, betas=(.5, .999))
+        torch.optim.Adam(each.parameters(), lr=2e-4, betas=(.5, .999), **OPTIMIZERS)
         for each in (generator, discriminator))
     real = torch.rand(32, 3, 32, 32) * 2 - 1
     softplus = nn.functional.softplus
@@ -155,7 +169,7 @@ def seq2seq(wrap: Wrap) -> Step:
     xs, ys = ([torch.randint(1, 5000, (int(n),), generator=generator)
                for n in torch.randint(10, 21, (32,), generator=generator)] for _ in range(2))
     module = wrap(Network())
-    optimizer = torch.optim.Adam(module.parameters())
+    optimizer = torch.optim.Adam(module.parameters(), **OPTIMIZERS)
 
     def step() -> None:
         optimizer.zero_grad()

@@ -8,7 +8,8 @@ The models: six 3x3 convolutions of 32 channels, on 16 images of 3 x 32 x 32; Re
 of 3 x 224 x 224; the perceptron of ``examples/mnist`` with 1,000 units, on 100 images; an LSTM of
 256 units, on 16 sequences of 32 vectors of 128; and the networks of ``examples/dcgan`` (32 images)
 and ``examples/seq2seq`` (32 pairs, 5,000 words, 256 units).  PyTorch has models of the same shapes,
-written as its users do.
+written as its users do: with its defaults; with fused optimizers, and images with channels last;
+and compiled, on one rank, by ``torch.compile``, which needs a C++ compiler.  The fastest counts.
 
 A step is forward, backward and the update.  With one rank nothing is exchanged.  With several,
 Chainer exchanges gradients by ``flat``, and PyTorch by DDP on gloo; only the models of the goal
@@ -32,10 +33,11 @@ import os
 import pathlib
 import pstats
 import re
+import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import _rounds
 
@@ -48,7 +50,9 @@ from chainer_compat.torch_kernels import compute_dtype
 TURNS = {'CNN': 8, 'ResNet-50': 3, 'perceptron': 20, 'LSTM': 20, 'DCGAN': 4, 'seq2seq': 4}
 PARALLEL = ('CNN', 'ResNet-50', 'LSTM')
 ON_HOSTS = ('CNN', 'ResNet-50')
-GOALS = {1: 1.1, 2: 1.}
+#: Of PyTorch in float32.
+VARIANTS = {'gloo': 'default', 'fused': 'fused', 'compiled': 'compiled'}
+GOALS = {1: 1., 2: 1.}
 MEMORY = 'memory'  # asks for megabytes instead of seconds
 KERNELS = 'kernels'  # asks for the seconds of a step in PyTorch's functions
 
@@ -62,7 +66,7 @@ def work(kind: str, folder: str) -> None:
 
         rank, barrier, maximum = _gloo.start(folder, kind)
         context = torch.distributed.get_world_size() > 1
-        wrapped = functools.partial(steps_of.wrapped, in_bfloat16=kind == 'autocast')
+        wrapped = functools.partial(steps_of.wrapped, kind=kind)
     else:
         import _steps_of_chainer as steps_of
         from mpi4py import MPI
@@ -130,18 +134,29 @@ def measure(name: str, kinds: list[str], ranks: int, args: argparse.Namespace,
     if 'chainer' in kinds:
         row += f", with Chainer's {middle['chainer']:9.2f} ms"
     if 'gloo' in kinds:
-        row += (f', PyTorch {middle["gloo"]:9.2f} ms: '
-                f'{_rounds.times(seconds["ours"], seconds["gloo"])}, goal {GOALS.get(ranks, 1):g}')
+        fastest = fastest_of(seconds, VARIANTS)
+        row += (f', PyTorch {middle[fastest]:9.2f} ms, the fastest of '
+                + ', '.join(f'{name} {middle[kind]:.2f}' for kind, name in VARIANTS.items()
+                            if kind in kinds)
+                + f': {_rounds.times(seconds["ours"], seconds[fastest])}, '
+                f'goal {GOALS.get(ranks, 1):g}')
         if 'chainer' in kinds:
-            row += f'; {_rounds.times(seconds["chainer"], seconds["gloo"])}'
+            row += f'; {_rounds.times(seconds["chainer"], seconds[fastest])}'
     print(f'{row}; memory {", ".join(f"{memory[kind]:.0f}" for kind in kinds)} MB; '
           f'{_rounds.load()}', flush=True)
     if 'autocast' in kinds:
+        fastest = fastest_of(seconds, ('autocast', 'autocast, fused'))
         print(f'{"":<10} in bfloat16: {middle["bfloat16"]:.2f} ms, autocast '
-              f'{middle["autocast"]:.2f} ms: '
-              f'{_rounds.times(seconds["bfloat16"], seconds["autocast"])}; '
+              f'{middle[fastest]:.2f} ms: '
+              f'{_rounds.times(seconds["bfloat16"], seconds[fastest])}; '
               f'{_rounds.times(seconds["bfloat16"], seconds["gloo"])} float32', flush=True)
     return seconds
+
+
+def fastest_of(seconds: dict[str, list[float]], kinds: Iterable[str]) -> str:
+    """Return the kind with the shortest median."""
+    return min((kind for kind in kinds if kind in seconds),
+               key=lambda kind: statistics.median(seconds[kind]))
 
 
 def main() -> None:
@@ -161,23 +176,28 @@ def main() -> None:
     if args.quick:
         args.rounds, args.ranks, args.only, args.hosts = 1, '1', args.only or 'LSTM', 'none'
     has_torch = _rounds.has_torch(args.torch)
-    kinds = ['ours', 'chainer', *(['gloo'] if has_torch else []),
-             *(['bfloat16', 'autocast'] if has_torch and args.bfloat16 else [])]
+    kinds = ['ours', 'chainer', *(VARIANTS if has_torch else []),
+             *(['bfloat16', 'autocast', 'autocast, fused'] if has_torch and args.bfloat16 else [])]
+    if has_torch and not shutil.which('c++'):
+        kinds.remove('compiled')
     drawn: dict[str, dict[str, list[float]]] = {'ours': {}, 'chainer': {}}
     only = args.only.split(',') if args.only else None
     for ranks in map(int, args.ranks.split(',')):
         for name in only or (TURNS if ranks == 1 else PARALLEL):
-            seconds = measure(name, kinds, ranks, args)
+            seconds = measure(name, [kind for kind in kinds if ranks == 1 or kind != 'compiled'],
+                              ranks, args)
             for kind, shown in drawn.items():
                 if has_torch:
-                    shown[f'{name}, {ranks}'] = _rounds.ratios(seconds[kind], seconds['gloo'])
+                    shown[f'{name}, {ranks}'] = _rounds.ratios(
+                        seconds[kind], seconds[fastest_of(seconds, VARIANTS)])
     if args.hosts != 'none' and (reason := virtual_hosts.why_not()):
         print(f'not measured on two hosts: {reason}')
     elif args.hosts != 'none':
         os.environ['GLOO_SOCKET_IFNAME'] = 'eth0'
         with virtual_hosts.Hosts([1, 1], args.hosts) as hosts:
             for name in only or ON_HOSTS:
-                measure(name, [kind for kind in kinds if kind != 'chainer'], 2, args, hosts)
+                measure(name, [kind for kind in kinds if kind not in ('chainer', 'compiled')], 2,
+                        args, hosts)
     if args.png and drawn['ours']:
         _rounds.chart(args.png, 'Training steps', "times PyTorch's",
                       {"with PyTorch's kernels": drawn['ours'], "with Chainer's": drawn['chainer']},

@@ -82,11 +82,19 @@ def _torch() -> str:
     elif why:
         use = f'not used: {why}'
     else:
-        where = 'the CPU and on GPUs' if config.use_torch == 'always' else 'the CPU'
+        where = 'the CPU and on GPUs' if config.use_torch == 'always' or (
+            _n_gpus() and not dispatch.why_not_on_gpu(0)) else 'the CPU'
         use = f'computes convolutions and other functions on {where}'
         if config.torch_compute_dtype:
             use += f', products of matrices in {config.torch_compute_dtype}'
     return f'{torch.__version__}, {use}'
+
+
+def _n_gpus() -> int:
+    try:
+        return importlib.import_module('cupy').cuda.runtime.getDeviceCount()
+    except Exception:  # no CuPy, driver or GPU
+        return 0
 
 
 def _dotted(version: int) -> str:

@@ -9,6 +9,9 @@ from chainer_compat.torch_kernels import BACKWARD, KERNELS, OF_IMAGES, compute_d
 @patch(*KERNELS)
 def torch_kernels(module: ModuleType) -> None:
     """All versions: functions use PyTorch's kernels if PyTorch is installed."""
+    if module.__name__ == 'chainer.functions.connection.convolution_2d':
+        owner = module.Convolution2DFunction
+        owner._forward_gpu_core = dispatch.advising(owner._forward_gpu_core)
     for name, kernel in {
             **KERNELS[module.__name__], **BACKWARD.get(module.__name__, {})}.items():
         dispatch.replace(module, name, kernel)

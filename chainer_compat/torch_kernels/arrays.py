@@ -47,12 +47,13 @@ def tensor(array: np.ndarray, channels_last: bool = False) -> torch.Tensor:
         channels_last: Whether the tensor of an array with channels last has them last, too.
 
     Raises:
-        Unsupported: For other dtypes, for arrays on a GPU unless ``use_torch`` is 'always', and
+        Unsupported: For other dtypes, for arrays on a GPU that PyTorch does not compute on, and
             within ``torch.autocast``.
     """
     is_on_host = isinstance(array, np.ndarray)
     if array.dtype not in FLOATS or is_autocast() or not (
-            is_on_host or (config.use_torch == 'always' and isinstance(array, cuda.ndarray))):
+            is_on_host or (isinstance(array, cuda.ndarray) and (
+                config.use_torch == 'always' or gpu_arrays.is_default(array)))):
         raise Unsupported
     if is_on_host:
         is_last = channels_last and memory_format.is_channels_last(array)

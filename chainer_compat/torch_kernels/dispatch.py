@@ -88,6 +88,49 @@ def why_unavailable() -> str:
     return ''
 
 
+def why_not_on_gpu(device: int) -> str:
+    """Return why convolutions on a GPU are slow and what to do, ``''`` if they are not.
+
+    They are fast with PyTorch or cuDNN. Imports PyTorch.
+
+    Args:
+        device: The number of the GPU.
+    """
+    from chainer.backends import cuda
+
+    if cuda.cudnn_enabled:
+        return ''
+    reason = why_unavailable()
+    if not reason:
+        from chainer_compat.torch_kernels import gpu_arrays
+
+        reason = gpu_arrays.why_not(device)
+    return reason and (
+        'convolutions on this GPU take several times as long as with PyTorch, because CuPy has no '
+        f'cuDNN and Chainer cannot use PyTorch ({reason}). Install a PyTorch for this version of '
+        'CUDA: see docs/torch_kernels.md')
+
+
+def advising(original: Callable[P, R]) -> Callable[P, R]:
+    """Return a convolution on a GPU that says once, in its first call, why it is slow."""
+    @functools.wraps(original)
+    def convolve(*args: P.args, **kwargs: P.kwargs) -> R:
+        from chainer import config
+
+        global _has_advised
+        if not _has_advised and config.use_torch == 'auto':
+            _has_advised = True
+            array: Any = args[1]
+            if advice := why_not_on_gpu(array.data.device_id):
+                warnings.warn(advice[0].upper() + advice[1:], stacklevel=2)
+        return original(*args, **kwargs)
+
+    return convolve
+
+
+_has_advised = False
+
+
 def replace(module: ModuleType, name: str, kernel: str,
             is_worth_importing: Callable[..., bool] | None = None) -> None:
     """Let a function of Chainer call a kernel, and the original where the kernel does not apply.

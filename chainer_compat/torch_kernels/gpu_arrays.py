@@ -6,12 +6,14 @@ stream, and nothing is needed; otherwise DLPack lets one stream wait for the oth
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from chainer import config
-from chainer.backends.cuda import cupy
+from chainer.backends.cuda import cudnn_enabled, cupy
 
 from chainer_compat.torch_kernels import compute_dtype
 
@@ -20,6 +22,32 @@ Kind: TypeAlias = Literal['convolution', 'rnn', 'matmul']
 DTYPES: dict[torch.dtype, np.dtype] = {
     torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 TORCH_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@functools.cache
+def why_not(device: int) -> str:
+    """Return why PyTorch cannot compute on a GPU, ``''`` if it can.
+
+    Args:
+        device: The number of the GPU.
+    """
+    if not torch.cuda.is_available():
+        return f'PyTorch {torch.__version__} has no CUDA, or cannot use this driver'
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # PyTorch warns of GPUs that it was not built for
+            torch.ones(1, device=f'cuda:{device}').add_(1).item()
+    except Exception as error:  # such as no kernel for this GPU
+        return f'PyTorch {torch.__version__} cannot use this GPU: {" ".join(str(error).split())}'
+    return ''
+
+
+def is_default(array: Any) -> bool:
+    """Return whether PyTorch computes with an array of CuPy by default.
+
+    It does where it can use the GPU, unless CuPy has cuDNN, which Chainer uses.
+    """
+    return not cudnn_enabled and not why_not(array.data.device_id)
 
 
 def tensor(array: Any) -> torch.Tensor:

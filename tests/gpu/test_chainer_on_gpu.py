@@ -5,6 +5,7 @@ in the same dtype; so what is compared is Chainer's GPU code with Chainer's CPU 
 """
 
 import copy
+import warnings
 
 import chainer
 import chainer.functions as F
@@ -12,6 +13,8 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer.utils import conv
+
+from chainer_compat.torch_kernels import dispatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi_skip]
 
@@ -34,6 +37,22 @@ def dtype(request):
 @pytest.fixture
 def gpu(device):
     return chainer.get_device(f'@cupy:{device.id}')
+
+
+def test_the_first_convolution_says_why_it_is_slow(gpu, monkeypatch):
+    monkeypatch.setattr(dispatch, '_has_advised', False)
+    x, w = gpu.xp.ones((2, 3, 5, 5), 'f'), gpu.xp.ones((4, 3, 3, 3), 'f')
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        with chainer.using_config('use_torch', 'never'):
+            expected = F.convolution_2d(x, w).array
+        assert not caught
+        found = [F.convolution_2d(x, w).array for _ in range(2)]
+    reason = dispatch.why_not_on_gpu(gpu.device.id)
+    assert [str(each.message).lower() for each in caught] == [reason.lower()] * bool(reason)
+    assert not reason or 'Install a PyTorch for this version of CUDA' in reason
+    for each in found:
+        close(each, expected, 1e-4)
 
 
 def test_dropout(gpu, dtype):

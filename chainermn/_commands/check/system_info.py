@@ -17,7 +17,7 @@ from importlib import metadata
 from importlib.machinery import PathFinder
 from typing import NamedTuple
 
-from chainer_compat.torch_kernels import compute_dtype
+from chainer_compat.torch_kernels import compute_dtype, dispatch
 from chainermn import nccl
 from chainermn._process import environment, mpiexec
 from chainermn._process.mpi import MPI
@@ -153,7 +153,20 @@ def _chainer(devices: list[str]) -> Info:
             'unsupported-version', f'Chainer {version} is installed, but ChainerMN 8 needs '
             f'{_CHAINER}, which it contains. Remove the other one: '
             f'{sys.executable} -m pip uninstall chainer'))
-    return _add_compute_dtype(info, devices)
+    return _add_compute_dtype(_add_gpu_advice(info, devices), devices)
+
+
+def _add_gpu_advice(info: Info, devices: list[str]) -> Info:
+    """Add what makes convolutions on a GPU faster, if they are slow."""
+    mode = getattr(importlib.import_module('chainer').config, 'use_torch', 'never')
+    advice = _why_slow_on_gpu(devices) if mode != 'never' else ''
+    return info._replace(hint=Advice('slow-convolutions', advice)) if advice else info
+
+
+def _why_slow_on_gpu(devices: list[str]) -> str:
+    """Return why convolutions on a GPU are slow; ``''`` if they are not, or there is no GPU."""
+    is_used = devices and importlib.import_module('chainer.backends.cuda').available
+    return dispatch.why_not_on_gpu(0) if is_used else ''
 
 
 def _add_compute_dtype(info: Info, devices: list[str]) -> Info:
@@ -164,8 +177,10 @@ def _add_compute_dtype(info: Info, devices: list[str]) -> Info:
     if dtype is None or mode == 'never' or importlib.util.find_spec('torch') is None:
         return info
     info = info._replace(text=f'{info.text}, computes in {dtype}')
-    if (dtype == compute_dtype.TF32 or (devices and mode == 'always')
-            or compute_dtype.has_instructions()):
+    is_on_gpu = devices and (mode == 'always' or (
+        importlib.import_module('chainer.backends.cuda').available and (
+            not _why_slow_on_gpu(devices))))
+    if dtype == compute_dtype.TF32 or is_on_gpu or compute_dtype.has_instructions():
         return info
     return info._replace(hint=Advice(
         'slow-dtype', f'this processor has no {dtype} instructions, so computing in {dtype} is '
