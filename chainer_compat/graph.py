@@ -169,11 +169,14 @@ def is_gradient_only() -> bool:
 def connect(function: FunctionNode, inputs: Sequence[Variable], outputs: Sequence[Variable]
              ) -> None:
     """Add a function to the graph, and keep the arrays that it asked for."""
-    function.inputs = tuple([x._node for x in inputs])
-    rank = 0
-    for x in inputs:
-        if x._node._rank > rank:
-            rank = x._node._rank
+    nodes = tuple([x._node for x in inputs])
+    connect_nodes(function, nodes, max([node._rank for node in nodes]), inputs, outputs)
+
+
+def connect_nodes(function: FunctionNode, nodes: tuple[VariableNode, ...], rank: int,
+                  inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
+    """Add a function to the graph, whose inputs have these nodes and at most this rank."""
+    function.inputs = nodes
     function.rank = rank
     references = []
     for y in outputs:

@@ -48,12 +48,26 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class _LeakyReLU(torch.autograd.Function):
+class _ReLU(torch.autograd.Function):
     """Unlike PyTorch's own, its gradient is Chainer's where that is infinite or NaN."""
 
     @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gy: torch.Tensor) -> torch.Tensor:
+        return _leaky_relu_backward(gy, *ctx.saved_tensors, 0., False)
+
+
+class _LeakyReLU(torch.autograd.Function):
+    """The same of a leaky one."""
+
+    @staticmethod
     def forward(ctx: Any, x: torch.Tensor, slope: float) -> torch.Tensor:
-        y = torch.relu(x) if slope == 0. else N.leaky_relu(x, slope)
+        y = N.leaky_relu(x, slope)
         ctx.save_for_backward(y)
         ctx.slope = slope
         return y
@@ -61,19 +75,21 @@ class _LeakyReLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor, None]:
         y, = ctx.saved_tensors
-        if ctx.slope != 0. and y.sum().isnan():  # Chainer returns the gradient where it was NaN
+        if y.sum().isnan():  # Chainer returns the gradient where it was NaN
             return torch.where(y <= 0, gy * ctx.slope, gy), None
-        return torch.ops.aten.leaky_relu_backward(gy, y, ctx.slope, False), None
+        return _leaky_relu_backward(gy, y, ctx.slope, False), None
 
 
-#: ``_LeakyReLU.apply`` without its checks for ``torch.func``.
+_leaky_relu_backward = torch.ops.aten.leaky_relu_backward.default
+#: ``apply`` without its checks for ``torch.func``.
+_relu = super(torch.autograd.Function, _ReLU).apply
 _leaky_relu = super(torch.autograd.Function, _LeakyReLU).apply
 
 
 def relu(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``torch.relu(x)``."""
     f.retain_outputs((0,))
-    return _leaky_relu(x, 0.)
+    return _relu(x)
 
 
 def leaky_relu(f: Any, x: torch.Tensor) -> torch.Tensor:

@@ -90,7 +90,7 @@ def recorded(f: BatchNormalization, x: torch.Tensor, gamma: torch.Tensor, beta: 
     plan = _plan(x.shape, shape, beta.shape, f.axis)
     mean, var = f.running_mean, f.running_var
     if (plan is None or f._impl_selector is not _impl_selector or intel64.is_ideep_available()
-            or x.dtype != gamma.dtype or beta.dtype != gamma.dtype
+            or x.dtype is not gamma.dtype or beta.dtype is not gamma.dtype
             or (mean is None) != (var is None)):
         raise Unsupported
     is_flat, f.axis, f.key_axis, f.expander = plan

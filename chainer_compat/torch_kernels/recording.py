@@ -93,6 +93,8 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
         return None
 
     variables: Sequence[Variable] = inputs
+    nodes = []
+    rank = 0
     tensors: list[torch.Tensor | None] = []
     #: By input: the level of the run that it is a result of; -1 for others.
     levels = []
@@ -110,10 +112,13 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
         elif (kind is not Variable and kind is not Parameter) or x._layout is not None:
             return None
         data = x._data
+        node = x._node
+        nodes.append(node)
+        if node._rank > rank:
+            rank = node._rank
         t = None
         mine = -1
         if type(data) is TensorData and (t := data.tensor) is not None:
-            node = x._node
             signature += node.dtype, node.shape
             if x._requires_grad:
                 requires_grad = True
@@ -131,8 +136,8 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
             signature += array.dtype, array.shape
             if x._requires_grad:
                 requires_grad = True
-                if x._node._rank > level:
-                    level = x._node._rank
+                if node._rank > level:
+                    level = node._rank
         tensors.append(t)
         levels.append(mine)
 
@@ -192,7 +197,7 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
         outputs.append(made)
     if is_recorded:
         f._level, f._leaves = level, leaves
-        graph.connect(f, variables, outputs)
+        graph.connect_nodes(f, tuple(nodes), rank, variables, outputs)
         f.lazy_grad_sum = local.get('lazy_grad_sum', global_config.lazy_grad_sum)
     return tuple(outputs)
 
