@@ -1,0 +1,35 @@
+"""What laws of saves have in common: checkpointers, and how their states are compared."""
+
+import numpy as np
+from killed_jobs import new_folder
+
+import chainermn
+
+
+def folder_of(comm, tmp_path):
+    """Return a new folder, the same on all ranks."""
+    return new_folder(comm, comm.bcast_obj(str(tmp_path)))
+
+
+def checkpointer_of(comm, folder, **options):
+    return chainermn.create_multi_node_checkpointer('run', comm, path=folder, **options)
+
+
+def killed(saver):
+    """Let a checkpointer be as after a job that was killed, but with all of its files."""
+    saver._saver.flush()
+    saver._saver.lock.release()
+
+
+def assert_same(found, expected):
+    """Compare lists and dictionaries of arrays and numbers, bit by bit."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            np.testing.assert_array_equal(found[key], value, key)
+    else:
+        for step, (one, other) in enumerate(zip(found, expected, strict=True)):
+            if isinstance(other, (dict, list)):
+                assert_same(one, other)
+            else:
+                assert one == other, (step, one, other)
