@@ -140,6 +140,22 @@ def quick_apply(original: Apply) -> Apply:
     return apply
 
 
+def quick_link_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``Link.__call__``, which leaves links with hooks or a mixin's call to the original."""
+    above = chainer.Link.__mro__[1:]
+    n_above = len(above)
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = self.__dict__
+        if (own.get('_local_link_hooks') or getattr(_thread_local, 'link_hooks', None)
+                or type(self).__mro__[-n_above:] != above or not own.get('_Link__init_done')):
+            return original(self, *args, **kwargs)
+        return self.forward(*args, **kwargs)
+
+    return call
+
+
 def _is_rare(node: FunctionNode, local: dict[str, Any]) -> bool:
     """Whether options, hooks or replaced methods need Chainer's code."""
     return bool(node._local_function_hooks or not _CHECKS.isdisjoint(node.__dict__)

@@ -166,6 +166,7 @@ def record_first(f: FunctionNode, inputs: Sequence[Any], local: dict[str, Any]
         As ``recording.record``.
     """
     import numpy as np
+    from chainer import Variable
     from chainer.configuration import global_config
 
     from chainer_compat import graph
@@ -173,7 +174,7 @@ def record_first(f: FunctionNode, inputs: Sequence[Any], local: dict[str, Any]
     if not type(f).__module__.startswith('chainer.functions.') or (
             local.get('use_torch', global_config.use_torch) not in ('auto', 'always')):
         return None
-    arrays = [getattr(x, 'array', x) for x in inputs]
+    arrays = [x._data[0] if isinstance(x, Variable) else x for x in inputs]
     if not any(type(x) is np.ndarray and x.dtype.char in 'fd' for x in arrays):
         return None
     if why_unavailable():

@@ -266,3 +266,54 @@ def test_gradients_of_a_backward_within_backward():
         F.sum(F.tanh(link(link(y)))).backward()
         found.append(link.W.grad)
     np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+class Answering:
+    def __call__(self, x):
+        return 'mixin'
+
+
+class Mixed(chainer.Link, Answering):
+    def forward(self, x):
+        return 'forward'
+
+
+class Plain(chainer.Link):
+    def forward(self, x, factor=1):
+        return x * factor
+
+
+class NotInitialized(chainer.Link):
+    def __init__(self):
+        pass
+
+
+def test_calls_of_links():
+    assert Mixed()(1) == 'mixin'
+    assert Plain()(2, factor=3) == 6
+    with pytest.raises(RuntimeError, match='has not been called'):
+        NotInitialized()(1)
+    with pytest.raises(AttributeError, match='forward'):
+        chainer.Link()(1)
+
+
+@pytest.mark.parametrize('is_local', [True, False])
+def test_hooks_of_links_are_called(is_local):
+    class Hook(chainer.LinkHook):
+        calls = 0
+
+        def forward_preprocess(self, args):
+            self.calls += 1
+
+        forward_postprocess = forward_preprocess
+
+    link, hook = Plain(), Hook()
+    if is_local:
+        link.add_hook(hook)
+        link(1)
+        link.delete_hook(hook.name)
+    else:
+        with hook:
+            link(1)
+    link(1)
+    assert hook.calls == 2
