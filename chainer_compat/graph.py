@@ -350,7 +350,7 @@ def quick_gradient_check(original: Callable[..., None]) -> Callable[..., None]:
     return check
 
 
-def set_gradient(x: Variable, gx: Variable | None) -> None:
+def set_gradient(x: Variable, gx: Variable | Array | None) -> None:
     """Set the gradient of a leaf at the end of ``backward``.
 
     ``backward`` has taken the earlier gradient. If there is one again, a function has computed it
@@ -359,7 +359,10 @@ def set_gradient(x: Variable, gx: Variable | None) -> None:
     within = x.grad_var
     if within is not None:
         gx = within if gx is None else within + gx
-    x._set_grad_var_without_check(gx)
+    if gx is None or isinstance(gx, Variable):
+        x._set_grad_var_without_check(gx)
+    else:
+        x._set_grad_without_check(gx)
 
 
 def keep_tensors(module: Any) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from chainer.link import Chain, ChainList, Link
+from chainer.variable import Parameter
 
 _METHODS = 'params', 'namedparams'
 
@@ -28,6 +31,29 @@ def parameters(model: Any) -> list[Any] | None:
     found: list[Any] = []
     is_known = all([vars(cls).get(name) is method for (cls, name), method in _ORIGINALS.items()])
     return found if is_known and _add(model, found) else None
+
+
+_cleargrad = Parameter.cleargrad
+
+
+def quick_cleargrads(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return ``Link.cleargrads``, which clears usual parameters without calls."""
+    @functools.wraps(original)
+    def cleargrads(self: Any) -> None:
+        params = parameters(self)
+        if params is None or Parameter.cleargrad is not _cleargrad:
+            original(self)
+            return
+        for param in params:
+            if type(param) is Parameter and type(param._data[0]) is np.ndarray:
+                own = param.__dict__
+                if 'cleargrad' not in own:
+                    own['_grad_var'] = own['_grad'] = None
+                    own['_grad_valid'] = True
+                    continue
+            param.cleargrad()
+
+    return cleargrads
 
 
 def _add(link: Any, found: list[Any]) -> bool:

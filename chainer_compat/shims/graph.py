@@ -8,11 +8,12 @@ from chainer_compat._patch import edit, patch
 @patch('chainer')
 def quick_graph(module: ModuleType) -> None:
     """All versions: ordinary calls of functions and links spent several times as long in Python."""
-    from chainer_compat import graph
+    from chainer_compat import graph, link_parameters
     from chainer_compat.torch_kernels import dispatch
 
     module.FunctionNode.apply = graph.quick_apply(module.FunctionNode.apply)
     module.Link.__call__ = graph.quick_link_call(module.Link.__call__)
+    module.Link.cleargrads = link_parameters.quick_cleargrads(module.Link.cleargrads)
     module.backend.get_device_from_array = graph.quick_device(module.backend.get_device_from_array)
     module.variable._check_grad_type = graph.quick_gradient_check(module.variable._check_grad_type)
     graph.keep_tensors(module)

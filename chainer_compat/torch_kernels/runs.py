@@ -9,6 +9,7 @@ import collections
 import functools
 import heapq
 from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import chainer
 import numpy as np
@@ -22,6 +23,8 @@ from chainer_compat.graph import TensorData
 from chainer_compat.torch_kernels import dispatch
 from chainer_compat.torch_kernels.arrays import array, is_autocast, tensor
 
+#: Runs compute arrays, for which Chainer makes Variables when somebody asks for them.
+Gradient: TypeAlias = Variable | np.ndarray
 Output = tuple[VariableNode, Variable]
 Backward = Callable[[list[Output], bool, float | None], None]
 
@@ -63,7 +66,7 @@ class _Run:
                 outputs.append(data.tensor)
             else:
                 outputs.append(torch.autograd.graph.GradientEdge(*node._edge))
-            gys.append(tensor(gy.array, channels_last=True))
+            gys.append(tensor(_array_of(gy), channels_last=True))
             storages.add(gys[-1].untyped_storage().data_ptr())
         if not outputs:
             return
@@ -97,7 +100,7 @@ class _Run:
             if gx is None:
                 continue
             result = early.get(id(leaf))
-            grads.add(node, graph.variable(own(leaf, gx) if result is None else result, False))
+            grads.add(node, own(leaf, gx) if result is None else result)
         if graph.of_thread.ready is not None:
             grads.used([node for leaf, node in leaves if id(leaf) not in early])
 
@@ -108,6 +111,14 @@ def _in_format_of(leaf: torch.Tensor, gx: torch.Tensor) -> torch.Tensor:
             memory_format=torch.channels_last):
         return gx.contiguous()
     return gx.contiguous(memory_format=torch.channels_last)
+
+
+def _array_of(gradient: Gradient) -> Any:
+    return gradient.array if isinstance(gradient, Variable) else gradient
+
+
+def _variable_of(gradient: Gradient) -> Variable:
+    return gradient if isinstance(gradient, Variable) else graph.variable(gradient, False)
 
 
 def _has_other_array(node: VariableNode) -> bool:
@@ -124,8 +135,8 @@ class _Gradients:
         #: How many runs and functions are to add to the gradient of a leaf of runs.
         self.uses = collections.Counter(
             node for run in runs.values() for _, node in run.leaves.values())
-        self._grads: dict[VariableNode, Variable] = {}
-        self.leaves: dict[VariableNode, Variable] = {}
+        self._grads: dict[VariableNode, Gradient] = {}
+        self.leaves: dict[VariableNode, Gradient] = {}
         #: What comes next is first: functions without an entry, and levels of runs. A function of
         #: rank r is after the runs of higher levels, which follow it.
         self._pending: list[tuple[float, int, FunctionNode | _Run]] = []
@@ -137,27 +148,24 @@ class _Gradients:
         return node._creator_node is None and node not in self.leaves and (
             x is None or x.grad_var is None)
 
-    def take(self, node: VariableNode) -> list[Variable]:
-        """Take the gradient of a node so far, in a list that is empty without one.
+    def take(self, node: VariableNode) -> Gradient | None:
+        """Take the gradient of a node so far.
 
         For a leaf, it includes the gradient of earlier passes.
         """
         if node._creator_node is not None:
-            gx = self._grads.pop(node, None)
-        elif node in self.leaves:
-            gx = self.leaves.pop(node)
-        else:
-            node._check_old_style_gradient()
-            gx = _backprop_utils._grad_var_from_alive_node(node)
-        return [] if gx is None else [gx]
+            return self._grads.pop(node, None)
+        if node in self.leaves:
+            return self.leaves.pop(node)
+        node._check_old_style_gradient()
+        return _backprop_utils._grad_var_from_alive_node(node)
 
-    def add(self, node: VariableNode, gx: Variable) -> None:
+    def add(self, node: VariableNode, gx: Gradient) -> None:
         """Add to the gradient of a node."""
-        for known in self.take(node):
-            gx = chainer.functions.add(known, gx)
-        self.put(node, gx)
+        known = self.take(node)
+        self.put(node, gx if known is None else chainer.functions.add(known, gx))
 
-    def put(self, node: VariableNode, gx: Variable) -> None:
+    def put(self, node: VariableNode, gx: Gradient) -> None:
         """Set the gradient of a node, which has been taken."""
         f = node._creator_node
         if f is None:
@@ -179,14 +187,14 @@ class _Gradients:
             if node in self.uses:
                 self.uses[node] -= 1
                 if not self.uses[node] and node in self.leaves:
-                    self.announce(node, self.leaves[node].array)
+                    self.announce(node, _array_of(self.leaves[node]))
 
     def announce(self, node: VariableNode, gradient: np.ndarray) -> None:
         """Tell code that waits for it that a gradient is complete."""
         if graph.of_thread.ready is not None:
             graph.of_thread.ready(node, gradient)
 
-    def pop(self, node: VariableNode | None) -> Variable | None:
+    def pop(self, node: VariableNode | None) -> Gradient | None:
         """Take the gradient of a node."""
         return None if node is None else self._grads.pop(node, None)
 
@@ -312,11 +320,13 @@ def _propagate_through(f: FunctionNode, grads: _Gradients) -> None:
     """Propagate the gradients of the outputs of one function to its inputs, as Chainer does."""
     inputs = f.inputs
     indexes = tuple([i for i, x in enumerate(inputs) if x._requires_grad])
-    out_grad = tuple([grads.pop(y()) for y in f.outputs])
+    out_grad = tuple([None if gy is None else _variable_of(gy)
+                      for gy in [grads.pop(y()) for y in f.outputs]])
     if not indexes:
         return
     needed = dict.fromkeys([inputs[i] for i in indexes])
-    in_grad = {x: grads.take(x) for x in needed}
+    in_grad = {x: [] if gx is None else [_variable_of(gx)]
+               for x, gx in [(x, grads.take(x)) for x in needed]}
     with graph.device_context([x.data for x in inputs] + [
             None if g is None else g.raw_array for g in out_grad]):
         _backprop_utils.backprop_step(f, indexes, out_grad, in_grad, False)
