@@ -54,7 +54,9 @@ FUNCTIONS = {
     'relu': lambda m, x, y: F.relu(x), 'leaky': lambda m, x, y: F.leaky_relu(x, .3),
     'tanh': lambda m, x, y: F.tanh(x), 'sigmoid': lambda m, x, y: F.sigmoid(x),
     'softmax': lambda m, x, y: F.softmax(x), 'log softmax': lambda m, x, y: F.log_softmax(x, 0),
-    'linear': lambda m, x, y: m.linear(x), 'norm': lambda m, x, y: m.norm(x),
+    'linear': lambda m, x, y: m.linear(x),
+    # Equal elements become rounding errors, of which relu returns some; .01 is far from these.
+    'norm': lambda m, x, y: m.norm(x) + .01,
     'parameter': lambda m, x, y: x + F.broadcast_to(m.b, x.shape),
     'matmul': lambda m, x, y: F.matmul(F.matmul(x, x, transb=True), y) / 9,
     'transpose': lambda m, x, y: F.transpose(F.tanh(F.transpose(x))),
