@@ -40,7 +40,7 @@ def page():
                     without.append((short(key.value), value.value))
                 elif node.target.id == 'EXPRESSIONS' and path.stem == 'numpy_functions':
                     in_numpy.append(key.value)
-                elif node.target.id in ('KEPT', 'RECORDED'):
+                elif node.target.id in ('RETAINED', 'RECORDED'):
                     in_runs.add(short(key.value))
                 elif node.target.id == 'EXPRESSIONS':
                     rows.append((short(key.value), text(value, functions)))

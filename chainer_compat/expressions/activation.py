@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as N
 
-from chainer_compat.expressions.running import Kept
+from chainer_compat.expressions.running import Retained
 from chainer_compat.torch_kernels.arrays import Expression
 from chainer_compat.torch_kernels.dispatch import Unsupported
 from chainer_compat.torch_kernels.gpu_arrays import DTYPES
@@ -86,13 +86,13 @@ _relu = super(torch.autograd.Function, _ReLU).apply
 _leaky_relu = super(torch.autograd.Function, _LeakyReLU).apply
 
 
-def relu(f: Any, x: torch.Tensor) -> torch.Tensor:
+def run_relu(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``torch.relu(x)``."""
     f.retain_outputs((0,))
     return _relu(x)
 
 
-def leaky_relu(f: Any, x: torch.Tensor) -> torch.Tensor:
+def run_leaky_relu(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``F.leaky_relu(x, slope)``."""
     slope = float(f.slope)
     if slope <= 0 or not x.dtype.is_floating_point:
@@ -101,7 +101,7 @@ def leaky_relu(f: Any, x: torch.Tensor) -> torch.Tensor:
     return _leaky_relu(x, slope)
 
 
-def elu(f: Any, x: torch.Tensor) -> torch.Tensor:
+def run_elu(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``F.elu(x)``."""
     if f.alpha != 1:  # at 0, the gradient would be another one
         raise Unsupported
@@ -109,7 +109,7 @@ def elu(f: Any, x: torch.Tensor) -> torch.Tensor:
     return N.elu_(x.clone())  # in place, the gradient depends on the output, as Chainer's
 
 
-def log_softmax(f: Any, x: torch.Tensor) -> torch.Tensor:
+def run_log_softmax(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``torch.log_softmax(x, axis)``."""
     if not x.shape[f.axis]:
         raise Unsupported
@@ -118,7 +118,7 @@ def log_softmax(f: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(x, f.axis)
 
 
-def softmax(f: Any, x: torch.Tensor) -> torch.Tensor:
+def run_softmax(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``torch.softmax(x, axis)``."""
     if not x.shape[f.axis]:
         raise Unsupported
@@ -126,7 +126,7 @@ def softmax(f: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, f.axis)
 
 
-def softplus(f: Any, x: torch.Tensor) -> torch.Tensor:
+def run_softplus(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``F.softplus(x, beta)``."""
     if f.beta == 0 or not x.dtype.is_floating_point:
         raise Unsupported
@@ -139,16 +139,16 @@ def without_cudnn(f: Any, x: torch.Tensor) -> None:
     f._use_cudnn = False
 
 
-KEPT: dict[str, Kept] = {
-    'activation.sigmoid.Sigmoid': Kept((), (0,), without_cudnn),
-    'activation.tanh.Tanh': Kept((), (0,), without_cudnn),
+RETAINED: dict[str, Retained] = {
+    'activation.sigmoid.Sigmoid': Retained((), (0,), without_cudnn),
+    'activation.tanh.Tanh': Retained((), (0,), without_cudnn),
 }
 
 RECORDED: dict[str, Expression] = {
-    'activation.elu.ELU': elu,
-    'activation.leaky_relu.LeakyReLU': leaky_relu,
-    'activation.log_softmax.LogSoftmax': log_softmax,
-    'activation.relu.ReLU': relu,
-    'activation.softmax.Softmax': softmax,
-    'activation.softplus.Softplus': softplus,
+    'activation.elu.ELU': run_elu,
+    'activation.leaky_relu.LeakyReLU': run_leaky_relu,
+    'activation.log_softmax.LogSoftmax': run_log_softmax,
+    'activation.relu.ReLU': run_relu,
+    'activation.softmax.Softmax': run_softmax,
+    'activation.softplus.Softplus': run_softplus,
 }

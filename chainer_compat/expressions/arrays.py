@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as N
 
-from chainer_compat.expressions.running import NOTHING, Kept
+from chainer_compat.expressions.running import NOTHING, Retained
 from chainer_compat.torch_kernels.arrays import Expression, check_floats
 from chainer_compat.torch_kernels.dispatch import Unsupported
 from chainer_compat.torch_kernels.gpu_arrays import DTYPES
@@ -259,15 +259,15 @@ def _set_in_shape(f: Any, x: torch.Tensor) -> None:
     f._in_shape = tuple(x.shape)
 
 
-KEPT: dict[str, Kept] = {
+RETAINED: dict[str, Retained] = {
     'array.broadcast.BroadcastTo': NOTHING,
     'array.concat.Concat': NOTHING,
     'array.expand_dims.ExpandDims': NOTHING,
-    'array.moveaxis.Moveaxis': Kept(attributes=_set_in_ndim),
-    'array.rollaxis.Rollaxis': Kept(attributes=_set_in_ndim, shapes=True),
+    'array.moveaxis.Moveaxis': Retained(attributes=_set_in_ndim),
+    'array.rollaxis.Rollaxis': Retained(attributes=_set_in_ndim, shapes=True),
     'array.stack.Stack': NOTHING,
     'array.swapaxes.Swapaxes': NOTHING,
-    'array.tile.Tile': Kept(attributes=_set_in_shape),
+    'array.tile.Tile': Retained(attributes=_set_in_shape),
 }
 
 RECORDED: dict[str, Expression] = {

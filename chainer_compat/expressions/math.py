@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from chainer_compat.expressions.arrays import dtype_of
-from chainer_compat.expressions.running import NOTHING, XX, Called, Kept, X, Y
+from chainer_compat.expressions.running import NOTHING, XX, Called, Retained, X, Y
 from chainer_compat.torch_kernels.arrays import Expression, check_floats
 from chainer_compat.torch_kernels.dispatch import Unsupported
 from chainer_compat.torch_kernels.gpu_arrays import DTYPES
@@ -259,7 +259,7 @@ def run_matmul(f: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return matmul(Called(f, (a, b)), a, b)
 
 
-KEPT: dict[str, Kept] = {
+RETAINED: dict[str, Retained] = {
     'math.basic_math.Absolute': X,
     'math.basic_math.Div': XX,
     'math.basic_math.Neg': NOTHING,

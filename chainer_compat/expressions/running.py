@@ -13,7 +13,7 @@ from chainer_compat.torch_kernels.dispatch import Unsupported
 from chainer_compat.torch_kernels.gpu_arrays import DTYPES
 
 
-class Kept(NamedTuple):
+class Retained(NamedTuple):
     """What ``backward`` of a function of Chainer reads, beside options of the function."""
 
     inputs: tuple[int, ...] = ()
@@ -24,11 +24,10 @@ class Kept(NamedTuple):
     shapes: bool = False
 
 
-NOTHING = Kept()
-X = Kept((0,))
-XX = Kept((0, 1))
-XXX = Kept((0, 1, 2))
-Y = Kept((), (0,))
+NOTHING = Retained()
+X = Retained((0,))
+XX = Retained((0, 1))
+Y = Retained((), (0,))
 
 
 class Called:
@@ -56,12 +55,12 @@ class Called:
         return [DTYPES[x.dtype] for x in self._inputs]
 
 
-def keeping(expression: Expression, kept: Kept) -> Expression:
+def retaining(expression: Expression, retained: Retained) -> Expression:
     """Return an expression that also does what ``forward`` of its function does.
 
     It computes with floating-point tensors that are not empty.
     """
-    inputs, outputs, attributes, shapes = kept
+    inputs, outputs, attributes, shapes = retained
 
     def run(f: FunctionNode, *xs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         check_floats(*xs)

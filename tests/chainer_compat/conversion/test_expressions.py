@@ -19,7 +19,7 @@ from calls_of_functions import CASES, FLOAT32
 from chainer import Function, FunctionNode
 
 import chainer_compat
-from chainer_compat.expressions import EXPRESSIONS, NOT_EXPRESSIBLE
+from chainer_compat.expressions import EXPRESSIONS, NOT_EXPRESSIBLE, RECORDED
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -178,6 +178,7 @@ def test_every_function_has_an_entry_or_a_reason():
     cudnn = {name for name in found if name.startswith('rnn.n_step_')}
     known = EXPRESSIONS.keys() | NOT_EXPRESSIBLE.keys()
     assert sorted(found - gradients - internal - cudnn - known) == []
+    assert RECORDED.keys() <= EXPRESSIONS.keys()
     chainers = {name for name in known if not name.startswith('chainer.')}
     assert sorted(chainers - found) == []
 
