@@ -69,7 +69,16 @@ class TensorData(list[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         if not len(self):
-            self.append(self.tensor.detach().numpy())
+            array = self.tensor.detach().numpy()
+            if not array.shape:
+                # Programs keep losses. Between PyTorch's large blocks, they would fragment memory.
+                import torch
+
+                array = array.copy()
+                self.tensor.data = torch.from_numpy(array)
+            elif 0 in array.strides and array.size:
+                array.flags.writeable = False  # as NumPy's broadcast arrays
+            self.append(array)
         return super().__getitem__(index)
 
     def __setitem__(self, index: Any, array: Any) -> None:
@@ -83,7 +92,11 @@ class TensorData(list[Any]):
     def forget_history(self) -> None:
         """Free PyTorch's graph, in which the tensor is a result."""
         if self.tensor is not None:
-            self.tensor = self.tensor.detach()
+            if self.tensor.shape:
+                self.tensor = self.tensor.detach()
+            else:
+                self[0]  # the array, which is all that remains of a loss
+                self.tensor = None
 
 
 def quick_apply(original: Apply) -> Apply:

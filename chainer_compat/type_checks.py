@@ -123,7 +123,11 @@ def attributes_of(cls: type[FunctionNode]) -> tuple[str, ...] | None:
 def check_signature(function: FunctionNode, signature: Hashable,
                     variables: Sequence[chainer.Variable]) -> None:
     """Check the types of the inputs, unless those of the same signature have been accepted."""
-    if signature in _accepted:
+    try:
+        if signature in _accepted:
+            return
+    except TypeError:  # an option without a hash, such as an array as axis
+        function._check_data_type_forward(tuple([x._data[0] for x in variables]))
         return
     function._check_data_type_forward(tuple([x._data[0] for x in variables]))
     if len(_accepted) >= _LIMIT:

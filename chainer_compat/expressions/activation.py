@@ -105,8 +105,11 @@ def run_elu(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``F.elu(x)``."""
     if f.alpha != 1:  # at 0, the gradient would be another one
         raise Unsupported
+    y = N.elu_(x.clone())  # in place, the gradient depends on the output, as Chainer's
+    if y.detach().sum().isnan():  # with another gradient
+        raise Unsupported
     f.retain_outputs((0,))
-    return N.elu_(x.clone())  # in place, the gradient depends on the output, as Chainer's
+    return y
 
 
 def run_log_softmax(f: Any, x: torch.Tensor) -> torch.Tensor:

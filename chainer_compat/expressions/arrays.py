@@ -215,12 +215,22 @@ def run_transpose(f: Any, x: torch.Tensor) -> torch.Tensor:
     return x.permute(f.axes if f.axes is not None else tuple(reversed(range(x.ndim))))
 
 
+def run_broadcast_to(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``x.expand(shape)``."""
+    _check(x)
+    if any([size <= 0 for size in f._shape]):  # PyTorch keeps the size for -1
+        raise Unsupported
+    return x.expand(f._shape)
+
+
 def run_split(f: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """``torch.tensor_split(x, indices, axis)``."""
     _check(x)
-    indices = f.sections if f.indices is None else tuple([int(i) for i in f.indices])
-    if isinstance(indices, tuple) and any(i < 0 for i in indices):
-        raise Unsupported
+    indices = f.sections if f.indices is None else tuple(f.indices)
+    if isinstance(indices, tuple):
+        if not all([isinstance(i, int | np.integer) and i >= 0 for i in indices]):
+            raise Unsupported
+        indices = tuple(map(int, indices))
     ys = torch.tensor_split(x, indices, f.axis)
     f._xp = np
     f._shapes = [tuple(y.shape) for y in ys]
@@ -260,7 +270,6 @@ def _set_in_shape(f: Any, x: torch.Tensor) -> None:
 
 
 RETAINED: dict[str, Retained] = {
-    'array.broadcast.BroadcastTo': NOTHING,
     'array.concat.Concat': NOTHING,
     'array.expand_dims.ExpandDims': NOTHING,
     'array.moveaxis.Moveaxis': Retained(attributes=_set_in_ndim),
@@ -271,6 +280,7 @@ RETAINED: dict[str, Retained] = {
 }
 
 RECORDED: dict[str, Expression] = {
+    'array.broadcast.BroadcastTo': run_broadcast_to,
     'array.reshape.Reshape': run_reshape,
     'array.separate.Separate': run_separate,
     'array.split_axis.SplitAxis': run_split,

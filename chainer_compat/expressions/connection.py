@@ -19,7 +19,7 @@ DECONVOLUTIONS = {1: N.conv_transpose1d, 2: N.conv_transpose2d, 3: N.conv_transp
 
 
 def convolution(f: Any, x: Any, W: Any, b: Any = None) -> Any:
-    """``F.conv2d``; with ``cover_all``, after padding at the end."""
+    """``F.conv1d``, ``conv2d`` or ``conv3d``; with ``cover_all``, after padding at the end."""
     stride, pad, dilate = options(f)
     sizes = f.in_shapes[0][2:]
     missing = [(out - 1) * s + (k - 1) * d + 1 - size - 2 * p for out, s, k, d, size, p in zip(

@@ -110,7 +110,7 @@ def embed_id(f: Any, x: Any, W: Any) -> Any:
 def maximum_of(function: Any) -> Any:
     """Return the expression of ``F.max`` or ``F.min``."""
     def expression(f: Any, x: Any) -> Any:
-        """``torch.amax``; if gradients are needed, each of several equal maxima gets all of it."""
+        """``torch.amax`` or ``amin``; with gradients, each of several equal elements gets all."""
         axes = tuple(range(len(f.in_shapes[0]))) if f.axis is None else f.axis
         y = function(x.detach() if f.with_gradients else x, axes, keepdim=True)
         if f.with_gradients:
@@ -147,6 +147,8 @@ def run_get_item(f: Any, x: torch.Tensor) -> torch.Tensor:
                 raise Unsupported
         elif kind is not int and each is not None and each is not Ellipsis:
             raise Unsupported
+    if f.slices.count(Ellipsis) > 1:  # an error in NumPy
+        raise Unsupported
     y = x[f.slices]
     if not y.numel():
         raise Unsupported
@@ -165,20 +167,36 @@ def run_where(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.where(chosen, x, y)
 
 
+class _Embedding(torch.autograd.Function):
+    """The gradient is that of the IDs at that time, as in Chainer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, W: torch.Tensor, ignored: int | None) -> torch.Tensor:
+        ctx.ids, ctx.n, ctx.ignored = x, len(W), -1 if ignored is None else ignored
+        if ignored is None:
+            return N.embedding(x.long(), W)
+        is_ignored = x == ignored
+        y = N.embedding(torch.where(is_ignored, 0, x).long(), W)
+        return torch.where(is_ignored.unsqueeze(-1), 0., y)
+
+    @staticmethod
+    def backward(ctx: Any, gy: torch.Tensor) -> tuple[None, torch.Tensor, None]:
+        return None, torch.ops.aten.embedding_dense_backward(
+            gy.contiguous(), ctx.ids.long(), ctx.n, ctx.ignored, False), None
+
+
 def run_embed_id(f: Any, x: torch.Tensor, W: torch.Tensor) -> torch.Tensor:
     """``F.embedding(x, W)``, with zeros for ``ignore_label``."""
-    if not x.numel() or not W.numel() or W.dtype is torch.float16 or (
+    if not x.numel() or not W.numel() or x.dtype.is_floating_point or (
             not W.dtype.is_floating_point):
         raise Unsupported
-    ignored = None if f.ignore_label is None else x == f.ignore_label
-    x = x.long() if ignored is None else torch.where(ignored, 0, x).long()
-    low, high = torch.aminmax(x)
-    if low < 0 or high >= len(W):  # they count from the end, or are an error
+    used = x if f.ignore_label is None else x[x != f.ignore_label]
+    # Negative IDs count from the end, and large ones are an error.
+    if used.numel() and (used.min() < 0 or used.max() >= len(W)):
         raise Unsupported
     f.retain_inputs((0,))
     f._w_shape = tuple(W.shape)
-    y = N.embedding(x, W)
-    return y if ignored is None else torch.where(ignored.unsqueeze(-1), 0., y)
+    return _Embedding.apply(x, W, f.ignore_label)
 
 
 RECORDED: dict[str, Expression] = {

@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as N
+from chainer.functions.loss.softmax_cross_entropy import SoftmaxCrossEntropy
+from chainer.functions.loss.softmax_cross_entropy import (
+    _SoftmaxCrossEntropyGrad_NoDoubleBackprop as CrossEntropyGrad,
+)
 
 from chainer_compat.expressions.arrays import product
 from chainer_compat.torch_kernels.arrays import Expression, check_floats
@@ -75,7 +79,7 @@ def cross_covariance(f: Any, y: Any, z: Any) -> Any:
 
 
 def decov(f: Any, h: Any) -> Any:
-    """``c = (h - h.mean(0)).T @ (h - h.mean(0)) / n`` without its diagonal; as above."""
+    """``c = (h - h.mean(0)).T @ (h - h.mean(0)) / n`` without its diagonal."""
     h = h - h.mean(0)
     c = h.t().matmul(h)
     c = (c - torch.diag(torch.diag(c))) / f.in_shapes[0][0]
@@ -166,31 +170,49 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+class _CrossEntropy(torch.autograd.Function):
+    """With Chainer's gradient, of labels and a softmax that the program may have changed since."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, labels: torch.Tensor, f: SoftmaxCrossEntropy
+                ) -> torch.Tensor:
+        log_y = torch.log_softmax(x, 1)
+        f.y = torch.exp(log_y).numpy()
+        ctx.gradient = CrossEntropyGrad(f.ignore_label, None, f.y, f._coeff, False)
+        ctx.labels = labels.numpy()
+        return N.nll_loss(log_y, labels.long(), reduction='sum',
+                          ignore_index=f.ignore_label) * f._coeff
+
+    @staticmethod
+    def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        gx, = ctx.gradient.forward_cpu((ctx.gradient.y, ctx.labels, gy.numpy()))
+        return torch.from_numpy(gx), None, None
+
+
 def run_softmax_cross_entropy(f: Any, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
     """``F.nll_loss(log_softmax(x, 1), t)``, for labels of one axis."""
     if (f.class_weight is not None or x.ndim != 2 or t.ndim != 1 or len(t) != len(x)
-            or not x.numel() or f.reduce != 'mean' or t.dtype.is_floating_point):
+            or not x.numel() or f.reduce != 'mean' or t.dtype.is_floating_point
+            or not f.cache_score or type(f.ignore_label) is not int):
         raise Unsupported
-    labels = t.long()
-    low, high = (each.item() for each in torch.aminmax(labels))
+    low, high = (each.item() for each in torch.aminmax(t))
     if high >= x.shape[1]:
         raise Unsupported
-    log_y = torch.log_softmax(x, 1)
-    count = len(labels)
+    count = len(t)
     if low < 0:
-        is_valid = labels != f.ignore_label
-        valid = labels[is_valid]
-        if (f.normalize and not len(valid)) or (len(valid) and valid.min() < 0) or not (
-                log_y.detach().sum().isfinite()):
+        valid = t[t != f.ignore_label]
+        if (f.normalize and not len(valid)) or (len(valid) and valid.min() < 0):
             raise Unsupported
         if f.normalize:
             count = len(valid)
     elif 0 <= f.ignore_label < x.shape[1]:
         raise Unsupported
     f._coeff = 1. / count
+    loss = _CrossEntropy.apply(x, t, f)
+    if low < 0 and not loss.isfinite():  # NumPy multiplies ignored elements by 0
+        raise Unsupported
     f.retain_inputs((0, 1))
-    return torch.nn.functional.nll_loss(
-        log_y, labels, reduction='sum', ignore_index=f.ignore_label) * f._coeff
+    return loss
 
 
 def run_squared_error(f: Any, x: torch.Tensor, y: torch.Tensor, reduction: str = 'none'
@@ -205,6 +227,8 @@ def run_absolute_error(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
     """``torch.abs(x - y)``."""
     _check_equal(x, y)
     difference = x - y
+    if difference.detach().sum().isnan():  # PyTorch's gradient is 0 there
+        raise Unsupported
     f.diff = difference.detach().numpy()
     return torch.abs(difference)
 
@@ -212,6 +236,8 @@ def run_absolute_error(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
 def run_huber(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """``F.huber_loss(x, y, reduction='none', delta=delta)``."""
     _check_equal(x, y)
+    if type(f.delta) not in (int, float) or f.delta <= 0:
+        raise Unsupported
     f.retain_inputs((0, 1))
     return huber(f, x, y)
 

@@ -215,8 +215,20 @@ def run_power(f: Any, x: torch.Tensor) -> torch.Tensor:
     return x ** float(f.value)
 
 
+def run_absolute(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``torch.abs(x)``."""
+    check_floats(x)
+    y = torch.abs(x)
+    if y.detach().sum().isnan():  # PyTorch's gradient is 0 there
+        raise Unsupported
+    f.retain_inputs((0,))
+    return y
+
+
 def run_divide(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``value / x``."""
+    if abs(f.value) > torch.finfo(x.dtype).max:
+        raise Unsupported
     return torch.scalar_tensor(float(f.value), dtype=x.dtype) / x
 
 
@@ -260,7 +272,6 @@ def run_matmul(f: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 RETAINED: dict[str, Retained] = {
-    'math.basic_math.Absolute': X,
     'math.basic_math.Div': XX,
     'math.basic_math.Neg': NOTHING,
     'math.exponential.Exp': Y,
@@ -273,6 +284,7 @@ RETAINED: dict[str, Retained] = {
 RECORDED: dict[str, Expression] = {
     'math.average.Mean': run_mean,
     'math.basic_math.Add': run_add,
+    'math.basic_math.Absolute': run_absolute,
     'math.basic_math.AddConstant': with_number(lambda f, x: x + float(f.value)),
     'math.basic_math.DivFromConstant': with_number(run_divide, (0,)),
     'math.basic_math.Mul': run_mul,

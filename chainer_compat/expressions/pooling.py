@@ -26,14 +26,14 @@ def windows(f: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
 
 
 def max_pooling(f: Any, x: Any) -> Any:
-    """``F.max_pool2d``; with ``cover_all``, after padding with ``-inf`` at the end."""
+    """``F.max_pool1d``, ``2d``, ``3d``; with ``cover_all``, after padding with ``-inf``."""
     ksize, stride, pad = windows(f)
     x, pad = _padded(f, x, ksize, stride, pad, float('-inf'))
     return MAXIMA[len(ksize)](x, ksize, stride, pad)
 
 
 def average_pooling(f: Any, x: Any) -> Any:
-    """``F.avg_pool2d``; padding counts as zeros, unless ``pad_value`` is ``None``."""
+    """``F.avg_pool1d``, ``2d``, ``3d``; padding counts as 0, unless ``pad_value`` is ``None``."""
     ksize, stride, pad = windows(f)
     counts_padding = getattr(f, 'pad_value', 0) is not None
     if any(p > k // 2 for p, k in zip(pad, ksize, strict=True)):

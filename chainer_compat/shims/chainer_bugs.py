@@ -200,6 +200,16 @@ def clipping_of_zeros(gradient_clipping: Any) -> None:
     hook.__call__ = clip_silently
 
 
+@edit('chainer.functions.array.as_strided')
+def base_of_another_library() -> dict[str, str]:
+    """All versions: F.as_strided raised AttributeError for arrays in the memory of another library.
+
+    Such as PyTorch, mmap or bytes.
+    """
+    return {'while base_array_candidate.base is not None:':
+            'while isinstance(base_array_candidate.base, np.ndarray):'}
+
+
 @edit('chainer.functions.normalization.batch_normalization')
 def samples_of_this_rank() -> dict[str, str]:
     """All versions: multi-node batch normalization warned if a rank had one sample.

@@ -379,6 +379,7 @@ TESTS = {
         'torch_kernels/test_compute_dtype.py::test_values_of_the_option'],
     'repeated_with_state_before': ['../laws/test_forget.py::test_forget'],
     'state_of_forget': ['../laws/test_forget.py::test_forget'],
+    'base_of_another_library': ['shims/test_chainer_bugs.py::test_strides_of_foreign_memory'],
     'batch_of_rows': ['shims/test_chainer_bugs.py::test_an_array_is_a_batch_of_its_rows'],
     'evaluated_type_checks': [
         'shims/test_chainer_bugs.py::test_a_type_check_evaluates_expressions'],

@@ -78,7 +78,7 @@ FUNCTIONS = {
     'elu': lambda m, x, y: F.elu(F.relu(x) - .5), 'softplus': lambda m, x, y: F.softplus(x, 2.),
     'leaky of ties': lambda m, x, y: F.leaky_relu(F.relu(x)),
     'swish': lambda m, x, y: F.swish(x, m.b),
-    'between': lambda m, x, y: F.linear_interpolate(F.sigmoid(x), x, y),
+    'between': lambda m, x, y: F.linear_interpolate(F.sigmoid(x), x, y + 1),
     'layer': lambda m, x, y: F.layer_normalization(x, m.b, m.b),
     'expand': lambda m, x, y: F.squeeze(F.expand_dims(x, 1)) + y,
     'swap': lambda m, x, y: F.swapaxes(F.tanh(F.swapaxes(x, 0, 1)), -1, -2),

@@ -182,3 +182,11 @@ def test_the_rate_of_adam_before_the_first_update():
     rate = adam.alpha_t
     adam.update(lambda: chainer.functions.sum(adam.target.W))
     assert rate == adam.alpha_t
+
+
+def test_strides_of_foreign_memory():
+    x = np.frombuffer(bytearray(np.arange(6, dtype='f').tobytes()), 'f')
+    y = F.as_strided(chainer.Variable(x), (2, 2), (3, 1))
+    np.testing.assert_array_equal(y.array, [[0, 1], [3, 4]])
+    y = F.as_strided(F.tanh(chainer.Variable(x)), (2, 2), (3, 1))
+    np.testing.assert_allclose(y.array, np.tanh([[0, 1], [3, 4]]), 1e-6)
