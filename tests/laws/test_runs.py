@@ -42,8 +42,15 @@ class Square(chainer.Function):
 
 
 def images(f):
-    """Return a function of two axes that calls one of images."""
-    return lambda m, x, y: F.reshape(f(m, F.reshape(x, (1, ROWS, 2, 2))), (ROWS, -1))[:, :COLUMNS]
+    """Return a function of two axes that calls one of images.
+
+    The program cannot change the images: convolutions may save a copy in another memory layout.
+    """
+    def function(m, x, y):
+        result = f(m, F.reshape(x * 1, (1, ROWS, 2, 2)))
+        return F.reshape(result, (ROWS, -1))[:, :COLUMNS]
+
+    return function
 
 
 #: Functions of the model and two matrices. Their results have the shape of the matrices.
@@ -79,7 +86,7 @@ FUNCTIONS = {
     'leaky of ties': lambda m, x, y: F.leaky_relu(F.relu(x)),
     'swish': lambda m, x, y: F.swish(x, m.b),
     'between': lambda m, x, y: F.linear_interpolate(F.sigmoid(x), x, y + 1),
-    'layer': lambda m, x, y: F.layer_normalization(x, m.b, m.b),
+    'layer': lambda m, x, y: F.layer_normalization(x * 1, m.b, m.b),
     'expand': lambda m, x, y: F.squeeze(F.expand_dims(x, 1)) + y,
     'swap': lambda m, x, y: F.swapaxes(F.tanh(F.swapaxes(x, 0, 1)), -1, -2),
     'move': lambda m, x, y: F.rollaxis(F.moveaxis(F.expand_dims(x, 0), 0, 2), 2)[0],
