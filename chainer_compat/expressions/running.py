@@ -10,7 +10,6 @@ from chainer import FunctionNode
 
 from chainer_compat.torch_kernels.arrays import Expression, check_floats
 from chainer_compat.torch_kernels.dispatch import Unsupported
-from chainer_compat.torch_kernels.gpu_arrays import DTYPES
 
 
 class Retained(NamedTuple):
@@ -35,9 +34,6 @@ class Called:
 
     __slots__ = '_f', '_inputs'
 
-    #: Gradients are Chainer's, also where values are equal.
-    with_gradients = True
-
     def __init__(self, f: FunctionNode, inputs: tuple[torch.Tensor, ...]) -> None:
         self._f, self._inputs = f, inputs
 
@@ -48,11 +44,6 @@ class Called:
     def in_shapes(self) -> list[tuple[int, ...]]:
         """The shapes of the inputs."""
         return [tuple(x.shape) for x in self._inputs]
-
-    @property
-    def in_dtypes(self) -> list[Any]:
-        """The dtypes of the inputs."""
-        return [DTYPES[x.dtype] for x in self._inputs]
 
 
 def retaining(expression: Expression, retained: Retained) -> Expression:

@@ -6,8 +6,9 @@ Scripts do not change: arrays stay NumPy or CuPy arrays, and share their memory 
 
 ``chainer.config.use_torch`` selects, for each call, who computes:
 
-- ``'auto'`` (default): PyTorch on the CPU, if it is installed;
-- ``'always'``: also on GPUs;
+- ``'auto'`` (default): PyTorch, if it is installed, on the CPU and on GPUs that it can use, unless
+  CuPy has cuDNN;
+- ``'always'``: also on GPUs for which CuPy has cuDNN;
 - ``'never'``: Chainer.
 
 The environment variable ``CHAINER_USE_TORCH`` sets the default. What PyTorch does not support,
@@ -16,9 +17,9 @@ Chainer computes, without a message. ``python -m chainer_compat`` shows what is 
 :data:`KERNELS`, :data:`OF_IMAGES` and :data:`BACKWARD` list the functions. ``dispatch`` decides for
 each call, ``arrays`` converts, ``memory_format`` selects the order of elements in memory,
 ``compute_dtype`` the dtype in which matrices are multiplied, and ``memory`` and ``threads`` set
-options of the process. Each of the other modules contains the kernels of one family, and, for some
-functions, an expression that PyTorch's autograd differentiates: ``recording`` uses these where it
-can, and ``runs`` computes the gradients. They are imported with PyTorch, at the first call.
+options of the process. ``recording`` records runs of functions on the CPU, by the table in
+``chainer_compat.expressions``, and ``runs`` computes their gradients. Each of the other modules
+contains the kernels of one family. They are imported with PyTorch, at the first call.
 """
 
 from __future__ import annotations

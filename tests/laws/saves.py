@@ -1,9 +1,18 @@
 """What laws of saves have in common: checkpointers, and how their states are compared."""
 
 import numpy as np
+import pytest
 from killed_jobs import new_folder
 
 import chainermn
+
+#: Of all modules of these laws.
+MARKS = [
+    pytest.mark.usefixtures('small_states_are_copied_late'),
+    pytest.mark.limit(120),
+    pytest.mark.filterwarnings('ignore:overflow', 'ignore:invalid value', 'ignore:divide by zero',
+                               'ignore:Non finite', 'ignore:iteration .* was saved by',
+                               'ignore:A batch with no more than one sample')]
 
 
 def folder_of(comm, tmp_path):

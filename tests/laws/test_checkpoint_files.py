@@ -11,25 +11,15 @@ from chainer.training import extensions
 from hypothesis import strategies as st
 from killed_jobs import some_of
 from laws.law import law, planted
-from laws.saves import assert_same, checkpointer_of, folder_of, killed
+from laws.saves import MARKS, assert_same, checkpointer_of, folder_of, killed
 from laws.training import state
 
 from chainermn.extensions import _multi_node_snapshot as snapshot_module
 from chainermn.extensions import checkpoint as checkpoint_module
 from chainermn.extensions import multi_node_snapshot
-from chainermn.extensions._checkpointing import late_copies, rank_file
+from chainermn.extensions._checkpointing import rank_file
 
-pytestmark = [
-    pytest.mark.limit(120),
-    pytest.mark.filterwarnings('ignore:overflow', 'ignore:invalid value', 'ignore:divide by zero',
-                               'ignore:Non finite', 'ignore:iteration .* was saved by',
-                               'ignore:A batch with no more than one sample')]
-
-
-@pytest.fixture(autouse=True)
-def small_states_are_copied_late(monkeypatch):
-    """Models are small here."""
-    monkeypatch.setattr(late_copies, '_SMALL', 0)
+pytestmark = MARKS
 
 
 def replica_trainer(comm, folder, sets, seed, stop, history, n_retains):

@@ -9,14 +9,13 @@ import re
 
 import chainer
 import numpy as np
-import pytest
 from chainer import functions as F
 from chainer import iterators, optimizers
 from chainer.training import extensions, triggers
 from hypothesis import strategies as st
 from killed_jobs import make_iterator, make_saver, run_loop
 from laws.law import law, planted
-from laws.saves import folder_of
+from laws.saves import MARKS, folder_of
 from laws.training import state
 
 import chainermn
@@ -29,20 +28,9 @@ from chainermn.extensions import (
     create_multi_node_report,
     observation_aggregator,
 )
-from chainermn.extensions._checkpointing import late_copies
 from chainermn.extensions._checkpointing import state as saved_state
 
-pytestmark = [
-    pytest.mark.limit(120),
-    pytest.mark.filterwarnings('ignore:overflow', 'ignore:invalid value', 'ignore:divide by zero',
-                               'ignore:Non finite', 'ignore:iteration .* was saved by',
-                               'ignore:A batch with no more than one sample')]
-
-
-@pytest.fixture(autouse=True)
-def small_states_are_copied_late(monkeypatch):
-    """Models are small here."""
-    monkeypatch.setattr(late_copies, '_SMALL', 0)
+pytestmark = MARKS
 
 
 LENGTH = 11  # iterations

@@ -14,27 +14,17 @@ from killed_jobs import some_of
 from laws.blocks import BLOCKS
 from laws.law import law, planted
 from laws.programs import OPTIMIZERS, STEPS, programs
-from laws.saves import assert_same, checkpointer_of, folder_of, killed
+from laws.saves import MARKS, assert_same, checkpointer_of, folder_of, killed
 from laws.training import Training, state
 
 import chainermn
 from chainermn.extensions._checkpointing import late_copies, resume
 from chainermn.extensions._checkpointing import state as saved_state
 
-pytestmark = [
-    pytest.mark.limit(120),
-    pytest.mark.filterwarnings('ignore:overflow', 'ignore:invalid value', 'ignore:divide by zero',
-                               'ignore:Non finite', 'ignore:iteration .* was saved by',
-                               'ignore:A batch with no more than one sample')]
+pytestmark = MARKS
 
 #: What programs do between steps, and a new process does again, or a save has.
 EVENTS = ['', 'exception', 'hyperparameter', 'scale', 'enable', 'rule hook', 'hook', 'add']
-
-
-@pytest.fixture(autouse=True)
-def small_states_are_copied_late(monkeypatch):
-    """Models are small here."""
-    monkeypatch.setattr(late_copies, '_SMALL', 0)
 
 
 class Saved(Training):
