@@ -27,7 +27,22 @@ from chainer_compat import type_checks
 Array: TypeAlias = Any  # of NumPy or CuPy
 Apply: TypeAlias = Callable[[FunctionNode, Sequence[Any]], tuple[Variable, ...]]
 
+#: A tensor without history, from which a run of functions begins; the array whose memory it shares,
+#: ``None`` if that is a result of another run; and the level of its run.
+Leaf: TypeAlias = tuple[Any, Any, int]
+
 KINDS = (np.ndarray, cuda.ndarray)
+
+
+class _NoLayouts(dict[int, tuple[None, ...]]):
+    """By number of arrays: their memory layouts, as Chainer has them for NumPy's arrays."""
+
+    def __missing__(self, n: int) -> tuple[None, ...]:
+        self[n] = layouts = (None,) * n
+        return layouts
+
+
+NO_LAYOUTS = _NoLayouts()
 
 
 class _OfThread(threading.local):
@@ -105,13 +120,17 @@ def quick_apply(original: Apply) -> Apply:
     @functools.wraps(original)
     def apply(self: FunctionNode, inputs: Sequence[Any]) -> tuple[Variable, ...]:
         local = config._local.__dict__
-        if type(inputs) not in (tuple, list) or _is_rare(self, local):
+        if type(inputs) not in (tuple, list):
+            return original(self, inputs)
+        if _is_rare(self, local):
+            keep_history(inputs)
             return original(self, inputs)
         if record is None:
             return ordinary(self, inputs, local)
         recorded = record(self, inputs, local)
         if type(recorded) is tuple:
             return recorded
+        keep_history(inputs)
         results = ordinary(self, inputs, local)
         if recorded is not None:
             warnings.warn(f'PyTorch failed to compute {self.label}, so Chainer did '
@@ -126,7 +145,7 @@ def quick_apply(original: Apply) -> Apply:
             return original(self, inputs)
         kind, arrays = found
         variables = [x if isinstance(x, Variable) else variable(x, False) for x in inputs]
-        self._input_layouts = (None,) * len(variables)
+        self._input_layouts = NO_LAYOUTS[len(variables)]
         if local.get('type_check', global_config.type_check):
             type_checks.check(self, arrays)
         if type(self).check_layout_forward is not _check_layouts:
@@ -142,7 +161,7 @@ def quick_apply(original: Apply) -> Apply:
             return _continued(original, self, variables, outputs)
 
         self._output_count = len(outputs)
-        self._output_layouts = (None,) * self._output_count
+        self._output_layouts = NO_LAYOUTS[self._output_count]
         requires_grad = any([x._requires_grad for x in variables])
         results = tuple([variable(y, requires_grad) for y in outputs])
         if local.get('enable_backprop', global_config.enable_backprop):
@@ -167,6 +186,15 @@ def quick_link_call(original: Callable[..., Any]) -> Callable[..., Any]:
         return self.forward(*args, **kwargs)
 
     return call
+
+
+def keep_history(inputs: Sequence[Any]) -> None:
+    """Let gradients enter a run at these results of it, also if their Variables are freed."""
+    for x in inputs:
+        if isinstance(x, Variable):
+            data = x._data
+            if type(data) is TensorData and data.tensor is not None and data.tensor.requires_grad:
+                x._node._edge = data.tensor.grad_fn, data.tensor.output_nr
 
 
 def _is_rare(node: FunctionNode, local: dict[str, Any]) -> bool:
@@ -387,6 +415,12 @@ def keep_tensors(module: Any) -> None:
     FunctionNode._level = None
     FunctionNode._leaves = {}
     VariableNode._edge = VariableNode._leaf = None
+    # Python keeps the attributes that the first objects of a class have without a dict for each.
+    # The first nodes are of parameters, which have fewer than those of results.
+    node = VariableNode.__new__(VariableNode)
+    for name in ('_variable', 'name', '_requires_grad', '_layout', 'dtype', 'shape',
+                 '_creator_node', '_rank', '_data', '_leaf', '_edge'):
+        setattr(node, name, None)
     data, creator_node = VariableNode.data, VariableNode.creator_node
     update_data_info = VariableNode._update_data_info
     original = FunctionNode.get_retained_outputs
@@ -397,7 +431,7 @@ def keep_tensors(module: Any) -> None:
 
     def set_creator(self: Any, function: Any) -> None:
         creator_node.fset(self, function)
-        if function is None and self._edge is not None:
+        if function is None:
             self._edge = None
             variable = self._variable()
             for found in self._data, None if variable is None else variable._data:
@@ -406,7 +440,7 @@ def keep_tensors(module: Any) -> None:
 
     @functools.wraps(update_data_info)
     def forget_leaf(self: Any, array: Array) -> None:
-        if self._leaf is not None and self._leaf[0] is not array:
+        if self._leaf is not None and self._leaf[1] is not array:
             self._leaf = None
         update_data_info(self, array)
 

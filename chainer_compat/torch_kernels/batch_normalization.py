@@ -33,6 +33,9 @@ aten = torch.ops.aten
 Expander = tuple[slice | None, ...]
 Shape = tuple[int, ...]
 
+#: It has no state.
+_IMPL = GeneralBatchNormalizationImpl()
+
 
 def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: np.ndarray,
             x: np.ndarray, x_layout: None, xp: ModuleType, expander: Expander, beta: np.ndarray,
@@ -111,9 +114,9 @@ def recorded(f: BatchNormalization, x: torch.Tensor, gamma: torch.Tensor, beta: 
             for running, new in (mean, new_mean), (var, new_var):
                 running *= f.decay
                 running += new if is_flat else new.reshape(shape)
-    f._statistics = *of_batch, shape
+    f._statistics = *of_batch, tuple(shape)
     f.var = f.forward_data = None
-    f._impl = GeneralBatchNormalizationImpl()
+    f._impl = _IMPL
     f.retain_inputs((0, 1))
     return y if is_flat else y.reshape(x_shape)
 

@@ -28,7 +28,7 @@ from chainer import FunctionNode, Parameter, Variable
 from chainer.configuration import global_config
 
 from chainer_compat import expressions, graph, type_checks
-from chainer_compat.graph import TensorData, variable, variable_of
+from chainer_compat.graph import NO_LAYOUTS, Leaf, TensorData, keep_history, variable, variable_of
 from chainer_compat.torch_kernels import dispatch, runs
 from chainer_compat.torch_kernels.arrays import Expression, is_autocast, shared
 from chainer_compat.torch_kernels.gpu_arrays import DTYPES
@@ -94,16 +94,16 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
 
     variables: Sequence[Variable] = inputs
     nodes = []
-    rank = 0
-    tensors: list[torch.Tensor | None] = []
-    #: By input: the level of the run that it is a result of; -1 for others.
-    levels = []
-    level = 0
+    rank = level = 0
+    tensors: list[Any] = []
+    #: Results of runs, with the levels of these.
+    of_runs: list[tuple[int, int]] = []
+    #: Other inputs: leaves of this run.
+    others: list[int] = []
     requires_grad = False
     signature: list[Any] = [cls]
-    if attributes:
-        for name in attributes:
-            signature.append(getattr(f, name))
+    for name in attributes or ():
+        signature.append(getattr(f, name))
     for i, x in enumerate(inputs):
         kind = type(x)
         if kind is np.ndarray:
@@ -111,55 +111,56 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
             variables = *variables[:i], x, *variables[i + 1:]
         elif (kind is not Variable and kind is not Parameter) or x._layout is not None:
             return None
-        data = x._data
         node = x._node
         nodes.append(node)
-        if node._rank > rank:
-            rank = node._rank
-        t = None
-        mine = -1
-        if type(data) is TensorData and (t := data.tensor) is not None:
-            signature += node.dtype, node.shape
-            if x._requires_grad:
-                requires_grad = True
-                creator = node._creator_node
-                if creator is not None:
-                    mine = creator._level
-                    if mine is None or creator.outputs[data.output]() is not node:
-                        mine = -1  # the beginning of another run
-                        if node._rank > level:
-                            level = node._rank
-                    elif mine > level:
-                        level = mine
-        else:
-            array = data[0]
-            signature += array.dtype, array.shape
-            if x._requires_grad:
-                requires_grad = True
-                if node._rank > level:
-                    level = node._rank
+        own_rank = node._rank
+        if own_rank > rank:
+            rank = own_rank
+        signature += node.dtype, node.shape
+        data = x._data
+        t = data.tensor if type(data) is TensorData else None
         tensors.append(t)
-        levels.append(mine)
+        if not x._requires_grad:
+            others.append(i)
+            continue
+        requires_grad = True
+        creator = node._creator_node
+        found = None if creator is None or t is None or not t.requires_grad else creator._level
+        if found is None or creator.outputs[data.output]() is not node:
+            others.append(i)  # the beginning of another run
+            found = own_rank
+        else:
+            of_runs.append((i, found))
+        if found > level:
+            level = found
 
-    leaves: dict[int, tuple[torch.Tensor | None, Any]] = {}
-    for i, x in enumerate(variables):
+    for i, found in of_runs:
+        if found != level:
+            others.append(i)
+    leaves: dict[int, Leaf] = {}
+    for i in others:
+        x = variables[i]
         t = tensors[i]
         if t is None:
+            leaf = x._node._leaf
             array = x._data[0]
-            t = tensors[i] = _leaf(x, array, level)
-            if t is None:
-                return None
+            if leaf is None or leaf[1] is not array or leaf[2] != level or not x._requires_grad:
+                leaf = _new_leaf(x, array, level)
+                if leaf is None:
+                    return None
+            tensors[i] = leaf[0]
             if inputs[i] is x:  # not an array
-                leaves[i] = t if t.requires_grad else None, array
-        elif not x._requires_grad:
+                leaves[i] = leaf
+        elif x._requires_grad and t.is_floating_point():
+            keep_history((x,))
+            t = tensors[i] = t.detach().requires_grad_()
+            leaves[i] = t, None, level
+        else:
             if t.requires_grad:
                 tensors[i] = t.detach()
-            leaves[i] = None, None
-        elif levels[i] != level:
-            t = tensors[i] = t.detach().requires_grad_()
-            leaves[i] = t, None
+            leaves[i] = None, None, level
 
-    f._input_layouts = (None,) * len(variables)
+    f._input_layouts = NO_LAYOUTS[len(variables)]
     if local.get('type_check', global_config.type_check):
         if attributes is None:
             graph.check_types(f, variables)
@@ -185,41 +186,37 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
 
     results = result if type(result) is tuple else (result,)
     f._output_count = len(results)
-    f._output_layouts = (None,) * len(results)
+    f._output_layouts = NO_LAYOUTS[len(results)]
     outputs = []
     for i, y in enumerate(results):
         data = TensorData()
         data.tensor = y
         data.output = i
-        made = variable_of(data, requires_grad, DTYPES[y.dtype], tuple(y.shape))
-        if requires_grad and y.requires_grad:
-            made._node._edge = y.grad_fn, y.output_nr
-        outputs.append(made)
+        outputs.append(variable_of(data, requires_grad, DTYPES[y.dtype], tuple(y.shape)))
     if is_recorded:
-        f._level, f._leaves = level, leaves
+        f._level = level
+        if leaves:
+            f._leaves = leaves
         graph.connect_nodes(f, tuple(nodes), rank, variables, outputs)
         f.lazy_grad_sum = local.get('lazy_grad_sum', global_config.lazy_grad_sum)
     return tuple(outputs)
 
 
-def _leaf(x: Variable, array: Any, level: int) -> torch.Tensor | None:
+def _new_leaf(x: Variable, array: Any, level: int) -> Leaf | None:
     """Return a tensor without history on the memory of a Variable; ``None`` if it cannot be.
 
-    The tensor of a parameter is used again.
+    That of a parameter is used again.
     """
-    if not x._requires_grad:
-        return None if type(array) is not np.ndarray else shared(array)
-    node = x._node
-    known = node._leaf
-    if known is not None and known[0] is array and known[1] == level:
-        return known[2]
     if type(array) is not np.ndarray:
         return None
     t = shared(array)
-    if t is not None and t.is_floating_point():
+    if t is None:
+        return None
+    leaf = t, array, level
+    if x._requires_grad and t.is_floating_point():
         t.requires_grad_()
-        node._leaf = array, level, t
-    return t
+        x._node._leaf = leaf
+    return leaf
 
 
 graph.record = record

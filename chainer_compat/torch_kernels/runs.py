@@ -58,14 +58,10 @@ class _Run:
         storages = set()
         for node in self.roots:
             gy = grads.pop(node)
-            if gy is None or node._edge is None:  # no input needs a gradient
+            if gy is None:
                 continue
-            y = node._variable()
-            data = None if y is None else y._data
-            if type(data) is TensorData and data.tensor is not None and data.tensor.requires_grad:
-                outputs.append(data.tensor)
-            else:
-                outputs.append(torch.autograd.graph.GradientEdge(*node._edge))
+            t = _tensor_of(node)
+            outputs.append(torch.autograd.graph.GradientEdge(*node._edge) if t is None else t)
             gys.append(tensor(_array_of(gy), channels_last=True))
             storages.add(gys[-1].untyped_storage().data_ptr())
         if not outputs:
@@ -119,6 +115,20 @@ def _array_of(gradient: Gradient) -> Any:
 
 def _variable_of(gradient: Gradient) -> Variable:
     return gradient if isinstance(gradient, Variable) else graph.variable(gradient, False)
+
+
+def _tensor_of(node: VariableNode) -> torch.Tensor | None:
+    """Return the tensor of a result of a run, if it is still there with its history."""
+    y = node._variable()
+    data = None if y is None else y._data
+    if type(data) is TensorData and data.tensor is not None and data.tensor.requires_grad:
+        return data.tensor
+    return None
+
+
+def _has_history(node: VariableNode) -> bool:
+    """Return whether a gradient can enter a run at this result of it."""
+    return node._edge is not None or _tensor_of(node) is not None
 
 
 def _has_other_array(node: VariableNode) -> bool:
@@ -218,51 +228,58 @@ class _FunctionsBehind:
         self.runs: dict[int, _Run] = {}
         self.is_usual = True
         self.others: list[VariableNode] = []
-        found = {node._creator_node for node, _ in outputs}
-        found.discard(None)
-        seen = set(found)
-        pending = list(found)
+        seen: set[FunctionNode] = set()
+        pending: list[FunctionNode] = []
+
+        def enter(node: VariableNode, creator: FunctionNode) -> None:
+            if creator._level is not None and not _has_history(node):
+                self.is_usual = False  # the graph has been changed since
+            if creator not in seen:
+                seen.add(creator)
+                pending.append(creator)
+
+        for node, _ in outputs:
+            if node._creator_node is not None:
+                enter(node, node._creator_node)
         while pending:
             f = pending.pop()
             level = f._level
+            if f._local_function_hooks or f.lazy_grad_sum:
+                self.is_usual = False
             if level is None:
-                if f._n_local_function_hooks or f.lazy_grad_sum:
-                    self.is_usual = False
                 self.others += dict.fromkeys(f.inputs)
                 for node in f.inputs:
-                    creator = node._creator_node
-                    if creator is not None and node._requires_grad and creator not in seen:
-                        seen.add(creator)
-                        pending.append(creator)
+                    if node._creator_node is not None and node._requires_grad:
+                        enter(node, node._creator_node)
                 continue
-            if f._n_local_function_hooks or f.lazy_grad_sum or 'backward' in f.__dict__:
+            if 'backward' in f.__dict__:
                 self.is_usual = False
             run = self.runs.get(level)
             if run is None:
                 run = self.runs[level] = _Run()
             leaves = f._leaves
-            for y in f.outputs:
-                node = y()
+            for reference in f.outputs:
+                node = reference()
                 if node is not None and _has_other_array(node):
                     self.is_usual = False
             for i, node in enumerate(f.inputs):
+                creator = node._creator_node
                 if i in leaves:
-                    leaf, array_of_leaf = leaves[i]
+                    leaf, array_of_leaf, _ = leaves[i]
                     x = node._variable()
                     if x is not None and (_has_other_array(node) if array_of_leaf is None
                                           else x._data[0] is not array_of_leaf):
                         self.is_usual = False
-                    if leaf is not None:
+                    if leaf is not None and leaf.requires_grad:
                         run.leaves[id(leaf)] = leaf, node
-                if not node._requires_grad:
-                    continue
-                creator = node._creator_node
-                if i not in leaves and (creator is None or creator._level != level):
-                    self.is_usual = False  # the graph has been changed since
-                    continue
-                if creator is not None and creator not in seen:
-                    seen.add(creator)
-                    pending.append(creator)
+                    if creator is not None and node._requires_grad:
+                        enter(node, creator)
+                elif node._requires_grad:
+                    if creator is None or creator._level != level:
+                        self.is_usual = False  # the graph has been changed since
+                    elif creator not in seen:
+                        seen.add(creator)
+                        pending.append(creator)
 
 
 def _is_watch() -> bool:

@@ -118,6 +118,13 @@ def unchain_backward(m, x):
     x.unchain_backward()
 
 
+def cut_and_restore(m, x):
+    node = x.node
+    creator = node.creator_node
+    node.creator_node = None
+    node.creator_node = creator
+
+
 def overwrite(m, x):
     x.array[...] *= .5
 
@@ -176,8 +183,8 @@ def watched(m, x):
 
 
 #: What a program may do with a matrix between two functions; it goes on with the result, if any.
-EVENTS = (unchain, unchain_backward, overwrite, replace, copied, deeply, read, variable_of_node,
-          constant, no_backprop, change_parameter, replace_parameter, gradient, without_kernels,
+EVENTS = (unchain, unchain_backward, cut_and_restore, overwrite, replace, copied, deeply, read,
+          variable_of_node, constant, no_backprop, change_parameter, replace_parameter, gradient, without_kernels,
           watched)
 
 #: Ways to compute gradients.

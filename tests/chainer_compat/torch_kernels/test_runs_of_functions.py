@@ -112,6 +112,19 @@ def test_invalid_options(call, error):
         call(F.tanh(scores()))
 
 
+@pytest.mark.parametrize('mode', MODES)
+def test_a_cut_that_is_undone(mode):
+    x = Variable(np.array([1., 2.], 'f'))
+    with chainer.using_config('use_torch', mode):
+        h = F.tanh(x * 2)
+        creator = h.node.creator_node
+        h.node.creator_node = None
+        h.node.creator_node = creator
+        F.sum(h * h).backward()
+    h = np.tanh(2 * x.array)
+    np.testing.assert_allclose(x.grad, 4 * h * (1 - h * h), rtol=1e-4)
+
+
 @pytest.mark.parametrize('is_cut', [True, False])
 def test_losses_that_are_stored_do_not_fragment_memory(is_cut, python):
     pytest.importorskip('torch')
