@@ -184,8 +184,8 @@ def watched(m, x):
 
 #: What a program may do with a matrix between two functions; it goes on with the result, if any.
 EVENTS = (unchain, unchain_backward, cut_and_restore, overwrite, replace, copied, deeply, read,
-          variable_of_node, constant, no_backprop, change_parameter, replace_parameter, gradient, without_kernels,
-          watched)
+          variable_of_node, constant, no_backprop, change_parameter, replace_parameter, gradient,
+          without_kernels, watched)
 
 #: Ways to compute gradients.
 BACKWARD = ('backward', 'twice', 'retain_grad', 'double', 'grad', 'several', 'scale', 'hook',
