@@ -29,7 +29,8 @@ import time
 import _rounds
 import chainer
 
-from chainer_compat import _patch, shims  # noqa: F401  (fills the registry)
+from chainer_compat import shims  # noqa: F401  (fills the registry)
+from chainer_compat.patching import registry
 
 PTH = 'chainer_compat.pth'
 
@@ -75,7 +76,7 @@ def copy_of_chainer(folder: pathlib.Path, edited: bool) -> str:
     """Copy Chainer into ``folder``, which it returns, and edits the files as the shims say."""
     shutil.copytree(pathlib.Path(chainer.__file__).parent, folder / 'chainer',
                     ignore=shutil.ignore_patterns('__pycache__'))
-    for module, edits in _patch.edits.items() if edited else ():
+    for module, edits in registry.edits.items() if edited else ():
         file = folder.joinpath(*module.split('.')).with_suffix('.py')
         text = file.read_text(encoding='utf-8')
         for edit in edits:

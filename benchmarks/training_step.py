@@ -44,7 +44,7 @@ import _rounds
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'tests'))
 import virtual_hosts
 
-from chainer_compat.torch_kernels import compute_dtype
+from chainer_compat.pytorch.tensors import compute_dtype
 
 #: Steps in a turn of each model.
 TURNS = {'CNN': 8, 'ResNet-50': 3, 'perceptron': 20, 'LSTM': 20, 'DCGAN': 4, 'seq2seq': 4}

@@ -22,8 +22,8 @@ import chainer
 import numpy as np
 from chainer import optimizers
 
-from chainer_compat import optimizer_steps, updates
-from chainer_compat.torch_kernels import dispatch
+from chainer_compat.pytorch import availability
+from chainer_compat.updates import one_pass, optimizer_steps
 
 GOALS = {'160 of 32 x 32': (.06, .5), 'ResNet-50': (.25, .6)}  # with PyTorch, without
 
@@ -52,20 +52,20 @@ def methods(name: str, shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], 
         return False
 
     def as_chainer() -> None:
-        core, update, ours = rule.update_core_cpu, updates.update, optimizer_steps.begin
+        core, update, ours = rule.update_core_cpu, one_pass.update, optimizer_steps.begin
         rule.update_core_cpu, optimizer_steps.begin = inspect.unwrap(core), begin
-        updates.update = lambda params, is_repeated: [param.update() for param in params]
+        one_pass.update = lambda params, is_repeated: [param.update() for param in params]
         try:
             optimizer.update()
         finally:
-            rule.update_core_cpu, updates.update, optimizer_steps.begin = core, update, ours
+            rule.update_core_cpu, one_pass.update, optimizer_steps.begin = core, update, ours
 
     def without_torch() -> None:
         with chainer.using_config('fused_updates', False):
             optimizer.update()
 
     found = {'Chainer': as_chainer, 'NumPy': without_torch}
-    if not dispatch.why_unavailable():
+    if not availability.why_unavailable():
         import torch
 
         torch.set_num_threads(1)

@@ -17,14 +17,14 @@ import sys
 
 TYPE_CHECKING = False  # as in the module typing, which this file does not import
 if TYPE_CHECKING:
-    from chainer_compat.conversion.comparison import Comparison as Comparison
-    from chainer_compat.conversion.comparison import compare as compare
-    from chainer_compat.conversion.convert import to_torch as to_torch
-    from chainer_compat.conversion.errors import ConversionError as ConversionError
-    from chainer_compat.conversion.onnx_file import to_onnx as to_onnx
-    from chainer_compat.conversion.weights import load_weights as load_weights
+    from chainer_compat.pytorch.conversion.comparison import Comparison as Comparison
+    from chainer_compat.pytorch.conversion.comparison import compare as compare
+    from chainer_compat.pytorch.conversion.convert import to_torch as to_torch
+    from chainer_compat.pytorch.conversion.errors import ConversionError as ConversionError
+    from chainer_compat.pytorch.conversion.onnx_file import to_onnx as to_onnx
+    from chainer_compat.pytorch.conversion.weights import load_weights as load_weights
 
-#: Names that are imported when they are used, from these modules of ``conversion``.
+#: Names that are imported when they are used, from these modules of ``pytorch.conversion``.
 CONVERSION = {
     'Comparison': 'comparison', 'ConversionError': 'errors', 'compare': 'comparison',
     'load_weights': 'weights', 'to_onnx': 'onnx_file', 'to_torch': 'convert',
@@ -41,7 +41,7 @@ def enable() -> None:
     if os.environ.get('CHAINER_COMPAT') != '0' and ChainerFinder not in sys.meta_path:
         sys.meta_path.insert(0, ChainerFinder)
         if os.environ.get(NAMES_VARIABLE) == 'all':
-            from chainer_compat import python_names
+            from chainer_compat.names import python_names
 
             python_names.restore()
 
@@ -52,7 +52,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     import importlib
 
-    return getattr(importlib.import_module(f'{__name__}.conversion.{CONVERSION[name]}'), name)
+    module = importlib.import_module(f'{__name__}.pytorch.conversion.{CONVERSION[name]}')
+    return getattr(module, name)
 
 
 def restore_numpy_aliases() -> None:
@@ -63,7 +64,7 @@ def restore_numpy_aliases() -> None:
     """
     import numpy
 
-    from chainer_compat import numpy_aliases
+    from chainer_compat.names import numpy_aliases
 
     os.environ[ALIASES_VARIABLE] = '1'  # for children that are not forked
     numpy_aliases.restore(numpy)
@@ -80,7 +81,7 @@ def restore_names() -> None:
     """
     import numpy
 
-    from chainer_compat import numpy_aliases, python_names
+    from chainer_compat.names import numpy_aliases, python_names
 
     os.environ[NAMES_VARIABLE] = 'all'  # for children that are not forked
     python_names.restore()
@@ -115,15 +116,16 @@ class ChainerFinder:
     def find_spec(cls, name, path=None, target=None):  # type: ignore[no-untyped-def]
         """Handle the imports of Chainer's modules and NumPy; Python calls this for every import."""
         if name == 'chainer' or name.startswith('chainer.'):
-            from chainer_compat import _patch, shims  # noqa: F401  (fills the registry)
+            from chainer_compat import shims  # noqa: F401  (fills the registry)
+            from chainer_compat.patching import loader
 
-            return _patch.find_spec(cls, name, path, target)
+            return loader.find_spec(cls, name, path, target)
         if name == 'onnx_chainer':
-            from chainer_compat.conversion import onnx_chainer
+            from chainer_compat.pytorch.conversion import onnx_chainer
 
             onnx_chainer.check()
         if name == 'numpy' and {ALIASES_VARIABLE, NAMES_VARIABLE} & os.environ.keys():
-            from chainer_compat import numpy_aliases
+            from chainer_compat.names import numpy_aliases
 
             return numpy_aliases.find_spec(cls, name, path, target)
         return None

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from chainer_compat.conversion import command
+from chainer_compat.pytorch.conversion import command
 
 
 def main() -> None:
@@ -70,11 +70,11 @@ def _cudnn() -> str:
 
 
 def _torch() -> str:
-    from chainer_compat.torch_kernels import dispatch
+    from chainer_compat.pytorch import availability
 
     torch = importlib.import_module('torch')
     config = importlib.import_module('chainer').config
-    why = dispatch.why_unavailable()
+    why = availability.why_unavailable()
     if os.environ.get('CHAINER_COMPAT') == '0':
         use = 'not used: CHAINER_COMPAT=0'
     elif config.use_torch == 'never':
@@ -83,7 +83,7 @@ def _torch() -> str:
         use = f'not used: {why}'
     else:
         where = 'the CPU and on GPUs' if config.use_torch == 'always' or (
-            _n_gpus() and not dispatch.why_not_on_gpu(0)) else 'the CPU'
+            _n_gpus() and not availability.why_not_on_gpu(0)) else 'the CPU'
         use = f'computes convolutions and other functions on {where}'
         if config.torch_compute_dtype:
             use += f', products of matrices in {config.torch_compute_dtype}'
@@ -130,14 +130,16 @@ def _print_shims() -> None:
     if os.environ.get('CHAINER_COMPAT') == '0':
         print('\nShims: disabled by CHAINER_COMPAT=0')
         return
-    from chainer_compat import _patch, shims
+    from chainer_compat import shims  # noqa: F401  (fills the registry)
+    from chainer_compat.dialect import silent_changes
+    from chainer_compat.patching import registry
 
-    if selected := shims.dialect.version():
-        print(f'\nDialect: Chainer {selected} ({shims.dialect.VARIABLE}={selected})')
+    if selected := silent_changes.version():
+        print(f'\nDialect: Chainer {selected} ({silent_changes.VARIABLE}={selected})')
     print('\nActive shims:')
-    for shim in _patch.find_shims():
-        if _patch.is_active(shim):
-            print(f'  {shim.__name__:<26}{", ".join(_patch.modules_of(shim))}')
+    for shim in registry.find_shims():
+        if registry.is_active(shim):
+            print(f'  {shim.__name__:<26}{", ".join(registry.modules_of(shim))}')
 
 
 def _print_backend(cuda: Any) -> None:

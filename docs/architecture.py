@@ -1,7 +1,7 @@
-"""Generate docs/architecture.svg, a diagram of layers and imports, from the code.
+"""Generate diagrams of layers and imports from the code: architecture.svg, chainer_compat.svg.
 
 Run ``python docs/architecture.py`` after adding a module or an import between modules.
-``tests/test_imports_go_down.py`` defines the layers and checks them.
+``tests/import_layers.py`` lists the layers, and ``tests/test_imports_go_down.py`` checks them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import html
 import pathlib
-import runpy
+import sys
 import textwrap
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PICTURE = ROOT / 'docs' / 'architecture.svg'
+#: By package.
+PICTURES = {'chainermn': 'architecture.svg', 'chainer_compat': 'chainer_compat.svg'}
 
 #: From left to right; a layer with many modules has two rows. Others come last.
 ORDER = [
@@ -21,7 +23,7 @@ ORDER = [
     'functions', 'optimizers', 'nccl', 'global_except_hook', '_timeline', '_process', '_types',
 ]
 #: Facade, entry point, and names without an idea of their own.
-HIDDEN = {'__init__', '__main__', '_at_import', '_types', '_version'}
+HIDDEN = {'__init__', '__main__', '_at_import', '_types', '_version', 'shims'}
 PER_ROW = 7
 WIDTH, HEIGHT, LOW, GAP, MARGIN = 156, 98, 44, 14, 16
 BETWEEN = 44  # layers
@@ -32,22 +34,31 @@ LINE = ('<line x1="{:.0f}" y1="{}" x2="{:.0f}" y2="{}" stroke="#789" stroke-widt
         'marker-end="url(#tip)"/>')
 
 
-def read_code() -> tuple[list[set[str]], dict[str, set[str]], dict[str, str]]:
-    """Return the layers, the imports of each module, and the first sentence of its docstring."""
-    code = runpy.run_path(str(ROOT / 'tests' / 'test_imports_go_down.py'))
+def packages() -> list[Any]:
+    """Return both packages with their layers."""
+    sys.path.insert(0, str(ROOT / 'tests'))
+    try:
+        import import_layers
+    finally:
+        sys.path.pop(0)
+    return import_layers.PACKAGES
+
+
+def read_code(package: Any) -> tuple[dict[str, set[str]], dict[str, str]]:
+    """Return the imports of each part, and the first sentence of its docstring."""
     imports: dict[str, set[str]] = {}
     ideas = {}
-    for path in code['FILES']:
-        module = code['layer'](path)
-        found = (name.split('.')[1] for name in code['imported'](path)
-                 if name.startswith('chainermn.'))
-        imports.setdefault(module, set()).update(
-            name for name in found if name in code['LEVELS'] and name != module)
+    for path in package.files:
+        part = package.part(path)
+        found = (name.split('.')[1] for name in package.imported(path)
+                 if name.startswith(f'{package.name}.'))
+        imports.setdefault(part, set()).update(
+            name for name in found if name in package.levels and name != part)
         if path.parts[1:] in ((), ('__init__.py',)):
-            text = ast.get_docstring(ast.parse((code['ROOT'] / path).read_text(encoding='utf-8')))
+            text = ast.get_docstring(ast.parse((package.root / path).read_text(encoding='utf-8')))
             first = (text or '').splitlines()[0].replace('``', '')
-            ideas[module] = first.split('.  ')[0].rstrip('.')
-    return code['LAYERS'], imports, ideas
+            ideas[part] = first.split('.  ')[0].rstrip('.')
+    return imports, ideas
 
 
 def place(layers: list[set[str]]) -> dict[str, tuple[int, int, int, int]]:
@@ -69,10 +80,10 @@ def place(layers: list[set[str]]) -> dict[str, tuple[int, int, int, int]]:
     return places
 
 
-def draw() -> str:
-    """Return the diagram as SVG."""
-    layers, imports, ideas = read_code()
-    places = place(layers)
+def draw(package: Any) -> str:
+    """Return the diagram of a package as SVG."""
+    imports, ideas = read_code(package)
+    places = place(package.layers)
     lines, boxes = [], []
     for module, (x, y, width, height) in places.items():
         for other in sorted(imports[module] - HIDDEN):
@@ -96,4 +107,5 @@ def draw() -> str:
 
 
 if __name__ == '__main__':
-    PICTURE.write_text(draw(), encoding='utf-8')
+    for each in packages():
+        (ROOT / 'docs' / PICTURES[each.name]).write_text(draw(each), encoding='utf-8')

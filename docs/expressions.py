@@ -1,6 +1,6 @@
 """Write the table of reference/expressions.md: PyTorch expressions of Chainer's functions.
 
-``python docs/expressions.py`` reads the source of ``chainer_compat/expressions``: the
+``python docs/expressions.py`` reads the source of ``chainer_compat/pytorch/expressions``: the
 body of short expressions, the first line of the docstring of others.
 """
 
@@ -10,7 +10,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
-FOLDER = ROOT / 'chainer_compat' / 'expressions'
+FOLDER = ROOT / 'chainer_compat' / 'pytorch' / 'expressions'
 PAGE = ROOT / 'docs' / 'reference' / 'expressions.md'
 
 HEAD = """# PyTorch expressions of Chainer's functions
@@ -20,7 +20,7 @@ function object with its options, `F` is `torch.nn.functional`. See [Moving a mo
 ONNX](../conversion.md). Training on the CPU computes functions in [runs](../torch_kernels.md) by
 these expressions, or by faster ones with the same results.
 
-`python docs/expressions.py` generates this page from `chainer_compat/expressions`.
+`python docs/expressions.py` generates this page from `chainer_compat/pytorch/expressions`.
 """
 
 

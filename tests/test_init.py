@@ -22,7 +22,7 @@ MODULES = {
 
 #: Modules that most programs do not need.
 RARE = {
-    'asyncio', 'chainer_compat.conversion', 'chainermn._collectives.rpc',
+    'asyncio', 'chainer_compat.pytorch.conversion', 'chainermn._collectives.rpc',
     'chainermn._gradients.mean_queue', 'chainermn._process.metrics_server', 'chainermn._shards',
     'chainermn.extensions.checkpoint', 'chainermn.functions', 'chainermn.iterators',
     'chainermn.kvstore', 'chainermn.links', 'chainermn.optimizers._join',

@@ -6,7 +6,7 @@ import chainer
 import numpy as np
 from chainer import optimizers
 
-from chainer_compat import block_updates, updates
+from chainer_compat.updates import block_updates, one_pass
 
 
 def with_number(optimizer, name, value):
@@ -108,7 +108,7 @@ def update_each(params, is_repeated=False):
 def one_by_one(monkeypatch):
     """Update as Chainer does: the rule of each parameter, with whole arrays."""
     with monkeypatch.context() as patch:
-        patch.setattr(updates, 'update', update_each)
+        patch.setattr(one_pass, 'update', update_each)
         patch.setattr(block_updates, 'BLOCK', 1 << 40)
         with chainer.using_config('fused_updates', False):
             yield

@@ -91,7 +91,7 @@ def with_onnx_runtime(file: str, call: Any, x: Any) -> float:
     """Return the largest relative difference of outputs, for several batch sizes."""
     import onnxruntime
 
-    from chainer_compat.conversion.comparison import difference
+    from chainer_compat.pytorch.conversion.comparison import difference
 
     session = onnxruntime.InferenceSession(file)
     found = []

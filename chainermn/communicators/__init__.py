@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 import chainer
 
-from chainer_compat.torch_kernels import dispatch
+from chainer_compat.updates.fused_option import fused_updates
 from chainermn._collectives import rank_info
 from chainermn._collectives.rank_info import Arguments
 from chainermn._consistency import mismatch
@@ -157,7 +157,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
             raise TypeError('communicator_name must be a str, not an mpi4py communicator. Write '
                             "create_communicator('flat', mpi_comm=comm)")
         timeouts.check_environment()
-        dispatch.fused_updates()  # raises an error if its value is invalid
+        fused_updates()  # raises an error if its value is invalid
         if name == 'auto':
             lacks_nccl = _why_not('pure_nccl')
         communicator_class = _class_of('pure_nccl') if name == 'auto' else _find_class(name)

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from chainer_compat.torch_kernels.dispatch import with_kernel
+from chainer_compat.pytorch.dispatch import with_kernel
 from chainermn._types import Array
 
 #: Inserts axes of length one, so that an array by channel broadcasts with the input.

@@ -8,7 +8,7 @@ import chainer
 import numpy as np
 from chainer import optimizer_hooks
 
-from chainer_compat import update_hooks, updates
+from chainer_compat.updates import one_pass, update_hooks
 from chainermn.kvstore._optimizer_states import OptimizerState
 from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.kvstore.row_sparse import Array
@@ -112,7 +112,7 @@ class OptimizerUpdater:
                       for update in key_updates]
         self._call_hooks('pre', parameters)
         for n in range(max([len(times) for _, times in parameters], default=0)):
-            updates.update([parameter for parameter, times in parameters if n in times],
+            one_pass.update([parameter for parameter, times in parameters if n in times],
                            is_repeated=True)
         self._call_hooks('post', parameters)
         for (parameter, _), update in zip(parameters, key_updates, strict=True):

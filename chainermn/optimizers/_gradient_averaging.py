@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from chainer_compat import gradient_memory
+from chainer_compat.updates import gradient_memory
 from chainermn._types import Array, Object, Optimizer, Parameter, Serializer, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._optimizer_proxy import compute_gradients, fill_missing_grad

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from chainer import _backprop_utils
 
-from chainer_compat import graph
+from chainer_compat.graph.nodes import of_thread
 from chainermn._process import runtime
 from chainermn._types import Array, FunctionNode, Variable, VariableNode
 
@@ -83,15 +83,15 @@ def watch(loss: Variable, nodes: Collection[VariableNode],
         A context manager whose value is the nodes that the loss depends on.
     """
     watched = _Watch(loss, nodes, ready)
-    outer = getattr(_of_thread, 'watch', None), graph.of_thread.ready
-    _of_thread.watch, graph.of_thread.ready = watched, watched.announced
+    outer = getattr(_of_thread, 'watch', None), of_thread.ready
+    _of_thread.watch, of_thread.ready = watched, watched.announced
     watches = runtime.get(_Watches)
     watches.add(+1)
     try:
         yield watched.missing.keys()
     finally:
         watches.add(-1)
-        _of_thread.watch, graph.of_thread.ready = outer
+        _of_thread.watch, of_thread.ready = outer
 
 
 def _watched_step(func: FunctionNode, target_input_indexes: tuple[int, ...],
@@ -99,13 +99,13 @@ def _watched_step(func: FunctionNode, target_input_indexes: tuple[int, ...],
                   grad_inputs: dict[VariableNode, list[Variable]], is_debug: bool) -> None:
     """Run Chainer's function, which appends to the lists in ``grad_inputs``."""
     watched: _Watch | None = getattr(_of_thread, 'watch', None)
-    ready = graph.of_thread.ready
+    ready = of_thread.ready
     # A function may run another backward within its own.
-    _of_thread.watch = graph.of_thread.ready = None
+    _of_thread.watch = of_thread.ready = None
     try:
         _step(func, target_input_indexes, grad_outputs, grad_inputs, is_debug)
     finally:
-        _of_thread.watch, graph.of_thread.ready = watched, ready
+        _of_thread.watch, of_thread.ready = watched, ready
     if watched is None:
         return
     for node in watched.adds_to.pop(func, ()):

@@ -11,8 +11,9 @@ import pytest
 
 #: Code of the fixture ``python`` runs without the shim that the variable WITHOUT_SHIM names.
 FORGET = '''
-from chainer_compat import _patch, shims
-for table in (_patch.edits, _patch.patches):
+from chainer_compat.patching import registry
+from chainer_compat import shims
+for table in (registry.edits, registry.patches):
     for names in table.values():
         names[:] = [shim for shim in names if shim.__name__ != {!r}]
 '''
@@ -63,7 +64,7 @@ def operators():
 @pytest.fixture
 def sizes(monkeypatch):
     """The number of elements of each block."""
-    from chainer_compat import block_updates
+    from chainer_compat.updates import block_updates
 
     seen = []
 

@@ -18,7 +18,7 @@ def test_start_imports_one_module(python):
     bare = python(code, '-I', CHAINER_COMPAT='0', CHAINERMN_OVERLAY='0').split()
     assert python(code).split() == bare
     assert [name for name in bare if name.startswith('chainer')] == ['chainer_compat']
-    assert not {'numpy', 'importlib.metadata', 'typing', 'chainer_compat._patch'} & set(bare)
+    assert not {'numpy', 'importlib.metadata', 'typing', 'chainer_compat.patching'} & {*bare}
 
 
 def test_a_program(python):
@@ -30,11 +30,11 @@ before = sys.path[:], sys.meta_path[:]
 assert any('chainer' in repr(finder) for finder in sys.meta_path)
 chainer_compat.enable()
 assert before == (sys.path, sys.meta_path)
-import chainer_compat._patch, chainer_compat.shims
+import chainer_compat.patching.registry, chainer_compat.shims
 assert 'numpy' not in sys.modules
 import chainer, chainermn
 assert chainermn.__version__.startswith('8.')
-for name in 'chainer_compat.conversion', 'torch', 'onnx':
+for name in 'chainer_compat.pytorch.conversion', 'torch', 'onnx':
     assert name not in sys.modules
 ''', '-I')
 

@@ -19,7 +19,7 @@ cupy = pytest.importorskip('cupy', reason='needs CuPy, whose NVRTC compiles')
 import chainer  # noqa: E402
 from chainer.backends import cuda  # noqa: E402
 
-from chainer_compat import _patch  # noqa: E402
+from chainer_compat.patching import registry  # noqa: E402
 
 pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(600)]
 
@@ -174,7 +174,7 @@ def elementwise_calls(file):
     text = file.read_text()
     if 'elementwise(' not in text or name in SKIPPED:
         return
-    for shim in _patch.edits.get(name, ()):
+    for shim in registry.edits.get(name, ()):
         for old, new in shim().items():
             text = text.replace(old, new)
     names = vars(importlib.import_module(name))

@@ -12,8 +12,8 @@ import chainer
 import pytest
 from each_case import each_case
 
-from chainer_compat import _patch
-from chainer_compat.shims import cupy_changes
+from chainer_compat.fixes import cupy_changes
+from chainer_compat.patching import registry
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -274,65 +274,66 @@ assert chainer.functions.relu(numpy.ones(1)).array == 1
 # What tests that the modules of a shim behave. A new shim needs a line here, and a program in USES
 # if these tests need a GPU, pass without it, or start processes otherwise than by ``python``.
 RESUMED = '../extensions/test_resumed_logs.py'
-OLD_SNAPSHOTS = 'old_snapshots/test_old_snapshots.py::'
+OLD_SNAPSHOTS = 'dialect/old_snapshots/test_old_snapshots.py::'
 
 TESTS = {
-    'atomic_add_of_float16': ['shims/test_cupy_changes.py::test_binary_hierarchical_softmax',
-                              'shims/test_numpy_changes.py::test_resize_images',
-                              'shims/test_cupy_changes.py::test_negative_sampling',
+    'atomic_add_of_float16': ['fixes/test_cupy_changes.py::test_binary_hierarchical_softmax',
+                              'fixes/test_numpy_changes.py::test_resize_images',
+                              'fixes/test_cupy_changes.py::test_negative_sampling',
                               'test_kernels.py::test_patched_kernels_compile',
                               '../gpu/test_chainer_on_gpu.py::test_binary_hierarchical_softmax',
                               '../gpu/test_chainer_on_gpu.py::test_negative_sampling'],
     'caffe': ['test_left_out.py::test_caffe'],
     'cudnn_warning': ['test_shims.py::test_cudnn_warning'],
-    'deconvolution_cover_all': ['shims/test_chainer_bugs.py::test_deconvolution_2d'],
-    'unused_sequences': ['shims/test_chainer_bugs.py::test_transpose_sequence'],
-    'no_ids': ['shims/test_chainer_bugs.py::test_no_ids'],
+    'deconvolution_cover_all': ['fixes/test_chainer_bugs.py::test_deconvolution_2d'],
+    'unused_sequences': ['fixes/test_chainer_bugs.py::test_transpose_sequence'],
+    'no_ids': ['fixes/test_chainer_bugs.py::test_no_ids'],
     'rate_before_the_first_update': [
-        'shims/test_chainer_bugs.py::test_the_rate_of_adam_before_the_first_update'],
+        'fixes/test_chainer_bugs.py::test_the_rate_of_adam_before_the_first_update'],
     'states_before_the_first_update': [
-        'shims/test_optimizer_states.py::test_snapshots_before_the_first_update'],
-    'examples_of_zipped_images': ['shims/test_chainer_bugs.py::test_zipped_images'],
-    'dependency_check': ['test_patch.py::test_import_without_setuptools'],
-    'distutils': ['test_patch.py::test_import_is_silent_and_leaves_no_trace'],
+        'fixes/test_optimizer_states.py::test_snapshots_before_the_first_update'],
+    'examples_of_zipped_images': ['fixes/test_chainer_bugs.py::test_zipped_images'],
+    'dependency_check': ['patching/test_loader.py::test_import_without_setuptools'],
+    'distutils': ['patching/test_loader.py::test_import_is_silent_and_leaves_no_trace'],
     'fix': ['test_every_function.py::test_same_as_in_numpy'],
     'float16_header': ['test_kernels.py::test_patched_kernels_compile'],
-    'float_alias': ['shims/test_numpy_changes.py::test_resize_images'],
-    'large_columns': ['shims/test_large_columns.py::test_im2col',
-                      'shims/test_large_columns.py::test_col2im',
+    'float_alias': ['fixes/test_numpy_changes.py::test_resize_images'],
+    'large_columns': ['fixes/test_large_columns.py::test_im2col',
+                      'fixes/test_large_columns.py::test_col2im',
                       'test_kernels.py::test_patched_kernels_compile',
                       '../gpu/test_chainer_on_gpu.py::test_large_columns'],
-    'meshgrid_tuple': ['shims/test_numpy_changes.py::test_categorical'],
+    'meshgrid_tuple': ['fixes/test_numpy_changes.py::test_categorical'],
     'mixed_precision_states': [
-        'shims/test_optimizer_states.py::test_float32_copies_of_the_loaded_parameters',
-        'shims/test_optimizer_states.py::test_dynamic_loss_scale'],
+        'fixes/test_optimizer_states.py::test_float32_copies_of_the_loaded_parameters',
+        'fixes/test_optimizer_states.py::test_dynamic_loss_scale'],
     'nccl_available': ['test_left_out.py::test_parallel_updaters'],
-    'negative_padding': ['shims/test_numpy_changes.py::test_pad_sequence',
-                         'shims/test_numpy_changes.py::test_concat_examples'],
-    'requirements': ['test_requirements.py::test_met', 'test_requirements.py::test_conflict'],
-    'lazy_scipy': ['shims/test_scipy_changes.py::test_sparse_matmul'],
-    'sctypes': ['shims/test_numpy_changes.py::test_as_strided'],
-    'set_daemon': ['test_iterators.py::test_start_methods'],
-    'sparse_float16': ['shims/test_scipy_changes.py::test_sparse_matmul'],
+    'negative_padding': ['fixes/test_numpy_changes.py::test_pad_sequence',
+                         'fixes/test_numpy_changes.py::test_concat_examples'],
+    'requirements': ['fixes/test_requirements.py::test_met',
+                     'fixes/test_requirements.py::test_conflict'],
+    'lazy_scipy': ['fixes/test_scipy_changes.py::test_sparse_matmul'],
+    'sctypes': ['fixes/test_numpy_changes.py::test_as_strided'],
+    'set_daemon': ['fixes/test_iterators.py::test_start_methods'],
+    'sparse_float16': ['fixes/test_scipy_changes.py::test_sparse_matmul'],
     'state_of_msvag': [
-        'shims/test_optimizer_states.py::test_snapshots_of_msvag_without_the_power'],
-    'third_argument_of_maximum': ['shims/test_numpy_changes.py::test_concat_examples'],
-    'cleanup_of_queues': ['test_start_method.py::test_snapshots_with_forkserver'],
-    'sums_of_observed_numbers': ['shims/test_numpy_changes.py::test_means_of_observed_numbers'],
-    'sums_of_micro_average': ['shims/test_numpy_changes.py::test_means_of_observed_numbers'],
+        'fixes/test_optimizer_states.py::test_snapshots_of_msvag_without_the_power'],
+    'third_argument_of_maximum': ['fixes/test_numpy_changes.py::test_concat_examples'],
+    'cleanup_of_queues': ['fixes/test_start_method.py::test_snapshots_with_forkserver'],
+    'sums_of_observed_numbers': ['fixes/test_numpy_changes.py::test_means_of_observed_numbers'],
+    'sums_of_micro_average': ['fixes/test_numpy_changes.py::test_means_of_observed_numbers'],
     'norm_of_all_gradients': [
-        'shims/test_chainer_bugs.py::test_clipping_by_the_norm_of_all_gradients'],
-    'rate_of_lars': ['shims/test_chainer_bugs.py::test_rate_of_lars'],
-    'copies_for_writers': ['shims/test_chainer_bugs.py::test_a_snapshot_written_later',
-                           'shims/test_chainer_bugs.py::test_a_snapshot_of_the_queue_of_a_process'],
-    'fork_by_default': ['test_start_method.py::test_choices_of_the_program'],
-    'picklable_cleanup': ['test_start_method.py::test_snapshots_with_forkserver'],
-    'picklable_writers': ['test_start_method.py::test_snapshots_with_forkserver'],
-    'dead_worker': ['test_iterators.py::test_a_worker_that_is_killed'],
-    'stop_iteration_in_example': ['test_iterators.py::test_errors_in_examples'],
-    'error_in_first_batch': ['test_iterators.py::test_errors_in_examples'],
-    'error_in_later_batch': ['test_iterators.py::test_errors_in_examples'],
-    'iterators_at_exit': ['test_iterators.py::test_global_iterators_at_exit'],
+        'fixes/test_chainer_bugs.py::test_clipping_by_the_norm_of_all_gradients'],
+    'rate_of_lars': ['fixes/test_chainer_bugs.py::test_rate_of_lars'],
+    'copies_for_writers': ['fixes/test_chainer_bugs.py::test_a_snapshot_written_later',
+                           'fixes/test_chainer_bugs.py::test_a_snapshot_of_the_queue_of_a_process'],
+    'fork_by_default': ['fixes/test_start_method.py::test_choices_of_the_program'],
+    'picklable_cleanup': ['fixes/test_start_method.py::test_snapshots_with_forkserver'],
+    'picklable_writers': ['fixes/test_start_method.py::test_snapshots_with_forkserver'],
+    'dead_worker': ['fixes/test_iterators.py::test_a_worker_that_is_killed'],
+    'stop_iteration_in_example': ['fixes/test_iterators.py::test_errors_in_examples'],
+    'error_in_first_batch': ['fixes/test_iterators.py::test_errors_in_examples'],
+    'error_in_later_batch': ['fixes/test_iterators.py::test_errors_in_examples'],
+    'iterators_at_exit': ['fixes/test_iterators.py::test_global_iterators_at_exit'],
     'invalid_types': ['test_every_function.py::test_in_float32'],
     'dtype_of_clip': ['../gpu/test_devices_agree_on_gpu.py::test_bounds_of_clip'],
     'scatter_add': ['../gpu/test_devices_agree_on_gpu.py::test_function'],
@@ -348,9 +349,9 @@ TESTS = {
         '../extensions/test_parameter_statistics.py::test_accumulated_gradients'],
     'variable_statistics_state': [RESUMED + '::test_every_extension_and_trigger'],
     'best_value_without_values': [RESUMED + '::test_every_extension_and_trigger'],
-    'gradients_without_variables': ['old_programs/test_old_programs.py::test_losses'],
-    'alias_table': ['old_programs/test_old_programs.py::test_losses'],
-    'zerograd_of_read_only': ['old_programs/test_old_programs.py::test_losses'],
+    'gradients_without_variables': ['dialect/old_programs/test_old_programs.py::test_losses'],
+    'alias_table': ['dialect/old_programs/test_old_programs.py::test_losses'],
+    'zerograd_of_read_only': ['dialect/old_programs/test_old_programs.py::test_losses'],
     'shift_state': [RESUMED + '::test_every_extension_and_trigger'],
     'finished_shift': [RESUMED + '::test_every_extension_and_trigger'],
     'autoload_first': ['../extensions/test__multi_node_snapshot.py::'
@@ -363,57 +364,57 @@ TESTS = {
         '../laws/test_batch_normalization.py::test_batch_normalization'],
     'evaluator_without_iterator': ['test_training.py::test_evaluator_and_statistics'],
     'regions_outside_of_the_image': [
-        'shims/test_chainer_bugs.py::test_regions_of_interest_outside_of_the_image'],
-    'coordinates_of_regions': ['shims/test_numpy_changes.py::test_coordinates_of_regions'],
+        'fixes/test_chainer_bugs.py::test_regions_of_interest_outside_of_the_image'],
+    'coordinates_of_regions': ['fixes/test_numpy_changes.py::test_coordinates_of_regions'],
     'progress_bar_arguments': ['test_training.py::test_log_print_and_progress_bar'],
-    'torch_kernels': ['torch_kernels/test_functions.py::test_values_and_gradients',
-                      'torch_kernels/test_n_step_rnn.py::test_values_and_gradients',
-                      'torch_kernels/test_control.py::test_import_and_fork'],
+    'torch_kernels': ['pytorch/test_functions.py::test_values_and_gradients',
+                      'pytorch/test_n_step_rnn.py::test_values_and_gradients',
+                      'pytorch/test_control.py::test_import_and_fork'],
     'images_with_channels_last': [
-        'torch_kernels/test_memory_format.py::test_dropout_draws_the_same_numbers',
-        'torch_kernels/test_memory_format.py::test_sums_and_means'],
-    'use_torch': ['torch_kernels/test_control.py::test_values_of_the_options',
-                  'torch_kernels/test_control.py::test_the_configuration'],
+        'pytorch/test_memory_format.py::test_dropout_draws_the_same_numbers',
+        'pytorch/test_memory_format.py::test_sums_and_means'],
+    'use_torch': ['pytorch/test_control.py::test_values_of_the_options',
+                  'pytorch/test_control.py::test_the_configuration'],
     'torch_compute_dtype': [
-        'torch_kernels/test_compute_dtype.py::test_the_environment_variable',
-        'torch_kernels/test_compute_dtype.py::test_values_of_the_option'],
+        'pytorch/test_compute_dtype.py::test_the_environment_variable',
+        'pytorch/test_compute_dtype.py::test_values_of_the_option'],
     'repeated_with_state_before': ['../laws/test_forget.py::test_forget'],
     'state_of_forget': ['../laws/test_forget.py::test_forget'],
-    'base_of_another_library': ['shims/test_chainer_bugs.py::test_strides_of_foreign_memory'],
-    'batch_of_rows': ['shims/test_chainer_bugs.py::test_an_array_is_a_batch_of_its_rows'],
+    'base_of_another_library': ['fixes/test_chainer_bugs.py::test_strides_of_foreign_memory'],
+    'batch_of_rows': ['fixes/test_chainer_bugs.py::test_an_array_is_a_batch_of_its_rows'],
     'evaluated_type_checks': [
-        'shims/test_chainer_bugs.py::test_a_type_check_evaluates_expressions'],
-    'fused_updates': ['test_updates.py::test_switches'],
+        'fixes/test_chainer_bugs.py::test_a_type_check_evaluates_expressions'],
+    'fused_updates': ['updates/test_updates.py::test_switches'],
     **dict.fromkeys(['elementwise_updates', 'kernels_of_many_parameters'], (
         '../gpu/test_updates_on_gpu.py::test_the_bits_of_chainer',)),
     'hooks_of_many_parameters': ['../gpu/test_updates_on_gpu.py::test_hooks_and_loss_scale'],
     **dict.fromkeys(['hooks_of_scaled_gradients', 'hooks_that_know_the_scale',
                      'hooks_without_loss_scale', 'owned_gradients'], (
-        'test_hooks.py::test_optimizer_hooks',
-        'test_hooks.py::test_hooks_of_float16_keep_small_gradients')),
+        'updates/test_hooks.py::test_optimizer_hooks',
+        'updates/test_hooks.py::test_hooks_of_float16_keep_small_gradients')),
     **dict.fromkeys(['backward_of_losses', 'gradient_of_average_pooling'], (
         'test_every_function.py::test_backward_changes_no_gradient_that_it_gets',)),
-    'slice_gradient': ['shims/test_gradients.py::test_slices_without_add_at'],
-    'softmax_gradient': ['shims/test_gradients.py::test_one_pass'],
-    'updates_in_blocks': ['test_updates.py::test_few_calls_of_rules'],
-    'updates_in_one_pass': ['test_updates.py::test_few_calls_of_rules'],
-    'quick_graph': ['test_graph.py::test_ordinary_calls_do_not_run_the_original'],
+    'slice_gradient': ['graph/test_gradients.py::test_slices_without_add_at'],
+    'softmax_gradient': ['graph/test_gradients.py::test_one_pass'],
+    'updates_in_blocks': ['updates/test_updates.py::test_few_calls_of_rules'],
+    'updates_in_one_pass': ['updates/test_updates.py::test_few_calls_of_rules'],
+    'quick_graph': ['graph/test_graph.py::test_ordinary_calls_do_not_run_the_original'],
     'gradients_within_backward': [
-        'test_graph.py::test_gradients_of_a_backward_within_backward'],
-    'device_of_backward': ['test_graph.py::test_backward_enters_no_device_on_the_host'],
-    'removed_aliases': ['test_numpy_aliases.py::test_error'],
-    'old_arguments': ['shims/test_old_arguments.py::test_the_same_bits',
-                      'shims/test_old_arguments.py::test_one_warning_per_line'],
-    'called_functions': ['shims/test_old_calls.py::test_values'],
-    'invoke_before_training': ['shims/test_old_calls.py::test_values'],
-    'old_names': ['shims/test_old_calls.py::test_names'],
-    'old_optimizers': ['shims/test_old_calls.py::test_values'],
-    'scaled_initializers': ['shims/test_old_calls.py::test_values'],
-    'stateless_gru': ['shims/test_old_calls.py::test_values'],
-    'train_attributes': ['shims/test_old_calls.py::test_values'],
-    'uninitialized_params': ['shims/test_old_calls.py::test_values'],
-    'parameter_link': ['shims/test_old_calls.py::test_no_warning_of_a_link_that_chainer_has'],
-    'volatile': ['shims/test_old_calls.py::test_values'],
+        'graph/test_graph.py::test_gradients_of_a_backward_within_backward'],
+    'device_of_backward': ['graph/test_graph.py::test_backward_enters_no_device_on_the_host'],
+    'removed_aliases': ['names/test_numpy_aliases.py::test_error'],
+    'old_arguments': ['dialect/test_old_arguments.py::test_the_same_bits',
+                      'dialect/test_old_arguments.py::test_one_warning_per_line'],
+    'called_functions': ['dialect/test_old_calls.py::test_values'],
+    'invoke_before_training': ['dialect/test_old_calls.py::test_values'],
+    'old_names': ['dialect/test_old_calls.py::test_names'],
+    'old_optimizers': ['dialect/test_old_calls.py::test_values'],
+    'scaled_initializers': ['dialect/test_old_calls.py::test_values'],
+    'stateless_gru': ['dialect/test_old_calls.py::test_values'],
+    'train_attributes': ['dialect/test_old_calls.py::test_values'],
+    'uninitialized_params': ['dialect/test_old_calls.py::test_values'],
+    'parameter_link': ['dialect/test_old_calls.py::test_no_warning_of_a_link_that_chainer_has'],
+    'volatile': ['dialect/test_old_calls.py::test_values'],
     **dict.fromkeys(['best_value', 'dumped_graph', 'shift_of_version_1'], (
         f'{OLD_SNAPSHOTS}test_trainer',)),
     **dict.fromkeys(['text_of_python_2', 'updates_of_parameters'], (
@@ -428,7 +429,7 @@ TESTS = {
 
 
 def test_every_shim_is_here():
-    names = {shim.__name__ for shim in _patch.find_shims()}
+    names = {shim.__name__ for shim in registry.find_shims()}
     assert {*USES} < names == set(TESTS)
 
 
@@ -451,8 +452,8 @@ def test_with(python, name):
     # Without its shim, this one waits for long.
     pytest.param(name, marks=pytest.mark.full if name == 'dead_worker' else ()) for name in USES])
 def test_fails_without(python, name):
-    shim = next(shim for shim in _patch.find_shims() if shim.__name__ == name)
-    if not _patch.is_active(shim) and 'cupy' not in shim.__module__:
+    shim = next(shim for shim in registry.find_shims() if shim.__name__ == name)
+    if not registry.is_active(shim) and 'cupy' not in shim.__module__:
         pytest.skip('The versions here do not need it')
     said = python(USES[name], check=False, WITHOUT_SHIM=name)
     assert said.startswith('1 Traceback'), said
@@ -462,8 +463,8 @@ def test_fails_without(python, name):
 @pytest.mark.sample(4)
 @pytest.mark.parametrize('name', sorted({*TESTS} - {*USES, 'cudnn_warning'}))
 def test_a_test_fails_without(python, name):
-    shim = next(shim for shim in _patch.find_shims() if shim.__name__ == name)
-    if not _patch.is_active(shim):
+    shim = next(shim for shim in registry.find_shims() if shim.__name__ == name)
+    if not registry.is_active(shim):
         pytest.skip('The versions here do not need it')
     tests = [str(FOLDER / test) for test in TESTS[name] if '/gpu/' not in test]
     if not tests:

@@ -5,6 +5,7 @@ A picture that another script writes fails ``test_every_picture_has_a_test``.
 
 import importlib
 import pathlib
+import runpy
 import sys
 
 import pytest
@@ -26,10 +27,18 @@ def labels(picture):
 
 
 def test_every_picture_has_a_test():
-    assert {path.name for path in DOCS.glob('*.svg')} == {'architecture.svg'}
+    assert {path.name for path in DOCS.glob('*.svg')} == {'architecture.svg', 'chainer_compat.svg'}
     assert {path.name for path in PICTURES.iterdir() if path.suffix not in ('.py', '')} == {
         'chain_list.svg', 'channels.svg', 'grid.svg', 'pipeline.svg',  # model_parallelism.py
         'pseudo_connect.svg', 'check1.svg', 'check4.svg', 'timeline.svg', 'training_step.svg'}
+
+
+def test_packages():
+    architecture = runpy.run_path(str(DOCS / 'architecture.py'))
+    for package in architecture['packages']():
+        picture = DOCS.joinpath(architecture['PICTURES'][package.name])
+        assert architecture['draw'](package) == picture.read_text(encoding='utf-8'), (
+            'run python docs/architecture.py')
 
 
 def test_model_parallelism():

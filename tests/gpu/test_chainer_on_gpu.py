@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from chainer.utils import conv
 
-from chainer_compat.torch_kernels import dispatch
+from chainer_compat.pytorch import dispatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi_skip]
 

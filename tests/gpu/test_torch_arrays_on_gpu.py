@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(
 
 @pytest.fixture(name='gpu_arrays')
 def _gpu_arrays():
-    from chainer_compat.torch_kernels import gpu_arrays
+    from chainer_compat.pytorch.tensors import gpu_arrays
     return gpu_arrays
 
 

@@ -9,7 +9,7 @@ import pytest
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 
-from chainer_compat import device_gradients, elementwise
+from chainer_compat.updates import device_gradients, elementwise
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi_skip]
 

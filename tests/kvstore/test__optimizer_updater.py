@@ -8,7 +8,7 @@ import pytest
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 
-from chainer_compat import block_updates
+from chainer_compat.updates import block_updates
 
 
 def set_up(*add):

@@ -13,7 +13,7 @@ from laws.law import law, planted
 import chainer_compat
 
 torch = pytest.importorskip('torch')
-from chainer_compat.conversion import convert, onnx_file, weights  # noqa: E402
+from chainer_compat.pytorch.conversion import convert, onnx_file, weights  # noqa: E402
 
 pytestmark = [pytest.mark.mpi_skip,
               pytest.mark.filterwarnings('ignore:A batch with no more than one sample')]

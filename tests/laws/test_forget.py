@@ -9,8 +9,8 @@ from laws.blocks import BLOCKS
 from laws.law import law, planted
 from laws.stages import WIDTH, assert_equal, generators, programs, set_seeds, state
 
-from chainer_compat import forward_state
-from chainer_compat.forward_state import ForwardState
+from chainer_compat.graph import forward_state
+from chainer_compat.graph.forward_state import ForwardState
 
 pytestmark = [pytest.mark.mpi_skip,
               pytest.mark.filterwarnings('ignore:A batch with no more than one sample')]

@@ -21,12 +21,12 @@ from laws.programs import STEPS, Net, programs
 
 torch = pytest.importorskip('torch')
 
-import chainer_compat.torch_kernels as kernels  # noqa: E402
+from chainer_compat.pytorch import kernels, recording  # noqa: E402
+from chainer_compat.pytorch.tensors import arrays, compute_dtype  # noqa: E402
 
 for each in pkgutil.iter_modules(kernels.__path__):  # else while a fault is planted
     importlib.import_module(f'{kernels.__name__}.{each.name}')
-arrays, backward, compute_dtype = kernels.arrays, kernels.backward, kernels.compute_dtype
-convolution, dispatch, linear = kernels.convolution, kernels.dispatch, kernels.linear
+backward, convolution, linear = kernels.backward, kernels.convolution, kernels.linear
 
 pytestmark = [pytest.mark.mpi_skip, pytest.mark.filterwarnings(
     'ignore:A batch with no more than', 'ignore:Degrees of freedom', 'ignore:Mean of empty slice',
@@ -446,7 +446,7 @@ def test_bfloat16(program):
 
 @law(calls(dtype='f', layouts=['C'], factor=st.sampled_from([1e38, 1e20, -1e19, 0., 1e-30]),
            errors=st.sampled_from(['over', 'divide', 'invalid'])),
-     planted(dispatch, 'raises_errors', lambda _: lambda: np.geterr()['invalid'] == 'raise'),
+     planted(recording, 'raises_errors', lambda _: lambda: np.geterr()['invalid'] == 'raise'),
      examples=30)
 def test_floating_point_errors(program):
     """``np.errstate``: errors where NumPy raises them, also with PyTorch's kernels."""

@@ -16,7 +16,7 @@ from laws.values import kinds, make
 from ranks_in_threads import on_ranks
 
 import chainermn
-from chainer_compat.shims import iterator_state
+from chainer_compat.fixes import iterator_state
 from chainermn._shards.sample_order import SampleOrder
 from chainermn.datasets import scatter
 from chainermn.iterators import MultiNodeOrderSampler, ShardedIterator

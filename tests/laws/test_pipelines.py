@@ -15,7 +15,7 @@ from laws.stages import BLOCKS, assert_equal, generators, lossfun, programs, set
 
 import chainermn
 import chainermn.functions as mnf
-from chainer_compat.forward_state import ForwardState
+from chainer_compat.graph.forward_state import ForwardState
 from chainermn.functions.collective_communication import _Collective
 from chainermn.functions.pseudo_connect import PseudoConnect
 from chainermn.links._pipeline import micro_batches

@@ -306,7 +306,7 @@ def losing(take):
 
 
 torch = pytest.importorskip('torch')
-from chainer_compat.torch_kernels import recording, runs  # noqa: E402, F401
+from chainer_compat.pytorch import recording, runs  # noqa: E402, F401
 
 pytestmark = [pytest.mark.mpi_skip,
               pytest.mark.filterwarnings('ignore:A batch with no more than one sample')]

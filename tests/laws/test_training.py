@@ -10,7 +10,7 @@ from laws.programs import HOOKS, STEPS, Hook, Net, programs
 from laws.training import Training, check_against_one_process, compare, is_finite
 
 import chainermn
-from chainer_compat import update_hooks
+from chainer_compat.updates import update_hooks
 from chainermn import CollectiveMismatchError
 from chainermn._gradients import tied_arrays
 from chainermn._gradients.compressors import PowerSGD, TwoBit

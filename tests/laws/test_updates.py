@@ -14,7 +14,7 @@ from laws.programs import HOOKS
 from update_cases import OPTIMIZERS, SPECIAL, UNUSUAL, update_each
 from update_events import EVENTS
 
-from chainer_compat import block_updates, optimizer_steps, updates
+from chainer_compat.updates import block_updates, one_pass, optimizer_steps
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -141,7 +141,7 @@ def in_blocks(use_torch='never'):
 @contextlib.contextmanager
 def one_by_one():
     """Update as Chainer does: the rule of each parameter, with whole arrays."""
-    with unittest.mock.patch.object(updates, 'update', update_each), \
+    with unittest.mock.patch.object(one_pass, 'update', update_each), \
             unittest.mock.patch.object(optimizer_steps, 'begin', begin_of_chainer), \
             chainer.using_config('use_torch', 'never'), \
             chainer.using_config('fused_updates', False):
@@ -168,7 +168,7 @@ def without_steps(key):
 
 
 @law(of_updates(hooks=st.just(()) | some(HOOKS, 1), is_fp32=st.booleans()),
-     planted(updates, '_key', without_steps), examples=8)
+     planted(one_pass, '_key', without_steps), examples=8)
 def test_one_pass(program):
     """Updates in one pass: the same bits as Chainer's, one parameter after the other."""
     with one_by_one():
@@ -181,7 +181,7 @@ def test_one_pass(program):
 def stale_gradients():
     """PyTorch gets the gradients of the update before if they have the same shapes."""
     pytest.importorskip('torch')
-    from chainer_compat.torch_kernels import updates as kernels
+    from chainer_compat.pytorch.kernels import updates as kernels
 
     def change(original):
         def changed(grads, kept):

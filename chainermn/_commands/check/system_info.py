@@ -17,7 +17,8 @@ from importlib import metadata
 from importlib.machinery import PathFinder
 from typing import NamedTuple
 
-from chainer_compat.torch_kernels import compute_dtype, dispatch
+from chainer_compat.pytorch import availability
+from chainer_compat.pytorch.tensors import compute_dtype
 from chainermn import nccl
 from chainermn._process import environment, mpiexec
 from chainermn._process.mpi import MPI
@@ -166,7 +167,7 @@ def _add_gpu_advice(info: Info, devices: list[str]) -> Info:
 def _why_slow_on_gpu(devices: list[str]) -> str:
     """Return why convolutions on a GPU are slow; ``''`` if they are not, or there is no GPU."""
     is_used = devices and importlib.import_module('chainer.backends.cuda').available
-    return dispatch.why_not_on_gpu(0) if is_used else ''
+    return availability.why_not_on_gpu(0) if is_used else ''
 
 
 def _add_compute_dtype(info: Info, devices: list[str]) -> Info:

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 import numpy as np
 from chainer.optimizer import UpdateRule as ChainerRule
 
-from chainer_compat import update_groups
+from chainer_compat.updates import update_groups
 from chainermn._process import runtime
 from chainermn._types import Object, UpdateRule
 

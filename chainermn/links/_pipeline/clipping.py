@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from chainer_compat import update_hooks
+from chainer_compat.updates import update_hooks
 from chainermn._types import Optimizer, Parameter
 from chainermn.communicators.communicator_base import CommunicatorBase
 

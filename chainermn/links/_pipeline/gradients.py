@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import chainer
 from chainer.utils import force_array
 
-from chainer_compat import gradient_memory
+from chainer_compat.updates import gradient_memory
 from chainermn._types import Array, Parameter, Variable
 from chainermn.functions._node import Gradients, Indexes, Node
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import chainer
 import numpy as np
 
-from chainer_compat.forward_state import ForwardState
+from chainer_compat.graph.forward_state import ForwardState
 from chainermn._types import Array, Model, Object
 from chainermn.links._pipeline import states
 from chainermn.links._pipeline.fingerprints import Fingerprint

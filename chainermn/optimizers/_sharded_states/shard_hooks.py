@@ -15,7 +15,7 @@ import numpy as np
 from chainer import optimizer_hooks
 from chainer.optimizer import GradientMethod
 
-from chainer_compat import update_hooks
+from chainer_compat.updates import update_hooks
 from chainermn._types import Array, Object, Optimizer, Parameter
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-from chainer_compat import updates
+from chainer_compat.updates import one_pass
 from chainermn._gradients import tied_arrays
 from chainermn._operations.call_signature import Caller
 from chainermn._operations.on_all_ranks import check_equal
@@ -247,7 +247,7 @@ class ShardedUpdate(FullUpdate):
                 pieces.append(piece)
             else:
                 rule.t += rule.enabled
-        updates.update(pieces)
+        one_pass.update(pieces)
         for param, path in params:
             if path is not None and self._pieces[path] is not param and self._pieces[path].size:
                 self._write_back(param, path, cut)

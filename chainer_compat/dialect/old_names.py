@@ -1,0 +1,182 @@
+"""Names of Chainer 1 to 6 that Chainer 7.8.1 does not have: modules, classes, methods.
+
+Names of modules are looked up when a program uses them. Each line that does gets a
+DeprecationWarning, which gives the current name.
+"""
+
+import functools
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+from chainer_compat.dialect.old_arguments import warn, with_old_arguments
+from chainer_compat.patching.registry import edit, moved, patch
+
+moved.update({
+    'chainer.flag': 'chainer_compat.dialect.flag',
+    'chainer.function_set': 'chainer_compat.dialect.function_set',
+    'chainer.functions.caffe': 'chainer.links.caffe',
+    'chainer.functions.pooling.max_pooling_2d': 'chainer.functions.pooling.max_pooling_nd',
+    'chainer.training.triggers.interval': 'chainer.training.triggers.interval_trigger',
+    **{f'chainer.functions.{old}': f'chainer.functions.rnn.{old.split(".")[1]}' for old in (
+        'activation.lstm', 'activation.slstm', 'activation.tree_lstm', 'connection.n_step_gru',
+        'connection.n_step_lstm', 'connection.n_step_rnn')},
+    **{f'chainer.links.connection.{name}': f'chainer.links.rnn.{name}' for name in (
+        'gru', 'lstm', 'mgu', 'n_step_gru', 'n_step_lstm', 'n_step_rnn', 'peephole', 'tree_lstm',
+        'zoneoutlstm')},
+})
+
+
+def init(device: Any = None) -> None:
+    """Raise an error if CUDA is not available."""
+    from chainer.backends import cuda
+
+    cuda.check_cuda_available()
+
+
+def allocate(name: str, like: Any, *args: Any, dtype: Any = 'float32', stream: None = None) -> Any:
+    """Call a function of CuPy with the arguments that it had in ``chainer.cuda``."""
+    init()
+    import cupy
+
+    n_values = int(name.startswith('full'))
+    if name.endswith('_like'):
+        like, dtype = like.shape, like.dtype
+    elif len(args) > n_values:
+        dtype = args[n_values]
+    return getattr(cupy, name.removesuffix('_like'))(like, *args[:n_values], dtype=dtype)
+
+
+def batch_normalization_function(*args: Any, **kwargs: Any) -> Any:
+    """Create an object of a class that is only imported now, since it needs Chainer."""
+    from chainer_compat.dialect.batch_normalization_function import BatchNormalizationFunction
+
+    return BatchNormalizationFunction(*args, **kwargs)
+
+
+def init_weight(weights: Any, initializer: Any, scale: float = 1.) -> None:
+    """Initialize an array, then multiply it by ``scale``."""
+    from chainer import initializers
+
+    initializers._get_initializer(initializer)(weights)
+    weights *= scale
+
+
+class MaxPooling2D(str):
+    """The class ``F.MaxPooling2D``, which is also the value of ``pooling`` in other functions."""
+
+    __name__ = 'MaxPooling2D'
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the function."""
+        from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
+
+        node = _with_use_cudnn(MaxPoolingND)(2, *args, **kwargs)
+        (node.kh, node.kw), (node.sy, node.sx), (node.ph, node.pw) = (
+            node.ksize, node.stride, node.pad)
+        return node
+
+
+#: By module and name: the current path, or what to use now, and an object that does the same.
+NAMES: dict[str, dict[str, str | tuple[str, Any]]] = {
+    'chainer': {
+        'AUTO': 'chainer.flag.AUTO', 'Flag': 'chainer.flag.Flag', 'OFF': 'chainer.flag.OFF',
+        'ON': 'chainer.flag.ON', 'FunctionSet': 'chainer.function_set.FunctionSet',
+        'init_weight': ('an initializer', init_weight)},
+    'chainer.backends.cuda': {
+        'init': ('check_cuda_available()', init),
+        **{name: (f'cupy.{name}', functools.partial(allocate, name)) for name in (
+            'empty', 'empty_like', 'full', 'full_like', 'ones', 'ones_like', 'zeros',
+            'zeros_like')}},
+    'chainer.functions': {
+        'MaxPooling2D': ('chainer.functions.max_pooling_2d', MaxPooling2D('max')),
+        **{name: f'chainer.links.{name}' for name in (
+            'BatchNormalization', 'Bilinear', 'BinaryHierarchicalSoftmax', 'Convolution2D',
+            'DilatedConvolution2D', 'EmbedID', 'Inception', 'InceptionBN', 'Linear',
+            'NegativeSampling', 'PReLU', 'Parameter')}},
+    'chainer.functions.normalization.batch_normalization': {
+        'BatchNormalizationFunction': (
+            'chainer.functions.batch_normalization', batch_normalization_function)},
+    'chainer.functions.pooling.max_pooling_nd': {
+        'MaxPooling2D': ('chainer.functions.max_pooling_2d', MaxPooling2D('max'))},
+    'chainer.gradient_check': {
+        'numerical_grad_cpu': 'chainer.gradient_check.numerical_grad',
+        'numerical_grad_gpu': 'chainer.gradient_check.numerical_grad'},
+    'chainer.initializers': {'init_weight': ('an initializer', init_weight)},
+    'chainer.links': {},
+    'chainer.optimizer': {
+        'exponential_decay_noise':
+            'chainer.optimizer_hooks.gradient_noise.exponential_decay_noise'},
+}
+
+
+@patch(*NAMES)
+def old_names(module: ModuleType) -> None:
+    """All versions: names that Chainer 1 to 6 had, such as ``chainer.FunctionSet``, ``F.Linear``.
+
+    Chainer 7.8.1 moved or removed them.
+    """
+    vars(module)['__getattr__'] = functools.partial(_look_up, module.__name__)
+
+
+def _look_up(module: str, name: str) -> Any:
+    """Return a name that ``module`` had in an old version."""
+    if f'{module}.{name}' in moved:
+        return importlib.import_module(f'{module}.{name}')
+    path = NAMES[module].get(name) or _search(module, name)
+    if not path:
+        raise AttributeError(f'module {module!r} has no attribute {name!r}')
+    now, found = (path, None) if isinstance(path, str) else path
+    if now.rpartition('.')[0] not in moved:  # those warn when they are used
+        warn(f'{module}.{name} is a name of an old version of Chainer: use {now}.')
+    if found is not None or now in sys.modules:
+        return found or sys.modules[now]
+    owner, _, attribute = now.rpartition('.')
+    found = getattr(importlib.import_module(owner), attribute)
+    return _with_use_cudnn(found) if hasattr(found, 'apply') else found
+
+
+@functools.cache
+def _with_use_cudnn(cls: Any) -> Any:
+    cls.__init__ = with_old_arguments(cls.__init__, sys.maxsize, ['use_cudnn'])
+    return cls
+
+
+def _search(package: str, name: str) -> str:
+    """Return the path of a module below ``package``, or of a class in one of them."""
+    if name.startswith('_') or package not in ('chainer.functions', 'chainer.links'):
+        return ''
+    for path, module in sys.modules.copy().items():
+        if path.startswith(f'{package}.'):
+            cls = vars(module).get(name)
+            if isinstance(cls, type) and cls.__module__ == path:
+                return f'{path}.{name}'
+            if path.endswith(f'.{name}'):
+                return path
+    return ''
+
+
+@patch('chainer.function_node')
+def called_functions(module: ModuleType) -> None:
+    """All versions: objects of classes such as ``F.Sigmoid`` can be called again.
+
+    Chainer 7.8.1 raised an error that names the method ``apply``.
+    """
+    module.FunctionNode.__call__ = _apply
+
+
+def _apply(function: Any, *inputs: Any) -> Any:
+    warn(f'{function.label} is a class of Chainer 1: use the function of chainer.functions.')
+    outputs = function.apply(inputs)
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+@edit('chainer.function_node')
+def evaluated_type_checks() -> dict[str, str]:
+    """All versions: type checks of custom functions can use ``in_types.size().eval()`` again.
+
+    Chainer 7.8.1 first checks with numbers, which have no ``eval``, instead of expressions.  With
+    ``type_check.Variable(numpy.prod, 'prod')``, it got expressions where it expected numbers.
+    """
+    return {'except type_check.InvalidType:': 'except Exception:'}

@@ -1,0 +1,42 @@
+"""Chainer's computational graph spends less time per function."""
+
+from types import ModuleType
+
+from chainer_compat.patching.registry import edit, patch
+
+
+@patch('chainer')
+def quick_graph(module: ModuleType) -> None:
+    """All versions: ordinary calls of functions and links spent several times as long in Python."""
+    from chainer_compat.graph import link_parameters, nodes
+
+    module.FunctionNode.apply = nodes.quick_apply(module.FunctionNode.apply)
+    module.Link.__call__ = nodes.quick_link_call(module.Link.__call__)
+    module.Link.cleargrads = link_parameters.quick_cleargrads(module.Link.cleargrads)
+    module.backend.get_device_from_array = nodes.quick_device(module.backend.get_device_from_array)
+    module.variable._check_grad_type = nodes.quick_gradient_check(module.variable._check_grad_type)
+    nodes.keep_tensors(module)
+
+
+@edit('chainer._backprop')
+def device_of_backward() -> dict[str, str]:
+    """All versions: ``backward`` looked up the device of each function, also on the CPU."""
+    return {
+        'with chainer.using_device(\n'
+        '                backend.get_device_from_array(*(in_data + out_grad_array))):':
+            'from chainer_compat.graph.nodes import device_context\n'
+            '        with device_context(in_data + out_grad_array):'}
+
+
+@edit('chainer._backprop')
+def gradients_within_backward() -> dict[str, str]:
+    """All versions: ``backward`` replaced gradients that functions had computed by a ``backward``.
+
+    F.forget does so; parameters that it uses lost what it had added if other functions use them.
+    """
+    return {
+        '            x_var._set_grad_var_without_check(gx)\n'
+        '            x_var._loss_scale':
+            '            from chainer_compat.graph.nodes import set_gradient; '
+            'set_gradient(x_var, gx)\n'
+            '            x_var._loss_scale'}

@@ -1,0 +1,1 @@
+"""Names that NumPy and Python removed, and old programs use."""

@@ -1,0 +1,111 @@
+"""``python -m chainer_compat export``: a snapshot becomes a PyTorch or ONNX file."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+DESCRIPTION = 'Converts a Chainer model and its snapshot to PyTorch (.pt) or ONNX (.onnx).'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument('snapshot', help='NPZ file of a model or trainer, or a checkpoint: a file '
+                        'or its folder')
+    parser.add_argument('output', help='file to write: *.pt, for torch.load, or *.onnx')
+    parser.add_argument('--model', required=True, metavar='MODULE:FUNCTION',
+                        help='a function or class without arguments that returns the model, such '
+                        'as net:make_model; net.py can be in the current folder')
+    parser.add_argument('--input', required=True, action='append', metavar='SHAPE[:DTYPE]',
+                        help='shape of an input, such as 1,3,224,224 or 2,10:int32; repeat it for '
+                        'several inputs')
+    parser.add_argument('--train', action='store_true',
+                        help='convert the model for training instead of inference (*.pt only)')
+
+
+def main(options: argparse.Namespace) -> None:
+    """Load the model and its snapshot, convert it, and write the file."""
+    from chainer_compat.pytorch.conversion.convert import to_torch
+    from chainer_compat.pytorch.conversion.errors import ConversionError
+    from chainer_compat.pytorch.conversion.snapshots import load_snapshot
+    from chainer_compat.pytorch.conversion.state import initialize, unchanged
+
+    kind = os.path.splitext(options.output)[1]
+    if kind not in ('.pt', '.onnx') or (kind == '.onnx' and options.train):
+        sys.exit('The output must be a .pt file' + (' with --train.' if kind == '.onnx'
+                                                    else ' or an .onnx file.'))
+    model = _model(options.model)
+    inputs = [_example(each) for each in options.input]
+    try:
+        initialize(model, lambda: _run(model, inputs, options.input))
+        with unchanged(model):
+            _run(model, inputs, options.input)
+        prefix = load_snapshot(options.snapshot, model)
+        if kind == '.onnx':
+            from chainer_compat.pytorch.conversion.onnx_file import to_onnx
+
+            to_onnx(model, options.output, *inputs)
+        else:
+            _save(to_torch(model, *inputs, train=options.train), options.output)
+    except (ConversionError, ImportError, OSError) as error:
+        sys.exit(f'{type(error).__name__}: {error}')
+    where = f' (from {prefix})' if prefix else ''
+    print(f'Wrote {options.output}{where}. Its outputs are those of Chainer, except for rounding.')
+
+
+def _model(name: str) -> Any:
+    module, _, function = name.partition(':')
+    if not function:
+        sys.exit(f'--model must be MODULE:FUNCTION, not {name!r}.')
+    if '' not in sys.path:
+        sys.path.insert(0, '')
+    try:
+        return getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError, TypeError) as error:
+        sys.exit(f'--model {name} cannot be called: {type(error).__name__}: {error}')
+
+
+def _run(model: Any, inputs: Sequence[Any], shapes: Sequence[str]) -> None:
+    """Run the model, or say why it cannot be called."""
+    import chainer
+
+    try:
+        with chainer.using_config('train', False), chainer.no_backprop_mode():
+            model(*inputs)
+    except Exception as error:
+        given = ' '.join(f'--input {shape}' for shape in shapes)
+        sys.exit(f'The model cannot be called with {given}: {type(error).__name__}: {error}\n'
+                 'Pass one --input for each argument. For a Classifier, let --model return its '
+                 'predictor.')
+
+
+def _example(text: str) -> Any:
+    """Return an example input: normal numbers, or 0 and 1 for integers."""
+    import numpy as np
+
+    sizes, _, dtype = text.partition(':')
+    try:
+        shape = tuple(int(size) for size in sizes.split(',') if size)
+        kind = np.dtype(dtype or 'float32')
+    except (TypeError, ValueError) as error:
+        sys.exit(f'--input {text}: {error}')
+    random = np.random.RandomState(0)
+    if kind.kind == 'f':
+        return random.standard_normal(shape).astype(kind)
+    return random.randint(0, 2, shape).astype(kind)
+
+
+def _save(module: Any, path: str) -> None:
+    import torch
+
+    temporary = f'{path}.tmp'
+    try:
+        torch.save(module, temporary)
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)

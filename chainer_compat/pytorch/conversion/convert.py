@@ -1,0 +1,219 @@
+"""``to_torch``: run a model, build a module, and compare both."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+import numpy as np
+from torch import fx
+
+from chainer_compat.pytorch.conversion import state
+from chainer_compat.pytorch.conversion.batch_size import batch_size, other_sizes, varied
+from chainer_compat.pytorch.conversion.comparison import compare_run, difference
+from chainer_compat.pytorch.conversion.errors import ConversionError
+from chainer_compat.pytorch.conversion.module import Builder
+from chainer_compat.pytorch.conversion.references import TracedCall, flattened, mapped
+from chainer_compat.pytorch.conversion.tracing import Trace, copied, run_again, trace, trace_again
+
+#: The most bytes of a recorded run that only shows whether another batch size works.
+MEMORY = 2 ** 30
+
+
+def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
+             dynamic_batch: bool | None = None, call: Callable[..., Any] | None = None
+             ) -> fx.GraphModule:
+    """Convert a Chainer model to a PyTorch module.
+
+    The model runs with the example inputs, and with other values and another batch size. The module
+    has the names of Chainer's parameters, with dots instead of slashes. It is compared with Chainer
+    on these inputs: functions, outputs, gradients and running statistics. The model is not changed.
+
+    Args:
+        model: A Chainer model on the CPU.
+        inputs: Example inputs: NumPy arrays, variables, numbers, lists, tuples and dicts of them.
+        train: Whether to convert the model as it is trained: with dropout, and batch normalization
+            by batch. ``eval()`` of the module then selects inference.
+        dynamic_batch: Whether the module accepts any batch size, the length of the first array.
+            ``None``: if the model does. Otherwise, the module checks the shapes of its inputs.
+        call: What to run instead of ``model``, such as ``model.predict``.
+
+    Returns:
+        A ``torch.fx.GraphModule`` in the mode ``train``.
+
+    Raises:
+        ConversionError: If the model uses a function without an expression in PyTorch, or if its
+            control flow or constants depend on the inputs. The message names function, link and
+            line.
+    """
+    return converted(model, inputs, train, dynamic_batch, call, True)[0]
+
+
+def converted(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
+              dynamic_batch: bool | None, call: Callable[..., Any] | None, with_gradients: bool
+              ) -> tuple[fx.GraphModule, list[Trace]]:
+    """Return a module, and the runs of the model that it was compared with, the first one first.
+
+    Args:
+        model: As for :func:`to_torch`, like the next four.
+        inputs: The example inputs.
+        train: The mode.
+        dynamic_batch: Whether the module accepts any batch size.
+        call: What to run.
+        with_gradients: ``False`` gives simpler expressions, whose gradients can differ from
+            Chainer's where several maxima are equal, and compares no gradients.
+    """
+    if any(not isinstance(p.device, chainer.backend.CpuDevice) for p in model.params()):
+        raise ConversionError("The model is not on the CPU. Call model.to_device('@numpy') first.")
+    state.initialize(model, lambda: (call or model)(*inputs))
+    first = trace(model, inputs, train, call)
+    _check_calls_are_independent(first)
+    size = batch_size(inputs)
+    failure: Exception | None = None
+    if size is not None and dynamic_batch is not False:
+        try:
+            if size > 1:
+                return _compared(first, with_gradients, size)
+            # Broadcasting does nothing if the batch size is 1.
+            second = _other_run(first, 1, 2, trace_again)
+            return _compared(second, with_gradients, 2)
+        except Exception as error:  # of the program, which may need this batch size
+            failure = error
+    if dynamic_batch:
+        raise ConversionError(
+            f'The model cannot be converted for any batch size: {failure} '
+            'Use dynamic_batch=False for the batch size of the example.') from failure
+    return _compared(first, with_gradients, None)
+
+
+def _compared(first: Trace, with_gradients: bool, size: int | None
+              ) -> tuple[fx.GraphModule, list[Trace]]:
+    """Return a module that has been compared with the model, and the runs of the model."""
+    runs = [first, _other_run(first, size, None if size is None else size + 1, trace_again)]
+    batch = None if size is None else (size, size + 1)
+    builder = Builder((first, runs[1]), batch, with_gradients)
+    module = builder.module()
+    _compare(module, first, {'functions', 'gradients'} if with_gradients else {'functions'})
+    _compare(module, runs[1], {'functions'})
+    if size is None:
+        runs += [_other_run(first, None, None, run_again(first), seed) for seed in (1, 2)]
+        for run in runs[2:]:
+            _compare(module, run, set())
+    else:
+        runs += _compared_sizes(module, first, size)
+    if first.train and not all(
+            _infers_equally(module, first, inputs) for inputs in (
+                first.inputs, *([] if size is None else [next(varied(first.inputs, size, 1))]))):
+        builder.forbid_inference(module)
+    return module, runs
+
+
+def _compared_sizes(module: fx.GraphModule, first: Trace, size: int) -> list[Trace]:
+    """Compare other batch sizes, and return the runs of the model.
+
+    A few sizes cannot show how the program depends on all: ``(n + 1) // 2`` is 2 for 3 and for 4.
+    The model may reject sizes that are smaller than that of the example.
+    """
+    runs = []
+    run = run_again(first)
+    for other in other_sizes(size):
+        if run is trace_again and first.nbytes * other > size * MEMORY:
+            continue
+        try:
+            found = _other_run(first, size, other, run, other)
+        except ConversionError:
+            if other > size:
+                raise
+            continue
+        try:
+            _compare(module, found, set())
+        except ConversionError as error:
+            if other == 1 and first.train and error.__cause__ is not None:
+                continue  # PyTorch has no batch normalization of one element
+            if other > 1:
+                raise ConversionError(f'With a batch size of {other}: {error}') from None
+            raise ConversionError(
+                'With a batch size of 1, the model computes something else: for example, F.squeeze '
+                'then also removes the batch axis.') from None
+        runs.append(found)
+    return runs
+
+
+def _compare(module: fx.GraphModule, run: Trace, checks: set[str]) -> None:
+    try:
+        found = compare_run(module, run, checks)
+    except Exception as error:
+        cause = str(error).strip().split('\n')[0]
+        raise ConversionError('PyTorch cannot run the converted module: '
+                              f'{type(error).__name__}: {cause}') from error
+    if found.first_difference:
+        raise ConversionError(f'The module and the model compute different results: {found}.')
+
+
+def _other_run(first: Trace, size: int | None, other: int | None,
+               run: Callable[[Trace, tuple[Any, ...], int], Trace], seed: int = 0) -> Trace:
+    """Run the model with other values, and another batch size if that of the example is given."""
+    failure: Exception | None = None
+    for inputs in varied(first.inputs, size, other, seed):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore')  # of Chainer about small batches
+                return run(first, inputs, seed + 1)
+        except ConversionError:
+            raise
+        except Exception as error:  # the program may reject these values
+            failure = error
+    raise ConversionError(
+        'The model does not run with other values of the inputs, so the conversion cannot find out '
+        f'what depends on them: {type(failure).__name__}: {failure}') from failure
+
+
+def _check_calls_are_independent(first: Trace) -> None:
+    """Raise an error if a call depends on earlier calls, as with an LSTM that is not reset.
+
+    Persistent values may, because they are part of the module.
+    """
+    model, outputs = first.model, []
+    with state.unchanged(model), chainer.using_config('train', first.train):
+        for _ in range(2):
+            np.random.seed(0)
+            random.seed(0)
+            before = [dict(link.__dict__) for link in model.links()]
+            persistent = [(value, value.copy()) for value in state.persistent_values(model).values()
+                          if value.flags.writeable]
+            outputs.append(flattened((first.call or model)(*mapped(first.inputs, copied))))
+            for value, copy in persistent:
+                value[...] = copy
+        changed = [f'{path.rstrip("/")}/{name}' for (path, link), old in zip(
+            model.namedlinks(), before, strict=True) for name, value in link.__dict__.items()
+            if old.get(name) is not value]
+    if any(isinstance(both[0], chainer.Variable | np.ndarray) and difference(*both) > 1e-6
+           for both in zip(*outputs, strict=True)):
+        raise ConversionError(
+            f'The model keeps values between calls, such as {", ".join(changed[:4])}, so each call '
+            'depends on earlier ones. Reset them in forward, or convert a function that gets and '
+            'returns them, with call=.')
+
+
+def _infers_equally(module: fx.GraphModule, first: Trace, inputs: tuple[Any, ...]) -> bool | None:
+    """Whether the module infers what the model does; ``None`` if the model does not run."""
+    try:
+        run = trace(first.model, inputs, False, first.call)
+    except Exception:  # of the program
+        return None
+    calls = run.needed()
+    if first.train and any(each.train for each in calls):
+        return False  # the model chooses this mode itself
+    is_same = list(map(_kind, calls)) == list(map(_kind, first.needed()))
+    try:
+        return compare_run(module, run, set(), is_same).first_difference is None
+    except Exception:  # of the module
+        return False
+
+
+def _kind(call: TracedCall) -> Any:
+    """Return the class of a function, and how much it drops: nothing in inference."""
+    return call.name, getattr(call.function, 'ratio', None)

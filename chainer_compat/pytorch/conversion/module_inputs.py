@@ -1,0 +1,79 @@
+"""The inputs of a module, with checks that they are like those of the conversion."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+import numpy as np
+import torch
+from torch import fx
+
+from chainer_compat.pytorch.conversion.errors import ConversionError
+
+
+def require(graph: fx.Graph, condition: Any, message: str) -> None:
+    """Let the module raise an error unless a condition, a value of its graph, is true."""
+    graph.call_function(torch._assert, (condition.node, message))
+
+
+def add(graph: fx.Graph, tracer: fx.proxy.TracerBase, inputs: tuple[Any, ...],
+        function: Callable[..., Any], batch: tuple[int, int] | None) -> dict[Any, Any]:
+    """Add the inputs, and checks of their shapes.
+
+    Args:
+        graph: The graph of the module.
+        tracer: Of the values of the graph.
+        inputs: The inputs in the conversion.
+        function: The function of the model that gets them.
+        batch: The batch sizes of both runs; ``None`` if these are equal.
+
+    Returns:
+        The arrays as values of the graph, by path.
+    """
+    proxies: dict[Any, Any] = {}
+    batches: list[Any] = []
+    hint = '' if batch else (' Convert the model with dynamic_batch=True for other batch sizes, or '
+                             'an error that says why it needs this one.')
+
+    def add_one(value: Any, path: tuple[Any, ...], proxy: Any) -> None:
+        if isinstance(value, dict | tuple | list):
+            length = fx.Proxy(graph.call_function(len, (proxy.node,)), tracer)
+            require(graph, length == len(value),
+                    f'Input {path} must have {len(value)} elements, as in the conversion.')
+            for key in value if isinstance(value, dict) else range(len(value)):
+                add_one(value[key], (*path, key), proxy[key])
+        elif isinstance(value, np.ndarray | chainer.Variable):
+            proxies[path] = proxy
+            skipped = 1 if batch and value.ndim and len(value) == batch[0] else 0
+            shape = tuple(value.shape[skipped:])
+            require(graph, proxy.shape[skipped:] == shape, f'Input {path} must have the shape '
+                    f'{("batch",) * skipped + shape}, as in the conversion.'
+                    + hint)
+            if skipped and batches:
+                require(graph, proxy.shape[0] == batches[0].shape[0], f'Input {path} must have '
+                        'the length of the first array, as in the conversion.')
+            if skipped:
+                batches.append(proxy)
+        elif value is None or isinstance(value, bool | int | float | str | np.generic):
+            value = value.item() if isinstance(value, np.generic) else value
+            require(graph, proxy == value,
+                    f'Argument {path} must be {value!r}, as in the conversion.')
+        else:
+            raise ConversionError(
+                f'Input {path} is a {type(value).__name__}. Inputs can be NumPy arrays, '
+                'variables, numbers, strings, None, and lists, tuples and dicts of them.')
+
+    nodes = [graph.placeholder(name) for name in _argument_names(function, len(inputs))]
+    for i, (value, node) in enumerate(zip(inputs, nodes, strict=True)):
+        add_one(value, (i,), fx.Proxy(node, tracer))
+    return proxies
+
+
+def _argument_names(function: Callable[..., Any], count: int) -> list[str]:
+    """Return the names of arguments, which become those of the module and of an ONNX file."""
+    names = [name for name, parameter in inspect.signature(function).parameters.items()
+             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)]
+    return [names[i] if i < len(names) else f'x{i}' for i in range(count)]

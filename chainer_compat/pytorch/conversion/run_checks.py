@@ -1,0 +1,58 @@
+"""Checks of two runs of a model: they call the same functions, which have expressions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chainer_compat.pytorch.conversion.errors import ConversionError
+from chainer_compat.pytorch.conversion.references import (
+    NumpyFunction,
+    Reference,
+    TracedCall,
+    flattened,
+    mapped,
+)
+from chainer_compat.pytorch.expressions import EXPRESSIONS, NOT_EXPRESSIBLE
+
+
+def check_outputs(first: Any, second: Any) -> None:
+    """Raise if the results have different structures, or contain no array."""
+    if repr(mapped(first, lambda _: 0)) != repr(mapped(second, lambda _: 0)):
+        raise ConversionError(f'The model cannot be converted: {differ()}.')
+    if not any(isinstance(each, Reference) for each in flattened(first)):
+        raise ConversionError('The model returns no array. Convert a function that returns its '
+                              'results, with call=.')
+
+
+def check_expressions(calls: list[TracedCall]) -> None:
+    """Raise if a function has no expression in PyTorch."""
+    unknown: dict[str, str] = {}
+    for call in calls:
+        if not isinstance(call.function, NumpyFunction) and call.name not in EXPRESSIONS:
+            is_ours = type(call.function).__module__.startswith('chainer.')
+            reason = NOT_EXPRESSIBLE.get(
+                call.name, 'it has no entry' if is_ours else 'it is not a function of Chainer')
+            unknown.setdefault(call.name, f'{call.label}: {reason}')
+    if unknown:
+        raise ConversionError('These functions have no expression in PyTorch: '
+                              + '; '.join(unknown.values()) + '.')
+
+
+def check_equal(first: list[TracedCall], second: list[TracedCall]) -> None:
+    """Raise if the runs called different functions."""
+    for one, other in zip(first, second, strict=False):
+        if one.name != other.name:
+            raise ConversionError(
+                'The model cannot be converted: its control flow depends on the inputs. In two '
+                f'runs, it called {one.label} and {other.label}.')
+    if len(first) != len(second):
+        last = max(first, second, key=len)[min(len(first), len(second))]
+        raise ConversionError(
+            'The model cannot be converted: its control flow depends on the inputs. It called '
+            f'{last.label} in only one of two runs.')
+
+
+def differ() -> ConversionError:
+    """Return the error of a value that is not the same in both runs."""
+    return ConversionError('it has other inputs in another run: control flow, or a value taken out '
+                           'of the graph, depends on the inputs')

@@ -1,0 +1,111 @@
+"""Snapshots of models, trainers and ranks: which arrays belong to the model."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+
+from chainer_compat.pytorch.conversion.errors import ConversionError
+from chainer_compat.pytorch.conversion.tracked_array import Array
+
+#: The files of ChainerMN's checkpoints: name, rank, iteration.
+CHECKPOINT = re.compile(r'(?P<name>.+)\.(?P<rank>\d+)\.(?P<iteration>\d+)')
+
+#: The array that names the checkpoint of a file, and the ranks that wrote one, as JSON.
+TAG = 'chainermn/save'
+
+
+def load_snapshot(path: str | Path, model: chainer.Link) -> str:
+    """Load the parameters of a model from a snapshot that contains them.
+
+    Args:
+        path: An NPZ file of ``save_npz``, a trainer snapshot, a file of a ChainerMN checkpoint, or
+            its folder: then rank 0's file of the newest iteration that all ranks saved.
+        model: An initialized model.
+
+    Returns:
+        Where in the file the model was, such as ``updater/model:main/``.
+
+    Raises:
+        ConversionError: If the file does not contain the model, or several.
+
+    Warns:
+        UserWarning: For each newer iteration that was skipped, because a file is missing or
+            damaged.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = newest_file(path)
+    with np.load(path) as arrays:
+        prefix = find_model(arrays, model, str(path))
+        chainer.serializers.NpzDeserializer(arrays, path=prefix).load(model)
+    return prefix
+
+
+def newest_file(folder: Path) -> Path:
+    """Return rank 0's file of the newest iteration that all ranks saved."""
+    saves: dict[tuple[str, int], dict[int, Path]] = {}
+    for file in folder.iterdir():
+        if match := CHECKPOINT.fullmatch(file.name):
+            key = match['name'], int(match['iteration'])
+            saves.setdefault(key, {})[int(match['rank'])] = file
+    if len({name for name, _ in saves}) > 1:
+        raise ConversionError(f'{folder} contains checkpoints with different names. Pass a file.')
+    ranks = max((max(files) + 1 for files in saves.values()), default=0)
+    for (_, iteration), files in sorted(saves.items(), reverse=True):
+        if _is_complete(files, ranks):
+            return files[0]
+        warnings.warn(f'Skipped iteration {iteration} in {folder}: a file is missing or damaged.',
+                      stacklevel=3)
+    raise ConversionError(f'{folder} contains no iteration that all ranks saved.')
+
+
+def _is_complete(files: Mapping[int, Path], ranks: int) -> bool:
+    """Whether all ranks saved an iteration.
+
+    Args:
+        files: The files of the iteration, by rank.
+        ranks: The number of ranks that wrote files without a tag. A restart can change it.
+    """
+    try:
+        first = _tag(files[0])
+        if first is None:
+            return len(files) == ranks
+        return all((_tag(files[rank]) or {}).get('save') == first['save']
+                   for rank in first['writers'])
+    except Exception:  # a file is missing, or damaged: nearly any class
+        return False
+
+
+def _tag(file: Path) -> dict[str, Any] | None:
+    """Return what a file says about its checkpoint; ``None`` for a file of ChainerMN 7."""
+    with np.load(file) as arrays:
+        return json.loads(arrays[TAG].tobytes()) if TAG in arrays else None
+
+
+def find_model(arrays: Mapping[str, Array], model: chainer.Link, file: str) -> str:
+    """Return the prefix of the model's arrays.
+
+    Raises:
+        ConversionError: If there is no such prefix, or several.
+    """
+    paths = [path.lstrip('/') for path, _ in model.namedparams(include_uninit=True)]
+    keys = set(arrays)
+    prefixes = sorted({key[:len(key) - len(paths[0])] for key in keys if key.endswith(paths[0])})
+    complete = [prefix for prefix in prefixes if prefix[-1:] in ('', '/') and all(
+        prefix + path in keys for path in paths)]
+    if not complete:
+        first = next((path for path in paths if not any(
+            key == path or key.endswith(f'/{path}') for key in keys)), paths[0])
+        raise ConversionError(f'{file} does not contain all parameters of {type(model).__name__}, '
+                              f'such as {first!r}. It contains: {", ".join(sorted(keys)[:8])}, ...')
+    if len(complete) > 1:
+        raise ConversionError(f'{file} contains several models: {", ".join(complete)}.')
+    return complete[0]

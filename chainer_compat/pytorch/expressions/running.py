@@ -1,0 +1,73 @@
+"""Expressions as runs record them: with what Chainer's own ``backward`` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from chainer import FunctionNode
+
+from chainer_compat.pytorch.tensors.arrays import Expression, check_floats
+from chainer_compat.pytorch.unsupported import Unsupported
+
+
+class Retained(NamedTuple):
+    """What ``backward`` of a function of Chainer reads, beside options of the function."""
+
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    #: Attributes that ``forward`` sets, from the function and tensors of its inputs.
+    attributes: Callable[..., None] | None = None
+    #: Whether the expression reads ``f.in_shapes``.
+    shapes: bool = False
+
+
+NOTHING = Retained()
+X = Retained((0,))
+XX = Retained((0, 1))
+Y = Retained((), (0,))
+
+
+class Called:
+    """A function of Chainer and its inputs, as its expression sees it."""
+
+    __slots__ = '_f', '_inputs'
+
+    def __init__(self, f: FunctionNode, inputs: tuple[torch.Tensor, ...]) -> None:
+        self._f, self._inputs = f, inputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._f, name)
+
+    @property
+    def in_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the inputs."""
+        return [tuple(x.shape) for x in self._inputs]
+
+
+def retaining(expression: Expression, retained: Retained) -> Expression:
+    """Return an expression that also does what ``forward`` of its function does.
+
+    It computes with floating-point tensors that are not empty.
+    """
+    inputs, outputs, attributes, shapes = retained
+
+    def run(f: FunctionNode, *xs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        check_floats(*xs)
+        for x in xs:
+            if not x.numel():
+                raise Unsupported
+        try:
+            y = expression(Called(f, xs) if shapes else f, *xs)
+        except NotImplementedError as error:
+            raise Unsupported from error
+        if inputs:
+            f.retain_inputs(inputs)
+        if outputs:
+            f.retain_outputs(outputs)
+        if attributes is not None:
+            attributes(f, *xs)
+        return y
+
+    return run

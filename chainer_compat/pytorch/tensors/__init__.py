@@ -1,0 +1,1 @@
+"""Arrays as tensors and back: their memory, memory format and dtype."""

@@ -1,0 +1,1 @@
+"""Updates of all parameters of a model in one pass, on the CPU and on a GPU."""

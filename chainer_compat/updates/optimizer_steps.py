@@ -1,0 +1,46 @@
+"""The step of an optimizer that only updates its parameters, each as in the step before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chainer.optimizer import GradientMethod, _OptimizerHookable
+
+from chainer_compat.graph import link_parameters
+from chainer_compat.updates import one_pass
+
+#: Methods that a step calls, of which an ordinary one only needs the update.
+_METHODS = {name: getattr(GradientMethod, name) for name in (
+    '_check_set_up', 'call_hook', 'call_hooks', 'check_nan_in_grads', 'is_safe_to_update',
+    'reallocate_cleared_grads', 'update_loss_scale')}
+
+
+def begin(optimizer: Any) -> bool:
+    """Begin a step once there are gradients; return whether that was all.
+
+    It does what ``GradientMethod.update`` does until the hooks are called, or all of the step, if
+    the optimizer has no hooks, every parameter has a gradient, and nothing else has changed.
+    """
+    found = None
+    if _is_ordinary(optimizer):
+        params = link_parameters.parameters(optimizer.target)
+        found = one_pass.update_as_before(params) if params else None
+    if not found:
+        optimizer.reallocate_cleared_grads()
+        optimizer.check_nan_in_grads()
+        return False
+    optimizer._loss_scaling_isnan = False
+    optimizer.t += 1
+    found()
+    return True
+
+
+def _is_ordinary(optimizer: Any) -> bool:
+    """Whether a step calls no hooks, nor methods of the program, and scales no loss."""
+    cls, attributes = type(optimizer), vars(optimizer)
+    hooks = attributes.get('_hookable')
+    return (type(hooks) is _OptimizerHookable
+            and not hooks._pre_update_hooks and not hooks._post_update_hooks
+            and not optimizer._loss_scaling_is_dynamic
+            and all([getattr(cls, name) is method for name, method in _METHODS.items()])
+            and _METHODS.keys().isdisjoint(attributes))

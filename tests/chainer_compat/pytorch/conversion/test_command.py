@@ -1,0 +1,144 @@
+"""``python -m chainer_compat export``: snapshots become files that run without Chainer."""
+
+import os
+import subprocess
+import sys
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+import torch
+from chainer import training
+
+from chainer_compat import __main__ as main
+from chainer_compat.pytorch.conversion import snapshots
+from chainer_compat.pytorch.conversion.errors import ConversionError
+from chainermn.extensions._checkpointing import rank_file
+
+pytestmark = pytest.mark.mpi_skip
+
+NET = '''
+import chainer, chainer.functions as F, chainer.links as L
+def make():
+    return chainer.Sequential(L.Linear(4, 3), F.relu, L.Linear(3, 2))
+'''
+
+LOAD = '''
+import sys, torch
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("chainer", "chainer_compat", "cupy"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Block())
+for name in [name for name in sys.modules if name.startswith("chainer")]:
+    del sys.modules[name]
+print(torch.load(sys.argv[1], weights_only=False)(torch.ones(3, 4)).tolist())
+'''
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / 'net_of_test.py').write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, 'dont_write_bytecode', True)
+    yield tmp_path
+    sys.modules.pop('net_of_test', None)
+
+
+def net():
+    return chainer.Sequential(L.Linear(4, 3), F.relu, L.Linear(3, 2))
+
+
+def export(monkeypatch, *args):
+    monkeypatch.setattr(sys, 'argv', ['chainer_compat', 'export', *args,
+                                      '--model', 'net_of_test:make', '--input', '2,4'])
+    main.main()
+
+
+def trainer_of(model):
+    iterator = chainer.iterators.SerialIterator([(np.ones(4, 'f'), np.int32(0))], 1)
+    optimizer = chainer.optimizers.Adam().setup(L.Classifier(model))
+    trainer = training.Trainer(
+        training.StandardUpdater(iterator, optimizer), (1, 'iteration'), out='trainer')
+    trainer.run()
+    return trainer
+
+
+def test_a_file_that_runs_without_chainer(folder, monkeypatch, capsys):
+    model = net()
+    chainer.serializers.save_npz('model.npz', model)
+    export(monkeypatch, 'model.npz', 'model.pt')
+    assert 'Wrote model.pt.' in capsys.readouterr().out
+    run = subprocess.run([sys.executable, '-c', LOAD, 'model.pt'], check=True,
+                         stdout=subprocess.PIPE, env={**os.environ, 'CHAINER_COMPAT': '0'})
+    np.testing.assert_allclose(eval(run.stdout), model(np.ones((3, 4), 'f')).array, rtol=1e-5)
+
+
+def test_a_snapshot_of_a_trainer(folder, monkeypatch, capsys):
+    model = net()
+    chainer.serializers.save_npz('snapshot_iter_1', trainer_of(model))
+    export(monkeypatch, 'snapshot_iter_1', 'model.pt', '--train')
+    assert '(from updater/model:main/predictor/)' in capsys.readouterr().out
+    module = torch.load('model.pt', weights_only=False)
+    assert (module.state_dict()['0.W'].numpy() == model[0].W.array).all()
+
+
+def save(folder, model, iteration, rank, ranks, name='run'):
+    """Write a rank's file of a checkpoint."""
+    arrays = {}
+    chainer.serializers.DictionarySerializer(arrays).save(model)
+    rank_file.write(str(folder / f'job.{rank}.{iteration}'), arrays, rank_file.Tag(
+        f'{name}-{iteration}', iteration, ranks, list(range(ranks)), rank))
+
+
+@pytest.mark.parametrize('removed', [(), (10, 20)])
+def test_a_checkpoint_after_a_restart_with_fewer_ranks(tmp_path, removed):
+    """Rank 1 of the first job has left files, of which rank 0 may have removed its own."""
+    models = {iteration: net() for iteration in (10, 20, 30, 40)}
+    for iteration, ranks in (10, 2), (20, 2), (30, 1), (40, 1):
+        for rank in range(ranks):
+            if rank or iteration not in removed:
+                save(tmp_path, models[iteration], iteration, rank, ranks)
+    loaded = net()
+    snapshots.load_snapshot(tmp_path, loaded)
+    assert (loaded[0].W.array == models[40][0].W.array).all()
+
+
+def test_checkpoints_that_are_incomplete(tmp_path):
+    models = {iteration: net() for iteration in (10, 20, 30, 40)}
+    for iteration, model in models.items():
+        for rank in range(2):
+            save(tmp_path, model, iteration, rank, 2)
+    save(tmp_path, net(), 20, 1, 2, 'another run')
+    (tmp_path / 'job.1.30').unlink()
+    (tmp_path / 'job.0.40').write_bytes(b'PK')
+    loaded = net()
+    with pytest.warns(UserWarning) as warned:
+        snapshots.load_snapshot(tmp_path, loaded)
+    assert [str(each.message).split()[2] for each in warned] == ['40', '30', '20']
+    assert (loaded[0].W.array == models[10][0].W.array).all()
+
+
+def test_a_file_of_another_model(tmp_path):
+    chainer.serializers.save_npz(tmp_path / 'other.npz', L.Linear(4, 3))
+    with pytest.raises(ConversionError, match=r"does not contain all parameters of Sequential"):
+        snapshots.load_snapshot(tmp_path / 'other.npz', net())
+
+
+def test_no_file_after_an_error(folder, monkeypatch):
+    chainer.serializers.save_npz('other.npz', L.Linear(4, 3))
+    with pytest.raises(SystemExit, match=r'ConversionError: other\.npz does not contain'):
+        export(monkeypatch, 'other.npz', 'model.pt')
+    assert sorted(os.listdir(folder)) == ['net_of_test.py', 'other.npz']
+
+
+def test_a_model_that_cannot_be_called(folder, monkeypatch):
+    with open('net_of_test.py', 'a') as file:
+        file.write('net = make\ndef make():\n    return L.Classifier(net())\n')
+    chainer.serializers.save_npz('model.npz', L.Classifier(net()))
+    with pytest.raises(SystemExit, match=r'cannot be called with --input 2,4: \w+Error: .*\nPass '):
+        export(monkeypatch, 'model.npz', 'model.pt')
+    assert sorted(os.listdir(folder)) == ['model.npz', 'net_of_test.py']
