@@ -55,7 +55,7 @@ of_thread = _OfThread()
 
 _NOTHING = contextlib.nullcontext()
 
-#: ``torch_kernels.recording.record``; until PyTorch is imported, what imports it at the first call.
+#: ``pytorch.recording.record``; until PyTorch is imported, what imports it at the first call.
 record: Callable[[FunctionNode, Sequence[Any], dict[str, Any]],
                  tuple[Variable, ...] | Exception | None] | None = None
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import keyword
+from collections.abc import Mapping
 from typing import Any
 
 import chainer
@@ -14,7 +16,6 @@ from chainer_compat.pytorch.conversion import module_inputs, state
 from chainer_compat.pytorch.conversion.batch_size import BatchSize
 from chainer_compat.pytorch.conversion.errors import ConversionError
 from chainer_compat.pytorch.conversion.function_view import FunctionView
-from chainer_compat.pytorch.conversion.module_state import add_tensors
 from chainer_compat.pytorch.conversion.references import (
     Detached,
     Input,
@@ -93,9 +94,9 @@ class Builder:
         self.graph.output(mapped(outputs, lambda each: self._output(each, next(second_outputs))))
         self._remove_unused()
         tensors = self._tensors()
-        add_tensors(self.root, tensors)
+        _add_tensors(self.root, tensors)
         module = fx.GraphModule(self.root, self.graph, type(self.model).__name__)
-        add_tensors(module, tensors)  # also those that the graph does not use
+        _add_tensors(module, tensors)  # also those that the graph does not use
         module.meta['chainer_batch'] = self.batch is not None
         return module.train(self.train)
 
@@ -282,3 +283,30 @@ def _key(reference: Reference) -> Any:
     if isinstance(reference, Detached):
         return _key(reference.value)
     return reference.path if isinstance(reference, Input) else identity(reference.array)
+
+
+def _add_tensors(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Register parameters and buffers by their dotted names.
+
+    Raises:
+        ConversionError: If a module cannot have such a name.
+    """
+    for name, tensor in tensors.items():
+        *path, last = name.split('.')
+        owner = module
+        for part in path:
+            if part not in owner._modules:
+                _check_name(owner, part, name)
+                owner.add_module(part, torch.nn.Module())
+            owner = owner.get_submodule(part)
+        if last not in owner._parameters and last not in owner._buffers:
+            _check_name(owner, last, name)
+        if isinstance(tensor, torch.nn.Parameter):
+            owner.register_parameter(last, tensor)
+        else:
+            owner.register_buffer(last, tensor)
+
+
+def _check_name(module: torch.nn.Module, part: str, name: str) -> None:
+    if hasattr(module, part) or keyword.iskeyword(part):
+        raise ConversionError(f'{name} contains a name that modules of PyTorch cannot have: {part}')

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from chainer import FunctionNode, Variable
 
-from chainer_compat.pytorch.conversion.random_numbers import tracked_functions
-from chainer_compat.pytorch.conversion.tracked_array import Current, tracks_copies
+from chainer_compat.pytorch.conversion.tracked_array import Array, Current, tracks_copies
 
 
 class Recorder(Protocol):
@@ -45,7 +44,7 @@ def patched(record: Recorder) -> Iterator[None]:
         *((np, name, tracks_copies(getattr(np, name)))
           for name in ('array', 'asarray', 'ascontiguousarray')),
         *((np.random, name, _outside(record, function, getattr(np.random, name)))
-          for name, function in tracked_functions(record.draw).items()),
+          for name, function in _random_functions(record.draw).items()),
         (Current, 'recorder', record),
     ]
     originals = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
@@ -62,3 +61,36 @@ def _outside(record: Recorder, function: Callable[..., Any], original: Callable[
              ) -> Callable[..., Any]:
     """Return a function for the model, and the original one for Chainer's functions."""
     return lambda *args, **kwargs: (original if record.is_inside else function)(*args, **kwargs)
+
+
+def _random_functions(draw: Callable[[str, Any], Array]) -> dict[str, Callable[..., Array]]:
+    """Return functions of ``numpy.random`` by name, computed from two of them.
+
+    A model draws with them noise that it adds to its inputs, for example.
+
+    Args:
+        draw: Draws tracked numbers, called with ``standard_normal`` or ``random_sample`` and the
+            shape.
+    """
+    def normal(loc: Any = 0., scale: Any = 1., size: Any = None) -> Array:
+        return draw('standard_normal', _shape(size, loc, scale)) * scale + loc
+
+    def uniform(low: Any = 0., high: Any = 1., size: Any = None) -> Array:
+        return draw('random_sample', _shape(size, low, high)) * (high - low) + low
+
+    def gumbel(loc: Any = 0., scale: Any = 1., size: Any = None) -> Array:
+        u = draw('random_sample', _shape(size, loc, scale))
+        return np.negative(np.log(np.negative(np.log(u)))) * scale + loc
+
+    return {
+        'gumbel': gumbel, 'normal': normal, 'uniform': uniform,
+        'rand': lambda *size: draw('random_sample', size),
+        'randn': lambda *size: draw('standard_normal', size),
+        'random': lambda size=None: draw('random_sample', _shape(size)),
+        'random_sample': lambda size=None: draw('random_sample', _shape(size)),
+        'standard_normal': lambda size=None: draw('standard_normal', _shape(size)),
+    }
+
+
+def _shape(size: Any, *parameters: Any) -> Any:
+    return np.broadcast_shapes(*map(np.shape, parameters)) if size is None else size

@@ -6,7 +6,7 @@ size, and its arrays are tensors. ``f.in_shapes``, ``f.out_shapes`` and ``f.in_d
 arrays. ``f.training`` is the mode of the module, ``f.batch`` the batch size if a shape depends on
 it. Entries use no name of this package in the graph, so the module runs without it.
 
-Training on the CPU records runs of functions (``torch_kernels.recording``). A family has two tables
+Training on the CPU records runs of functions (``recording``). A family has two tables
 for these: ``RETAINED`` says what Chainer's ``backward`` reads, if the entry of the export can be
 used; ``RECORDED`` has expressions that are faster, or that do more of what ``forward`` does. A run
 saves the arrays that Chainer saves: a program may change them before the backward pass.

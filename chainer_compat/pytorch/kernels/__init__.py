@@ -75,9 +75,9 @@ KERNELS: dict[str, dict[str, str]] = {
 #: The same, of functions whose kernels only apply to images with channels last, which the kernels
 #: above return. So they do not import PyTorch.
 OF_IMAGES: dict[str, dict[str, str]] = {
-    'chainer.functions.math.average': {'Mean.forward': 'reduction.mean'},
-    'chainer.functions.math.sum': {'Sum.forward': 'reduction.total'},
-    'chainer.functions.noise.dropout': {'Dropout.forward_cpu': 'dropout.output'},
+    'chainer.functions.math.average': {'Mean.forward': 'of_images.mean'},
+    'chainer.functions.math.sum': {'Sum.forward': 'of_images.total'},
+    'chainer.functions.noise.dropout': {'Dropout.forward_cpu': 'of_images.dropout'},
 }
 
 #: The same as :data:`KERNELS`, of methods that compute gradients by several functions if they are

@@ -1,4 +1,4 @@
-"""Sums and means of images with channels last.
+"""Dropout, sums and means of images with channels last, which keep that memory format.
 
 NumPy would add up the images pixel by pixel: slower, and less exactly than contiguous ones.
 """
@@ -9,10 +9,22 @@ import numpy as np
 import torch
 from chainer.functions.math.average import Mean
 from chainer.functions.math.sum import Sum
+from chainer.functions.noise.dropout import Dropout
 
 from chainer_compat.pytorch.tensors.arrays import array, tensor
 from chainer_compat.pytorch.tensors.memory_format import is_channels_last
 from chainer_compat.pytorch.unsupported import Unsupported
+
+
+def dropout(f: Dropout, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
+    """Set random elements to zero, and scale the others. The numbers are those of Chainer."""
+    x, = inputs
+    if f.mask is not None or not is_channels_last(x):
+        raise Unsupported
+    is_used = np.random.rand(*x.shape) >= f.dropout_ratio
+    scale = x.dtype.type(1 / (1 - f.dropout_ratio))
+    f.mask = np.multiply(is_used, scale, out=np.empty_like(x))
+    return x * f.mask,
 
 
 def total(f: Sum, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
