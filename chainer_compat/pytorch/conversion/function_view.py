@@ -11,7 +11,7 @@ from chainer_compat.pytorch.conversion.references import Leaf, TracedCall
 from chainer_compat.pytorch.conversion.tracked_array import Array, plain
 
 
-class Builder(Protocol):
+class GraphBuilder(Protocol):
     """What builds the graph: ``module.Builder``."""
 
     train: bool
@@ -33,7 +33,7 @@ class Builder(Protocol):
 class FunctionView:
     """The attributes of a function in two runs, as values of the graph."""
 
-    def __init__(self, builder: Builder, first: TracedCall, second: TracedCall) -> None:
+    def __init__(self, builder: GraphBuilder, first: TracedCall, second: TracedCall) -> None:
         self._builder, self._first, self._second = builder, first, second
 
     def __getattr__(self, name: str) -> Any:

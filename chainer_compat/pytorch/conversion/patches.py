@@ -12,7 +12,7 @@ from chainer import FunctionNode, Variable
 from chainer_compat.pytorch.conversion.tracked_array import Array, Current, tracks_copies
 
 
-class Recorder(Protocol):
+class RunRecorder(Protocol):
     """What records the run: ``tracing.Trace``."""
 
     is_inside: bool
@@ -28,7 +28,7 @@ class Recorder(Protocol):
 
 
 @contextlib.contextmanager
-def patched(record: Recorder) -> Iterator[None]:
+def patched(record: RunRecorder) -> Iterator[None]:
     """Report functions, values that are taken out of variables, copies and random numbers."""
     def array(self: Variable) -> Any:
         return record.array_of(self, self._data[0])
@@ -57,7 +57,7 @@ def patched(record: Recorder) -> Iterator[None]:
             setattr(*original)
 
 
-def _outside(record: Recorder, function: Callable[..., Any], original: Callable[..., Any]
+def _outside(record: RunRecorder, function: Callable[..., Any], original: Callable[..., Any]
              ) -> Callable[..., Any]:
     """Return a function for the model, and the original one for Chainer's functions."""
     return lambda *args, **kwargs: (original if record.is_inside else function)(*args, **kwargs)
