@@ -1,5 +1,8 @@
 """The facade: its names, and what importing it needs."""
 
+import importlib.metadata
+import pathlib
+import re
 import subprocess
 import sys
 
@@ -19,6 +22,8 @@ MODULES = {
     'communicators', 'datasets', 'extensions', 'functions', 'global_except_hook', 'iterators',
     'kvstore', 'links', 'optimizers',
 }
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 #: Modules that most programs do not need.
 RARE = {
@@ -62,3 +67,20 @@ assert not hasattr(chainermn, 'testing') and not hasattr(chainermn, 'nccl')
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           timeout=seconds(30))
     assert (done.returncode, done.stdout) == (0, '')
+
+
+@pytest.mark.mpi_skip
+def test_version():
+    """Only chainermn/_version.py defines it; what pip, the site and the texts say agrees."""
+    number, is_unreleased, _ = chainermn.__version__.partition('.dev')
+    texts = {name: ROOT.joinpath(name).read_text(encoding='utf-8') for name in (
+        'CHANGELOG.md', 'CITATION.cff', 'README.md', 'docs/conf.py', 'docs/index.md',
+        'pyproject.toml', 'setup.py')}
+    assert importlib.metadata.version('chainermn') == chainermn.__version__, (
+        'install the package again')
+    assert 'attr = "chainermn._version.__version__"' in texts['pyproject.toml']
+    assert "'chainermn' / '_version.py'" in texts['docs/conf.py']
+    heading = re.search('^## (.*)$', texts.pop('CHANGELOG.md'), re.MULTILINE)[1]
+    date = 'unreleased' if is_unreleased else r'\d{4}-\d\d-\d\d'
+    assert re.fullmatch(rf'{re.escape(number)} \({date}\)', heading)
+    assert [name for name, text in texts.items() if number in text] == []
