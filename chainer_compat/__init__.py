@@ -22,12 +22,19 @@ if TYPE_CHECKING:
     from chainer_compat.pytorch.conversion.convert import to_torch as to_torch
     from chainer_compat.pytorch.conversion.errors import ConversionError as ConversionError
     from chainer_compat.pytorch.conversion.onnx_file import to_onnx as to_onnx
+    from chainer_compat.pytorch.conversion.optimizers import (
+        load_torch_optimizer as load_torch_optimizer,
+    )
+    from chainer_compat.pytorch.conversion.optimizers import (
+        to_torch_optimizer as to_torch_optimizer,
+    )
     from chainer_compat.pytorch.conversion.weights import load_weights as load_weights
 
 #: Names that are imported when they are used, from these modules of ``pytorch.conversion``.
 CONVERSION = {
     'Comparison': 'comparison', 'ConversionError': 'errors', 'compare': 'comparison',
-    'load_weights': 'weights', 'to_onnx': 'onnx_file', 'to_torch': 'convert',
+    'load_torch_optimizer': 'optimizers', 'load_weights': 'weights', 'to_onnx': 'onnx_file',
+    'to_torch': 'convert', 'to_torch_optimizer': 'optimizers',
 }
 
 ALIASES_VARIABLE = 'CHAINER_COMPAT_NUMPY_ALIASES'

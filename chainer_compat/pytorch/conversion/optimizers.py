@@ -1,0 +1,398 @@
+"""``to_torch_optimizer``: an optimizer of PyTorch goes on where one of Chainer's stopped, and back.
+
+Each update rule of Chainer has an entry in :data:`KINDS`. Hooks become options of PyTorch's
+optimizer where these do the same, and functions that run before each step otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import chainer
+import numpy as np
+import torch
+from chainer import optimizer_hooks
+from chainer.optimizers.ada_delta import AdaDeltaRule
+from chainer.optimizers.ada_grad import AdaGradRule
+from chainer.optimizers.adam import AdamRule
+from chainer.optimizers.corrected_momentum_sgd import CorrectedMomentumSGDRule
+from chainer.optimizers.momentum_sgd import MomentumSGDRule
+from chainer.optimizers.nesterov_ag import NesterovAGRule
+from chainer.optimizers.rmsprop import RMSpropRule
+from chainer.optimizers.sgd import SGDRule
+
+from chainer_compat.pytorch.conversion import state, torch_optimizers
+from chainer_compat.pytorch.conversion.errors import ConversionError
+
+T = TypeVar('T')
+Options = dict[str, Any]
+#: Changes gradients before a step, by the parameters of the module.
+Preparation = Callable[[list[torch.nn.Parameter]], None]
+
+
+class Kind(NamedTuple):
+    """An update rule of Chainer in PyTorch."""
+
+    make: type[torch.optim.Optimizer]
+    #: Options of the optimizer, from the hyperparameters.
+    options: Callable[[Any], Options]
+    #: Names of states: Chainer's, and PyTorch's.
+    states: dict[str, str]
+    #: What PyTorch's state is of Chainer's, from the hyperparameters.
+    factor: Callable[[Any], float] = lambda _: 1.
+    #: Whether ``weight_decay`` is what the hook WeightDecay does.
+    has_weight_decay: bool = True
+    #: Whether PyTorch counts the steps of each parameter.
+    counts: bool = False
+
+
+def _velocity(hyperparam: Any) -> float:
+    """Return what PyTorch's velocity is of Chainer's, which contains the learning rate."""
+    if not hyperparam.lr:
+        raise ConversionError('The learning rate is 0, so the velocity of MomentumSGD, which '
+                              'contains it, cannot be converted. Set another learning rate first')
+    return -1 / float(hyperparam.lr)
+
+
+def _adam(hyperparam: Any) -> Options:
+    if hyperparam.adabound:
+        raise ConversionError('PyTorch has no AdaBound. Use Adam, or continue without its state')
+    alpha = float(hyperparam.alpha)
+    decay = float(hyperparam.weight_decay_rate)
+    if decay and not alpha:
+        raise ConversionError('alpha is 0, but weight_decay_rate is not: PyTorch multiplies the '
+                              'weight decay by the learning rate')
+    options: Options = {
+        'lr': alpha * hyperparam.eta, 'betas': (hyperparam.beta1, hyperparam.beta2),
+        'chainer_eps': hyperparam.eps, 'amsgrad': bool(hyperparam.amsgrad)}
+    return {**options, 'weight_decay': decay / alpha} if decay else options
+
+
+def _rmsprop(hyperparam: Any) -> Options:
+    if hyperparam.eps_inside_sqrt:
+        raise ConversionError('PyTorch has no RMSprop with eps_inside_sqrt=True')
+    return {'lr': hyperparam.lr, 'alpha': hyperparam.alpha, 'eps': hyperparam.eps}
+
+
+def _momentum(hyperparam: Any) -> Options:
+    return {'lr': hyperparam.lr, 'momentum': hyperparam.momentum}
+
+
+_ADAM = Kind(torch_optimizers.Adam, _adam,
+             {'m': 'exp_avg', 'v': 'exp_avg_sq', 'vhat': 'max_exp_avg_sq'}, counts=True)
+
+#: By update rule.
+KINDS: dict[type, Kind] = {
+    AdaDeltaRule: Kind(
+        torch.optim.Adadelta, lambda h: {'lr': 1., 'rho': h.rho, 'eps': h.eps},
+        {'msg': 'square_avg', 'msdx': 'acc_delta'}, counts=True),
+    AdaGradRule: Kind(
+        torch.optim.Adagrad, lambda h: {'lr': h.lr, 'eps': h.eps}, {'h': 'sum'}, counts=True),
+    AdamRule: _ADAM,
+    CorrectedMomentumSGDRule: Kind(
+        torch.optim.SGD, _momentum, {'v': 'momentum_buffer'}, lambda _: -1.),
+    MomentumSGDRule: Kind(
+        torch.optim.SGD, _momentum, {'v': 'momentum_buffer'}, _velocity),
+    NesterovAGRule: Kind(
+        torch_optimizers.NesterovAG, _momentum, {'v': 'v'}, has_weight_decay=False),
+    RMSpropRule: Kind(
+        torch.optim.RMSprop, _rmsprop, {'ms': 'square_avg'}, counts=True),
+    SGDRule: Kind(torch.optim.SGD, lambda h: {'lr': h.lr}, {}),
+}
+
+_ADAMW = _ADAM._replace(make=torch_optimizers.AdamW, has_weight_decay=False)
+
+
+def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
+                       ) -> torch.optim.Optimizer:
+    """Return the optimizer of PyTorch that goes on where an optimizer of Chainer stopped.
+
+    It has the state of each parameter, also with hyperparameters of its own. Parameters with
+    ``disable_update()`` get ``requires_grad=False``. The hooks WeightDecay, GradientClipping,
+    GradientHardClipping and Lasso act as before: as the option ``weight_decay`` where that is the
+    same, and otherwise before each step (``register_step_pre_hook``).
+
+    Args:
+        optimizer: An optimizer of a model on the CPU, or a multi-node optimizer.
+        module: The model in PyTorch, of ``to_torch(model, ..., train=True)``.
+
+    Returns:
+        One of ``torch.optim``: SGD, RMSprop, Adagrad or Adadelta; or a class of the same interface
+        with Chainer's formula: Adam and AdamW, whose ``eps`` is added before the bias is corrected,
+        or NesterovAG.
+
+        PyTorch's momentum does not contain the learning rate, so a rate that changes later acts
+        at once on all of the velocity; and AdamW multiplies its weight decay by the rate.
+
+    Raises:
+        ConversionError: If PyTorch has no such optimizer or hook, or the module lacks a parameter.
+
+    Example:
+        >>> model = chainer.links.Linear(3, 2)
+        >>> optimizer = chainer.optimizers.MomentumSGD(lr=.1).setup(model)
+        >>> module = chainer_compat.to_torch(model, np.ones((1, 3), 'f'), train=True)
+        >>> chainer_compat.to_torch_optimizer(optimizer, module).param_groups[0]['momentum']
+        0.9
+    """
+    optimizer = _actual(optimizer)
+    used, frozen = _parameters(optimizer, module)
+    kind = _kind(optimizer, [old for _, old, _ in used])
+    preparations, decay = _hooks(optimizer, kind, bool(frozen))
+    groups: dict[Any, Options] = {}
+    for name, old, new in used:
+        rule = old.update_rule
+        options = _named(name, functools.partial(_options, rule, kind, decay))
+        if 'chainer_eps' in options:
+            options['t'] = rule.t
+        group = groups.setdefault(repr(sorted(options.items())), {'params': [], **options})
+        group['params'].append(new)
+    result = kind.make([_plain(group, kind) for group in groups.values()])
+    for group, found in zip(groups.values(), result.param_groups, strict=True):
+        found.update({key: value for key, value in group.items() if key != 'params'})
+    for name, old, new in used:
+        _set_state(result, kind, name, old, new)
+    for _, new in frozen:
+        new.requires_grad_(False)
+    if preparations:
+        parameters = [new for _, _, new in used]
+        result.register_step_pre_hook(lambda *_: _prepare(preparations, parameters))
+    return result
+
+
+def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.optim.Optimizer,
+                         module: torch.nn.Module) -> None:
+    """Copy the state of an optimizer of PyTorch into one of Chainer's.
+
+    Args:
+        optimizer: An optimizer of the same kind, set up with the model. Its hyperparameters are not
+            changed.
+        torch_optimizer: The optimizer in PyTorch, such as one of :func:`to_torch_optimizer`.
+        module: The model in PyTorch. :func:`load_weights` copies its parameters.
+
+    Raises:
+        ConversionError: If the optimizers are of different kinds, or a parameter has no state.
+    """
+    optimizer = _actual(optimizer)
+    used, _ = _parameters(optimizer, module)
+    kind = _kind(optimizer, [old for _, old, _ in used])
+    expected: type[torch.optim.Optimizer] = next(
+        cls for cls in kind.make.__mro__ if cls is torch_optimizers.NesterovAG
+        or cls.__module__.startswith('torch.optim'))
+    if not isinstance(torch_optimizer, expected):
+        raise ConversionError(f'{type(optimizer).__name__} is {expected.__name__} in PyTorch, not '
+                              f'{type(torch_optimizer).__name__}')
+    for name, old, new in used:
+        rule, found = old.update_rule, torch_optimizer.state.get(new, {})
+        if 'step' in found:
+            rule.t = int(found['step'])
+            optimizer.t = max(optimizer.t, rule.t)
+        rule._init_states(old)
+        for ours, theirs in kind.states.items():
+            if ours in (rule.state or {}):
+                value = found.get(theirs)
+                if value is None and found:
+                    raise ConversionError(
+                        f'The optimizer of PyTorch has no state {theirs!r} of {name}')
+                factor = _named(name, functools.partial(kind.factor, rule.hyperparam))
+                rule.state[ours][...] = 0 if value is None else (
+                    value.detach().cpu().numpy() / factor)
+
+
+def _actual(optimizer: Any) -> Any:
+    """Return the optimizer that updates: that of a multi-node optimizer."""
+    while hasattr(optimizer, 'actual_optimizer'):
+        optimizer = optimizer.actual_optimizer
+    if getattr(optimizer, 'target', None) is None:
+        raise ConversionError(
+            f'{type(optimizer).__name__} has no model. Call optimizer.setup(model) first')
+    return optimizer
+
+
+def _parameters(optimizer: Any, module: torch.nn.Module
+                ) -> tuple[list[tuple[str, Any, torch.nn.Parameter]],
+                           list[tuple[str, torch.nn.Parameter]]]:
+    """Return the parameters that are updated, with those of the module; and the frozen ones.
+
+    The module can be that of a part of the optimizer's target, such as the predictor of a
+    Classifier.
+    """
+    ours = state.parameters(optimizer.target)
+    theirs = dict(module.named_parameters(remove_duplicate=False))
+    prefix = next((prefix for prefix in _prefixes(ours) if all(
+        name.removeprefix(prefix) in theirs for name in ours)), None)
+    if prefix is None:
+        missing = [name for name in ours if name not in theirs]
+        raise ConversionError(
+            f'The module has no parameter {missing[0]!r}; it has: '
+            f'{", ".join([*theirs][:4]) or "none"}. Convert the model of the optimizer with '
+            'to_torch(model, ..., train=True)')
+    used, frozen, seen = [], [], set()
+    for name, old in ours.items():
+        new = theirs[name.removeprefix(prefix)]
+        if new.shape != old.shape:
+            raise ConversionError(f'{name} has the shape {old.shape}, but {tuple(new.shape)} in '
+                                  'the module')
+        if id(old) in seen:
+            warnings.warn(
+                f'{name} is a parameter of several links, which Chainer updates once for each in '
+                'every step. PyTorch updates it once.', stacklevel=3)
+            continue
+        seen.add(id(old))
+        if not isinstance(old._data[0], np.ndarray):
+            raise ConversionError(f'{name} is on a GPU. Call optimizer.target.to_cpu() first')
+        if old.update_rule is not None and old.update_rule.enabled:
+            used.append((name, old, new))
+        else:
+            frozen.append((name, new))
+    if not used:
+        raise ConversionError('All parameters are frozen: there is nothing to optimize')
+    return used, frozen
+
+
+def _prefixes(names: Any) -> Iterator[str]:
+    """Yield what the names may have in common: nothing, or the names of links around the model."""
+    yield ''
+    first = next(iter(names), '')
+    parts = first.split('.')
+    for n in range(1, len(parts)):
+        prefix = '.'.join(parts[:n]) + '.'
+        if all(name.startswith(prefix) for name in names):
+            yield prefix
+
+
+def _kind(optimizer: Any, params: list[Any]) -> Kind:
+    rules = {type(param.update_rule) for param in params}
+    if len(rules) > 1:
+        raise ConversionError('Parameters have update rules of different classes: '
+                              f'{", ".join(sorted(rule.__name__ for rule in rules))}')
+    rule, = rules
+    kind = KINDS.get(rule)
+    if kind is None:
+        known = ', '.join(sorted(each.__name__.removesuffix('Rule') for each in KINDS))
+        raise ConversionError(f'{type(optimizer).__name__} has no equivalent in PyTorch; these '
+                              f'have one: {known}')
+    if any(param.update_rule._use_fp32_update and param.dtype == np.float16 for param in params):
+        raise ConversionError('Parameters in float16 with use_fp32_update() have no equivalent in '
+                              'PyTorch. Convert a float32 model, and use torch.amp')
+    if kind is _ADAM and any(param.update_rule.hyperparam.weight_decay_rate for param in params):
+        return _ADAMW
+    return kind
+
+
+def _named(name: str, call: Callable[[], T]) -> T:
+    """Return the result of a call, whose error names the parameter."""
+    try:
+        return call()
+    except ConversionError as error:
+        raise ConversionError(f'{name}: {error}.') from None
+
+
+def _hooks(optimizer: Any, kind: Kind, has_frozen: bool) -> tuple[list[Preparation], float]:
+    """Return what runs before each step, and the option ``weight_decay``."""
+    hooks, after = _hooks_of(optimizer)
+    if after:
+        raise ConversionError(
+            f'The hook {type(after[0]).__name__} runs after updates, which has no equivalent in '
+            'PyTorch. Remove it, and call a function after step')
+    decay = 0.
+    if hooks and type(hooks[-1]) is optimizer_hooks.WeightDecay and kind.has_weight_decay:
+        decay = float(hooks.pop().rate)
+    if has_frozen and any(type(hook) is optimizer_hooks.GradientClipping for hook in hooks):
+        warnings.warn(
+            'In Chainer, the norm of GradientClipping includes the gradients of frozen parameters. '
+            'In PyTorch, these have none.', stacklevel=3)
+    return [_preparation(hook) for hook in hooks], decay
+
+
+def _hooks_of(owner: Any) -> tuple[list[Any], list[Any]]:
+    """Return the hooks of an optimizer or rule: before an update, and after it."""
+    hookable = owner._hookable
+    before, after = ([*(hooks or {}).values()] for hooks in (
+        hookable._pre_update_hooks, hookable._post_update_hooks))
+    return before, after
+
+
+def _options(rule: Any, kind: Kind, decay: float) -> Options:
+    """Return the options of a parameter, whose rule may have a hook WeightDecay of its own."""
+    options = kind.options(rule.hyperparam)
+    before, after = _hooks_of(rule)
+    hooks = before + after
+    for hook in hooks:
+        if type(hook) is not optimizer_hooks.WeightDecay or len(hooks) > 1 or not (
+                kind.has_weight_decay):
+            raise ConversionError(
+                f'The hook {type(hook).__name__} of its update rule has no equivalent in PyTorch')
+        decay += float(hook.rate)
+    return {**options, 'weight_decay': decay} if decay else options
+
+
+def _preparation(hook: Any) -> Preparation:
+    """Return what a hook does, for parameters of PyTorch."""
+    kind = type(hook)
+    if kind is optimizer_hooks.WeightDecay:
+        return lambda params: _for_each(params, lambda p: p.grad.add_(p, alpha=hook.rate))
+    if kind is optimizer_hooks.Lasso:
+        return lambda params: _for_each(
+            params, lambda p: p.grad.add_(torch.sign(p), alpha=hook.rate))
+    if kind is optimizer_hooks.GradientHardClipping:
+        return lambda params: _for_each(
+            params, lambda p: p.grad.clamp_(hook.lower_bound, hook.upper_bound))
+    if kind is optimizer_hooks.GradientClipping:
+        def clip(params: list[torch.nn.Parameter]) -> None:
+            grads = [p.grad for p in params if p.grad is not None]
+            norm = torch.stack([grad.norm() for grad in grads]).norm() if grads else 0.
+            if not norm <= hook.threshold:
+                for grad in grads:
+                    grad.mul_(hook.threshold / norm)
+        return clip
+    raise ConversionError(
+        f'The hook {kind.__name__} has no equivalent in PyTorch. Remove it from the optimizer, and '
+        'change the gradients before step yourself: see torch.optim.Optimizer.'
+        'register_step_pre_hook')
+
+
+def _for_each(params: list[torch.nn.Parameter], change: Callable[[Any], object]) -> None:
+    for p in params:
+        if p.grad is not None:
+            change(p)
+
+
+@torch.no_grad()
+def _prepare(preparations: list[Preparation], params: list[torch.nn.Parameter]) -> None:
+    for prepare in preparations:
+        prepare(params)
+
+
+def _plain(group: Options, kind: Kind) -> Options:
+    """Return the options that PyTorch's class knows when it is made."""
+    return {key: value for key, value in group.items() if key not in ('t', 'chainer_eps')}
+
+
+def _set_state(optimizer: torch.optim.Optimizer, kind: Kind, name: str, old: Any,
+               new: torch.nn.Parameter) -> None:
+    """Give a parameter in PyTorch the state that its update rule has."""
+    rule = old.update_rule
+    arrays = rule.state or {}
+    if set(arrays) - set(kind.states):
+        raise ConversionError(f'The state of {name} has {", ".join(sorted(arrays))}, but '
+                              f'{kind.make.__name__} knows {", ".join(kind.states)}')
+    found: dict[str, Any] = {'step': torch.tensor(float(rule.t))} if kind.counts else {}
+    for ours, theirs in kind.states.items():
+        if ours == 'vhat' and not rule.hyperparam.amsgrad:
+            continue
+        array = arrays.get(ours)
+        if array is None:
+            found[theirs] = torch.zeros_like(new)
+            continue
+        if array.shape != old.shape:
+            raise ConversionError(
+                f'The state of {name} has the shape {array.shape} instead of {old.shape}: with '
+                'shard_states=True, each rank has the state of its shard. Resume the checkpoint on '
+                'one rank without shard_states, and convert the optimizer there')
+        factor = _named(name, functools.partial(kind.factor, rule.hyperparam))
+        found[theirs] = torch.from_numpy(array * factor).to(new.device, new.dtype)
+    if found:
+        optimizer.state[new] = found

@@ -1,0 +1,57 @@
+"""Optimizers of PyTorch with Chainer's formulas, where those of ``torch.optim`` are others.
+
+They use PyTorch only: a training that has moved to PyTorch has a copy of their source.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class EpsBeforeCorrection(torch.optim.Optimizer):
+    """Adam that adds ``eps`` before it corrects the bias, and counts every step, as Chainer."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters."""
+        for group in self.param_groups:
+            group['t'] += 1
+            group['eps'] = group['chainer_eps'] / math.sqrt(1 - group['betas'][1] ** group['t'])
+            for p in group['params']:
+                self.state[p]['step'].fill_(group['t'] - 1)
+        return super().step(closure)
+
+
+class Adam(EpsBeforeCorrection, torch.optim.Adam):
+    """``torch.optim.Adam`` with Chainer's ``eps``."""
+
+
+class AdamW(EpsBeforeCorrection, torch.optim.AdamW):
+    """``torch.optim.AdamW`` with Chainer's ``eps``."""
+
+
+class NesterovAG(torch.optim.Optimizer):
+    """Chainer's accelerated gradient, which looks further ahead than ``torch.optim.SGD``."""
+
+    def __init__(self, params: Any, lr: float = .01, momentum: float = .9) -> None:
+        super().__init__(params, {'lr': lr, 'momentum': momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            lr, momentum = group['lr'], group['momentum']
+            for p in group['params']:
+                if p.grad is not None:
+                    v = self.state[p]['v']
+                    v.mul_(momentum).sub_(p.grad, alpha=lr)
+                    p.add_(v, alpha=momentum ** 2).sub_(p.grad, alpha=(1 + momentum) * lr)
+        return loss
