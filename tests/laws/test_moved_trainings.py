@@ -1,4 +1,4 @@
-"""Law of trainings that move to PyTorch: they go on as in Chainer, and so they do back in Chainer."""
+"""Law of trainings that move to PyTorch: they go on as in Chainer, and back in Chainer, too."""
 
 import dataclasses
 import warnings

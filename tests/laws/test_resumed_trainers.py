@@ -28,7 +28,7 @@ from chainermn.extensions import (
     create_multi_node_report,
     observation_aggregator,
 )
-from chainermn.extensions._checkpointing import state as saved_state
+from chainermn.extensions._checkpointing.parts import SavedParts
 
 pytestmark = MARKS
 
@@ -258,7 +258,7 @@ class Job:
 
 def left_by(target):
     """Return all that the objects serialize, but no times, and no orders drawn in advance."""
-    left, values = {}, state(saved_state.as_serializable(target))
+    left, values = {}, state(SavedParts(target).whole)
     for key, value in values.items():
         if key.endswith('/order'):
             value = value[int(values[f'{key[:-5]}current_position']):]  # the others were used
