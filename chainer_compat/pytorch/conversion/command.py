@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument('snapshot', help='NPZ file of a model or trainer, or a checkpoint: a file '
                         'or its folder')
-    parser.add_argument('output', help='file to write: *.pt, for torch.load, or *.onnx')
+    parser.add_argument('output', help='file to write: *.pt, for torch.load, or *.onnx; with '
+                        '--training, a folder')
     parser.add_argument('--model', required=True, metavar='MODULE:FUNCTION',
                         help='a function or class without arguments that returns the model, such '
                         'as net:make_model; net.py can be in the current folder')
@@ -25,26 +26,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         'several inputs')
     parser.add_argument('--train', action='store_true',
                         help='convert the model for training instead of inference (*.pt only)')
+    parser.add_argument('--training', metavar='MODULE:FUNCTION',
+                        help='also convert the optimizer, and write a train.py that goes on with '
+                        'both; the function gets the model, and returns the optimizer, with the '
+                        'hooks and learning rate of the training')
 
 
 def main(options: argparse.Namespace) -> None:
     """Load the model and its snapshot, convert it, and write the file."""
     from chainer_compat.pytorch.conversion.convert import to_torch
     from chainer_compat.pytorch.conversion.errors import ConversionError
-    from chainer_compat.pytorch.conversion.snapshots import load_snapshot
-    from chainer_compat.pytorch.conversion.state import initialize, unchanged
 
     kind = os.path.splitext(options.output)[1]
+    if options.training:
+        _export_training(options)
+        return
     if kind not in ('.pt', '.onnx') or (kind == '.onnx' and options.train):
         sys.exit('The output must be a .pt file' + (' with --train.' if kind == '.onnx'
                                                     else ' or an .onnx file.'))
-    model = _model(options.model)
+    model = _made('--model', options.model)
     inputs = [_example(each) for each in options.input]
     try:
-        initialize(model, lambda: _run(model, inputs, options.input))
-        with unchanged(model):
-            _run(model, inputs, options.input)
-        prefix = load_snapshot(options.snapshot, model)
+        prefix = _load(options, model, inputs)
         if kind == '.onnx':
             from chainer_compat.pytorch.conversion.onnx_file import to_onnx
 
@@ -57,16 +60,50 @@ def main(options: argparse.Namespace) -> None:
     print(f'Wrote {options.output}{where}. Its outputs are those of Chainer, except for rounding.')
 
 
-def _model(name: str) -> Any:
+def _export_training(options: argparse.Namespace) -> None:
+    from chainer_compat.pytorch.conversion.convert import to_torch
+    from chainer_compat.pytorch.conversion.errors import ConversionError
+    from chainer_compat.pytorch.conversion.training import load_optimizer, write_training
+
+    model = _made('--model', options.model)
+    inputs = [_example(each) for each in options.input]
+    try:
+        _load(options, model, inputs)
+        optimizer = _made('--training', options.training, model)
+        if getattr(optimizer, 'target', None) is None:
+            optimizer.setup(model)
+        position = load_optimizer(options.snapshot, optimizer)
+        module = to_torch(model, *inputs, train=True)
+        write_training(options.output, module, optimizer, position, options.snapshot)
+    except (ConversionError, ImportError, OSError) as error:
+        sys.exit(f'{type(error).__name__}: {error}')
+    print(f'Wrote {os.path.join(options.output, "train.py")}, module.pt and training.pt: let '
+          'data_set in train.py return your data. A snapshot does not contain the learning rate; '
+          f'it is that of {options.training}.')
+
+
+def _load(options: argparse.Namespace, model: Any, inputs: Sequence[Any]) -> str:
+    """Initialize the model, and load its snapshot; return where it was."""
+    from chainer_compat.pytorch.conversion.snapshots import load_snapshot
+    from chainer_compat.pytorch.conversion.state import initialize, unchanged
+
+    initialize(model, lambda: _run(model, inputs, options.input))
+    with unchanged(model):
+        _run(model, inputs, options.input)
+    return load_snapshot(options.snapshot, model)
+
+
+def _made(option: str, name: str, *args: Any) -> Any:
+    """Return what a function of the program returns."""
     module, _, function = name.partition(':')
     if not function:
-        sys.exit(f'--model must be MODULE:FUNCTION, not {name!r}.')
+        sys.exit(f'{option} must be MODULE:FUNCTION, not {name!r}.')
     if '' not in sys.path:
         sys.path.insert(0, '')
     try:
-        return getattr(importlib.import_module(module), function)()
+        return getattr(importlib.import_module(module), function)(*args)
     except (ImportError, AttributeError, TypeError) as error:
-        sys.exit(f'--model {name} cannot be called: {type(error).__name__}: {error}')
+        sys.exit(f'{option} {name} cannot be called: {type(error).__name__}: {error}')
 
 
 def _run(model: Any, inputs: Sequence[Any], shapes: Sequence[str]) -> None:

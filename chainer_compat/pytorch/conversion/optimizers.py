@@ -33,7 +33,7 @@ Options = dict[str, Any]
 Preparation = Callable[[list[torch.nn.Parameter]], None]
 
 
-class Kind(NamedTuple):
+class RuleInTorch(NamedTuple):
     """An update rule of Chainer in PyTorch."""
 
     make: type[torch.optim.Optimizer]
@@ -81,26 +81,26 @@ def _momentum(hyperparam: Any) -> Options:
     return {'lr': hyperparam.lr, 'momentum': hyperparam.momentum}
 
 
-_ADAM = Kind(torch_optimizers.Adam, _adam,
+_ADAM = RuleInTorch(torch_optimizers.Adam, _adam,
              {'m': 'exp_avg', 'v': 'exp_avg_sq', 'vhat': 'max_exp_avg_sq'}, counts=True)
 
 #: By update rule.
-KINDS: dict[type, Kind] = {
-    AdaDeltaRule: Kind(
+KINDS: dict[type, RuleInTorch] = {
+    AdaDeltaRule: RuleInTorch(
         torch.optim.Adadelta, lambda h: {'lr': 1., 'rho': h.rho, 'eps': h.eps},
         {'msg': 'square_avg', 'msdx': 'acc_delta'}, counts=True),
-    AdaGradRule: Kind(
+    AdaGradRule: RuleInTorch(
         torch.optim.Adagrad, lambda h: {'lr': h.lr, 'eps': h.eps}, {'h': 'sum'}, counts=True),
     AdamRule: _ADAM,
-    CorrectedMomentumSGDRule: Kind(
+    CorrectedMomentumSGDRule: RuleInTorch(
         torch.optim.SGD, _momentum, {'v': 'momentum_buffer'}, lambda _: -1.),
-    MomentumSGDRule: Kind(
+    MomentumSGDRule: RuleInTorch(
         torch.optim.SGD, _momentum, {'v': 'momentum_buffer'}, _velocity),
-    NesterovAGRule: Kind(
+    NesterovAGRule: RuleInTorch(
         torch_optimizers.NesterovAG, _momentum, {'v': 'v'}, has_weight_decay=False),
-    RMSpropRule: Kind(
+    RMSpropRule: RuleInTorch(
         torch.optim.RMSprop, _rmsprop, {'ms': 'square_avg'}, counts=True),
-    SGDRule: Kind(torch.optim.SGD, lambda h: {'lr': h.lr}, {}),
+    SGDRule: RuleInTorch(torch.optim.SGD, lambda h: {'lr': h.lr}, {}),
 }
 
 _ADAMW = _ADAM._replace(make=torch_optimizers.AdamW, has_weight_decay=False)
@@ -137,10 +137,15 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
         >>> chainer_compat.to_torch_optimizer(optimizer, module).param_groups[0]['momentum']
         0.9
     """
-    optimizer = _actual(optimizer)
+    optimizer = actual(optimizer)
     used, frozen = _parameters(optimizer, module)
-    kind = _kind(optimizer, [old for _, old, _ in used])
-    preparations, decay = _hooks(optimizer, kind, bool(frozen))
+    kind = kind_of(optimizer, [old for _, old, _ in used])
+    hooks, decay = remaining_hooks(optimizer, kind)
+    preparations = [_preparation(hook) for hook in hooks]
+    if frozen and any(type(hook) is optimizer_hooks.GradientClipping for hook in hooks):
+        warnings.warn(
+            'In Chainer, the norm of GradientClipping includes the gradients of frozen parameters. '
+            'In PyTorch, these have none.', stacklevel=2)
     groups: dict[Any, Options] = {}
     for name, old, new in used:
         rule = old.update_rule
@@ -175,9 +180,9 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
     Raises:
         ConversionError: If the optimizers are of different kinds, or a parameter has no state.
     """
-    optimizer = _actual(optimizer)
+    optimizer = actual(optimizer)
     used, _ = _parameters(optimizer, module)
-    kind = _kind(optimizer, [old for _, old, _ in used])
+    kind = kind_of(optimizer, [old for _, old, _ in used])
     expected: type[torch.optim.Optimizer] = next(
         cls for cls in kind.make.__mro__ if cls is torch_optimizers.NesterovAG
         or cls.__module__.startswith('torch.optim'))
@@ -201,7 +206,7 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
                     value.detach().cpu().numpy() / factor)
 
 
-def _actual(optimizer: Any) -> Any:
+def actual(optimizer: Any) -> Any:
     """Return the optimizer that updates: that of a multi-node optimizer."""
     while hasattr(optimizer, 'actual_optimizer'):
         optimizer = optimizer.actual_optimizer
@@ -263,7 +268,8 @@ def _prefixes(names: Any) -> Iterator[str]:
             yield prefix
 
 
-def _kind(optimizer: Any, params: list[Any]) -> Kind:
+def kind_of(optimizer: Any, params: list[Any]) -> RuleInTorch:
+    """Return what the update rules of parameters are in PyTorch."""
     rules = {type(param.update_rule) for param in params}
     if len(rules) > 1:
         raise ConversionError('Parameters have update rules of different classes: '
@@ -290,21 +296,16 @@ def _named(name: str, call: Callable[[], T]) -> T:
         raise ConversionError(f'{name}: {error}.') from None
 
 
-def _hooks(optimizer: Any, kind: Kind, has_frozen: bool) -> tuple[list[Preparation], float]:
-    """Return what runs before each step, and the option ``weight_decay``."""
-    hooks, after = _hooks_of(optimizer)
+def remaining_hooks(optimizer: Any, kind: RuleInTorch) -> tuple[list[Any], float]:
+    """Return the hooks that are no options in PyTorch, and the option ``weight_decay``."""
+    hooks, after = _hooks_of(actual(optimizer))
     if after:
         raise ConversionError(
             f'The hook {type(after[0]).__name__} runs after updates, which has no equivalent in '
             'PyTorch. Remove it, and call a function after step')
-    decay = 0.
     if hooks and type(hooks[-1]) is optimizer_hooks.WeightDecay and kind.has_weight_decay:
-        decay = float(hooks.pop().rate)
-    if has_frozen and any(type(hook) is optimizer_hooks.GradientClipping for hook in hooks):
-        warnings.warn(
-            'In Chainer, the norm of GradientClipping includes the gradients of frozen parameters. '
-            'In PyTorch, these have none.', stacklevel=3)
-    return [_preparation(hook) for hook in hooks], decay
+        return hooks[:-1], float(hooks[-1].rate)
+    return hooks, 0.
 
 
 def _hooks_of(owner: Any) -> tuple[list[Any], list[Any]]:
@@ -315,7 +316,7 @@ def _hooks_of(owner: Any) -> tuple[list[Any], list[Any]]:
     return before, after
 
 
-def _options(rule: Any, kind: Kind, decay: float) -> Options:
+def _options(rule: Any, kind: RuleInTorch, decay: float) -> Options:
     """Return the options of a parameter, whose rule may have a hook WeightDecay of its own."""
     options = kind.options(rule.hyperparam)
     before, after = _hooks_of(rule)
@@ -366,12 +367,12 @@ def _prepare(preparations: list[Preparation], params: list[torch.nn.Parameter]) 
         prepare(params)
 
 
-def _plain(group: Options, kind: Kind) -> Options:
+def _plain(group: Options, kind: RuleInTorch) -> Options:
     """Return the options that PyTorch's class knows when it is made."""
     return {key: value for key, value in group.items() if key not in ('t', 'chainer_eps')}
 
 
-def _set_state(optimizer: torch.optim.Optimizer, kind: Kind, name: str, old: Any,
+def _set_state(optimizer: torch.optim.Optimizer, kind: RuleInTorch, name: str, old: Any,
                new: torch.nn.Parameter) -> None:
     """Give a parameter in PyTorch the state that its update rule has."""
     rule = old.update_rule

@@ -1,0 +1,204 @@
+"""A training moves to PyTorch: a module, its optimizer, and a program that goes on with them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+import torch
+from chainer import optimizer_hooks
+
+from chainer_compat.pytorch.conversion import optimizers, torch_optimizers
+from chainer_compat.pytorch.conversion.errors import ConversionError
+from chainer_compat.pytorch.conversion.snapshots import newest_file
+from chainer_compat.pytorch.conversion.tracked_array import Array
+
+
+class Position(NamedTuple):
+    """Where a training stopped; ``None``: the snapshot does not say."""
+
+    iteration: int | None
+    epoch: int | None
+
+
+def load_optimizer(path: str | Path, optimizer: Any) -> Position:
+    """Load the state of an optimizer from the snapshot of a trainer.
+
+    Args:
+        path: A trainer snapshot, a file of a ChainerMN checkpoint, or its folder.
+        optimizer: Set up with the model, or a part of the one in the snapshot.
+
+    Raises:
+        ConversionError: If the file does not contain the state, or that of several optimizers.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = newest_file(path)
+    with np.load(path) as arrays:
+        prefix = _prefix(arrays, optimizer, str(path))
+        for name, param in optimizer.target.namedparams():
+            param.update_rule.serialize(chainer.serializers.NpzDeserializer(
+                arrays, path=f'{prefix}{name.lstrip("/")}/'))
+            optimizer.t = max(optimizer.t, param.update_rule.t)
+        return Position(_number(arrays, r'(.*/)?updater/iteration'),
+                        _number(arrays, r'(.*/)?iterator:main/epoch'))
+
+
+def _prefix(arrays: Mapping[str, Array], optimizer: Any, file: str) -> str:
+    """Return what the names of all states begin with."""
+    ends = [f'{name.lstrip("/")}/t' for name, _ in optimizer.target.namedparams()]
+    starts = {key[:len(key) - len(ends[0])] for key in arrays if key.endswith(ends[0])}
+    found = sorted(start for start in starts if start[-1:] in ('', '/') and all(
+        start + end in arrays for end in ends))
+    if len(found) != 1:
+        raise ConversionError(
+            f'{file} contains the states of several optimizers: {", ".join(found)}' if found else
+            f'{file} does not contain the state of an optimizer of these parameters, such as '
+            f'{ends[0]!r}. It must be the snapshot of a trainer, or a checkpoint')
+    return found[0]
+
+
+def _number(arrays: Mapping[str, Array], pattern: str) -> int | None:
+    found = [key for key in arrays if re.fullmatch(pattern, key)]
+    return int(arrays[found[0]]) if len(found) == 1 else None
+
+
+def write_training(folder: str | Path, module: torch.nn.Module, optimizer: Any, position: Position,
+                   source: str) -> None:
+    """Write the module, the state of its optimizer, and ``train.py``, which goes on with them.
+
+    Args:
+        folder: Is created.
+        module: Of ``to_torch(..., train=True)``.
+        optimizer: Chainer's optimizer.
+        position: Where the training stopped.
+        source: The name of the snapshot.
+
+    Raises:
+        ConversionError: As for ``to_torch_optimizer``.
+        FileExistsError: If the folder has a ``train.py``.
+    """
+    folder = Path(folder)
+    new = optimizers.to_torch_optimizer(optimizer, module)
+    names = {id(p): name for name, p in module.named_parameters()}
+    groups = [{**{key: value for key, value in group.items() if key != 'params'},
+               'params': [names[id(p)] for p in group['params']]} for group in new.param_groups]
+    text = program(new, groups, optimizer, position, source)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / 'train.py', 'x', encoding='utf-8') as file:
+        file.write(text)
+    torch.save(module, folder / 'module.pt')
+    torch.save({'groups': groups, 'optimizer': new.state_dict(), **position._asdict()},
+               folder / 'training.pt')
+
+
+def program(new: torch.optim.Optimizer, groups: list[dict[str, Any]], optimizer: Any,
+            position: Position, source: str) -> str:
+    """Return the program that goes on with a training."""
+    kind = type(new)
+    is_ours = kind.__module__ == torch_optimizers.__name__
+    classes = [cls for cls in reversed(kind.__mro__) if cls.__module__ == torch_optimizers.__name__]
+    rates = sorted({group['lr'] for group in groups})
+    params = [param for param in optimizers.actual(optimizer).target.params()
+              if param.update_rule is not None and param.update_rule.enabled]
+    hooks, _ = optimizers.remaining_hooks(optimizer, optimizers.kind_of(optimizer, params))
+    return PROGRAM.format(
+        source=source,
+        imports='import math\nimport os' if any('math.' in inspect.getsource(c) for c in classes)
+        else 'import os',
+        classes=''.join(f'\n\n{inspect.getsource(cls).rstrip()}\n' for cls in classes).replace(
+            '    def step(self, closure: Callable[[], Any] | None = None) -> Any:',
+            '    def step(self, closure=None):').replace(
+            '(self, params: Any, lr: float = .01, momentum: float = .9) -> None:',
+            '(self, params, lr=.01, momentum=.9):'),
+        optimizer=kind.__name__ if is_ours else f'torch.optim.{kind.__name__}',
+        rate=f'{rates[0]:g}' if len(rates) == 1 else 'of each group',
+        begin=position.epoch or 0,
+        position=', '.join(f'{name} {value}' for name, value in position._asdict().items()
+                           if value is not None) or 'an unknown position',
+        hooks=''.join(textwrap.indent(_line(hook), ' ' * 12) for hook in hooks))
+
+
+def _line(hook: Any) -> str:
+    kind = type(hook)
+    if kind is optimizer_hooks.GradientClipping:
+        return f'torch.nn.utils.clip_grad_norm_(module.parameters(), {hook.threshold})\n'
+    if kind is optimizer_hooks.GradientHardClipping:
+        change = f'clamp_({hook.lower_bound}, {hook.upper_bound})'
+    elif kind is optimizer_hooks.Lasso:
+        change = f'add_(torch.sign(p.detach()), alpha={hook.rate})'
+    else:
+        change = f'add_(p.detach(), alpha={hook.rate})'
+    return f'for p in module.parameters():\n    if p.grad is not None:\n        p.grad.{change}\n'
+
+
+PROGRAM = '''"""Goes on with the training of {source}, which stopped at {position}.
+
+python train.py, or on several processes: torchrun --nproc-per-node 2 train.py
+"""
+
+{imports}
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+EPOCHS = {begin} + 10
+BATCH = 32  # of each process
+{classes}
+
+def data_set():
+    """Return the training data: pairs of an input and a label."""
+    raise NotImplementedError('Return your data set here')
+
+
+def loss_of(module, x, t):
+    return torch.nn.functional.cross_entropy(module(x), t)
+
+
+def main():
+    rank, size = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
+    device = torch.device('cpu')
+    if torch.cuda.is_available():
+        device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', 0)))
+        torch.cuda.set_device(device)
+    if size > 1:
+        dist.init_process_group('nccl' if device.type == 'cuda' else 'gloo')
+
+    folder = os.path.dirname(os.path.abspath(__file__))
+    saved = torch.load(os.path.join(folder, 'training.pt'), weights_only=True)
+    module = torch.load(os.path.join(folder, 'module.pt'), weights_only=False).to(device)
+    optimizer = {optimizer}([
+        {{**group, 'params': [module.get_parameter(name) for name in group['params']]}}
+        for group in saved['groups']])
+    optimizer.load_state_dict(saved['optimizer'])  # its learning rate is {rate}
+    parallel = DistributedDataParallel(module) if size > 1 else module
+
+    data = data_set()
+    sampler = DistributedSampler(data) if size > 1 else None
+    loader = DataLoader(data, BATCH, shuffle=sampler is None, sampler=sampler)
+    for epoch in range({begin}, EPOCHS):
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+        for x, t in loader:
+            optimizer.zero_grad()
+            loss = loss_of(parallel, x.to(device), t.to(device))
+            loss.backward()
+{hooks}            optimizer.step()
+        if rank == 0:
+            print(f'epoch {{epoch + 1}}: loss {{loss.item():.4f}}')
+            torch.save(module, os.path.join(folder, f'module_{{epoch + 1}}.pt'))
+    if size > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == '__main__':
+    main()
+'''
