@@ -20,14 +20,14 @@ from chainer_compat.pytorch.conversion.snapshots import newest_file
 from chainer_compat.pytorch.conversion.tracked_array import Array
 
 
-class Position(NamedTuple):
+class WhereItStopped(NamedTuple):
     """Where a training stopped; ``None``: the snapshot does not say."""
 
     iteration: int | None
     epoch: int | None
 
 
-def load_optimizer(path: str | Path, optimizer: Any) -> Position:
+def load_optimizer(path: str | Path, optimizer: Any) -> WhereItStopped:
     """Load the state of an optimizer from the snapshot of a trainer.
 
     Args:
@@ -46,7 +46,7 @@ def load_optimizer(path: str | Path, optimizer: Any) -> Position:
             param.update_rule.serialize(chainer.serializers.NpzDeserializer(
                 arrays, path=f'{prefix}{name.lstrip("/")}/'))
             optimizer.t = max(optimizer.t, param.update_rule.t)
-        return Position(_number(arrays, r'(.*/)?updater/iteration'),
+        return WhereItStopped(_number(arrays, r'(.*/)?updater/iteration'),
                         _number(arrays, r'(.*/)?iterator:main/epoch'))
 
 
@@ -69,7 +69,7 @@ def _number(arrays: Mapping[str, Array], pattern: str) -> int | None:
     return int(arrays[found[0]]) if len(found) == 1 else None
 
 
-def write_training(folder: str | Path, module: torch.nn.Module, optimizer: Any, position: Position,
+def write_training(folder: str | Path, module: torch.nn.Module, optimizer: Any, position: WhereItStopped,
                    source: str) -> None:
     """Write the module, the state of its optimizer, and ``train.py``, which goes on with them.
 
@@ -99,7 +99,7 @@ def write_training(folder: str | Path, module: torch.nn.Module, optimizer: Any, 
 
 
 def program(new: torch.optim.Optimizer, groups: list[dict[str, Any]], optimizer: Any,
-            position: Position, source: str) -> str:
+            position: WhereItStopped, source: str) -> str:
     """Return the program that goes on with a training."""
     kind = type(new)
     is_ours = kind.__module__ == torch_optimizers.__name__
