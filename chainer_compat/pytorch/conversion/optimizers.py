@@ -81,7 +81,7 @@ def _momentum(hyperparam: Any) -> Options:
     return {'lr': hyperparam.lr, 'momentum': hyperparam.momentum}
 
 
-_ADAM = RuleInTorch(torch_optimizers.Adam, _adam,
+_ADAM = RuleInTorch(torch.optim.Adam, _adam,
              {'m': 'exp_avg', 'v': 'exp_avg_sq', 'vhat': 'max_exp_avg_sq'}, counts=True)
 
 #: By update rule.
@@ -103,7 +103,7 @@ KINDS: dict[type, RuleInTorch] = {
     SGDRule: RuleInTorch(torch.optim.SGD, lambda h: {'lr': h.lr}, {}),
 }
 
-_ADAMW = _ADAM._replace(make=torch_optimizers.AdamW, has_weight_decay=False)
+_ADAMW = _ADAM._replace(make=torch.optim.AdamW, has_weight_decay=False)
 
 
 def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
@@ -120,9 +120,9 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
         module: The model in PyTorch, of ``to_torch(model, ..., train=True)``.
 
     Returns:
-        One of ``torch.optim``: SGD, RMSprop, Adagrad or Adadelta; or a class of the same interface
-        with Chainer's formula: Adam and AdamW, whose ``eps`` is added before the bias is corrected,
-        or NesterovAG.
+        One of ``torch.optim``: SGD, Adam, AdamW, RMSprop, Adagrad or Adadelta; or NesterovAG, a
+        class of the same interface with Chainer's formula. A hook of Adam and AdamW changes their
+        ``eps`` before each step, since Chainer adds it before it corrects the bias.
 
         PyTorch's momentum does not contain the learning rate, so a rate that changes later acts
         at once on all of the velocity; and AdamW multiplies its weight decay by the rate.
@@ -164,6 +164,8 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
     if preparations:
         parameters = [new for _, _, new in used]
         result.register_step_pre_hook(lambda *_: _prepare(preparations, parameters))
+    if 'chainer_eps' in result.param_groups[0]:
+        result.register_step_pre_hook(torch_optimizers.eps_before_correction)
     return result
 
 
@@ -183,11 +185,8 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
     optimizer = actual(optimizer)
     used, _ = _parameters(optimizer, module)
     kind = kind_of(optimizer, [old for _, old, _ in used])
-    expected: type[torch.optim.Optimizer] = next(
-        cls for cls in kind.make.__mro__ if cls is torch_optimizers.NesterovAG
-        or cls.__module__.startswith('torch.optim'))
-    if not isinstance(torch_optimizer, expected):
-        raise ConversionError(f'{type(optimizer).__name__} is {expected.__name__} in PyTorch, not '
+    if not isinstance(torch_optimizer, kind.make):
+        raise ConversionError(f'{type(optimizer).__name__} is {kind.make.__name__} in PyTorch, not '
                               f'{type(torch_optimizer).__name__}')
     for name, old, new in used:
         rule, found = old.update_rule, torch_optimizer.state.get(new, {})

@@ -1,4 +1,4 @@
-"""Optimizers of PyTorch with Chainer's formulas, where those of ``torch.optim`` are others.
+"""Chainer's formulas for PyTorch, where those of ``torch.optim`` are others.
 
 They use PyTorch only: a training that has moved to PyTorch has a copy of their source.
 """
@@ -12,26 +12,16 @@ from typing import Any
 import torch
 
 
-class EpsBeforeCorrection(torch.optim.Optimizer):
-    """Adam that adds ``eps`` before it corrects the bias, and counts every step, as Chainer."""
+def eps_before_correction(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Let Adam add ``eps`` before it corrects the bias, and count every step, as Chainer.
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters."""
-        for group in self.param_groups:
-            group['t'] += 1
-            group['eps'] = group['chainer_eps'] / math.sqrt(1 - group['betas'][1] ** group['t'])
-            for p in group['params']:
-                self.state[p]['step'].fill_(group['t'] - 1)
-        return super().step(closure)
-
-
-class Adam(EpsBeforeCorrection, torch.optim.Adam):
-    """``torch.optim.Adam`` with Chainer's ``eps``."""
-
-
-class AdamW(EpsBeforeCorrection, torch.optim.AdamW):
-    """``torch.optim.AdamW`` with Chainer's ``eps``."""
+    A hook of ``register_step_pre_hook``.
+    """
+    for group in optimizer.param_groups:
+        group['t'] += 1
+        group['eps'] = group['chainer_eps'] / math.sqrt(1 - group['betas'][1] ** group['t'])
+        for p in group['params']:
+            optimizer.state[p]['step'].fill_(group['t'] - 1)
 
 
 class NesterovAG(torch.optim.Optimizer):

@@ -69,8 +69,8 @@ def _number(arrays: Mapping[str, Array], pattern: str) -> int | None:
     return int(arrays[found[0]]) if len(found) == 1 else None
 
 
-def write_training(folder: str | Path, module: torch.nn.Module, optimizer: Any, position: WhereItStopped,
-                   source: str) -> None:
+def write_training(folder: str | Path, module: torch.nn.Module, optimizer: Any,
+                   position: WhereItStopped, source: str) -> None:
     """Write the module, the state of its optimizer, and ``train.py``, which goes on with them.
 
     Args:
@@ -102,27 +102,39 @@ def program(new: torch.optim.Optimizer, groups: list[dict[str, Any]], optimizer:
             position: WhereItStopped, source: str) -> str:
     """Return the program that goes on with a training."""
     kind = type(new)
-    is_ours = kind.__module__ == torch_optimizers.__name__
-    classes = [cls for cls in reversed(kind.__mro__) if cls.__module__ == torch_optimizers.__name__]
     rates = sorted({group['lr'] for group in groups})
     params = [param for param in optimizers.actual(optimizer).target.params()
               if param.update_rule is not None and param.update_rule.enabled]
     hooks, _ = optimizers.remaining_hooks(optimizer, optimizers.kind_of(optimizer, params))
+    sources: list[Any] = []
+    if kind is torch_optimizers.NesterovAG:
+        sources.append(kind)
+    if 'chainer_eps' in groups[0]:
+        sources.append(torch_optimizers.eps_before_correction)
     return PROGRAM.format(
         source=source,
-        imports='import math\nimport os' if any('math.' in inspect.getsource(c) for c in classes)
-        else 'import os',
-        classes=''.join(f'\n\n{inspect.getsource(cls).rstrip()}\n' for cls in classes).replace(
-            '    def step(self, closure: Callable[[], Any] | None = None) -> Any:',
-            '    def step(self, closure=None):').replace(
-            '(self, params: Any, lr: float = .01, momentum: float = .9) -> None:',
-            '(self, params, lr=.01, momentum=.9):'),
-        optimizer=kind.__name__ if is_ours else f'torch.optim.{kind.__name__}',
+        imports='import math\nimport os' if 'chainer_eps' in groups[0] else 'import os',
+        sources=''.join(f'\n\n{_source(each)}\n' for each in sources),
+        optimizer='' if kind is torch_optimizers.NesterovAG else 'torch.optim.',
+        kind=kind.__name__,
+        register='    optimizer.register_step_pre_hook(eps_before_correction)\n' if (
+            'chainer_eps' in groups[0]) else '',
         rate=f'{rates[0]:g}' if len(rates) == 1 else 'of each group',
         begin=position.epoch or 0,
         position=', '.join(f'{name} {value}' for name, value in position._asdict().items()
                            if value is not None) or 'an unknown position',
         hooks=''.join(textwrap.indent(_line(hook), ' ' * 12) for hook in hooks))
+
+
+def _source(each: Any) -> str:
+    """Return the source of a class or function, without types."""
+    text = inspect.getsource(each).rstrip()
+    for typed, plain in (
+            (': torch.optim.Optimizer, *_: Any) -> None:', ', *_):'),
+            ('(self, closure: Callable[[], Any] | None = None) -> Any:', '(self, closure=None):'),
+            (': Any, lr: float = .01, momentum: float = .9) -> None:', ', lr=.01, momentum=.9):')):
+        text = text.replace(typed, plain)
+    return text
 
 
 def _line(hook: Any) -> str:
@@ -152,7 +164,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 EPOCHS = {begin} + 10
 BATCH = 32  # of each process
-{classes}
+{sources}
 
 def data_set():
     """Return the training data: pairs of an input and a label."""
@@ -175,11 +187,11 @@ def main():
     folder = os.path.dirname(os.path.abspath(__file__))
     saved = torch.load(os.path.join(folder, 'training.pt'), weights_only=True)
     module = torch.load(os.path.join(folder, 'module.pt'), weights_only=False).to(device)
-    optimizer = {optimizer}([
+    optimizer = {optimizer}{kind}([
         {{**group, 'params': [module.get_parameter(name) for name in group['params']]}}
         for group in saved['groups']])
     optimizer.load_state_dict(saved['optimizer'])  # its learning rate is {rate}
-    parallel = DistributedDataParallel(module) if size > 1 else module
+{register}    parallel = DistributedDataParallel(module) if size > 1 else module
 
     data = data_set()
     sampler = DistributedSampler(data) if size > 1 else None

@@ -158,10 +158,20 @@ def test_a_state_dict_resumes():
     resumed = chainer_compat.to_torch_optimizer(optimizer, other)
     other.load_state_dict(saved['module'])
     resumed.load_state_dict(saved['optimizer'])
+    assert resumed.param_groups[0]['t'] == 6
     train_in_torch(module, new, data[6:9])
     train_in_torch(other, resumed, data[6:9])
     for a, b in zip(module.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_hooks_run_once_per_step():
+    """Also if the program has another optimizer of the class, whose steps run hooks, too."""
+    torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+    model, optimizer, module, new, data = moved('Adam', 'decay, clip', '', 'd')
+    train(optimizer, data[3:10])
+    train_in_torch(module, new, data[3:10])
+    assert_equal(model, module, 1e-10)
 
 
 def test_the_predictor_of_a_classifier():
