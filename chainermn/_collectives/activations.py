@@ -9,7 +9,7 @@ import itertools
 import threading
 from typing import NamedTuple
 
-from chainermn._collectives.marks import Mark, unexpected
+from chainermn._collectives.message_parts import Mark, unexpected
 from chainermn._collectives.point_to_point import Messages
 from chainermn._diagnostics import call_site
 from chainermn._operations.message_header import Kind

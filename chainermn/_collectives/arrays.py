@@ -8,7 +8,7 @@ import numpy as np
 
 from chainermn._collectives import nonblocking
 from chainermn._collectives.activations import Activation
-from chainermn._collectives.context import Communicator, Context
+from chainermn._collectives.context import Context, MpiCommunicator
 from chainermn._collectives.inline_arrays import (
     array_of,
     has_data,
@@ -32,17 +32,17 @@ _HOMOGENEOUS, _SHORT, _LONG = range(3)
 
 
 @operation
-def send(comm: Communicator, data: Array, dest: int, tag: int) -> None:
+def send(comm: MpiCommunicator, data: Array, dest: int, tag: int) -> None:
     comm._context.messages.send(data, dest, tag)
 
 
 @operation
-def recv(comm: Communicator, source: int, tag: int) -> ReceivedArrays:
+def recv(comm: MpiCommunicator, source: int, tag: int) -> ReceivedArrays:
     return comm._context.messages.recv(source, tag)
 
 
 @operation
-def isend(comm: Communicator, x: Array, dest: int, tag: int = 0) -> Request[None]:
+def isend(comm: MpiCommunicator, x: Array, dest: int, tag: int = 0) -> Request[None]:
     context = comm._context
     request = context.messages.isend(x, dest, tag, context.check.caller.name)
     request._tracer = context.tracer
@@ -50,7 +50,7 @@ def isend(comm: Communicator, x: Array, dest: int, tag: int = 0) -> Request[None
 
 
 @operation
-def irecv(comm: Communicator, source: int, tag: int = 0) -> Request[ReceivedArrays]:
+def irecv(comm: MpiCommunicator, source: int, tag: int = 0) -> Request[ReceivedArrays]:
     context = comm._context
     request = context.messages.irecv(source, tag, context.check.caller.name)
     request._tracer = context.tracer
@@ -58,7 +58,7 @@ def irecv(comm: Communicator, source: int, tag: int = 0) -> Request[ReceivedArra
 
 
 @operation('send_activation')
-def send_activation(comm: Communicator, data: Array, dest: int, tag: int, needs_gradient: bool
+def send_activation(comm: MpiCommunicator, data: Array, dest: int, tag: int, needs_gradient: bool
                     ) -> Activation:
     context = comm._context
     return context.activations.send(
@@ -66,28 +66,28 @@ def send_activation(comm: Communicator, data: Array, dest: int, tag: int, needs_
 
 
 @operation('recv_activation')
-def recv_activation(comm: Communicator, source: int, tag: int) -> tuple[Array, Activation]:
+def recv_activation(comm: MpiCommunicator, source: int, tag: int) -> tuple[Array, Activation]:
     context = comm._context
     return context.activations.recv(source, tag, context.check.caller.name)
 
 
 @operation('send_gradient')
-def send_gradient(comm: Communicator, gradients: Array, activation: Activation) -> None:
+def send_gradient(comm: MpiCommunicator, gradients: Array, activation: Activation) -> None:
     comm._context.activations.send_gradient(gradients, activation)
 
 
 @operation('recv_gradient')
-def recv_gradient(comm: Communicator, activation: Activation) -> Array:
+def recv_gradient(comm: MpiCommunicator, activation: Activation) -> Array:
     return comm._context.activations.recv_gradient(activation)
 
 
 @operation
-def waitall(comm: Communicator, requests: Sequence[Request[_T]]) -> list[_T]:
+def waitall(comm: MpiCommunicator, requests: Sequence[Request[_T]]) -> list[_T]:
     return nonblocking.waitall(requests)
 
 
 @operation
-def bcast(comm: Communicator, x: SameArray, root: int = 0, max_buf_len: int | None = None
+def bcast(comm: MpiCommunicator, x: SameArray, root: int = 0, max_buf_len: int | None = None
           ) -> SameArray:
     context = comm._context
     root = array_buffers.checked_root(root, context.size)
@@ -105,7 +105,7 @@ def bcast(comm: Communicator, x: SameArray, root: int = 0, max_buf_len: int | No
 
 
 @operation
-def gather(comm: Communicator, x: SameArray, root: int = 0) -> tuple[SameArray, ...] | None:
+def gather(comm: MpiCommunicator, x: SameArray, root: int = 0) -> tuple[SameArray, ...] | None:
     context = comm._context
     root = array_buffers.checked_root(root, context.size)
     array = array_buffers.checked(x)
@@ -118,7 +118,7 @@ def gather(comm: Communicator, x: SameArray, root: int = 0) -> tuple[SameArray, 
 
 
 @operation
-def allgather(comm: Communicator, x: SameArray) -> tuple[SameArray, ...]:
+def allgather(comm: MpiCommunicator, x: SameArray) -> tuple[SameArray, ...]:
     context = comm._context
     array = array_buffers.checked(x)
     signature = packed('allgather', array)
@@ -130,7 +130,7 @@ def allgather(comm: Communicator, x: SameArray) -> tuple[SameArray, ...]:
 
 
 @operation
-def alltoall(comm: Communicator, xs: Sequence[SameArray]) -> tuple[SameArray, ...]:
+def alltoall(comm: MpiCommunicator, xs: Sequence[SameArray]) -> tuple[SameArray, ...]:
     context = comm._context
     arrays: list[Array] | None = None
     if (stack := inline_stack(context, xs)) is not None:
@@ -160,7 +160,7 @@ def alltoall(comm: Communicator, xs: Sequence[SameArray]) -> tuple[SameArray, ..
 
 
 @operation
-def scatter(comm: Communicator, xs: Array, root: int = 0) -> Array:
+def scatter(comm: MpiCommunicator, xs: Array, root: int = 0) -> Array:
     context = comm._context
     root = array_buffers.checked_root(root, context.size)
     if context.rank != root:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,24 +32,31 @@ if TYPE_CHECKING:  # CPUs do not need it
 _T = TypeVar('_T')
 
 
-class Communicator(Protocol):
-    """What an operation needs from its communicator."""
+class MpiCommunicator(Protocol):
+    """What an operation on MPI needs from its communicator."""
 
     _context: Context
+
+    @property
+    def transport_class(self) -> type[MpiTransport]:
+        """How arrays move."""
 
     def allgather_obj(self, obj: Object) -> list[Object]:
         """Gather an object of each rank.  Collective: every rank calls it."""
 
+    def refuse(self, operation: str, error: Exception) -> NoReturn:
+        """Raise an error on all ranks."""
+
     def finalize(self) -> None:
         """Free all parts.  Collective: every rank calls it."""
 
-    def _like_this(self, mpi_comm: MPI.Comm) -> Communicator:
+    def _like_this(self, mpi_comm: MPI.Comm) -> MpiCommunicator:
         """Create a communicator of the same class and configuration."""
 
-    def _configure(self, other: Communicator) -> None:
+    def _configure(self, other: MpiCommunicator) -> None:
         """Give another communicator the configuration of this one."""
 
-    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, background: Communicator
+    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, background: MpiCommunicator
                         ) -> MeanQueue | NcclMeanQueue:
         """Create a queue that averages on a background communicator."""
 
@@ -100,8 +107,8 @@ class Context:
         self._to_free: list[Callable[[], object]] = [
             functools.partial(lifecycle.remove_check, self.check), self.check.free,
             signatures.Free, self.mpi_comm.Free]
-        lifetime.hold(self.messages, self.check.record.key, self._to_free, self.messages.pending,
-                      self.messages.record)
+        lifetime.hold(self.messages, self.check.record.key, self._to_free,
+                      self.messages.pending.calls, self.messages.record)
         self.group = Group(self.mpi_comm, signatures, self.topology,
                            weakref.ref(self.check.record), prepared=_prepared_by(self.check))
         self.mpi_transport = MpiTransport(self.group)
@@ -110,7 +117,7 @@ class Context:
         self.debug = environment.flag(environment.DEBUG)
         self.inline_sums: dict[tuple[tuple[int, ...], np.dtype], bytes] = {}
         self.mean_queue: MeanQueue | NcclMeanQueue | None = None
-        self.background: Communicator | None = None
+        self.background: MpiCommunicator | None = None
         self.tracer: tracer.Tracer | None = None
         if recorder.is_on():
             self.tracer = tracer.begin(self.mpi_comm, self.check.record)

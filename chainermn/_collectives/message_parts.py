@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import functools
 import pickle
+import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from chainermn._collectives import marks
-from chainermn._collectives.marks import Mark
 from chainermn._collectives.nonblocking import Receive, Receives
 from chainermn._operations import message_header
 from chainermn._operations.message_header import IN_MESSAGE, Kind, MessageHeader
@@ -20,14 +19,56 @@ from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._types import Array
 
+_MARK = struct.Struct('=Bq?H')  # kind, number, needs_gradient, length of the text
+_MAX_TEXT = 500
+
 #: Largest payload, in bytes, that is sent with its header.
 INLINE = 8192
-MAX_SIZE = marks.MAX_SIZE + message_header.MAX_SIZE + INLINE
+MAX_SIZE = _MARK.size + _MAX_TEXT + message_header.MAX_SIZE + INLINE
 
 #: The first byte of a pickle.  A small object is sent without a header, which starts with its kind.
 PICKLE = pickle.PROTO[0]
 _OBJECT = MessageHeader(Kind.OBJECT)  # of a small object
 assert max(Kind) < PICKLE
+
+
+class Mark(NamedTuple):
+    """The mark of a message of chainermn.functions: an activation or a gradient."""
+
+    kind: Kind  # ACTIVATION or GRADIENT
+    number: int  # of the activation
+    needs_gradient: bool
+    text: str  # the call of the sender, for errors
+
+    def packed(self) -> bytes:
+        text = self.text.encode()[:_MAX_TEXT]
+        return _MARK.pack(self.kind, self.number, self.needs_gradient, len(text)) + text
+
+    @classmethod
+    def unpack(cls, message: memoryview) -> tuple[Mark, memoryview]:
+        """Read a mark at the beginning of a message; return the mark and the rest."""
+        kind, number, needs_gradient, length = _MARK.unpack_from(message)
+        end = _MARK.size + length
+        text = bytes(message[_MARK.size:end]).decode(errors='replace')
+        return cls(Kind(kind), number, needs_gradient, text), message[end:]
+
+
+def unexpected(rank: int, mark: Mark, source: int, call: str) -> ValueError:
+    """Return the error for a gradient where data was expected, or the reverse.
+
+    Args:
+        rank: The rank that received it.
+        mark: The mark of the message.
+        source: The sender.
+        call: The call that received it.
+    """
+    got, expected = ('a gradient', 'data') if mark.kind is Kind.GRADIENT else ('data', 'a gradient')
+    calls = {rank: call, source: mark.text}
+    return ValueError('\n'.join([
+        f'chainermn.functions: rank {rank} got {got} from rank {source} where it expected '
+        f'{expected}', *(f'  rank {each}: {text}' for each, text in sorted(calls.items())),
+        'Each send needs a recv on the other rank. If a Variable is sent, both ranks have to run '
+        'backward through it; send an array (x.array) if no gradient is needed.']))
 
 
 class FirstPart(NamedTuple):

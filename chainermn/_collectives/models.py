@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import chainer
 
-from chainermn._collectives.context import Communicator, Context
+from chainermn._collectives.context import Context, MpiCommunicator
 from chainermn._collectives.operation import operation
 from chainermn._consistency import debug_checks
 from chainermn._consistency.mismatch import NOT_SENT
@@ -36,7 +36,7 @@ _T = TypeVar('_T')
 
 
 @operation
-def bcast_data(comm: Communicator, model: Model) -> None:
+def bcast_data(comm: MpiCommunicator, model: Model) -> None:
     context = comm._context
     parameters = ParameterList.of_model(model, 'data')
     layout = _with_ties(_layout(context, parameters, for_mean=False), parameters)
@@ -47,7 +47,7 @@ def bcast_data(comm: Communicator, model: Model) -> None:
 
 
 @operation('allgather_shards')
-def allgather_shards(comm: Communicator, shards: Sequence[Sequence[Array]]) -> None:
+def allgather_shards(comm: MpiCommunicator, shards: Sequence[Sequence[Array]]) -> None:
     context = comm._context
     if len(shards) != context.size:
         raise ValueError('allgather_shards needs a list of arrays for each of the '
@@ -60,7 +60,7 @@ def allgather_shards(comm: Communicator, shards: Sequence[Sequence[Array]]) -> N
 
 
 @operation
-def multi_node_mean_grad(comm: Communicator, model: Model, zero_fill: bool = False,
+def multi_node_mean_grad(comm: MpiCommunicator, model: Model, zero_fill: bool = False,
                          compression: Compression = None) -> None:
     context = comm._context
     gradients, compressor = checked_gradients(context, model, zero_fill, compression)
@@ -69,12 +69,11 @@ def multi_node_mean_grad(comm: Communicator, model: Model, zero_fill: bool = Fal
     else:
         average(context.transport, gradients, None, compressor,
                 functools.partial(_codec, context), loss_scale.unify(model.params()))
-    if context.debug or chainer.is_debug():
-        check_means(context, model)
+    check_means(context, model)
 
 
 @operation('multi_node_mean_grad')
-def mean_grad_shards(comm: Communicator, model: Model, zero_fill: bool,
+def mean_grad_shards(comm: MpiCommunicator, model: Model, zero_fill: bool,
                      shards: Sequence[Mapping[str, tuple[int, int]]]) -> None:
     context = comm._context
     gradients, _ = checked_gradients(context, model, zero_fill, None)
@@ -100,7 +99,7 @@ def mean_grad_shards(comm: Communicator, model: Model, zero_fill: bool,
             x[...] = flat[path].reshape(x.shape)
 
 
-def mean_queue(comm: Communicator) -> MeanQueue | NcclMeanQueue:
+def mean_queue(comm: MpiCommunicator) -> MeanQueue | NcclMeanQueue:
     """Return the queue of a communicator; the first call creates it."""
     context = comm._context
     if context.mean_queue is None:
@@ -112,7 +111,7 @@ def mean_queue(comm: Communicator) -> MeanQueue | NcclMeanQueue:
     return context.mean_queue
 
 
-def new_mean_queue(comm: Communicator, mpi_comm: MPI.Intracomm, background: Communicator
+def new_mean_queue(comm: MpiCommunicator, mpi_comm: MPI.Intracomm, background: MpiCommunicator
                    ) -> MeanQueue:
     """Create a queue that averages on a background communicator."""
     from chainermn._gradients.mean_queue import MeanQueue  # most programs do not need it
@@ -125,7 +124,8 @@ def new_mean_queue(comm: Communicator, mpi_comm: MPI.Intracomm, background: Comm
         functools.partial(_codec, other), is_profitable, other.check.record)
 
 
-def weak_partial(function: Callable[..., _T], owner: Communicator | Context) -> Callable[..., _T]:
+def weak_partial(function: Callable[..., _T], owner: MpiCommunicator | Context
+                 ) -> Callable[..., _T]:
     """Return a function with ``owner`` as its first argument that does not keep it alive.
 
     A queue is held until all ranks have dropped its communicator, so it must not refer to it.
@@ -141,7 +141,7 @@ def weak_partial(function: Callable[..., _T], owner: Communicator | Context) -> 
 
 
 @operation
-def queue_gradients(comm: Communicator, model: Model, zero_fill: bool, compression: Compression,
+def queue_gradients(comm: MpiCommunicator, model: Model, zero_fill: bool, compression: Compression,
                     notify: bool = False) -> tuple[dict[str, Array], bool]:
     """Return the gradients of a model by path, and whether any rank notifies the others."""
     context = comm._context
@@ -161,12 +161,9 @@ def check_means(context: Context, model: Model) -> None:
 
 
 @operation
-def check_replicas(comm: Communicator, model: Model) -> None:
-    context = comm._context
-    if not context.transport.averages:
-        return  # the replicas differ, since no gradients are exchanged
-    own = debug_checks.digests(model)
-    debug_checks.check_equal(comm.allgather_obj(own))
+def check_replicas(comm: MpiCommunicator, model: Model) -> None:
+    if comm._context.transport.averages:  # otherwise the replicas differ
+        debug_checks.check_replicas(model, comm.allgather_obj)
 
 
 def checked_gradients(context: Context, model: Model, zero_fill: bool, compression: Compression

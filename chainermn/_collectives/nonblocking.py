@@ -210,6 +210,30 @@ class Request(Generic[_Result]):
             self._step, self._error = None, error
 
 
+class Pending:
+    """Incomplete sends: keeps requests and their buffers alive while MPI reads them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._sends: list[tuple[str, list[MPI.Request]]] = []
+
+    def record(self, call: str, requests: Iterable[MPI.Request]) -> None:
+        """Record the requests of a call."""
+        with self._lock:
+            self._drop_complete()
+            self._sends.append((call, list(requests)))
+
+    def calls(self) -> list[str]:
+        """Return the calls with incomplete requests."""
+        with self._lock:
+            self._drop_complete()
+            return [call for call, _ in self._sends]
+
+    def _drop_complete(self) -> None:
+        self._sends = [send for send in self._sends
+                       if not all([request.Test() for request in send[1]])]
+
+
 def waitall(requests: Iterable[Request[_T]]) -> list[_T]:
     """Wait for all requests; return their results, or raise the first error."""
     if not isinstance(requests, Iterable):

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from chainermn._collectives.context import Communicator, Context
+from chainermn._collectives.context import Context, MpiCommunicator
 from chainermn._collectives.inline_arrays import has_data
 from chainermn._collectives.operation import operation
 from chainermn._operations.call_signature import SIZE, pack, unpack
@@ -40,19 +40,19 @@ _OPS: dict[str, Callable[[Object, Object], Object]] = {
 
 
 @operation
-def send_obj(comm: Communicator, obj: Object, dest: int, tag: int = 0) -> None:
+def send_obj(comm: MpiCommunicator, obj: Object, dest: int, tag: int = 0) -> None:
     comm._context.messages.send_obj(obj, dest, tag)
 
 
 @operation
-def recv_obj(comm: Communicator, source: int, status: MPI.Status | None = None, tag: int = -1
+def recv_obj(comm: MpiCommunicator, source: int, status: MPI.Status | None = None, tag: int = -1
              ) -> Object:
     # The value of ANY_TAG depends on the MPI library.
     return comm._context.messages.recv_obj(source, MPI.ANY_TAG if tag == -1 else tag, status)
 
 
 @operation
-def bcast_obj(comm: Communicator, obj: Object, max_buf_len: int = 256 * 1024 * 1024,
+def bcast_obj(comm: MpiCommunicator, obj: Object, max_buf_len: int = 256 * 1024 * 1024,
               root: int = 0) -> Object:
     context = comm._context
     root = array_buffers.checked_root(root, context.size)
@@ -77,18 +77,18 @@ def bcast_obj(comm: Communicator, obj: Object, max_buf_len: int = 256 * 1024 * 1
 
 
 @operation
-def gather_obj(comm: Communicator, obj: Object, root: int = 0) -> list[Object] | None:
+def gather_obj(comm: MpiCommunicator, obj: Object, root: int = 0) -> list[Object] | None:
     context = comm._context
     return _gathered(context, 'gather_obj', obj, array_buffers.checked_root(root, context.size))
 
 
 @operation
-def allgather_obj(comm: Communicator, obj: Object) -> list[Object]:
+def allgather_obj(comm: MpiCommunicator, obj: Object) -> list[Object]:
     return cast('list[Object]', _gathered(comm._context, 'allgather_obj', obj))
 
 
 @operation
-def scatter_obj(comm: Communicator, objs: Sequence[Object] | None, root: int = 0) -> Object:
+def scatter_obj(comm: MpiCommunicator, objs: Sequence[Object] | None, root: int = 0) -> Object:
     context = comm._context
     pickled: list[Pickled] = []
     root = array_buffers.checked_root(root, context.size)
@@ -116,7 +116,7 @@ def scatter_obj(comm: Communicator, objs: Sequence[Object] | None, root: int = 0
 
 
 @operation
-def allreduce_obj(comm: Communicator, obj: Object, op: str = 'sum') -> Object:
+def allreduce_obj(comm: MpiCommunicator, obj: Object, op: str = 'sum') -> Object:
     check_op(op)
     objs = cast('list[Object]', _gathered(comm._context, 'allreduce_obj', obj, op=op))
     try:

@@ -2,14 +2,15 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from chainermn._collectives import one_thread
 from chainermn._collectives.foreign_arguments import better_error
 from chainermn._consistency.consistency_check import ConsistencyCheck
+from chainermn._diagnostics import call_site, thread_state
 from chainermn._diagnostics.flight_recorder import FlightRecord
-from chainermn._operations.call import Call, entered
+from chainermn._operations.call import Call, entered, thread_of
 from chainermn._operations.table import BY_NAME, Waits
 
 #: All ranks raise the errors of these, as far as they can.
@@ -52,13 +53,53 @@ def _begin(call: Call) -> FlightRecord | None:
     check: ConsistencyCheck = call.owner._context.check
     record = check.record
     is_busy = record.inside is not None or record.conflict is not None
-    if is_busy and one_thread.check(call, record):
+    if is_busy and _is_within_another(call, record):
         return None
     exchange = check.exchange
     exchange.before = exchange.published[0]
     record.before = record.count
     record.inside = call
     return record
+
+
+def _is_within_another(call: Call, record: FlightRecord) -> bool:
+    """Return whether this thread is in a collective already.
+
+    Only one thread at a time may be in collectives of a communicator.  A second one raises at once,
+    since the first one may be in the middle of an exchange.  If the program catches the error,
+    other ranks may wait for the call of the second thread.  So this rank then raises the error on
+    all ranks, in its next collective.
+
+    Args:
+        call: A collective that this thread begins.
+        record: The flight record of its communicator.
+
+    Raises:
+        RuntimeError: On this rank only, while another thread is in a collective; on all ranks in
+            the next collective.
+    """
+    inside = record.inside
+    thread = None if inside is None else thread_of(inside)
+    if thread not in (None, threading.get_ident()):
+        error = _two_threads_error(call.operation, thread)
+        record.conflict = record.conflict or (call.operation, error)
+        raise error
+    if record.conflict is not None:
+        conflict, record.conflict = record.conflict, None
+        call.owner.refuse(*conflict)
+    return thread is not None
+
+
+def _two_threads_error(operation: str, first: int) -> RuntimeError:
+    state = thread_state.snapshots().get(first)
+    is_main = threading.current_thread() is threading.main_thread()
+    own = '' if is_main else f' in thread {threading.current_thread().name}'
+    return RuntimeError('\n'.join([
+        'two threads of this rank call collectives of one communicator at the same time',
+        f'  first: {"another collective" if state is None else state.state.wait_text}',
+        f'  second: in {operation} ({call_site.locate()}{own})',
+        'Create a communicator for each thread before the threads start, with comm.split(0, '
+        'comm.rank) on all ranks. Or let the threads take turns, in the same order on all ranks.']))
 
 
 def _fail(call: Call, record: FlightRecord | None, error: BaseException,

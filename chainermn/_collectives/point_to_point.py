@@ -18,17 +18,18 @@ from typing import NoReturn
 
 import numpy as np
 
-from chainermn._collectives import marks, message_parts
-from chainermn._collectives.marks import Mark
+from chainermn._collectives import message_parts
 from chainermn._collectives.message_parts import (
     INLINE,
     MAX_SIZE,
     PICKLE,
     FirstPart,
+    Mark,
     array_with,
     split,
 )
 from chainermn._collectives.nonblocking import (
+    Pending,
     Receives,
     Request,
     blocking,
@@ -47,7 +48,6 @@ from chainermn._operations.message_header import IN_MESSAGE, Kind
 from chainermn._process import streams
 from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers, pickling
-from chainermn._transport.pending import Pending
 from chainermn._transport.pickling import Pickled, dump, load
 from chainermn._types import Array, Arrays, Object, ReceivedArrays
 
@@ -392,7 +392,7 @@ class Messages:
         """Receive the data of a message; raise if it is a marked gradient."""
         received = yield from self._finish(message, source, tag, call)
         if message.mark is not None and message.mark.kind is Kind.GRADIENT:
-            raise marks.unexpected(
+            raise message_parts.unexpected(
                 self.rank, message.mark, source,
                 f'recv from rank {source} with tag {tag}, called at {call_site.locate()}')
         return received

@@ -74,7 +74,7 @@ def gather(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> list[
     calls = ['a class of communicators' if each.arguments is None else each.arguments.call
              for each in ranks]
     if len({each.arguments is None for each in ranks}) > 1:
-        raise mismatch.calls_differ_error('create_communicator', calls)
+        raise mismatch.calls_differ_error(calls)
     return ranks
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from chainermn._collectives.arrays import checked_sequence, packed
-from chainermn._collectives.context import Communicator, Context
+from chainermn._collectives.context import Context, MpiCommunicator
 from chainermn._collectives.inline_arrays import is_inline, reduced, sum_of
 from chainermn._collectives.operation import operation
 from chainermn._gradients.parameters import ParameterList
@@ -25,7 +25,7 @@ _MAX_SUMS = 1024
 
 
 @operation
-def allreduce(comm: Communicator, x: SameArray, op: str = 'sum', out: SameArray | None = None
+def allreduce(comm: MpiCommunicator, x: SameArray, op: str = 'sum', out: SameArray | None = None
               ) -> SameArray:
     context = comm._context
     # Fast paths, for most calls.
@@ -59,7 +59,7 @@ def allreduce(comm: Communicator, x: SameArray, op: str = 'sum', out: SameArray 
 
 
 @operation
-def allreduce_many(comm: Communicator, xs: Sequence[SameArray], op: str = 'sum'
+def allreduce_many(comm: MpiCommunicator, xs: Sequence[SameArray], op: str = 'sum'
                    ) -> tuple[SameArray, ...]:
     context = comm._context
     if not isinstance(xs, (tuple, list)):
@@ -83,7 +83,7 @@ def allreduce_many(comm: Communicator, xs: Sequence[SameArray], op: str = 'sum'
 
 
 @operation
-def reduce(comm: Communicator, x: SameArray, op: str = 'sum', root: int = 0) -> SameArray:
+def reduce(comm: MpiCommunicator, x: SameArray, op: str = 'sum', root: int = 0) -> SameArray:
     context = comm._context
     root = array_buffers.checked_root(root, context.size)
     array = array_buffers.checked(x)
@@ -94,7 +94,7 @@ def reduce(comm: Communicator, x: SameArray, op: str = 'sum', root: int = 0) -> 
 
 
 @operation
-def reduce_scatter(comm: Communicator, xs: Array, op: str = 'sum') -> Array:
+def reduce_scatter(comm: MpiCommunicator, xs: Array, op: str = 'sum') -> Array:
     context = comm._context
     arrays = checked_sequence(context, xs)
     check_op(op, arrays[0].dtype)
@@ -108,7 +108,7 @@ def reduce_scatter(comm: Communicator, xs: Array, op: str = 'sum') -> Array:
 
 
 @operation
-def multi_node_mean(comm: Communicator, x: SameArray) -> SameArray:
+def multi_node_mean(comm: MpiCommunicator, x: SameArray) -> SameArray:
     context = comm._context
     array = array_buffers.checked(x)
     if array.dtype.kind != 'f':

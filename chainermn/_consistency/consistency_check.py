@@ -33,6 +33,7 @@ from chainermn._operations.call_signature import (
     identifier_of_caller,
 )
 from chainermn._operations.table import END
+from chainermn._process import streams
 from chainermn._process.mpi import MPI
 
 _T = TypeVar('_T')
@@ -40,6 +41,9 @@ _T = TypeVar('_T')
 #: Transfers of at least this size start with another check: then it takes about 1 % of the time
 #: even if ranks share a core, and memory may be short.
 _LARGE = 2**23
+
+#: Characters of an error in a text about another one.
+_LONGEST = 200
 
 
 class ConsistencyCheck:
@@ -201,7 +205,7 @@ class ConsistencyCheck:
             raise error
         call = self.record.add(operation=operation)
         call.operation = operation  # instead of 'refuse'
-        call.words = f'failed on this rank ({_one_line(error)})'
+        call.words = f'failed on this rank ({streams.one_line(error)[:_LONGEST]})'
         self._refuse(operation, error, consequence)
 
     def prepared(self, nbytes: int | None, prepare: Callable[[], _T]) -> _T:
@@ -231,7 +235,7 @@ class ConsistencyCheck:
                           if isinstance(error, MemoryError) else '')
                 global_except_hook.abort_job(
                     f'{operation} failed on this rank while the others were waiting for its data',
-                    f'{_one_line(error)}\n{advice}')
+                    f'{streams.one_line(error)[:_LONGEST]}\n{advice}')
             self._refuse(operation, error, mismatch.NOT_SENT)
         # Without counting: it is the same operation.
         if (nbytes is None or nbytes >= _LARGE) and not (
@@ -319,7 +323,7 @@ def _handled(error: Exception | None) -> str:
     if handled is None or handled is error or common_error.is_common(handled):
         return ''
     text = ' '.join(str(handled).split())
-    return f', while handling {type(handled).__name__}' + (f': {text[:200]}' if text else '')
+    return f', while handling {type(handled).__name__}' + (f': {text[:_LONGEST]}' if text else '')
 
 
 class CalledBy:
@@ -347,10 +351,6 @@ class CalledBy:
         if caller is PROGRAM:
             check.record.n_by_callers += check.record.count - self._count
             check.set_caller(PROGRAM)
-
-
-def _one_line(error: Exception) -> str:
-    return ' '.join(f'{type(error).__name__}: {error}'.split())[:200]
 
 
 def _first_to_print(signatures: Sequence[CallSignature]) -> int:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import chainer
 import numpy as np
@@ -38,19 +38,17 @@ def check_means(model: Model) -> None:
                              'is not finite.')
 
 
-def digests(model: Model) -> dict[str, str]:
-    """Return a checksum of each initialized parameter, by path."""
-    return {path: hashlib.blake2b(chainer.cuda.to_cpu(param.array).tobytes(),
-                                  digest_size=8).hexdigest()
-            for path, param in sorted(model.namedparams()) if param.is_initialized}
-
-
-def check_equal(everyone: Sequence[Mapping[str, str]]) -> None:
-    """Raise ValueError if the parameters of the ranks differ; the same error on all ranks.
+def check_replicas(model: Model, allgather: Callable[[dict[str, str]], list[dict[str, str]]]
+                   ) -> None:
+    """Raise ValueError on all ranks if their parameters differ.  Collective: every rank calls it.
 
     Args:
-        everyone: The result of :func:`digests` on each rank.
+        model: The model.
+        allgather: Returns the objects of all ranks.
     """
+    everyone = allgather({path: hashlib.blake2b(chainer.cuda.to_cpu(param.array).tobytes(),
+                                                digest_size=8).hexdigest()
+                          for path, param in sorted(model.namedparams()) if param.is_initialized})
     differing = mismatch.differing(everyone)
     if not differing:
         return

@@ -136,11 +136,11 @@ def remote_error(calls: Sequence[object], failures: Sequence[RemoteError | None]
                                   f'({first.consequence})', *_table(lines)]))
 
 
-def calls_differ_error(operation: str, calls: Sequence[object]) -> Exception:
-    """Return the error if the arguments of a call differ between ranks."""
+def calls_differ_error(calls: Sequence[object]) -> Exception:
+    """Return the error if the arguments of create_communicator differ between ranks."""
     usual = Counter(calls).most_common(1)[0][0]
     return CollectiveMismatchError.of('\n'.join([
-        f'Collective mismatch in {operation}: arguments differ between ranks',
+        'Collective mismatch in create_communicator: arguments differ between ranks',
         *_table([(str(call), '' if call == usual else '<- differs') for call in calls]),
         'Pass the same arguments on all ranks.']), calls)
 

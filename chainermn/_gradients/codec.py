@@ -7,8 +7,9 @@ from typing import cast
 import chainer
 import numpy as np
 
-from chainermn._gradients import compressors, loss_scale
+from chainermn._gradients import compressors
 from chainermn._gradients.compressor_state import Pieces
+from chainermn._gradients.loss_scale import without_scale
 from chainermn._gradients.parameters import ParameterList
 from chainermn._gradients.power_sgd import PowerSGD
 from chainermn._operations import call_signature
@@ -83,7 +84,7 @@ class GradientCodec:
 
     def compress(self, x: Array, key: Hashable, dtype: np.dtype | str, length: int) -> Array:
         try:
-            encoded = loss_scale.compress(self.compressor, x, key, self.scale)
+            encoded = self._compress(x, key)
             if encoded.dtype == dtype and encoded.shape == (length,):
                 return chainer.backend.get_array_module(encoded).ascontiguousarray(encoded)
             raise ValueError(
@@ -95,7 +96,7 @@ class GradientCodec:
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
         try:
-            x = loss_scale.decompress(self.compressor, encoded, size, dtype, self.scale)
+            x = self._decompress(encoded, size, dtype)
             if x.shape == (size,) and np.can_cast(x.dtype, dtype, 'same_kind'):
                 return x
             raise ValueError(
@@ -124,8 +125,7 @@ class GradientCodec:
             self._check(details, 'the gradients are invalid')
 
     def _encoded(self, buffer: Array, key: Pieces) -> Array:
-        encoded = array_buffers.checked(
-            loss_scale.compress(self.compressor, buffer, key, self.scale))
+        encoded = array_buffers.checked(self._compress(buffer, key))
         if encoded.ndim != 1 or (
                 is_elementwise(self.compressor) and encoded.shape != buffer.shape):
             raise ValueError(
@@ -133,6 +133,19 @@ class GradientCodec:
                 f'{encoded.shape} for {buffer.shape}; return a flat array, of the same length if '
                 'the compressor is elementwise')
         return encoded
+
+    def _compress(self, x: Array, key: Hashable) -> Array:
+        """Encode gradients without their loss scale."""
+        return self.compressor.compress(
+            x if self.scale is None else without_scale(x, self.scale), key)
+
+    def _decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
+        """Decode gradients, and multiply them by the loss scale."""
+        if self.scale is None:
+            return self.compressor.decompress(encoded, size, dtype)
+        x = self.compressor.decompress(encoded, size, np.promote_types(dtype, np.float32))
+        with np.errstate(over='ignore'):
+            return (x * x.dtype.type(self.scale)).astype(dtype, copy=False)
 
 
 def has_state(compressor: object) -> bool:

@@ -4,15 +4,11 @@ It may change at each step, so what is kept for later steps is kept without it.
 """
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
 
 from chainermn._types import Array, Parameter
-
-if TYPE_CHECKING:
-    from chainermn._transport.base import Compressor
 
 
 def unify(params: Iterable[Parameter], default: float | None = None) -> float | None:
@@ -45,17 +41,3 @@ def without_scale(x: Array, scale: float) -> Array:
     y /= y.dtype.type(scale)  # in place, or an array without axes would become a number
     return y
 
-
-def compress(compressor: Compressor, x: Array, key: Hashable, scale: float | None) -> Array:
-    """Encode gradients without their loss scale."""
-    return compressor.compress(x if scale is None else without_scale(x, scale), key)
-
-
-def decompress(compressor: Compressor, encoded: Array, size: int, dtype: np.dtype,
-               scale: float | None) -> Array:
-    """Decode gradients, and multiply them by the loss scale."""
-    if scale is None:
-        return compressor.decompress(encoded, size, dtype)
-    x = compressor.decompress(encoded, size, np.promote_types(dtype, np.float32))
-    with np.errstate(over='ignore'):
-        return (x * x.dtype.type(scale)).astype(dtype, copy=False)

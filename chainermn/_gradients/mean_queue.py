@@ -91,7 +91,7 @@ class MeanQueue:
                           'gradients are exchanged in wait(), not in the background',
                           RuntimeWarning, stacklevel=3)
         self._thread: threading.Thread | None = None
-        lifecycle.add_callback(self._finish)
+        lifecycle.add_callback(self.cancel)  # MPI must not be finalized while a thread uses it
         unusable.register(self)
 
     def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None,
@@ -208,17 +208,13 @@ class MeanQueue:
     def free(self) -> None:
         """Free the resources of this queue.  Collective: every rank calls it, once."""
         self.cancel()
-        lifecycle.remove_callback(self._finish)
+        lifecycle.remove_callback(self.cancel)
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
         self._turns.Free()
         self._control.Free()
         self._make_unusable(Unusable(unusable.FREED_QUEUE))
-
-    def _finish(self) -> None:
-        """At the end of the program: MPI must not be finalized while a thread uses it."""
-        self.cancel()
 
     def _turn(self, digest: int) -> _Turn:
         """Notify the other ranks that this one has submitted a list with that digest."""
@@ -268,7 +264,7 @@ def _computed_on(arrays: ParameterList) -> Callable[[], AbstractContextManager[N
     device: Device = next(x.device for x in arrays if array_buffers.on_device(x))
     import cupy
 
-    computed = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
+    computed = array_buffers.event()
 
     @contextlib.contextmanager
     def entered() -> Iterator[None]:

@@ -7,19 +7,32 @@ from typing import NoReturn, Protocol, TypeVar
 
 from chainermn._operations import common_error
 from chainermn._operations.ranks import group_lines
+from chainermn._types import Object
 
 _E = TypeVar('_E', bound=Exception)
 
 
-class Refuser(Protocol):
-    """A communicator, or another object with its ``refuse``."""
+class Ranks(Protocol):
+    """A communicator, or the backend of a KVStore."""
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
 
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         """Raise an error on all ranks."""
 
 
+class HasChannel(Protocol):
+    """A communicator, also of a third party."""
+
+    @property
+    def _chainermn_channel(self) -> Object:
+        """The channel, which shares errors."""
+
+
 @contextlib.contextmanager
-def raise_on_all_ranks(comm: Refuser, operation: str) -> Iterator[None]:
+def raise_on_all_ranks(comm: Ranks, operation: str) -> Iterator[None]:
     """Raise an error of the block on all ranks: on the others in their next collective operation.
 
     Not all ranks need to enter the block.  With a communicator of a third party, which does not
@@ -51,20 +64,6 @@ def raise_on_all_ranks(comm: Refuser, operation: str) -> Iterator[None]:
         comm.refuse(operation, error)
 
 
-class ErrorSharer(Protocol):
-    """The channel of a communicator, of which only this is needed."""
-
-    def share_error(self, operation: str, error: Exception | None) -> None:
-        """Raise an error of any rank on all ranks."""
-
-
-class HasChannel(Protocol):
-    """A communicator, of which only the channel is needed."""
-
-    @property
-    def _chainermn_channel(self) -> ErrorSharer: ...
-
-
 @contextlib.contextmanager
 def raise_together(comm: HasChannel, operation: str) -> Iterator[None]:
     """Raise an error of the block on all ranks.  Collective: every rank enters the block.
@@ -81,14 +80,9 @@ def raise_together(comm: HasChannel, operation: str) -> Iterator[None]:
 
     Example:
         >>> from chainermn.communicators import errors
-        >>> def read(comm, text):
-        ...     with errors.raise_together(comm, 'read'):
-        ...         value = float(text)
-        ...     return comm.allreduce_obj(value)
-        >>> read(comm, 'abc' if comm.rank == 1 else '1')
-        Traceback (most recent call last):
-            ...
-        ValueError: ...could not convert string to float: 'abc'...
+        >>> with errors.raise_together(comm, 'check'):
+        ...     if len(train) < comm.size:
+        ...         raise ValueError('more ranks than examples')
     """
     try:
         yield
@@ -96,14 +90,6 @@ def raise_together(comm: HasChannel, operation: str) -> Iterator[None]:
         comm._chainermn_channel.share_error(operation, error)
     else:
         comm._chainermn_channel.share_error(operation, None)
-
-
-class Ranks(Protocol):
-    """A communicator, of which only the rank is needed."""
-
-    @property
-    def rank(self) -> int:
-        """Rank of this process in the communicator."""
 
 
 def on_all_ranks(comm: Ranks, error: _E) -> _E:

@@ -10,15 +10,20 @@ _Value = TypeVar('_Value', bound=Hashable)
 _RANGES, _GROUPS = 8, 12
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Format rank numbers: 'rank 3', 'ranks 0-2, 5', 'ranks 0, 2, 4, ..., 98 (50 ranks)'."""
+def ranges(ranks: Sequence[int]) -> list[str]:
+    """Format rank numbers, ascending, as ranges: '0-2', '5'."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and parts[-1][-1] == rank - 1:
             parts[-1][1:] = [rank]
         else:
             parts.append([rank])
-    texts = ['-'.join(map(str, part)) for part in parts]
+    return ['-'.join(map(str, part)) for part in parts]
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Format rank numbers: 'rank 3', 'ranks 0-2, 5', 'ranks 0, 2, 4, ..., 98 (50 ranks)'."""
+    texts = ranges(ranks)
     if len(texts) > _RANGES:
         texts[_RANGES - 2:] = ['...', f'{texts[-1]} ({len(ranks)} ranks)']
     return f'rank{"s" * (len(ranks) != 1)} {", ".join(texts)}'

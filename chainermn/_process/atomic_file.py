@@ -25,6 +25,12 @@ def open_atomic(path: str, sync: bool = True) -> Iterator[BinaryIO]:
 
     Raises:
         OSError: If the file cannot be written.  The old file is unchanged then.
+
+    Example:
+        >>> from chainermn.optimizers import proxy
+        >>> if comm.rank == 0:
+        ...     with proxy.open_atomic('states.npz') as file:
+        ...         np.savez(file, momentum=np.zeros(3))
     """
     folder, name = os.path.split(path)
     part = os.path.join(folder, temporary_name(name))

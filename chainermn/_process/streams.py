@@ -39,6 +39,11 @@ def printable(text: str) -> str:
         else each.encode('unicode_escape').decode() for each in text])
 
 
+def one_line(error: BaseException) -> str:
+    """Return type and message of an error, without line breaks."""
+    return ' '.join(f'{type(error).__name__}: {error}'.split())
+
+
 def write(text: str, name: str = 'stderr') -> None:
     """Write :func:`printable` text, as :func:`forward` does."""
     forward(printable(text), name)

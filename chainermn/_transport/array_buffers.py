@@ -17,7 +17,7 @@ from chainermn._operations import call_signature
 from chainermn._operations.arguments import is_integer
 from chainermn._process import environment
 from chainermn._transport import unsuitable
-from chainermn._types import Array, Arrays, Device
+from chainermn._types import Array, Arrays, Device, DeviceEvent
 
 
 def checked(x: Array) -> Array:
@@ -95,6 +95,13 @@ def device_in_thread(device_id: int | None) -> Device:
     if not cupy.cuda.driver.ctxGetCurrent():
         device.use()
     return device
+
+
+def event() -> DeviceEvent:
+    """Record an event on the device, after the work queued on the current stream."""
+    import cupy
+
+    return cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
 
 
 def on_device(x: Array) -> bool:

@@ -51,7 +51,7 @@ class ArrayList(list[Array]):
         found.on_device = not found.on_host and array_buffers.on_device(found[0])
         return found
 
-    def by_owner(self, owners: Sequence[int]) -> list[tuple[ArrayList, list[int]]]:
+    def by_owner(self, owners: Sequence[int]) -> list[tuple[ArrayList, Sequence[int]]]:
         """Group arrays that can share a buffer, like :meth:`by_dtype`, each with its owner.
 
         Example:
@@ -60,10 +60,7 @@ class ArrayList(list[Array]):
             >>> [owners for _, owners in arrays.by_owner([0, 1, 1])]
             [[0, 1], [1]]
         """
-        if len(self.dtypes) <= 1 and self.on_host:
-            return [(self, [*owners])] if self else []
-        groups = _grouped(self, owners, lambda x: (x.dtype, array_buffers.on_device(x)))
-        return [(ArrayList.of(xs), found) for xs, found in groups]
+        return self._by_dtype([*owners])
 
     def by_dtype(self, results: Sequence[Array] | None = None
                  ) -> list[tuple[ArrayList, Sequence[Array]]]:
@@ -81,12 +78,13 @@ class ArrayList(list[Array]):
             >>> [group for group, _ in arrays.by_dtype()]
             [[array([1., 1.]), array([1.])], [array([1.], dtype=float32)]]
         """
-        if results is None:
-            results = self
+        return self._by_dtype(self if results is None else results)
+
+    def _by_dtype(self, others: Sequence[_T]) -> list[tuple[ArrayList, Sequence[_T]]]:
         if len(self.dtypes) <= 1 and self.on_host:
-            return [(self, results)] if self else []
-        groups = _grouped(self, results, lambda x: (x.dtype, array_buffers.on_device(x)))
-        return [(ArrayList.of(xs), ys) for xs, ys in groups]
+            return [(self, others)] if self else []
+        groups = _grouped(self, others, lambda x: (x.dtype, array_buffers.on_device(x)))
+        return [(ArrayList.of(xs), some) for xs, some in groups]
 
 
 def map_groups(arrays: ArrayList, function: Callable[[ArrayList], Sequence[Array]],

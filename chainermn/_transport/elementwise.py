@@ -11,11 +11,12 @@ from collections.abc import Callable
 import chainer
 import numpy as np
 
+from chainermn._operations import call_signature
 from chainermn._process.mpi import MPI
 from chainermn._transport.base import Prepare
 from chainermn._types import Array
 
-OPS = ('sum', 'prod', 'max', 'min')
+OPS = call_signature.OPS[1:]  # without ''
 
 #: Names in other libraries.
 _OTHER_NAMES = {'sum': ('add',), 'prod': ('product', 'multiply', 'mul'),

@@ -15,7 +15,7 @@ import numpy as np
 from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._transport.base import Codec, Compressor, Prepare, on_this_rank
-from chainermn._transport.packed_arrays import PackedArrays
+from chainermn._transport.packing import PackedArrays
 from chainermn._types import Array
 
 

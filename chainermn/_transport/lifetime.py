@@ -15,7 +15,6 @@ from typing import NamedTuple
 from chainermn._diagnostics.flight_recorder import Key, MessageRecord
 from chainermn._process import runtime
 from chainermn._process.mpi import MPI
-from chainermn._transport.pending import Pending
 
 #: Garbage is collected once this many more communicators are held than before.
 _COLLECT_EVERY = 16
@@ -25,7 +24,7 @@ class _Resources(NamedTuple):
     """The resources of a communicator."""
 
     free: list[Callable[[], object]]  # collective
-    pending: Pending  # messages that may still be in flight
+    pending: Callable[[], Sequence[str]]  # the messages that may still be in flight
     messages: MessageRecord  # for which other ranks may wait: kept for the search for deadlocks
 
 
@@ -38,15 +37,15 @@ class _Communicators(runtime.ProcessState):
         self.collect_at = _COLLECT_EVERY  # number of held communicators
 
 
-def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pending,
-         messages: MessageRecord) -> None:
+def hold(owner: object, key: Key, free: list[Callable[[], object]],
+         pending: Callable[[], Sequence[str]], messages: MessageRecord) -> None:
     """Record the resources to free once ``owner``, a part of a communicator, is unreferenced.
 
     Args:
         owner: Must not be reachable from the other arguments.
         key: The key of the communicator.
         free: Called in this order, on all ranks; the list may still grow.
-        pending: The communicator is not freed before these messages are received.
+        pending: Returns the messages that must be received before the communicator is freed.
         messages: Its flight record of messages.
     """
     communicators = runtime.get(_Communicators)
@@ -73,7 +72,7 @@ def unreferenced(ranks: Sequence[int]) -> set[Key]:
     if not dropped:
         return set()
     return {key for key in dropped & held.keys() if set(key[1]) <= set(ranks)
-            and not held[key].pending.calls()}
+            and not held[key].pending()}
 
 
 def free(ranks: Sequence[int], rank: int, by_rank: Sequence[set[Key]]) -> None:

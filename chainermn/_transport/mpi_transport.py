@@ -13,7 +13,7 @@ from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers, encoded_mean, owned_arrays, packing
 from chainermn._transport.array_list import ArrayList, small_together
 from chainermn._transport.base import Codec, Group
-from chainermn._transport.packed_arrays import PackedArrays
+from chainermn._transport.packing import PackedArrays
 from chainermn._types import Array
 
 _FLOATS = {np.dtype(np.float32), np.dtype(np.float64)}

@@ -159,7 +159,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         timeouts.check_environment()
         fused_updates()  # raises an error if its value is invalid
         if name == 'auto':
-            lacks_nccl = _why_not('pure_nccl')
+            lacks_nccl = _why_no_nccl()
         communicator_class = _class_of('pure_nccl') if name == 'auto' else _find_class(name)
         config = _checked_config(communicator_class, config)
     except Exception as error:
@@ -174,7 +174,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     if any(failures):
         common = mismatch.remote_error(calls, failures)
     elif len(set(calls)) > 1:
-        common = mismatch.calls_differ_error('create_communicator', calls)
+        common = mismatch.calls_differ_error(calls)
     if common is not None:
         common_error.mark_failure(common, mpi_comm.rank, failures)
         raise common
@@ -243,10 +243,10 @@ def _class_of(name: CommunicatorName) -> type[MpiCommunicatorBase]:
         importlib.import_module(f'chainermn.communicators.{module}'), class_name))
 
 
-def _why_not(name: CommunicatorName) -> str:
-    """Return why a communicator cannot be used on this rank; '' if it can."""
+def _why_no_nccl() -> str:
+    """Return why ``pure_nccl`` cannot be used on this rank; '' if it can."""
     try:
-        _find_class(name)
+        _find_class('pure_nccl')
     except RuntimeError as error:
         return str(error).partition('\n')[0]
     return ''

@@ -18,7 +18,7 @@ from chainermn._collectives.activations import Activation
 from chainermn._consistency.mismatch import RemoteError, remote_error
 from chainermn._operations import common_error
 from chainermn._operations.arguments import is_integer
-from chainermn._operations.on_all_ranks import ErrorSharer, raise_together
+from chainermn._operations.on_all_ranks import HasChannel, raise_together
 from chainermn._transport.elementwise import check_op
 from chainermn._types import Array, Arrays, Model, Object, ReceivedArrays, SameArray
 
@@ -52,7 +52,7 @@ _UFUNCS = {'sum': 'add', 'prod': 'multiply', 'max': 'maximum', 'min': 'minimum'}
 _MARK = np.unpackbits(np.frombuffer(b'\x93\x5a\xc1\x6e', np.uint8))
 
 
-class Version7(Protocol):
+class Version7(HasChannel, Protocol):
     """What these operations use: methods of version 7, and two that others of these implement."""
 
     @property
@@ -72,8 +72,6 @@ class Version7(Protocol):
     def bcast_obj(self, obj: Object) -> Object: ...
     def gather_obj(self, obj: Object) -> list[Object] | None: ...
     def allgather_obj(self, obj: Object) -> list[Object]: ...
-    @property
-    def _chainermn_channel(self) -> ErrorSharer: ...
     def bcast(self, x: Array, *, root: int) -> Array: ...
     def multi_node_mean_grad(self, model: Model, zero_fill: bool) -> None: ...
 

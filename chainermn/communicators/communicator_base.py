@@ -989,7 +989,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                 ...
             ValueError: ...
         """
-        debug_checks.check_equal(self.allgather_obj(debug_checks.digests(model)))
+        debug_checks.check_replicas(model, self.allgather_obj)
 
     def allreduce_grad(self, model: Model, zero_fill: bool = False) -> None:
         """Call :meth:`multi_node_mean_grad`, whose older name this is.

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 from chainermn._collectives import arrays, models, objects, rank_info, reductions
-from chainermn._collectives.context import Communicator, Context
+from chainermn._collectives.context import Context, MpiCommunicator
 from chainermn._collectives.operation import operation
 from chainermn._consistency.consistency_check import CalledBy
 from chainermn._diagnostics import flight_recorder, timeouts, unusable, watchdog
@@ -264,7 +264,7 @@ class MpiCommunicatorBase(CommunicatorBase):
     def _chainermn_channel(self) -> Channel:
         return with_overridden(MpiChannel(self), self, type(self))
 
-    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, background: Communicator
+    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, background: MpiCommunicator
                         ) -> MeanQueue | NcclMeanQueue:
         return models.new_mean_queue(self, mpi_comm, background)
 
@@ -276,7 +276,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         self._configure(comm)
         return comm
 
-    def _configure(self, other: Communicator) -> None:
+    def _configure(self, other: MpiCommunicator) -> None:
         other = cast(MpiCommunicatorBase, other)
         if other._configs == self._configs:
             return

@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 
 from chainermn._collectives import models
-from chainermn._collectives.context import Communicator
+from chainermn._collectives.context import MpiCommunicator
 from chainermn._collectives.operation import operation
 from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 from chainermn._process.mpi import MPI
@@ -58,7 +58,8 @@ class PureNcclCommunicator(NcclCommunicatorBase):
         with self.config_scope():
             self.allreduce_grad_dtype = None if value is None else check_grad_dtype(value)
 
-    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, background: Communicator) -> NcclMeanQueue:
+    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, background: MpiCommunicator
+                        ) -> NcclMeanQueue:
         return NcclMeanQueue(
             mpi_comm, models.weak_partial(models.queue_gradients, self),
             models.weak_partial(models.check_means, self._context),

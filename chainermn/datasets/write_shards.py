@@ -8,13 +8,13 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Protocol
+from typing import cast
 
 import chainer
 import numpy as np
 
 from chainermn._operations.arguments import is_integer
-from chainermn._operations.on_all_ranks import ErrorSharer, check_equal, raise_together
+from chainermn._operations.on_all_ranks import check_equal, raise_together
 from chainermn._process.atomic_file import open_atomic
 from chainermn._types import Dataset, Object
 from chainermn.communicators._recognize import as_communicator
@@ -67,17 +67,8 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
         >>> chainermn.datasets.write_shards(mine, 'digits', samples_per_shard=3, comm=comm)
         ['digits-00000.npz', 'digits-00001.npz', 'digits-00002.npz', 'digits-00003.npz']
     """
-    alone_or_comm = _Alone() if comm is None else as_communicator(comm, _NAME)
-    return _write(dataset, os.fspath(prefix), samples_per_shard, alone_or_comm, overwrite)
-
-
-class _Communicator(Protocol):
-    @property
-    def rank(self) -> int: ...
-    @property
-    def _chainermn_channel(self) -> ErrorSharer: ...
-    def allgather_obj(self, obj: Object) -> list[Object]: ...
-    def barrier(self) -> None: ...
+    comm = cast(CommunicatorBase, _Alone()) if comm is None else as_communicator(comm, _NAME)
+    return _write(dataset, os.fspath(prefix), samples_per_shard, comm, overwrite)
 
 
 class _Alone:
@@ -101,7 +92,7 @@ class _Alone:
 
 
 def _write(dataset: Dataset | Iterable[Object], prefix: str, samples_per_shard: int,
-           comm: _Communicator, overwrite: bool) -> list[str]:
+           comm: CommunicatorBase, overwrite: bool) -> list[str]:
     from chainermn._shards.listing import remove_index, write_index  # most programs write none
 
     is_root = comm.rank == 0

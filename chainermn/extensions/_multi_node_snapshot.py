@@ -5,26 +5,27 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import chainer
+import numpy as np
 from chainer.training.extensions import _snapshot as chainer_snapshot
+from chainer.training.extensions import snapshot_writers
 
 from chainermn._operations.on_all_ranks import check_equal, raise_on_all_ranks, raise_together
-from chainermn.communicators._recognize import as_communicator, is_communicator
+from chainermn._types import Object
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
-from chainermn.extensions._checkpointing import merged_states, progress, resume, state
+from chainermn.extensions._checkpointing import resume
 from chainermn.extensions._checkpointing.background import wait_for_all
-from chainermn.extensions._checkpointing.classes import capture_classes
-from chainermn.extensions._checkpointing.copying_writer import CopyingWriter
-from chainermn.extensions._checkpointing.late_copies import LateCopies
-from chainermn.extensions._checkpointing.name_pattern import NamePattern
-from chainermn.extensions._checkpointing.replica_sets import parse_replica_sets
-from chainermn.extensions._checkpointing.save_names import SaveNames
+from chainermn.extensions._checkpointing.parts import SavedParts
+from chainermn.extensions._checkpointing.save_names import NamePattern, SaveNames
 from chainermn.extensions._checkpointing.saver import Save, Saver, not_saved
 from chainermn.extensions._checkpointing.selection import select
+from chainermn.extensions._checkpointing.snapshot_arguments import check_order, parse_replica_sets
+from chainermn.extensions._checkpointing.state import CopiedState
 
 
 def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snapshot,
@@ -87,7 +88,7 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
         >>> trainer.extend(snapshot, trigger=(2, 'iteration'))
         >>> trainer.run()
     """
-    _check_order(comm, snapshot, replica_sets)
+    check_order(comm, snapshot, replica_sets)
     return _MultiNodeSnapshot(comm, snapshot, replica_sets, allow_pickle, allow_other_classes)
 
 
@@ -124,10 +125,10 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self._out: str | None = None
         self._folder = ''  # absolute path of it, from when it was seen first
         self._saver = Saver(comm, 'a snapshot', self._writers, self._find_obsolete, self._is_alone)
-        self._writer: CopyingWriter | None = None
-        if CopyingWriter.can_replace(getattr(snapshot, 'writer', None)):
-            snapshot.writer = self._writer = CopyingWriter(
-                snapshot.writer, self._saver.background.wait, allow_pickle)
+        self._writer: _TakingWriter | None = None
+        if _TakingWriter.can_replace(getattr(snapshot, 'writer', None)):
+            snapshot.writer = self._writer = _TakingWriter(
+                snapshot.writer, self._saver.background.wait)
         #: Whether all ranks take part in each snapshot.
         self._is_collective = self._writer is not None and not self._is_alone
 
@@ -151,7 +152,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
                         'the ranks have different replica_sets',
                         'Pass the same replica_sets on all ranks.')
         with raise_on_all_ranks(self.comm, 'multi_node_snapshot'):
-            if len(self.replica_set) > 1 and merged_states.has_shards(self._target(trainer)):
+            if len(self.replica_set) > 1 and SavedParts(self._target(trainer)).sharded:
                 raise ValueError(
                     'with shard_states=True, each rank has its own part of the states of the '
                     'optimizer, so multi_node_snapshot needs replica sets of one rank each. Pass '
@@ -251,24 +252,15 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     def _take(self, trainer: chainer.training.Trainer,
               snapshot: Callable[[chainer.training.Trainer], object]) -> Save | None:
-        """Call Chainer's snapshot; return the state that it passed to our writer."""
-        target, late = self._target(trainer), LateCopies()
-        if self._writer is not None:
-            self._writer.late = late = state.late_copies(target)
-        try:
-            snapshot(trainer)
-        finally:
-            if self._writer is not None:
-                self._writer.late = LateCopies()
+        """Call Chainer's snapshot; copy the state that it passed to our writer."""
+        snapshot(trainer)
         if self._writer is None or self._writer.taken is None:
             return None
         (filename, arrays), self._writer.taken = self._writer.taken, None
-        buffers, own = state.find_buffers(target, arrays), progress.find_states(target, arrays)
-        arrays.update({**capture_classes(target), **progress.capture_epochs(target)})
         return Save(
-            trainer.updater.iteration, os.path.join(self._folder, filename), arrays, buffers, own,
-            late, self._writer.compress,
-            names=None if self._pattern is None else self._names,
+            trainer.updater.iteration, os.path.join(self._folder, filename),
+            CopiedState.of(SavedParts(self._target(trainer)), self._allow_pickle, arrays),
+            self._writer.compress, names=None if self._pattern is None else self._names,
             on_written=self._writer._post_save)
 
     def _target(self, trainer: chainer.training.Trainer) -> object:
@@ -288,37 +280,49 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         selection = select(self.comm, self._names, self._writers)
         if selection is None:
             return
-        group, target = self.comm.split(self.master, self.comm.rank), self._target(trainer)
-        resume.load(self.comm, selection, target, self._allow_pickle, group,
+        with raise_together(self.comm, 'loading'):
+            parts = SavedParts(self._target(trainer))
+        group = self.comm.split(self.master, self.comm.rank)
+        resume.load(self.comm, selection, parts, self._allow_pickle, group,
                     self._allow_other_classes, f'the snapshots in {self._folder}')
         group.finalize()
-        for part in state.find_parts(target).values():
+        for part in parts.all.values():
             if hasattr(part, 'is_changed'):
                 part.is_changed(part.target)  # so the first update makes a step
 
 
-def _check_order(*arguments: object) -> None:
-    """Raise TypeError, on all ranks if possible, unless the first two arguments are in order."""
-    comm, snapshot, sets = arguments
-    is_in_order = is_communicator(comm) and not hasattr(sets, 'filename')
-    filename = getattr(snapshot, 'filename', None)
-    if is_in_order and callable(snapshot) and (isinstance(filename, str) or callable(filename)):
-        return
-    function = getattr(snapshot, '__name__', '')
-    kind = f'function {function}' if function else type(snapshot).__name__
-    error = TypeError(
-        'multi_node_snapshot needs a snapshot such as extensions.snapshot(), whose attribute '
-        f'filename is text or a function; the {kind} has '
-        + (f'filename={filename!r}' if hasattr(snapshot, 'filename') else 'no filename')
-        + (f'. Call it: {function}().' if function else '.')
-    ) if is_in_order else TypeError(
-        'multi_node_snapshot takes a communicator, a snapshot and the replica sets, in this order: '
-        'multi_node_snapshot(comm, extensions.snapshot()). It got '
-        + ', '.join(type(argument).__name__ for argument in arguments) + '.')
-    for argument in arguments:
-        if is_communicator(argument):
-            as_communicator(argument, 'multi_node_snapshot').refuse('multi_node_snapshot', error)
-    raise error
+class _TakingWriter(snapshot_writers.Writer):
+    """Replaces Chainer's default writer: takes the state, which :class:`Saver` writes.
+
+    Args:
+        writer: The default writer.
+        wait: Function that waits for the thread.
+    """
+
+    def __init__(self, writer: snapshot_writers.SimpleWriter, wait: Callable[[], None]) -> None:
+        self._wait = wait
+        super().__init__()
+        self._post_save_hooks += writer._post_save_hooks
+        self.compress = writer._kwds.get('compression', True)
+        self.taken: tuple[str, dict[str, np.ndarray]] | None = None  # file name, state
+
+    @staticmethod
+    def can_replace(writer: Object) -> bool:
+        """Return whether a writer is Chainer's default, with its default format."""
+        return (type(writer) is snapshot_writers.SimpleWriter
+                and writer._savefun is chainer.serializers.save_npz
+                and set(writer._kwds) <= {'compression'})
+
+    def __call__(self, filename: str, outdir: str, target: Mapping[str, np.ndarray]) -> None:
+        """Take a state, for a file of this name."""
+        self.taken = filename, dict(target)
+
+    def _add_cleanup_hook(self, hook_fun: Callable[..., None]) -> None:
+        """Ignore Chainer's hook for ``n_retains``: Saver removes the files."""
+
+    def finalize(self) -> None:
+        """Wait for the thread."""
+        self._wait()
 
 
 _Filename: TypeAlias = str | Callable[[chainer.training.Trainer], str]

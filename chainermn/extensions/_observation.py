@@ -1,10 +1,12 @@
-"""Observed values: numbers or arrays, which are exchanged in host memory."""
+"""What ranks tell each other: observed values, in host memory, and numbers of samples."""
 from __future__ import annotations
 
 from typing import TypeAlias
 
 import chainer
 import numpy as np
+
+from chainermn.communicators.communicator_base import CommunicatorBase
 
 #: A number, or an array of any shape.
 Value: TypeAlias = float | np.ndarray
@@ -25,3 +27,17 @@ def to_host(value: Value | chainer.Variable) -> Value:
         # A copy, since the program may reuse the array.
         value = np.array(chainer.get_device('@numpy').send(value))[()]
     return value
+
+
+def count_samples(comm: CommunicatorBase, trainer: chainer.training.Trainer) -> int:
+    """Return the number of samples of all ranks in an epoch.  Collective: every rank calls it.
+
+    Returns:
+        The same number on all ranks; 0 if any of them is unknown.
+    """
+    try:
+        samples = len(trainer.updater.get_iterator('main').dataset)
+    except Exception:  # an updater or iterator of another kind
+        samples = 0
+    by_rank = comm.allgather_obj(samples)
+    return sum(by_rank) if all(by_rank) else 0

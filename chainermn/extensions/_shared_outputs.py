@@ -1,7 +1,6 @@
 """Warn if extensions of several ranks write to the same files or terminal."""
 from __future__ import annotations
 
-import functools
 import os
 import stat
 import warnings
@@ -36,20 +35,13 @@ class _Warnings(runtime.ProcessState):
         self.keys: set[str] = set()
 
 
-def warn_about_shared_outputs() -> None:
-    """Change ``Trainer.run``."""
-    run = Trainer.run
-
-    @functools.wraps(run)
-    def checked_run(self: Trainer, *args: Object, **kwargs: Object) -> None:
-        if shared := [each for each in _outputs(self) if not _is_first(each)]:
-            warnings.warn('\n'.join([
-                'several ranks write to the same place, and overwrite or mix their output',
-                *(f'  {each.name}: {each.place}' for each in shared),
-                *dict.fromkeys(each.advice for each in shared)]), stacklevel=2)
-        run(self, *args, **kwargs)
-
-    Trainer.run = checked_run
+def warn_about_shared_outputs(trainer: Trainer) -> None:
+    """Warn the caller's caller, on one of the ranks."""
+    if shared := [each for each in _outputs(trainer) if not _is_first(each)]:
+        warnings.warn('\n'.join([
+            'several ranks write to the same place, and overwrite or mix their output',
+            *(f'  {each.name}: {each.place}' for each in shared),
+            *dict.fromkeys(each.advice for each in shared)]), stacklevel=3)
 
 
 def _is_first(output: _Output) -> bool:

@@ -19,9 +19,9 @@ from chainermn._process import event, runtime
 from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
-from chainermn.extensions._checkpointing import progress, resume, state
+from chainermn.extensions._checkpointing import resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
-from chainermn.extensions._checkpointing.classes import capture_classes
+from chainermn.extensions._checkpointing.parts import SavedParts
 from chainermn.extensions._checkpointing.removal import (
     remove_at_end,
     remove_completed,
@@ -238,9 +238,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             >>> checkpointer.save({'model': model, 'optimizer': optimizer}, iteration=100)
         """
         self._set_path(None, target)
-        if self._saver.lock.is_held:
-            remove_completed(self.comm, self._names)
-        if not self._saver.lock.is_held:
+        if not self._saver.lock.is_held or remove_completed(self.comm, self._names):
             self._lock()
         names = self._names
         self._saver.wait()
@@ -249,15 +247,10 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             if not is_integer(iteration):
                 raise TypeError(f'iteration must be an integer, not {iteration!r}')
             self._check_target(target)
-            late = state.late_copies(target)
-            arrays = state.copy_with_random(target, late)
-            if not self.allow_pickle:
-                state.check_objects(arrays)
-            buffers, own = state.find_buffers(target, arrays), progress.find_states(target, arrays)
-            arrays.update({**capture_classes(target), **progress.capture_epochs(target)})
+            copy = state.CopiedState.of(SavedParts(target), self.allow_pickle)
         self._saver.complete(iteration)
         self._saver.start(Save(
-            iteration, names.path(iteration, self._rank), arrays, buffers, own, late, names=names,
+            iteration, names.path(iteration, self._rank), copy, names=names,
             on_written=lambda: self.stats.durations.append(time.perf_counter() - start)))
         if wait:
             self._saver.flush()
@@ -318,16 +311,17 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             if self._rank == 0:
                 event.tell('No checkpoint of %s: starting from the beginning', title)
             return None
-        is_restored = resume.load(self.comm, selection, trainer, self.allow_pickle,
+        with raise_together(self.comm, 'loading'):
+            parts = SavedParts(trainer)
+        is_restored = resume.load(self.comm, selection, parts, self.allow_pickle,
                                   allow_other_classes=self.allow_other_classes, title=title)
         if isinstance(trainer, chainer.training.Trainer):
             runtime.get(_Checkpointers).random[trainer] = (
                 state.capture_random() if is_restored else {})
-        is_complete = optimizer is not None or isinstance(trainer, Mapping)
-        parts = state.find_parts(trainer).values() if is_complete else ()
-        for each in (optimizer, *parts):
-            if hasattr(each, 'is_changed'):
-                each.is_changed(each.target)  # the optimizer remembers the parameters
+        if optimizer is not None or isinstance(trainer, Mapping):
+            for each in (optimizer, *parts.all.values()):
+                if hasattr(each, 'is_changed'):
+                    each.is_changed(each.target)  # the optimizer remembers the parameters
         return selection.iteration
 
     def get_stats(self) -> str:

@@ -15,6 +15,7 @@ from chainer.training.extensions import progress_bar
 
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._observation import count_samples
 
 _MEANS = extensions.LogReport, extensions.PlotReport
 _WRITERS = extensions.PrintReport, extensions.ProgressBar
@@ -146,13 +147,8 @@ class _Bar(progress_bar._TrainerProgressBar):
         """
         self._recent_timing.clear()
         self.update_speed(trainer.updater.iteration, trainer.updater.epoch_detail)
-        try:
-            examples = len(trainer.updater.get_iterator('main').dataset)
-        except Exception:  # an updater or iterator of another kind
-            examples = 0
         with self._communicator.called_by('ProgressBar'):
-            by_rank = self._communicator.allgather_obj(examples)
-        self._examples = sum(by_rank) if all(by_rank) else 0
+            self._examples = count_samples(self._communicator, trainer)
 
     def update_speed(self, iteration: int, epoch_detail: float) -> tuple[float, float]:
         speeds = super().update_speed(iteration, epoch_detail)

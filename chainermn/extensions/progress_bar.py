@@ -13,6 +13,7 @@ from chainer.training.extensions import util
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
+from chainermn.extensions._observation import count_samples
 
 _WINDOW = 20.  # seconds, for the speed
 _COLUMNS = 100
@@ -59,12 +60,7 @@ class ProgressBar(chainer.training.Extension):
     @called_by('ProgressBar')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Add up the data sets of all ranks.  Collective: every rank calls it."""
-        try:
-            samples = len(trainer.updater.get_iterator('main').dataset)
-        except Exception:  # an updater or iterator of another kind
-            samples = 0
-        by_rank = self.comm.allgather_obj(samples)
-        self._samples = sum(by_rank) if all(by_rank) else 0
+        self._samples = count_samples(self.comm, trainer)
         self._points.clear()
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:

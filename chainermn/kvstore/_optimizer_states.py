@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from typing import TypeAlias, TypedDict
@@ -12,6 +11,7 @@ import chainer
 import numpy as np
 
 from chainermn.kvstore._sharding import Key, KeyLayout
+from chainermn.optimizers.proxy import open_atomic
 
 #: The states of one parameter by name, such as momenta (arrays) and ``t``, the number of steps.
 OptimizerState: TypeAlias = Mapping[str, np.ndarray | float]
@@ -79,14 +79,8 @@ def write_states(path: str | os.PathLike[str], states: Mapping[Key, OptimizerSta
             arrays[f'{i}/{name}'] = np.asarray(value)
             if arrays[f'{i}/{name}'].dtype.hasobject:
                 raise TypeError(f'the state {name!r} of a key is {value!r}, not an array')
-    folder, name = os.path.split(os.fspath(path))
-    with tempfile.TemporaryDirectory(prefix='tmp-', dir=folder or os.curdir) as temporary:
-        part = os.path.join(temporary, name)
-        with open(part, 'wb') as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+    with open_atomic(os.fspath(path)) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_states(path: str | os.PathLike[str]

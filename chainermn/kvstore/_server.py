@@ -32,7 +32,7 @@ class Server:
         self.updater: Updater | OptimizerUpdater = assign
         self.compressor: TwoBit | None = None
         #: Returns the loss scale of the gradients that are pushed, which are encoded without it.
-        self.loss_scale: Callable[[], float | None] = _no_scale
+        self.loss_scale: Callable[[], float | None] = lambda: None
         self.layouts: list[KeyLayout] = []
         #: By number of the key.
         self.shards: dict[int, Array] = {}
@@ -212,7 +212,3 @@ def sum_arrays(xs: Sequence[Array], dtype: np.dtype, scale: float = 1.) -> Array
         total *= total.dtype.type(scale)
     with np.errstate(over='ignore'):
         return total.astype(dtype, copy=False)
-
-
-def _no_scale() -> None:
-    """Return the loss scale of values that are no gradients."""

@@ -171,7 +171,7 @@ class _Graph:
     def send(self, y: Value, rank: int) -> None:
         if rank == self._comm.rank:
             # As with functions.send, a tuple of one arrives as its element.
-            ys = _as_tuple(y)
+            ys = as_tuple(y)
             self._to_itself.append((ys[0] if len(ys) == 1 else y, self.part))
             return
         with self._comm.called_by(f'{self.part}, to a link with '
@@ -190,7 +190,7 @@ class _Graph:
     def _connected(self, y: Value) -> Value:
         if self._last is None:
             return y
-        ys = functions.pseudo_connect(self._last, *_as_tuple(y))
+        ys = functions.pseudo_connect(self._last, *as_tuple(y))
         return ys if isinstance(y, (tuple, list)) else ys[0]
 
 
@@ -215,5 +215,6 @@ def _described(part: Model, number: int, ranks_in: list[int] | None, ranks_out: 
             'MultiNodeChainList')
 
 
-def _as_tuple(y: Value) -> tuple[Variable, ...]:
+def as_tuple(y: Value) -> tuple[Variable, ...]:
+    """Return one or several Variables as a tuple."""
     return tuple(y) if isinstance(y, (tuple, list)) else (y,)

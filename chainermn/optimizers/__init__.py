@@ -5,8 +5,9 @@ import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from chainermn._operations.arguments import is_integer
 from chainermn._operations.on_all_ranks import raise_on_all_ranks
-from chainermn._types import Optimizer
+from chainermn._types import Object, Optimizer
 from chainermn.communicators import compression as compression_module
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -196,8 +197,8 @@ def create_multi_node_optimizer(
                               Accumulation(n_accumulations), stepper, settings)
 
 
-def _checked_number(n_accumulations: object) -> int:
-    if isinstance(n_accumulations, bool) or not hasattr(n_accumulations, '__index__'):
+def _checked_number(n_accumulations: Object) -> int:
+    if not is_integer(n_accumulations):
         raise TypeError(f'n_accumulations must be a positive integer, not {n_accumulations!r}')
     number = operator.index(n_accumulations)
     if number < 1:

@@ -1,16 +1,18 @@
 """How gradients are averaged: all at once, unless a subclass overrides that."""
 from __future__ import annotations
 
+import copy
 import inspect
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from chainer_compat.updates import gradient_memory
+from chainermn._process import runtime
 from chainermn._types import Array, Object, Optimizer, Parameter, Serializer, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._optimizer_proxy import compute_gradients, fill_missing_grad
 from chainermn.optimizers._optimizer_settings import Named
-from chainermn.optimizers._own_compressor import own_compressor
 from chainermn.optimizers._sharded_states.partition import Shard
 
 if TYPE_CHECKING:
@@ -18,6 +20,14 @@ if TYPE_CHECKING:
 
 #: Returns what a gradient of this update, with its loss scale, contributes to the mean.
 Completed = Callable[[Parameter, Array, 'float | None'], Array]
+
+
+class _CompressorUsers(runtime.ProcessState):
+    def __init__(self) -> None:
+        self.users: weakref.WeakSet[GradientAveraging] = weakref.WeakSet()
+
+    def in_child(self) -> bool:
+        return True
 
 
 class GradientAveraging:
@@ -42,7 +52,7 @@ class GradientAveraging:
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self.zero_fill = zero_fill
-        self.compression = own_compressor(compression, self)
+        self.compression = _own_compressor(compression, self)
         self._takes_zero_fill = takes(communicator, False)
 
     def reset(self) -> None:
@@ -143,3 +153,31 @@ def takes(communicator: CommunicatorBase, *args: object, **kwds: object) -> bool
     except TypeError:
         return False
     return True
+
+
+def _own_compressor(compressor: Compressor | PowerSGD | None, user: GradientAveraging
+                    ) -> Compressor | PowerSGD | None:
+    """Return a compressor that nobody else uses, since its state belongs to one model.
+
+    Args:
+        compressor: A compressor.
+        user: The object whose attribute ``compression`` it becomes.
+
+    Returns:
+        The compressor, or a copy without state if it has state and somebody else uses it.
+
+    Raises:
+        ValueError: If it cannot be copied.
+    """
+    users = runtime.get(_CompressorUsers).users
+    if hasattr(compressor, 'reset') and any(each.compression is compressor for each in users):
+        try:
+            compressor = copy.deepcopy(compressor)
+        except Exception as error:
+            raise ValueError(
+                f'the compressor {type(compressor).__name__} is already used by another multi-node '
+                f'optimizer, and has state that cannot be copied ({type(error).__name__}: {error}).'
+                ' Create a separate compressor for each optimizer.') from error
+        compressor.reset()  # type: ignore[union-attr]
+    users.add(user)
+    return compressor

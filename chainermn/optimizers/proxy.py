@@ -7,8 +7,11 @@ Such an optimizer derives from :class:`OptimizerProxy`, and defines ``update``::
             proxy.compute_gradients(self.actual_optimizer, lossfun(*args))
             ...  # change the gradients
             self.actual_optimizer.update()
+
+If it saves states on its own, :func:`open_atomic` writes the file completely, or not at all.
 """
 from chainermn._gradients.tied_arrays import sharing_memory
+from chainermn._process.atomic_file import open_atomic
 from chainermn.optimizers._full_update import init_state
 from chainermn.optimizers._optimizer_proxy import (
     OptimizerProxy,
@@ -19,4 +22,4 @@ from chainermn.optimizers._optimizer_proxy import (
 from chainermn.optimizers._optimizer_settings import Named, OptimizerSettings
 
 __all__ = ['Named', 'OptimizerProxy', 'OptimizerSettings', 'compute_gradients',
-           'fill_missing_grad', 'init_state', 'keep_scale', 'sharing_memory']
+           'fill_missing_grad', 'init_state', 'keep_scale', 'open_atomic', 'sharing_memory']

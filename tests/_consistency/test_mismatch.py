@@ -129,7 +129,7 @@ def test_errors_of_many_ranks_are_short(size):
             {f'/{n}/W': f'float32 ({rank},)' for n in range(20)} for rank in range(size)]),
         common_error(failed, [RemoteError.of('gather', ValueError(f'file {n}\nis\nmissing'))
                               for n in range(size)], nothing(failed)),
-        calls_differ_error('create', [f'create({n})' for n in range(size)])]]
+        calls_differ_error([f'create({n})' for n in range(size)])]]
     for text in texts:
         assert len(text.splitlines()) <= 40
         assert max(map(len, text.splitlines())) <= 200

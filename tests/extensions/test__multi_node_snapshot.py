@@ -12,7 +12,7 @@ from mpi4py import MPI
 from shared_fixtures import communicators, raises_on_all
 
 from chainermn.extensions import multi_node_snapshot
-from chainermn.extensions._checkpointing.replica_sets import parse_replica_sets
+from chainermn.extensions._checkpointing.snapshot_arguments import parse_replica_sets
 
 comm = communicators('naive', pytest.param('version7', marks=pytest.mark.full))
 

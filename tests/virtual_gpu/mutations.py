@@ -54,7 +54,7 @@ MUTATIONS = [
     Mutation('pinned memory is used again', BUFFERS, 'def from_buffer', SYNCHRONIZE, 'pass',
              (*MODELS, 'tests/gpu/test_functions_on_gpu.py')),
     Mutation('an exchange follows the computation', TRANSPORT, 'def _on_stream',
-             'self._stream.wait_event(_event())', 'pass', MODELS),
+             'self._stream.wait_event(array_buffers.event())', 'pass', MODELS),
     Mutation('the caller waits for a mean', TRANSPORT, 'def mean(',
              'wait(self.begin_mean(arrays, results))', 'self.begin_mean(arrays, results)', MODELS),
     Mutation('the caller waits for a compressed mean', TRANSPORT, 'def mean_compressed',

@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chainermn._commands.check.results import Report
 from chainermn._commands.check.smoke_tests import Result
+from chainermn._operations.ranks import ranges
 from chainermn._process import streams
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ def print_report(report: Report, svg: str = '') -> None:
     software = []
     for name, groups in report.software.items():
         for i, (info, ranks) in enumerate(groups):
-            text = info.text if len(groups) == 1 else f'{info.text}  (ranks {_text(ranks)})'
-            software.append(['' if i else name, text])
-    hosts = [[host.name, _text(host.ranks), str(host.cores), str(host.threads),
+            of_ranks = f'  (ranks {", ".join(ranges(ranks))})' if len(groups) > 1 else ''
+            software.append(['' if i else name, info.text + of_ranks])
+    hosts = [[host.name, ', '.join(ranges(host.ranks)), str(host.cores), str(host.threads),
               _devices(host.devices)] for host in report.hosts]
     tried = [[result.name, 'works' if result.passed else 'no', _speed(result)]
              for result in report.communicators]
@@ -48,13 +48,6 @@ def print_report(report: Report, svg: str = '') -> None:
     elif svg:
         streams.write(f'chainermn check: {svg} was not written, as --svg needs rich: '
                        'pip install rich\n')
-
-
-def _text(ranks: Sequence[int]) -> str:
-    runs = [list(run) for _, run in itertools.groupby(
-        enumerate(ranks), lambda pair: pair[1] - pair[0])]
-    return ', '.join(f'{run[0][1]}-{run[-1][1]}' if len(run) > 1 else str(run[0][1])
-                     for run in runs)
 
 
 def _devices(devices: Sequence[str]) -> str:

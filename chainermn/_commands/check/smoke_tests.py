@@ -10,6 +10,7 @@ import numpy as np
 
 from chainermn import communicators
 from chainermn._commands.check.time_limit import TimeLimit
+from chainermn._process import streams
 from chainermn._types import Array, Model
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -53,7 +54,7 @@ def _test(name: communicators.CommunicatorName) -> Result:
     try:
         failure = _failure(comm, name, needs_gpu)
     except Exception as error:  # possibly on this rank only
-        failure = ' '.join(f'{type(error).__name__}: {error}'.split())
+        failure = streams.one_line(error)
     failures = comm.mpi_comm.allgather(failure)
     if any(failures):
         text = '; '.join(f'rank {rank}: {failure}' for rank, failure in enumerate(failures)

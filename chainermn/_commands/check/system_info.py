@@ -20,7 +20,7 @@ from typing import NamedTuple
 from chainer_compat.pytorch import availability
 from chainer_compat.pytorch.tensors import compute_dtype
 from chainermn import nccl
-from chainermn._process import environment, mpiexec
+from chainermn._process import environment, mpiexec, streams
 from chainermn._process.mpi import MPI
 from chainermn._version import __version__
 
@@ -97,7 +97,7 @@ def _info(probe: Callable[[list[str]], Info], devices: list[str]) -> Info:
     try:
         return probe(devices)
     except Exception as error:  # a broken library can fail in any way; show how
-        return Info(f'none ({_one_line(error)})')
+        return Info(f'none ({streams.one_line(error)})')
 
 
 def _version(name: str) -> Info:
@@ -107,10 +107,6 @@ def _version(name: str) -> Info:
 
 def _missing(text: str) -> Advice:
     return Advice('missing', text)
-
-
-def _one_line(error: BaseException) -> str:
-    return ' '.join(f'{type(error).__name__}: {error}'.split())
 
 
 def _pip(requirement: str) -> str:
@@ -143,7 +139,7 @@ def _chainer(devices: list[str]) -> Info:
         version = metadata.version('chainer')
         importlib.import_module('chainer')
     except Exception as error:
-        return Info(f'none ({_one_line(error)})', problem=_missing(
+        return Info(f'none ({streams.one_line(error)})', problem=_missing(
             'Chainer cannot be imported. It is part of the installation of ChainerMN: install '
             'ChainerMN again'))
     is_patched = os.environ.get('CHAINER_COMPAT') != '0'
@@ -200,7 +196,7 @@ def _mpi(devices: list[str]) -> Info:
     try:
         text = MPI.Get_library_version()
     except Exception as error:
-        return Info(f'none ({_one_line(error)})', problem=_missing(
+        return Info(f'none ({streams.one_line(error)})', problem=_missing(
             'mpi4py cannot load an MPI library. '
             f"Install one: {_pip('mpich')}; or load your cluster's MPI module"))
     lines = text.strip('\0').splitlines()

@@ -150,11 +150,8 @@ class NcclGroup:
     # --- for the watchdog ----------------------------------------------------------------------
 
     def _began(self, operation: str, buffer: DeviceArray) -> None:
-        import cupy
-
-        done = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
         text = f'{operation} of {buffer.size} {buffer.dtype} by NCCL on GPU {self.device_id}'
-        self._newest = done, runtime.get(RunningClock).peek(), text
+        self._newest = array_buffers.event(), runtime.get(RunningClock).peek(), text
 
     @property
     def timeout(self) -> float | None:

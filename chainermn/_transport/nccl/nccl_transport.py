@@ -122,7 +122,7 @@ class NcclTransport(DeviceTransport):
             mean, _ = self._flat_mean(arrays, codec)
             packing.unpack(mean, arrays if results is None else results, 1,
                            self.group.batched_copy)
-            return _event()
+            return array_buffers.event()
 
     def begin_new_mean(self, arrays: ArrayList, codec: Codec | None = None
                        ) -> tuple[list[Array], DeviceEvent, Array]:
@@ -134,7 +134,7 @@ class NcclTransport(DeviceTransport):
         with self._on_stream():
             mean, sent = self._flat_mean(arrays, codec)
             results = packing.unpacked(mean, arrays, self.group.batched_copy)
-            return results, _event(), sent
+            return results, array_buffers.event(), sent
 
     def send_zeros(self, dtype: np.dtype, size: int, gathered: bool) -> DeviceEvent:
         """Take part in an exchange of the other ranks; return a completion event."""
@@ -146,7 +146,7 @@ class NcclTransport(DeviceTransport):
                 self._nccl.all_gather(zeros, cupy.empty((self.size, size), dtype))
             else:  # bfloat16 is held as integers
                 self._nccl.all_reduce(zeros, dtype='bfloat16' if dtype == np.uint16 else dtype)
-            return _event()
+            return array_buffers.event()
 
     def _flat_mean(self, arrays: ArrayList, codec: Codec | None) -> tuple[Array, Array]:
         """Queue the exchange on the current stream; return the flat mean, and the array sent."""
@@ -182,7 +182,7 @@ class NcclTransport(DeviceTransport):
                 self._nccl.bcast(buffer, root)
                 if self.rank != root:
                     packing.unpack(buffer, group)
-                done = _event()
+                done = array_buffers.event()
             wait(done)
 
     def mean_for_owners(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
@@ -201,7 +201,7 @@ class NcclTransport(DeviceTransport):
             self._nccl.reduce_scatter(x, y)
             if own:
                 packing.unpack(y, own, 1, batched)
-            done = _event()
+            done = array_buffers.event()
         wait(done)
 
     def copy_arrays(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
@@ -223,7 +223,7 @@ class NcclTransport(DeviceTransport):
                     x[:sum(array.size for array in own)] = packing.pack(own, batched=batched)
                 self._nccl.all_gather(x, y)
                 packing.unpack(y, padded, 1 if batched else None, batched)
-                done = _event()
+                done = array_buffers.event()
             wait(done)
 
     def _transfer_dtype(self) -> np.dtype:
@@ -239,7 +239,7 @@ class NcclTransport(DeviceTransport):
         self._nccl.connect()
         if self._stream is None:
             self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._stream.wait_event(_event())
+        self._stream.wait_event(array_buffers.event())
         with self._stream:
             yield
 
@@ -377,10 +377,3 @@ def wait(event: DeviceEvent | None) -> None:
         import cupy
 
         cupy.cuda.get_current_stream().wait_event(event)
-
-
-def _event() -> DeviceEvent:
-    """Record an event after the work queued on the current stream."""
-    import cupy
-
-    return cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))

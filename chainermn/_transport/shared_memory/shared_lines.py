@@ -12,8 +12,7 @@ from chainermn._consistency.signature_exchange import MISMATCH, Data
 from chainermn._operations.call_signature import IDENTIFIER_SIZE
 from chainermn._process import runtime
 from chainermn._process.mpi import MPI
-from chainermn._transport.shared_memory import allocation
-from chainermn._transport.shared_memory.window import Window
+from chainermn._transport.shared_memory.window import Window, check_space, failures
 
 _HEAD = struct.Struct(f'={IDENTIFIER_SIZE}sI')  # of a message: the identifier and the length
 _START = _HEAD.size  # of the data
@@ -115,10 +114,10 @@ def create(mpi_comm: MPI.Intracomm, capacity: int) -> SharedLines | None:
     def check() -> None:
         if runtime.get(_Memories).count >= _MEMORIES:
             raise RuntimeError('there are enough')
-        allocation.check_space(mpi_comm.size * (2 * _place_size(capacity) + 2 * 4096))
+        check_space(mpi_comm.size * (2 * _place_size(capacity) + 2 * 4096))
 
     for attempt in check, lambda: made.append(SharedLines(mpi_comm, capacity)):
-        if allocation.failures(mpi_comm, attempt):
+        if failures(mpi_comm, attempt):
             for each in made:
                 each.free()
             return None

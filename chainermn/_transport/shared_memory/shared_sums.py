@@ -31,10 +31,10 @@ from chainermn._process.mpi import MPI
 from chainermn._transport import owned_parts
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec, SlicedCompressor
-from chainermn._transport.shared_memory import allocation, chunking
+from chainermn._transport.shared_memory import chunking
 from chainermn._transport.shared_memory.chunks import Chunk
 from chainermn._transport.shared_memory.plans import ChunkPlan, Planner
-from chainermn._transport.shared_memory.window import Window
+from chainermn._transport.shared_memory.window import Window, check_space, failures
 from chainermn._transport.topology import Topology
 
 LAG = 2
@@ -95,7 +95,7 @@ def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int) -> SharedMemory |
 
     def check() -> None:
         if intra.rank == 0:
-            allocation.check_space(intra.size * inputs + outputs)
+            check_space(intra.size * inputs + outputs)
 
     def allocate() -> None:
         made.append(Window(intra, inputs + (outputs if intra.rank == 0 else 0),
@@ -103,7 +103,7 @@ def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int) -> SharedMemory |
         _write_first(made[0].segments, intra.rank, topology, chunk)
 
     for attempt in (check, allocate):
-        if found := allocation.failures(mpi_comm, attempt):
+        if found := failures(mpi_comm, attempt):
             for window in made:
                 window.free()
             if intra is not mpi_comm:

@@ -13,7 +13,7 @@ from chainermn._operations.on_all_ranks import on_all_ranks
 from chainermn._operations.ranks import group_lines
 from chainermn._types import Object
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions._checkpointing.state import find_parts
+from chainermn.extensions._checkpointing.parts import SavedParts
 from chainermn.optimizers._delegate import unwrap
 
 CLASSES = 'chainermn/classes'  # name of the array with the names, as JSON
@@ -21,21 +21,21 @@ CLASSES = 'chainermn/classes'  # name of the array with the names, as JSON
 _MAX_NAMED = 3  # parameters in an error
 
 
-def capture_classes(target: object) -> dict[str, np.ndarray]:
+def capture_classes(parts: SavedParts) -> dict[str, np.ndarray]:
     """Return the class names of models, optimizers, update rules and iterators.
 
     Returns:
         One array, by its name.
     """
-    return {CLASSES: np.frombuffer(json.dumps(_find_names(target)).encode(), np.uint8)}
+    return {CLASSES: np.frombuffer(json.dumps(_find_names(parts)).encode(), np.uint8)}
 
 
-def find_differences(arrays: Mapping[str, np.ndarray], target: object) -> str:
-    """Compare the classes in a file with those of an object.
+def find_differences(arrays: Mapping[str, np.ndarray], parts: SavedParts) -> str:
+    """Compare the classes in a file with the classes of the parts to load.
 
     Args:
         arrays: The saved arrays by name.  Files of older versions contain no class names.
-        target: The object to load into.
+        parts: The parts to load.
 
     Returns:
         The differences; '' if there are none.
@@ -45,7 +45,7 @@ def find_differences(arrays: Mapping[str, np.ndarray], target: object) -> str:
         saved = json.loads(arrays[CLASSES].tobytes())
     texts: list[str] = []
     rules: dict[tuple[str, str], list[str]] = {}
-    for name, current in _find_names(target).items():
+    for name, current in _find_names(parts).items():
         if saved.get(name, current) == current:
             continue
         if name.endswith('/') or not name:
@@ -79,13 +79,14 @@ def raise_differences(comm: CommunicatorBase, differences: str, problem: str, ad
             advice])))
 
 
-def _find_names(target: object) -> dict[str, str]:
+def _find_names(parts: SavedParts) -> dict[str, str]:
     """Return the class names of the parts by prefix, and of the update rules by parameter."""
     names = {}
-    for prefix, part in find_parts(target).items():
+    for prefix, part in parts.all.items():
         actual = unwrap(part)
         # Multi-node iterators hold no state on ranks other than the master.
-        if getattr(part, 'rank_master', None) in (None, _rank_of(part)):
+        rank_master = getattr(part, 'rank_master', None)
+        if rank_master is None or rank_master == part.communicator.rank:
             names[prefix] = type(actual).__name__
         model: Object = getattr(actual, 'target', None)
         if hasattr(model, 'namedparams'):
@@ -93,7 +94,3 @@ def _find_names(target: object) -> dict[str, str]:
                           for path, param in sorted(model.namedparams())
                           if param.update_rule is not None})
     return names
-
-
-def _rank_of(part: Object) -> int | None:
-    return getattr(getattr(part, 'communicator', None), 'rank', None)

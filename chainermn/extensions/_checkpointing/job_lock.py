@@ -63,20 +63,16 @@ class JobLock:
             RuntimeWarning: On rank 0, if a file system cannot lock files.
         """
         rank = self._comm.rank
-        attempt = _try(names, rank) if rank == 0 else _Obstacle()
-        if isinstance(attempt, FileLock) and attempt.users == 1:
+        lock, obstacle = _try(names, rank) if rank == 0 else (None, _Obstacle())
+        if lock is not None and lock.users == 1:
             _clean_up(names, self._writers)
-        if not self._is_alone:
-            # Rank 0 is first: of two jobs that start at the same time one gets all locks.
-            owner = self._comm.bcast_obj(isinstance(attempt, _Obstacle) and attempt.owner)
-            if not owner and rank in self._writers[1:]:
-                attempt = _try(names, rank)
+        # Rank 0 is first: of two jobs that start at the same time one gets all locks.
+        if not self._is_alone and not self._comm.bcast_obj(obstacle.owner) and (
+                rank in self._writers[1:]):
+            lock, obstacle = _try(names, rank)
         release_old, self._release = self._release, lambda: None
-        obstacle = _Obstacle()
-        if isinstance(attempt, FileLock):
-            self._release = weakref.finalize(self, attempt.release)
-        else:
-            obstacle = attempt
+        if lock is not None:
+            self._release = weakref.finalize(self, lock.release)
         release_old()
         obstacles = [obstacle] if self._is_alone else self._comm.allgather_obj(obstacle)
         self.is_held = True
@@ -107,22 +103,22 @@ class JobLock:
         raise on_all_ranks(self._comm, error)
 
 
-def _try(names: SaveNames, rank: int) -> FileLock | _Obstacle:
+def _try(names: SaveNames, rank: int) -> tuple[FileLock | None, _Obstacle]:
     path = names.lock_path(rank)
     folder = os.path.dirname(path)
     try:
         os.makedirs(folder, exist_ok=True)
         lock = acquire(path, TIMEOUT)
     except InUseError as error:
-        return _Obstacle(owner=f'{path} is locked by {error}')
+        return None, _Obstacle(owner=f'{path} is locked by {error}')
     except OSError as error:
         if os.access(folder, os.W_OK):
-            return _Obstacle(problem=f'{path}: {error}')
+            return None, _Obstacle(problem=f'{path}: {error}')
         # A job that cannot write does not disturb other jobs, and may load.
-        return _Obstacle(failure=f'{path}: {error}')
+        return None, _Obstacle(failure=f'{path}: {error}')
     if lock.users == 1:
         _remove_temporary(names, rank)
-    return lock
+    return lock, _Obstacle()
 
 
 def _clean_up(names: SaveNames, writers: Sequence[int]) -> None:

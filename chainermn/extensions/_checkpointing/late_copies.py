@@ -38,14 +38,9 @@ class _Pending(runtime.ProcessState):
 class _StateAfterCopies:
     """The attribute ``_state`` of all rules while there are copies to make."""
 
-    def __get__(self, rule: UpdateRule | None, rule_class: type | None = None) -> Object:
-        if rule is None:
-            return self
+    def __get__(self, rule: UpdateRule, rule_class: type) -> Object:
         finish_copies()
-        try:
-            return vars(rule)['_state']
-        except KeyError:
-            raise AttributeError('_state') from None
+        return vars(rule)['_state']
 
     def __set__(self, rule: UpdateRule, state: Object) -> None:
         finish_copies()
@@ -95,15 +90,14 @@ class LateCopies:
         """Whether :meth:`begin` copies an array."""
         return id(array) in self._owners
 
-    def begin(self, arrays: dict[str, np.ndarray], n_references: int = 1) -> None:
+    def begin(self, arrays: dict[str, np.ndarray]) -> None:
         """Replace states by copies, which are complete after :meth:`finish`.
 
         Args:
-            arrays: Arrays by name.
-            n_references: How many references to a state ``arrays`` and its caller have.
+            arrays: Arrays by name, to which the caller has no other references.
         """
         for name in [name for name, array in arrays.items() if array in self]:
-            is_late = self._is_only_of_rule(id(arrays[name]), n_references)
+            is_late = self._is_only_of_rule(id(arrays[name]))
             arrays[name] = self._add(arrays[name]) if is_late else arrays[name].copy()
         self._owners.clear()
         self._n_parts = len(self._parts)
@@ -132,8 +126,7 @@ class LateCopies:
             if len(self._done) == self._n_parts:
                 self._parts = []  # frees the references
                 self._are_complete.set()
-            if not self._are_complete.is_set():
-                self._are_complete.wait()
+            self._are_complete.wait()
             is_finished = True
         finally:
             if not is_finished:  # such as by KeyboardInterrupt
@@ -145,26 +138,23 @@ class LateCopies:
         if self._is_interrupted:
             raise RuntimeError('the program was interrupted while the state was copied')
 
-    def _is_only_of_rule(self, key: int, n_references: int) -> bool:
+    def _is_only_of_rule(self, key: int) -> bool:
         """Return whether an array can only be reached through its rule.
 
         Args:
             key: Id of the array.
-            n_references: How many references the callers have.
         """
         array, rule, name = self._owners[key]
-        states = vars(rule)['_state'] or {}
+        states = vars(rule)['_state']
         if states.get(name) is not array:  # it was replaced since
             return False
-        known = n_references + update_groups.count_references(rule, name) + 2  # owners, and array
+        # The arrays to save, self._owners, and the variable.
+        known = 3 + update_groups.count_references(rule, name)
         return (_count(states, name) == _ONE + known and _count(vars(rule), '_state') == _ONE + 1
                 and not weakref.getweakrefcount(array))
 
     def _add(self, array: np.ndarray) -> np.ndarray:
         copy = np.empty_like(array)
-        if array.nbytes <= _PART:
-            self._parts.append((copy, array))
-            return copy
         to, source = copy.reshape(-1), array.reshape(-1)
         length = max(_PART // array.itemsize, 1)
         self._parts.extend((to[start:start + length], source[start:start + length])
@@ -174,15 +164,13 @@ class LateCopies:
 
 def _is_plain(rule: UpdateRule) -> bool:
     """Return whether the state of a rule is where Chainer's rules have it."""
-    return type(rule).serialize is ChainerRule.serialize and '_state' in vars(rule) and not any(
+    return type(rule).serialize is ChainerRule.serialize and not any(
         '_state' in vars(cls) for cls in type(rule).__mro__ if cls is not ChainerRule)
 
 
 def _is_large(array: object) -> bool:
-    if type(array) is not np.ndarray or array.nbytes < _SMALL:
-        return False
-    flags = array.flags
-    return flags.owndata and flags.c_contiguous and not array.dtype.hasobject
+    return (type(array) is np.ndarray and array.nbytes >= _SMALL
+            and array.flags.owndata and array.flags.c_contiguous)
 
 
 def _count(values: dict[str, Object], key: str) -> int:

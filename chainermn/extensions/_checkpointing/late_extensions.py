@@ -18,14 +18,6 @@ from chainermn.extensions._checkpointing.state import copy_state
 _FOLDERS = 'extensions/', 'extension_triggers/'
 
 
-def find_trainers(target: object) -> dict[str, chainer.training.Trainer]:
-    """Find the trainers of an object or dictionary, by the prefix of the names of their arrays."""
-    parts = {f'{name}/': part for name, part in target.items()} if isinstance(
-        target, Mapping) else {'': target}
-    return {prefix: part for prefix, part in parts.items()
-            if isinstance(part, chainer.training.Trainer)}
-
-
 @contextlib.contextmanager
 def hide_new(trainer: chainer.training.Trainer, arrays: Mapping[str, np.ndarray], prefix: str
              ) -> Iterator[list[str]]:

@@ -5,11 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from chainermn._types import Object
 from chainermn.extensions._checkpointing.rank_file import accumulated, sharded_states
 from chainermn.optimizers._sharded_states import combine
 from chainermn.optimizers._sharded_states.combine import StateShard
-from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
 
 _SUFFIX = f'/{combine.ENTRY}'
 
@@ -56,25 +54,6 @@ def merge(shards: Sequence[Shard]) -> dict[str, np.ndarray]:
         for key, value in combine.join(prefix, shape, parts).items():
             merged[prefix + key] = value
     return merged
-
-
-def is_sharded(target: object) -> bool:
-    """Return whether all optimizers of a target, such as a trainer, keep sharded states."""
-    return all(_shardings(target))
-
-
-def has_shards(target: object) -> bool:
-    """Return whether an optimizer of a target, such as a trainer, keeps sharded states."""
-    return any(_shardings(target))
-
-
-def _shardings(target: object) -> list[bool]:
-    updater = getattr(target, 'updater', None)
-    optimizers: list[Object] = [target]
-    if updater is not None and hasattr(updater, 'get_all_optimizers'):
-        optimizers = list(updater.get_all_optimizers().values())
-    return [isinstance(getattr(optimizer, '_stepper', None), ShardedUpdate)
-            for optimizer in optimizers]
 
 
 class MergedArrays(Mapping[str, np.ndarray]):

@@ -59,7 +59,8 @@ class Arrays(Mapping[str, np.ndarray]):
         self._members = {member.removesuffix('.npy'): member
                          for member in self._archive.namelist()}
         try:
-            objects = [] if allow_pickle else [key for key in self if self._is_object(key)]
+            objects = [] if allow_pickle else [
+                key for key in self if self._pickle(key) not in {None, *_NONE}]
             if objects:
                 raise ValueError(
                     f'{name} was not loaded: {objects[0]!r} is an array of Python objects, and '
@@ -70,7 +71,7 @@ class Arrays(Mapping[str, np.ndarray]):
             raise
 
     def __getitem__(self, key: str) -> np.ndarray:
-        if self._is_saved_none(key):
+        if self._pickle(key) in _NONE:
             return np.asarray(None)
         with self._archive.open(self._members[key]) as file:
             return np.lib.format.read_array(file, allow_pickle=self._allow_pickle)
@@ -91,13 +92,11 @@ class Arrays(Mapping[str, np.ndarray]):
                  traceback: TracebackType | None) -> None:
         self._archive.close()
 
-    def _is_object(self, key: str) -> bool:
+    def _pickle(self, key: str) -> bytes | None:
+        """Return the beginning of the pickle of an array of objects; ``None`` for other arrays."""
         with self._archive.open(self._members[key]) as file:
-            return _read_header(file)[1].hasobject and not _is_none(file.read(1000))
-
-    def _is_saved_none(self, key: str) -> bool:
-        with self._archive.open(self._members[key]) as file:
-            return _read_header(file)[1].hasobject and _is_none(file.read(1000))
+            is_pickle = _read_header(file)[1].hasobject
+            return _strip_version(file.read(1000)) if is_pickle else None
 
 
 def find_problem(path: str, is_known: bool = False) -> str | None:
@@ -177,7 +176,3 @@ def _strip_version(data: bytes) -> bytes:
 #: The pickles as which Chainer's serializers have saved ``None``; compared, never unpickled.
 _NONE = frozenset(_strip_version(pickle.dumps(np.asarray(None), protocol))
                   for protocol in (2, 3, 4, 5))
-
-
-def _is_none(data: bytes) -> bool:
-    return _strip_version(data) in _NONE

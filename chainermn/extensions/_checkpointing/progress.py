@@ -8,14 +8,14 @@ Iterators with a true ``has_global_position`` save a position of all ranks, whic
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 
 import chainer
 import numpy as np
 
 from chainermn._types import Object
-from chainermn.extensions._checkpointing.state import copy_state, find_parts
+from chainermn.extensions._checkpointing.parts import SavedParts
 
 EPOCHS = 'chainermn/epochs'  # name of the array with the values of epoch_detail, as JSON
 
@@ -25,29 +25,7 @@ _ORDERS = 'order', '_order'  # names of the order in Chainer's iterators
 _MAX_LENGTH = 10**6
 
 
-def find_iterators(target: object) -> dict[str, Object]:
-    """Find the iterators of a trainer or dictionary.
-
-    Returns:
-        The iterators, by the prefix of the names of their arrays.
-    """
-    return {prefix: part for prefix, part in find_parts(target).items()
-            if isinstance(part, chainer.dataset.Iterator)
-            or (part is not None and 'updater/iterator:' in prefix)}
-
-
-def find_states(target: object, keys: Iterable[str]) -> set[str]:
-    """Return the names of the arrays of iterators, which differ between ranks.
-
-    Args:
-        target: The object that was copied.
-        keys: Names of the arrays.
-    """
-    prefixes = tuple(find_iterators(target))
-    return {key for key in keys if key.startswith(prefixes)}
-
-
-def capture_epochs(target: object) -> dict[str, np.ndarray]:
+def capture_epochs(parts: SavedParts) -> dict[str, np.ndarray]:
     """Return the ``epoch_detail`` of all iterators.
 
     An iterator that does not shuffle saves its position, but not the length of its data set.
@@ -56,7 +34,7 @@ def capture_epochs(target: object) -> dict[str, np.ndarray]:
         One array, by its name.
     """
     details = {}
-    for prefix, iterator in find_iterators(target).items():
+    for prefix, iterator in parts.iterators.items():
         try:
             details[prefix] = float(iterator.epoch_detail)
         except (AttributeError, TypeError, ZeroDivisionError):  # it has none, or no samples
@@ -64,41 +42,73 @@ def capture_epochs(target: object) -> dict[str, np.ndarray]:
     return {EPOCHS: np.frombuffer(json.dumps(details).encode(), np.uint8)}
 
 
-def is_loadable(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object,
-                is_resized: bool) -> bool:
-    """Return whether an iterator can load the saved arrays of another one of the same job.
+def note_epochs(arrays: Mapping[str, np.ndarray], iterators: Mapping[str, Object]) -> None:
+    """Tell the order samplers of iterators the epochs that the iterators will load.
 
     Args:
         arrays: The saved arrays by name.
-        prefix: Prefix of the names of the iterator's arrays.
-        iterator: The iterator to load.
-        is_resized: Whether the job had another number of ranks.
+        iterators: The iterators to load, by the prefix of the names of their arrays.
     """
-    if getattr(iterator, 'has_global_position', False):
-        return True
-    if is_resized:
-        return False
+    for prefix, iterator in iterators.items():
+        note_epoch = getattr(getattr(iterator, 'order_sampler', None), 'note_epoch', None)
+        if note_epoch is not None and f'{prefix}epoch' in arrays:
+            note_epoch(int(arrays[f'{prefix}epoch']))
+
+
+def compare_iterators(arrays: Mapping[str, np.ndarray], iterators: Mapping[str, Object],
+                      saved_by: int | None, is_replica: bool
+                      ) -> tuple[dict[str, IteratorProgress], list[str]]:
+    """Compare the iterators of a save with the iterators to load.
+
+    Args:
+        arrays: The saved arrays by name.
+        iterators: The iterators to load, by the prefix of the names of their arrays.
+        saved_by: Number of ranks that saved; ``None`` if it has not changed.
+        is_replica: Whether this rank loads the file of another rank.
+
+    Returns:
+        What to load into iterators that cannot load the saved arrays, by prefix; and for each
+        other iterator whose data set is too short for the saved position, a text.
+    """
+    progress, problems = {}, []
+    for prefix, iterator in iterators.items():
+        if getattr(iterator, 'has_global_position', False):
+            continue
+        if saved_by is not None or (is_replica and _needs_own_order(arrays, prefix, iterator)):
+            progress[prefix] = IteratorProgress(arrays, prefix, iterator, saved_by)
+        elif problem := _find_problem(arrays, prefix, iterator):
+            problems.append(problem)
+    return progress, problems
+
+
+def _needs_own_order(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object) -> bool:
+    """Return whether an iterator cannot load the order of another rank."""
     if hasattr(getattr(iterator, 'order_sampler', None), 'resume'):
-        return False  # each rank has its own samples
-    return all(arrays[prefix + key].shape == array.shape
-               for key, array in copy_state(iterator).items()
+        return True  # each rank has its own samples
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(iterator)
+    return any(arrays[prefix + key].shape != array.shape
+               for key, array in serializer.target.items()
                if key in _ORDERS and prefix + key in arrays)
 
 
-def find_problem(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object) -> list[str]:
-    """Return a text if the data set is too short for the saved position; otherwise nothing.
+def _find_problem(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object) -> str | None:
+    """Return a text if the data set is too short for the saved position.
 
     The lengths of orders are compared when they are loaded.
     """
     length, key = _length(iterator), prefix + 'current_position'
-    if getattr(iterator, 'has_global_position', False):
-        return []
-    if not length or key not in arrays or any(
-            prefix + order in arrays and arrays[prefix + order].ndim for order in _ORDERS):
-        return []
+    if not length or key not in arrays or _order(arrays, prefix) is not None:
+        return None
     position = arrays[key].item()
-    return [f'{key} is {position} in the file, but the data set of the program has {length} '
-            'examples'] if position > length else []
+    return (f'{key} is {position} in the file, but the data set of the program has {length} '
+            'examples') if position > length else None
+
+
+def _order(arrays: Mapping[str, np.ndarray], prefix: str) -> np.ndarray | None:
+    """Return the saved order of an iterator; ``None`` if it does not shuffle."""
+    return next((arrays[prefix + key] for key in _ORDERS if prefix + key in arrays
+                 and arrays[prefix + key].ndim), None)
 
 
 class IteratorProgress:
@@ -119,14 +129,13 @@ class IteratorProgress:
             if prefix + key in arrays}
         self._epoch = int(self._saved.get('epoch', 0))
         #: The order of this rank, if its order sampler continues at the same sample.
-        self.order: np.ndarray | None = None
-        order = next((arrays[prefix + key] for key in _ORDERS if prefix + key in arrays
-                      and arrays[prefix + key].ndim), None)
+        self._own_order: np.ndarray | None = None
+        order = _order(arrays, prefix)
         resume = getattr(getattr(iterator, 'order_sampler', None), 'resume', None)
         if resume is not None and order is not None:
-            self.order, self._position = resume(
+            self._own_order, self._position = resume(
                 order, int(self._saved.get('current_position', 0)), self._epoch, size)
-            self._length = len(self.order)
+            self._length = len(self._own_order)
         else:
             self._length = _length(iterator)
             details = json.loads(arrays[EPOCHS].tobytes()) if EPOCHS in arrays else {}
@@ -142,8 +151,8 @@ class IteratorProgress:
             current: The current value, which stays if the value is unknown.
         """
         if key in _ORDERS and isinstance(current, np.ndarray):
-            if self.order is not None:
-                np.copyto(current, self.order)
+            if self._own_order is not None:
+                np.copyto(current, self._own_order)
         elif key in self._saved:
             return {'epoch': self._epoch,
                     'is_new_epoch': bool(self._saved.get('is_new_epoch')),

@@ -5,7 +5,7 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import chainer
@@ -13,30 +13,24 @@ import numpy as np
 
 from chainermn._operations.on_all_ranks import raise_together
 from chainermn._process import event
-from chainermn._types import Object
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import classes, state
-from chainermn.extensions._checkpointing.late_extensions import (
-    find_trainers,
-    hide_new,
-    load_when_added,
-)
+from chainermn.extensions._checkpointing.late_extensions import hide_new, load_when_added
 from chainermn.extensions._checkpointing.merged_states import (
     MergedArrays,
-    is_sharded,
     mean_of_sums,
     merge,
     read_shard,
     read_sums,
 )
 from chainermn.extensions._checkpointing.npz import Arrays
+from chainermn.extensions._checkpointing.parts import SavedParts
 from chainermn.extensions._checkpointing.progress import (
     IteratorProgress,
-    find_iterators,
-    find_problem,
-    is_loadable,
+    compare_iterators,
+    note_epochs,
 )
-from chainermn.extensions._checkpointing.rank_file import accumulated
+from chainermn.extensions._checkpointing.rank_file import accumulated, sharded_states
 from chainermn.extensions._checkpointing.selection import Selection
 
 _T = TypeVar('_T')
@@ -44,7 +38,7 @@ _T = TypeVar('_T')
 _MAX_NAMED = 3  # arrays in an error
 
 
-def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
+def load(comm: CommunicatorBase, selection: Selection, parts: SavedParts, allow_pickle: bool,
          group: CommunicatorBase | None = None, allow_other_classes: bool = False,
          title: str = '') -> bool:
     """Load a save into an object, and log its iteration.  Collective: every rank calls it.
@@ -52,11 +46,11 @@ def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pic
     Args:
         comm: ChainerMN communicator.
         selection: The save.
-        target: The object to load into, or a dictionary of such objects.
+        parts: The parts of the object to load into.
         allow_pickle: Whether to load arrays of Python objects.
         group: Communicator of the ranks whose first one reads for the others; if ``None``, each
             rank reads its own file.
-        allow_other_classes: Whether the classes of its parts may differ from the saved ones.
+        allow_other_classes: Whether the classes of the parts may differ from the saved ones.
         title: Name of the saves and their folder, for the log.
 
     Returns:
@@ -67,116 +61,118 @@ def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pic
             the shape of an array differs, or the file lacks a parameter.
         Exception: On every rank, any error of reading or loading on a rank.
     """
-    differences = _load(comm, selection, target, allow_pickle, group, allow_other_classes)
-    classes.raise_differences(  # or an error of another rank
-        comm, differences, f'iteration {selection.iteration} was not loaded: the program differs '
-        'from the checkpoint',
-        'Use the model, optimizer and data set of the saved run. To start from the beginning, '
-        'pass another name or folder.')
-    if comm.rank == 0:
-        event.tell('Resumed from iteration %d of %s', selection.iteration, title)
-    return selection.size in (None, comm.size)
-
-
-def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
-          group: CommunicatorBase | None, allow_other_classes: bool) -> str:
-    """Load a save; return how the program differs from it, '' if it does not."""
-    is_resized = selection.size not in (None, comm.size)
+    saved_by = None if selection.size == comm.size else selection.size
     if selection.is_for_all:
         group = comm
-    is_replica = group is not None and group.rank > 0
-    name = selection.path or f'the file of iteration {selection.iteration}'
-    if group is not None:
-        content, error = np.empty(0, np.uint8), None
-        if group.rank == 0:
-            try:
-                with open(name, 'rb') as file:
-                    content = np.frombuffer(file.read(), np.uint8)
-            except OSError as found:
-                error = found
-        content = group.bcast(content if group.rank == 0 else None)
-        with raise_together(comm, 'loading'):
-            if error is not None:
-                raise error
-        if not content.size:
-            return ''  # the next operation raises that error
-
-    def opened() -> Arrays:
-        return Arrays(name if group is None else io.BytesIO(content.data), name, allow_pickle)
-
+    opened = _read(comm, selection, group, allow_pickle)
     if not allow_other_classes:
-        with raise_together(comm, 'loading'), opened() as arrays:
-            differences = classes.find_differences(arrays, target)
-        classes.raise_differences(
-            comm, differences,
-            f'iteration {selection.iteration} was not loaded: it was saved with other classes',
-            'Use the same classes. To load the states that have the same names, pass '
-            'allow_other_classes=True when you create the extension.')
-    parts, iterators = state.find_parts(target), find_iterators(target)
-    trainers, target = find_trainers(target), state.as_serializable(target)
-    merged = _merge(comm, selection, target, opened, allow_pickle)
-    new_extensions: list[str] = []
+        _compare_classes(comm, selection, opened, parts)
+    merged = _merge(comm, selection, parts, opened, allow_pickle)
     with raise_together(comm, 'loading'), opened() as arrays:
         states = arrays if merged is None else MergedArrays(arrays, merged)
-        sums = accumulated(arrays)
-        _note_epochs(arrays, parts)  # iterators may use the sampler when they are loaded
-        models = tuple(prefix for prefix, part in parts.items()
-                       if hasattr(part, 'namedparams'))
-        different = Differences(name, models)
-        saved_by = selection.size if is_resized else None
-        progress = {
-            prefix: IteratorProgress(arrays, prefix, iterator, saved_by)
-            for prefix, iterator in iterators.items()
-            if (is_resized or is_replica)
-            and not is_loadable(arrays, prefix, iterator, is_resized)}
-        different.texts += [
-            text for prefix, iterator in iterators.items() if prefix not in progress
-            for text in find_problem(arrays, prefix, iterator)]
-        try:
-            with contextlib.ExitStack() as stack:
-                for prefix, trainer in trainers.items():
-                    new_extensions += stack.enter_context(hide_new(trainer, arrays, prefix))
-                CheckedDeserializer(states, different, progress, is_resized).load(target)
-        except KeyError as error:
-            if not different.texts:
-                if error.args[:1] == (different.missing,):
-                    different.texts.append(f'{different.missing} is missing from the file')
-                else:
-                    raise
-        except Exception:  # a consequence
-            if not different.texts:
+        has_sums = bool(accumulated(states))
+        progress, problems = compare_iterators(
+            states, parts.iterators, saved_by, is_replica=group is not None and group.rank > 0)
+        differences = Differences(problems, (*parts.models,))
+        new_extensions = _apply(states, parts, progress, differences, saved_by is not None)
+        if not differences.texts:
+            if saved_by is None:
+                state.restore_random(states)
+            for prefix, trainer in parts.trainers.items():
+                load_when_added(comm, trainer, states, prefix, strict=saved_by is None)
+    classes.raise_differences(  # or an error of another rank
+        comm, differences.summary(_name_of(selection)),
+        f'iteration {selection.iteration} was not loaded: the program differs from the checkpoint',
+        'Use the model, optimizer and data set of the saved run. To start from the beginning, '
+        'pass another name or folder.')
+    for text in _warnings(comm, selection, group, has_sums, new_extensions):
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+    if comm.rank == 0:
+        event.tell('Resumed from iteration %d of %s', selection.iteration, title)
+    return saved_by is None
+
+
+def _name_of(selection: Selection) -> str:
+    return selection.path or f'the file of iteration {selection.iteration}'
+
+
+def _read(comm: CommunicatorBase, selection: Selection, group: CommunicatorBase | None,
+          allow_pickle: bool) -> Callable[[], Arrays]:
+    """Return a function that opens the file that this rank loads.  Collective: every rank calls it.
+
+    The first rank of a group reads the file for the others.
+    """
+    name, content = _name_of(selection), None
+    if group is None:
+        return lambda: Arrays(name, name, allow_pickle)
+    with raise_together(comm, 'loading'):
+        if group.rank == 0:
+            with open(name, 'rb') as file:
+                content = np.frombuffer(file.read(), np.uint8)
+    comm.barrier()  # raises this error on all ranks, before the ranks of a group wait for its first
+    data = group.bcast(content).data
+    return lambda: Arrays(io.BytesIO(data), name, allow_pickle)
+
+
+def _compare_classes(comm: CommunicatorBase, selection: Selection, opened: Callable[[], Arrays],
+                     parts: SavedParts) -> None:
+    """Raise an error on all ranks if a part has another class.  Collective."""
+    with raise_together(comm, 'loading'), opened() as arrays:
+        differences = classes.find_differences(arrays, parts)
+    classes.raise_differences(
+        comm, differences,
+        f'iteration {selection.iteration} was not loaded: it was saved with other classes',
+        'Use the same classes. To load the states that have the same names, pass '
+        'allow_other_classes=True when you create the extension.')
+
+
+def _apply(states: Mapping[str, np.ndarray], parts: SavedParts,
+           progress: Mapping[str, IteratorProgress], differences: Differences, is_resized: bool
+           ) -> list[str]:
+    """Load the states, and collect the differences.
+
+    Returns:
+        The names of the extensions that have a state, but none in the save.
+    """
+    new_extensions: list[str] = []
+    note_epochs(states, parts.iterators)  # iterators may use the sampler when they are loaded
+    try:
+        with contextlib.ExitStack() as stack:
+            for prefix, trainer in parts.trainers.items():
+                new_extensions += stack.enter_context(hide_new(trainer, states, prefix))
+            CheckedDeserializer(states, differences, progress, is_resized).load(parts.whole)
+    except Exception as error:
+        if not differences.texts:  # otherwise a consequence
+            if not isinstance(error, KeyError) or error.args[:1] != (differences.missing,):
                 raise
-        if different.texts:
-            return different.summary()
-        if not is_resized:
-            state.restore_random(arrays)
-        for prefix, trainer in trainers.items():
-            load_when_added(comm, trainer, states, prefix, strict=not is_resized)
+            differences.texts.append(f'{differences.missing} is missing from the file')
+    return new_extensions
+
+
+def _warnings(comm: CommunicatorBase, selection: Selection, group: CommunicatorBase | None,
+              has_sums: bool, new_extensions: Sequence[str]) -> Iterator[str]:
+    """Return what this rank warns of."""
     if comm.rank == 0 and new_extensions:
-        warnings.warn(f'the save of iteration {selection.iteration} has no state for these '
-                      'extensions, so they start from scratch: ' + ', '.join(new_extensions),
-                      RuntimeWarning, stacklevel=4)
-    if group is not None and group.size > 1 and sums and not selection.is_for_all and (
-            group.rank == 0):
-        warnings.warn(
-            f'iteration {selection.iteration} is between the updates of a step '
-            f'(n_accumulations), and {group.size} ranks share its file: all of them continue with '
-            'the gradients that one rank accumulated. Use replica sets of one rank, or '
-            'chainermn.create_multi_node_checkpointer.', RuntimeWarning, stacklevel=4)
-    if is_resized and comm.rank == 0:
-        warnings.warn(_resized_warning(comm, selection), RuntimeWarning, stacklevel=4)
-    return ''
+        yield (f'the save of iteration {selection.iteration} has no state for these extensions, so '
+               'they start from scratch: ' + ', '.join(new_extensions))
+    if has_sums and group is not None and not selection.is_for_all and (
+            group.size > 1 and group.rank == 0):
+        yield (f'iteration {selection.iteration} is between the updates of a step '
+               f'(n_accumulations), and {group.size} ranks share its file: all of them continue '
+               'with the gradients that one rank accumulated. Use replica sets of one rank, or '
+               'chainermn.create_multi_node_checkpointer.')
+    if comm.rank == 0 and selection.size not in (None, comm.size):
+        text = (f'iteration {selection.iteration} was saved by {selection.size} ranks and is '
+                f'loaded on {comm.size}: the order of the data and the random numbers will differ '
+                'from the saved run, and all ranks load the extensions of one rank')
+        if not selection.are_buffers_equal:
+            text += ('; arrays of the model that are not parameters, such as the means of batch '
+                     'normalization, differed between the ranks, and all ranks load those of one '
+                     'rank')
+        yield text
 
 
-def _note_epochs(arrays: Mapping[str, np.ndarray], parts: Mapping[str, Object]) -> None:
-    """Tell the order samplers of iterators the epochs that the iterators will load."""
-    for prefix, part in parts.items():
-        key, sampler = f'{prefix}epoch', getattr(part, 'order_sampler', None)
-        if key in arrays and sampler is not None and hasattr(sampler, 'note_epoch'):
-            sampler.note_epoch(int(arrays[key]))
-
-
-def _merge(comm: CommunicatorBase, selection: Selection, target: object,
+def _merge(comm: CommunicatorBase, selection: Selection, parts: SavedParts,
            opened: Callable[[], Arrays], allow_pickle: bool) -> dict[str, np.ndarray] | None:
     """Merge the parts of the state in all files, unless each rank only needs those in its own file.
 
@@ -185,59 +181,52 @@ def _merge(comm: CommunicatorBase, selection: Selection, target: object,
     Returns:
         The merged arrays; ``None`` if the file of this rank has all that it needs.
     """
+    with raise_together(comm, 'loading'), opened() as arrays:
+        sharded = sharded_states(list(arrays))
+        if selection.is_for_all:
+            is_complete = not sharded and not accumulated(arrays)
+        else:
+            is_complete = all(key.startswith(parts.sharded) for key in sharded)
+        if is_complete:
+            return None
+        shard = read_shard(arrays)
+    if not selection.is_for_all:
+        by_rank = comm.allgather_obj(shard)
+        with raise_together(comm, 'loading'):
+            return merge(by_rank)
     merged: dict[str, np.ndarray] | None = None
     with raise_together(comm, 'loading'):
-        with opened() as arrays:
-            shard = read_shard(arrays)
-            sums = read_sums(arrays) if selection.is_for_all else {}
-        if (shard or sums) and selection.is_for_all and comm.rank == 0:
-            shards, of_ranks = [shard], [sums]
-            for path in selection.paths[1:]:
-                with Arrays(path, path, allow_pickle) as others:
-                    shards.append(read_shard(others))
-                    of_ranks.append(read_sums(others))
-            merged = merge(shards) | mean_of_sums(of_ranks)
-    if not (shard or sums):
-        return None
-    if selection.is_for_all:
-        return comm.bcast_obj(merged)
-    if is_sharded(target):
-        return None
-    found = comm.allgather_obj(shard)
-    with raise_together(comm, 'loading'):
-        return merge(found)
-
-
-def _resized_warning(comm: CommunicatorBase, selection: Selection) -> str:
-    text = (f'iteration {selection.iteration} was saved by {selection.size} ranks and is loaded on '
-            f'{comm.size}: the order of the data and the random numbers will differ from the saved '
-            'run, and all ranks load the extensions of one rank')
-    if not selection.are_buffers_equal:
-        text += ('; arrays of the model that are not parameters, such as the means of batch '
-                 'normalization, differed between the ranks, and all ranks load those of one rank')
-    return text
+        if comm.rank == 0:
+            shards, sums = [], []
+            for path in selection.paths:
+                with Arrays(path, path, allow_pickle) as arrays:
+                    shards.append(read_shard(arrays))
+                    sums.append(read_sums(arrays))
+            merged = merge(shards) | mean_of_sums(sums)
+    return comm.bcast_obj(merged)
 
 
 class Differences:
     """How a program differs from a file.
 
     Args:
-        file: Name of the file.
+        texts: The differences that are known.
         models: Prefixes of the names of models' arrays.
     """
 
-    def __init__(self, file: str, models: tuple[str, ...]) -> None:
-        self.texts: list[str] = []
+    def __init__(self, texts: list[str], models: tuple[str, ...]) -> None:
+        self.texts = texts
         #: Name of the last array that was not found.
         self.missing: str | None = None
         self.models = models
-        self._file = file
 
-    def summary(self) -> str:
-        """Return the first differences by name, in one line."""
+    def summary(self, file: str) -> str:
+        """Return the first differences by name and the name of the file, in one line; or ''."""
+        if not self.texts:
+            return ''
         more = len(self.texts) - _MAX_NAMED
         return ('; '.join(sorted(self.texts)[:_MAX_NAMED]) + (f'; and {more} more' * (more > 0))
-                + f' ({self._file})')
+                + f' ({file})')
 
 
 class CheckedDeserializer(chainer.serializers.NpzDeserializer):
@@ -254,12 +243,12 @@ class CheckedDeserializer(chainer.serializers.NpzDeserializer):
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], differences: Differences,
-                 progress: Mapping[str, IteratorProgress] | None = None, is_resized: bool = False,
-                 path: str = '') -> None:
+                 progress: Mapping[str, IteratorProgress], is_resized: bool, path: str = ''
+                 ) -> None:
         may_lack = is_resized and re.match('(extensions|extension_triggers|stop_trigger)/', path)
         super().__init__(arrays, path=path, strict=not may_lack)
         self._differences = differences
-        self._progress = progress or {}
+        self._progress = progress
         self._is_resized = is_resized
 
     def __getitem__(self, key: str) -> CheckedDeserializer:

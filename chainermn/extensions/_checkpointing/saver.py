@@ -8,20 +8,18 @@ from __future__ import annotations
 import os
 import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
-
-import numpy as np
 
 from chainermn._operations.on_all_ranks import on_all_ranks, raise_together
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import rank_file
 from chainermn.extensions._checkpointing.background import BackgroundWriter
 from chainermn.extensions._checkpointing.job_lock import JobLock
-from chainermn.extensions._checkpointing.late_copies import LateCopies
 from chainermn.extensions._checkpointing.rank_file import Tag
 from chainermn.extensions._checkpointing.save_names import SaveNames
+from chainermn.extensions._checkpointing.state import CopiedState
 
 
 @dataclass
@@ -30,13 +28,10 @@ class Save:
 
     iteration: int
     path: str
-    arrays: Mapping[str, np.ndarray] | None  # until they are written; None on a rank without file
-    buffers: set[str] = field(default_factory=set)
-    own: set[str] = field(default_factory=set)  # as buffers, an argument of rank_file.write
-    late: LateCopies = field(default_factory=LateCopies)  # the arrays that are not complete yet
+    state: CopiedState | None  # until it is written; None on a rank without a file
     compress: bool = False
     names: SaveNames | None = None  # of the save and of those that it makes obsolete
-    on_written: Callable[[], None] | None = None  # called by the thread
+    on_written: Callable[[], None] = lambda: None  # called by the thread
     is_written: bool = False
     obsolete: list[int] = field(default_factory=list)  # on rank 0, once it is written
 
@@ -130,7 +125,7 @@ class Saver:
         """Start a save in a thread.  The save before must be complete, or have failed."""
         self._count += 1
         self._in_flight = save
-        if save.arrays is None and not self._to_remove:
+        if save.state is None and not self._to_remove:
             return
         tag = Tag(f'{self._run}-{self._count}', save.iteration, self._size, list(self._writers),
                   self._rank)
@@ -138,13 +133,14 @@ class Saver:
         def job() -> None:
             try:
                 self._remove_obsolete()
-                if save.arrays is not None:
-                    save.late.check()
-                    self._write(save, save.arrays, tag)
+                if save.state is not None:
+                    save.state.late.check()
+                    self._write(save, save.state, tag)
             finally:
-                save.arrays = None  # frees the memory
+                save.state = None  # frees the memory
 
-        self.background.start(save.path, job, first=save.late.finish)
+        self.background.start(save.path, job,
+                              first=save.state.late.finish if save.state else lambda: None)
 
     def flush(self) -> None:
         """Complete the save in flight, and remove obsolete saves.  Collective: every rank calls it.
@@ -171,18 +167,17 @@ class Saver:
     def _name_of(self, save: Save | None) -> str:
         return self._title if save is None else f'{self._title} of iteration {save.iteration}'
 
-    def _write(self, save: Save, arrays: Mapping[str, np.ndarray], tag: Tag) -> None:
+    def _write(self, save: Save, state: CopiedState, tag: Tag) -> None:
         os.makedirs(os.path.dirname(save.path), exist_ok=True)
-        rank_file.write(save.path, arrays, tag, compress=save.compress, buffers=save.buffers,
-                        own=save.own)
+        rank_file.write(save.path, state.arrays, tag, compress=save.compress,
+                        buffers=state.buffers, own=state.own)
         save.is_written = True
         if self._rank == 0:
             save.obsolete = self._find_obsolete(save)
         if self._is_alone:
             self._set_obsolete(save, save.obsolete)
             self._remove_obsolete()
-        if save.on_written is not None:
-            save.on_written()
+        save.on_written()
 
     def _set_obsolete(self, save: Save | None, numbers: Sequence[int]) -> None:
         if save is not None and save.names is not None:

@@ -5,14 +5,17 @@ import copy
 import importlib.util
 import random
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
 import chainer
 import numpy as np
 
-from chainermn._types import Object
+from chainermn.extensions._checkpointing.classes import capture_classes
 from chainermn.extensions._checkpointing.late_copies import LateCopies
+from chainermn.extensions._checkpointing.parts import SavedParts
+from chainermn.extensions._checkpointing.progress import capture_epochs
 from chainermn.optimizers._delegate import unwrap
 
 _RANDOM = 'chainermn/random/'
@@ -37,40 +40,49 @@ class _CopySerializer(chainer.serializers.DictionarySerializer):
     def __call__(self, key: str, value: _T) -> _T:
         name = self.path + key.lstrip('/')
         if isinstance(value, np.ndarray):
-            self.target[name] = value if value in self._late else copy_array(value)
+            self.target[name] = value if value in self._late else _copy_array(value)
         else:
             super().__call__(key, value)
             if not isinstance(value, chainer.backends.cuda.ndarray):  # it was copied to the host
-                self.target[name] = copy_array(self.target[name])
+                self.target[name] = _copy_array(self.target[name])
         return value
 
 
-class _Serializable(Protocol):
-    """An object that Chainer can serialize."""
+@dataclass
+class CopiedState:
+    """The state of a rank at a save, copied for a thread that writes it."""
 
-    def serialize(self, serializer: chainer.AbstractSerializer) -> None: ...
+    arrays: Mapping[str, np.ndarray]  # by name
+    buffers: set[str]  # names of arrays, for rank_file.write
+    own: set[str]  # as buffers
+    late: LateCopies  # the arrays that are not complete yet
 
+    @classmethod
+    def of(cls, parts: SavedParts, allow_pickle: bool, arrays: dict[str, np.ndarray] | None = None
+           ) -> CopiedState:
+        """Copy the state of an object, and what loading it requires.
 
-class _Parts:
-    """A dictionary of objects, as one object that Chainer can serialize."""
+        Args:
+            parts: The parts of the object.
+            allow_pickle: Whether to accept arrays of Python objects.
+            arrays: The arrays of the object by name, if it was serialized; they are replaced by
+                copies.  Otherwise, it is serialized here, with the random number generators.
 
-    def __init__(self, parts: Mapping[str, _Serializable]) -> None:
-        self.parts = parts
-
-    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        for name, part in self.parts.items():
-            if not isinstance(name, str):
-                raise TypeError(f'the names of the parts of a state are text, not {name!r}')
-            if not hasattr(part, 'serialize'):
-                raise TypeError(
-                    f'{name!r} is of type {type(part).__name__}, which Chainer cannot serialize. '
-                    'Pass objects with a method serialize: links, optimizers, iterators.')
-            part.serialize(serializer[name])
-
-
-def as_serializable(target: object) -> object:
-    """Return a dictionary of objects as one object; return other objects unchanged."""
-    return _Parts(target) if isinstance(target, Mapping) else target
+        Raises:
+            TypeError: If the state holds Python objects, unless that is allowed.
+        """
+        late, is_serialized = late_copies(parts), arrays is not None
+        if arrays is None:
+            arrays = _copy_with_random(parts, late)
+        if not allow_pickle:
+            check_objects(arrays)
+        if is_serialized:
+            arrays.update({key: _copy_array(array) for key, array in arrays.items()
+                           if array not in late})
+            late.begin(arrays)
+        buffers, own = parts.buffers(arrays), parts.states_of_iterators(arrays)
+        arrays.update({**capture_classes(parts), **capture_epochs(parts)})
+        return cls(arrays, buffers, own, late)
 
 
 def copy_state(target: object, late: LateCopies | None = None) -> dict[str, np.ndarray]:
@@ -90,24 +102,16 @@ def copy_state(target: object, late: LateCopies | None = None) -> dict[str, np.n
     return serializer.target
 
 
-def copy_with_random(target: object, late: LateCopies) -> dict[str, np.ndarray]:
-    """Copy everything that an object serializes, and the random number generators.
-
-    Args:
-        target: An object that Chainer can serialize, or a dictionary of such objects.
-        late: The arrays to copy later.
-
-    Returns:
-        New arrays in host memory, by name.
-    """
-    arrays = copy_state(as_serializable(target), late)
-    prefetching = _Parts({
-        prefix.rstrip('/'): part for prefix, part in find_parts(target).items()
-        if hasattr(unwrap(part), '_prefetch_loop')})
+def _copy_with_random(parts: SavedParts, late: LateCopies) -> dict[str, np.ndarray]:
+    """Copy everything that an object serializes, and the random number generators."""
+    arrays = copy_state(parts.whole, late)
+    prefetching = {prefix: part for prefix, part in parts.all.items()
+                   if hasattr(unwrap(part), '_prefetch_loop')}
     for _ in range(_MAX_ATTEMPTS):
         arrays.update(capture_random())
         # The thread of an iterator may have drawn the order of the next epoch in the meantime.
-        again = copy_state(prefetching)
+        again = {prefix + name: array for prefix, iterator in prefetching.items()
+                 for name, array in copy_state(iterator).items()}
         if all(key in arrays and np.array_equal(arrays[key], array)
                for key, array in again.items()):
             break
@@ -115,7 +119,7 @@ def copy_with_random(target: object, late: LateCopies) -> dict[str, np.ndarray]:
     return arrays
 
 
-def copy_array(array: np.ndarray) -> np.ndarray:
+def _copy_array(array: np.ndarray) -> np.ndarray:
     """Copy an array, and the objects in it."""
     return copy.deepcopy(array) if array.dtype.hasobject else array.copy(order='K')
 
@@ -134,54 +138,14 @@ def check_objects(arrays: Mapping[str, np.ndarray]) -> None:
                 'create the extension.')
 
 
-def find_parts(target: object) -> dict[str, Object]:
-    """Find the optimizers, models and iterators of an object.
-
-    Args:
-        target: The object to save or load.
-
-    Returns:
-        The parts, by the prefix of the names of their arrays.
-    """
-    if isinstance(target, Mapping):
-        return {f'{name}/{prefix}': part for name, each in target.items()
-                for prefix, part in find_parts(each).items()}
-    updater: Object = getattr(target, 'updater', None)
-    if updater is None or not hasattr(updater, 'get_all_optimizers'):
-        return {'': target}
-    parts: dict[str, Object] = {
-        f'updater/iterator:{name}/': iterator
-        for name, iterator in getattr(updater, '_iterators', {}).items()}
-    for name, optimizer in updater.get_all_optimizers().items():
-        parts[f'updater/optimizer:{name}/'] = optimizer
-        parts[f'updater/model:{name}/'] = optimizer.target
-    return parts
-
-
-def late_copies(target: object) -> LateCopies:
-    """Return what can be copied later: the states of the optimizers of an object."""
-    optimizers = (unwrap(part) for part in find_parts(target).values())
+def late_copies(parts: SavedParts) -> LateCopies:
+    """Return what can be copied later: the states of the optimizers."""
+    optimizers = map(unwrap, parts.all.values())
     # Another serialize may change states before it returns, such as swap averages back.
     models = (optimizer.target for optimizer in optimizers
               if isinstance(optimizer, chainer.Optimizer)
               and type(optimizer).serialize is chainer.Optimizer.serialize)
     return LateCopies(model for model in models if isinstance(model, chainer.Link))
-
-
-def find_buffers(target: object, keys: Iterable[str]) -> set[str]:
-    """Return the names of the models' arrays that are not parameters; replicas may differ there.
-
-    Args:
-        target: The object that was copied.
-        keys: Names of the arrays.
-    """
-    buffers: set[str] = set()
-    for prefix, model in find_parts(target).items():
-        if hasattr(model, 'namedparams'):
-            parameters = {prefix + path.lstrip('/') for path, _ in model.namedparams()}
-            buffers.update(key for key in keys
-                           if key.startswith(prefix) and key not in parameters)
-    return buffers
 
 
 def capture_random() -> dict[str, np.ndarray]:

@@ -15,9 +15,7 @@ from chainermn.links._pipeline.observations import Observations
 from chainermn.links._pipeline.recomputation import Recomputation
 from chainermn.links._pipeline.schedule import Step
 from chainermn.links._pipeline.stages import Stage
-
-#: An output of a stage, or arguments of a stage.
-Value = Variable | Sequence[Variable]
+from chainermn.links.multi_node_chain_list import Value, as_tuple
 
 
 class Work(NamedTuple):
@@ -83,7 +81,7 @@ class Execution:
                     run(stage, step.micro_batch)
                 except Exception as error:
                     if hasattr(error, 'add_note'):  # Python 3.11 and later
-                        error.add_note(f'in {_described(stage, step)}')
+                        error.add_note(f'in {stage.step_text(step.micro_batch, step.is_forward)}')
                     raise
             self._messages.finish()
 
@@ -113,7 +111,7 @@ class Execution:
         with self._span(stage, k, 'backward'):
             if recomputation is not None:
                 y = self._recomputed(stage, k, inputs, recomputation)
-            outputs = () if y is None else _as_tuple(y)
+            outputs = () if y is None else as_tuple(y)
             if y is None:  # the error comes at the end
                 grads = []
             for each in grads:
@@ -173,12 +171,6 @@ class Execution:
         return self._comm.span(f'{direction} of stage {stage.number}, micro-batch {k}')
 
 
-def _described(stage: Stage, step: Step) -> str:
-    direction = 'forward' if step.is_forward else 'backward'
-    return (f'the {direction} step of stage {stage.number}, micro-batch {step.micro_batch} of '
-            f'Pipeline ({stage.name})')
-
-
 def _run_backward(roots: Sequence[Variable]) -> None:
     if len(roots) == 1:
         roots[0].backward()
@@ -195,11 +187,7 @@ def _as_value(xs: Sequence[Variable], is_tuple: bool) -> Value:
 
 
 def _arrays(y: Value) -> tuple[Array, ...]:
-    return tuple(x.array if isinstance(x, chainer.Variable) else x for x in _as_tuple(y))
-
-
-def _as_tuple(y: Value) -> tuple[Variable, ...]:
-    return tuple(y) if isinstance(y, (tuple, list)) else (y,)
+    return tuple(x.array if isinstance(x, chainer.Variable) else x for x in as_tuple(y))
 
 
 def _needs_gradient(y: Variable) -> bool:
@@ -208,7 +196,7 @@ def _needs_gradient(y: Variable) -> bool:
 
 def _message(y: Value, stage: Stage, has_backprop: bool) -> Message:
     """Return what to send of an output."""
-    ys = _as_tuple(y)
+    ys = as_tuple(y)
     kinds = chainer.Variable, *chainer.get_array_types()
     if not ys or not all(isinstance(each, kinds) for each in ys):
         raise TypeError(f'Pipeline: {stage.name} returned {y!r}, but a stage must return a '
@@ -221,7 +209,7 @@ def _message(y: Value, stage: Stage, has_backprop: bool) -> Message:
 def _gradients(value: Value) -> Message:
     """Return what to send of the gradients of a received output: nothing of those not needed."""
     arrays = []
-    for x in _as_tuple(value):
+    for x in as_tuple(value):
         if not x.requires_grad:
             arrays.append(x.xp.empty(0, x.dtype))
         else:

@@ -172,8 +172,7 @@ class StageMessages:
 
     def _described(self, edge: Edge, micro_batch: int, is_forward: bool) -> str:
         stage = self._stages[edge.dest if is_forward else edge.source]
-        return (f'the {"forward" if is_forward else "backward"} step of stage {stage.number}, '
-                f'micro-batch {micro_batch} of Pipeline ({stage.name})')
+        return stage.step_text(micro_batch, is_forward)
 
 
 def ahead(stages: Sequence[Stage], steps: Sequence[tuple[int, int, bool]]) -> list[Key]:

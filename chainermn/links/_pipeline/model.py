@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import chainer
 
 from chainermn._types import Model, Object, Parameter, Variable
-from chainermn.links._pipeline import states
 from chainermn.links._pipeline.stages import ListedLink, Stage
 from chainermn.links.multi_node_chain_list import MultiNodeChainList, Value
 
@@ -77,7 +76,7 @@ class RankModel:
         args, kwds = batch
         if self._lossfun is not None:
             args = args[:-1]
-        states.forget(self.model)
+        forget_states(self.model)
         if self.chain_list is None:
             y = self.model(*args, **kwds)
         else:
@@ -147,3 +146,29 @@ class _CalledWith(Exception):  # noqa: N818  (not an error)
 
 def _stop(*args: Object, **kwds: Object) -> Value:
     raise _CalledWith((args, kwds))
+
+
+def forget_states(model: Model) -> None:
+    """Let links such as ``L.LSTM`` raise an error if they use the state that they have now.
+
+    The state of a micro-batch must not be used for another one.
+    """
+    for link in model.links():
+        if hasattr(link, 'reset_state'):
+            for name, value in [*vars(link).items()]:
+                if isinstance(value, chainer.Variable) and not isinstance(value, chainer.Parameter):
+                    setattr(link, name, _StateOfAnotherMicroBatch(type(link).__name__))
+
+
+class _StateOfAnotherMicroBatch:
+    """Takes the place of a state, and raises an error if it is used."""
+
+    def __init__(self, link: str) -> None:
+        self._link = link
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith('__'):
+            raise AttributeError(name)
+        raise RuntimeError(
+            f'Pipeline: {self._link} still has the state of another micro-batch, which consists of '
+            'other examples. Call its reset_state() in forward, before its first step.')

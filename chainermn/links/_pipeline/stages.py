@@ -38,6 +38,11 @@ class Stage(NamedTuple):
     has_output: bool
     height: int  # stages from here to the output: itself, and the longest path after it
 
+    def step_text(self, micro_batch: int, is_forward: bool) -> str:
+        """Describe a step, for errors."""
+        return (f'the {"forward" if is_forward else "backward"} step of stage {self.number}, '
+                f'micro-batch {micro_batch} of Pipeline ({self.name})')
+
 
 #: Rank, and number of the link on it.
 _Link: TypeAlias = tuple[int, int]

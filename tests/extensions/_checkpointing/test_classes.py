@@ -7,6 +7,7 @@ from chainer.training import extensions
 import chainermn
 from chainermn.extensions import multi_node_snapshot
 from chainermn.extensions._checkpointing import classes, state
+from chainermn.extensions._checkpointing.parts import SavedParts
 
 ADAM, MOMENTUM, RMSPROP = (chainer.optimizers.Adam, chainer.optimizers.MomentumSGD,
                            chainer.optimizers.RMSprop)
@@ -98,15 +99,15 @@ def test_iterators_on_other_ranks_than_the_master(comm):
     serial, multithread = chainer.iterators.SerialIterator, chainer.iterators.MultithreadIterator
     saved = chainermn.iterators.create_multi_node_iterator(
         multithread(range(4), 2) if comm.rank == 0 else serial(range(4), 2), comm)
-    arrays = classes.capture_classes({'iterator': saved})
+    arrays = classes.capture_classes(SavedParts({'iterator': saved}))
     target = chainermn.iterators.create_multi_node_iterator(multithread(range(4), 2), comm)
-    assert not classes.find_differences(arrays, {'iterator': target})
+    assert not classes.find_differences(arrays, SavedParts({'iterator': target}))
 
 
 def test_a_file_of_an_older_version_is_loaded(comm, folder, monkeypatch):
     """It names no classes."""
     with monkeypatch.context() as patched:
-        patched.setattr('chainermn.extensions.checkpoint.capture_classes', lambda target: {})
+        patched.setattr(state, 'capture_classes', lambda parts: {})
         save(comm, folder)
     trainer, optimizer = make(comm, folder, model=OtherModel)
     assert checkpointer_of(comm, folder).maybe_load(trainer, optimizer) == 2
@@ -133,9 +134,9 @@ def test_snapshots(comm, folder, same_error, is_allowed):
 def test_a_hundred_parameters_take_one_line(comm):
     model = chainer.ChainList(*(chainer.links.Linear(1, 1) for _ in range(50)))
     optimizer = ADAM().setup(model)
-    arrays = classes.capture_classes({'optimizer': optimizer})
+    parts = SavedParts({'optimizer': optimizer})
+    arrays = classes.capture_classes(parts)
     for param in model.params():
         param.update_rule = RMSPROP().create_update_rule()
-    text = classes.find_differences(arrays, {'optimizer': optimizer})
+    text = classes.find_differences(arrays, parts)
     assert 'and 97 more was AdamRule, is now RMSpropRule' in text and len(text) < 200
-    assert set(state.find_parts({'optimizer': optimizer})) == {'optimizer/'}

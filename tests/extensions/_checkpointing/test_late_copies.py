@@ -13,6 +13,7 @@ from time_limits import seconds
 
 from chainermn._process import runtime
 from chainermn.extensions._checkpointing import late_copies, state
+from chainermn.extensions._checkpointing.parts import SavedParts
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -55,12 +56,16 @@ def states(optimizer):
             for name, value in param.update_rule.state.items()}
 
 
+def copied(optimizer):
+    parts = SavedParts({'optimizer': optimizer})
+    late = state.late_copies(parts)
+    return state.copy_state(parts.whole, late), late
+
+
 def begin(optimizer):
     """Begin to save; return the copies, the function that completes them, and what to expect."""
     expected = states(optimizer)
-    late = state.late_copies({'optimizer': optimizer})
-    arrays = state.copy_state(state.as_serializable({'optimizer': optimizer}), late)
-    return arrays, late, expected
+    return *copied(optimizer), expected
 
 
 def check(arrays, expected):
@@ -199,11 +204,10 @@ def test_arrays_of_other_kinds_are_copied_immediately():
     for optimizer in (fortran, view, strided, small, trained(rule_of(OwnState)),
                       trained(rule_of(OwnSerialize)), trained(chainer.optimizers.SGD()),
                       chainer.optimizers.Adam().setup(chainer.links.Linear(3, 3))):
-        late = state.late_copies({'optimizer': optimizer})
-        state.copy_state(state.as_serializable({'optimizer': optimizer}), late)
+        copied(optimizer)
         assert not is_pending()
     for target in (None, 3, {'x': Wrapper(5), 'y': Wrapper(Wrapper(None))}):  # without a model
-        assert not state.late_copies(target)._owners
+        assert not state.late_copies(SavedParts(target))._owners
 
 
 class Swaps(chainer.optimizers.Adam):
@@ -222,9 +226,7 @@ class Swaps(chainer.optimizers.Adam):
 def test_an_optimizer_that_changes_states_to_save_them():
     optimizer = trained(Swaps())
     expected = {name: array + name.endswith('/m') for name, array in states(optimizer).items()}
-    target = {'optimizer': optimizer}
-    late = state.late_copies(target)
-    arrays = state.copy_state(state.as_serializable(target), late)
+    arrays, late = copied(optimizer)
     late.finish()
     check(arrays, expected)
 

@@ -41,10 +41,12 @@ def test_another_number_of_ranks(comm, folder):
           if comm.rank == 0 < comm.size - 1 else contextlib.nullcontext()):
         assert chainermn.create_multi_node_checkpointer(
             'run', comm, path=folder).maybe_load(trainer, optimizer) == 4
-    for name, saved in ('LogReport', [2, 4]), ('new', []):  # the file lacks the second one
-        log = extensions.LogReport(trigger=(2, 'iteration'), log_name=None)
+    # The file lacks the second one, whose trigger counts from now on.
+    for name, interval, saved in ('LogReport', 2, [2, 4]), ('new', 3, []):
+        log = extensions.LogReport(trigger=(interval, 'iteration'), log_name=None)
         trainer.extend(log, name=name)
         assert [entry['iteration'] for entry in log.log] == saved
+        assert not log._trigger(trainer)
 
 
 @pytest.mark.parametrize('how, n_saved', [('checkpointer', 1), ('snapshot', 'all')])
@@ -70,7 +72,8 @@ def test_an_extension_that_the_save_lacks(comm, folder, how, n_saved):
     saver, log = add_saver(comm, trainer), extensions.LogReport(
         trigger=(2, 'iteration'), log_name=None)
     trainer.extend(log, name='my log')
-    trainer.extend(lambda trainer: None, name='without state', trigger=(1, 'epoch'))
+    trainer.extend(lambda trainer: None, name='without state',
+                   trigger=chainer.training.triggers.TimeTrigger(1000))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always', RuntimeWarning)
         if how == 'checkpointer':

@@ -7,6 +7,7 @@ import pytest
 from shared_fixtures import raises_on_all
 
 from chainermn.extensions._checkpointing import progress, rank_file, resume, state
+from chainermn.extensions._checkpointing.parts import SavedParts
 from chainermn.extensions._checkpointing.resume import CheckedDeserializer, Differences
 from chainermn.extensions._checkpointing.selection import Selection
 
@@ -22,7 +23,7 @@ def written(tmp_path, value):
 
 def load(comm, selection, group=None):
     model = chainer.links.Linear(2, 2)
-    resume.load(comm, selection, model, False, group)
+    resume.load(comm, selection, SavedParts(model), False, group)
     comm.barrier()
     return model.W.array[0, 0]
 
@@ -55,7 +56,7 @@ def test_python_objects_are_refused_before_anything_is_loaded(comm, tmp_path):
     np.savez(path, W=np.ones((2, 2)), b=np.ones(2), z=objects)
     model = chainer.links.Linear(2, 2, initialW=5)
     with raises_on_all(ValueError, match="'z' is an array of Python objects"):
-        resume.load(comm, Selection(1, path, comm.size, False), model, False)
+        resume.load(comm, Selection(1, path, comm.size, False), SavedParts(model), False)
         comm.barrier()
     if last:
         assert (model.W.array == 5).all()
@@ -75,7 +76,8 @@ def test_a_program_that_differs_is_one_error(comm, tmp_path, save, load, differe
     trainer.run()
     rank_file.write(path, state.copy_state(trainer), rank_file.Tag('a-1', 3, 1, [0], 0))
     with raises_on_all(ValueError, match='the program differs from the checkpoint') as caught:
-        resume.load(comm, Selection(3, path, comm.size, False), trainer_of(**load), False)
+        resume.load(
+            comm, Selection(3, path, comm.size, False), SavedParts(trainer_of(**load)), False)
     assert difference in str(caught.value)
 
 
@@ -109,13 +111,13 @@ def make_trainer(length, batch, iterations, shuffle=None, name='Counts', kind=No
 
 def saved_arrays(trainer):
     trainer.run()
-    return {**state.copy_state(trainer), **progress.capture_epochs(trainer)}
+    return {**state.copy_state(trainer), **progress.capture_epochs(SavedParts(trainer))}
 
 
 def load_resized(arrays, trainer):
-    CheckedDeserializer(arrays, Differences('file', ()), {
-        prefix: progress.IteratorProgress(arrays, prefix, iterator, 2)
-        for prefix, iterator in progress.find_iterators(trainer).items()}, True).load(trainer)
+    iterators, problems = progress.compare_iterators(
+        arrays, SavedParts(trainer).iterators, 2, is_replica=False)
+    CheckedDeserializer(arrays, Differences(problems, ()), iterators, True).load(trainer)
 
 
 class Endless(chainer.iterators.SerialIterator):

@@ -75,12 +75,3 @@ def test_objects_are_refused_before_they_are_saved():
     for bad in (np.array([None], dtype=object), np.array({}, dtype=object)):
         with pytest.raises(TypeError, match='bad is an array of Python objects'):
             state.check_objects({**arrays, 'bad': bad})
-
-
-@pytest.mark.parametrize('parts, text', [
-    ({'epoch': 3}, "'epoch' is of type int, which Chainer cannot serialize"),
-    ({'a': np.zeros(2)}, "'a' is of type ndarray, which"),
-    ({1: chainer.links.Linear(1, 1)}, 'the names of the parts of a state are text, not 1')])
-def test_parts_that_cannot_be_serialized(parts, text):
-    with pytest.raises(TypeError, match=text):
-        state.copy_state(state.as_serializable(parts))

@@ -5,7 +5,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from chainermn.links._pipeline import states
+from chainermn.links._pipeline.model import forget_states
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.mpi_skip
 def test_state_of_another_micro_batch(link):
     model = chainer.Sequential(link, L.Linear(3, 1))
     x = np.ones((4, 2), 'f')
-    states.forget(model)
+    forget_states(model)
     expected = model(x).array
-    states.forget(model)
+    forget_states(model)
     with pytest.raises(RuntimeError, match=f'{type(link).__name__} still has the state of another'):
         model(x)
     link.reset_state()

@@ -1,0 +1,90 @@
+"""The parts of an object to save or load: optimizers, models, iterators and trainers."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import chainer
+
+from chainermn._types import Object
+from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
+
+
+class SavedParts:
+    """The parts of an object.  They are found once per save or load.
+
+    Each dictionary has parts by the prefix of the names of their arrays.
+
+    Args:
+        target: The object to save or load, such as a trainer or a link; or a dictionary of such
+            objects.
+    """
+
+    def __init__(self, target: object) -> None:
+        #: All of them, as one object that Chainer can serialize.
+        self.whole: Object = target
+        objects: dict[str, Object] = {'': target}
+        if isinstance(target, Mapping):
+            self.whole = _Dictionary(target)
+            objects = {f'{name}/': each for name, each in target.items()}
+        self.trainers = {prefix: each for prefix, each in objects.items()
+                         if isinstance(each, chainer.training.Trainer)}
+        #: Optimizers, models and iterators.
+        self.all = {prefix + name: part for prefix, each in objects.items()
+                    for name, part in _parts_of(each).items()}
+        self.models = {prefix: part for prefix, part in self.all.items()
+                       if hasattr(part, 'namedparams')}
+        self.iterators = {prefix: part for prefix, part in self.all.items()
+                          if isinstance(part, chainer.dataset.Iterator)
+                          or 'updater/iterator:' in prefix}
+        #: The prefixes of optimizers that keep sharded states.
+        self.sharded = tuple(prefix for prefix, part in self.all.items()
+                             if isinstance(getattr(part, '_stepper', None), ShardedUpdate))
+
+    def buffers(self, keys: Iterable[str]) -> set[str]:
+        """Return the names of the models' arrays that are not parameters; replicas may differ.
+
+        Args:
+            keys: Names of all arrays.
+        """
+        parameters = {prefix + path.lstrip('/') for prefix, model in self.models.items()
+                      for path, _ in model.namedparams()}
+        return {key for key in keys if key.startswith((*self.models,)) and key not in parameters}
+
+    def states_of_iterators(self, keys: Iterable[str]) -> set[str]:
+        """Return the names of the iterators' arrays, which differ between ranks.
+
+        Args:
+            keys: Names of all arrays.
+        """
+        return {key for key in keys if key.startswith((*self.iterators,))}
+
+
+def _parts_of(target: Object) -> dict[str, Object]:
+    """Return the parts of one object; of an object other than a trainer, itself."""
+    updater: Object = getattr(target, 'updater', None)
+    if not hasattr(updater, 'get_all_optimizers'):
+        return {'': target}
+    parts: dict[str, Object] = {
+        f'updater/iterator:{name}/': iterator
+        for name, iterator in getattr(updater, '_iterators', {}).items()}
+    for name, optimizer in updater.get_all_optimizers().items():
+        parts[f'updater/optimizer:{name}/'] = optimizer
+        parts[f'updater/model:{name}/'] = optimizer.target
+    return parts
+
+
+class _Dictionary:
+    """A dictionary of objects, as one object that Chainer can serialize."""
+
+    def __init__(self, objects: Mapping[str, Object]) -> None:
+        self.objects = objects
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        for name, each in self.objects.items():
+            if not isinstance(name, str):
+                raise TypeError(f'the names of the parts of a state are text, not {name!r}')
+            if not hasattr(each, 'serialize'):
+                raise TypeError(
+                    f'{name!r} is of type {type(each).__name__}, which Chainer cannot serialize. '
+                    'Pass objects with a method serialize: links, optimizers, iterators.')
+            each.serialize(serializer[name])

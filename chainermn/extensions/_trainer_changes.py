@@ -1,0 +1,59 @@
+"""What ``import chainermn`` changes in Chainer's Trainer.
+
+- ``Trainer.__init__``: a multi-node optimizer without a model is an error that says what to do,
+  instead of an AttributeError of ``None``.
+- ``Trainer.run``: a warning if extensions of several ranks write to the same files or terminal.
+- ``Trainer.run``: an error is printed once, although the Trainer and the job both print errors.
+  The Trainer prints an error before it finalizes the extensions, which can take long or hang, so
+  the report of the job leaves out the traceback.  The Trainer does not print errors that all ranks
+  raise, or that another rank of the node has printed.
+"""
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+
+from chainer.training import Extension, Trainer
+
+from chainermn._operations import common_error
+from chainermn._process import launcher
+from chainermn._types import Object
+from chainermn.extensions._shared_outputs import warn_about_shared_outputs
+from chainermn.optimizers import MultiNodeOptimizer
+
+
+def change_trainer() -> None:
+    """Make all changes."""
+    init, run = Trainer.__init__, Trainer.run
+
+    @functools.wraps(init)
+    def checked_init(self: Trainer, updater: Object, *args: Extension, **kwargs: Extension) -> None:
+        for optimizer in updater.get_all_optimizers().values():
+            if isinstance(optimizer, MultiNodeOptimizer):
+                optimizer._check_set_up()
+        init(self, updater, *args, **kwargs)
+
+    @functools.wraps(run)
+    def checked_run(self: Trainer, show_loop_exception_msg: bool = True) -> None:
+        warn_about_shared_outputs(self)
+        # The Trainer tests this argument when it has caught an error.
+        run(self, show_loop_exception_msg and _ShowsError())
+
+    Trainer.__init__, Trainer.run = checked_init, checked_run
+
+
+class _ShowsError:
+    """Whether the Trainer prints the error that it has just caught."""
+
+    def __bool__(self) -> bool:
+        error = sys.exc_info()[1]
+        if not isinstance(error, Exception) or common_error.is_common(error):
+            return False
+        text = ''.join(traceback.format_exception(error))
+        is_first = launcher.claim(text)
+        if is_first:
+            common_error.mark_shown(error)
+        else:
+            common_error.mark(error, is_printed_here=False)
+        return is_first
