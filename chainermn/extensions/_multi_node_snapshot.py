@@ -127,8 +127,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self._saver = Saver(comm, 'a snapshot', self._writers, self._find_obsolete, self._is_alone)
         self._writer: _TakingWriter | None = None
         if _TakingWriter.can_replace(getattr(snapshot, 'writer', None)):
-            snapshot.writer = self._writer = _TakingWriter(
-                snapshot.writer, self._saver.background.wait)
+            snapshot.writer = self._writer = _TakingWriter(snapshot.writer)
         #: Whether all ranks take part in each snapshot.
         self._is_collective = self._writer is not None and not self._is_alone
 
@@ -260,8 +259,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         return Save(
             trainer.updater.iteration, os.path.join(self._folder, filename),
             CopiedState.of(SavedParts(self._target(trainer)), self._allow_pickle, arrays),
-            self._writer.compress, names=None if self._pattern is None else self._names,
-            on_written=self._writer._post_save)
+            self._writer.compress, names=None if self._pattern is None else self._names)
 
     def _target(self, trainer: chainer.training.Trainer) -> object:
         target = getattr(self.snapshot, '_target', None)
@@ -292,17 +290,10 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
 
 class _TakingWriter(snapshot_writers.Writer):
-    """Replaces Chainer's default writer: takes the state, which :class:`Saver` writes.
+    """Replaces Chainer's default writer: takes the state, which :class:`Saver` writes."""
 
-    Args:
-        writer: The default writer.
-        wait: Function that waits for the thread.
-    """
-
-    def __init__(self, writer: snapshot_writers.SimpleWriter, wait: Callable[[], None]) -> None:
-        self._wait = wait
+    def __init__(self, writer: snapshot_writers.SimpleWriter) -> None:
         super().__init__()
-        self._post_save_hooks += writer._post_save_hooks
         self.compress = writer._kwds.get('compression', True)
         self.taken: tuple[str, dict[str, np.ndarray]] | None = None  # file name, state
 
@@ -319,10 +310,6 @@ class _TakingWriter(snapshot_writers.Writer):
 
     def _add_cleanup_hook(self, hook_fun: Callable[..., None]) -> None:
         """Ignore Chainer's hook for ``n_retains``: Saver removes the files."""
-
-    def finalize(self) -> None:
-        """Wait for the thread."""
-        self._wait()
 
 
 _Filename: TypeAlias = str | Callable[[chainer.training.Trainer], str]

@@ -58,17 +58,12 @@ class Arrays(Mapping[str, np.ndarray]):
         self._archive = zipfile.ZipFile(file)
         self._members = {member.removesuffix('.npy'): member
                          for member in self._archive.namelist()}
-        try:
-            objects = [] if allow_pickle else [
-                key for key in self if self._pickle(key) not in {None, *_NONE}]
-            if objects:
+        for key in () if allow_pickle else self:
+            if self._pickle(key) not in {None, *_NONE}:
                 raise ValueError(
-                    f'{name} was not loaded: {objects[0]!r} is an array of Python objects, and '
-                    'loading it would run code from the file. If you trust everyone who can write '
-                    'to the file, pass allow_pickle=True when you create the extension.')
-        except BaseException:
-            self._archive.close()
-            raise
+                    f'{name} was not loaded: {key!r} is an array of Python objects, and loading it '
+                    'would run code from the file. If you trust everyone who can write to the '
+                    'file, pass allow_pickle=True when you create the extension.')
 
     def __getitem__(self, key: str) -> np.ndarray:
         if self._pickle(key) in _NONE:

@@ -125,8 +125,6 @@ class Saver:
         """Start a save in a thread.  The save before must be complete, or have failed."""
         self._count += 1
         self._in_flight = save
-        if save.state is None and not self._to_remove:
-            return
         tag = Tag(f'{self._run}-{self._count}', save.iteration, self._size, list(self._writers),
                   self._rank)
 

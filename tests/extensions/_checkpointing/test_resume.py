@@ -39,14 +39,14 @@ def test_rank_0_reads_for_all(comm, tmp_path):
         assert load(comm, selection) == 7
 
 
-@pytest.mark.parametrize('is_for_all', [True, False])
-def test_a_file_that_is_gone_is_one_error(comm, tmp_path, is_for_all):
-    path = written(tmp_path, 7)
-    reader = 0 if is_for_all else comm.size - 1
-    if comm.rank == reader:
+@pytest.mark.parametrize('readers', ['first', 'each', 'of groups'])
+def test_a_file_that_is_gone_is_one_error(comm, tmp_path, readers):
+    path, last = written(tmp_path, 7), comm.size - 1
+    group = comm.split(int(comm.rank == last), comm.rank) if readers == 'of groups' else None
+    if comm.rank == (last if readers == 'each' else 0):
         os.remove(path)
     with raises_on_all(FileNotFoundError):
-        load(comm, Selection(1, path, comm.size, is_for_all))
+        load(comm, Selection(1, path, comm.size, readers == 'first'), group)
 
 
 def test_python_objects_are_refused_before_anything_is_loaded(comm, tmp_path):

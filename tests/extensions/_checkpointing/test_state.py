@@ -48,7 +48,7 @@ class State:
     def __init__(self):
         self.arrays = {'c': np.arange(6.0).reshape(2, 3), 'f': np.asfortranarray(np.eye(3)),
                        'scalar': 3, 'none': None, 'objects': np.array([[1], 'x'], dtype=object),
-                       'empty': np.empty((0, 2), np.float16)}
+                       'empty': np.empty((0, 2), np.float16), 'memory': memoryview(np.ones(3))}
         self.link = chainer.links.Linear(2, 2)
 
     def serialize(self, serializer):
