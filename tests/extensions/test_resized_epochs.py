@@ -64,7 +64,7 @@ def on_ranks(comm, size, function):
     group, result, error = comm.split(int(comm.rank >= size), comm.rank), None, None
     if comm.rank < size:
         with warnings.catch_warnings():
-            warnings.filterwarnings('ignore', 'iteration .* was saved by')
+            warnings.filterwarnings('ignore', 'iteration .* (was saved by|is between the updates)')
             try:
                 result = function(group)
             except Exception:
