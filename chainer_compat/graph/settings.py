@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 
 class OptionError(ValueError):
-    """Raised by kernels if an option of ``chainer.config`` has an invalid value."""
+    """Raised if an option of ``chainer.config`` has an invalid value."""
 
 
 class OptionWarning(UserWarning):
-    """Given by kernels if an option of ``chainer.config`` makes them slow."""
+    """Given if an option of ``chainer.config`` makes kernels slow."""
 
 
 def raises_errors() -> bool:

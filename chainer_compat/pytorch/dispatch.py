@@ -57,10 +57,10 @@ _has_advised = False
 
 def replace(module: ModuleType, name: str, kernel: str,
             is_worth_importing: Callable[..., bool] | None = None) -> None:
-    """Let a function of Chainer call a kernel, and the original where the kernel does not apply.
+    """Let a function call a kernel, and the original where the kernel does not apply.
 
     Args:
-        module: A module of Chainer.
+        module: The module of the function.
         name: A function, or a class and a method, of the module.
         kernel: A module of this package and a function, with the arguments of the original.
         is_worth_importing: As for :func:`with_kernel`.

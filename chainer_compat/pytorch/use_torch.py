@@ -39,7 +39,10 @@ def use_torch(module: ModuleType) -> None:
 
 @patch('chainer', *RULES)
 def fused_updates(module: ModuleType) -> None:
-    """All versions: CHAINER_FUSED_UPDATES sets the new option ``chainer.config.fused_updates``."""
+    """All versions: PyTorch updates parameters, if ``chainer.config.fused_updates`` says so.
+
+    CHAINER_FUSED_UPDATES sets this new option.
+    """
     from chainer_compat.updates import block_updates, fused_option, one_pass
 
     if module.__name__ == 'chainer':
@@ -48,7 +51,7 @@ def fused_updates(module: ModuleType) -> None:
         return
     name = RULES[module.__name__]
     dispatch.replace(module, f'{name}.update_core_cpu', 'updates.update_core', _is_large_parameter)
-    one_pass.accept(getattr(module, name))
+    one_pass.accept(getattr(module, name))  # again: it remembers the functions of the rule
 
 
 #: Elements of parameters for which an update imports PyTorch, which takes seconds.

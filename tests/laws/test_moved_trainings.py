@@ -15,6 +15,8 @@ from laws.law import law, planted
 import chainer_compat
 
 torch = pytest.importorskip('torch')
+from trainings_in_torch import assert_same, train, train_in_torch  # noqa: E402
+
 from chainer_compat.pytorch.conversion import optimizers as moved  # noqa: E402
 
 pytestmark = pytest.mark.mpi_skip
@@ -102,24 +104,6 @@ def batches(random, n):
     return [(random.randn(4, 2, 3, 3), random.randint(0, 2, 4)) for _ in range(n)]
 
 
-def train(optimizer, data):
-    for x, t in data:
-        optimizer.update(lambda x, t: F.softmax_cross_entropy(optimizer.target(x), t), x, t)
-
-
-def train_in_torch(module, optimizer, data):
-    for x, t in data:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(module(torch.tensor(x)), torch.tensor(t)).backward()
-        optimizer.step()
-
-
-def assert_same(model, module):
-    for path, param in model.namedparams():
-        tensor = module.get_parameter(path[1:].replace('/', '.'))
-        np.testing.assert_allclose(tensor.detach().numpy(), param.array, 1e-9, 1e-9, err_msg=path)
-
-
 @law(trainings(), planted(moved, '_set_state', lambda set_state: (
     lambda optimizer, kind, name, old, new: set_state(
         optimizer, kind._replace(factor=lambda _: 1.), name, old, new))), 12)
@@ -142,7 +126,7 @@ def test_moved_training(program):
             group['lr'] *= program.factor
     train(optimizer, after)
     train_in_torch(module, new, after)
-    assert_same(model, module)
+    assert_same(model, module, 1e-9)
 
     other = Net()
     returned = optimizer_of(program, other)
@@ -151,4 +135,4 @@ def test_moved_training(program):
     chainer_compat.load_torch_optimizer(returned, new, module)
     train(returned, back)
     train_in_torch(module, new, back)
-    assert_same(other, module)
+    assert_same(other, module, 1e-9)

@@ -81,8 +81,8 @@ def _momentum(hyperparam: Any) -> Options:
     return {'lr': hyperparam.lr, 'momentum': hyperparam.momentum}
 
 
-_ADAM = RuleInTorch(torch.optim.Adam, _adam,
-             {'m': 'exp_avg', 'v': 'exp_avg_sq', 'vhat': 'max_exp_avg_sq'}, counts=True)
+_ADAM = RuleInTorch(torch.optim.Adam, _adam, {
+    'm': 'exp_avg', 'v': 'exp_avg_sq', 'vhat': 'max_exp_avg_sq'}, counts=True)
 
 #: By update rule.
 KINDS: dict[type, RuleInTorch] = {
@@ -154,9 +154,7 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
             options['t'] = rule.t
         group = groups.setdefault(repr(sorted(options.items())), {'params': [], **options})
         group['params'].append(new)
-    result = kind.make([_plain(group, kind) for group in groups.values()])
-    for group, found in zip(groups.values(), result.param_groups, strict=True):
-        found.update({key: value for key, value in group.items() if key != 'params'})
+    result = kind.make([*groups.values()])
     for name, old, new in used:
         _set_state(result, kind, name, old, new)
     for _, new in frozen:
@@ -188,21 +186,25 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
     if not isinstance(torch_optimizer, kind.make):
         raise ConversionError(f'{type(optimizer).__name__} is {kind.make.__name__} in PyTorch, not '
                               f'{type(torch_optimizer).__name__}')
+    values = []  # nothing changes before all are known
     for name, old, new in used:
         rule, found = old.update_rule, torch_optimizer.state.get(new, {})
-        if 'step' in found:
-            rule.t = int(found['step'])
-            optimizer.t = max(optimizer.t, rule.t)
         rule._init_states(old)
         for ours, theirs in kind.states.items():
             if ours in (rule.state or {}):
-                value = found.get(theirs)
-                if value is None and found:
+                if found and found.get(theirs) is None:
                     raise ConversionError(
                         f'The optimizer of PyTorch has no state {theirs!r} of {name}')
                 factor = _named(name, functools.partial(kind.factor, rule.hyperparam))
-                rule.state[ours][...] = 0 if value is None else (
-                    value.detach().cpu().numpy() / factor)
+                values.append((rule.state[ours], found[theirs].detach().cpu().numpy() / factor
+                               if found else 0))
+    for array, value in values:
+        array[...] = value
+    for _, old, new in used:
+        step = torch_optimizer.state.get(new, {}).get('step')
+        if step is not None:
+            old.update_rule.t = int(step)
+            optimizer.t = max(optimizer.t, int(step))
 
 
 def actual(optimizer: Any) -> Any:
@@ -366,11 +368,6 @@ def _prepare(preparations: list[Preparation], params: list[torch.nn.Parameter]) 
         prepare(params)
 
 
-def _plain(group: Options, kind: RuleInTorch) -> Options:
-    """Return the options that PyTorch's class knows when it is made."""
-    return {key: value for key, value in group.items() if key not in ('t', 'chainer_eps')}
-
-
 def _set_state(optimizer: torch.optim.Optimizer, kind: RuleInTorch, name: str, old: Any,
                new: torch.nn.Parameter) -> None:
     """Give a parameter in PyTorch the state that its update rule has."""
@@ -393,6 +390,6 @@ def _set_state(optimizer: torch.optim.Optimizer, kind: RuleInTorch, name: str, o
                 'shard_states=True, each rank has the state of its shard. Resume the checkpoint on '
                 'one rank without shard_states, and convert the optimizer there')
         factor = _named(name, functools.partial(kind.factor, rule.hyperparam))
-        found[theirs] = torch.from_numpy(array * factor).to(new.device, new.dtype)
+        found[theirs] = torch.from_numpy(np.array(array)).to(new.device, new.dtype) * factor
     if found:
         optimizer.state[new] = found

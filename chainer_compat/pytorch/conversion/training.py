@@ -47,7 +47,7 @@ def load_optimizer(path: str | Path, optimizer: Any) -> WhereItStopped:
                 arrays, path=f'{prefix}{name.lstrip("/")}/'))
             optimizer.t = max(optimizer.t, param.update_rule.t)
         return WhereItStopped(_number(arrays, r'(.*/)?updater/iteration'),
-                        _number(arrays, r'(.*/)?iterator:main/epoch'))
+                              _number(arrays, r'(.*/)?iterator:main/epoch'))
 
 
 def _prefix(arrays: Mapping[str, Array], optimizer: Any, file: str) -> str:

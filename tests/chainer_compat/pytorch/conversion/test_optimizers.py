@@ -16,8 +16,10 @@ from chainer.optimizer_hooks import (
     Lasso,
     WeightDecay,
 )
+from trainings_in_torch import assert_same, train, train_in_torch
 
 import chainer_compat
+import chainermn
 from chainer_compat import ConversionError
 
 pytestmark = [pytest.mark.mpi_skip, pytest.mark.filterwarnings('ignore:In Chainer, the norm')]
@@ -75,18 +77,6 @@ def change(model, kind):
         model.b.W.update_rule.add_hook(WeightDecay(.1))
 
 
-def train(optimizer, data):
-    for x, t in data:
-        optimizer.update(lambda x, t: F.softmax_cross_entropy(optimizer.target(x), t), x, t)
-
-
-def train_in_torch(module, optimizer, data):
-    for x, t in data:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(module(torch.tensor(x)), torch.tensor(t)).backward()
-        optimizer.step()
-
-
 def moved(kind, hooks, changes, dtype, n_before=3):
     np.random.seed(0)
     model = Net(dtype)
@@ -98,13 +88,6 @@ def moved(kind, hooks, changes, dtype, n_before=3):
     train(optimizer, data[:n_before])
     module = chainer_compat.to_torch(model, data[0][0], train=True)
     return model, optimizer, module, chainer_compat.to_torch_optimizer(optimizer, module), data
-
-
-def assert_equal(model, module, tolerance):
-    for name, param in model.namedparams():
-        np.testing.assert_allclose(
-            module.get_parameter(name[1:].replace('/', '.')).detach().numpy(), param.array,
-            tolerance, tolerance, err_msg=name)
 
 
 @pytest.mark.parametrize('changes', ['', 'frozen', 'own rate', 'own decay'])
@@ -121,7 +104,7 @@ def test_50_steps(kind, hooks, changes):
         return
     train(optimizer, data[3:])
     train_in_torch(module, new, data[3:])
-    assert_equal(model, module, 1e-10)
+    assert_same(model, module, 1e-10)
     assert module.get_parameter('a.W').requires_grad == (changes != 'frozen')
 
 
@@ -133,7 +116,7 @@ def test_in_float32_before_the_first_update_and_back(kind):
     chainer_compat.load_torch_optimizer(optimizer, new, module)
     train(optimizer, data[20:25])
     train_in_torch(module, new, data[20:25])
-    assert_equal(model, module, 1e-4)
+    assert_same(model, module, 1e-4)
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -146,7 +129,7 @@ def test_back_in_float64(kind):
     chainer_compat.load_torch_optimizer(back, new, module)
     train(back, data[10:])
     train_in_torch(module, new, data[10:])
-    assert_equal(other, module, 1e-10)
+    assert_same(other, module, 1e-10)
 
 
 def test_a_state_dict_resumes():
@@ -171,7 +154,7 @@ def test_hooks_run_once_per_step():
     model, optimizer, module, new, data = moved('Adam', 'decay, clip', '', 'd')
     train(optimizer, data[3:10])
     train_in_torch(module, new, data[3:10])
-    assert_equal(model, module, 1e-10)
+    assert_same(model, module, 1e-10)
 
 
 def test_the_predictor_of_a_classifier():
@@ -186,7 +169,64 @@ def test_the_predictor_of_a_classifier():
     for x, t in data[3:]:
         optimizer.update(model, x, t)
     train_in_torch(module, new, data[3:])
-    assert_equal(model.predictor, module, 1e-10)
+    assert_same(model.predictor, module, 1e-10)
+
+
+class Scaled(chainer.Chain):
+    """Has a parameter without axes, and one whose array is not C-contiguous."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.scale = chainer.Parameter(np.array(1.5))
+            self.W = chainer.Parameter(np.asfortranarray(np.random.randn(3, 4)))
+
+    def forward(self, x):
+        return F.linear(x, self.W) * F.broadcast_to(self.scale, (len(x), 3))
+
+
+@pytest.mark.parametrize('kind', ['MomentumSGD', 'Adam'])
+def test_parameters_without_axes_or_in_another_order(kind):
+    model = Scaled()
+    optimizer, data = KINDS[kind]().setup(model), batches('d')
+    train(optimizer, data[:3])
+    module = chainer_compat.to_torch(model, data[0][0], train=True)
+    new = chainer_compat.to_torch_optimizer(optimizer, module)
+    train(optimizer, data[3:10])
+    train_in_torch(module, new, data[3:10])
+    assert_same(model, module, 1e-10)
+    chainer_compat.load_torch_optimizer(optimizer, new, module)
+    train(optimizer, data[10:15])
+    train_in_torch(module, new, data[10:15])
+    assert_same(model, module, 1e-10)
+
+
+def test_a_multi_node_optimizer():
+    model, data = Net('d'), batches('d')
+    optimizer = chainermn.create_multi_node_optimizer(
+        KINDS['MomentumSGD'](), chainermn.create_communicator('naive')).setup(model)
+    train(optimizer, data[:4])  # the first update broadcasts
+    module = chainer_compat.to_torch(model, data[0][0], train=True)
+    new = chainer_compat.to_torch_optimizer(optimizer, module)
+    train(optimizer, data[4:10])
+    train_in_torch(module, new, data[4:10])
+    assert_same(model, module, 1e-10)
+
+
+def test_nothing_is_loaded_if_a_state_is_missing():
+    model, optimizer, module, new, _ = moved('Adam', 'none', '', 'd')
+    before = {path: (param.update_rule.t, param.update_rule.state['m'].copy())
+              for path, param in model.namedparams()}
+    last = new.param_groups[-1]['params'][-1]
+    for state in new.state.values():
+        state['step'] += 1
+        state['exp_avg'] += 1
+    del new.state[last]['exp_avg_sq']
+    with pytest.raises(ConversionError, match="has no state 'exp_avg_sq' of"):
+        chainer_compat.load_torch_optimizer(optimizer, new, module)
+    for path, param in model.namedparams():
+        assert param.update_rule.t == before[path][0]
+        np.testing.assert_array_equal(param.update_rule.state['m'], before[path][1])
 
 
 def test_parameters_of_several_links():
