@@ -208,6 +208,7 @@ def main():
             print(f'epoch {{epoch + 1}}: loss {{loss.item():.4f}}')
             torch.save(module, os.path.join(folder, f'module_{{epoch + 1}}.pt'))
     if size > 1:
+        dist.barrier()  # rank 0 still writes
         dist.destroy_process_group()
 
 

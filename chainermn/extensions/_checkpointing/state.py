@@ -112,7 +112,8 @@ def _copy_with_random(parts: SavedParts, late: LateCopies) -> dict[str, np.ndarr
         # The thread of an iterator may have drawn the order of the next epoch in the meantime.
         again = {prefix + name: array for prefix, iterator in prefetching.items()
                  for name, array in copy_state(iterator).items()}
-        if all(np.array_equal(arrays[key], array) for key, array in again.items()):
+        if all(key in arrays and np.array_equal(arrays[key], array)  # some appear with it
+               for key, array in again.items()):
             break
         arrays.update(again)
     return arrays

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from chainermn.extensions._checkpointing import state
+from chainermn.extensions._checkpointing.parts import SavedParts
 
 try:
     import torch
@@ -67,6 +68,24 @@ def test_a_copy_is_what_chainer_serializes_and_shares_nothing():
     for array in serializer.target.values():
         array[...] = 0
     assert {name: pickle.dumps(array) for name, array in copied.items()} == expected
+
+
+def test_an_order_that_is_drawn_during_the_copy_and_the_generator_after_it():
+    class DrawsMeanwhile(chainer.iterators.SerialIterator):
+        _prefetch_loop = orders = None
+
+        def serialize(self, serializer):
+            if self.orders is not None:
+                serializer('next_orders', self.orders)
+            else:  # as a thread would
+                self.orders = np.random.permutation(4)
+
+    copied = state.CopiedState.of(SavedParts({'data': DrawsMeanwhile([1, 2], 1)}), False).arrays
+    expected = np.random.random()
+    assert 'data/next_orders' in copied
+    np.random.seed(0)
+    state.restore_random(copied)
+    assert np.random.random() == expected
 
 
 def test_objects_are_refused_before_they_are_saved():
