@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import chainer
 import numpy as np
 
-from chainermn._types import Object, Optimizer, Parameter, Serializer, UpdateRule
+from chainermn._types import Model, Object, Optimizer, Parameter, Serializer, UpdateRule
+from chainermn.optimizers._optimizer_proxy import once
 from chainermn.optimizers._sharded_states import combine
 from chainermn.optimizers._sharded_states.partition import Shard
 
@@ -34,6 +35,11 @@ class FullUpdate:
         """Step with the mean gradients.  Collective: every rank calls it."""
         optimizer.update(None, *args, **kwds)
 
+    def gather(self, optimizer: Optimizer) -> dict[str, dict[str, Object]]:
+        """Return the states of all parameters.  Collective: every rank calls it."""
+        return {path: dict(param.update_rule.state or {})
+                for path, param in with_rules(optimizer.target).items()}
+
     def serialize(self, optimizer: Optimizer, serializer: Serializer, is_root: bool) -> None:
         """Save or load the optimizer with the states of this rank.
 
@@ -57,6 +63,12 @@ class FullUpdate:
     def common(self, saved: Mapping[str, Object]) -> dict[str, Object]:
         """Return the part of a saved optimizer that is equal on all ranks."""
         return dict(saved)
+
+
+def with_rules(target: Model) -> dict[str, Parameter]:
+    """Return the initialized parameters that the optimizer updates, each under one path."""
+    return once((path, param) for path, param in sorted(target.namedparams(include_uninit=False))
+                if param.update_rule is not None)
 
 
 def init_state(param: Parameter) -> None:

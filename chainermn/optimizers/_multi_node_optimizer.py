@@ -200,6 +200,28 @@ class MultiNodeOptimizer(OptimizerProxy):
             self._step(*args, **kwds)
         self._progress.is_started = False
 
+    def gather_states(self) -> dict[str, dict[str, Object]]:
+        """Gather the states of the update rules, of which each rank may have a shard.
+
+        Collective: every rank calls it.
+
+        Returns:
+            On all ranks, for the path of each initialized parameter that has an update rule, the
+            state of that rule: arrays of the shape and device of the parameter, by name.  They may
+            be those of the optimizer.
+
+        Example:
+            >>> adam = chainer.optimizers.Adam()
+            >>> optimizer = chainermn.create_multi_node_optimizer(
+            ...     adam, comm, shard_states=True).setup(model)
+            >>> for _ in range(2):
+            ...     optimizer.update(model, *batch)
+            >>> sorted(optimizer.gather_states()['/predictor/b'])
+            ['m', 'v']
+        """
+        self._averaging.wait()
+        return self._stepper.gather(self.actual_optimizer)
+
     def serialize(self, serializer: Serializer) -> None:
         """Save or load the actual optimizer, and the gradients that were not sent yet.
 

@@ -1,11 +1,13 @@
 """Laws of the multi-node optimizer: N ranks as one process, with each option and all others."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from chainer.optimizer_hooks import WeightDecay
 from equal_values import assert_same
 from laws.law import law, planted
-from laws.one_process import Reference, arrays
+from laws.one_process import ROUNDING, TOLERANCES, Reference, arrays
 from laws.programs import HOOKS, STEPS, Hook, Net, programs
 from laws.training import Training, check_against_one_process, compare, is_finite
 
@@ -23,6 +25,7 @@ from chainermn.optimizers._full_update import FullUpdate
 from chainermn.optimizers._gradient_averaging import GradientAveraging
 from chainermn.optimizers._join import Join
 from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
+from chainermn.optimizers._sharded_states import combine
 from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
 
 pytestmark = [
@@ -76,6 +79,36 @@ def test_double_buffering(comm, program):
 def test_sharded_states(comm, program):
     """``shard_states``: the same parameters as without."""
     check_against_one_process(comm, program)
+
+
+def with_zeros(join):
+    def changed(path, shape, parts):
+        return {name: value * (path != '/first/W')
+                for name, value in join(path, shape, parts).items()}
+    return changed
+
+
+@law(programs(shard=True, dtype=['f', 'd'], compression=['', 'fp16'], infinite=()),
+     planted(combine, 'join', with_zeros))
+def test_gathered_states(comm, program):
+    """``gather_states``: between updates, each rank gets the states that it has without shards."""
+    sharded = Training(program, comm)
+    full = Training(dataclasses.replace(program, shard=False), comm)
+    for step in range(STEPS):
+        for training in (full, sharded):
+            training.happen(step)
+            training.update(step)
+            training.wait()
+        if not all(np.isfinite(array).all() for array in arrays(full.optimizer.target).values()):
+            return
+        found, expected = sharded.optimizer.gather_states(), full.optimizer.gather_states()
+        for path, states in expected.items():
+            assert found[path].keys() == states.keys(), path
+            for name, array in states.items():
+                tolerance = TOLERANCES[program.dtype] + ROUNDING.get(program.compression, 0)
+                np.testing.assert_allclose(
+                    found[path][name], array, tolerance,
+                    tolerance * max(1., np.abs(array).max(initial=0)), err_msg=f'{path} {name}')
 
 
 def fill_with_ones(of_model):

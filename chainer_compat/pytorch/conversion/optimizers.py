@@ -115,6 +115,8 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
     GradientHardClipping and Lasso act as before: as the option ``weight_decay`` where that is the
     same, and otherwise before each step (``register_step_pre_hook``).
 
+    Collective for a multi-node optimizer with ``shard_states=True``: every rank calls it.
+
     Args:
         optimizer: An optimizer of a model on the CPU, or a multi-node optimizer.
         module: The model in PyTorch, of ``to_torch(model, ..., train=True)``.
@@ -137,6 +139,7 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
         >>> chainer_compat.to_torch_optimizer(optimizer, module).param_groups[0]['momentum']
         0.9
     """
+    states = _states(optimizer)
     optimizer = actual(optimizer)
     used, frozen = _parameters(optimizer, module)
     kind = kind_of(optimizer, [old for _, old, _ in used])
@@ -156,7 +159,7 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
         group['params'].append(new)
     result = kind.make([*groups.values()])
     for name, old, new in used:
-        _set_state(result, kind, name, old, new)
+        _set_state(result, kind, name, old, new, states[id(old)])
     for _, new in frozen:
         new.requires_grad_(False)
     if preparations:
@@ -192,6 +195,10 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
         rule._init_states(old)
         for ours, theirs in kind.states.items():
             if ours in (rule.state or {}):
+                if rule.state[ours].shape != old.shape:
+                    raise ConversionError(
+                        f'The state of {name} is a shard, since the optimizer has '
+                        'shard_states=True and was updated. Set it up with the model again first')
                 if found and found.get(theirs) is None:
                     raise ConversionError(
                         f'The optimizer of PyTorch has no state {theirs!r} of {name}')
@@ -215,6 +222,20 @@ def actual(optimizer: Any) -> Any:
         raise ConversionError(
             f'{type(optimizer).__name__} has no model. Call optimizer.setup(model) first')
     return optimizer
+
+
+def _states(optimizer: Any) -> dict[int, dict[str, Any]]:
+    """Return the state of each update rule, by the ``id`` of the parameter.
+
+    Collective if each rank has a shard of it: every rank calls it.
+    """
+    params = dict(actual(optimizer).target.namedparams())
+    found = {id(param): param.update_rule.state or {}
+             for param in params.values() if param.update_rule is not None}
+    if hasattr(optimizer, 'gather_states'):
+        found.update((id(params[path]), states)
+                     for path, states in optimizer.gather_states().items())
+    return found
 
 
 def _parameters(optimizer: Any, module: torch.nn.Module
@@ -369,10 +390,9 @@ def _prepare(preparations: list[Preparation], params: list[torch.nn.Parameter]) 
 
 
 def _set_state(optimizer: torch.optim.Optimizer, kind: RuleInTorch, name: str, old: Any,
-               new: torch.nn.Parameter) -> None:
+               new: torch.nn.Parameter, arrays: dict[str, Any]) -> None:
     """Give a parameter in PyTorch the state that its update rule has."""
     rule = old.update_rule
-    arrays = rule.state or {}
     if set(arrays) - set(kind.states):
         raise ConversionError(f'The state of {name} has {", ".join(sorted(arrays))}, but '
                               f'{kind.make.__name__} knows {", ".join(kind.states)}')
@@ -384,11 +404,6 @@ def _set_state(optimizer: torch.optim.Optimizer, kind: RuleInTorch, name: str, o
         if array is None:
             found[theirs] = torch.zeros_like(new)
             continue
-        if array.shape != old.shape:
-            raise ConversionError(
-                f'The state of {name} has the shape {array.shape} instead of {old.shape}: with '
-                'shard_states=True, each rank has the state of its shard. Resume the checkpoint on '
-                'one rank without shard_states, and convert the optimizer there')
         factor = _named(name, functools.partial(kind.factor, rule.hyperparam))
         found[theirs] = torch.from_numpy(np.array(array)).to(new.device, new.dtype) * factor
     if found:

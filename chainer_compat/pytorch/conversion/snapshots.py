@@ -40,17 +40,19 @@ def load_snapshot(path: str | Path, model: chainer.Link) -> str:
         UserWarning: For each newer iteration that was skipped, because a file is missing or
             damaged.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = newest_file(path)
+    path = files_of(Path(path))[0]
     with np.load(path) as arrays:
         prefix = find_model(arrays, model, str(path))
         chainer.serializers.NpzDeserializer(arrays, path=prefix).load(model)
     return prefix
 
 
-def newest_file(folder: Path) -> Path:
-    """Return rank 0's file of the newest iteration that all ranks saved."""
+def files_of(path: Path) -> list[Path]:
+    """Return a file; or of a folder those of the newest iteration that all ranks saved."""
+    return _newest_files(path) if path.is_dir() else [path]
+
+
+def _newest_files(folder: Path) -> list[Path]:
     saves: dict[tuple[str, int], dict[int, Path]] = {}
     for file in folder.iterdir():
         if match := CHECKPOINT.fullmatch(file.name):
@@ -61,9 +63,9 @@ def newest_file(folder: Path) -> Path:
     ranks = max((max(files) + 1 for files in saves.values()), default=0)
     for (_, iteration), files in sorted(saves.items(), reverse=True):
         if _is_complete(files, ranks):
-            return files[0]
+            return [files[rank] for rank in sorted(files)]
         warnings.warn(f'Skipped iteration {iteration} in {folder}: a file is missing or damaged.',
-                      stacklevel=3)
+                      stacklevel=4)
     raise ConversionError(f'{folder} contains no iteration that all ranks saved.')
 
 

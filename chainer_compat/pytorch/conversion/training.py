@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import math
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +18,11 @@ from chainer import optimizer_hooks
 
 from chainer_compat.pytorch.conversion import optimizers, torch_optimizers
 from chainer_compat.pytorch.conversion.errors import ConversionError
-from chainer_compat.pytorch.conversion.snapshots import newest_file
+from chainer_compat.pytorch.conversion.snapshots import files_of
 from chainer_compat.pytorch.conversion.tracked_array import Array
+
+#: The array beside a sharded state: the first and last element of its parameter, and the shape.
+_ELEMENTS = 'sharded_elements'
 
 
 class WhereItStopped(NamedTuple):
@@ -31,20 +36,23 @@ def load_optimizer(path: str | Path, optimizer: Any) -> WhereItStopped:
     """Load the state of an optimizer from the snapshot of a trainer.
 
     Args:
-        path: A trainer snapshot, a file of a ChainerMN checkpoint, or its folder.
+        path: A trainer snapshot, a file of a ChainerMN checkpoint, or its folder, which it must be
+            if each rank saved a shard of the state.
         optimizer: Set up with the model, or a part of the one in the snapshot.
 
     Raises:
         ConversionError: If the file does not contain the state, or that of several optimizers.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = newest_file(path)
-    with np.load(path) as arrays:
-        prefix = _prefix(arrays, optimizer, str(path))
+    files = files_of(Path(path))
+    with contextlib.ExitStack() as stack:
+        of_ranks = [stack.enter_context(np.load(file)) for file in files]
+        arrays = of_ranks[0]
+        prefix = _prefix(arrays, optimizer, str(files[0]))
         for name, param in optimizer.target.namedparams():
+            start = f'{prefix}{name.lstrip("/")}/'
             param.update_rule.serialize(chainer.serializers.NpzDeserializer(
-                arrays, path=f'{prefix}{name.lstrip("/")}/'))
+                _complete_state(of_ranks, start) if start + _ELEMENTS in arrays else arrays,
+                path=start))
             optimizer.t = max(optimizer.t, param.update_rule.t)
         return WhereItStopped(_number(arrays, r'(.*/)?updater/iteration'),
                               _number(arrays, r'(.*/)?iterator:main/epoch'))
@@ -62,6 +70,37 @@ def _prefix(arrays: Mapping[str, Array], optimizer: Any, file: str) -> str:
             f'{file} does not contain the state of an optimizer of these parameters, such as '
             f'{ends[0]!r}. It must be the snapshot of a trainer, or a checkpoint')
     return found[0]
+
+
+def _complete_state(of_ranks: Sequence[Mapping[str, Array]], start: str) -> dict[str, Array]:
+    """Join the shards of the state of a parameter.
+
+    Args:
+        of_ranks: The arrays in the file of each rank.
+        start: What the names of the state begin with.
+
+    Raises:
+        ConversionError: If elements are missing.
+    """
+    result: dict[str, Array] = {}
+    shape = of_ranks[0][start + _ELEMENTS].tolist()[2:]
+    is_known = np.zeros(math.prod(shape), bool)
+    for arrays in of_ranks:
+        first, last = arrays[start + _ELEMENTS].tolist()[:2]
+        is_known[first:last] = True
+        for key in arrays:
+            if key.startswith(start) and key != start + _ELEMENTS:
+                value = arrays[key]
+                if value.size == last - first and key != f'{start}t':
+                    whole = result.setdefault(key, np.empty(shape, value.dtype))
+                    whole.reshape(-1)[first:last] = value.reshape(-1)
+                else:
+                    result.setdefault(key, value)
+    if not is_known.all():
+        raise ConversionError(
+            'The file contains only a shard of the states of the optimizer, which had '
+            'shard_states=True. Pass the folder with the files of all ranks')
+    return result
 
 
 def _number(arrays: Mapping[str, Array], pattern: str) -> int | None:

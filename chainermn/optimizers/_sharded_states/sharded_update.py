@@ -25,8 +25,7 @@ from chainermn._process import environment, runtime
 from chainermn._types import Array, Model, Object, Optimizer, Parameter, Serializer, UpdateRule
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._elementwise_rules import is_elementwise
-from chainermn.optimizers._full_update import FullUpdate, as_updated
-from chainermn.optimizers._optimizer_proxy import once
+from chainermn.optimizers._full_update import FullUpdate, as_updated, with_rules
 from chainermn.optimizers._sharded_states import combine, shard_hooks
 from chainermn.optimizers._sharded_states.partition import Item, Range, Shard, partition
 from chainermn.optimizers._sharded_states.shard_hooks import ShardedParameter
@@ -103,7 +102,7 @@ class ShardedUpdate(FullUpdate):
             ValueError: On all ranks, if parameters or update rules changed on some ranks only, or
                 the ranks have loaded different snapshots.
         """
-        params = _with_rules(optimizer.target)
+        params = with_rules(optimizer.target)
         own_needs_all = (self._has_debug_variable or chainer.is_debug()
                          or shard_hooks.needs_all(_wrapped(optimizer)))
         arrays = [param.array for param in params.values()]
@@ -147,7 +146,7 @@ class ShardedUpdate(FullUpdate):
     def update(self, optimizer: Optimizer, *args: Object, **kwds: Object) -> None:
         """Step like ``GradientMethod.update``, but update this rank's shard, and exchange it."""
         optimizer = _wrapped(optimizer)
-        params = _with_rules(optimizer.target)
+        params = with_rules(optimizer.target)
         paths = {id(param): path for path, param in params.items()}
         try:
             optimizer.reallocate_cleared_grads()
@@ -173,6 +172,16 @@ class ShardedUpdate(FullUpdate):
         self._exchange(params)
         optimizer.call_hooks('post')
         optimizer.update_loss_scale()
+
+    def gather(self, optimizer: Optimizer) -> dict[str, dict[str, Object]]:
+        self.prepare(optimizer)
+        params = with_rules(optimizer.target)
+        with self._communicator.called_by(self._caller):
+            of_ranks = self._communicator.allgather_obj({
+                path: combine.StateShard(*self._elements[path], param.update_rule.state or {})
+                for path, param in params.items()})
+        return {path: combine.join(path, param.shape, [states[path] for states in of_ranks])
+                for path, param in params.items()}
 
     def serialize(self, optimizer: Optimizer, serializer: Serializer, is_root: bool) -> None:
         """Save or load also which elements the states of this rank belong to."""
@@ -321,12 +330,6 @@ class ShardedUpdate(FullUpdate):
 def _wrapped(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer that steps: of a wrapper, the wrapped one."""
     return optimizer.update.__self__
-
-
-def _with_rules(target: Model) -> dict[str, Parameter]:
-    """Return the initialized parameters that the optimizer updates, each under one path."""
-    return once((path, param) for path, param in sorted(target.namedparams(include_uninit=False))
-                if param.update_rule is not None)
 
 
 def _is_divisible(rule: UpdateRule) -> bool:

@@ -75,6 +75,21 @@ def state_bytes(optimizer):
                if isinstance(value, np.ndarray))
 
 
+@pytest.mark.parametrize('configure', [
+    lambda optimizer: None,
+    lambda optimizer: optimizer.target[0].W.update_rule.add_hook(lambda *_: None)])
+def test_gathered_states_are_those_of_an_optimizer_without_shards(comm, configure):
+    full, _ = train(comm, False, configure=configure)
+    sharded, _ = train(comm, True, configure=configure)
+    expected, found = full.gather_states(), sharded.gather_states()
+    assert found.keys() == expected.keys() == dict(full.target.namedparams()).keys()
+    for path, states in expected.items():
+        assert states.keys() == found[path].keys() == {'m', 'v'}
+        for name, array in states.items():
+            np.testing.assert_allclose(found[path][name], array, 1e-4, 1e-7)
+    assert state_bytes(sharded) < state_bytes(full) or comm.size == 1
+
+
 def wide():
     """A model of several chunks of the exchange: a rank that needs a shard gets only some."""
     return chainer.Sequential(L.Linear(N_IN, 100_000), F.tanh, L.Linear(100_000, N_OUT))

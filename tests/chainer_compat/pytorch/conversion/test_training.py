@@ -5,11 +5,14 @@ import subprocess
 import sys
 
 import chainer
+import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
 import torch
+import trainings_in_torch
 from chainer import training
+from jobs import run_job
 
 from chainer_compat import ConversionError
 from chainer_compat import __main__ as main
@@ -140,6 +143,64 @@ def test_errors(folder, monkeypatch):
     export(monkeypatch, 'snapshot', 'moved', '--training', 'net_to_move:adam')
     with pytest.raises(SystemExit, match='FileExistsError'):
         export(monkeypatch, 'snapshot', 'moved', '--training', 'net_to_move:adam')
+
+
+SHARDED = '''
+import sys
+import chainer, chainermn, numpy as np, torch
+import chainer.functions as F, chainer.links as L
+import chainer_compat
+from trainings_in_torch import assert_same, train, train_in_torch
+comm = chainermn.create_communicator('naive')
+np.random.seed(0)
+with chainer.using_config('dtype', np.float64):
+    model = chainer.Sequential(L.Linear(4, 50), F.tanh, L.Linear(50, 3))
+    model(np.ones((1, 4)))
+optimizer = chainermn.create_multi_node_optimizer(
+    chainer.optimizers.Adam(.01, eps=1e-3), comm, shard_states=True).setup(model)
+random = np.random.RandomState(comm.rank)
+data = [(random.randn(4, 4), random.randint(0, 3, 4)) for _ in range(20)]
+train(optimizer, data[:8])
+sizes = [param.update_rule.state['m'].size for param in model.params()]
+assert comm.allreduce_obj(sum(sizes)) == sum(param.size for param in model.params())
+module = chainer_compat.to_torch(model, data[0][0], train=True)
+new = chainer_compat.to_torch_optimizer(optimizer, module)
+checkpointer = chainermn.create_multi_node_checkpointer('move', comm, path='saves')
+checkpointer.save({'model': model, 'optimizer': optimizer}, 8)
+states = optimizer.gather_states()
+if comm.rank == 0:
+    np.savez('states', **{path + name: array for path, each in states.items()
+                          for name, array in each.items()})
+every = comm.allgather_obj(data)
+train(optimizer, data[8:])
+train_in_torch(module, new, [(np.concatenate([x for x, _ in batch]), np.concatenate(
+    [t for _, t in batch])) for batch in list(zip(*every))[8:]])
+assert_same(model, module, 1e-10)
+try:
+    chainer_compat.load_torch_optimizer(optimizer, new, module)
+except chainer_compat.ConversionError as error:
+    print(error)
+'''
+
+
+def test_sharded_states(folder):
+    job = run_job(folder, SHARDED, PYTHONPATH=os.path.dirname(trainings_in_torch.__file__))
+    assert job.returncode == 0, job.stdout
+    assert job.stdout.count('is a shard, since the optimizer has shard_states=True and was') == 2
+    with chainer.using_config('dtype', np.float64):
+        model = chainer.Sequential(L.Linear(4, 50), F.tanh, L.Linear(50, 3))
+    optimizer = chainer.optimizers.Adam().setup(model)
+    position = load_optimizer(folder / 'saves', optimizer)
+    assert position == (None, None)
+    with np.load(folder / 'states.npz') as states:
+        assert len(states) == 8
+        for path, param in model.namedparams():
+            assert param.update_rule.t == optimizer.t == 7  # the first update broadcasts
+            for name, array in param.update_rule.state.items():
+                np.testing.assert_array_equal(array, states[path + name])
+    file = min((folder / 'saves').glob('move.0.*'))
+    with pytest.raises(ConversionError, match='only a shard of the states of the optimizer'):
+        load_optimizer(file, chainer.optimizers.Adam().setup(model))
 
 
 def test_states_of_several_optimizers(folder):
