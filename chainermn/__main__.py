@@ -16,6 +16,7 @@ _COMMANDS = {
     'check': ('show the installation and test it', 'chainermn._commands.check'),
     'checkpoints': ('verify the checkpoints in a folder',
                     'chainermn.extensions._checkpointing.command'),
+    'compare': ('say where two runs begin to differ', 'chainermn._commands.compare'),
     'demo': ('train a digit classifier on several ranks', 'chainermn._commands.demo'),
     'dump': ('print what all ranks of a job are doing', 'chainermn._commands.dump'),
     'top': ('show the ranks of a running job', 'chainermn._commands.top'),

@@ -14,6 +14,10 @@ DEADLOCKS = 'CHAINERMN_DEADLOCKS'
 HOST_LINKS = 'CHAINERMN_HOST_LINKS'
 #: Where each host serves or writes metrics.
 METRICS = 'CHAINERMN_METRICS'
+#: Folder in which multi-node optimizers record their updates, for ``chainermn compare``.
+RECORD = 'CHAINERMN_RECORD'
+#: How many updates there are from one detailed update to the next.
+RECORD_DETAILS = 'CHAINERMN_RECORD_DETAILS'
 #: Set by ``chainermn run``: folder where failing ranks write their error messages.
 RUN_FOLDER = 'CHAINERMN_RUN_FOLDER'
 #: Set by ``chainermn run``: where it accepts a connection from each host.

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from chainermn.extensions.multi_node_report import create_multi_node_report
     from chainermn.extensions.observation_aggregator import ObservationAggregator
     from chainermn.extensions.progress_bar import ProgressBar
+    from chainermn.extensions.run_record import RunRecord
     from chainermn.extensions.tensorboard_writer import TensorBoardWriter
+    from chainermn.extensions.torch_record import TorchRecord
 
 __all__ = [
     'AllreducePersistent',
@@ -29,7 +31,9 @@ __all__ = [
     'MultiNodeEarlyStoppingTrigger',
     'ObservationAggregator',
     'ProgressBar',
+    'RunRecord',
     'TensorBoardWriter',
+    'TorchRecord',
     'create_multi_node_checkpointer',
     'create_multi_node_evaluator',
     'create_multi_node_report',
@@ -44,7 +48,9 @@ _LAZY = {
     'MultiNodeEarlyStoppingTrigger': 'chainermn.extensions.multi_node_early_stopping_trigger',
     'ObservationAggregator': 'chainermn.extensions.observation_aggregator',
     'ProgressBar': 'chainermn.extensions.progress_bar',
+    'RunRecord': 'chainermn.extensions.run_record',
     'TensorBoardWriter': 'chainermn.extensions.tensorboard_writer',
+    'TorchRecord': 'chainermn.extensions.torch_record',
     'allreduce_persistent': 'chainermn.extensions.allreduce_persistent',
     'checkpoint': 'chainermn.extensions.checkpoint',
     'create_multi_node_checkpointer': 'chainermn.extensions.checkpoint',
@@ -55,7 +61,9 @@ _LAZY = {
     'multi_node_snapshot': 'chainermn.extensions._multi_node_snapshot',
     'observation_aggregator': 'chainermn.extensions.observation_aggregator',
     'progress_bar': 'chainermn.extensions.progress_bar',
+    'run_record': 'chainermn.extensions.run_record',
     'tensorboard_writer': 'chainermn.extensions.tensorboard_writer',
+    'torch_record': 'chainermn.extensions.torch_record',
 }
 
 if not TYPE_CHECKING:  # or type checkers would accept all names

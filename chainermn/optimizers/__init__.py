@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from chainermn._operations.arguments import is_integer
 from chainermn._operations.on_all_ranks import raise_on_all_ranks
+from chainermn._process import environment
 from chainermn._types import Object, Optimizer
 from chainermn.communicators import compression as compression_module
 from chainermn.communicators._recognize import as_communicator
@@ -193,8 +194,13 @@ def create_multi_node_optimizer(
     if is_sharded:
         from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
         stepper = ShardedUpdate(communicator, settings.caller)
-    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, averaging,
-                              Accumulation(n_accumulations), stepper, settings)
+    optimizer = MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, averaging,
+                                   Accumulation(n_accumulations), stepper, settings)
+    if environment.text(environment.RECORD):
+        from chainermn.extensions.run_record import record_by_environment
+        record_by_environment(optimizer, environment.text(environment.RECORD),
+                              environment.text(environment.RECORD_DETAILS))
+    return optimizer
 
 
 def _checked_number(n_accumulations: Object) -> int:

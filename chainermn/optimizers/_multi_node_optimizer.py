@@ -31,6 +31,7 @@ from chainermn.optimizers._update_watch import UpdateWatch, watch
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
+    from chainermn.extensions.run_record import Recording
 
 
 class UpdateProgress:
@@ -80,6 +81,7 @@ class MultiNodeOptimizer(OptimizerProxy):
     _checks: ModelChecks
     _watch: UpdateWatch
     _answer_requests: Callable[[], None] | None  # of a single rank
+    _recording: Recording | None = None
 
     if TYPE_CHECKING:  # attributes of the averaging and of the actual optimizer, for editors
         zero_fill: bool
@@ -174,6 +176,9 @@ class MultiNodeOptimizer(OptimizerProxy):
             2
         """
         self._begin(lossfun is not None)
+        recording = self._recording
+        if recording is not None:
+            lossfun = recording.begin(self, lossfun, args, kwds)
         with self.communicator.span('forward'):
             loss = None if lossfun is None else self._loss(lossfun, args, kwds)
         target, accumulation = self.actual_optimizer.target, self._accumulation
@@ -189,16 +194,22 @@ class MultiNodeOptimizer(OptimizerProxy):
             del loss
         elif (scale := getattr(self.actual_optimizer, '_loss_scale', None)) is not None:
             loss_scale.unify(target.params(), scale)
+        if recording is not None and 'buckets' not in self._averaging.public:
+            recording.has_gradients(self)
         if self._settings.is_compared and self._participants.are_in_step:
             self._settings.compare(named)
         if is_changed:
             self._participants.announce('broadcast')
             self._broadcast()
+            if recording is not None:
+                recording.has_copied()
             self.target_params = seen  # not if it failed: other ranks may not have reached this
         elif accumulation.add(target):
             self._participants.announce('exchange')
             self._step(*args, **kwds)
         self._progress.is_started = False
+        if recording is not None:
+            recording.end(self)
 
     def gather_states(self) -> dict[str, dict[str, Object]]:
         """Gather the states of the update rules, of which each rank may have a shard.
@@ -330,6 +341,8 @@ class MultiNodeOptimizer(OptimizerProxy):
                 has_means = self._averaging.mean(self._stepper.shards())
         self._progress.is_started = False
         self._participants.scale(target)
+        if has_means and self._recording is not None and self._stepper.shards() is None:
+            self._recording.has_means(self)
         if has_means:
             with self.communicator.span('update'):
                 self._watch.is_averaged = True

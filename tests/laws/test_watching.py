@@ -1,6 +1,9 @@
 """Laws of what only watches: it changes no bit of a training."""
 
+import itertools
 import json
+import pathlib
+import shutil
 import time
 
 import chainer
@@ -16,8 +19,11 @@ from laws.training import Training, state
 from shared_fixtures import create
 
 from chainermn._consistency import debug_checks
+from chainermn._records import differences
+from chainermn._records.read import RunRecord
 from chainermn._timeline import activities, recorder
 from chainermn.communicators.naive_communicator import NaiveCommunicator
+from chainermn.extensions import run_record
 
 pytestmark = [pytest.mark.filterwarnings('ignore:overflow', 'ignore:invalid value',
                                          'ignore:divide by zero', 'ignore:Non finite')]
@@ -118,6 +124,27 @@ def test_debug_mode_errors(comm, program):
     assert messages == messages[:1] * comm.size
     assert_same(state(net), before)
     training.update(2)
+
+
+@law(PROGRAMS, planted(run_record, 'random_states', drawing), examples=4)
+def test_run_records(comm, program, tmp_path):
+    """A record of a run changes nothing, and equal runs have equal records."""
+    expected = Training(program, comm).run()
+    folders = [pathlib.Path(comm.bcast_obj(str(tmp_path))) / name for name in 'ab']
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    comm.barrier()
+    for folder in folders:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv('CHAINERMN_RECORD', str(folder))
+            patch.setenv('CHAINERMN_RECORD_DETAILS', str(1 + program.seed % 3))
+            patch.setattr(run_record, '_numbers', itertools.repeat(1))
+            found = Training(program, comm).run()
+        assert_same(found, expected)
+    comm.barrier()
+    a, b = map(RunRecord, folders)
+    assert all(map(len, a.ranks.values())) or 'resume' in program.events
+    assert differences.between(a, b) == []
 
 
 class Reader(chainer.FunctionHook):

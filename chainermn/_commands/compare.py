@@ -1,0 +1,108 @@
+"""``chainermn compare``: why two runs differ, from their records."""
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from chainermn._process import streams
+from chainermn._records import differences
+from chainermn._records.differences import Difference
+from chainermn._records.read import RunRecord
+
+_DESCRIPTION = """\
+Says where two runs begin to differ: in a setting, a batch, random numbers, the output of a
+function, a gradient or an update, and on which rank. With one record, compares the replicas of
+its ranks.
+
+  CHAINERMN_RECORD=a mpiexec -n 4 python train.py
+  CHAINERMN_RECORD=b mpiexec -n 4 python train.py
+  chainermn compare a b
+
+A Trainer can have chainermn.extensions.RunRecord() instead of the variable.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the options."""
+    parser.description = _DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument('a', type=pathlib.Path, metavar='A', help='folder of a record')
+    parser.add_argument('b', type=pathlib.Path, metavar='B', nargs='?',
+                        help='folder of another record')
+    parser.add_argument('--json', action='store_true', help='print the result as JSON')
+
+
+def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Run the command; return the exit status: 1 if there is a difference."""
+    try:
+        a = RunRecord(options.a)
+        b = RunRecord(options.b) if options.b else None
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    found = differences.between(a, b) if b else differences.of_ranks(a)
+    result = _result(a, b, found)
+    print(json.dumps(result, indent=2) if options.json
+          else streams.printable('\n'.join(_lines(result, found))))
+    return int(bool(found))
+
+
+def _result(a: RunRecord, b: RunRecord | None, found: Sequence[Difference]
+            ) -> dict[str, Any]:
+    result: dict[str, Any] = {'A': _summary(a)}
+    if b is None:
+        names = [*a.ranks]
+        result['settings'] = {f'{name} on {names[0]} | {other}': values for other in names[1:]
+                              for name, values in differences.settings(
+                                  a.ranks[names[0]], a.ranks[other]).items()}
+    else:
+        result['B'] = _summary(b)
+        result['settings'] = {}
+        for name in a.ranks:
+            if name in b.ranks:
+                for key, values in differences.settings(a.ranks[name], b.ranks[name]).items():
+                    result['settings'].setdefault(key, values)
+    result['differences'] = [each._asdict() for each in found]
+    if found and b is not None and found[0].rank in b.ranks:
+        result['growth'] = differences.growth(
+            a.ranks[found[0].rank], b.ranks[found[0].rank], found[0].update)
+    return result
+
+
+def _summary(run: RunRecord) -> dict[str, Any]:
+    return {'folder': str(run.folder), 'ranks': run.size,
+            'updates': min(map(len, run.ranks.values()))}
+
+
+def _lines(result: dict[str, Any], found: Sequence[Difference]) -> list[str]:
+    lines = [f'{key}: {result[key]["folder"]}, {result[key]["ranks"]} ranks, '
+             f'{result[key]["updates"]} updates' for key in ('A', 'B') if key in result]
+    if result['settings']:
+        lines += ['', 'Settings that differ (A | B):']
+        shown = [*result['settings'].items()]
+        lines += [f'  {name}: {_short(one)} | {_short(two)}' for name, (one, two) in shown[:12]]
+        lines += [f'  and {len(shown) - 12} more (--json shows all)'] if len(shown) > 12 else []
+    lines.append('')
+    if not found:
+        return [*lines, 'The updates that both have are the same: batches, losses, gradients and '
+                        'parameters.' if 'B' in result
+                else 'All ranks have the same parameters after each update.']
+    for each in found:
+        kind = ('First difference, by rounding' if each.is_rounding else 'First difference' if (
+            each is found[0]) else 'First difference beyond rounding')
+        where = f'update {each.update}' if each.update else 'before the first update'
+        lines.append(f'{kind}: {each.what}, {where}, {each.rank}')
+        lines += [f'  {note}' for note in each.notes]
+    if result.get('growth'):
+        lines += ['', 'Relative differences:']
+        lines += [f'  update {number}: ' + ', '.join(
+            f'{key} {value:.1e}' for key, value in values.items())
+            for number, values in result['growth'][:8]]
+    return lines
+
+
+def _short(value: object) -> str:
+    text = 'none' if value is None else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else f'{text[:57]}...'

@@ -1,0 +1,1 @@
+"""Reads and compares the records that :class:`chainermn.extensions.RunRecord` writes."""

@@ -1,0 +1,566 @@
+"""RunRecord: what each update of a training has used and computed, to find why two runs differ.
+
+``chainermn compare`` reads the records.  This file needs only Chainer and NumPy, and no other
+module of this package, so that a training with ChainerMN 7 can import a copy of it.
+
+Each rank writes two files into the folder:
+
+- ``rank0.txt`` begins with a line of settings, as JSON, and has a line per update (`COLUMNS`).
+  After a resume, there is another line of settings; it replaces the updates that were lost.
+- ``rank0.details`` has a line per detailed update, as JSON: digests of each parameter and of the
+  outputs of each function.
+
+A digest is the CRC of bytes.  Those of updates are of a sample of the elements: a difference in a
+gradient or a parameter is in many elements after a few updates.  Those of details are of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import itertools
+import json
+import os
+import platform
+import random
+import re
+import subprocess
+import sys
+import types
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import chainer
+import numpy as np
+
+if TYPE_CHECKING:
+    from chainermn._types import Array, Model, Object, Optimizer
+
+#: Of a line of an update.  A digest of something unknown is ``-``.
+COLUMNS = ('update', 'loss', 'batch', 'examples', 'numpy', 'python', 'torch', 'own', 'mean',
+           'parameters', 'norm of gradients', 'norm of parameters')
+
+_SAMPLE = 64  # elements of each array
+_GRADIENTS, _PARAMETERS = 'grad', 'array'
+
+#: The environment variables that can change a result.
+_VARIABLES = re.compile(
+    r'CHAINERMN_(CUDA_AWARE|DEBUG|OVERLAY)|CHAINER_(?!.*KEY)|(OMP|OPENBLAS|MKL|BLIS|NUMEXPR)_|PYTHONHASHSEED$|'
+    r'CUDA_VISIBLE_DEVICES$|CUBLAS_|CUDNN_|NVIDIA_TF32_OVERRIDE$|NCCL_(ALGO|PROTO|NTHREADS)$|'
+    r'TORCH_|CUPY_')
+
+_LIBRARIES = ('numpy', 'scipy', 'chainer', 'chainermn', 'mpi4py', 'torch', 'cupy')
+
+
+class RunRecord(chainer.training.Extension):
+    """Records what each update of a training has used and computed: see ``chainermn compare``.
+
+    Add it on all ranks.  Each rank records itself, and communicates with no other.
+
+    Args:
+        folder: Where to write, in the folder of the Trainer's results.  If it has a record, the
+            record is continued after a resume, and otherwise replaced.
+        details: How many updates there are from one to the next with digests of each parameter and
+            of the outputs of each function, which name the place of a difference.
+
+    Example:
+        >>> trainer.extend(chainermn.extensions.RunRecord('record'))
+        >>> trainer.run()
+        >>> sorted(os.listdir(os.path.join(trainer.out, 'record')))
+        ['rank0.details', 'rank0.txt']
+    """
+
+    name = 'RunRecord'
+
+    def __init__(self, folder: str = 'record', details: int = 100) -> None:
+        self.folder, self.details = folder, details
+        self._records: list[Recording] = []
+
+    def trigger(self, trainer: chainer.training.Trainer) -> bool:
+        """Return False: updates are recorded where they happen."""
+        return False
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        """Do nothing."""
+
+    def initialize(self, trainer: chainer.training.Trainer) -> None:
+        """Record all optimizers from now on."""
+        folder = os.path.join(trainer.out, self.folder)
+        optimizers = trainer.updater.get_all_optimizers()
+        for name in sorted(optimizers):
+            self._records.append(record(
+                optimizers[name], folder, self.details, '' if len(optimizers) == 1 else name,
+                lambda: trainer.updater.iteration + 1))
+
+    def finalize(self) -> None:
+        """Close the files."""
+        for each in self._records:
+            each.close()
+
+
+def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = '',
+           number: Callable[[], int] | None = None) -> Recording:
+    """Record the updates of an optimizer.
+
+    Args:
+        optimizer: The optimizer, or a multi-node optimizer, set up with a model or not yet.
+        folder: Where to write.
+        details: As for :class:`RunRecord`.
+        name: Of the optimizer, if there are several: the first part of the names of its files.
+        number: Returns the number of the next update; by default, that of the optimizer.
+
+    Returns:
+        Records until its method ``close``.
+    """
+    recording = Recording(folder, details, name, number)
+    if hasattr(type(optimizer), '_recording'):  # of this package
+        optimizer._recording = recording
+        return recording
+    actual = getattr(optimizer, 'actual_optimizer', optimizer)
+    update, update_actual = optimizer.update, actual.update
+
+    def recorded(self: Optimizer, lossfun: Any = None, *args: Object, **kwds: Object) -> None:
+        lossfun = recording.begin(optimizer, lossfun, args, kwds)
+        if actual is not optimizer:
+            recording.has_copied()  # unless it steps
+        update(lossfun, *args, **kwds)
+        if actual is optimizer:
+            recording.has_means(optimizer)  # after the hooks, which may have changed them
+        recording.end(optimizer)
+
+    def recorded_actual(self: Optimizer, lossfun: Any = None, *args: Object, **kwds: Object
+                        ) -> None:
+        recording.has_means(optimizer)
+        update_actual(lossfun, *args, **kwds)
+
+    if actual is not optimizer:
+        actual.update = types.MethodType(recorded_actual, actual)
+    object.__setattr__(optimizer, 'update', types.MethodType(recorded, optimizer))
+    return recording
+
+
+def record_by_environment(optimizer: Optimizer, folder: str, details: str) -> None:
+    """Record a new optimizer of a process; the second one and others have names.
+
+    Args:
+        optimizer: The optimizer.
+        folder: The value of ``CHAINERMN_RECORD``.
+        details: The value of ``CHAINERMN_RECORD_DETAILS``.
+
+    Raises:
+        ValueError: If ``details`` is not a positive integer.
+    """
+    if details and not (details.isdecimal() and int(details)):
+        raise ValueError('CHAINERMN_RECORD_DETAILS must be a number of updates, such as 1, not '
+                         f'{details!r}')
+    number = next(_numbers)
+    record(optimizer, folder, int(details or 100), '' if number == 1 else f'optimizer{number}')
+
+
+#: Of the optimizers of this process that are recorded because of the environment.
+_numbers = itertools.count(1)
+
+
+class Recording:
+    """Writes the record of an optimizer on this rank.
+
+    Args:
+        folder: As for :func:`record`.
+        details: As for :func:`record`.
+        name: As for :func:`record`.
+        number: As for :func:`record`.
+    """
+
+    def __init__(self, folder: str, details: int, name: str = '',
+                 number: Callable[[], int] | None = None) -> None:
+        self._folder, self._every, self._name = folder, details, name
+        self._number_of = number
+        self._file: int | None = None
+        self._details_file: int | None = None
+        self._line: dict[str, str] = {}
+        self._details: dict[str, Any] | None = None
+
+    def close(self) -> None:
+        """Close the files; later updates are not recorded."""
+        for file in (self._file, self._details_file):
+            if file is not None:
+                os.close(file)
+        self._file = self._details_file = None
+        self._every = 0
+
+    def begin(self, optimizer: Optimizer, lossfun: Any, args: tuple[Object, ...],
+              kwds: dict[str, Object]) -> Any:
+        """Begin an update.
+
+        Args:
+            optimizer: The optimizer.
+            lossfun: The loss function, or ``None``.
+            args: Its arguments, the batch.
+            kwds: Its keyword arguments.
+
+        Returns:
+            The loss function, which records the loss.
+        """
+        if not self._every:
+            return lossfun
+        number = self._next(optimizer)
+        if self._file is None:
+            self._open(optimizer, number)
+        is_detailed = (number - 1) % self._every == 0
+        self._line = dict.fromkeys(COLUMNS, '-')
+        self._line['update'] = str(number)
+        if args or kwds:
+            self._line['batch'], self._line['examples'] = _digests_of_batch(
+                [*args, *(kwds[key] for key in sorted(kwds))])
+        self._line.update(random_states())
+        self._details = None
+        if is_detailed:
+            self._details = {'update': number, 'before': _details_of(optimizer.target, _PARAMETERS)}
+        if lossfun is None or not callable(lossfun):
+            return lossfun
+
+        def recorded(*args: Object, **kwds: Object) -> Any:
+            if self._details is None:
+                loss = lossfun(*args, **kwds)
+            else:
+                with _RecordFunctions(optimizer.target) as functions:
+                    loss = lossfun(*args, **kwds)
+                self._details['functions'] = functions.outputs
+            if isinstance(getattr(loss, 'array', None), chainer.get_array_types()):
+                self.has_loss(loss.array)
+            return loss
+
+        return recorded
+
+    def has_loss(self, loss: Array) -> None:
+        """Record the loss of this rank: an array of one element."""
+        if self._line and loss.size == 1:
+            self._line['loss'] = str(chainer.backends.cuda.to_cpu(loss).reshape(())[()])
+
+    def has_gradients(self, optimizer: Optimizer) -> None:
+        """Record the gradients of this rank."""
+        if self._line:
+            self._line['own'] = _sampled(optimizer.target, _GRADIENTS)[0]
+            if self._details is not None:
+                self._details['own'] = _details_of(optimizer.target, _GRADIENTS)
+
+    def has_means(self, optimizer: Optimizer) -> None:
+        """Record the mean gradients."""
+        if self._line:
+            self._line['mean'], self._line['norm of gradients'] = _sampled(
+                optimizer.target, _GRADIENTS)
+            if self._details is not None:
+                self._details['mean'] = _details_of(optimizer.target, _GRADIENTS)
+
+    def has_copied(self) -> None:
+        """Record that the update copies the parameters of rank 0, and does not step."""
+        if self._line:
+            self._line['mean'] = 'copied'
+
+    def end(self, optimizer: Optimizer) -> None:
+        """End an update: write its line."""
+        if not self._line:
+            return
+        line, self._line = self._line, {}
+        line['parameters'], line['norm of parameters'] = _sampled(optimizer.target, _PARAMETERS)
+        assert self._file is not None and self._details_file is not None
+        os.write(self._file, (' '.join(line.values()) + '\n').encode())
+        if self._details is not None:
+            self._details['after'] = _details_of(optimizer.target, _PARAMETERS)
+            os.write(self._details_file, (json.dumps(self._details) + '\n').encode())
+            self._details = None
+
+    def _next(self, optimizer: Optimizer) -> int:
+        return self._number_of() if self._number_of else int(getattr(optimizer, 't', 0)) + 1
+
+    def _open(self, optimizer: Optimizer, number: int) -> None:
+        os.makedirs(self._folder, exist_ok=True)
+        rank, size = _rank(optimizer)
+        start = os.path.join(self._folder, (self._name and f'{self._name}.') + f'rank{rank}')
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if number > 1 else os.O_TRUNC)
+        self._file = os.open(start + '.txt', flags, 0o644)
+        self._details_file = os.open(start + '.details', flags, 0o644)
+        settings = {**settings_of(optimizer, rank, size), 'first update': number}
+        os.write(self._file, (json.dumps(settings) + '\n').encode())
+
+
+# --- digests -------------------------------------------------------------------------------------
+
+def _sampled(target: Model, attribute: str) -> tuple[str, str]:
+    """Return the digest of a sample of all parameters or gradients, and its norm."""
+    found, norm = 0, 0.
+    for param in target.params(include_uninit=False):
+        array = getattr(param, attribute)
+        if array is None:
+            continue
+        flat = array.reshape(-1) if array.flags.c_contiguous else array.ravel()
+        sample = chainer.backends.cuda.to_cpu(flat[::max(1, flat.size // _SAMPLE)])
+        found += zlib.crc32(sample.tobytes())
+        sample = sample.astype('d')
+        norm += float(sample.dot(sample))
+    return _short(found), f'{norm ** .5:.6e}'
+
+
+def _short(number: int) -> str:
+    return f'{number & 0xffffff:06x}'
+
+
+def _digest(array: Array) -> list[Any]:
+    """Return the digest of an array, and for floats norm, mean and largest element."""
+    array = np.ascontiguousarray(chainer.backends.cuda.to_cpu(array))
+    found: list[Any] = [f'{zlib.crc32(array.tobytes(), zlib.crc32(str(array.shape).encode())):08x}']
+    if array.dtype.kind == 'f' and array.size:
+        x = array.astype('d')
+        with np.errstate(all='ignore'):
+            found += [float(f'{value:.7g}') for value in (
+                np.sqrt(np.square(x).sum()), x.mean(), np.abs(x).max())]
+    return found
+
+
+def _details_of(target: Model, attribute: str) -> dict[str, Any]:
+    result = {}
+    for path, param in sorted(target.namedparams(include_uninit=False)):
+        array = getattr(param, attribute)
+        result[path] = None if array is None else _digest(array)
+    return result
+
+
+def _digests_of_batch(values: list[Any]) -> tuple[str, str]:
+    """Return the digest of a batch, and one that does not depend on the order of the examples."""
+    arrays = [value.array if isinstance(value, chainer.Variable) else value for value in values]
+    n = next((len(each) for each in arrays if _has_rows(each)), 0)
+    rows = np.zeros(n, np.uint64)
+    whole = 0
+    for each in arrays:
+        if not _has_rows(each) or len(each) != n:
+            whole = zlib.crc32(_bytes(each), whole)
+            continue
+        with np.errstate(over='ignore'):
+            rows = rows * np.uint64(0x9E3779B97F4A7C15) + _digests_of_rows(each)
+    total = int(rows.sum(dtype=np.uint64)) if n else whole
+    return _short(zlib.crc32(rows.tobytes(), whole)), _short(total)  # which can be added
+
+
+def _has_rows(value: Any) -> bool:
+    return hasattr(value, '__len__') and getattr(value, 'ndim', 1) > 0
+
+
+def _digests_of_rows(values: Any) -> np.ndarray:
+    """Return a digest of each row of an array, or of each value of a list."""
+    if not isinstance(values, chainer.get_array_types()):
+        return np.array([zlib.crc32(_bytes(each)) for each in values], np.uint64)
+    rows = values.reshape(len(values), -1) if values.size else values.reshape(len(values), 0)
+    rows = np.ascontiguousarray(chainer.backends.cuda.to_cpu(
+        rows[:, ::max(1, rows.shape[1] // _SAMPLE)]))
+    if not rows.size or rows.dtype == object:
+        return np.array([zlib.crc32(_bytes(each)) for each in rows], np.uint64)
+    data = rows.view(np.uint8).reshape(len(rows), -1)
+    pad = -data.shape[1] % 4
+    if pad:
+        data = np.pad(data, ((0, 0), (0, pad)), 'constant')
+    words = data.view(np.uint32).astype(np.uint64)
+    factors = np.arange(1, words.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    with np.errstate(over='ignore'):
+        found = ((words + np.uint64(1)) * (factors | np.uint64(1))).sum(axis=1, dtype=np.uint64)
+        found = (found ^ (found >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+        return found ^ (found >> np.uint64(32))
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, (tuple, list)):
+        return b','.join(map(_bytes, value))
+    if isinstance(value, dict):
+        return b','.join(_bytes(key) + b':' + _bytes(value[key]) for key in value)
+    if isinstance(value, chainer.get_array_types()):
+        value = chainer.backends.cuda.to_cpu(value)
+        return value.tobytes() if value.dtype != object else b','.join(map(_bytes, value.ravel()))
+    if isinstance(value, (int, float, str, bytes, np.generic)):
+        return repr(value).encode()
+    return type(value).__name__.encode()  # its text may have an address
+
+
+def random_states() -> dict[str, str]:
+    """Return digests of the states of the random number generators, by column."""
+    state: Any = np.random.get_state()
+    _, keys, position, _, gauss = state
+    python = random.getstate()
+    found = {'numpy': zlib.crc32(keys.tobytes(), zlib.crc32(b'%d %r' % (position, gauss))),
+             'python': zlib.crc32(np.array(python[1], np.uint32).tobytes(),
+                                  zlib.crc32(repr(python[2]).encode()))}
+    torch = sys.modules.get('torch')
+    if torch is not None and hasattr(torch, 'get_rng_state'):
+        found['torch'] = zlib.crc32(torch.get_rng_state().numpy().tobytes())
+    return {name: f'{value & 0xffff:04x}' for name, value in found.items()}
+
+
+# --- functions -----------------------------------------------------------------------------------
+
+class _Links(chainer.LinkHook):
+    """Knows the path of the link that is being called."""
+
+    name = 'RunRecord'
+
+    def __init__(self, target: Model) -> None:
+        self._paths = {id(link): path for path, link in target.namedlinks()}
+        self.stack = ['']
+
+    def forward_preprocess(self, args: Any) -> None:
+        self.stack.append(self._paths.get(id(args.link), ''))
+
+    def forward_postprocess(self, args: Any) -> None:
+        self.stack.pop()
+
+
+class _RecordFunctions:
+    """Records the outputs of each function, in the order of the forward pass."""
+
+    def __init__(self, target: Model) -> None:
+        self.outputs: list[list[Any]] = []
+        self._links = _Links(target)
+        self._context = contextlib.ExitStack()
+
+    def __enter__(self) -> _RecordFunctions:
+        apply = chainer.FunctionNode.apply
+
+        def recorded(function: Any, inputs: Any) -> Any:
+            outputs = apply(function, inputs)
+            self.outputs.append([function.label, _place(), self._links.stack[-1],
+                                 *[_digest(y.array) for y in outputs]])
+            return outputs
+
+        self._context.enter_context(self._links)
+        self._context.callback(setattr, chainer.FunctionNode, 'apply', apply)
+        chainer.FunctionNode.apply = recorded
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._context.close()
+
+
+def _place() -> str:
+    """Return the line of the program that is being executed."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and re.search(
+            r'[/\\](chainer|chainermn|chainer_compat)[/\\]', frame.f_code.co_filename):
+        frame = frame.f_back
+    return '' if frame is None else (
+        f'{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}')
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+def settings_of(optimizer: Optimizer, rank: int = 0, size: int = 1) -> dict[str, Any]:
+    """Return what a training on this rank runs on and with, by name."""
+    actual = getattr(optimizer, 'actual_optimizer', optimizer)
+    found: dict[str, Any] = {
+        'format': 1, 'rank': rank, 'size': size, 'host': platform.node(),
+        'command': sys.argv, 'Python': platform.python_version(),
+        **{f'version of {name}': getattr(sys.modules[name], '__version__', '')
+           for name in _LIBRARIES if hasattr(sys.modules.get(name), '__version__')},
+        **_software(), **_script(rank),
+        **{name: value for name, value in sorted(os.environ.items())
+           if _VARIABLES.match(name)},
+        'optimizer': type(actual).__name__,
+        'hooks': [f'{name}: {type(hook).__name__} {_plain(vars(hook))}'
+                  if hasattr(hook, '__dict__') else name for name, hook in _hooks(actual)],
+        **{f'hyperparameter {name}': _plain(value) for name, value in sorted(
+            actual.hyperparam.get_dict().items())},
+        **{f'chainer.config.{name}': _plain(getattr(chainer.config, name)) for name in (
+            'autotune', 'cudnn_deterministic', 'cudnn_fast_batch_normalization', 'dtype',
+            'lazy_grad_sum', 'use_cudnn', 'use_cudnn_tensor_core', 'use_ideep', 'use_torch',
+            'torch_compute_dtype', 'fused_updates') if hasattr(chainer.config, name)},
+    }
+    communicator = getattr(optimizer, 'communicator', None)
+    if communicator is not None:
+        found['communicator'] = type(communicator).__name__
+        found['multi-node optimizer'] = type(optimizer).__name__
+    found['model'] = {
+        path: [*param.shape, str(param.dtype), _digest(param.array)[0]]
+        for path, param in sorted(actual.target.namedparams(include_uninit=False))}
+    return found
+
+
+def _hooks(optimizer: Optimizer) -> list[tuple[str, Any]]:
+    hookable = getattr(optimizer, '_hookable', optimizer)
+    return [each for name in ('_pre_update_hooks', '_post_update_hooks')
+            for each in (getattr(hookable, name, None) or {}).items()]
+
+
+def _plain(value: object) -> Any:
+    """Return a value for JSON."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (np.number, np.ndarray)):
+        return value.tolist()
+    return value if isinstance(value, (bool, int, float, str, type(None))) else (
+        getattr(value, '__name__', type(value).__name__))
+
+
+def _rank(optimizer: Optimizer) -> tuple[int, int]:
+    communicator = getattr(optimizer, 'communicator', None)
+    if communicator is None and 'mpi4py.MPI' in sys.modules:
+        communicator = sys.modules['mpi4py.MPI'].COMM_WORLD
+    return getattr(communicator, 'rank', 0), getattr(communicator, 'size', 1)
+
+
+def _script(rank: int) -> dict[str, str]:
+    """Return the script and its version."""
+    path = os.path.abspath(sys.argv[0]) if sys.argv and os.path.isfile(sys.argv[0]) else ''
+    if not path:
+        return {}
+    with open(path, 'rb') as file:
+        found = {'script': path, 'digest of the script': hashlib.sha256(
+            file.read()).hexdigest()[:16]}
+    if rank == 0:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            git = ['git', '-C', os.path.dirname(path)]
+            commit, changed = (subprocess.check_output(
+                [*git, *arguments], stderr=subprocess.DEVNULL, timeout=5).decode().strip()
+                for arguments in (['rev-parse', 'HEAD'], ['status', '--porcelain', '-uno']))
+            found['git commit'] = commit
+            found['changed since the commit'] = 'yes' if changed else 'no'
+    return found
+
+
+def _software() -> dict[str, str]:
+    """Return what is below Python: MPI, BLAS, the processor, the GPU."""
+    found = {'processor': _processor(), 'BLAS': _blas()}
+    if 'mpi4py.MPI' in sys.modules:
+        found['MPI'] = sys.modules['mpi4py.MPI'].Get_library_version().partition('\n')[0].strip(
+            '\0 ')
+    torch, cupy = sys.modules.get('torch'), sys.modules.get('cupy')
+    if torch is not None and hasattr(torch, 'get_num_threads'):
+        found["PyTorch's threads"] = str(torch.get_num_threads())
+    if cupy is not None:
+        with contextlib.suppress(Exception):  # no GPU
+            found['GPU'] = cupy.cuda.runtime.getDeviceProperties(
+                cupy.cuda.Device().id)['name'].decode()
+            found['CUDA'] = str(cupy.cuda.runtime.runtimeGetVersion())
+            found['NCCL'] = str(cupy.cuda.nccl.get_version())
+    return found
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError), open('/proc/cpuinfo') as file:
+        match = re.search(r'^model name\s*: (.*)$', file.read(), re.M)
+        if match:
+            return match[1]
+    return platform.processor() or platform.machine()
+
+
+def _blas() -> str:
+    """Return the kernels that OpenBLAS has selected for the processor, and its threads."""
+    with contextlib.suppress(OSError), open('/proc/self/maps') as file:
+        paths = sorted(set(re.findall(r'\S*openblas\S*\.so\S*', file.read())))
+        for path in paths:
+            library = ctypes.CDLL(path)
+            for prefix in ('scipy_', ''):
+                for suffix in ('64_', ''):
+                    with contextlib.suppress(AttributeError):
+                        name = getattr(library, f'{prefix}openblas_get_corename{suffix}')
+                        threads = getattr(library, f'{prefix}openblas_get_num_threads{suffix}')
+                        name.restype = ctypes.c_char_p
+                        return f'OpenBLAS, {name().decode()}, {threads()} threads'
+    return 'unknown'

@@ -1,0 +1,103 @@
+"""TorchRecord: a RunRecord of a training in PyTorch, such as of a module of ``to_torch``."""
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chainermn.extensions.run_record import Recording
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TorchRecord:
+    """Records what each step of a training in PyTorch has used and computed.
+
+    ``chainermn compare`` compares it with other records, such as one of the training in Chainer.
+
+    Args:
+        module: The module.
+        optimizer: Its optimizer.
+        folder: Where to write.
+        details: As for :class:`RunRecord`; there are no details of functions.
+    """
+
+    def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: str,
+                 details: int = 100) -> None:
+        self._recording = Recording(folder, details)
+        self._training = _Training(module, optimizer)
+        optimizer.register_step_pre_hook(lambda *_: self._recording.has_means(self._training))
+        optimizer.register_step_post_hook(lambda *_: self._end())
+
+    def begin(self, *batch: torch.Tensor | np.ndarray) -> None:
+        """Begin a step.
+
+        Args:
+            batch: The batch of this rank, as in the other training.
+        """
+        self._recording.begin(self._training, None, tuple(
+            each if isinstance(each, np.ndarray) else each.detach().cpu().numpy()
+            for each in batch), {})
+
+    def loss(self, loss: torch.Tensor) -> None:
+        """Record the loss of this rank."""
+        self._recording.has_loss(loss.detach().cpu().numpy())
+
+    def close(self) -> None:
+        """Close the files; later steps are not recorded."""
+        self._recording.close()
+
+    def _end(self) -> None:
+        self._recording.end(self._training)
+        self._training.t += 1
+
+
+class _Training:
+    """An optimizer of PyTorch and its module, with what a recording reads of Chainer's."""
+
+    def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._module, self._optimizer = module, optimizer
+        self.actual_optimizer = optimizer
+        self.target, self.t = self, 0
+        options = {key: value for key, value in optimizer.param_groups[0].items()
+                   if key != 'params'}
+        optimizer.target = self
+        optimizer.hyperparam = types.SimpleNamespace(get_dict=lambda: options)
+        distributed = __import__('torch').distributed
+        if distributed.is_available() and distributed.is_initialized():
+            self.communicator = types.SimpleNamespace(
+                rank=distributed.get_rank(), size=distributed.get_world_size())
+
+    def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, _Parameter]]:
+        for name, tensor in self._module.named_parameters():
+            yield '/' + name.removeprefix('module.').replace('.', '/'), _Parameter(tensor)
+
+    def params(self, include_uninit: bool = True) -> Iterator[_Parameter]:
+        return (param for _, param in self.namedparams())
+
+    def namedlinks(self) -> Iterator[tuple[str, object]]:
+        return iter(())
+
+
+class _Parameter:
+    def __init__(self, tensor: torch.nn.Parameter) -> None:
+        self._tensor = tensor
+
+    @property
+    def array(self) -> np.ndarray:
+        return self._tensor.detach().cpu().numpy()
+
+    @property
+    def grad(self) -> np.ndarray | None:
+        return None if self._tensor.grad is None else self._tensor.grad.detach().cpu().numpy()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._tensor.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
