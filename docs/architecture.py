@@ -20,7 +20,8 @@ PICTURES = {'chainermn': 'architecture.svg', 'chainer_compat': 'chainer_compat.s
 #: From left to right; a layer with many modules has two rows. Others come last.
 ORDER = [
     'testing', 'links', 'datasets', 'iterators', 'extensions', 'kvstore', '_commands',
-    'functions', 'optimizers', 'nccl', 'global_except_hook', '_timeline', '_process', '_types',
+    'functions', 'optimizers', 'nccl', 'global_except_hook', '_timeline', '_records', '_process',
+    '_types',
 ]
 #: Facade, entry point, and names without an idea of their own.
 HIDDEN = {'__init__', '__main__', '_at_import', '_types', '_version', 'shims'}

@@ -29,9 +29,13 @@ EXCEPTIONS = {
         'chainermn.extensions.ObservationAggregator.serialize',
         *(f'chainermn.extensions.{kind}.{name}' for kind in ('ProgressBar', 'TensorBoardWriter')
           for name in ('initialize', 'finalize')),
+        *(f'chainermn.extensions.RunRecord.{name}' for name in (
+            'finalize', 'initialize', 'trigger')),
         *(f'chainermn.iterators.ShardedIterator.{name}'
           for name in ('finalize', 'next', 'reset', 'serialize')),
     },
+    'it needs PyTorch': {f'chainermn.extensions.TorchRecord{name}' for name in (
+        '', '.begin', '.close', '.loss')},
     'logging calls it': {'chainermn.RankFilter.filter'},
     'the checkpointer calls it': {
         f'chainermn.iterators.MultiNodeOrderSampler.{name}' for name in ('note_epoch', 'resume')},

@@ -108,7 +108,7 @@ CHAINERMN = Package('chainermn', [
     {'_transport'},
     {'_consistency'},
     {'_diagnostics'},
-    {'_shards', '_timeline', 'global_except_hook', 'nccl'},
+    {'_records', '_shards', '_timeline', 'global_except_hook', 'nccl'},
     {'_operations'},
     {'_process', '_types', '_version'},
 ])

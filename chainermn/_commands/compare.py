@@ -2,15 +2,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from chainermn._process import streams
 from chainermn._records import differences
 from chainermn._records.differences import Difference
-from chainermn._records.read import RunRecord
+from chainermn._records.read import RecordedRun
 
 _DESCRIPTION = """\
 Says where two runs begin to differ: in a setting, a batch, random numbers, the output of a
@@ -32,24 +34,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('a', type=pathlib.Path, metavar='A', help='folder of a record')
     parser.add_argument('b', type=pathlib.Path, metavar='B', nargs='?',
                         help='folder of another record')
+    parser.add_argument('--plot', type=pathlib.Path, metavar='FILE',
+                        help='plot losses and differences, as PNG (needs matplotlib)')
     parser.add_argument('--json', action='store_true', help='print the result as JSON')
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Run the command; return the exit status: 1 if there is a difference."""
+    """Run the command; return the exit status: 1 if there is a difference, 2 without a plot."""
+    if options.plot is not None and options.b is None:
+        parser.error('--plot takes two records')
     try:
-        a = RunRecord(options.a)
-        b = RunRecord(options.b) if options.b else None
+        a = RecordedRun(options.a)
+        b = RecordedRun(options.b) if options.b else None
     except (OSError, ValueError) as error:
         parser.error(str(error))
     found = differences.between(a, b) if b else differences.of_ranks(a)
     result = _result(a, b, found)
     print(json.dumps(result, indent=2) if options.json
           else streams.printable('\n'.join(_lines(result, found))))
+    if options.plot is not None and b is not None:
+        if importlib.util.find_spec('matplotlib') is None:
+            sys.stdout.flush()
+            streams.write(f'chainermn compare: {options.plot} was not written, as --plot needs '
+                          f'matplotlib: {sys.executable} -m pip install matplotlib\n')
+            return 2
+        from chainermn._records import plot
+
+        plot.save(a, b, options.plot)
     return int(bool(found))
 
 
-def _result(a: RunRecord, b: RunRecord | None, found: Sequence[Difference]
+def _result(a: RecordedRun, b: RecordedRun | None, found: Sequence[Difference]
             ) -> dict[str, Any]:
     result: dict[str, Any] = {'A': _summary(a)}
     if b is None:
@@ -71,7 +86,7 @@ def _result(a: RunRecord, b: RunRecord | None, found: Sequence[Difference]
     return result
 
 
-def _summary(run: RunRecord) -> dict[str, Any]:
+def _summary(run: RecordedRun) -> dict[str, Any]:
     return {'folder': str(run.folder), 'ranks': run.size,
             'updates': min(map(len, run.ranks.values()))}
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from chainermn._records.read import RankRecord, Row, RunRecord
+from chainermn._records.read import RecordedRank, RecordedRun, Row
 
 #: Settings of one process, which explain no difference.
 _OF_A_PROCESS = {'format', 'rank', 'host', 'first update', 'model', 'command', 'script'}
@@ -51,14 +51,14 @@ class _Found(NamedTuple):
         return [*_CAUSES][self.cause]
 
 
-def settings(a: RankRecord, b: RankRecord) -> dict[str, tuple[Any, Any]]:
+def settings(a: RecordedRank, b: RecordedRank) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ, by name."""
     names = dict.fromkeys([*a.settings, *b.settings])
     return {name: (a.settings.get(name), b.settings.get(name)) for name in names
             if name not in _OF_A_PROCESS and a.settings.get(name) != b.settings.get(name)}
 
 
-def between(a: RunRecord, b: RunRecord) -> list[Difference]:
+def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
     """Return the first difference between two runs; if it is rounding, the first other one, too."""
     common = [name for name in a.ranks if name in b.ranks]
     for name in common:
@@ -87,7 +87,7 @@ def between(a: RunRecord, b: RunRecord) -> list[Difference]:
         is_rounding=False)]
 
 
-def of_ranks(run: RunRecord) -> list[Difference]:
+def of_ranks(run: RecordedRun) -> list[Difference]:
     """Return the first update after which the replicas of a run differ, if there is one."""
     (first, record), *others = run.ranks.items()
     found = min(((index, name) for name, other in others if (index := _index(
@@ -101,7 +101,7 @@ def of_ranks(run: RunRecord) -> list[Difference]:
                      ['before', 'mean', 'after'])] or [_advice(number)])]
 
 
-def growth(a: RankRecord, b: RankRecord, number: int) -> list[tuple[int, dict[str, float]]]:
+def growth(a: RecordedRank, b: RecordedRank, number: int) -> list[tuple[int, dict[str, float]]]:
     """Return the relative differences of a rank in some updates after a difference.
 
     Args:
@@ -132,7 +132,7 @@ def relative(a: Any, b: Any) -> float | None:
     return abs(x - y) / max(abs(x), abs(y)) if is_finite else math.inf
 
 
-def _index(a: RankRecord, b: RankRecord, columns: Iterable[str]) -> int | None:
+def _index(a: RecordedRank, b: RecordedRank, columns: Iterable[str]) -> int | None:
     """Return the index of the first update in which two ranks differ in some columns."""
     for index in range(min(len(a), len(b))):
         if a.lines[index] != b.lines[index] and _column(a.row(index), b.row(index), columns):
@@ -140,7 +140,7 @@ def _index(a: RankRecord, b: RankRecord, columns: Iterable[str]) -> int | None:
     return None
 
 
-def _first(name: str, a: RankRecord, b: RankRecord, columns: Iterable[str]) -> _Found | None:
+def _first(name: str, a: RecordedRank, b: RecordedRank, columns: Iterable[str]) -> _Found | None:
     """Return the first difference of a rank; of random numbers, only if they are used."""
     for index in range(min(len(a), len(b))):
         if a.lines[index] == b.lines[index]:
@@ -164,7 +164,7 @@ def _column(a: Row, b: Row, columns: Iterable[str]) -> str:
                  and '-' not in (a[name], b[name])), '')
 
 
-def _beyond_rounding(name: str, a: RankRecord, b: RankRecord, begin: int) -> _Found | None:
+def _beyond_rounding(name: str, a: RecordedRank, b: RecordedRank, begin: int) -> _Found | None:
     """Return the first difference that is not the growth of rounding errors."""
     largest = _ROUNDING / _JUMP
     for index in range(begin, min(len(a), len(b))):
@@ -178,7 +178,7 @@ def _beyond_rounding(name: str, a: RankRecord, b: RankRecord, begin: int) -> _Fo
     return None
 
 
-def _initial(a: RankRecord, b: RankRecord) -> list[str]:
+def _initial(a: RecordedRank, b: RecordedRank) -> list[str]:
     """Return how the parameters before the first update differ."""
     before, after = a.settings['model'], b.settings['model']
     paths = dict.fromkeys([*before, *after])
@@ -194,7 +194,7 @@ def _shape(entry: list[Any] | None) -> str:
     return 'none' if entry is None else f'{tuple(entry[:-2])} {entry[-2]}'
 
 
-def _described(a: RunRecord, b: RunRecord, found: _Found) -> Difference:
+def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
     one, two = a.ranks[found.rank], b.ranks[found.rank]
     row, other = one.row(found.position), two.row(found.position)
     number = int(row['update'])
@@ -211,7 +211,7 @@ def _described(a: RunRecord, b: RunRecord, found: _Found) -> Difference:
     return Difference(number, found.rank, _CAUSES[found.column], notes, is_rounding)
 
 
-def _number(run: RunRecord, found: _Found) -> str:
+def _number(run: RecordedRun, found: _Found) -> str:
     return run.ranks[found.rank].row(found.position)['update']
 
 
@@ -220,7 +220,7 @@ def _advice(number: int) -> str:
             f'in update {number}: details=1, or CHAINERMN_RECORD_DETAILS=1.')
 
 
-def _batch(a: RunRecord, b: RunRecord, found: _Found) -> list[str]:
+def _batch(a: RecordedRun, b: RecordedRun, found: _Found) -> list[str]:
     """Return what is known about a batch that differs."""
     index = found.position
     row, other = (run.ranks[found.rank].row(index) for run in (a, b))
@@ -237,7 +237,7 @@ def _batch(a: RunRecord, b: RunRecord, found: _Found) -> list[str]:
     return notes
 
 
-def _examples(run: RunRecord, index: int) -> int:
+def _examples(run: RecordedRun, index: int) -> int:
     """Return a digest of the examples of all ranks in an update, in any order."""
     digests = [record.row(index)['examples'] for record in run.ranks.values()
                if index < len(record)]
@@ -274,13 +274,14 @@ def _parameters(a: Mapping[str, Any], b: Mapping[str, Any], keys: Iterable[str])
 
 
 def _norms(a: list[Any] | None, b: list[Any] | None) -> str:
-    """Return by how much two norms differ, if they are known."""
+    """Return by how much two arrays differ, if their norms are known."""
     if not a or not b or len(a) < 2 or len(b) < 2:
         return ''
-    return f' (norms: {relative(a[1], b[1]):.1e} relative)'
+    value = relative(a[1], b[1])
+    return f', by {value:.1e} relative' if value else ', by rounding'
 
 
-def _of_other_sizes(a: RunRecord, b: RunRecord, name: str) -> Iterator[Difference]:
+def _of_other_sizes(a: RecordedRun, b: RecordedRun, name: str) -> Iterator[Difference]:
     """Yield the first difference of runs with other numbers of ranks: of all ranks together."""
     one, two = a.ranks[name], b.ranks[name]
     for index in range(min(len(one), len(two))):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from chainermn.extensions.run_record import COLUMNS
+from chainermn._records.run_record import COLUMNS
 
 _COPIED = ' copied '
 
@@ -17,7 +17,7 @@ _COPIED = ' copied '
 Row = Mapping[str, str]
 
 
-class RankRecord:
+class RecordedRank:
     """The record of a rank.
 
     Args:
@@ -64,7 +64,7 @@ class RankRecord:
         return {each['update']: each for each in map(json.loads, lines)}
 
 
-class RunRecord:
+class RecordedRun:
     """The records of all ranks.
 
     Args:
@@ -83,7 +83,7 @@ class RunRecord:
                  if re.fullmatch(r'(.+\.)?rank\d+\.txt', path.name)] if folder.is_dir() else []
         if not files:
             raise ValueError(f'{folder} has no record of a run: no file rank0.txt')
-        self.ranks = {path.stem: RankRecord(path) for path in sorted(files, key=_key)}
+        self.ranks = {path.stem: RecordedRank(path) for path in sorted(files, key=_key)}
 
     @property
     def size(self) -> int:

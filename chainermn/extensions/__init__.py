@@ -8,6 +8,7 @@ from chainermn.extensions.multi_node_evaluator import (
 )
 
 if TYPE_CHECKING:
+    from chainermn._records.run_record import RunRecord
     from chainermn.extensions._multi_node_snapshot import multi_node_snapshot
     from chainermn.extensions.allreduce_persistent import AllreducePersistent
     from chainermn.extensions.checkpoint import (
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from chainermn.extensions.multi_node_report import create_multi_node_report
     from chainermn.extensions.observation_aggregator import ObservationAggregator
     from chainermn.extensions.progress_bar import ProgressBar
-    from chainermn.extensions.run_record import RunRecord
     from chainermn.extensions.tensorboard_writer import TensorBoardWriter
     from chainermn.extensions.torch_record import TorchRecord
 
@@ -48,7 +48,7 @@ _LAZY = {
     'MultiNodeEarlyStoppingTrigger': 'chainermn.extensions.multi_node_early_stopping_trigger',
     'ObservationAggregator': 'chainermn.extensions.observation_aggregator',
     'ProgressBar': 'chainermn.extensions.progress_bar',
-    'RunRecord': 'chainermn.extensions.run_record',
+    'RunRecord': 'chainermn._records.run_record',
     'TensorBoardWriter': 'chainermn.extensions.tensorboard_writer',
     'TorchRecord': 'chainermn.extensions.torch_record',
     'allreduce_persistent': 'chainermn.extensions.allreduce_persistent',
@@ -61,7 +61,6 @@ _LAZY = {
     'multi_node_snapshot': 'chainermn.extensions._multi_node_snapshot',
     'observation_aggregator': 'chainermn.extensions.observation_aggregator',
     'progress_bar': 'chainermn.extensions.progress_bar',
-    'run_record': 'chainermn.extensions.run_record',
     'tensorboard_writer': 'chainermn.extensions.tensorboard_writer',
     'torch_record': 'chainermn.extensions.torch_record',
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chainermn.extensions.run_record import Recording
+from chainermn._records.run_record import Recording
 
 if TYPE_CHECKING:
     import torch
@@ -71,18 +71,18 @@ class _Training:
             self.communicator = types.SimpleNamespace(
                 rank=distributed.get_rank(), size=distributed.get_world_size())
 
-    def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, _Parameter]]:
+    def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, _TorchParameter]]:
         for name, tensor in self._module.named_parameters():
-            yield '/' + name.removeprefix('module.').replace('.', '/'), _Parameter(tensor)
+            yield '/' + name.removeprefix('module.').replace('.', '/'), _TorchParameter(tensor)
 
-    def params(self, include_uninit: bool = True) -> Iterator[_Parameter]:
+    def params(self, include_uninit: bool = True) -> Iterator[_TorchParameter]:
         return (param for _, param in self.namedparams())
 
     def namedlinks(self) -> Iterator[tuple[str, object]]:
         return iter(())
 
 
-class _Parameter:
+class _TorchParameter:
     def __init__(self, tensor: torch.nn.Parameter) -> None:
         self._tensor = tensor
 

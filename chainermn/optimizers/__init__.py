@@ -197,7 +197,7 @@ def create_multi_node_optimizer(
     optimizer = MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, averaging,
                                    Accumulation(n_accumulations), stepper, settings)
     if environment.text(environment.RECORD):
-        from chainermn.extensions.run_record import record_by_environment
+        from chainermn._records.run_record import record_by_environment
         record_by_environment(optimizer, environment.text(environment.RECORD),
                               environment.text(environment.RECORD_DETAILS))
     return optimizer

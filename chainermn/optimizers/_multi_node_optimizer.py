@@ -30,8 +30,8 @@ from chainermn.optimizers._participants import AllRanks
 from chainermn.optimizers._update_watch import UpdateWatch, watch
 
 if TYPE_CHECKING:
+    from chainermn._records.run_record import Recording
     from chainermn.communicators.compression import Compressor, PowerSGD
-    from chainermn.extensions.run_record import Recording
 
 
 class UpdateProgress:

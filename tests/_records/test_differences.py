@@ -11,9 +11,8 @@ import pytest
 from chainer import optimizer_hooks
 
 import chainermn
-from chainermn._records import differences
-from chainermn._records.read import RunRecord
-from chainermn.extensions import run_record
+from chainermn._records import differences, run_record
+from chainermn._records.read import RecordedRun
 
 N, SIZE, UPDATES, AT = 48, 6, 8, 5  # examples of a rank, of a batch; updates; of a cause
 
@@ -91,7 +90,7 @@ class Program:
             optimizer.update(self.loss, self.transform(x[indices], number), t[indices])
         recording.close()
         self.comm.mpi_comm.Barrier()
-        return RunRecord(folder)
+        return RecordedRun(folder)
 
 
 @dataclasses.dataclass

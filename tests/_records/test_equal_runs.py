@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import chainermn
-from chainermn._records import differences
-from chainermn._records.read import RunRecord
-from chainermn.extensions import run_record
+from chainermn._records import differences, run_record
+from chainermn._records.read import RecordedRun
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def test_a_resumed_run(naive, folder, steps):
     assert resumed.updater.iteration == 4
     resumed.run()
     naive.mpi_comm.Barrier()
-    a, b = (RunRecord(folder / name / 'record') for name in 'ab')
+    a, b = (RecordedRun(folder / name / 'record') for name in 'ab')
     assert differences.of_ranks(b) == []
     if steps:
         assert differences.between(a, b) == []
@@ -75,7 +74,7 @@ def test_another_seed(naive, folder):
     trainer(naive, folder / 'a', 6)[0].run()
     trainer(naive, folder / 'b', 6, seed=1)[0].run()
     naive.mpi_comm.Barrier()
-    found, = differences.between(*(RunRecord(folder / name / 'record') for name in 'ab'))
+    found, = differences.between(*(RecordedRun(folder / name / 'record') for name in 'ab'))
     assert found.what == 'the initial parameters'
 
 
@@ -103,7 +102,7 @@ def test_other_numbers_of_ranks(naive, folder):
     loop(alone, folder / f'one{naive.rank}', 6 * naive.size)
     loop(alone, folder / f'other{naive.rank}', 6 * naive.size,
          lambda number, x: x + (number == 5))
-    a, b, c = (RunRecord(folder / name) for name in (
+    a, b, c = (RecordedRun(folder / name) for name in (
         'all', f'one{naive.rank}', f'other{naive.rank}'))
     assert (a.size, b.size) == (naive.size, 1)
     assert differences.between(a, b) == differences.between(b, a) == []
@@ -123,7 +122,7 @@ def test_replicas_that_differ(naive, folder):
         optimizer.update(lambda: F.sum(model(np.ones((1, 3), 'f'))))
     recording.close()
     naive.mpi_comm.Barrier()
-    found, = differences.of_ranks(RunRecord(folder))
+    found, = differences.of_ranks(RecordedRun(folder))
     assert (found.update, found.rank) == (4, f'rank0 and rank{naive.size - 1}')
     assert found.notes[0].startswith('the parameter /b before the update')
 
@@ -134,7 +133,7 @@ def test_a_killed_run(tmp_path):
     loop(comm, tmp_path, 6)
     path = tmp_path / 'rank0.txt'
     path.write_bytes(path.read_bytes()[:-20])
-    record = RunRecord(tmp_path).ranks['rank0']
+    record = RecordedRun(tmp_path).ranks['rank0']
     assert len(record) == 7
     assert record.row(6)['update'] == '7'
 
@@ -142,10 +141,10 @@ def test_a_killed_run(tmp_path):
 @pytest.mark.mpi_skip
 def test_what_is_no_record(tmp_path):
     with pytest.raises(ValueError, match=r'has no record of a run: no file rank0\.txt'):
-        RunRecord(tmp_path)
+        RecordedRun(tmp_path)
     (tmp_path / 'rank0.txt').write_text('1 2 3\n')
     with pytest.raises(ValueError, match='is not a record of a run, or of another version'):
-        RunRecord(tmp_path)
+        RecordedRun(tmp_path)
 
 
 @pytest.mark.mpi_skip
@@ -185,7 +184,7 @@ def test_a_training_in_pytorch(tmp_path):
         record.loss(loss * (2 if number == 6 else 1))
         loss.backward()
         other.step()
-    found = differences.between(RunRecord(tmp_path / 'a'), RunRecord(tmp_path / 'b'))
+    found = differences.between(RecordedRun(tmp_path / 'a'), RecordedRun(tmp_path / 'b'))
     assert found[-1].update == 7
     assert found[-1].what == 'the loss'
     assert all(each.is_rounding for each in found[:-1])

@@ -5,9 +5,14 @@ A picture that another script writes fails ``test_every_picture_has_a_test``.
 
 import importlib
 import pathlib
+import re
 import runpy
 import sys
 
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.mpi_skip
@@ -30,7 +35,8 @@ def test_every_picture_has_a_test():
     assert {path.name for path in DOCS.glob('*.svg')} == {'architecture.svg', 'chainer_compat.svg'}
     assert {path.name for path in PICTURES.iterdir() if path.suffix not in ('.py', '')} == {
         'chain_list.svg', 'channels.svg', 'grid.svg', 'pipeline.svg',  # model_parallelism.py
-        'pseudo_connect.svg', 'check1.svg', 'check4.svg', 'timeline.svg', 'training_step.svg'}
+        'pseudo_connect.svg', 'check1.svg', 'check4.svg', 'compare.svg', 'timeline.svg',
+        'training_step.svg'}
 
 
 def test_packages():
@@ -47,6 +53,27 @@ def test_model_parallelism():
         assert f'](pictures/{name})' in page
         assert picture == PICTURES.joinpath(name).read_text(encoding='utf-8'), (
             'run python docs/pictures/model_parallelism.py')
+
+
+def test_compare(tmp_path):
+    """Its words are those that the command draws."""
+    pytest.importorskip('matplotlib')
+    from chainermn._records import plot, read, run_record
+
+    np.random.seed(0)
+    model = L.Linear(3, 2)
+    for rate, name in ((.1, 'a'), (.2, 'b')):
+        optimizer = chainer.optimizers.SGD(rate).setup(model)
+        run_record.record(optimizer, str(tmp_path / name))
+        for _ in range(5):
+            optimizer.update(lambda: F.sum(model(np.ones((1, 3), 'f')) ** 2))
+    svg = importlib.import_module('svg')
+    drawn = svg.labels(svg.from_figure(plot.draw(
+        *(read.RecordedRun(tmp_path / name) for name in 'ab'))))
+    words = {word for word in svg.labels(PICTURES / 'compare.svg') if re.match('[a-z]', word)}
+    assert words == {word for word in drawn if re.match('[a-z]', word)} == {
+        'loss', 'loss of rank#', 'norm of gradients', 'norm of parameters', 'relative difference',
+        'update'}
 
 
 @pytest.mark.slow

@@ -19,11 +19,10 @@ from laws.training import Training, state
 from shared_fixtures import create
 
 from chainermn._consistency import debug_checks
-from chainermn._records import differences
-from chainermn._records.read import RunRecord
+from chainermn._records import differences, run_record
+from chainermn._records.read import RecordedRun
 from chainermn._timeline import activities, recorder
 from chainermn.communicators.naive_communicator import NaiveCommunicator
-from chainermn.extensions import run_record
 
 pytestmark = [pytest.mark.filterwarnings('ignore:overflow', 'ignore:invalid value',
                                          'ignore:divide by zero', 'ignore:Non finite')]
@@ -142,7 +141,7 @@ def test_run_records(comm, program, tmp_path):
             found = Training(program, comm).run()
         assert_same(found, expected)
     comm.barrier()
-    a, b = map(RunRecord, folders)
+    a, b = map(RecordedRun, folders)
     assert all(map(len, a.ranks.values())) or 'resume' in program.events
     assert differences.between(a, b) == []
 

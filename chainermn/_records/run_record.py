@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 COLUMNS = ('update', 'loss', 'batch', 'examples', 'numpy', 'python', 'torch', 'own', 'mean',
            'parameters', 'norm of gradients', 'norm of parameters')
 
-_SAMPLE = 64  # elements of each array
+_SAMPLE = 32  # elements of each parameter, or of each example
+_LARGE = 2 ** 16  # elements of an output, of which others are a sample
 _GRADIENTS, _PARAMETERS = 'grad', 'array'
 
 #: The environment variables that can change a result.
@@ -308,11 +309,12 @@ def _short(number: int) -> str:
 
 
 def _digest(array: Array) -> list[Any]:
-    """Return the digest of an array, and for floats norm, mean and largest element."""
-    array = np.ascontiguousarray(chainer.backends.cuda.to_cpu(array))
-    found: list[Any] = [f'{zlib.crc32(array.tobytes(), zlib.crc32(str(array.shape).encode())):08x}']
+    """Return the digest of an array, and for floats norm, mean and largest element of a sample."""
+    flat = np.ascontiguousarray(chainer.backends.cuda.to_cpu(array)).reshape(-1)
+    digest = zlib.crc32(flat.data, zlib.crc32(str(array.shape).encode()))
+    found: list[Any] = [f'{digest:08x}']
     if array.dtype.kind == 'f' and array.size:
-        x = array.astype('d')
+        x = flat[::max(1, flat.size // _LARGE)].astype('d')
         with np.errstate(all='ignore'):
             found += [float(f'{value:.7g}') for value in (
                 np.sqrt(np.square(x).sum()), x.mean(), np.abs(x).max())]
@@ -387,8 +389,7 @@ def random_states() -> dict[str, str]:
     _, keys, position, _, gauss = state
     python = random.getstate()
     found = {'numpy': zlib.crc32(keys.tobytes(), zlib.crc32(b'%d %r' % (position, gauss))),
-             'python': zlib.crc32(np.array(python[1], np.uint32).tobytes(),
-                                  zlib.crc32(repr(python[2]).encode()))}
+             'python': hash(python[1:])}  # of numbers, so the same in all processes
     torch = sys.modules.get('torch')
     if torch is not None and hasattr(torch, 'get_rng_state'):
         found['torch'] = zlib.crc32(torch.get_rng_state().numpy().tobytes())
@@ -427,7 +428,7 @@ class _RecordFunctions:
         def recorded(function: Any, inputs: Any) -> Any:
             outputs = apply(function, inputs)
             self.outputs.append([function.label, _place(), self._links.stack[-1],
-                                 *[_digest(y.array) for y in outputs]])
+                                 *[_digest(_sample(y.array)) for y in outputs]])
             return outputs
 
         self._context.enter_context(self._links)
@@ -437,6 +438,11 @@ class _RecordFunctions:
 
     def __exit__(self, *error: object) -> None:
         self._context.close()
+
+
+def _sample(array: Array) -> Array:
+    """Return a small array, or a sample of a large one."""
+    return array if array.size <= _LARGE else array.ravel()[::array.size // _LARGE]
 
 
 def _place() -> str:

@@ -1,0 +1,93 @@
+"""``chainermn compare`` of the records of real jobs."""
+
+import importlib.util
+import json
+import pathlib
+import shutil
+
+import pytest
+from jobs import run_job
+
+import chainermn._records.run_record
+from chainermn.__main__ import main
+
+pytestmark = pytest.mark.mpi_skip
+
+PROGRAM = '''
+import os, sys
+import chainer, chainermn, numpy as np
+import chainer.functions as F, chainer.links as L
+
+comm = chainermn.create_communicator('naive')
+np.random.seed(0)
+model = L.Classifier(chainer.Sequential(L.Linear(6, 16), F.relu, L.Linear(16, 3)))
+optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(model)
+draw = np.random.RandomState(comm.rank)
+data = chainer.datasets.TupleDataset(draw.randn(40, 6).astype('f'), draw.randint(0, 3, 40))
+if '--loop' in sys.argv:
+    for i in range(20):
+        x, t = chainer.dataset.concat_examples(data[i * 2:i * 2 + 2])
+        if '--late' in sys.argv and i == 7 and comm.rank == 1:
+            x = x * 2
+        optimizer.update(model, x, t)
+else:
+    from run_record import RunRecord
+    iterator = chainer.iterators.SerialIterator(data, 4)
+    trainer = chainer.training.Trainer(chainer.training.updaters.StandardUpdater(
+        iterator, optimizer), (20, 'iteration'), sys.argv[1])
+    trainer.extend(RunRecord(details=5))
+    trainer.run()
+'''
+
+
+@pytest.fixture
+def command_output(capsys):
+    """Run a command; return its exit status, and what it prints."""
+    def command_output(*args):
+        status = main([*map(str, args)])
+        return status, capsys.readouterr().out
+    return command_output
+
+
+def test_two_runs_and_their_ranks(tmp_path, command_output):
+    for name, options in (('a', []), ('b', []), ('c', ['--late'])):
+        job = run_job(tmp_path, PROGRAM, '--loop', *options, CHAINERMN_RECORD=name)
+        assert job.returncode == 0, job.stdout
+    status, text = command_output('compare', tmp_path / 'a', tmp_path / 'b')
+    assert status == 0
+    assert 'The updates that both have are the same' in text
+    status, text = command_output('compare', tmp_path / 'a')
+    assert (status, 'All ranks have the same parameters after each update.' in text) == (0, True)
+
+    status, text = command_output('compare', tmp_path / 'a', tmp_path / 'c')
+    assert status == 1
+    assert 'First difference: the batch, update 7, rank1\n' in text
+    assert len(text.splitlines()) <= 30
+    status, text = command_output('compare', tmp_path / 'a', tmp_path / 'c', '--json')
+    found = json.loads(text)
+    assert found['differences'][0]['rank'] == 'rank1'
+    assert found['A']['updates'] == 19
+    if importlib.util.find_spec('matplotlib'):
+        command_output('compare', tmp_path / 'a', tmp_path / 'c', '--plot', tmp_path / 'x.png')
+        assert (tmp_path / 'x.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_wrong_arguments(tmp_path, usage_error):
+    assert f'{tmp_path} has no record of a run: no file rank0.txt' in usage_error(
+        'compare', tmp_path)
+    assert '--plot takes two records' in usage_error('compare', tmp_path, '--plot', 'x.png')
+
+
+@pytest.mark.parametrize('size', [1, 2])
+def test_a_copy_of_the_file_records_chainermn_7(tmp_path, size, command_output):
+    shutil.copy(pathlib.Path(chainermn._records.run_record.__file__), tmp_path)
+    for name, overlay in (('new', '1'), ('old', '0')):
+        job = run_job(tmp_path, PROGRAM, name, ranks=size, CHAINERMN_OVERLAY=overlay,
+                      CHAINER_USE_TORCH='never')
+        assert job.returncode == 0, job.stdout
+    _, text = command_output('compare', tmp_path / 'new/record', tmp_path / 'old/record', '--json')
+    found = json.loads(text)
+    assert found['A']['updates'] == found['B']['updates'] == 19
+    assert found['settings']['multi-node optimizer'] == ['MultiNodeOptimizer',
+                                                         '_MultiNodeOptimizer']
+    assert all(each['is_rounding'] for each in found['differences'])
