@@ -89,8 +89,6 @@ NAMES: dict[str, dict[str, str | int]] = {
         'fusion': 'cupy._core.fusion', 'scatter_add': 'cupyx.scatter_add',
     },
     'cupy._core': {'_AxisError': 'numpy.exceptions.AxisError', 'conj': 'cupy.conjugate'},
-    'cupy._core._dtype': {'all_type_chars': f'{__name__}.ALL_TYPE_CHARS'},
-    'cupy._core._routines_math': {'conj': 'cupy.conjugate'},
     'cupy._core.core': {
         'conj': 'cupy.conjugate',
         'tensordot_core_v11': 'cupy._core._routines_linalg.tensordot_core_v11',
@@ -100,7 +98,6 @@ NAMES: dict[str, dict[str, str | int]] = {
     'cupy._core.fusion': {'conj': 'cupy.conjugate', 'sqrt_fixed': 'cupy.sqrt'},
     'cupy._core.internal': {'prod_ssize_t': 'cupy._core.internal.prod'},
     'cupy._math.arithmetic': {'conj': 'cupy.conjugate'},
-    'cupy._math.sumprod': {'trapz': 'cupy.trapz'},
     'cupy._misc': {'may_share_memory': 'cupy.may_share_memory',
                    'shares_memory': 'cupy.shares_memory'},
     'cupy._padding': {'pad': 'cupy._padding.pad'},
@@ -191,16 +188,15 @@ GONE = {
     'cupyx._runtime.*': 'Use cupyx.get_runtime_info.',
     'cupyx.cusparse.csrmvEx*': 'Use cupyx.cusparse.spmv.',
     **dict.fromkeys(
-        ('cupy._core.*', 'cupy.core.*', 'cupy.carray', 'cupy.cuda.*', 'cupy.cuda.memory_hook.*',
-         'cupy.linalg._einsum.*', 'cupy.logic.ufunc', 'cupy.io.rawfile', 'cupy._io.rawfile',
+        ('cupy._core.*', 'cupy.core.*', 'cupy.carray', 'cupy.cuda.*', 'cupy.cuda.internal',
+         'cupy.cuda.memory_hook.*', 'cupy.linalg._einsum.*', 'cupy.logic.ufunc',
+         'cupy.io.rawfile', 'cupy._io.rawfile',
          'cupy._manipulation.dims.*', 'cupy._math.ufunc.*', 'cupy.random.runtime',
          'cupy_backends.cuda.api.driver.*', 'cupy_backends.cuda.libs.cublas.*',
          'cupy_backends.cuda.libs.curand.*', 'cupyx.scipy.sparse._csr.*',
          'cupyx.scipy.sparse._util.*', 'cupyx.scipy.special._digamma.*'),
         'It was an internal of CuPy, and has no replacement.'),
 }
-
-ALL_TYPE_CHARS = '?bhilqBHILQefdFD'
 
 
 def compile_with_cache(source: str, options: Iterable[str] = (), arch: str | None = None,
@@ -223,17 +219,21 @@ def get_cache_dir() -> str:
     return os.environ.get('CUPY_CACHE_DIR', os.path.expanduser('~/.cupy/kernel_cache'))
 
 
-def _with_float16(compile_source: Callable[..., Any]) -> Callable[..., Any]:
-    """CuPy >= 14 only declares ``float16`` in carray.cuh: kernels that use it did not compile."""
+def _with_old_sources(compile_source: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that also compiles kernels for CuPy < 14 by CuPy >= 14.
+
+    It only declares ``float16`` in carray.cuh, and its headers require C++17.
+    """
 
     @functools.wraps(compile_source)
-    def compile_with_header(source: str, *args: Any, **options: Any) -> Any:
+    def compile_old(source: str, options: tuple[str, ...] = (), *args: Any, **others: Any) -> Any:
         if 'cupy/carray.cuh' in source and 'cupy/float16.cuh' not in source and re.search(
                 r'\bfloat16\b', source):
             source = f'#include <cupy/float16.cuh>\n{source}'
-        return compile_source(source, *args, **options)
+        options = tuple(re.sub(r'^(--?std=c\+\+)(03|11|14)$', r'\g<1>17', each) for each in options)
+        return compile_source(source, options, *args, **others)
 
-    return compile_with_header
+    return compile_old
 
 
 def _accepting(function: Callable[..., Any], arguments: dict[str, str | None]
@@ -318,6 +318,10 @@ def find_path(path: str) -> Any:
         return importlib.import_module(path)
 
 
+#: Old names that this process has used, and what they mean now.
+used: dict[str, str] = {}
+
+
 def is_on() -> bool:
     """Return whether the program asks for old names."""
     return os.environ.get(VARIABLE) == 'all'
@@ -347,6 +351,9 @@ class MissingName:
                 except ImportError as why:
                     raise AttributeError(f'{error}\n{why}', name=None) from why
                 setattr(self.module, name, value)
+                old = f'{self.module.__name__}.{name}'
+                if path != old:  # a module, which is added when it is loaded
+                    used[old] = str(path)
                 return value
             advice = HINT if path is not None else instead(f'{self.module.__name__}.{name}')
             if advice is None or name.startswith('__'):
@@ -390,9 +397,11 @@ def complete(module: ModuleType) -> None:
         return
     names[_RESTORED] = True
     for function, arguments in ARGUMENTS.get(here, {}).items():
-        names[function] = _accepting(names[function], arguments)
+        if function in names:
+            names[function] = _accepting(names[function], arguments)
     if here == 'cupy.cuda.compiler' and os.path.exists(f'{_include()}/cupy/float16.cuh'):
-        names['_compile_module_with_cache'] = _with_float16(names['_compile_module_with_cache'])
+        names['_compile_module_with_cache'] = _with_old_sources(
+            names['_compile_module_with_cache'])
     _keep_functions(here, module)
 
 
@@ -418,6 +427,7 @@ def _load(old: str, now: str) -> ModuleType:
         why = instead(old, now) or error
         raise ModuleNotFoundError(f'No module named {old!r}\n{why}') from error
     _keep_functions(old, module)
+    used[old] = now
     return module
 
 
@@ -437,11 +447,10 @@ def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | No
         ModuleNotFoundError: The module is an old one, and not restored.
     """
     now = current(name)
-    advice = None if now else instead(name)
-    if now is None and advice is None and not _has_old_names(name):
+    if now is None and name not in GONE and not _has_old_names(name):
         return None
     parent = name.rpartition('.')[0]
-    if not parent or sys.modules[parent].__name__ == parent:
+    if not parent or getattr(sys.modules[parent], '__name__', parent) == parent:
         spec = loader.find_original_spec(asking, name, path, target)
         if spec is not None and spec.loader is not None and _has_old_names(name):
             execute = spec.loader.exec_module
@@ -451,12 +460,12 @@ def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | No
                 complete(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        if spec is not None or (now is None and advice is None):
+        if spec is not None or (now is None and name not in GONE):
             return spec
     if now is not None and is_on():
         return ModuleSpec(name, loader.MovedLoader(functools.partial(_load, name, now)))
     # No name=: otherwise, ``from cupy import core`` does not show the message.
-    raise ModuleNotFoundError(f'No module named {name!r}\n{advice or HINT}')
+    raise ModuleNotFoundError(f'No module named {name!r}\n{GONE.get(name, HINT)}')
 
 
 class CupyFinder:

@@ -144,6 +144,17 @@ for module in 'cublas', 'cusolver', 'curand', 'cusparse', 'nvrtc', 'driver', 'ru
 assert cupy.cuda.runtime.errorMemoryAllocation == 2
 assert cupy.packbits(myarray=cupy.array([1, 0, 1], 'u1')).get() == np.packbits([1, 0, 1])
 assert cupy.isscalar(num=3) and cupy.empty_like(a=x).shape == (2, 3)
+try:
+    cupy.packbits(nothing=3)
+except TypeError as error:
+    assert 'nothing' in str(error)
+else:
+    assert False
+import cupyx.scipy.sparse.linalg
+a, b = cupy.array([[4., 1], [1, 3]]), cupy.array([1., 2])
+for solve in 'cg', 'cgs', 'gmres':
+    x, info = getattr(cupyx.scipy.sparse.linalg, solve)(a, b, tol=1e-8)
+    np.testing.assert_allclose(x.get(), np.linalg.solve(a.get(), b.get()), rtol=1e-6)
 ''')
 
 
@@ -313,3 +324,27 @@ except ImportError as error:
     print(error)
 ''', CHAINER_COMPAT='0', CHAINER_COMPAT_NAMES='all')
     assert error == "No module named 'cupy.core'\n"
+
+
+def test_names_of_a_program_are_listed(tmp_path):
+    tmp_path.joinpath('helper.py').write_text('x = 1')
+    program = tmp_path / 'program.py'
+    program.write_text('''
+import sys
+import cupy, helper
+from cupy.core import core
+assert __name__ == '__main__' and sys.argv[1:] == ['--epoch', '3'] and helper.x == 1
+isinstance(3, core.ndarray), cupy.core.core.ndarray, cupy.zeros(2, cupy.float)
+cupy.scatter_add, cupy.util.memoize, cupy.core.core.dot
+sys.exit(3)
+''')
+    env = {k: v for k, v in os.environ.items() if not k.startswith('CHAINER_COMPAT')}
+    done = subprocess.run(
+        [sys.executable, '-m', 'chainer_compat', 'names', str(program), '--epoch', '3'],
+        env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 3, done.stdout
+    lines = done.stdout.splitlines()
+    assert [line.split() for line in lines[lines.index('Old names of CuPy:') + 1:]] == [
+        ['cupy._core.core.dot', 'cupy._core.dot'], ['cupy.core', 'cupy._core'],
+        ['cupy.float', 'builtins.float'], ['cupy.scatter_add', 'cupyx.scatter_add'],
+        ['cupy.util', 'cupy._util']]
