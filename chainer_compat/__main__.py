@@ -18,7 +18,6 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from chainer_compat import NAMES_VARIABLE
 from chainer_compat.pytorch.conversion import command
 
 
@@ -59,10 +58,11 @@ def main() -> None:
 
 
 def _run_and_list(program: str, arguments: list[str]) -> None:
-    from chainer_compat import restore_names
-    from chainer_compat.names import cupy_names
+    from chainer_compat.names import cupy_names, numpy_aliases, python_names
 
-    restore_names()
+    os.environ[cupy_names.VARIABLE] = 'all'
+    python_names.restore()
+    numpy_aliases.restore(importlib.import_module('numpy'))
     sys.argv = [program, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(program))
     try:
@@ -164,8 +164,8 @@ def _print_shims() -> None:
 
     if selected := silent_changes.version():
         print(f'\nDialect: Chainer {selected} ({silent_changes.VARIABLE}={selected})')
-    if os.environ.get(NAMES_VARIABLE) == 'all':
-        print(f'\nOld names of NumPy, CuPy and Python are restored ({NAMES_VARIABLE}=all)')
+    if os.environ.get('CHAINER_COMPAT_NAMES') == 'all':
+        print('\nOld names of NumPy, CuPy and Python are restored (CHAINER_COMPAT_NAMES=all)')
     print('\nActive shims:')
     for shim in registry.find_shims():
         if registry.is_active(shim):
