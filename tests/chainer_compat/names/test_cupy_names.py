@@ -9,7 +9,7 @@ import re
 import nvrtc
 import pytest
 
-from chainer_compat.names import cupy_names
+from chainer_compat.names import cupy_kernels, cupy_names, cupy_table
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -65,12 +65,12 @@ def test_current_name(old, new):
 
 
 def test_the_table():
-    assert not any(map(cupy_names.current, cupy_names.NAMES))  # keys are names of now
-    assert all(advice.endswith('.') for advice in cupy_names.GONE.values())
+    assert not any(map(cupy_names.current, cupy_table.NAMES))  # keys are names of now
+    assert all(advice.endswith('.') for advice in cupy_table.GONE.values())
     recorded = dict(line.partition(':')[::2] for line in RECORD.read_text().splitlines())
     names = {f'{cupy_names.current(module) or module}.{name}'
              for module, names in recorded.items() for name in names.split()}
-    mine = {f'{module}.{name}' for module, names in cupy_names.NAMES.items() for name in names
+    mine = {f'{module}.{name}' for module, names in cupy_table.NAMES.items() for name in names
             if not name.startswith('_')}  # private ones are not recorded
     # The record does not read enumerations; and this module had another name.
     assert not [name for name in mine - names if 'COMPUTE_TYPE' not in name
@@ -79,10 +79,10 @@ def test_the_table():
 
 def test_the_page_lists_them():
     text = PAGE.read_text()
-    for old in cupy_names.MODULES:
+    for old in cupy_table.MODULES:
         if not old.startswith(('cupy._', 'cupy_backends')):
             assert re.search(rf'`{re.escape(old)}`', text), old
-    for module, names in cupy_names.NAMES.items():
+    for module, names in cupy_table.NAMES.items():
         if '._' not in module and not module.startswith('cupy_backends'):
             shown = 'cupy.prof' if module == 'cupyx.profiler' else module
             assert all(f'`{shown}.{name}`' in text for name in names), module
@@ -95,7 +95,7 @@ def test_sources_for_older_compilers():
         sources.append(source)
         return options, arch
 
-    compile_old = cupy_names._with_old_sources(compile_source)
+    compile_old = cupy_kernels.with_old_sources(compile_source)
     for option in '-std=c++11', '--std=c++14', '-std=c++03':
         name = option.rpartition('=')[0]
         assert compile_old('', (option, '-DX'), arch='90') == ((f'{name}=c++17', '-DX'), '90')
@@ -131,7 +131,7 @@ def test_an_old_kernel_compiles():
                         [SOURCE, core.assemble_cupy_compiler_options(())]):
             with pytest.raises(compiler.CompileException):
                 compile_for_h100(changed[0], options=changed[1])
-        cupy_names._with_old_sources(lambda *args: sources.__setitem__(slice(2), args))(*sources)
+        cupy_kernels.with_old_sources(lambda *args: sources.__setitem__(slice(2), args))(*sources)
     assert compile_for_h100(sources[0], options=sources[1])
 
 
