@@ -42,12 +42,15 @@ def _accepting(function: Callable[..., Any], arguments: dict[str, str | None]
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        for old, new in arguments.items():
-            if old in options and old not in known:
-                value = options.pop(old)
-                if new is not None:
-                    options[new] = value
-        return function(*args, **options)
+        given = {old: options.pop(old) for old in arguments if old in options and old not in known}
+        options |= {new: given.pop(old) for old, new in arguments.items()
+                    if old in given and new is not None and not new.startswith('.')}
+        result = function(*args, **options)
+        for old, value in given.items():
+            method = arguments[old]
+            if method is not None and value is not None:
+                result = getattr(result, method[1:])(value)
+        return result
 
     return call
 
@@ -193,8 +196,10 @@ def complete(module: ModuleType) -> None:
         return
     names[_RESTORED] = True
     for function, arguments in ARGUMENTS.get(here, {}).items():
-        if function in names:
-            names[function] = _accepting(names[function], arguments)
+        *classes, name = function.split('.')
+        owner = getattr(module, classes[0], None) if classes else module
+        if hasattr(owner, name):
+            setattr(owner, name, _accepting(getattr(owner, name), arguments))
     if here == 'cupy.cuda.compiler' and cupy_kernels.headers_differ():
         names['_compile_module_with_cache'] = cupy_kernels.with_old_sources(
             names['_compile_module_with_cache'])

@@ -128,13 +128,17 @@ NAMES: dict[str, dict[str, str | int]] = {
 #: By package: where functions are that its modules had.
 ELSEWHERE = {'cupy._core': ('cupy._core', 'cupy'), 'cupy.testing': ('cupy.testing',)}
 
-#: By function: old arguments, and their names of now; None if they have no effect.
+#: By function or method: old arguments, and their names of now; None if they have no effect;
+#: ``.astype`` if this method of the result does the same.
 ARGUMENTS: dict[str, dict[str, dict[str, str | None]]] = {
     'cupy': {
+        **{name: {'dtype': '.astype'} for name in (
+            'amax', 'amin', 'max', 'min', 'ndarray.max', 'ndarray.min')},
         'empty_like': {'a': 'prototype'}, 'isscalar': {'num': 'element'},
         'packbits': {'myarray': 'a'}, 'unpackbits': {'myarray': 'a'},
     },
     'cupy._core.fusion': {'fuse': {'input_num': None}},
+    'cupy.random': {'RandomState.permutation': {'num': 'a'}},
     'cupyx.scipy.sparse.linalg': {name: {'tol': 'rtol'} for name in ('cg', 'cgs', 'gmres')},
 }
 

@@ -114,6 +114,10 @@ for module in 'cublas', 'cusolver', 'curand', 'cusparse', 'nvrtc', 'driver', 'ru
     exec(f'import cupy.cuda.{module}; from cupy.cuda import {module}')
 assert cupy.cuda.runtime.errorMemoryAllocation == 2
 assert cupy.packbits(myarray=cupy.array([1, 0, 1], 'u1')).get() == np.packbits([1, 0, 1])
+for y in x.max(axis=0, dtype='d'), cupy.amax(x, 0, dtype='d'):
+    assert y.dtype == 'd' and y.tolist() == [3, 4, 5]
+assert x.max(dtype=None) == x.max() == 5 and x.min(0).dtype == 'f' and x.min(1, None).shape == (2,)
+assert sorted(cupy.random.RandomState(0).permutation(num=3).tolist()) == [0, 1, 2]
 assert cupy.isscalar(num=3) and cupy.empty_like(a=x).shape == (2, 3)
 try:
     cupy.packbits(nothing=3)
