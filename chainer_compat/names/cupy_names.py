@@ -11,6 +11,7 @@ import importlib
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -117,6 +118,15 @@ def find_path(path: str) -> Any:
         return importlib.import_module(path)
 
 
+def _find_quietly(path: str) -> Any:
+    """Return what a path names; CuPy warns if a library that it names is missing."""
+    if not path.endswith('.available'):
+        return find_path(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return find_path(path)
+
+
 #: Old names that this process has used, and what they mean now.
 used: dict[str, str] = {}
 
@@ -146,7 +156,7 @@ class MissingName:
             path = None if name.startswith('__') else self._path(name)
             if path is not None and is_on():
                 try:
-                    value = find_path(path) if isinstance(path, str) else path
+                    value = _find_quietly(path) if isinstance(path, str) else path
                 except ImportError as why:
                     raise AttributeError(f'{error}\n{why}', name=None) from why
                 setattr(self.module, name, value)
@@ -232,6 +242,14 @@ def _load(old: str, now: str) -> ModuleType:
     return module
 
 
+def _is_import() -> bool:
+    """Return whether Python imports a module; false if a program only asks whether it exists."""
+    frame = sys._getframe()
+    while frame.f_code.co_name != '_find_spec' and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_back is not None and frame.f_back.f_code.co_name == '_find_and_load_unlocked'
+
+
 def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
     """Return the spec of an old module, or of one that has old names.
 
@@ -265,6 +283,8 @@ def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | No
             return spec
     if now is not None and is_on():
         return ModuleSpec(name, loader.MovedLoader(functools.partial(_load, name, now)))
+    if not _is_import():
+        return None
     # No name=: otherwise, ``from cupy import core`` does not show the message.
     raise ModuleNotFoundError(f'No module named {name!r}\n{GONE.get(name, HINT)}')
 

@@ -45,6 +45,7 @@ def test_every_recorded_name_is_restored_or_explained(old_program):
 
 def test_what_a_user_tries_first(old_program):
     old_program('''
+import warnings
 import cupy
 import numpy as np
 x = cupy.arange(6, dtype='f').reshape(2, 3)
@@ -98,6 +99,9 @@ with cupy.prof.time_range('range', color_id=0):
 cupy.cuda.nvtx.RangePush('a')
 cupy.cuda.nvtx.RangePop()
 assert cupy.cuda.nvtx_enabled and cupy.cuda.cusolver_enabled and cupy.cuda.nccl_enabled
+with warnings.catch_warnings():
+    warnings.simplefilter('error')  # of CuPy, if there is no cuTENSOR
+    assert cupy.cuda.cutensor_enabled in (True, False)
 assert cupy.cuda.device.cusolver_enabled and cupy.cuda.nccl.get_version() > 0
 assert cupy.random.generator.get_random_state() is cupy.random.get_random_state()
 assert cupy.statistics.order.percentile is cupy.percentile
@@ -261,6 +265,8 @@ assert error('cupy.nothing') == "AttributeError module 'cupy' has no attribute '
 assert error('import cupy.nothing') == "ModuleNotFoundError No module named 'cupy.nothing'"
 assert not hasattr(cupy, 'int') and not hasattr(cupy.random, 'generator')
 assert 'Use cupy.finfo' in error('cupy.MachAr')
+import importlib.util
+assert importlib.util.find_spec('cupy.core') is importlib.util.find_spec('cupy.util') is None
 if cupy.__version__ >= '14':
     for code in 'import cupy.cudnn', 'cupy.cudnn', 'from cupy.cuda import cudnn':
         assert 'CuPy 14 has no cuDNN' in error(code), error(code)
