@@ -37,7 +37,8 @@ def get_cache_dir() -> str:
 def with_old_sources(compile_source: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that also compiles kernels for CuPy < 14 by CuPy >= 14.
 
-    It only declares ``float16`` in carray.cuh, and its headers require C++17.
+    It only declares ``float16`` in carray.cuh, and compiles as C++17: its headers require this,
+    and the keyword ``register`` is an error.
     """
 
     @functools.wraps(compile_source)
@@ -45,6 +46,7 @@ def with_old_sources(compile_source: Callable[..., Any]) -> Callable[..., Any]:
         if 'cupy/carray.cuh' in source and 'cupy/float16.cuh' not in source and re.search(
                 r'\bfloat16\b', source):
             source = f'#include <cupy/float16.cuh>\n{source}'
+        source = re.sub(r'\bregister\s+(?=[A-Za-z_])', '', source)
         options = tuple(re.sub(r'^(--?std=c\+\+)(03|11|14)$', r'\g<1>17', each) for each in options)
         return compile_source(source, options, *args, **others)
 

@@ -175,7 +175,10 @@ import os, cupy, numpy as np
 source = '''
 #include <cupy/carray.cuh>
 #include <cupy/complex.cuh>
-extern "C" __global__ void scale(const float16* x, float* y, int n) {
+typedef unsigned long long uint64_t;
+typedef int int32_t;
+extern "C" __global__ void scale(const float16* x, float* y, int32_t n) {
+    register uint64_t unused = 0;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
         y[i] = float(x[i]) * FACTOR;
 }'''

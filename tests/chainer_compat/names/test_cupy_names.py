@@ -100,6 +100,8 @@ def test_sources_for_older_compilers():
         name = option.rpartition('=')[0]
         assert compile_old('', (option, '-DX'), arch='90') == ((f'{name}=c++17', '-DX'), '90')
     assert compile_old('', ('--std=c++20', '-DSTD=c++11')) == (('--std=c++20', '-DSTD=c++11'), None)
+    compile_old('register int i; int registers, register_a; // the register')
+    assert sources[-1] == 'int i; int registers, register_a; // the register'
     for unchanged in (
             'struct float16 { float values[16]; };', '#include <cupy/carray.cuh>\nfloat x;',
             '#include <cupy/carray.cuh>\n#include <cupy/float16.cuh>\nfloat16 x;'):
@@ -111,12 +113,13 @@ SOURCE = '''
 #include <cupy/carray.cuh>
 #include <cupy/complex.cuh>
 extern "C" __global__ void scale(const float16* x, const complex<float>* z, float* y) {
-    y[0] = float(x[0]) * z[0].real();
+    register float factor = z[0].real();
+    y[0] = float(x[0]) * factor;
 }'''
 
 
 def test_an_old_kernel_compiles():
-    """``--std=c++11`` and float16 of carray.cuh."""
+    """``--std=c++11``, float16 of carray.cuh, and ``register``: each fails with CuPy 14."""
     compile_for_h100 = nvrtc.compiler()
     from cupy._core import core
     from cupy.cuda import compiler
@@ -127,10 +130,13 @@ def test_an_old_kernel_compiles():
         options += compiler._get_extra_include_dir_opts()
     sources = [SOURCE, options]
     if hasattr(core, 'use_default_std'):  # CuPy 14
-        for changed in ([SOURCE.replace('float16', 'float'), options],
-                        [SOURCE, core.assemble_cupy_compiler_options(())]):
+        cpp_17 = core.assemble_cupy_compiler_options(())
+        simple = SOURCE.replace('float16', 'float').replace('register', '')
+        assert compile_for_h100(simple, options=cpp_17)
+        for source, given in [(simple, options), (SOURCE.replace('float16', 'float'), cpp_17),
+                              (SOURCE.replace('register', ''), cpp_17)]:
             with pytest.raises(compiler.CompileException):
-                compile_for_h100(changed[0], options=changed[1])
+                compile_for_h100(source, options=given)
         cupy_kernels.with_old_sources(lambda *args: sources.__setitem__(slice(2), args))(*sources)
     assert compile_for_h100(sources[0], options=sources[1])
 
