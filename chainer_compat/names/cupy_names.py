@@ -269,7 +269,7 @@ def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | No
     if now is None and name not in GONE and not _has_old_names(name):
         return None
     parent = name.rpartition('.')[0]
-    if not parent or getattr(sys.modules[parent], '__name__', parent) == parent:
+    if not parent or getattr(sys.modules.get(parent), '__name__', parent) == parent:
         spec = loader.find_original_spec(asking, name, path, target)
         if spec is not None and spec.loader is not None and _has_old_names(name):
             execute = spec.loader.exec_module
