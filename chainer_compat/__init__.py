@@ -9,7 +9,7 @@ Environment variables:
     CHAINER_COMPAT: ``0`` disables the patches.
     CHAINER_COMPAT_DIALECT: ``1`` to ``6`` restores results that changed since that version.
     CHAINER_COMPAT_NUMPY_ALIASES: ``1`` restores names that NumPy removed, such as ``np.float``.
-    CHAINER_COMPAT_NAMES: ``all`` also restores what else NumPy and Python removed.
+    CHAINER_COMPAT_NAMES: ``all`` also restores what else NumPy, CuPy and Python removed.
 """
 
 import os
@@ -78,21 +78,25 @@ def restore_numpy_aliases() -> None:
 
 
 def restore_names() -> None:
-    """Restore what NumPy and Python removed, here and in later child processes.
+    """Restore what NumPy, CuPy and Python removed, here and in later child processes.
 
-    These are names, such as ``np.float`` and ``collections.Mapping``, methods of arrays, the module
-    ``imp``, and calls that NumPy rejects, such as ``float(np.ones(1))``.
+    These are names, such as ``np.float``, ``cupy.core.core.ndarray`` and ``collections.Mapping``,
+    methods of arrays, the module ``imp``, and calls that NumPy rejects, such as
+    ``float(np.ones(1))``.
 
     Call it once at the top of a script, before other imports. The environment variable
     ``CHAINER_COMPAT_NAMES=all`` does the same without changing the script.
     """
     import numpy
 
-    from chainer_compat.names import numpy_aliases, python_names
+    from chainer_compat.names import cupy_names, numpy_aliases, python_names
 
     os.environ[NAMES_VARIABLE] = 'all'  # for children that are not forked
     python_names.restore()
     numpy_aliases.restore(numpy)
+    if not {ChainerFinder, cupy_names.CupyFinder} & {*sys.meta_path}:
+        sys.meta_path.insert(0, cupy_names.CupyFinder)
+    cupy_names.restore()
 
 
 def _overlay() -> str:
@@ -121,7 +125,7 @@ class ChainerFinder:
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        """Handle the imports of Chainer's modules and NumPy; Python calls this for every import."""
+        """Handle imports of Chainer, NumPy and CuPy; Python calls this for every import."""
         if name == 'chainer' or name.startswith('chainer.'):
             from chainer_compat import shims  # noqa: F401  (fills the registry)
             from chainer_compat.patching import loader
@@ -135,4 +139,8 @@ class ChainerFinder:
             from chainer_compat.names import numpy_aliases
 
             return numpy_aliases.find_spec(cls, name, path, target)
+        if name.startswith('cupy'):
+            from chainer_compat.names import cupy_names
+
+            return cupy_names.find_spec(cls, name, path, target)
         return None

@@ -1,7 +1,8 @@
 """``python -m chainer_compat``: show versions, active shims, and whether Chainer can use a GPU.
 
 Imports Chainer as a script would, and prints the reason for each missing part.
-``python -m chainer_compat export`` converts a model (``conversion/command.py``).
+``python -m chainer_compat export`` converts a model (``conversion/command.py``), and
+``python -m chainer_compat names PROGRAM`` runs a program and lists its old names of CuPy.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import argparse
 import importlib
 import os
 import platform
+import runpy
+import sys
 import warnings
 from collections.abc import Callable
 from importlib import metadata
@@ -26,9 +29,18 @@ def main() -> None:
     commands = parser.add_subparsers(dest='command', metavar='[command]')
     command.add_arguments(commands.add_parser(
         'export', help='convert a model to PyTorch or ONNX', description=command.DESCRIPTION))
+    names = commands.add_parser(
+        'names', help='run a program, and list the old names of CuPy that it uses',
+        description='Runs a program with CHAINER_COMPAT_NAMES=all. At its end, lists the names of '
+        'CuPy 1 to 12 that it used, and their names of now.')
+    names.add_argument('program', help='path of a Python file')
+    names.add_argument('arguments', nargs=argparse.REMAINDER, help='arguments of the program')
     options = parser.parse_args()
     if options.command == 'export':
         command.main(options)
+        return
+    if options.command == 'names':
+        _run_and_list(options.program, options.arguments)
         return
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # such as CuPy's about NCCL; the reason is printed below
@@ -43,6 +55,22 @@ def main() -> None:
             print(f'\nChainer cannot be imported: {why}')
             return
         _print_backend(cuda)
+
+
+def _run_and_list(program: str, arguments: list[str]) -> None:
+    from chainer_compat.names import cupy_names, numpy_aliases, python_names
+
+    os.environ[cupy_names.VARIABLE] = 'all'
+    python_names.restore()
+    numpy_aliases.restore(importlib.import_module('numpy'))
+    sys.argv = [program, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(program))
+    try:
+        runpy.run_path(program, run_name='__main__')
+    finally:
+        print('Old names of CuPy:' if cupy_names.used else 'Old names of CuPy: none')
+        for old, new in sorted(cupy_names.used.items()):
+            print(f'  {old:<39} {new}')
 
 
 def _cuda() -> str:
@@ -136,6 +164,8 @@ def _print_shims() -> None:
 
     if selected := silent_changes.version():
         print(f'\nDialect: Chainer {selected} ({silent_changes.VARIABLE}={selected})')
+    if os.environ.get('CHAINER_COMPAT_NAMES') == 'all':
+        print('\nOld names of NumPy, CuPy and Python are restored (CHAINER_COMPAT_NAMES=all)')
     print('\nActive shims:')
     for shim in registry.find_shims():
         if registry.is_active(shim):

@@ -29,7 +29,7 @@ def compiler():
         options += compiler._get_extra_include_dir_opts()
     headers = ''.join(f'#include <{header}>\n' for header in core._cupy_header_list)
 
-    def compile_for_h100(source, kind='cubin'):
+    def compile_for_h100(source, kind='cubin', options=options):
         prefix = {'cubin': 'sm', 'ptx': 'compute'}[kind]
         with pytest.MonkeyPatch.context() as monkeypatch:
             # Otherwise CuPy would query the device.

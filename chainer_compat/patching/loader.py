@@ -10,7 +10,8 @@ import importlib.util
 import marshal
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
@@ -25,7 +26,7 @@ BETWEEN = '\n\n\n'
 def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
     """Return the spec of a module of Chainer, with our loader; ``None`` if it has no shims."""
     if name in moved:
-        return ModuleSpec(name, MovedLoader())
+        return ModuleSpec(name, MovedLoader(partial(importlib.import_module, moved[name])))
     if name not in edits and name not in patches:
         return None
     spec = find_original_spec(asking, name, path, target)
@@ -93,9 +94,13 @@ class PatchingLoader(SourceFileLoader):
 class MovedLoader(Loader):
     """Loads a module of an old version: the module that replaces it."""
 
+    def __init__(self, find: Callable[[], ModuleType]) -> None:
+        """Use the module that ``find`` returns."""
+        self.find = find
+
     def exec_module(self, module: ModuleType) -> None:
         """Replace the new module by the current one."""
-        sys.modules[module.__name__] = importlib.import_module(moved[module.__name__])
+        sys.modules[module.__name__] = self.find()
 
 
 def _edited(text: str, texts: dict[str, str]) -> str:

@@ -74,3 +74,15 @@ def test_options(monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out.startswith('usage: python -m chainer_compat')
     assert 'unrecognized arguments: --json' in err
+
+
+def test_names_of_a_program_without_old_ones(python, tmp_path):
+    tmp_path.joinpath('program.py').write_text(
+        'import sys, numpy\nassert numpy.float is float\nprint(sys.argv)')
+    said = python('import sys; sys.argv[1:] = ["names", "program.py", "--epoch", "3"]\n' + MAIN)
+    assert said.splitlines() == ["['program.py', '--epoch', '3']", 'Old names of CuPy: none']
+
+
+def test_old_names_are_mentioned(python):
+    said = python(WITHOUT_CUPY + MAIN, CHAINER_COMPAT_NAMES='all')
+    assert 'are restored (CHAINER_COMPAT_NAMES=all)' in said

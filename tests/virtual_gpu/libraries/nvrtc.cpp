@@ -149,8 +149,11 @@ static std::string host_source(Program* p) {
   static const std::regex dynamic_shared(
       R"(extern\s+__shared__\s+((?:__align__\s*\(\s*\d+\s*\)\s+)?)([A-Za-z_][\w:<> ]*?)\s*(\w+)\s*\[\s*\]\s*;)");
   static const std::regex waits(R"(__sync|__shfl|__ballot|__any_sync|__all_sync|cooperative_groups|cub::)");
+  // NVRTC has no stdint.h, so kernels define its types; on this host, uint64_t is another type.
+  static const std::regex integer_type(R"(typedef\s+[\w ]+?\s+u?int(?:8|16|32|64)_t\s*;)");
   std::string source = std::regex_replace(
       p->source, dynamic_shared, "static $2* const $3 = reinterpret_cast<$2*>(vgpu_dynamic_shared);");
+  source = std::regex_replace(source, integer_type, "");
   std::string threads_wait = std::regex_search(source, waits) ? "true" : "false";
   std::ostringstream out;
   out << "#line 1 \"" << p->name << "\"\n" << source << "\n";

@@ -1,0 +1,305 @@
+"""Names of CuPy 1 to 12 that CuPy removed: ``CHAINER_COMPAT_NAMES=all`` restores them.
+
+Nothing is imported or defined before a program uses a name. Names that CuPy has are not replaced.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import importlib
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from chainer_compat.names import cupy_kernels
+from chainer_compat.names.cupy_table import (
+    ARGUMENTS,
+    ELSEWHERE,
+    GONE,
+    MODULES,
+    NAMES,
+    UNDERSCORED,
+)
+from chainer_compat.patching import loader
+
+VARIABLE = 'CHAINER_COMPAT_NAMES'
+HINT = (f'{VARIABLE}=all restores what CuPy removed; set this environment variable to run old '
+        'programs unchanged.')
+
+
+def _accepting(function: Callable[..., Any], arguments: dict[str, str | None]
+               ) -> Callable[..., Any]:
+    """Return the function, which also accepts old names of its arguments."""
+    try:
+        known = set(inspect.signature(function).parameters)
+    except ValueError:  # written in C
+        known = set()
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        given = {old: options.pop(old) for old in arguments if old in options and old not in known}
+        options |= {new: given.pop(old) for old, new in arguments.items()
+                    if old in given and new is not None and not new.startswith('.')}
+        result = function(*args, **options)
+        for old, value in given.items():
+            method = arguments[old]
+            if method is not None and value is not None:
+                result = getattr(result, method[1:])(value)
+        return result
+
+    return call
+
+
+def current(name: str) -> str | None:
+    """Return the name that a module of old versions has now.
+
+    Args:
+        name: Name of a module, such as ``cupy.core.core``.
+
+    Returns:
+        The name of now, such as ``cupy._core.core``; None if it is not an old one.
+    """
+    if name in MODULES:
+        return MODULES[name]
+    parent, _, child = name.rpartition('.')
+    package = current(parent) if parent else None
+    moved = f'{package or parent}.{child}'
+    if moved in MODULES:
+        return MODULES[moved]
+    if child in UNDERSCORED.get(package or parent, ()):
+        return f'{package or parent}._{child}'
+    return moved if package else None
+
+
+def instead(*names: str | None) -> str | None:
+    """Return what to do instead of a name that has no equivalent.
+
+    Args:
+        names: The name as a program writes it, and that of now.
+
+    Returns:
+        A sentence, or None.
+    """
+    return next((advice for pattern, advice in GONE.items()
+                 if any(name and fnmatch.fnmatchcase(name, pattern) for name in names)), None)
+
+
+def find_path(path: str) -> Any:
+    """Return a module, or an attribute of something.
+
+    Args:
+        path: For example ``cupy.cuda.nccl.available``.
+
+    Returns:
+        The object.
+
+    Raises:
+        ImportError: It does not exist.
+    """
+    parent, _, name = path.rpartition('.')
+    if not parent:
+        return importlib.import_module(path)
+    owner = find_path(parent)
+    if not isinstance(owner, ModuleType):
+        return getattr(owner, name)
+    if name in vars(owner):
+        return vars(owner)[name]
+    missing = vars(owner).get('__getattr__')
+    try:
+        # CuPy 14 loads CUDA's libraries here, and not when their modules are imported.
+        return missing.find(name) if isinstance(missing, MissingName) else getattr(owner, name)
+    except AttributeError:
+        return importlib.import_module(path)
+
+
+def _find_quietly(path: str) -> Any:
+    """Return what a path names; CuPy warns if a library that it names is missing."""
+    if not path.endswith('.available'):
+        return find_path(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return find_path(path)
+
+
+#: Old names that this process has used, and what they mean now.
+used: dict[str, str] = {}
+
+
+def is_on() -> bool:
+    """Return whether the program asks for old names."""
+    return os.environ.get(VARIABLE) == 'all'
+
+
+class MissingName:
+    """Finds what a module does not have: its ``__getattr__``."""
+
+    def __init__(self, module: ModuleType) -> None:
+        """Keep the function that the module has."""
+        self.module = module
+        self.find: Callable[[str], Any] = vars(module).get('__getattr__', self._raise)
+
+    def _raise(self, name: str) -> Any:
+        raise AttributeError(f'module {self.module.__name__!r} has no attribute {name!r}',
+                             name=name, obj=self.module)
+
+    def __call__(self, name: str) -> Any:
+        """Return what an old name means; if names are not restored, the error says how."""
+        try:
+            return self.find(name)
+        except AttributeError as error:
+            path = None if name.startswith('__') else self._path(name)
+            if path is not None and is_on():
+                try:
+                    value = _find_quietly(path) if isinstance(path, str) else path
+                except ImportError as why:
+                    raise AttributeError(f'{error}\n{why}', name=None) from why
+                setattr(self.module, name, value)
+                old = f'{self.module.__name__}.{name}'
+                if path != old:  # a module, which is added when it is loaded
+                    used[old] = str(path)
+                return value
+            advice = HINT if path is not None else instead(f'{self.module.__name__}.{name}')
+            if advice is None or name.startswith('__'):
+                raise
+            # name=None: otherwise, Python appends a similar name to the last line.
+            raise AttributeError(f'{error}\n{advice}', name=None) from None
+
+    def _path(self, name: str) -> str | int | None:
+        """Return where an old name is now, or its value."""
+        module = self.module.__name__
+        if name in NAMES.get(module, ()):
+            return NAMES[module][name]
+        if current(f'{module}.{name}'):
+            return f'{module}.{name}'
+        return next((f'{place}.{name}' for place in ELSEWHERE.get(_package(module), ())
+                     if place != module and name in vars(sys.modules[place])), None)
+
+
+_COMPLETED = {
+    *NAMES, *UNDERSCORED, *ARGUMENTS, *(name.rpartition('.')[0] for name in [*MODULES, *GONE])}
+
+
+def _package(module: str) -> str:
+    return '.'.join(module.split('.')[:2])
+
+
+def _has_old_names(module: str) -> bool:
+    return module in _COMPLETED or _package(module) in ELSEWHERE
+
+
+def complete(module: ModuleType) -> None:
+    """Let a module of CuPy find its old names. Idempotent.
+
+    Args:
+        module: The module, which has been executed.
+    """
+    names, here = vars(module), module.__name__
+    if not isinstance(names.get('__getattr__'), MissingName):
+        names['__getattr__'] = MissingName(module)
+    if not is_on() or _RESTORED in names:
+        return
+    names[_RESTORED] = True
+    for function, arguments in ARGUMENTS.get(here, {}).items():
+        *classes, name = function.split('.')
+        owner = getattr(module, classes[0], None) if classes else module
+        if hasattr(owner, name):
+            setattr(owner, name, _accepting(getattr(owner, name), arguments))
+    if here == 'cupy.cuda.compiler' and cupy_kernels.headers_differ():
+        names['_compile_module_with_cache'] = cupy_kernels.with_old_sources(
+            names['_compile_module_with_cache'])
+    _keep_functions(here, module)
+
+
+_RESTORED = '_chainer_compat_restored'
+
+
+def _keep_functions(old: str, package: ModuleType) -> None:
+    """Let modules be imported that have the name of a function.
+
+    Otherwise, ``import cupy.fft.fft`` would set ``cupy.fft.fft``, the function, to the module.
+    """
+    for child in UNDERSCORED.get(package.__name__, ()):
+        moved = sys.modules.get(f'{package.__name__}._{child}')
+        if child in vars(package) and moved is not None:
+            sys.modules.setdefault(f'{old}.{child}', moved)
+
+
+def _load(old: str, now: str) -> ModuleType:
+    """Return the module that replaces an old one."""
+    try:
+        module: ModuleType = find_path(now)
+    except ModuleNotFoundError as error:
+        why = instead(old, now) or error
+        raise ModuleNotFoundError(f'No module named {old!r}\n{why}') from error
+    _keep_functions(old, module)
+    used[old] = now
+    return module
+
+
+def _is_import() -> bool:
+    """Return whether Python imports a module; false if a program only asks whether it exists."""
+    frame = sys._getframe()
+    while frame.f_code.co_name != '_find_spec' and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_back is not None and frame.f_back.f_code.co_name == '_find_and_load_unlocked'
+
+
+def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
+    """Return the spec of an old module, or of one that has old names.
+
+    Args:
+        asking: The finder that Python has asked.
+        name: Name of the module.
+        path: Folders of its package.
+        target: The module, if it is loaded again.
+
+    Returns:
+        The spec, or None if other finders know the module.
+
+    Raises:
+        ModuleNotFoundError: The module is an old one, and not restored.
+    """
+    now = current(name)
+    if now is None and name not in GONE and not _has_old_names(name):
+        return None
+    parent = name.rpartition('.')[0]
+    if not parent or getattr(sys.modules.get(parent), '__name__', parent) == parent:
+        spec = loader.find_original_spec(asking, name, path, target)
+        if spec is not None and spec.loader is not None and _has_old_names(name):
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                complete(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        if spec is not None or (now is None and name not in GONE):
+            return spec
+    if now is not None and is_on():
+        return ModuleSpec(name, loader.MovedLoader(functools.partial(_load, name, now)))
+    if not _is_import():
+        return None
+    # No name=: otherwise, ``from cupy import core`` does not show the message.
+    raise ModuleNotFoundError(f'No module named {name!r}\n{GONE.get(name, HINT)}')
+
+
+class CupyFinder:
+    """Finds CuPy's modules as usual, and old ones, where ``ChainerFinder`` is not used."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Handle the imports of CuPy's modules."""
+        return find_spec(cls, name, path, target) if name.startswith('cupy') else None
+
+
+def restore() -> None:
+    """Restore the names of modules that the program has imported before."""
+    for name, module in list(sys.modules.items()):
+        if _has_old_names(name) and module.__name__ == name:
+            complete(module)
