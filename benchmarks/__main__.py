@@ -35,6 +35,7 @@ LIMITS = {  # minutes, in the order in which they run
     'job_traffic': 15,
     'recent': 5,
     'timeline': 5,
+    'run_record': 10,
     'mean_grad': 30,
     'cost_model': 10,
     'weak_scaling': 20,

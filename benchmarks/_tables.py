@@ -66,6 +66,10 @@ TABLES = {
         'What does recording a timeline cost?',
         ['operation', 'microseconds without a timeline', 'ratio with a timeline'],
         r'^([^\n]+?) +([\d.]+) us; with a timeline ([\d.]+) times'),
+    'run_record': Table(
+        'What does recording a run cost?',
+        ['training step', 'milliseconds without a record', 'ratio with a record'],
+        r'^([^\n]+?) +([\d.]+) ms; with a record ([\d.]+) times'),
     'mean_grad': Table(
         'How many milliseconds does averaging gradients take on one node?',
         ['ranks', 'gradients', '`flat`', '`naive`', 'MPI_Allreduce', 'lower bound', 'ChainerMN 7',
