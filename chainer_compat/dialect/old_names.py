@@ -17,6 +17,7 @@ moved.update({
     'chainer.flag': 'chainer_compat.dialect.flag',
     'chainer.function_set': 'chainer_compat.dialect.function_set',
     'chainer.functions.caffe': 'chainer.links.caffe',
+    'chainer.functions.math.squared_difference': 'chainer.functions.loss.squared_error',
     'chainer.functions.pooling.max_pooling_2d': 'chainer.functions.pooling.max_pooling_nd',
     'chainer.training.triggers.interval': 'chainer.training.triggers.interval_trigger',
     **{f'chainer.functions.{old}': f'chainer.functions.rnn.{old.split(".")[1]}' for old in (
@@ -56,9 +57,10 @@ def batch_normalization_function(*args: Any, **kwargs: Any) -> Any:
 
 
 def init_weight(weights: Any, initializer: Any, scale: float = 1.) -> None:
-    """Initialize an array, then multiply it by ``scale``."""
+    """Initialize an array, or that of a parameter, then multiply it by ``scale``."""
     from chainer import initializers
 
+    weights = getattr(weights, 'array', weights)
     initializers._get_initializer(initializer)(weights)
     weights *= scale
 
@@ -105,6 +107,8 @@ NAMES: dict[str, dict[str, str | tuple[str, Any]]] = {
         'numerical_grad_gpu': 'chainer.gradient_check.numerical_grad'},
     'chainer.initializers': {'init_weight': ('an initializer', init_weight)},
     'chainer.links': {},
+    'chainer.training.extensions.computational_graph': {
+        'dump_graph': 'chainer.training.extensions.DumpGraph'},
     'chainer.optimizer': {
         'exponential_decay_noise':
             'chainer.optimizer_hooks.gradient_noise.exponential_decay_noise'},
@@ -180,3 +184,50 @@ def evaluated_type_checks() -> dict[str, str]:
     ``type_check.Variable(numpy.prod, 'prod')``, it got expressions where it expected numbers.
     """
     return {'except type_check.InvalidType:': 'except Exception:'}
+
+
+@patch('chainer.variable')
+def hash_of_variable(module: ModuleType) -> None:
+    """All versions: variables can be in sets, and keys of dictionaries, as in Chainer 1 and 2.
+
+    Chainer 7.8.1 raised TypeError.
+    """
+    variable: Any = module.Variable
+
+    def by_identity(self: Any) -> int:
+        warn('Variables have no hash since Chainer 3: use id(variable).')
+        return object.__hash__(self)
+
+    variable.__hash__ = by_identity
+
+
+@edit('chainer.function_node')
+def type_checks_turned_off() -> dict[str, str]:
+    """All versions: ``type_check_enable = False`` of Function turns off its type checks, as before.
+
+    Chainer 7.8.1 ignored it, and raised InvalidType. A program of Chainer 1 sets it in its own
+    class, or in ``chainer.Function`` for all functions.
+    """
+    return {'# Ignore errors on first run\n            pass':
+            'from chainer_compat.dialect.old_names import is_unchecked\n'
+            '            if is_unchecked(self): return'}
+
+
+@patch('chainer.function')
+def type_check_enable(module: ModuleType) -> None:
+    """All versions: programs can read ``Function.type_check_enable``, to restore it later."""
+    module.Function.type_check_enable = True
+
+
+def is_unchecked(node: Any) -> bool:
+    """Return whether the program has turned off the type checks of a function."""
+    from chainer import Function
+    from chainer.function import FunctionAdapter
+
+    function: Any = node.function if isinstance(node, FunctionAdapter) else node
+    enabled: bool = (Function.type_check_enable
+                     and getattr(function, 'type_check_enable', True))
+    if not enabled:
+        warn("type_check_enable is an attribute of Chainer 1: use "
+             "chainer.using_config('type_check', False).")
+    return not enabled
