@@ -10,6 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from chainer_compat.dialect import old_helpers
 from chainer_compat.dialect.old_arguments import warn, with_old_arguments
 from chainer_compat.patching.registry import edit, moved, patch
 
@@ -80,8 +81,16 @@ class MaxPooling2D(str):
         return node
 
 
-#: By module and name: the current path, or what to use now, and an object that does the same.
-NAMES: dict[str, dict[str, str | tuple[str, Any]]] = {
+#: The current path, or what to use now, and an object that does the same.
+Row = str | tuple[str, Any]
+
+_OF_YOUR_OWN = 'a function of your own'
+_CUDNN_TYPES: dict[str, Row] = {
+    '_check_cudnn_acceptable_type': (_OF_YOUR_OWN, old_helpers.have_one_dtype)}
+_SQUARES: dict[str, Row] = {'_sum_sqnorm': (_OF_YOUR_OWN, old_helpers.sum_of_squares)}
+_PAIR: dict[str, Row] = {'_pair': 'chainer.functions.connection.convolution_2d._pair'}
+
+NAMES: dict[str, dict[str, Row]] = {
     'chainer': {
         'AUTO': 'chainer.flag.AUTO', 'Flag': 'chainer.flag.Flag', 'OFF': 'chainer.flag.OFF',
         'ON': 'chainer.flag.ON', 'FunctionSet': 'chainer.function_set.FunctionSet',
@@ -97,9 +106,24 @@ NAMES: dict[str, dict[str, str | tuple[str, Any]]] = {
             'BatchNormalization', 'Bilinear', 'BinaryHierarchicalSoftmax', 'Convolution2D',
             'DilatedConvolution2D', 'EmbedID', 'Inception', 'InceptionBN', 'Linear',
             'NegativeSampling', 'PReLU', 'Parameter')}},
+    'chainer.datasets.mnist': {
+        '_make_npz': 'chainer.datasets._mnist_helper.make_npz',
+        '_preprocess_mnist': 'chainer.datasets._mnist_helper.preprocess_mnist'},
+    'chainer.functions.array.broadcast': {
+        '_backward_one': ('chainer.functions.sum_to', old_helpers.sum_to_shape)},
+    **{f'chainer.functions.{path}': {**names} for path, names in {
+        'connection.convolution_2d': _CUDNN_TYPES, 'connection.convolution_nd': _CUDNN_TYPES,
+        'connection.deconvolution_2d': _CUDNN_TYPES, 'connection.deconvolution_nd': _CUDNN_TYPES,
+        'connection.depthwise_convolution_2d': _PAIR,
+        'connection.dilated_convolution_2d': _PAIR | _CUDNN_TYPES,
+        'pooling.pooling_2d': _CUDNN_TYPES, 'pooling.pooling_nd': _CUDNN_TYPES}.items()},
+    'chainer.functions.connection.linear': {'_as_mat': (_OF_YOUR_OWN, old_helpers.rows)},
+    'chainer.functions.math.basic_math': {
+        '_check_constant_type': (_OF_YOUR_OWN, old_helpers.check_constant)},
     'chainer.functions.normalization.batch_normalization': {
         'BatchNormalizationFunction': (
-            'chainer.functions.batch_normalization', batch_normalization_function)},
+            'chainer.functions.batch_normalization', batch_normalization_function),
+        '_xhat': (_OF_YOUR_OWN, old_helpers.normalized)},
     'chainer.functions.pooling.max_pooling_nd': {
         'MaxPooling2D': ('chainer.functions.max_pooling_2d', MaxPooling2D('max'))},
     'chainer.gradient_check': {
@@ -111,7 +135,9 @@ NAMES: dict[str, dict[str, str | tuple[str, Any]]] = {
         'dump_graph': 'chainer.training.extensions.DumpGraph'},
     'chainer.optimizer': {
         'exponential_decay_noise':
-            'chainer.optimizer_hooks.gradient_noise.exponential_decay_noise'},
+            'chainer.optimizer_hooks.gradient_noise.exponential_decay_noise', **_SQUARES},
+    'chainer.optimizer_hooks.gradient_clipping': {**_SQUARES},
+    'chainer.utils.type_check': {'argname': 'chainer.utils.type_check._argname'},
 }
 
 
