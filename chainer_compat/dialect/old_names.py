@@ -7,6 +7,7 @@ DeprecationWarning, which gives the current name.
 import functools
 import importlib
 import sys
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -200,6 +201,31 @@ def _apply(function: Any, *inputs: Any) -> Any:
     warn(f'{function.label} is a class of Chainer 1: use the function of chainer.functions.')
     outputs = function.apply(inputs)
     return outputs[0] if len(outputs) == 1 else outputs
+
+
+@patch('chainer.function_node')
+def backward_of_old_subclasses(module: ModuleType) -> None:
+    """All versions: warn about ``backward_cpu`` in a class derived from one of Chainer's functions.
+
+    Chainer 1 and 2 called it. Since version 3, gradients are those of Chainer's function, which are
+    wrong. chainer-speech-recognition derives from Convolution2DFunction.
+    """
+    node: Any = module.FunctionNode
+
+    def init_subclass(cls: Any, **options: Any) -> None:
+        super(node, cls).__init_subclass__(**options)
+        _warn_of_backward(cls)
+
+    node.__init_subclass__ = classmethod(init_subclass)
+
+
+def _warn_of_backward(cls: Any) -> None:
+    old = [name for name in ('backward_cpu', 'backward_gpu') if name in vars(cls)]
+    if old and 'backward' not in vars(cls) and not cls.__module__.startswith('chainer.'):
+        warnings.warn(
+            f'{cls.__name__}.{old[0]} is never called, so gradients are those of '
+            f'{cls.__base__.__name__}: it has backward(indexes, grad_outputs) since Chainer 3. '
+            'Define this method, or derive from chainer.Function.', stacklevel=4)
 
 
 @edit('chainer.function_node')

@@ -422,6 +422,8 @@ TESTS = {
     'functions_of_hooks': [f'{OLD_ATTRIBUTES}test_functions_of_a_hook'],
     'no_invoke_before_training': [
         f'{OLD_ATTRIBUTES}test_an_extension_is_not_invoked_before_training'],
+    'backward_of_old_subclasses': [
+        'dialect/test_old_helpers.py::test_backward_of_an_old_subclass'],
     'hash_of_variable': [f'{OLD_ATTRIBUTES}test_variables_in_sets'],
     **dict.fromkeys(['type_check_enable', 'type_checks_turned_off'], (
         f'{OLD_ATTRIBUTES}test_type_checks_can_be_turned_off',)),

@@ -86,3 +86,27 @@ def test_names_of_arguments():
     if name.startswith('_')])
 def test_each_is_a_function(module, name):
     assert callable(old(module, name))
+
+
+def test_backward_of_an_old_subclass():
+    base = importlib.import_module(
+        'chainer.functions.connection.convolution_2d').Convolution2DFunction
+
+    with pytest.warns(UserWarning, match=r'Scaled.backward_cpu is never called.*Convolution2DFunc'):
+        class Scaled(base):
+            def backward_cpu(self, inputs, grad_outputs):
+                return super().backward_cpu(inputs, grad_outputs)
+
+    class Other(base):
+        def backward_gpu(self, inputs, grad_outputs):
+            return None
+
+        def backward(self, indexes, grad_outputs):
+            return super().backward(indexes, grad_outputs)
+
+    class Old(chainer.Function):
+        def backward_cpu(self, inputs, grad_outputs):
+            return grad_outputs
+
+    assert issubclass(Other, base)
+    assert issubclass(Old, chainer.Function)
