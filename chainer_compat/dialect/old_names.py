@@ -225,7 +225,7 @@ def _warn_of_backward(cls: Any) -> None:
         warnings.warn(
             f'{cls.__name__}.{old[0]} is never called, so gradients are those of '
             f'{cls.__base__.__name__}: it has backward(indexes, grad_outputs) since Chainer 3. '
-            'Define this method, or derive from chainer.Function.', stacklevel=4)
+            'Define this method, or derive from chainer.Function.', stacklevel=3)
 
 
 @edit('chainer.function_node')
