@@ -48,7 +48,7 @@ def _what_was_set(cls: Any, name: str) -> None:
 def device_of_updater(module: ModuleType) -> None:
     """All versions: subclasses of StandardUpdater can set ``self.device``, as until Chainer 6.
 
-    Batches go to this device, and the program reads what it has set.
+    Batches go to this device, and the program reads what it has set. graph-nvp does it.
     """
     updater: Any = module.StandardUpdater
     _what_was_set(updater, 'device')

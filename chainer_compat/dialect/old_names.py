@@ -212,7 +212,7 @@ def backward_of_old_subclasses(module: ModuleType) -> None:
     """
     node: Any = module.FunctionNode
 
-    def init_subclass(cls: Any, **options: Any) -> None:
+    def init_subclass(cls: type[Any], /, **options: Any) -> None:
         super(node, cls).__init_subclass__(**options)
         _warn_of_backward(cls)
 
