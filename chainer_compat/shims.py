@@ -7,13 +7,13 @@ from chainer_compat.dialect import silent_changes
 #: Shims of one module of Chainer are applied in this order: a later one wraps what an earlier one
 #: has put there.
 MODULES = (
-    'fixes.chainer_bugs', 'fixes.cupy_changes', 'dialect.silent_changes', 'graph.gradients',
-    'graph.quick_graph', 'fixes.iterator_errors', 'fixes.iterator_state', 'fixes.numpy_changes',
-    'dialect.old_arguments', 'dialect.old_links', 'dialect.old_names', 'dialect.old_optimizers',
-    'dialect.old_pickles', 'dialect.old_snapshots', 'fixes.optimizer_states',
-    'updates.optimizer_updates', 'fixes.protobuf_changes', 'fixes.python_changes',
-    'pytorch.use_torch', 'fixes.saved_state', 'fixes.scipy_changes', 'fixes.setuptools_changes',
-    'dialect.volatile',
+    'fixes.chainer_bugs', 'fixes.cupy_changes', 'fixes.example_programs', 'dialect.silent_changes',
+    'graph.gradients', 'graph.quick_graph', 'fixes.iterator_errors', 'fixes.iterator_state',
+    'fixes.numpy_changes', 'dialect.old_arguments', 'dialect.old_attributes', 'dialect.old_links',
+    'dialect.old_names', 'dialect.old_optimizers', 'dialect.old_pickles', 'dialect.old_snapshots',
+    'fixes.optimizer_states', 'updates.optimizer_updates', 'fixes.protobuf_changes',
+    'fixes.python_changes', 'pytorch.use_torch', 'fixes.saved_state', 'fixes.scipy_changes',
+    'fixes.setuptools_changes', 'dialect.volatile',
 )
 
 for _name in MODULES:

@@ -9,6 +9,16 @@ from chainer_compat.dialect.old_options import set_options
 from chainer_compat.patching.registry import patch
 from chainer_compat.patching.signatures import wraps
 
+#: By module: a link, and the arguments of its constructor in Chainer 1 that became its attributes.
+_CUDNN = {f'chainer.links.{path}': row for path, row in {
+    'connection.convolution_2d': 'Convolution2D use_cudnn deterministic',
+    'connection.convolution_nd': 'ConvolutionND use_cudnn',
+    'connection.deconvolution_2d': 'Deconvolution2D use_cudnn deterministic',
+    'connection.deconvolution_nd': 'DeconvolutionND use_cudnn',
+    'connection.dilated_convolution_2d': 'DilatedConvolution2D use_cudnn',
+    'normalization.batch_normalization': 'BatchNormalization use_cudnn',
+    'rnn.n_step_rnn': 'NStepRNNBase use_cudnn'}.items()}
+
 
 @patch('chainer.links.rnn.gru')
 def stateless_gru(module: ModuleType) -> None:
@@ -53,6 +63,36 @@ def train_attributes(module: ModuleType) -> None:
 
     link.train = property(
         lambda self: vars(self).get('_old_options', {}).get('train', True), set_train)
+
+
+@patch(*_CUDNN)
+def cudnn_attributes(module: ModuleType) -> None:
+    """All versions: the attributes ``use_cudnn`` and ``deterministic`` of links work again.
+
+    Subclasses of L.Convolution2D in programs of Chainer 1 pass them to F.convolution_2d.
+    """
+    cls, *names = _CUDNN[module.__name__].split()
+    for name in names:
+        setattr(getattr(module, cls), name, _cudnn_attribute(name))
+
+
+def _cudnn_attribute(name: str) -> property:
+    key, default = {'use_cudnn': ('use_cudnn', 'always'),
+                    'deterministic': ('cudnn_deterministic', False)}[name]
+
+    def get(self: Any) -> bool:
+        warn(f'{name} is an attribute of Chainer 1: remove it.')
+        return vars(self).get('_old_options', {}).get(key, default) in ('always', True)
+
+    def set_value(self: Any, value: bool) -> None:
+        warn(f'{name} is an attribute of Chainer 1: use chainer.using_config({key!r}, ...).')
+        if name == 'use_cudnn':
+            vars(self).get('_old_options', {}).pop(key, None)  # 'always' is no option
+            set_options(self, {key: 'always' if value else 'never'})
+        else:
+            set_options(self, {key: bool(value)})
+
+    return property(get, set_value)
 
 
 @patch('chainer.initializers')

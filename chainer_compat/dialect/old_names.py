@@ -7,9 +7,11 @@ DeprecationWarning, which gives the current name.
 import functools
 import importlib
 import sys
+import warnings
 from types import ModuleType
 from typing import Any
 
+from chainer_compat.dialect import old_helpers
 from chainer_compat.dialect.old_arguments import warn, with_old_arguments
 from chainer_compat.patching.registry import edit, moved, patch
 
@@ -17,6 +19,7 @@ moved.update({
     'chainer.flag': 'chainer_compat.dialect.flag',
     'chainer.function_set': 'chainer_compat.dialect.function_set',
     'chainer.functions.caffe': 'chainer.links.caffe',
+    'chainer.functions.math.squared_difference': 'chainer.functions.loss.squared_error',
     'chainer.functions.pooling.max_pooling_2d': 'chainer.functions.pooling.max_pooling_nd',
     'chainer.training.triggers.interval': 'chainer.training.triggers.interval_trigger',
     **{f'chainer.functions.{old}': f'chainer.functions.rnn.{old.split(".")[1]}' for old in (
@@ -56,9 +59,10 @@ def batch_normalization_function(*args: Any, **kwargs: Any) -> Any:
 
 
 def init_weight(weights: Any, initializer: Any, scale: float = 1.) -> None:
-    """Initialize an array, then multiply it by ``scale``."""
+    """Initialize an array, or that of a parameter, then multiply it by ``scale``."""
     from chainer import initializers
 
+    weights = getattr(weights, 'array', weights)
     initializers._get_initializer(initializer)(weights)
     weights *= scale
 
@@ -78,8 +82,16 @@ class MaxPooling2D(str):
         return node
 
 
-#: By module and name: the current path, or what to use now, and an object that does the same.
-NAMES: dict[str, dict[str, str | tuple[str, Any]]] = {
+#: The current path, or what to use now, and an object that does the same.
+Row = str | tuple[str, Any]
+
+_OF_YOUR_OWN = 'a function of your own'
+_CUDNN_TYPES: dict[str, Row] = {
+    '_check_cudnn_acceptable_type': (_OF_YOUR_OWN, old_helpers.have_one_dtype)}
+_SQUARES: dict[str, Row] = {'_sum_sqnorm': (_OF_YOUR_OWN, old_helpers.sum_of_squares)}
+_PAIR: dict[str, Row] = {'_pair': 'chainer.functions.connection.convolution_2d._pair'}
+
+NAMES: dict[str, dict[str, Row]] = {
     'chainer': {
         'AUTO': 'chainer.flag.AUTO', 'Flag': 'chainer.flag.Flag', 'OFF': 'chainer.flag.OFF',
         'ON': 'chainer.flag.ON', 'FunctionSet': 'chainer.function_set.FunctionSet',
@@ -95,9 +107,24 @@ NAMES: dict[str, dict[str, str | tuple[str, Any]]] = {
             'BatchNormalization', 'Bilinear', 'BinaryHierarchicalSoftmax', 'Convolution2D',
             'DilatedConvolution2D', 'EmbedID', 'Inception', 'InceptionBN', 'Linear',
             'NegativeSampling', 'PReLU', 'Parameter')}},
+    'chainer.datasets.mnist': {
+        '_make_npz': 'chainer.datasets._mnist_helper.make_npz',
+        '_preprocess_mnist': 'chainer.datasets._mnist_helper.preprocess_mnist'},
+    'chainer.functions.array.broadcast': {
+        '_backward_one': ('chainer.functions.sum_to', old_helpers.sum_to_shape)},
+    **{f'chainer.functions.{path}': {**names} for path, names in {
+        'connection.convolution_2d': _CUDNN_TYPES, 'connection.convolution_nd': _CUDNN_TYPES,
+        'connection.deconvolution_2d': _CUDNN_TYPES, 'connection.deconvolution_nd': _CUDNN_TYPES,
+        'connection.depthwise_convolution_2d': _PAIR,
+        'connection.dilated_convolution_2d': _PAIR | _CUDNN_TYPES,
+        'pooling.pooling_2d': _CUDNN_TYPES, 'pooling.pooling_nd': _CUDNN_TYPES}.items()},
+    'chainer.functions.connection.linear': {'_as_mat': (_OF_YOUR_OWN, old_helpers.rows)},
+    'chainer.functions.math.basic_math': {
+        '_check_constant_type': (_OF_YOUR_OWN, old_helpers.check_constant)},
     'chainer.functions.normalization.batch_normalization': {
         'BatchNormalizationFunction': (
-            'chainer.functions.batch_normalization', batch_normalization_function)},
+            'chainer.functions.batch_normalization', batch_normalization_function),
+        '_xhat': (_OF_YOUR_OWN, old_helpers.normalized)},
     'chainer.functions.pooling.max_pooling_nd': {
         'MaxPooling2D': ('chainer.functions.max_pooling_2d', MaxPooling2D('max'))},
     'chainer.gradient_check': {
@@ -105,9 +132,13 @@ NAMES: dict[str, dict[str, str | tuple[str, Any]]] = {
         'numerical_grad_gpu': 'chainer.gradient_check.numerical_grad'},
     'chainer.initializers': {'init_weight': ('an initializer', init_weight)},
     'chainer.links': {},
+    'chainer.training.extensions.computational_graph': {
+        'dump_graph': 'chainer.training.extensions.DumpGraph'},
     'chainer.optimizer': {
         'exponential_decay_noise':
-            'chainer.optimizer_hooks.gradient_noise.exponential_decay_noise'},
+            'chainer.optimizer_hooks.gradient_noise.exponential_decay_noise', **_SQUARES},
+    'chainer.optimizer_hooks.gradient_clipping': {**_SQUARES},
+    'chainer.utils.type_check': {'argname': 'chainer.utils.type_check._argname'},
 }
 
 
@@ -172,6 +203,31 @@ def _apply(function: Any, *inputs: Any) -> Any:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
+@patch('chainer.function_node')
+def backward_of_old_subclasses(module: ModuleType) -> None:
+    """All versions: warn about ``backward_cpu`` in a class derived from one of Chainer's functions.
+
+    Chainer 1 and 2 called it. Since version 3, gradients are those of Chainer's function, which are
+    wrong. chainer-speech-recognition derives from Convolution2DFunction.
+    """
+    node: Any = module.FunctionNode
+
+    def init_subclass(cls: type[Any], /, **options: Any) -> None:
+        super(node, cls).__init_subclass__(**options)
+        _warn_of_backward(cls)
+
+    node.__init_subclass__ = classmethod(init_subclass)
+
+
+def _warn_of_backward(cls: Any) -> None:
+    old = [name for name in ('backward_cpu', 'backward_gpu') if name in vars(cls)]
+    if old and 'backward' not in vars(cls) and not cls.__module__.startswith('chainer.'):
+        warnings.warn(
+            f'{cls.__name__}.{old[0]} is never called, so gradients are those of '
+            f'{cls.__base__.__name__}: it has backward(indexes, grad_outputs) since Chainer 3. '
+            'Define this method, or derive from chainer.Function.', stacklevel=3)
+
+
 @edit('chainer.function_node')
 def evaluated_type_checks() -> dict[str, str]:
     """All versions: type checks of custom functions can use ``in_types.size().eval()`` again.
@@ -180,3 +236,50 @@ def evaluated_type_checks() -> dict[str, str]:
     ``type_check.Variable(numpy.prod, 'prod')``, it got expressions where it expected numbers.
     """
     return {'except type_check.InvalidType:': 'except Exception:'}
+
+
+@patch('chainer.variable')
+def hash_of_variable(module: ModuleType) -> None:
+    """All versions: variables can be in sets, and keys of dictionaries, as in Chainer 1 and 2.
+
+    Chainer 7.8.1 raised TypeError.
+    """
+    variable: Any = module.Variable
+
+    def by_identity(self: Any) -> int:
+        warn('Variables have no hash since Chainer 3: use id(variable).')
+        return object.__hash__(self)
+
+    variable.__hash__ = by_identity
+
+
+@edit('chainer.function_node')
+def type_checks_turned_off() -> dict[str, str]:
+    """All versions: ``type_check_enable = False`` of Function turns off its type checks, as before.
+
+    Chainer 7.8.1 ignored it, and raised InvalidType. A program of Chainer 1 sets it in its own
+    class, or in ``chainer.Function`` for all functions.
+    """
+    return {'# Ignore errors on first run\n            pass':
+            'from chainer_compat.dialect.old_names import is_unchecked\n'
+            '            if is_unchecked(self): return'}
+
+
+@patch('chainer.function')
+def type_check_enable(module: ModuleType) -> None:
+    """All versions: programs can read ``Function.type_check_enable``, to restore it later."""
+    module.Function.type_check_enable = True
+
+
+def is_unchecked(node: Any) -> bool:
+    """Return whether the program has turned off the type checks of a function."""
+    from chainer import Function
+    from chainer.function import FunctionAdapter
+
+    function: Any = node.function if isinstance(node, FunctionAdapter) else node
+    enabled: bool = (Function.type_check_enable
+                     and getattr(function, 'type_check_enable', True))
+    if not enabled:
+        warn("type_check_enable is an attribute of Chainer 1: use "
+             "chainer.using_config('type_check', False).")
+    return not enabled

@@ -121,7 +121,8 @@ def quick_apply(original: Apply) -> Apply:
     def apply(self: FunctionNode, inputs: Sequence[Any]) -> tuple[Variable, ...]:
         local = config._local.__dict__
         if type(inputs) not in (tuple, list):
-            return original(self, inputs)
+            # light-head-rcnn: F.concat of a variable joins its rows, which Chainer 7.8.1 rejects.
+            inputs = tuple(inputs)
         if _is_rare(self, local):
             keep_history(inputs)
             return original(self, inputs)

@@ -198,6 +198,9 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
         return error
 
     results = result if type(result) is tuple else (result,)
+    for y in results:
+        if y.dtype not in DTYPES:  # of integers, without type checks: Chainer computes with NumPy
+            return None
     f._output_count = len(results)
     f._output_layouts = NO_LAYOUTS[len(results)]
     outputs = []

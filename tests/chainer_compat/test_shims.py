@@ -274,6 +274,7 @@ assert chainer.functions.relu(numpy.ones(1)).array == 1
 # What tests that the modules of a shim behave. A new shim needs a line here, and a program in USES
 # if these tests need a GPU, pass without it, or start processes otherwise than by ``python``.
 RESUMED = '../extensions/test_resumed_logs.py'
+OLD_ATTRIBUTES = 'dialect/test_old_attributes.py::'
 OLD_SNAPSHOTS = 'dialect/old_snapshots/test_old_snapshots.py::'
 
 TESTS = {
@@ -412,6 +413,23 @@ TESTS = {
     'scaled_initializers': ['dialect/test_old_calls.py::test_values'],
     'stateless_gru': ['dialect/test_old_calls.py::test_values'],
     'train_attributes': ['dialect/test_old_calls.py::test_values'],
+    'cudnn_attributes': [f'{OLD_ATTRIBUTES}test_cudnn_attributes'],
+    'device_of_updater': [f'{OLD_ATTRIBUTES}test_device_of_an_updater'],
+    'position_of_iterator': [f'{OLD_ATTRIBUTES}test_position_of_an_iterator'],
+    'functions_of_vision_models': [f'{OLD_ATTRIBUTES}test_functions_of_a_vision_model'],
+    'patients_of_trigger': [f'{OLD_ATTRIBUTES}test_patients'],
+    'variables_in_graph': [f'{OLD_ATTRIBUTES}test_nodes_of_the_graph'],
+    'functions_of_hooks': [f'{OLD_ATTRIBUTES}test_functions_of_a_hook'],
+    'no_invoke_before_training': [
+        f'{OLD_ATTRIBUTES}test_an_extension_is_not_invoked_before_training'],
+    'backward_of_old_subclasses': [
+        'dialect/test_old_helpers.py::test_backward_of_an_old_subclass'],
+    'hash_of_variable': [f'{OLD_ATTRIBUTES}test_variables_in_sets'],
+    **dict.fromkeys(['type_check_enable', 'type_checks_turned_off'], (
+        f'{OLD_ATTRIBUTES}test_type_checks_can_be_turned_off',)),
+    'option_compared_with_none': [
+        'fixes/test_example_programs.py::test_an_option_that_is_compared_with_none'],
+    'sizes_of_subclasses': ['fixes/test_example_programs.py::test_sizes_of_a_subclass'],
     'uninitialized_params': ['dialect/test_old_calls.py::test_values'],
     'parameter_link': ['dialect/test_old_calls.py::test_no_warning_of_a_link_that_chainer_has'],
     'volatile': ['dialect/test_old_calls.py::test_values'],

@@ -158,8 +158,6 @@ CALLS = {
         node.apply(mixed(*values(2))) for node in [Elementwise()] for _ in range(2)],
     'of another dtype': lambda: Node().apply([Variable(values(1)[0].astype('d'))]),
     'empty': lambda: Node().apply([Variable(values(1)[0][:0])]),
-    'an iterator': lambda: Node().apply(map(np.negative, values(2))),
-    'one array': lambda: Node().apply(*values(1)),
     'own check of an object': lambda: with_method(
         Node(), 'check_type_forward', fail).apply(values(1)),
     'forward fails': lambda: after_error(Node(fail)),
@@ -237,6 +235,26 @@ def test_methods_that_a_program_replaces(monkeypatch, cls, name):
     monkeypatch.setattr(cls, name, replaced)
     F.identity(Variable(*values(1)))
     assert len(calls) >= 1 + (cls is not FunctionNode)
+
+
+@pytest.mark.parametrize('debug', [False, True])
+@pytest.mark.parametrize('name', ['concat', 'stack', 'hstack', 'vstack', 'dstack', 'pad_sequence'])
+def test_the_rows_of_an_array_are_the_inputs(name, debug):
+    """Chainer 7.8.1 raised an error, and lost the gradients of an iterator's elements."""
+    function, x = getattr(F, name), np.arange(24, dtype='f').reshape(2, 3, 4)
+    with chainer.using_config('debug', debug):
+        expected = function(list(x))
+        v = Variable(x)
+        for rows in v, x, iter(x):
+            y = function(rows)
+            np.testing.assert_array_equal(y.array, expected.array)
+        F.sum(function(v) * expected.array).backward()
+    # Each element occurs once in the result, so its gradient is its value.
+    np.testing.assert_array_equal(v.grad, x)
+    rows = [Variable(row) for row in x]
+    with chainer.using_config('debug', debug):
+        F.sum(function(iter(rows)) * expected.array).backward()
+    np.testing.assert_array_equal([row.grad for row in rows], x)
 
 
 def test_backward_enters_no_device_on_the_host(monkeypatch):

@@ -101,6 +101,15 @@ def test_without_type_checks():
             assert errors[0] == errors[1]
 
 
+@pytest.mark.parametrize('dtype', ['i4', 'i8', 'u1'])
+def test_integers_without_type_checks(dtype):
+    x = chainer.Variable(np.array([[3, 0, 5]], dtype))
+    with chainer.using_config('type_check', False):
+        y = F.relu(x)
+    assert y.dtype == dtype
+    assert y.array.tolist() == [[3, 0, 5]]
+
+
 def test_a_kernel_that_fails(monkeypatch):
     """Chainer computes the result, with a warning."""
     from chainer_compat.pytorch import dispatch
