@@ -11,7 +11,8 @@ Each rank writes two files into the folder:
   outputs of each function.
 
 A digest is the CRC of bytes.  Those of updates are of a sample of the elements: a difference in a
-gradient or a parameter is in many elements after a few updates.  Those of details are of all.
+gradient or a parameter is in many elements after a few updates.  Those of details are of larger
+samples, and of all elements of the parameters before the update.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ import subprocess
 import sys
 import types
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import chainer
 import numpy as np
 
 if TYPE_CHECKING:
-    from chainermn._types import Array, Model, Object, Optimizer
+    from chainermn._types import Array, Model, Object, Optimizer, Parameter
 
 #: Of a line of an update.  A digest of something unknown is ``-``.
 COLUMNS = ('update', 'loss', 'batch', 'examples', 'numpy', 'python', 'torch', 'own', 'mean',
@@ -181,6 +182,7 @@ class Recording:
         self._file: int | None = None
         self._details_file: int | None = None
         self._line: dict[str, str] = {}
+        self._params: Sequence[Parameter] = ()  # in the current update
         self._details: dict[str, Any] | None = None
 
     def close(self) -> None:
@@ -218,7 +220,8 @@ class Recording:
         self._line.update(random_states())
         self._details = None
         if is_detailed:
-            self._details = {'update': number, 'before': _details_of(optimizer.target, _PARAMETERS)}
+            self._details = {'update': number, 'before': _details_of(
+                optimizer.target, _PARAMETERS, is_complete=True)}
         if lossfun is None or not callable(lossfun):
             return lossfun
 
@@ -240,10 +243,18 @@ class Recording:
         if self._line and loss.size == 1:
             self._line['loss'] = str(chainer.backends.cuda.to_cpu(loss).reshape(())[()])
 
-    def has_gradients(self, optimizer: Optimizer) -> None:
-        """Record the gradients of this rank."""
-        if self._line:
-            self._line['own'] = _sampled(optimizer.target, _GRADIENTS)[0]
+    def has_gradients(self, optimizer: Optimizer, params: Sequence[Parameter], are_sent: bool
+                      ) -> None:
+        """Record the gradients of this rank, if there are other ranks.
+
+        Args:
+            optimizer: The optimizer.
+            params: Its parameters.
+            are_sent: Whether some of them are being averaged already.
+        """
+        self._params = params
+        if self._line and optimizer.communicator.size > 1 and not are_sent:
+            self._line['own'] = _sampled(params, _GRADIENTS)[0]
             if self._details is not None:
                 self._details['own'] = _details_of(optimizer.target, _GRADIENTS)
 
@@ -251,7 +262,7 @@ class Recording:
         """Record the mean gradients."""
         if self._line:
             self._line['mean'], self._line['norm of gradients'] = _sampled(
-                optimizer.target, _GRADIENTS)
+                self._params_of(optimizer), _GRADIENTS)
             if self._details is not None:
                 self._details['mean'] = _details_of(optimizer.target, _GRADIENTS)
 
@@ -265,13 +276,19 @@ class Recording:
         if not self._line:
             return
         line, self._line = self._line, {}
-        line['parameters'], line['norm of parameters'] = _sampled(optimizer.target, _PARAMETERS)
+        line['parameters'], line['norm of parameters'] = _sampled(
+            self._params_of(optimizer), _PARAMETERS)
+        self._params = ()
         assert self._file is not None and self._details_file is not None
         os.write(self._file, (' '.join(line.values()) + '\n').encode())
         if self._details is not None:
             self._details['after'] = _details_of(optimizer.target, _PARAMETERS)
             os.write(self._details_file, (json.dumps(self._details) + '\n').encode())
             self._details = None
+
+    def _params_of(self, optimizer: Optimizer) -> Sequence[Parameter]:
+        self._params = self._params or list(optimizer.target.params())
+        return self._params
 
     def _next(self, optimizer: Optimizer) -> int:
         return self._number_of() if self._number_of else int(getattr(optimizer, 't', 0)) + 1
@@ -289,19 +306,22 @@ class Recording:
 
 # --- digests -------------------------------------------------------------------------------------
 
-def _sampled(target: Model, attribute: str) -> tuple[str, str]:
+def _sampled(params: Sequence[Parameter], attribute: str) -> tuple[str, str]:
     """Return the digest of a sample of all parameters or gradients, and its norm."""
-    found, norm = 0, 0.
-    for param in target.params(include_uninit=False):
+    samples = []
+    for param in params:
         array = getattr(param, attribute)
-        if array is None:
-            continue
-        flat = array.reshape(-1) if array.flags.c_contiguous else array.ravel()
-        sample = chainer.backends.cuda.to_cpu(flat[::max(1, flat.size // _SAMPLE)])
-        found += zlib.crc32(sample.tobytes())
-        sample = sample.astype('d')
-        norm += float(sample.dot(sample))
-    return _short(found), f'{norm ** .5:.6e}'
+        if array is not None:
+            samples.append(array.ravel()[::array.size // _SAMPLE or 1])
+    if not samples:
+        return '-', '-'
+    if isinstance(samples[0], np.ndarray):
+        sample = np.concatenate(samples)
+    else:
+        xp = chainer.backend.get_array_module(*samples)
+        sample = chainer.backends.cuda.to_cpu(xp.concatenate(samples))
+    x = sample.astype('d')
+    return _short(zlib.crc32(sample.data)), f'{float(x.dot(x)) ** .5:.6e}'
 
 
 def _short(number: int) -> str:
@@ -321,11 +341,12 @@ def _digest(array: Array) -> list[Any]:
     return found
 
 
-def _details_of(target: Model, attribute: str) -> dict[str, Any]:
+def _details_of(target: Model, attribute: str, is_complete: bool = False) -> dict[str, Any]:
     result = {}
     for path, param in sorted(target.namedparams(include_uninit=False)):
         array = getattr(param, attribute)
-        result[path] = None if array is None else _digest(array)
+        result[path] = None if array is None else _digest(
+            array if is_complete else _sample(array))
     return result
 
 
@@ -333,41 +354,44 @@ def _digests_of_batch(values: list[Any]) -> tuple[str, str]:
     """Return the digest of a batch, and one that does not depend on the order of the examples."""
     arrays = [value.array if isinstance(value, chainer.Variable) else value for value in values]
     n = next((len(each) for each in arrays if _has_rows(each)), 0)
-    rows = np.zeros(n, np.uint64)
-    whole = 0
+    rows, other = [], 0
     for each in arrays:
-        if not _has_rows(each) or len(each) != n:
-            whole = zlib.crc32(_bytes(each), whole)
-            continue
-        with np.errstate(over='ignore'):
-            rows = rows * np.uint64(0x9E3779B97F4A7C15) + _digests_of_rows(each)
-    total = int(rows.sum(dtype=np.uint64)) if n else whole
-    return _short(zlib.crc32(rows.tobytes(), whole)), _short(total)  # which can be added
+        if _has_rows(each) and len(each) == n and n:
+            rows.append(_rows(each))
+        else:
+            other = zlib.crc32(_bytes(each), other)
+    if not rows:
+        return _short(other), _short(other)
+    words = np.concatenate(rows, axis=1).view(np.uint32)
+    factors = _FACTORS if words.shape[1] <= len(_FACTORS) else _factors(words.shape[1])
+    of_rows = words.dot(factors[:words.shape[1]]) >> 32
+    # Squares: of sums, examples that exchange their labels would be the same.
+    return _short(zlib.crc32(words.data, other)), _short(int(of_rows.dot(of_rows)))
+
+
+def _factors(n: int) -> np.ndarray:
+    return np.array([((i * 0x9E3779B97F4A7C15) & (2 ** 64 - 1)) | 1 for i in range(1, n + 1)],
+                    np.uint64)
+
+
+_FACTORS = _factors(256)
 
 
 def _has_rows(value: Any) -> bool:
     return hasattr(value, '__len__') and getattr(value, 'ndim', 1) > 0
 
 
-def _digests_of_rows(values: Any) -> np.ndarray:
-    """Return a digest of each row of an array, or of each value of a list."""
-    if not isinstance(values, chainer.get_array_types()):
-        return np.array([zlib.crc32(_bytes(each)) for each in values], np.uint64)
-    rows = values.reshape(len(values), -1) if values.size else values.reshape(len(values), 0)
-    rows = np.ascontiguousarray(chainer.backends.cuda.to_cpu(
-        rows[:, ::max(1, rows.shape[1] // _SAMPLE)]))
-    if not rows.size or rows.dtype == object:
-        return np.array([zlib.crc32(_bytes(each)) for each in rows], np.uint64)
-    data = rows.view(np.uint8).reshape(len(rows), -1)
-    pad = -data.shape[1] % 4
-    if pad:
-        data = np.pad(data, ((0, 0), (0, pad)), 'constant')
-    words = data.view(np.uint32).astype(np.uint64)
-    factors = np.arange(1, words.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    with np.errstate(over='ignore'):
-        found = ((words + np.uint64(1)) * (factors | np.uint64(1))).sum(axis=1, dtype=np.uint64)
-        found = (found ^ (found >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-        return found ^ (found >> np.uint64(32))
+def _rows(values: Any) -> np.ndarray:
+    """Return bytes of each row of an array, or of each value of a list: a sample, or a digest."""
+    n = len(values)
+    if isinstance(values, chainer.get_array_types()) and values.dtype != object:
+        rows = values.reshape(n, values.size // n)
+        rows = np.ascontiguousarray(chainer.backends.cuda.to_cpu(
+            rows[:, ::rows.shape[1] // _SAMPLE or 1])).view(np.uint8)
+        missing = -rows.shape[1] % 4
+        return np.concatenate([rows, rows[:, :1].repeat(missing, 1)], 1) if missing else rows
+    digests = [zlib.crc32(_bytes(each)) for each in values]
+    return np.array(digests, np.uint32).view(np.uint8).reshape(n, 4)
 
 
 def _bytes(value: Any) -> bytes:
@@ -385,15 +409,20 @@ def _bytes(value: Any) -> bytes:
 
 def random_states() -> dict[str, str]:
     """Return digests of the states of the random number generators, by column."""
-    state: Any = np.random.get_state()
-    _, keys, position, _, gauss = state
-    python = random.getstate()
-    found = {'numpy': zlib.crc32(keys.tobytes(), zlib.crc32(b'%d %r' % (position, gauss))),
-             'python': hash(python[1:])}  # of numbers, so the same in all processes
+    found = {'numpy': zlib.crc32(_numpy_state()),
+             'python': hash(random.getstate()[1:])}  # of numbers, so the same in all processes
     torch = sys.modules.get('torch')
     if torch is not None and hasattr(torch, 'get_rng_state'):
-        found['torch'] = zlib.crc32(torch.get_rng_state().numpy().tobytes())
+        found['torch'] = zlib.crc32(torch.get_rng_state().numpy().data)
     return {name: f'{value & 0xffff:04x}' for name, value in found.items()}
+
+
+def _numpy_state() -> bytes:
+    """Return the state of the global generator; reading its memory is the fastest way."""
+    generator = np.random.get_bit_generator() if hasattr(np.random, 'get_bit_generator') else None
+    if isinstance(generator, np.random.MT19937):
+        return ctypes.string_at(generator.ctypes.state_address, 4 * 625)  # keys and position
+    return repr(np.random.get_state(legacy=False)).encode()
 
 
 # --- functions -----------------------------------------------------------------------------------

@@ -194,8 +194,9 @@ class MultiNodeOptimizer(OptimizerProxy):
             del loss
         elif (scale := getattr(self.actual_optimizer, '_loss_scale', None)) is not None:
             loss_scale.unify(target.params(), scale)
-        if recording is not None and 'buckets' not in self._averaging.public:
-            recording.has_gradients(self)
+        if recording is not None:
+            recording.has_gradients(self, [param for _, param in named],
+                                    'buckets' in self._averaging.public)
         if self._settings.is_compared and self._participants.are_in_step:
             self._settings.compare(named)
         if is_changed:

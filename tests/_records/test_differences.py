@@ -180,7 +180,8 @@ def sort_files(p, old):
 
 BATCH, LOSS = 'the batch', 'the loss'
 NUMPY, PYTHON = 'random numbers of numpy.random', 'random numbers of the module random'
-PARAMETERS, MEAN, OWN = 'the parameters after', 'the mean gradients', 'the gradients of the rank'
+PARAMETERS, MEAN = 'the parameters after', 'the mean gradients'
+OWN = 'gradients'  # of the rank; one rank alone has no others
 ROUNDING = 'rounding'  # of the loss or the gradients, maybe on one rank only
 INITIAL = 'the initial parameters'
 SHIFTED = f'The batch of B is that of update {AT + 1} of '
