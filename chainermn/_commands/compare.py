@@ -105,10 +105,10 @@ def _lines(result: dict[str, Any], found: Sequence[Difference]) -> list[str]:
                         'parameters.' if 'B' in result
                 else 'All ranks have the same parameters after each update.']
     for each in found:
-        kind = ('First difference, by rounding' if each.is_rounding else 'First difference' if (
-            each is found[0]) else 'First difference beyond rounding')
+        kind = ('First difference, which is rounding' if each.is_rounding else
+                'First difference' if each is found[0] else 'First difference beyond rounding')
         where = f'update {each.update}' if each.update else 'before the first update'
-        lines.append(f'{kind}: {each.what}, {where}, {each.rank}')
+        lines.append(f'{kind}: {each.what}, {where}, {_ranks(each, result["A"]["ranks"])}')
         lines += [f'  {note}' for note in each.notes]
     if result.get('growth'):
         lines += ['', 'Relative differences:']
@@ -116,6 +116,16 @@ def _lines(result: dict[str, Any], found: Sequence[Difference]) -> list[str]:
             f'{key} {value:.1e}' for key, value in values.items())
             for number, values in result['growth'][:8]]
     return lines
+
+
+def _ranks(difference: Difference, size: int) -> str:
+    others = len(difference.ranks) - 1
+    if size == 1 or others < 0:
+        return difference.rank
+    if others + 1 == size:
+        return 'all ranks'
+    return f'{difference.rank} only' if not others else (
+        f'{difference.rank} and {others} other{"s" if others > 1 else ""}')
 
 
 def _short(value: object) -> str:

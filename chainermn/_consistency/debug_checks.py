@@ -57,4 +57,6 @@ def check_replicas(model: Model, allgather: Callable[[dict[str, str]], list[dict
         f'between ranks, the first is {differing[0]} (checksums)',
         *mismatch.difference_table(everyone, 'not initialized'),
         'Find the code that changed parameters on some ranks only since the last update: a hook, '
-        'an extension, a snapshot loaded on one rank, random numbers in a hook.']))
+        'an extension, a snapshot loaded on one rank, random numbers in a hook. To see the first '
+        'update that differs, record the run (CHAINERMN_RECORD=folder), and run '
+        '"chainermn compare folder".']))

@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from chainermn._records.read import RecordedRank, RecordedRun, Row
 
 #: Settings of one process, which explain no difference.
-_OF_A_PROCESS = {'format', 'rank', 'host', 'first update', 'model', 'command', 'script'}
+_OF_A_PROCESS = {'format', 'columns', 'rank', 'host', 'first update', 'model', 'command', 'script'}
 
 _RANDOM = {'numpy': 'the random numbers of numpy.random',
            'python': 'the random numbers of the module random',
@@ -19,6 +19,14 @@ _RESULTS = {'loss': 'the loss', 'own': 'the gradients of the rank', 'mean': 'the
 #: What an update has, in the order of cause, with what it is.
 _CAUSES = {'copied': 'a step: one run copies the parameters of rank 0 instead',
            'batch': 'the batch', **_RANDOM, **_RESULTS}
+#: What follows if everything before is the same.
+_HINTS = {
+    'loss': 'The batch and the random numbers are the same: the model, the loss function or the '
+            'kernels differ, or the parameters were changed between two updates.',
+    'own': 'The loss is the same: the backward pass differs.',
+    'mean': 'The gradients of the ranks are the same: averaging differs, such as the communicator '
+            'or compression; on one rank, the backward pass does.',
+    'parameters': 'The gradients are the same: the optimizer, a hyperparameter or a hook differs.'}
 #: The numbers of an update whose size can be compared.
 NUMBERS = 'loss', 'norm of gradients', 'norm of parameters'
 
@@ -37,6 +45,7 @@ class Difference(NamedTuple):
     what: str
     notes: list[str]
     is_rounding: bool = False
+    ranks: Sequence[str] = ()  # all that differ in this way, if it is known
 
 
 class _Found(NamedTuple):
@@ -77,7 +86,7 @@ def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
             cause = used
     difference = _described(a, b, cause if cause.position <= found.position else found)
     if cause.column in _RANDOM:
-        difference.notes.append(f'The first other difference: {_CAUSES[found.column]}, update '
+        difference.notes.append(f'The next difference: {_CAUSES[found.column]}, update '
                                 f'{_number(a, found)}, {found.rank}.')
     if not difference.is_rounding:
         return [difference]
@@ -132,9 +141,11 @@ def relative(a: Any, b: Any) -> float | None:
     return abs(x - y) / max(abs(x), abs(y)) if is_finite else math.inf
 
 
-def _index(a: RecordedRank, b: RecordedRank, columns: Iterable[str]) -> int | None:
-    """Return the index of the first update in which two ranks differ in some columns."""
-    for index in range(min(len(a), len(b))):
+def _index(a: RecordedRank, b: RecordedRank, columns: Iterable[str], only: int | None = None
+           ) -> int | None:
+    """Return the index of the first update, or of only one, in which two ranks differ."""
+    n = min(len(a), len(b))
+    for index in range(n) if only is None else range(only, min(n, only + 1)):
         if a.lines[index] != b.lines[index] and _column(a.row(index), b.row(index), columns):
             return index
     return None
@@ -145,8 +156,7 @@ def _first(name: str, a: RecordedRank, b: RecordedRank, columns: Iterable[str]) 
     for index in range(min(len(a), len(b))):
         if a.lines[index] == b.lines[index]:
             continue
-        row, other = ({**each.row(index), 'copied': str(each.row(index)['mean'] == 'copied')}
-                      for each in (a, b))
+        row, other = a.row(index), b.row(index)
         for column in columns:
             if row[column] == other[column] or '-' in (row[column], other[column]):
                 continue
@@ -200,15 +210,20 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
     number = int(row['update'])
     notes = _batch(a, b, found) if found.column == 'batch' else []
     if found.column == 'copied':
-        notes.append(f'{"A" if row["mean"] == "copied" else "B"} does so after a resume or if '
+        notes.append(f'{"A" if row["copied"] == "True" else "B"} does so after a resume or if '
                      'layers are initialized. After a resume, each update steps if the optimizer '
                      'is an argument, too: checkpointer.maybe_load(trainer, optimizer).')
+    what = _CAUSES[found.column]
     if found.column in _RESULTS:
-        notes += [*_places(one.details.get(number), two.details.get(number))][:3] or [
-            _advice(number)]
+        places = [*_places(one.details.get(number), two.details.get(number))][:3]
+        notes += places or [_HINTS[found.column], _advice(number)]
+        if places and 'before the update' in places[0]:
+            what = 'the parameters before the update'
     is_rounding = found.column in _RESULTS and all(
         (relative(row[key], other[key]) or 0.) < _ROUNDING for key in NUMBERS)
-    return Difference(number, found.rank, _CAUSES[found.column], notes, is_rounding)
+    ranks = [name for name in a.ranks if name in b.ranks and _index(
+        a.ranks[name], b.ranks[name], [found.column], found.position) is not None]
+    return Difference(number, found.rank, what, notes, is_rounding, ranks)
 
 
 def _number(run: RecordedRun, found: _Found) -> str:
@@ -257,7 +272,11 @@ def _places(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> Iterato
             where = f' in {one[2]}' if one[2] else ''
             yield f'the output of {one[0]}{where}, called at {one[1]}{_norms(one[3], two[3])}'
             break
-    yield from _parameters(a, b, ['own', 'mean', 'after'])
+    yield from _parameters(a, b, ['own', 'mean'])
+    for name, one in a.get('hyperparameters', {}).items():
+        if one != (two := b.get('hyperparameters', {}).get(name, one)):
+            yield f'the hyperparameter {name}: {one} | {two}'
+    yield from _parameters(a, b, ['after'])
 
 
 _TEXTS = {'before': 'the parameter {} before the update', 'own': "the rank's gradient of {}",
@@ -278,7 +297,7 @@ def _norms(a: list[Any] | None, b: list[Any] | None) -> str:
     if not a or not b or len(a) < 2 or len(b) < 2:
         return ''
     value = relative(a[1], b[1])
-    return f', by {value:.1e} relative' if value else ', by rounding'
+    return f', relative difference of the norms {value:.1e}' if value else ', by rounding'
 
 
 def _of_other_sizes(a: RecordedRun, b: RecordedRun, name: str) -> Iterator[Difference]:

@@ -54,7 +54,9 @@ class RecordedRank:
 
     def row(self, index: int) -> Row:
         """Return what an update has, by column."""
-        return dict(zip(COLUMNS, self.lines[index].split(' '), strict=True))
+        row = dict(zip(COLUMNS, self.lines[index].split(' '), strict=True))
+        row['copied'] = str(_COPIED.strip() == row['mean'])  # whether it is no step
+        return row
 
     @functools.cached_property
     def details(self) -> Mapping[int, dict[str, Any]]:

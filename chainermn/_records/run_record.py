@@ -31,6 +31,7 @@ import sys
 import types
 import zlib
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import chainer
@@ -265,6 +266,7 @@ class Recording:
                 self._params_of(optimizer), _GRADIENTS)
             if self._details is not None:
                 self._details['mean'] = _details_of(optimizer.target, _GRADIENTS)
+                self._details['hyperparameters'] = _hyperparameters(optimizer)
 
     def has_copied(self) -> None:
         """Record that the update copies the parameters of rank 0, and does not step."""
@@ -490,18 +492,15 @@ def settings_of(optimizer: Optimizer, rank: int = 0, size: int = 1) -> dict[str,
     """Return what a training on this rank runs on and with, by name."""
     actual = getattr(optimizer, 'actual_optimizer', optimizer)
     found: dict[str, Any] = {
-        'format': 1, 'rank': rank, 'size': size, 'host': platform.node(),
+        'format': 1, 'columns': list(COLUMNS), 'rank': rank, 'size': size, 'host': platform.node(),
         'command': sys.argv, 'Python': platform.python_version(),
-        **{f'version of {name}': getattr(sys.modules[name], '__version__', '')
-           for name in _LIBRARIES if hasattr(sys.modules.get(name), '__version__')},
-        **_software(), **_script(rank),
+        **_versions(), **_software(), **_script(rank),
         **{name: value for name, value in sorted(os.environ.items())
            if _VARIABLES.match(name)},
         'optimizer': type(actual).__name__,
         'hooks': [f'{name}: {type(hook).__name__} {_plain(vars(hook))}'
                   if hasattr(hook, '__dict__') else name for name, hook in _hooks(actual)],
-        **{f'hyperparameter {name}': _plain(value) for name, value in sorted(
-            actual.hyperparam.get_dict().items())},
+        **{f'hyperparameter {name}': value for name, value in _hyperparameters(actual).items()},
         **{f'chainer.config.{name}': _plain(getattr(chainer.config, name)) for name in (
             'autotune', 'cudnn_deterministic', 'cudnn_fast_batch_normalization', 'dtype',
             'lazy_grad_sum', 'use_cudnn', 'use_cudnn_tensor_core', 'use_ideep', 'use_torch',
@@ -515,6 +514,11 @@ def settings_of(optimizer: Optimizer, rank: int = 0, size: int = 1) -> dict[str,
         path: [*param.shape, str(param.dtype), _digest(param.array)[0]]
         for path, param in sorted(actual.target.namedparams(include_uninit=False))}
     return found
+
+
+def _hyperparameters(optimizer: Optimizer) -> dict[str, Any]:
+    actual = getattr(optimizer, 'actual_optimizer', optimizer)
+    return {name: _plain(value) for name, value in sorted(actual.hyperparam.get_dict().items())}
 
 
 def _hooks(optimizer: Optimizer) -> list[tuple[str, Any]]:
@@ -559,15 +563,23 @@ def _script(rank: int) -> dict[str, str]:
     return found
 
 
+def _versions() -> dict[str, str]:
+    """Return the versions of what is installed, also if it is not imported yet."""
+    found = {}
+    for name in _LIBRARIES:
+        with contextlib.suppress(Exception):
+            found[f'version of {name}'] = (
+                sys.modules[name].__version__ if name in sys.modules else metadata.version(name))
+    return found
+
+
 def _software() -> dict[str, str]:
     """Return what is below Python: MPI, BLAS, the processor, the GPU."""
     found = {'processor': _processor(), 'BLAS': _blas()}
     if 'mpi4py.MPI' in sys.modules:
         found['MPI'] = sys.modules['mpi4py.MPI'].Get_library_version().partition('\n')[0].strip(
             '\0 ')
-    torch, cupy = sys.modules.get('torch'), sys.modules.get('cupy')
-    if torch is not None and hasattr(torch, 'get_num_threads'):
-        found["PyTorch's threads"] = str(torch.get_num_threads())
+    cupy = sys.modules.get('cupy')
     if cupy is not None:
         with contextlib.suppress(Exception):  # no GPU
             found['GPU'] = cupy.cuda.runtime.getDeviceProperties(

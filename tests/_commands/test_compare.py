@@ -61,7 +61,7 @@ def test_two_runs_and_their_ranks(tmp_path, command_output):
 
     status, text = command_output('compare', tmp_path / 'a', tmp_path / 'c')
     assert status == 1
-    assert 'First difference: the batch, update 7, rank1\n' in text
+    assert 'First difference: the batch, update 7, rank1 only\n' in text
     assert len(text.splitlines()) <= 30
     status, text = command_output('compare', tmp_path / 'a', tmp_path / 'c', '--json')
     found = json.loads(text)

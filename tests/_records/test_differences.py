@@ -178,7 +178,7 @@ def sort_files(p, old):
     return x[::-1], t[::-1]
 
 
-BATCH, LOSS = 'the batch', 'the loss'
+BATCH, LOSS, BEFORE = 'the batch', 'the loss', 'the parameters before the update'
 NUMPY, PYTHON = 'random numbers of numpy.random', 'random numbers of the module random'
 PARAMETERS, MEAN = 'the parameters after', 'the mean gradients'
 OWN = 'gradients'  # of the rank; one rank alone has no others
@@ -223,7 +223,8 @@ CAUSES = {
                              note='/1/b'),
     'a wider layer': Cause(INITIAL, 0, replaced(model=lambda p, old: wider(p)),
                            note='(20, 5) float32 | (21, 5) float32'),
-    'rate of one update': Cause(PARAMETERS, AT, at(AT, set_rate)),
+    'rate of one update': Cause(PARAMETERS, AT, at(AT, set_rate),
+                                note='the hyperparameter lr: 0.05 | 0.075'),
     'rate': Cause(PARAMETERS, 1, replaced(
         optimizer=lambda p, old: chainer.optimizers.MomentumSGD(.06)),
         setting='hyperparameter lr'),
@@ -255,10 +256,10 @@ CAUSES = {
     'a wrong gradient': Cause(OWN, 1, replaced(
         activation=lambda p, old, x: Doubled().apply((old(x),))[0]), note='gradient of /0/W'),
     'compression': Cause(MEAN, 1, attributes(options={'compression': 'fp16'})),
-    'parameters between updates': Cause(LOSS, AT, at(AT, overwrite),
+    'parameters between updates': Cause(BEFORE, AT, at(AT, overwrite),
                                         note='the parameter /1/b before the update'),
     'parameters of one rank': Cause(
-        LOSS, AT, at(AT, lambda p, o: p.is_last() and overwrite(p, o)), True,
+        BEFORE, AT, at(AT, lambda p, o: p.is_last() and overwrite(p, o)), True,
         'the parameter /1/b before the update'),
     'accumulation': Cause(PARAMETERS, 1, attributes(options={'n_accumulations': 2})),
     'a setting of Chainer': Cause('', 0, replaced(loss=lambda p, old, x, t: with_setting(
@@ -307,6 +308,8 @@ def test_causes(naive, folder, name):
     else:
         assert cause.what in differing[0].what
         assert differing[0].rank == (f'rank{naive.size - 1}' if cause.is_of_last else 'rank0')
+        assert cause.update == 0 or len(differing[0].ranks) == (
+            1 if cause.is_of_last else naive.size)
     assert any(cause.note in note for note in ['', *differing[0].notes])
     assert not cause.setting or cause.setting in differences.settings(
         a.ranks['rank0'], b.ranks['rank0'])
