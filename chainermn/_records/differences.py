@@ -93,7 +93,7 @@ def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
     other = min((each for name in common if (each := _beyond_rounding(
         name, a.ranks[name], b.ranks[name], found.position))), default=None)
     return [difference] if other is None else [difference, _described(a, b, other)._replace(
-        is_rounding=False)]
+        is_rounding=False, what=_CAUSES[other.column])]
 
 
 def of_ranks(run: RecordedRun) -> list[Difference]:

@@ -22,7 +22,7 @@ MISTAKE = 'RandomState(1 if comm.rank == 0 else None)  # the mistake'
 #: Changes of the second run's script, by name of the output, and environment variables of it.
 EXAMPLES = {
     'augmentation': ([], {}),
-    'files': ([('data.rand(32, 64)', 'data.rand(32, 64)[::-1]')], {}),
+    'files': ([('update(model, images, labels)', 'update(model, images[::-1], labels[::-1])')], {}),
     'library': ([], {'CHAINER_USE_TORCH': 'never'}),
 }
 
