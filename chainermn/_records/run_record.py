@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import itertools
 import json
@@ -552,15 +553,20 @@ def _script(rank: int) -> dict[str, str]:
     with open(path, 'rb') as file:
         found = {'script': path, 'digest of the script': hashlib.sha256(
             file.read()).hexdigest()[:16]}
-    if rank == 0:
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            git = ['git', '-C', os.path.dirname(path)]
-            commit, changed = (subprocess.check_output(
-                [*git, *arguments], stderr=subprocess.DEVNULL, timeout=5).decode().strip()
-                for arguments in (['rev-parse', 'HEAD'], ['status', '--porcelain', '-uno']))
-            found['git commit'] = commit
-            found['changed since the commit'] = 'yes' if changed else 'no'
-    return found
+    return {**found, **_commit(os.path.dirname(path))} if rank == 0 else found
+
+
+@functools.cache
+def _commit(folder: str) -> dict[str, str]:
+    """Return the commit of a folder, if it is in a git repository."""
+    git = ['git', '-C', folder]
+    try:
+        commit, changed = (subprocess.check_output(
+            [*git, *arguments], stderr=subprocess.DEVNULL, timeout=5).decode().strip()
+            for arguments in (['rev-parse', 'HEAD'], ['status', '--porcelain', '-uno']))
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {'git commit': commit, 'changed since the commit': 'yes' if changed else 'no'}
 
 
 def _versions() -> dict[str, str]:

@@ -295,7 +295,8 @@ def found(folder, comm, change, noise=.1):
     return a, b, differences.between(a, b)
 
 
-@pytest.mark.parametrize('name', CAUSES)
+@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * bool(n % 5))
+                                  for n, name in enumerate(CAUSES)])
 def test_causes(naive, folder, name):
     cause = CAUSES[name]
     a, b, differing = found(folder, naive, cause.change, cause.noise)
