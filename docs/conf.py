@@ -46,7 +46,7 @@ napoleon_numpy_docstring = False
 
 # No intersphinx, so that a build needs no network: references to other projects are plain text.
 nitpick_ignore_regex = [
-    ('py:.*', r'(chainer|numpy|np|cupy|mpi4py|MPI|collections|contextlib|os|weakref)\..*'),
+    ('py:.*', r'(chainer|numpy|np|cupy|mpi4py|MPI|collections|contextlib|os|torch|weakref)\..*'),
     ('py:.*', r'chainermn\.(\w+\.)*_\w+(\.\w+)*'),  # private names, such as type variables
     ('py:class', r'[\w ]+'),  # type aliases, such as Array, and names of private modules
 ]
