@@ -68,10 +68,10 @@ def _result(a: RecordedRun, b: RecordedRun | None, found: Sequence[Difference]
             ) -> dict[str, Any]:
     result: dict[str, Any] = {'A': _summary(a)}
     if b is None:
-        names = [*a.ranks]
-        result['settings'] = {f'{name} on {names[0]} | {other}': values for other in names[1:]
-                              for name, values in differences.settings(
-                                  a.ranks[names[0]], a.ranks[other]).items()}
+        result['settings'] = {
+            f'{setting} on {first} | {other}': values for other in a.ranks
+            for first in [next(iter(a.replicas(other)))]
+            for setting, values in differences.settings(a.ranks[first], a.ranks[other]).items()}
     else:
         result['B'] = _summary(b)
         result['settings'] = {}

@@ -18,7 +18,9 @@ _RESULTS = {'loss': 'the loss', 'own': 'the gradients of the rank', 'mean': 'the
             'parameters': 'the parameters after the update'}
 #: What an update has, in the order of cause, with what it is.
 _CAUSES = {'copied': 'a step: one run copies the parameters of rank 0 instead',
-           'batch': 'the batch', **_RANDOM, **_RESULTS}
+           **_RANDOM, 'batch': 'the batch', **_RESULTS}
+#: All but random numbers, which explain nothing if all else is the same.
+_EXPLAINED = {name: what for name, what in _CAUSES.items() if name not in _RANDOM}
 #: What follows if everything before is the same.
 _HINTS = {
     'loss': 'The batch and the random numbers are the same: the model, the loss function or the '
@@ -76,15 +78,12 @@ def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
     if a.size != b.size:
         return [*_of_other_sizes(a, b, common[0])]
     found = min((each for name in common if (each := _first(
-        name, a.ranks[name], b.ranks[name], _CAUSES))), default=None)
+        name, a.ranks[name], b.ranks[name], _EXPLAINED))), default=None)
     if found is None:
         return []
-    cause = found._replace(position=found.position + 1)  # of a row, random numbers come first
-    for name in common:
-        used = _first(name, a.ranks[name], b.ranks[name], _RANDOM)
-        if used is not None and used < cause:
-            cause = used
-    difference = _described(a, b, cause if cause.position <= found.position else found)
+    cause = min([found, *(each for name in common if (each := _first(
+        name, a.ranks[name], b.ranks[name], _RANDOM)))])
+    difference = _described(a, b, cause)
     if cause.column in _RANDOM:
         difference.notes.append(f'The next difference: {_CAUSES[found.column]}, update '
                                 f'{_number(a, found)}, {found.rank}.')
@@ -98,15 +97,16 @@ def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
 
 def of_ranks(run: RecordedRun) -> list[Difference]:
     """Return the first update after which the replicas of a run differ, if there is one."""
-    (first, record), *others = run.ranks.items()
-    found = min(((index, name) for name, other in others if (index := _index(
-        record, other, ['parameters'])) is not None), default=None)
+    pairs = [(next(iter(run.replicas(name))), name) for name in run.ranks]
+    found = min(((index, first, name) for first, name in pairs if (index := _index(
+        run.ranks[first], run.ranks[name], ['parameters'])) is not None), default=None)
     if found is None:
         return []
-    index, name = found
-    number = int(record.row(index)['update'])
+    index, first, name = found
+    one, two = run.ranks[first], run.ranks[name]
+    number = int(one.row(index)['update'])
     return [Difference(number, f'{first} and {name}', _CAUSES['parameters'], [
-        *_parameters(record.details.get(number, {}), run.ranks[name].details.get(number, {}),
+        *_parameters(one.details.get(number, {}), two.details.get(number, {}),
                      ['before', 'mean', 'after'])] or [_advice(number)])]
 
 
@@ -163,8 +163,7 @@ def _first(name: str, a: RecordedRank, b: RecordedRank, columns: Iterable[str]) 
             is_used = column not in _RANDOM or any(
                 index + 1 < len(each) and each.row(index + 1)[column] != each.row(index)[column]
                 for each in (a, b))
-            # An unused generator explains nothing, and a used one only what else differs.
-            if is_used and (columns is _RANDOM or column not in _RANDOM):
+            if is_used:
                 return _Found(index, [*_CAUSES].index(column), name)
     return None
 
@@ -221,7 +220,7 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
             what = 'the parameters before the update'
     is_rounding = found.column in _RESULTS and all(
         (relative(row[key], other[key]) or 0.) < _ROUNDING for key in NUMBERS)
-    ranks = [name for name in a.ranks if name in b.ranks and _index(
+    ranks = [name for name in a.replicas(found.rank) if name in b.ranks and _index(
         a.ranks[name], b.ranks[name], [found.column], found.position) is not None]
     return Difference(number, found.rank, what, notes, is_rounding, ranks)
 
@@ -241,7 +240,7 @@ def _batch(a: RecordedRun, b: RecordedRun, found: _Found) -> list[str]:
     row, other = (run.ranks[found.rank].row(index) for run in (a, b))
     if row['examples'] == other['examples']:
         return ['It has the same examples in another order.']
-    if _examples(a, index) == _examples(b, index):
+    if _examples(a, index, found.rank) == _examples(b, index, found.rank):
         return ['All ranks together have the same examples, distributed in another way.']
     notes = []
     for text, run, digest, where in (('B', b, row['batch'], 'A'), ('A', a, other['batch'], 'B')):
@@ -252,9 +251,9 @@ def _batch(a: RecordedRun, b: RecordedRun, found: _Found) -> list[str]:
     return notes
 
 
-def _examples(run: RecordedRun, index: int) -> int:
+def _examples(run: RecordedRun, index: int, name: str) -> int:
     """Return a digest of the examples of all ranks in an update, in any order."""
-    digests = [record.row(index)['examples'] for record in run.ranks.values()
+    digests = [record.row(index)['examples'] for record in run.replicas(name).values()
                if index < len(record)]
     return sum(int(each, 16) for each in digests if each != '-') & 0xffffff
 
@@ -306,7 +305,7 @@ def _of_other_sizes(a: RecordedRun, b: RecordedRun, name: str) -> Iterator[Diffe
     for index in range(min(len(one), len(two))):
         row, other = one.row(index), two.row(index)
         number = int(row['update'])
-        if _examples(a, index) != _examples(b, index):
+        if _examples(a, index, name) != _examples(b, index, name):
             yield Difference(number, 'all ranks', 'the examples in the batches of all ranks', [])
             return
         for key, column in (('norm of gradients', 'mean'), ('norm of parameters', 'parameters')):

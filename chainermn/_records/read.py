@@ -87,6 +87,12 @@ class RecordedRun:
             raise ValueError(f'{folder} has no record of a run: no file rank0.txt')
         self.ranks = {path.stem: RecordedRank(path) for path in sorted(files, key=_key)}
 
+    def replicas(self, name: str) -> dict[str, RecordedRank]:
+        """Return the records of all ranks of the optimizer that a record is of."""
+        optimizer = name.rpartition('rank')[0]
+        return {other: record for other, record in self.ranks.items()
+                if other.rpartition('rank')[0] == optimizer}
+
     @property
     def size(self) -> int:
         """The number of ranks of the job."""

@@ -41,17 +41,18 @@ import numpy as np
 if TYPE_CHECKING:
     from chainermn._types import Array, Model, Object, Optimizer, Parameter
 
-#: Of a line of an update.  A digest of something unknown is ``-``.
+#: The columns of the line of an update.  What is unknown is ``-``.
 COLUMNS = ('update', 'loss', 'batch', 'examples', 'numpy', 'python', 'torch', 'own', 'mean',
            'parameters', 'norm of gradients', 'norm of parameters')
 
 _SAMPLE = 32  # elements of each parameter, or of each example
-_LARGE = 2 ** 16  # elements of an output, of which others are a sample
-_GRADIENTS, _PARAMETERS = 'grad', 'array'
+_LARGE = 2 ** 16  # elements; of larger arrays, details have a sample
+_GRADIENTS, _PARAMETERS = 'grad', 'array'  # attributes of a parameter
 
 #: The environment variables that can change a result.
 _VARIABLES = re.compile(
-    r'CHAINERMN_(CUDA_AWARE|DEBUG|OVERLAY)|CHAINER_(?!.*KEY)|(OMP|OPENBLAS|MKL|BLIS|NUMEXPR)_|PYTHONHASHSEED$|'
+    r'CHAINERMN_(CUDA_AWARE|DEBUG|OVERLAY)|CHAINER_(?!.*KEY)|PYTHONHASHSEED$|'
+    r'(OMP|OPENBLAS|MKL|BLIS|NUMEXPR)_|'
     r'CUDA_VISIBLE_DEVICES$|CUBLAS_|CUDNN_|NVIDIA_TF32_OVERRIDE$|NCCL_(ALGO|PROTO|NTHREADS)$|'
     r'TORCH_|CUPY_')
 
@@ -116,7 +117,7 @@ def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = ''
         number: Returns the number of the next update; by default, that of the optimizer.
 
     Returns:
-        Records until its method ``close``.
+        The recording; its method ``close`` ends it.
     """
     recording = Recording(folder, details, name, number)
     if hasattr(type(optimizer), '_recording'):  # of this package
@@ -163,7 +164,7 @@ def record_by_environment(optimizer: Optimizer, folder: str, details: str) -> No
     record(optimizer, folder, int(details or 100), '' if number == 1 else f'optimizer{number}')
 
 
-#: Of the optimizers of this process that are recorded because of the environment.
+#: Numbers the optimizers that ``CHAINERMN_RECORD`` records in this process.
 _numbers = itertools.count(1)
 
 
@@ -187,13 +188,16 @@ class Recording:
         self._params: Sequence[Parameter] = ()  # in the current update
         self._details: dict[str, Any] | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a copy of the optimizer is not recorded
+
     def close(self) -> None:
         """Close the files; later updates are not recorded."""
         for file in (self._file, self._details_file):
             if file is not None:
                 os.close(file)
         self._file = self._details_file = None
-        self._every = 0
+        self._line, self._every = {}, 0  # an update may have failed halfway
 
     def begin(self, optimizer: Optimizer, lossfun: Any, args: tuple[Object, ...],
               kwds: dict[str, Object]) -> Any:
@@ -498,7 +502,7 @@ def settings_of(optimizer: Optimizer, rank: int = 0, size: int = 1) -> dict[str,
         **_versions(), **_software(), **_script(rank),
         **{name: value for name, value in sorted(os.environ.items())
            if _VARIABLES.match(name)},
-        'optimizer': type(actual).__name__,
+        'optimizer': getattr(actual, 'optimizer_name', type(actual).__name__),
         'hooks': [f'{name}: {type(hook).__name__} {_plain(vars(hook))}'
                   if hasattr(hook, '__dict__') else name for name, hook in _hooks(actual)],
         **{f'hyperparameter {name}': value for name, value in _hyperparameters(actual).items()},

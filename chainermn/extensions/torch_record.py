@@ -59,17 +59,16 @@ class _Training:
     """An optimizer of PyTorch and its module, with what a recording reads of Chainer's."""
 
     def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._module, self._optimizer = module, optimizer
-        self.actual_optimizer = optimizer
+        import torch
+
+        self._module = module
         self.target, self.t = self, 0
-        options = {key: value for key, value in optimizer.param_groups[0].items()
-                   if key != 'params'}
-        optimizer.target = self
-        optimizer.hyperparam = types.SimpleNamespace(get_dict=lambda: options)
-        distributed = __import__('torch').distributed
-        if distributed.is_available() and distributed.is_initialized():
+        self.optimizer_name = type(optimizer).__name__
+        self.hyperparam = types.SimpleNamespace(get_dict=lambda: {
+            key: value for key, value in optimizer.param_groups[0].items() if key != 'params'})
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
             self.communicator = types.SimpleNamespace(
-                rank=distributed.get_rank(), size=distributed.get_world_size())
+                rank=torch.distributed.get_rank(), size=torch.distributed.get_world_size())
 
     def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, _TorchParameter]]:
         for name, tensor in self._module.named_parameters():

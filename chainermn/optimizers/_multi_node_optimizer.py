@@ -342,9 +342,9 @@ class MultiNodeOptimizer(OptimizerProxy):
                 has_means = self._averaging.mean(self._stepper.shards())
         self._progress.is_started = False
         self._participants.scale(target)
-        if has_means and self._recording is not None and self._stepper.shards() is None:
-            self._recording.has_means(self)
         if has_means:
+            if self._recording is not None and self._stepper.shards() is None:
+                self._recording.has_means(self)
             with self.communicator.span('update'):
                 self._watch.is_averaged = True
                 try:

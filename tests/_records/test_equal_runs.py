@@ -1,7 +1,9 @@
 """Equal runs have equal records, also after a resume and on other numbers of ranks."""
 
+import copy
 import json
 import pathlib
+import pickle
 
 import chainer
 import chainer.functions as F
@@ -125,6 +127,45 @@ def test_replicas_that_differ(naive, folder):
     found, = differences.of_ranks(RecordedRun(folder))
     assert (found.update, found.rank) == (4, f'rank0 and rank{naive.size - 1}')
     assert found.notes[0].startswith('the parameter /b before the update')
+
+
+def test_two_optimizers(naive, folder):
+    """Each has its own replicas."""
+    for name in 'ab':
+        for kind, width in (('first', 2), ('second', 3)):
+            np.random.seed(width)
+            model = L.Linear(3, width)
+            optimizer = chainermn.create_multi_node_optimizer(
+                chainer.optimizers.SGD(.1 * width), naive).setup(model)
+            recording = run_record.record(optimizer, str(folder / name), 2, kind)
+            for _ in range(4):
+                optimizer.update(lambda x, model=model: F.sum(model(x)), np.ones((1, 3), 'f'))
+            recording.close()
+    naive.mpi_comm.Barrier()
+    a, b = (RecordedRun(folder / name) for name in 'ab')
+    assert len(a.ranks) == 2 * naive.size
+    assert differences.of_ranks(a) == differences.between(a, b) == []
+
+
+@pytest.mark.mpi_skip
+def test_updates_after_the_end_of_a_record_and_of_copies(tmp_path):
+    model = L.Linear(3, 2)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), chainermn.create_communicator('naive')).setup(model)
+    recording = run_record.record(optimizer, str(tmp_path), number=lambda: 1)
+
+    def fail():
+        raise InterruptedError
+
+    optimizer.update(lambda: F.sum(model(np.ones((1, 3), 'f'))))
+    assert pickle.loads(pickle.dumps(recording)) is copy.deepcopy(recording) is None
+    with pytest.raises(InterruptedError):
+        optimizer.update(fail)
+    recording.close()
+    before = (tmp_path / 'rank0.txt').read_text()
+    optimizer.update(lambda: F.sum(model(np.ones((1, 3), 'f'))))
+    assert optimizer.t == 1
+    assert (tmp_path / 'rank0.txt').read_text() == before
 
 
 @pytest.mark.mpi_skip
