@@ -73,6 +73,7 @@ class RunRecord(chainer.training.Extension):
     Example:
         >>> trainer.extend(chainermn.extensions.RunRecord('record'))
         >>> trainer.run()
+        >>> import os
         >>> sorted(os.listdir(os.path.join(trainer.out, 'record')))
         ['rank0.details', 'rank0.txt']
     """

@@ -78,7 +78,8 @@ def test_wrong_arguments(tmp_path, usage_error):
     assert '--plot takes two records' in usage_error('compare', tmp_path, '--plot', 'x.png')
 
 
-@pytest.mark.parametrize('size', [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize('size', [1, 2])
 def test_a_copy_of_the_file_records_chainermn_7(tmp_path, size, command_output):
     shutil.copy(pathlib.Path(chainermn._records.run_record.__file__), tmp_path)
     for name, overlay in (('new', '1'), ('old', '0')):
