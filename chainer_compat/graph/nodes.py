@@ -181,7 +181,7 @@ def quick_link_call(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = self.__dict__
-        if (own.get('_local_link_hooks') or getattr(_thread_local, 'link_hooks', None)
+        if (own.get('_local_link_hooks') or _thread_local.__dict__.get('link_hooks')
                 or type(self).__mro__[-n_above:] != above or not own.get('_Link__init_done')):
             return original(self, *args, **kwargs)
         return self.forward(*args, **kwargs)
@@ -209,7 +209,7 @@ def _is_watched(local: dict[str, Any]) -> bool:
     return bool(
         local.get('debug', global_config.debug)
         or local.get('schedule_func', global_config.schedule_func) is not None
-        or getattr(_thread_local, 'function_hooks', None)
+        or _thread_local.__dict__.get('function_hooks')
         or Variable.__init__ is not _init or Variable._init_impl is not _init_impl
         or VariableNode.__init__ is not _init_node)
 

@@ -198,17 +198,17 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
         return error
 
     results = result if type(result) is tuple else (result,)
-    for y in results:
-        if y.dtype not in DTYPES:  # of integers, without type checks: Chainer computes with NumPy
-            return None
-    f._output_count = len(results)
-    f._output_layouts = NO_LAYOUTS[len(results)]
     outputs = []
     for i, y in enumerate(results):
+        dtype = DTYPES.get(y.dtype)
+        if dtype is None:  # of integers, without type checks: Chainer computes with NumPy
+            return None
         data = TensorData()
         data.tensor = y
         data.output = i
-        outputs.append(variable_of(data, requires_grad, DTYPES[y.dtype], tuple(y.shape)))
+        outputs.append(variable_of(data, requires_grad, dtype, tuple(y.shape)))
+    f._output_count = len(outputs)
+    f._output_layouts = NO_LAYOUTS[len(outputs)]
     if is_recorded:
         f._level = level
         if leaves:

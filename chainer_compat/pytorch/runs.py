@@ -172,6 +172,10 @@ class _Gradients:
 
     def add(self, node: VariableNode, gx: Gradient) -> None:
         """Add to the gradient of a node."""
+        if self.is_new(node):
+            node._check_old_style_gradient()
+            self.leaves[node] = gx
+            return
         known = self.take(node)
         self.put(node, gx if known is None else chainer.functions.add(known, gx))
 

@@ -48,22 +48,8 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class _ReLU(torch.autograd.Function):
-    """Unlike PyTorch's own, its gradient is Chainer's where that is infinite or NaN."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(x)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gy: torch.Tensor) -> torch.Tensor:
-        return _leaky_relu_backward(gy, *ctx.saved_tensors, 0., False)
-
-
 class _LeakyReLU(torch.autograd.Function):
-    """The same of a leaky one."""
+    """Unlike PyTorch's own, its gradient depends on the output, as Chainer's."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, slope: float) -> torch.Tensor:
@@ -82,14 +68,17 @@ class _LeakyReLU(torch.autograd.Function):
 
 _leaky_relu_backward = torch.ops.aten.leaky_relu_backward.default
 #: ``apply`` without its checks for ``torch.func``.
-_relu = super(torch.autograd.Function, _ReLU).apply
 _leaky_relu = super(torch.autograd.Function, _LeakyReLU).apply
 
 
 def run_relu(f: Any, x: torch.Tensor) -> torch.Tensor:
-    """``torch.relu(x)``."""
+    """``torch.relu(x)``.
+
+    The gradient is 0 wherever the output is, as Chainer's on a GPU. On the CPU, Chainer's is NaN
+    there if that of the output is infinite or NaN.
+    """
     f.retain_outputs((0,))
-    return _relu(x)
+    return torch.relu(x)
 
 
 def run_leaky_relu(f: Any, x: torch.Tensor) -> torch.Tensor:

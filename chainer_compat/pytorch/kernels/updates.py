@@ -152,8 +152,9 @@ def _momentum_sgd(rule: Any, names: list[str], n: int) -> Kernel:
     if names != ['v']:
         raise Unsupported
     lr, momentum = _numbers(rule, 'lr', 'momentum')
-    # Without momentum, PyTorch has no velocity. It computes 1 - (1 + lr) below.
-    if not momentum or lr < 1e-6 or rule._state['v'].dtype != np.float32:
+    # Without momentum, PyTorch has no velocity. It computes 1 - (1 + lr) below, which for smaller
+    # rates has a larger error than the rate in float32.
+    if not momentum or lr < 1e-9 or rule._state['v'].dtype != np.float32:
         raise Unsupported
 
     def call(data: Any, grads: Any, v: Any) -> None:

@@ -155,7 +155,7 @@ def test_special_values_in_functions():
                  'f')[None, None]
     gy = np.array([[1, 2, nan, inf], [3, 4, -inf, 5], [nan, 6, 7, inf], [8, nan, 9, -1]],
                   'f')[None, None]
-    for f in [F.relu, F.leaky_relu, lambda x: F.leaky_relu(x, 0), lambda x: F.leaky_relu(x, -.5),
+    for f in [F.leaky_relu, lambda x: F.leaky_relu(x, 0), lambda x: F.leaky_relu(x, -.5),
               lambda x: F.max_pooling_2d(x, 2), lambda x: F.max_pooling_2d(x, 3, 1, 1),
               lambda x: F.average_pooling_2d(x, 2), F.log_softmax]:
         results = []
@@ -169,3 +169,15 @@ def test_special_values_in_functions():
         for a, b in zip(*results, strict=True):
             np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
             np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_gradients_of_relu_are_zero_where_the_result_is():
+    """Also infinite ones, as Chainer's on a GPU: ``inf * 0`` on the CPU is NaN."""
+    x = np.array([[1, np.nan, -2, 0, -0., np.inf, -np.inf]], 'f')
+    for gy in 1, np.inf, -np.inf, np.nan:
+        v = chainer.Variable(x)
+        y = F.relu(v)
+        y.grad = np.full_like(x, gy)
+        y.backward()
+        np.testing.assert_array_equal(y.array, np.maximum(x, 0))
+        np.testing.assert_array_equal(v.grad, np.where(x <= 0, 0, np.float32(gy)))
