@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -165,9 +166,9 @@ def seq2seq(wrap: Wrap) -> Step:
                                                enforce_sorted=False)
             return nn.functional.cross_entropy(self.fc(outputs.data), words.data)
 
-    generator = torch.Generator().manual_seed(0)
-    xs, ys = ([torch.randint(1, 5000, (int(n),), generator=generator)
-               for n in torch.randint(10, 21, (32,), generator=generator)] for _ in range(2))
+    random = np.random.RandomState(0)  # as many words as in Chainer's
+    xs, ys = ([torch.from_numpy(random.randint(1, 5000, n)) for n in random.randint(10, 21, 32)]
+              for _ in range(2))
     module = wrap(Network())
     optimizer = torch.optim.Adam(module.parameters(), **OPTIMIZERS)
 

@@ -177,11 +177,12 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, labels: torch.Tensor, f: SoftmaxCrossEntropy
                 ) -> torch.Tensor:
         log_y = torch.log_softmax(x, 1)
-        f.y = torch.exp(log_y).numpy()
+        loss = N.nll_loss(log_y, labels.long(), reduction='sum',
+                          ignore_index=f.ignore_label) * f._coeff
+        f.y = log_y.exp_().numpy()
         ctx.gradient = CrossEntropyGrad(f.ignore_label, None, f.y, f._coeff, False)
         ctx.labels = labels.numpy()
-        return N.nll_loss(log_y, labels.long(), reduction='sum',
-                          ignore_index=f.ignore_label) * f._coeff
+        return loss
 
     @staticmethod
     def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
