@@ -75,7 +75,8 @@ def run_relu(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``torch.relu(x)``.
 
     The gradient is 0 wherever the output is, as Chainer's on a GPU. On the CPU, Chainer's is NaN
-    there if that of the output is infinite or NaN. At NaN, it is that of the output; Chainer's is 0.
+    there if that of the output is infinite or NaN. At NaN, it is that of the output, and Chainer's
+    is 0.
     """
     f.retain_outputs((0,))
     return torch.relu(x)
