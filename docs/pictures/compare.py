@@ -59,7 +59,7 @@ def main() -> None:
         begin = f'<!-- {name}: written by pictures/compare.py -->\n'
         before, rest = PAGE.read_text().split(begin)
         after = rest.split('<!-- until here -->', 1)[1]
-        PAGE.write_text(f'{before}{begin}\n```\n{text}```\n\n<!-- until here -->{after}')
+        PAGE.write_text(f'{before}{begin}\n```text\n{text}```\n\n<!-- until here -->{after}')
 
 
 if __name__ == '__main__':

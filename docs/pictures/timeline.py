@@ -44,7 +44,7 @@ def main() -> None:
     (HERE / 'timeline.svg').write_text(draw(run), encoding='utf-8')
     before, rest = PAGE.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    PAGE.write_text(f'{before}{BEGIN}\n```\n{summary.text(run)}\n```\n\n{END}{after}')
+    PAGE.write_text(f'{before}{BEGIN}\n```text\n{summary.text(run)}\n```\n\n{END}{after}')
 
 
 if __name__ == '__main__':
