@@ -10,26 +10,32 @@ import itertools
 import pathlib
 import re
 import runpy
+import sys
 
 import docutils.nodes
 import sphinx.addnodes
 from sphinx.application import Sphinx
 
 ROOT = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / 'docs'))  # appearance.py
 
 project = 'ChainerMN'
 author = copyright = 'ChainerMN 8 authors'
 version = release = runpy.run_path(str(ROOT / 'chainermn' / '_version.py'))['__version__']
 
-root_doc = 'docs/contents'  # index.md with a toctree, which GitHub would show as code
+root_doc = 'docs/contents'  # front.md with a toctree, which GitHub would show as code
 include_patterns = [
     'docs/**', 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'examples/*/README.md',
     'examples/launch/digits.ipynb',
 ]
-exclude_patterns = ['docs/index.md', 'docs/_build', '**/.*', '**/__pycache__']
+exclude_patterns = ['docs/front.md', 'docs/_build', '**/.*', '**/__pycache__']
 
-extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'sphinx.ext.mathjax']
+extensions = [
+    'appearance', 'myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.autosummary', 'sphinx.ext.mathjax',
+    'sphinx.ext.napoleon', 'sphinx.ext.viewcode', 'sphinx_copybutton', 'sphinx_design',
+]
 
+myst_enable_extensions = ['attrs_block', 'colon_fence']  # for front.md
 # Generate the same anchors for headings as Git servers do.
 myst_heading_anchors = 3
 # The notebook is executed. Its last cell raises an error on purpose; other errors fail the build.
@@ -44,6 +50,14 @@ autodoc_typehints = 'description'
 autodoc_typehints_description_target = 'documented'
 napoleon_numpy_docstring = False
 
+# Output has no copy button. Of a diff, it copies the program with the changes.
+copybutton_selector = 'div:not(.output) > div.highlight > pre'
+copybutton_exclude = '.gp, .go, .removed, .marker'
+copybutton_prompt_text = r'>>> |\.\.\. '
+copybutton_prompt_is_regexp = True
+# The index of the reference uses autosummary for its tables only.
+autosummary_generate = False
+
 # No intersphinx, so that a build needs no network: references to other projects are plain text.
 nitpick_ignore_regex = [
     ('py:.*', r'(chainer|numpy|np|cupy|mpi4py|MPI|collections|contextlib|os|torch|weakref)\..*'),
@@ -52,23 +66,35 @@ nitpick_ignore_regex = [
 ]
 
 html_theme = 'furo'
+pygments_dark_style = 'github-dark'
 html_title = f'ChainerMN {release}'
 html_copy_source = False
+html_extra_path = ['_root']  # index.html, which leads to the front page
 html_static_path = ['_static']
-html_css_files = ['wrap.css']
+html_css_files = ['code.css', 'site.css']
+html_theme_options = {
+    'light_css_variables': {
+        'color-added': '#dcf5e0', 'color-added-marker': '#116329',
+        'color-removed': '#fde4e1', 'color-removed-marker': '#a40e26',
+        'color-block': '#f3f4f6', 'color-terminal': '#22272e',
+    },
+    'dark_css_variables': {
+        'color-added': '#12371f', 'color-added-marker': '#7ee2a0',
+        'color-removed': '#4a1b1b', 'color-removed-marker': '#ffaca0',
+        'color-block': '#1d2128', 'color-terminal': '#07090c',
+    },
+}
 html_show_sphinx = False
 
 
 def link_folders(app: Sphinx, doctree: docutils.nodes.document) -> None:
-    """Resolve links to folders, such as ``[mnist](../examples/mnist)``, and to index.md."""
+    """Resolve links to folders, such as ``[mnist](../examples/mnist)``."""
     for node in doctree.findall(sphinx.addnodes.pending_xref):
         if node['reftype'] == 'myst' and node['refdomain'] is None:
             page = (ROOT / node['refdoc']).parent.joinpath(node['reftarget'], 'README.md').resolve()
             if page.is_file():
                 node['refdomain'], node['reftargetid'] = 'doc', None
                 node['reftarget'] = page.relative_to(ROOT).with_suffix('').as_posix()
-        elif node['refdomain'] == 'doc' and node['reftarget'] == 'docs/index':
-            node['reftarget'] = root_doc
 
 
 def break_code(app: Sphinx, doctree: docutils.nodes.document) -> None:

@@ -1,0 +1,174 @@
+"""Sphinx extension: how code, types and the sidebar of the site look. docs/_static has the styles.
+
+- Blocks of commands, files and output have different styles. A file has its name as a title, from
+  the comment ``<!-- file: NAME -->`` above its block.
+- Each line of code is an element, so that long lines can be indented where they are wrapped.
+- Types in signatures are public: a private class is shown as its public base class.
+- The sidebar shows one section at a time.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import bs4
+import docutils.nodes
+import numpy.typing
+import pygments.formatters
+import sphinx.highlighting
+import sphinx.util.logging
+from sphinx.application import Sphinx
+
+#: Classes of blocks, by language. See code.css.
+KINDS = {'sh': 'command', 'bash': 'command', 'text': 'output', 'diff': 'diff'}
+
+
+#: Columns of a block, and of one in small print, at the width of the page. See code.css.
+COLUMNS, WIDE = 101, 117
+
+logger = sphinx.util.logging.getLogger(__name__)
+
+
+class LineFormatter(pygments.formatters.HtmlFormatter):
+    """Puts each line into an element, and the markers of a diff, which are not copied."""
+
+    def wrap(self, source: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+        """Return the lines of the block, and the elements around them."""
+        lines = [*source]
+        is_diff = any(line.startswith(('<span class="gi">', '<span class="gd">'))
+                      for _, line in lines)
+        mark = mark_diff if is_diff else mark_line
+        return super().wrap((is_code, mark(line)) for is_code, line in lines)
+
+
+def mark_line(line: str, kind: str = 'line') -> str:
+    """Return the element of a line. It tells the style by how much the line is indented."""
+    text = re.sub('<[^>]*>', '', line)
+    indent = len(text) - len(text.lstrip(' '))
+    style = f' style="--indent: {indent}ch"' if indent and text.strip() else ''
+    # Wrap before a dot and after a parenthesis, rather than within a name.
+    line = re.sub(r'(?=<span class="o">\.</span>)', '<wbr>', line)
+    line = re.sub(r'(<span class="p">[(\[]+</span>)', r'\1<wbr>', line)
+    return f'<span class="{kind}"{style}>{line[:-1]}</span>\n'
+
+
+def mark_diff(line: str) -> str:
+    """Return the element of a line of a diff."""
+    kind = {'gi': 'line added', 'gd': 'line removed'}.get(
+        (re.match('<span class="(g[id])">[-+]', line) or ['', ''])[1], 'line')
+    line = re.sub(r'^((?:<span[^>]*>)?)([-+ ])', r'\1<span class="marker">\2</span>', line)
+    line = mark_line(line, kind)
+    # The end of a line that is not copied is not copied either.
+    return f'{line[:-1]}<span class="marker">\n</span>' if 'removed' in kind else line
+
+
+def style_blocks(app: Sphinx, doctree: docutils.nodes.document) -> None:
+    """Give each block of code the class of its kind, and each file its title."""
+    for block in [*doctree.findall(docutils.nodes.literal_block)]:
+        kind = KINDS.get(block.get('language', ''), 'code')
+        block['classes'].append(kind)
+        if block.get('language') in ('none', app.config.highlight_language):
+            logger.warning('code without a language', location=block, type='appearance')
+        if kind == 'output' and COLUMNS < max(map(len, block.astext().splitlines())) <= WIDE:
+            block['classes'].append('wide')
+        name = file_name(block)
+        if name:
+            title = docutils.nodes.caption(name, name)
+            # The classes are those of a code-block directive with a caption.
+            file = docutils.nodes.container('', title, block.deepcopy(), literal_block=True,
+                                            classes=['literal-block-wrapper'])
+            doctree.set_id(file)
+            block.replace_self(file)
+
+
+def file_name(block: docutils.nodes.literal_block) -> str:
+    """Return the file's name from the comments above a block, or ''."""
+    siblings = block.parent.children
+    for node in reversed(siblings[:siblings.index(block)]):
+        if not isinstance(node, docutils.nodes.raw | docutils.nodes.comment):
+            break
+        found = re.match(r'<!--\s*file:\s*(.*?)\s*-->', node.astext())
+        if found:
+            return found[1]
+    return ''
+
+
+def show_public_types(app: Sphinx, obj: Any, bound: bool) -> None:
+    """Replace private types in the annotations of a function, before autodoc reads them."""
+    function = inspect.unwrap(getattr(obj, '__func__', obj))
+    if not inspect.isfunction(function):
+        return
+    public = {}
+    for name, annotation in function.__annotations__.items():
+        if isinstance(annotation, str):
+            try:
+                annotation = eval(annotation, function.__globals__)
+            except (NameError, TypeError):  # imported for type checkers only; a union of strings
+                if re.search(r'(?<![\w.])_\w', annotation):
+                    annotation = Any
+        public[name] = public_type(annotation)
+    function.__annotations__.clear()  # which its wrappers share
+    function.__annotations__.update(public)
+
+
+def public_type(annotation: Any) -> Any:
+    """Return the public form of a type, or ``Any`` if it has none."""
+    if annotation == numpy.typing.DTypeLike:
+        return DTypeLike
+    if isinstance(annotation, typing.TypeVar):
+        return public_type(annotation.__bound__ or Any)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[tuple(map(public_type, arguments))]  # noqa: UP007 -- also of strings
+    if arguments and origin is not typing.Literal:
+        arguments = tuple([*map(public_type, one)] if isinstance(one, list) else public_type(one)
+                          for one in arguments)
+        return annotation.copy_with(arguments) if hasattr(annotation, 'copy_with') else (
+            origin[arguments])
+    if isinstance(annotation, type) and annotation.__name__.startswith('_'):
+        bases = (base for base in annotation.__mro__[1:] if not base.__name__.startswith('_')
+                 and base not in (builtins.object, typing.Generic, typing.Protocol))
+        return next(bases, Any)
+    return annotation
+
+
+class DTypeLike:
+    """Shown for ``numpy.typing.DTypeLike``, which is a union of private types."""
+
+
+DTypeLike.__module__ = 'numpy.typing'
+
+
+def fold_sidebar(app: Sphinx, page: str, template: str, context: dict[str, Any],
+                 doctree: docutils.nodes.document | None) -> None:
+    """Fold each section of the sidebar, except the one of the page."""
+    tree = bs4.BeautifulSoup(context.get('furo_navigation_tree', ''), 'html.parser')
+    sections = tree.select('p.caption')
+    for caption in sections:
+        entries = caption.find_next_sibling('ul')
+        section = tree.new_tag('details', attrs={'class': 'section'})
+        if entries.select_one('.current') or (page == app.config.root_doc and not tree.details):
+            section['open'] = ''
+        caption.insert_before(section)
+        caption.name = 'summary'
+        del caption['role']
+        section.extend([caption.extract(), entries.extract()])
+    if sections:
+        context['furo_navigation_tree'] = str(tree)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the functions of this module."""
+    sphinx.highlighting.PygmentsBridge.html_formatter = LineFormatter
+    app.setup_extension('sphinx.ext.autodoc')
+    app.connect('doctree-read', style_blocks)
+    # Before the handler that keeps default values, which copies the signature.
+    app.connect('autodoc-before-process-signature', show_public_types, priority=400)
+    app.connect('html-page-context', fold_sidebar, priority=900)  # after the theme
+    return {'version': '1', 'parallel_read_safe': True}
