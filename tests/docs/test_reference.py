@@ -4,6 +4,8 @@ import importlib
 import pathlib
 import re
 import runpy
+import types
+import typing
 
 import pytest
 from public_names import PACKAGES, find, public
@@ -42,6 +44,15 @@ def test_every_public_name_is_there():
     compatible = [f'{module}.{name}' for module, names in OF_CHAINERMN_7.items() for name in names]
     missing = [path for path in (*public(), *compatible) if id(find(path)) not in there]
     assert not missing, 'in no page of docs/reference: ' + ', '.join(missing)
+
+
+def test_the_index_has_every_name():
+    index = REFERENCE.joinpath('index.rst').read_text(encoding='utf-8')
+    there = {id(find(name)) for name in re.findall(r'^   (chainermn\.[\w.]+)$', index, re.M)}
+    assert len(there) > 50
+    missing = [path for path in public() if isinstance(find(path), type | types.FunctionType)
+               and not typing.get_origin(find(path)) and id(find(path)) not in there]
+    assert not missing, 'not in docs/reference/index.rst: ' + ', '.join(missing)
 
 
 def test_every_package_that_has_public_names_is_looked_at():
