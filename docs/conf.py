@@ -52,7 +52,7 @@ napoleon_numpy_docstring = False
 
 # Output has no copy button. Of a diff, it copies the program with the changes.
 copybutton_selector = 'div:not(.output) > div.highlight > pre'
-copybutton_exclude = '.gp, .go, .removed, .marker'
+copybutton_exclude = '.removed, .marker'
 copybutton_prompt_text = r'>>> |\.\.\. '
 copybutton_prompt_is_regexp = True
 # The index of the reference uses autosummary for its tables only.
@@ -98,17 +98,18 @@ def link_folders(app: Sphinx, doctree: docutils.nodes.document) -> None:
 
 
 def break_code(app: Sphinx, doctree: docutils.nodes.document) -> None:
-    """Allow line breaks in the code of tables, between words."""
-    for entry in doctree.findall(docutils.nodes.entry):
-        for code in entry.findall(docutils.nodes.literal):
-            words = re.split(r'(?<=[._(,/])(?=\w{4})', code.astext())
-            parts = map(docutils.nodes.Text, words)
-            breaks = (docutils.nodes.raw('', '<wbr>', format='html') for _ in words[1:])
-            code.children = []
-            code.extend(filter(None, itertools.chain(*itertools.zip_longest(parts, breaks))))
+    """Allow line breaks in code within text and tables, between words."""
+    for code in doctree.findall(docutils.nodes.literal):
+        if isinstance(code.parent, docutils.nodes.title):  # also shown in the sidebar
+            continue
+        words = re.split(r'(?<=[._(,/])(?=\w{4})', code.astext())
+        parts = map(docutils.nodes.Text, words)
+        breaks = (docutils.nodes.raw('', '<wbr>', format='html') for _ in words[1:])
+        code.children = []
+        code.extend(filter(None, itertools.chain(*itertools.zip_longest(parts, breaks))))
 
 
 def setup(app: Sphinx) -> None:
-    """Register the transformations of links and tables."""
+    """Register the transformations of links and code."""
     app.connect('doctree-read', link_folders)
     app.connect('doctree-read', break_code)
