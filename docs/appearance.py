@@ -71,13 +71,14 @@ def mark_diff(line: str) -> str:
 def style_blocks(app: Sphinx, doctree: docutils.nodes.document) -> None:
     """Give each block of code the class of its kind, and each file its title."""
     for block in [*doctree.findall(docutils.nodes.literal_block)]:
-        kind = KINDS.get(block.get('language', ''), 'code')
-        block['classes'].append(kind)
+        name = file_name(block)
+        kind = 'code' if name else KINDS.get(block.get('language', ''), 'code')
+        if 'output' not in block['classes']:  # as it is for notebooks
+            block['classes'].append(kind)
         if block.get('language') in ('none', app.config.highlight_language):
             logger.warning('code without a language', location=block, type='appearance')
         if kind == 'output' and COLUMNS < max(map(len, block.astext().splitlines())) <= WIDE:
             block['classes'].append('wide')
-        name = file_name(block)
         if name:
             title = docutils.nodes.caption(name, name)
             # The classes are those of a code-block directive with a caption.
