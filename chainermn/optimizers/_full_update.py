@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import chainer
 import numpy as np
 
+from chainer_compat.updates import sharded_states
 from chainermn._types import Model, Object, Optimizer, Parameter, Serializer, UpdateRule
 from chainermn.optimizers._optimizer_proxy import once
-from chainermn.optimizers._sharded_states import combine
 from chainermn.optimizers._sharded_states.partition import Shard
 
 
@@ -46,7 +46,7 @@ class FullUpdate:
         Warns:
             RuntimeWarning: On the root, if it is of another framework and cannot be saved.
         """
-        if isinstance(serializer, chainer.Deserializer) and combine.load_shard(
+        if isinstance(serializer, chainer.Deserializer) and sharded_states.load_shard(
                 serializer, optimizer.target):
             raise ValueError(
                 'the snapshot contains only one shard of the optimizer states. Create the '

@@ -12,7 +12,7 @@ from laws.programs import HOOKS, STEPS, Hook, Net, programs
 from laws.training import Training, check_against_one_process, compare, is_finite
 
 import chainermn
-from chainer_compat.updates import update_hooks
+from chainer_compat.updates import sharded_states, update_hooks
 from chainermn import CollectiveMismatchError
 from chainermn._gradients import tied_arrays
 from chainermn._gradients.compressors import PowerSGD, TwoBit
@@ -25,7 +25,6 @@ from chainermn.optimizers._full_update import FullUpdate
 from chainermn.optimizers._gradient_averaging import GradientAveraging
 from chainermn.optimizers._join import Join
 from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
-from chainermn.optimizers._sharded_states import combine
 from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
 
 pytestmark = [
@@ -89,7 +88,7 @@ def with_zeros(join):
 
 
 @law(programs(shard=True, dtype=['f', 'd'], compression=['', 'fp16'], infinite=()),
-     planted(combine, 'join', with_zeros))
+     planted(sharded_states, 'join', with_zeros))
 def test_gathered_states(comm, program):
     """``gather_states``: between updates, each rank gets the states that it has without shards."""
     sharded = Training(program, comm)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -20,9 +19,7 @@ from chainer_compat.pytorch.conversion import optimizers, torch_optimizers
 from chainer_compat.pytorch.conversion.errors import ConversionError
 from chainer_compat.pytorch.conversion.snapshots import files_of
 from chainer_compat.pytorch.conversion.tracked_array import Array
-
-#: The array beside a sharded state: the first and last element of its parameter, and the shape.
-_ELEMENTS = 'sharded_elements'
+from chainer_compat.updates.sharded_states import ENTRY, merge
 
 
 class WhereItStopped(NamedTuple):
@@ -51,7 +48,7 @@ def load_optimizer(path: str | Path, optimizer: Any) -> WhereItStopped:
         for name, param in optimizer.target.namedparams():
             start = f'{prefix}{name.lstrip("/")}/'
             param.update_rule.serialize(chainer.serializers.NpzDeserializer(
-                _complete_state(of_ranks, start) if start + _ELEMENTS in arrays else arrays,
+                _complete_state(of_ranks, start) if start + ENTRY in arrays else arrays,
                 path=start))
             optimizer.t = max(optimizer.t, param.update_rule.t)
         return WhereItStopped(_number(arrays, r'(.*/)?updater/iteration'),
@@ -73,34 +70,14 @@ def _prefix(arrays: Mapping[str, Array], optimizer: Any, file: str) -> str:
 
 
 def _complete_state(of_ranks: Sequence[Mapping[str, Array]], start: str) -> dict[str, Array]:
-    """Join the shards of the state of a parameter.
-
-    Args:
-        of_ranks: The arrays in the file of each rank.
-        start: What the names of the state begin with.
-
-    Raises:
-        ConversionError: If elements are missing.
-    """
-    result: dict[str, Array] = {}
-    shape = of_ranks[0][start + _ELEMENTS].tolist()[2:]
-    is_known = np.zeros(math.prod(shape), bool)
-    for arrays in of_ranks:
-        first, last = arrays[start + _ELEMENTS].tolist()[:2]
-        is_known[first:last] = True
-        for key in arrays:
-            if key.startswith(start) and key != start + _ELEMENTS:
-                value = arrays[key]
-                if value.size == last - first and key != f'{start}t':
-                    whole = result.setdefault(key, np.empty(shape, value.dtype))
-                    whole.reshape(-1)[first:last] = value.reshape(-1)
-                else:
-                    result.setdefault(key, value)
-    if not is_known.all():
+    """Join the shards of the state of a parameter, whose names begin with ``start``."""
+    try:
+        return merge([
+            {key: arrays[key] for key in arrays if key.startswith(start)} for arrays in of_ranks])
+    except ValueError:
         raise ConversionError(
             'The file contains only a shard of the states of the optimizer, which had '
-            'shard_states=True. Pass the folder with the files of all ranks')
-    return result
+            'shard_states=True. Pass the folder with the files of all ranks') from None
 
 
 def _number(arrays: Mapping[str, Array], pattern: str) -> int | None:

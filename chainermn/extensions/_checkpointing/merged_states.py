@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from chainer_compat.updates.sharded_states import ENTRY
 from chainermn.extensions._checkpointing.rank_file import accumulated, sharded_states
-from chainermn.optimizers._sharded_states import combine
-from chainermn.optimizers._sharded_states.combine import StateShard
 
-_SUFFIX = f'/{combine.ENTRY}'
+_SUFFIX = f'/{ENTRY}'
 
 #: The sharded states in one file, by name.
 Shard = dict[str, np.ndarray]
@@ -36,24 +35,6 @@ def mean_of_sums(of_ranks: Sequence[Shard]) -> dict[str, np.ndarray]:
             total = np.sum(saved, axis=0, dtype=np.float64)
             means[key] = np.asarray(total / len(of_ranks), saved[0].dtype)
     return means
-
-
-def merge(shards: Sequence[Shard]) -> dict[str, np.ndarray]:
-    """Merge the sharded states of all files.
-
-    Raises:
-        ValueError: If elements of a state are missing.
-    """
-    merged: dict[str, np.ndarray] = {}
-    for entry in sorted(key for key in shards[0] if key.endswith(_SUFFIX)):
-        prefix = entry.removesuffix(combine.ENTRY)
-        shape = tuple(shards[0][entry][2:].tolist())
-        parts = [StateShard(int(shard[entry][0]), int(shard[entry][1]), {
-            key.removeprefix(prefix): value for key, value in shard.items()
-            if key.startswith(prefix) and key != entry}) for shard in shards]
-        for key, value in combine.join(prefix, shape, parts).items():
-            merged[prefix + key] = value
-    return merged
 
 
 class MergedArrays(Mapping[str, np.ndarray]):

@@ -18,9 +18,9 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
+from chainer_compat.updates.sharded_states import ENTRY
 from chainermn._process.atomic_file import open_atomic
 from chainermn.extensions._checkpointing import npz
-from chainermn.optimizers._sharded_states.combine import ENTRY
 
 TAG = 'chainermn/save'  # name of the array with the tag, as JSON
 _MAX_TAG = 1 << 26  # bytes; the tag of a million ranks has 8 MB

@@ -11,6 +11,7 @@ from typing import TypeVar
 import chainer
 import numpy as np
 
+from chainer_compat.updates.sharded_states import merge
 from chainermn._operations.on_all_ranks import raise_together
 from chainermn._process import event
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -19,7 +20,6 @@ from chainermn.extensions._checkpointing.late_extensions import hide_new, load_w
 from chainermn.extensions._checkpointing.merged_states import (
     MergedArrays,
     mean_of_sums,
-    merge,
     read_shard,
     read_sums,
 )

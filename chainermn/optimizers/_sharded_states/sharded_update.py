@@ -17,7 +17,8 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-from chainer_compat.updates import one_pass
+from chainer_compat.updates import one_pass, sharded_states
+from chainer_compat.updates.sharded_states import StateShard
 from chainermn._gradients import tied_arrays
 from chainermn._operations.call_signature import Caller
 from chainermn._operations.on_all_ranks import check_equal
@@ -26,7 +27,7 @@ from chainermn._types import Array, Model, Object, Optimizer, Parameter, Seriali
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._elementwise_rules import is_elementwise
 from chainermn.optimizers._full_update import FullUpdate, as_updated, with_rules
-from chainermn.optimizers._sharded_states import combine, shard_hooks
+from chainermn.optimizers._sharded_states import shard_hooks
 from chainermn.optimizers._sharded_states.partition import Item, Range, Shard, partition
 from chainermn.optimizers._sharded_states.shard_hooks import ShardedParameter
 
@@ -178,20 +179,21 @@ class ShardedUpdate(FullUpdate):
         params = with_rules(optimizer.target)
         with self._communicator.called_by(self._caller):
             of_ranks = self._communicator.allgather_obj({
-                path: combine.StateShard(*self._elements[path], param.update_rule.state or {})
+                path: StateShard(*self._elements[path], param.update_rule.state or {})
                 for path, param in params.items()})
-        return {path: combine.join(path, param.shape, [states[path] for states in of_ranks])
+        return {path: sharded_states.join(path, param.shape, [states[path] for states in of_ranks])
                 for path, param in params.items()}
 
     def serialize(self, optimizer: Optimizer, serializer: Serializer, is_root: bool) -> None:
         """Save or load also which elements the states of this rank belong to."""
         is_loading = isinstance(serializer, chainer.Deserializer)
         if is_loading:
-            self._begin_loading(optimizer.target, combine.load_shard(serializer, optimizer.target))
+            self._begin_loading(optimizer.target, sharded_states.load_shard(
+                serializer, optimizer.target))
         optimizer.serialize(serializer)
         for path, param in () if is_loading else optimizer.target.namedparams():
             if param.update_rule in self._held:
-                serializer[path](combine.ENTRY, np.array(
+                serializer[path](sharded_states.ENTRY, np.array(
                     [*self._held[param.update_rule].elements, *param.shape]))
 
     def common(self, saved: Mapping[str, Object]) -> dict[str, Object]:
@@ -311,12 +313,12 @@ class ShardedUpdate(FullUpdate):
             state = _state_of(rule)
             if not all(each.has_state and each.elements is None for each in states):
                 first, last = states[comm.rank].elements or (0, param.size)
-                mine = combine.StateShard(first, last, state) if rule.state is not None else None
-                state = combine.join(path, param.shape, (
+                mine = StateShard(first, last, state) if rule.state is not None else None
+                state = sharded_states.join(path, param.shape, (
                     part for part in comm.allgather_obj(mine) if part is not None))
             if piece is not param:
                 state = {key: value.reshape(-1)[begin:end].reshape(piece.shape).copy()
-                         if combine.has_size(value, param.size) else value
+                         if sharded_states.has_size(value, param.size) else value
                          for key, value in state.items()}
             copy = state.pop(_FP32, None)
             rule._fp32_param = None if copy is None else chainer.Parameter(

@@ -1,14 +1,12 @@
-"""Joins the states of an optimizer whose ranks keep one shard each."""
+"""Joins the states of an optimizer of ChainerMN whose ranks keep one shard each."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import chainer
-
-from chainermn._types import Model, Object, Serializer
-from chainermn.optimizers._sharded_states.partition import Shard
+import numpy as np
 
 #: The name of the entry in snapshots that tells which elements of a parameter the state beside it
 #: belongs to: begin, end, and the shape of the parameter.
@@ -23,10 +21,10 @@ class StateShard(NamedTuple):
 
     begin: int
     end: int
-    state: dict[str, Object]
+    state: dict[str, Any]
 
 
-def join(path: str, shape: tuple[int, ...], parts: Iterable[StateShard]) -> dict[str, Object]:
+def join(path: str, shape: tuple[int, ...], parts: Iterable[StateShard]) -> dict[str, Any]:
     """Join the parts of the state of a parameter.
 
     Args:
@@ -65,12 +63,36 @@ def join(path: str, shape: tuple[int, ...], parts: Iterable[StateShard]) -> dict
     return state
 
 
-def has_size(value: Object, size: int) -> bool:
+def has_size(value: Any, size: int) -> bool:
     """Return whether a value is an array of ``size`` elements."""
     return isinstance(value, chainer.get_array_types()) and value.size == size
 
 
-def load_shard(serializer: Serializer, target: Model) -> Shard:
+def merge(shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Merge the sharded states in the files of all ranks.
+
+    Args:
+        shards: The arrays of each file, by name; at least those of sharded states.
+
+    Returns:
+        The complete states, by name.
+
+    Raises:
+        ValueError: If elements of a state are missing.
+    """
+    merged: dict[str, np.ndarray] = {}
+    for entry in sorted(key for key in shards[0] if key.endswith(f'/{ENTRY}')):
+        prefix = entry.removesuffix(ENTRY)
+        shape = tuple(shards[0][entry][2:].tolist())
+        parts = [StateShard(int(shard[entry][0]), int(shard[entry][1]), {
+            key.removeprefix(prefix): shard[key] for key in shard
+            if key.startswith(prefix) and key != entry}) for shard in shards]
+        for key, value in join(prefix, shape, parts).items():
+            merged[prefix + key] = value
+    return merged
+
+
+def load_shard(serializer: Any, target: Any) -> dict[str, tuple[int, int]]:
     """Load which elements the states in a snapshot belong to.
 
     Args:
@@ -80,7 +102,7 @@ def load_shard(serializer: Serializer, target: Model) -> Shard:
     Returns:
         The elements, for each parameter whose state was saved by a sharded optimizer.
     """
-    found: Shard = {}
+    found: dict[str, tuple[int, int]] = {}
     for path, _ in target.namedparams():
         try:
             entry = serializer[path](ENTRY, None)
