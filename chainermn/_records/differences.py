@@ -1,10 +1,12 @@
 """Finds where two runs begin to differ."""
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from chainermn._operations.ranks import group_ranks, ranks_text
 from chainermn._records.read import RecordedRank, RecordedRun, Row
 
 #: Settings of one process, which explain no difference.
@@ -12,7 +14,8 @@ _OF_A_PROCESS = {'format', 'columns', 'rank', 'host', 'first update', 'model', '
 
 _RANDOM = {'numpy': 'the random numbers of numpy.random',
            'python': 'the random numbers of the module random',
-           'torch': 'the random numbers of PyTorch'}
+           'torch': 'the random numbers of PyTorch',
+           'cupy': 'the seed of the random numbers of CuPy'}
 #: Results, in the order in which an update computes them.
 _RESULTS = {'loss': 'the loss', 'own': 'the gradients of the rank', 'mean': 'the mean gradients',
             'parameters': 'the parameters after the update'}
@@ -29,6 +32,11 @@ _HINTS = {
     'mean': 'The gradients of the ranks are the same: averaging differs, such as the communicator '
             'or compression; on one rank, the backward pass does.',
     'parameters': 'The gradients are the same: the optimizer, a hyperparameter or a hook differs.'}
+_HINTS_OF_RANKS = {
+    'mean': 'The gradients that the ranks step with differ: averaging differs, or a hook of one '
+            'rank changes them.',
+    'parameters': 'The mean gradients are the same: the optimizer, a hyperparameter or a hook '
+                  'differs, or the parameters were changed on one rank since the last update.'}
 #: The numbers of an update whose size can be compared.
 NUMBERS = 'loss', 'norm of gradients', 'norm of parameters'
 
@@ -37,6 +45,9 @@ _ROUNDING = 1e-4
 #: By so much more than before, another computation changes them.
 _JUMP = 100
 _NEAR = 50  # updates in which a batch is looked for
+#: Relative rounding errors of dtypes and of compression.
+_PRECISIONS = {'float16': 2**-10, 'mixed16': 2**-10, 'Fp16': 2**-10, 'bfloat16': 2**-7,
+               'Bf16': 2**-7}
 
 
 class Difference(NamedTuple):
@@ -65,8 +76,21 @@ class _Found(NamedTuple):
 def settings(a: RecordedRank, b: RecordedRank) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ, by name."""
     names = dict.fromkeys([*a.settings, *b.settings])
-    return {name: (a.settings.get(name), b.settings.get(name)) for name in names
-            if name not in _OF_A_PROCESS and a.settings.get(name) != b.settings.get(name)}
+    found = {name: (a.settings.get(name), b.settings.get(name)) for name in names
+             if name not in _OF_A_PROCESS and a.settings.get(name) != b.settings.get(name)}
+    one, two = (', '.join(sorted({each[1] for each in record.settings['model'].values()}))
+                for record in (a, b))
+    return found if one == two else {'dtypes of the parameters': (one, two), **found}
+
+
+def _rounding(a: RecordedRank, b: RecordedRank) -> tuple[float, str]:
+    """Return the largest relative difference that is rounding, and in which precision, if two."""
+    found = _ROUNDING, ''
+    for name, values in settings(a, b).items():
+        if 'dtype' in name or name == 'compression':
+            for value in ', '.join(map(str, values)).split(', '):
+                found = max(found, (10 * _PRECISIONS.get(value, 0.), value))
+    return found
 
 
 def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
@@ -82,7 +106,7 @@ def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
     if found is None:
         return []
     cause = min([found, *(each for name in common if (each := _first(
-        name, a.ranks[name], b.ranks[name], _RANDOM)))])
+        name, a.ranks[name], b.ranks[name], _RANDOM, found.position + 1)))])
     difference = _described(a, b, cause)
     if cause.column in _RANDOM:
         difference.notes.append(f'The next difference: {_CAUSES[found.column]}, update '
@@ -96,18 +120,48 @@ def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
 
 
 def of_ranks(run: RecordedRun) -> list[Difference]:
-    """Return the first update after which the replicas of a run differ, if there is one."""
-    pairs = [(next(iter(run.replicas(name))), name) for name in run.ranks]
-    found = min(((index, first, name) for first, name in pairs if (index := _index(
-        run.ranks[first], run.ranks[name], ['parameters'])) is not None), default=None)
-    if found is None:
+    """Return the first update in which the replicas of a run differ, if there is one.
+
+    What an update computes from the batch of the rank does not count, unless the ranks have the
+    same batch and random numbers.
+    """
+    columns = 'mean', 'parameters'
+    found: list[tuple[int, int, str, str]] = []
+    for first in dict.fromkeys(next(iter(run.replicas(name))) for name in run.ranks):
+        values = run.ranks[first].columns(columns)
+        for name, other in run.replicas(first).items():
+            if models := _other_shapes(run.ranks[first], other):
+                return [Difference(0, f'{first} and {name}', 'the models', [
+                    f'{models}. They are no replicas.'])]
+            found += [(index, number, first, name) for number, (one, two) in enumerate(
+                zip(values, other.columns(columns), strict=True))
+                if (index := _first_index(one, two)) is not None]
+    if not found:
         return []
-    index, first, name = found
+    index, column, first, name = min(found)
     one, two = run.ranks[first], run.ranks[name]
-    number = int(one.row(index)['update'])
-    return [Difference(number, f'{first} and {name}', _CAUSES['parameters'], [
-        *_parameters(one.details.get(number, {}), two.details.get(number, {}),
-                     ['before', 'mean', 'after'])] or [_advice(number)])]
+    row, other_row = one.row(index), two.row(index)
+    number = int(row['update'])
+    groups = group_ranks((record.settings['rank'], record.row(index)[columns[column]])
+                         for record in run.replicas(first).values() if index < len(record))
+    is_same = row['batch'] == other_row['batch'] != '-' and not any(
+        row[each] != other_row[each] and _is_drawn(each, index, one, two) for each in _RANDOM)
+    places = [*_places(one.details(number), two.details(number), (first, name), is_same)][:3]
+    notes = places or [_HINTS_OF_RANKS[columns[column]], *_later(one, two, number)]
+    if len(groups) < len(run.replicas(first)):
+        notes.append(f'Ranks with the same values: {" | ".join(map(ranks_text, groups.values()))}')
+    what = _CAUSES[columns[column]]
+    return [Difference(number, f'{first} and {name}', _before(places) or what, notes)]
+
+
+def _later(a: RecordedRank, b: RecordedRank, number: int) -> Iterator[str]:
+    """Yield which parameters differ before the next detailed update; advice if it is unknown."""
+    for later in a.detailed:
+        places = _parameters(a.details(later), b.details(later), ['before'])
+        if later > number and (place := next(places, '')):
+            yield f'The next update with digests of all parameters is {later}. There, it is {place}'
+            return
+    yield _advice(number)
 
 
 def growth(a: RecordedRank, b: RecordedRank, number: int) -> list[tuple[int, dict[str, float]]]:
@@ -132,97 +186,134 @@ def growth(a: RecordedRank, b: RecordedRank, number: int) -> list[tuple[int, dic
 
 def relative(a: Any, b: Any) -> float | None:
     """Return the relative difference of two numbers; ``None`` if one is unknown."""
-    if '-' in (a, b):
-        return None
-    x, y = float(a), float(b)
-    if x == y or (math.isnan(x) and math.isnan(y)):
-        return 0.
-    is_finite = math.isfinite(x) and math.isfinite(y)
-    return abs(x - y) / max(abs(x), abs(y)) if is_finite else math.inf
+    return None if '-' in (a, b) else float(_relative([a], [b])[0])
 
 
-def _index(a: RecordedRank, b: RecordedRank, columns: Iterable[str], only: int | None = None
-           ) -> int | None:
-    """Return the index of the first update, or of only one, in which two ranks differ."""
-    n = min(len(a), len(b))
-    for index in range(n) if only is None else range(only, min(n, only + 1)):
-        if a.lines[index] != b.lines[index] and _column(a.row(index), b.row(index), columns):
-            return index
-    return None
+def _relative(a: Sequence[Any], b: Sequence[Any]) -> np.ndarray:
+    """Return the relative differences of numbers; 0 where one is unknown."""
+    if '-' in a or '-' in b:
+        known = [('0', '0') if '-' in pair else pair for pair in zip(a, b, strict=True)]
+        a, b = zip(*known, strict=True)
+    x, y = np.array(a, 'd'), np.array(b, 'd')
+    with np.errstate(all='ignore'):
+        found = np.abs(x - y) / np.maximum(np.abs(x), np.abs(y))
+    found[(x == y) | (np.isnan(x) & np.isnan(y))] = 0
+    found[np.isnan(found)] = np.inf
+    return found
 
 
-def _first(name: str, a: RecordedRank, b: RecordedRank, columns: Iterable[str]) -> _Found | None:
+def _first_index(a: list[str], b: list[str]) -> int | None:
+    """Return where two columns differ first."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((index for index, (x, y) in pairs if x != y and '-' not in (x, y)), None)
+
+
+def _first(name: str, a: RecordedRank, b: RecordedRank, columns: Iterable[str],
+           end: int | None = None) -> _Found | None:
     """Return the first difference of a rank; of random numbers, only if they are used."""
-    for index in range(min(len(a), len(b))):
-        if a.lines[index] == b.lines[index]:
+    for index, (line, other_line) in enumerate(zip(a.lines[:end], b.lines[:end], strict=False)):
+        if line == other_line:
             continue
         row, other = a.row(index), b.row(index)
         for column in columns:
-            if row[column] == other[column] or '-' in (row[column], other[column]):
+            if not _differ(row, other, column):
                 continue
-            is_used = column not in _RANDOM or any(
-                index + 1 < len(each) and each.row(index + 1)[column] != each.row(index)[column]
-                for each in (a, b))
-            if is_used:
+            if column not in _RANDOM or _is_drawn(column, index, a, b):
                 return _Found(index, [*_CAUSES].index(column), name)
     return None
 
 
-def _column(a: Row, b: Row, columns: Iterable[str]) -> str:
-    return next((name for name in columns if a[name] != b[name]
-                 and '-' not in (a[name], b[name])), '')
+def _is_drawn(column: str, index: int, *records: RecordedRank) -> bool:
+    """Return whether an update draws random numbers; of CuPy, whether there is a generator."""
+    return column == 'cupy' or any(
+        index + 1 < len(each) and each.row(index + 1)[column] != each.row(index)[column]
+        for each in records)
+
+
+def _differ(a: Row, b: Row, column: str) -> bool:
+    return a[column] != b[column] and '-' not in (a[column], b[column])
 
 
 def _beyond_rounding(name: str, a: RecordedRank, b: RecordedRank, begin: int) -> _Found | None:
     """Return the first difference that is not the growth of rounding errors."""
-    largest = _ROUNDING / _JUMP
-    for index in range(begin, min(len(a), len(b))):
-        row, other = a.row(index), b.row(index)
-        if _column(row, other, ['batch']):
-            return _Found(index, [*_CAUSES].index('batch'), name)
-        for column, key in zip(('loss', 'mean', 'parameters'), NUMBERS, strict=True):
-            if (relative(row[key], other[key]) or 0.) > largest * _JUMP:
-                return _Found(index, [*_CAUSES].index(column), name)
-        largest = max([largest, *(relative(row[key], other[key]) or 0. for key in NUMBERS)])
-    return None
+    n = min(len(a), len(b))
+    one, two = ([each[:n - begin] for each in record.columns(['batch', *NUMBERS], begin)]
+                for record in (a, b))
+    batch = _first_index(one[0], two[0])
+    values = np.array([_relative(x, y) for x, y in zip(one[1:], two[1:], strict=True)])
+    before = np.maximum.accumulate(np.append(_rounding(a, b)[0] / _JUMP, values.max(axis=0)))
+    is_beyond = values > before[:-1] * _JUMP
+    index = int(is_beyond.any(axis=0).argmax())
+    if batch is not None and (batch <= index or not is_beyond.any()):
+        return _Found(begin + batch, [*_CAUSES].index('batch'), name)
+    if not is_beyond.any():
+        return None
+    column = ('loss', 'mean', 'parameters')[int(is_beyond[:, index].argmax())]
+    return _Found(begin + index, [*_CAUSES].index(column), name)
 
 
 def _initial(a: RecordedRank, b: RecordedRank) -> list[str]:
     """Return how the parameters before the first update differ."""
-    before, after = a.settings['model'], b.settings['model']
-    paths = dict.fromkeys([*before, *after])
-    differing = [path for path in paths if before.get(path) != after.get(path)]
-    if not differing or max(int(each.settings['first update']) for each in (a, b)) > 1:
+    if max(int(each.settings['first update']) for each in (a, b)) > 1:
         return []
-    one, two = (_shape(model.get(differing[0])) for model in (before, after))
-    return [f'{len(differing)} of {len(paths)} parameters differ, such as {differing[0]}' + (
-        '' if one == two else f': {one} | {two}')]
+    limit = _rounding(a, b)[0]
+
+    def differ(one: list[Any], two: list[Any]) -> bool:
+        if one[:2] == two[:2]:
+            return one[2:] != two[2:]
+        return one[0] != two[0] or _relative(one[3:], two[3:]).max(initial=0) > limit
+
+    note = _differing(a, b, differ)
+    return [note] if note else []
 
 
-def _shape(entry: list[Any] | None) -> str:
-    return 'none' if entry is None else f'{tuple(entry[:-2])} {entry[-2]}'
+def _other_shapes(a: RecordedRank, b: RecordedRank) -> str:
+    """Return how models differ in paths or shapes."""
+    return _differing(a, b, lambda one, two: one[:2] != two[:2])
+
+
+def _differing(a: RecordedRank, b: RecordedRank, differ: Callable[[list[Any], list[Any]], bool]
+               ) -> str:
+    models = one, two = a.settings['model'], b.settings['model']
+    paths = dict.fromkeys([*one, *two])
+    differing = [path for path in paths if path not in one or path not in two or differ(
+        one[path], two[path])]
+    if not differing:
+        return ''
+    texts = [f'{tuple(model[differing[0]][0])} {model[differing[0]][1]}'
+             if differing[0] in model else 'none' for model in models]
+    return f'{len(differing)} of {len(paths)} parameters differ, such as {differing[0]}' + (
+        f': {" | ".join(texts)}' if texts[0] != texts[1] else '')
 
 
 def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
     one, two = a.ranks[found.rank], b.ranks[found.rank]
     row, other = one.row(found.position), two.row(found.position)
     number = int(row['update'])
+    limit, precision = _rounding(one, two)
+    is_rounding = found.column in _RESULTS and all(
+        (relative(row[key], other[key]) or 0.) < limit for key in NUMBERS)
     notes = _batch(a, b, found) if found.column == 'batch' else []
     if found.column == 'copied':
         notes.append(f'{"A" if row["copied"] == "True" else "B"} does so after a resume or if '
                      'layers are initialized. After a resume, each update steps if the optimizer '
                      'is an argument, too: checkpointer.maybe_load(trainer, optimizer).')
     what = _CAUSES[found.column]
-    if found.column in _RESULTS:
-        places = [*_places(one.details.get(number), two.details.get(number))][:3]
+    if is_rounding and precision:
+        notes.append(f'Rounding to {precision} explains differences of up to {limit:.0e}.')
+    elif found.column in _RESULTS:
+        places = [*_places(one.details(number), two.details(number), limit=precision and limit)][:3]
         notes += places or [_HINTS[found.column], _advice(number)]
-        if places and 'before the update' in places[0]:
-            what = 'the parameters before the update'
-    is_rounding = found.column in _RESULTS and all(
-        (relative(row[key], other[key]) or 0.) < _ROUNDING for key in NUMBERS)
-    ranks = [name for name in a.replicas(found.rank) if name in b.ranks and _index(
-        a.ranks[name], b.ranks[name], [found.column], found.position) is not None]
+        what = _before(places) or what
+    ranks = [name for name in a.replicas(found.rank) if name in b.ranks
+             and found.position < min(len(a.ranks[name]), len(b.ranks[name])) and _differ(
+                 a.ranks[name].row(found.position), b.ranks[name].row(found.position),
+                 found.column)]
     return Difference(number, found.rank, what, notes, is_rounding, ranks)
+
+
+def _before(places: Sequence[str]) -> str:
+    return 'the parameters before the update' if places and 'before the update' in places[0] else ''
 
 
 def _number(run: RecordedRun, found: _Found) -> str:
@@ -258,37 +349,63 @@ def _examples(run: RecordedRun, index: int, name: str) -> int:
     return sum(int(each, 16) for each in digests if each != '-') & 0xffffff
 
 
-def _places(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield which parameters and functions differ in a detailed update, in the order of cause."""
-    if a is None or b is None:
+def _places(a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence[str] = 'AB',
+            is_same_batch: bool = True, limit: float | str = '') -> Iterator[str]:
+    """Yield which parameters and functions differ in a detailed update, in the order of cause.
+
+    Args:
+        a: The details of the update in a run, or on a rank.
+        b: Those in another.
+        names: Of the two.
+        is_same_batch: Whether they have the same batch and random numbers.
+        limit: If not empty, norms that differ by less are the same.
+    """
+    if not a or not b:
         return
-    yield from _parameters(a, b, ['before'])
-    for one, two in zip(a.get('functions', []), b.get('functions', []), strict=False):
+    yield from _parameters(a, b, ['before'], limit)
+    functions = zip(a.get('functions', []), b.get('functions', []), strict=False)
+    for one, two in functions if is_same_batch else ():
         if one[0] != two[0]:
-            yield f'A calls {one[0]} at {one[1]}, where B calls {two[0]} at {two[1]}'
+            yield (f'{names[0]} calls {one[0]} at {one[1]}, where {names[1]} calls {two[0]} at '
+                   f'{two[1]}')
             break
-        if one[3:] != two[3:]:
+        if any(_is_other(*each, limit) for each in zip(one[3:], two[3:], strict=False)):
             where = f' in {one[2]}' if one[2] else ''
             yield f'the output of {one[0]}{where}, called at {one[1]}{_norms(one[3], two[3])}'
             break
-    yield from _parameters(a, b, ['own', 'mean'])
-    for name, one in a.get('hyperparameters', {}).items():
-        if one != (two := b.get('hyperparameters', {}).get(name, one)):
-            yield f'the hyperparameter {name}: {one} | {two}'
-    yield from _parameters(a, b, ['after'])
+    yield from _parameters(a, b, ['own', 'mean'] if is_same_batch else ['mean'], limit)
+    for name, value in a.get('hyperparameters', {}).items():
+        if value != (other := b.get('hyperparameters', {}).get(name, value)):
+            yield f'the hyperparameter {name}: {value} | {other}'
+    yield from _parameters(a, b, ['after'], limit)
 
 
 _TEXTS = {'before': 'the parameter {} before the update', 'own': "the rank's gradient of {}",
           'mean': 'the mean gradient of {}', 'after': 'the parameter {} after the update'}
 
 
-def _parameters(a: Mapping[str, Any], b: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:
+def _parameters(a: Mapping[str, Any], b: Mapping[str, Any], keys: Iterable[str],
+                limit: float | str = '') -> Iterator[str]:
     for key in keys:
         one, two = a.get(key, {}), b.get(key, {})
         for path in one:
-            if path in two and one[path] != two[path]:
-                yield _TEXTS[key].format(path) + _norms(one[path], two[path])
+            if path in two and _is_other(one[path], two[path], limit):
+                yield _TEXTS[key].format(path) + _use(a, path) + _norms(one[path], two[path])
                 break
+
+
+def _use(details: Mapping[str, Any], path: str) -> str:
+    """Return which function uses a parameter, if it is known."""
+    link = path.rpartition('/')[0] or '/'
+    return next((f' (of {label}, called at {place})' for label, place, of, *_ in details.get(
+        'functions', []) if of == link), '')
+
+
+def _is_other(a: list[Any] | None, b: list[Any] | None, limit: float | str) -> bool:
+    """Return whether two digests differ."""
+    if a == b or not limit or not a or not b:
+        return a != b
+    return bool(_relative(a[1:2], b[1:2]).max(initial=0) > limit)
 
 
 def _norms(a: list[Any] | None, b: list[Any] | None) -> str:

@@ -6,12 +6,13 @@ import functools
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from chainermn._records.run_record import COLUMNS
 
 _COPIED = ' copied '
+_UPDATE = '{"update": '  # a line of details begins with it
 
 #: What an update has, by column.
 Row = Mapping[str, str]
@@ -33,19 +34,25 @@ class RecordedRank:
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        lines = path.read_text(encoding='utf-8').split('\n')[:-1]  # the last one may be incomplete
+        lines = _complete_lines(path)
         if not lines or not lines[0].startswith('{"format": 1,'):
             raise ValueError(f'{path} is not a record of a run, or of another version')
         self.path = path
         self.settings: dict[str, Any] = json.loads(lines[0])
         self.lines: list[str] = []
+        columns = self.settings['columns']
         begin = 1
         for end in [n for n in range(1, len(lines)) if lines[n].startswith('{')] + [len(lines)]:
             self.lines += lines[begin:end]
             if end < len(lines):
+                if self.lines and self.lines[-1].count(' ') != len(columns) - 1:
+                    del self.lines[-1]  # the run was killed while it wrote
                 resumed = json.loads(lines[end])['first update']
                 del self.lines[bisect.bisect_left(self.lines, resumed, key=_number):]
                 begin = end + 1
+        if columns != [*COLUMNS]:  # of another version
+            rows = (dict(zip(columns, line.split(' '), strict=True)) for line in self.lines)
+            self.lines = [' '.join(row.get(name, '-') for name in COLUMNS) for row in rows]
         while self.lines and _COPIED in self.lines[0]:
             del self.lines[0]
 
@@ -58,12 +65,29 @@ class RecordedRank:
         row['copied'] = str(_COPIED.strip() == row['mean'])  # whether it is no step
         return row
 
+    def columns(self, names: Iterable[str], begin: int = 0) -> list[list[str]]:
+        """Return columns of all updates from an index on."""
+        fields = ' '.join(self.lines[begin:]).split(' ')
+        return [fields[COLUMNS.index(name)::len(COLUMNS)] for name in names]
+
     @functools.cached_property
-    def details(self) -> Mapping[int, dict[str, Any]]:
-        """The detailed updates by number; the last one of each number."""
+    def _details(self) -> dict[int, str]:
         path = self.path.with_suffix('.details')
-        lines = path.read_text(encoding='utf-8').split('\n')[:-1] if path.exists() else []
-        return {each['update']: each for each in map(json.loads, lines)}
+        lines = _complete_lines(path) if path.exists() else []
+        return {int(line[len(_UPDATE):line.index(',')]): line for line in lines
+                if line.startswith(_UPDATE)}
+
+    @property
+    def detailed(self) -> list[int]:
+        """The numbers of the updates with digests of each parameter and function."""
+        return [*self._details]
+
+    def details(self, number: int) -> dict[str, Any]:
+        """Return the digests of an update; empty if it has none.
+
+        Of an update that was repeated after a resume, these are the last ones.
+        """
+        return json.loads(self._details.get(number, '{}'))
 
 
 class RecordedRun:
@@ -97,6 +121,10 @@ class RecordedRun:
     def size(self) -> int:
         """The number of ranks of the job."""
         return int(next(iter(self.ranks.values())).settings['size'])
+
+
+def _complete_lines(path: pathlib.Path) -> list[str]:
+    return path.read_text(encoding='utf-8').split('\n')[:-1]  # without a line being written
 
 
 def _number(line: str) -> int:

@@ -30,8 +30,9 @@ import re
 import subprocess
 import sys
 import types
+import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from chainermn._types import Array, Model, Object, Optimizer, Parameter
 
 #: The columns of the line of an update.  What is unknown is ``-``.
-COLUMNS = ('update', 'loss', 'batch', 'examples', 'numpy', 'python', 'torch', 'own', 'mean',
-           'parameters', 'norm of gradients', 'norm of parameters')
+COLUMNS = ('update', 'loss', 'batch', 'examples', 'numpy', 'python', 'torch', 'cupy', 'own',
+           'mean', 'parameters', 'norm of gradients', 'norm of parameters')
 
 _SAMPLE = 32  # elements of each parameter, or of each example
 _LARGE = 2 ** 16  # elements; of larger arrays, details have a sample
@@ -62,7 +63,9 @@ _LIBRARIES = ('numpy', 'scipy', 'chainer', 'chainermn', 'mpi4py', 'torch', 'cupy
 class RunRecord(chainer.training.Extension):
     """Records what each update of a training has used and computed: see ``chainermn compare``.
 
-    Add it on all ranks.  Each rank records itself, and communicates with no other.
+    Add it on all ranks.  Each rank records itself, and communicates with no other.  If a rank
+    cannot write its record, for example because the disk is full, it warns, and the training
+    continues.
 
     Args:
         folder: Where to write, in the folder of the Trainer's results.  If it has a record, the
@@ -185,6 +188,7 @@ class Recording:
         self._number_of = number
         self._file: int | None = None
         self._details_file: int | None = None
+        self._process = os.getpid()
         self._line: dict[str, str] = {}
         self._params: Sequence[Parameter] = ()  # in the current update
         self._details: dict[str, Any] | None = None
@@ -213,11 +217,14 @@ class Recording:
         Returns:
             The loss function, which records the loss.
         """
-        if not self._every:
+        if not self._every or self._process != os.getpid():  # in a fork, which has no record
             return lossfun
         number = self._next(optimizer)
         if self._file is None:
-            self._open(optimizer, number)
+            with self._warn_and_close():
+                self._open(optimizer, number)
+            if self._file is None:
+                return lossfun
         is_detailed = (number - 1) % self._every == 0
         self._line = dict.fromkeys(COLUMNS, '-')
         self._line['update'] = str(number)
@@ -287,12 +294,13 @@ class Recording:
         line['parameters'], line['norm of parameters'] = _sampled(
             self._params_of(optimizer), _PARAMETERS)
         self._params = ()
-        assert self._file is not None and self._details_file is not None
-        os.write(self._file, (' '.join(line.values()) + '\n').encode())
-        if self._details is not None:
-            self._details['after'] = _details_of(optimizer.target, _PARAMETERS)
-            os.write(self._details_file, (json.dumps(self._details) + '\n').encode())
-            self._details = None
+        line['cupy'] = _cupy_seeds()
+        with self._warn_and_close():
+            _write(self._file, ' '.join(line.values()))
+            if self._details is not None:
+                self._details['after'] = _details_of(optimizer.target, _PARAMETERS)
+                _write(self._details_file, json.dumps(self._details))
+                self._details = None
 
     def _params_of(self, optimizer: Optimizer) -> Sequence[Parameter]:
         self._params = self._params or list(optimizer.target.params())
@@ -305,11 +313,38 @@ class Recording:
         os.makedirs(self._folder, exist_ok=True)
         rank, size = _rank(optimizer)
         start = os.path.join(self._folder, (self._name and f'{self._name}.') + f'rank{rank}')
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if number > 1 else os.O_TRUNC)
-        self._file = os.open(start + '.txt', flags, 0o644)
-        self._details_file = os.open(start + '.details', flags, 0o644)
-        settings = {**settings_of(optimizer, rank, size), 'first update': number}
-        os.write(self._file, (json.dumps(settings) + '\n').encode())
+        self._details_file = _open(start + '.details', is_new=number == 1)
+        self._file = _open(start + '.txt', is_new=number == 1)
+        _write(self._file, json.dumps({
+            **settings_of(optimizer, rank, size), 'first update': number}))
+
+    @contextlib.contextmanager
+    def _warn_and_close(self) -> Iterator[None]:
+        """If the record cannot be written, warn, and end it: the training does not depend on it."""
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            warnings.warn(f'the record of this run ends here on this rank, as it cannot be written '
+                          f'to {self._folder}: {error}. The training continues.',
+                          RuntimeWarning, stacklevel=5)
+
+
+def _open(path: str, is_new: bool) -> int:
+    """Open a file to append lines."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if is_new else 0),
+                   0o644)
+    size = os.fstat(file).st_size
+    if size and os.pread(file, 1, size - 1) != b'\n':  # the run was killed while it wrote
+        _write(file, '')
+    return file
+
+
+def _write(file: int | None, line: str) -> None:
+    assert file is not None
+    rest = line.encode() + b'\n'
+    while rest:  # a full disk takes a part, and raises an error at the next call
+        rest = rest[os.write(file, rest):]
 
 
 # --- digests -------------------------------------------------------------------------------------
@@ -425,6 +460,13 @@ def random_states() -> dict[str, str]:
     return {name: f'{value & 0xffff:04x}' for name, value in found.items()}
 
 
+def _cupy_seeds() -> str:
+    """Return a digest of the seeds of CuPy's generators in use, whose states cannot be read."""
+    generators = getattr(sys.modules.get('cupy.random._generator'), '_random_states', {})
+    seeds = [int(getattr(generators[device], '_rk_seed', 0)) for device in sorted(generators)]
+    return f'{zlib.crc32(repr(seeds).encode()) & 0xffff:04x}' if seeds else '-'
+
+
 def _numpy_state() -> bytes:
     """Return the state of the global generator; reading its memory is the fastest way."""
     generator = np.random.get_bit_generator() if hasattr(np.random, 'get_bit_generator') else None
@@ -516,8 +558,12 @@ def settings_of(optimizer: Optimizer, rank: int = 0, size: int = 1) -> dict[str,
     if communicator is not None:
         found['communicator'] = type(communicator).__name__
         found['multi-node optimizer'] = type(optimizer).__name__
+        settings = getattr(optimizer, '_settings', None)
+        found.update(getattr(getattr(settings, 'caller', None), '_options', {}))
+        if (compression := getattr(optimizer, 'compression', None)) is not None:
+            found['compression'] = type(compression).__name__
     found['model'] = {
-        path: [*param.shape, str(param.dtype), _digest(param.array)[0]]
+        path: [param.shape, str(param.dtype), *_digest(param.array)[:2]]
         for path, param in sorted(actual.target.namedparams(include_uninit=False))}
     return found
 
@@ -539,6 +585,8 @@ def _plain(value: object) -> Any:
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (np.number, np.ndarray)):
         return value.tolist()
+    if isinstance(value, np.dtype) or value is chainer.mixed16:
+        return 'mixed16' if value is chainer.mixed16 else str(value)
     return value if isinstance(value, (bool, int, float, str, type(None))) else (
         getattr(value, '__name__', type(value).__name__))
 

@@ -198,8 +198,9 @@ def create_multi_node_optimizer(
                                    Accumulation(n_accumulations), stepper, settings)
     if environment.text(environment.RECORD):
         from chainermn._records.run_record import record_by_environment
-        record_by_environment(optimizer, environment.text(environment.RECORD),
-                              environment.text(environment.RECORD_DETAILS))
+        with raise_on_all_ranks(communicator, 'create_multi_node_optimizer'):
+            record_by_environment(optimizer, environment.text(environment.RECORD),
+                                  environment.text(environment.RECORD_DETAILS))
     return optimizer
 
 

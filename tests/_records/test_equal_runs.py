@@ -1,7 +1,10 @@
 """Equal runs have equal records, also after a resume and on other numbers of ranks."""
 
+import contextlib
 import copy
 import json
+import multiprocessing
+import os
 import pathlib
 import pickle
 
@@ -69,7 +72,7 @@ def test_a_resumed_run(naive, folder, steps):
     for record in b.ranks.values():
         numbers = [int(line.split()[0]) for line in record.lines]
         assert numbers == [*range(2, 13)]  # the first one copied
-        assert sorted(record.details) == [1, 4, 7, 10]
+        assert sorted(record.detailed) == [1, 4, 7, 10]
 
 
 def test_another_seed(naive, folder):
@@ -112,21 +115,96 @@ def test_other_numbers_of_ranks(naive, folder):
     assert (found.what, found.update) == ('the examples in the batches of all ranks', 5)
 
 
-@pytest.mark.mpi(min_size=2)
-def test_replicas_that_differ(naive, folder):
+def replicas(comm, folder, plant=lambda number, model, optimizer: None, *, same=False,
+             averaged=True, details=1, activation=F.tanh):
+    """Train on all ranks; something happens before each update; return how the ranks differ."""
     np.random.seed(0)
-    model = L.Linear(3, 2)
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), naive).setup(model)
-    recording = run_record.record(optimizer, str(folder), 1)
-    for number in range(6):
-        if number == 4 and naive.rank == naive.size - 1:
-            model.b.array[1] += 1
-        optimizer.update(lambda: F.sum(model(np.ones((1, 3), 'f'))))
+    model = chainer.Sequential(L.Linear(3, 4), activation, L.Linear(4, 2))
+    optimizer = chainer.optimizers.SGD(.1)
+    if averaged:
+        optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, compare_settings=False)
+    optimizer.setup(model)
+    recording = run_record.record(optimizer, str(folder), details)
+    draw = np.random.RandomState(0 if same else comm.rank)
+    for number in range(7):
+        if comm.rank == comm.size - 1:
+            plant(number, model, optimizer)
+        optimizer.update(lambda x: F.sum(model(x) ** 2), draw.randn(5, 3).astype('f'))
+    recording.close()
+    comm.mpi_comm.Barrier()
+    return differences.of_ranks(RecordedRun(folder))
+
+
+def change_bias(number, model, optimizer):
+    if number == 4:
+        model[2].b.array[1] += 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_replicas(naive, folder):
+    """An update in which a replica changes has a place in the program, if there is one."""
+    found, = replicas(naive, folder / 'before', change_bias)
+    assert (found.update, found.rank) == (4, f'rank0 and rank{naive.size - 1}')
+    assert found.what == 'the parameters before the update'
+    assert found.notes[0].startswith('the parameter /1/b before the update (of LinearFunction, '
+                                     'called at test_equal_runs.py:')
+    assert not any('the output of' in note for note in found.notes)  # the batches differ
+
+    def double(number, model, optimizer):
+        if number == 4:
+            mean = optimizer._averaging.mean
+
+            def changed(*args):
+                result = mean(*args)
+                model[0].W.grad *= 2
+                return result
+            optimizer._averaging.mean = changed
+
+    found, = replicas(naive, folder / 'mean', double)
+    assert (found.update, found.what) == (4, 'the mean gradients')
+    assert found.notes[0].startswith('the mean gradient of /0/W (of LinearFunction')
+
+    def rate(number, model, optimizer):
+        if number == 4:
+            optimizer.lr *= 2
+
+    found, = replicas(naive, folder / 'after', rate)
+    assert (found.update, found.what) == (4, 'the parameters after the update')
+    assert found.notes[0] == 'the hyperparameter lr: 0.1 | 0.2'
+
+
+@pytest.mark.mpi(min_size=2)
+def test_replicas_without_details(naive, folder):
+    found, = replicas(naive, folder / 'later', change_bias, details=5)
+    assert found.notes[0].startswith('The mean gradients are the same')
+    assert 'is 6. There, it is the parameter /1/b before the update' in found.notes[1]
+    found, = replicas(naive, folder / 'none', change_bias, details=100)
+    assert 'record again with digests of all of them in update 4' in found.notes[1]
+    assert (naive.size < 3) == (len(found.notes) < 3)
+
+
+def test_functions_of_replicas(naive, folder):
+    """A function is named if the ranks have the same batch, and gradients are not averaged."""
+    odd = naive.size > 1 and naive.rank == naive.size - 1
+    found = replicas(naive, folder / 'a', same=True, averaged=False,
+                     activation=lambda x: F.tanh(x * (2 if odd else 1)))
+    assert len(found) == (naive.size > 1)
+    if found:
+        assert found[0].update == 1
+        assert found[0].notes[0].startswith('rank0 calls _ * 1 at test_equal_runs.py:')
+    assert replicas(naive, folder / 'b') == replicas(naive, folder / 'c', same=True) == []
+
+
+@pytest.mark.mpi(min_size=2)
+def test_models_that_are_no_replicas(naive, folder):
+    optimizer = chainer.optimizers.SGD().setup(L.Linear(3, 2 + naive.rank))
+    recording = run_record.record(optimizer, str(folder))
+    optimizer.update(lambda: F.sum(optimizer.target.W))
     recording.close()
     naive.mpi_comm.Barrier()
     found, = differences.of_ranks(RecordedRun(folder))
-    assert (found.update, found.rank) == (4, f'rank0 and rank{naive.size - 1}')
-    assert found.notes[0].startswith('the parameter /b before the update')
+    assert found.what == 'the models'
+    assert found.notes[0].startswith('2 of 2 parameters differ, such as /W: (2, 3) float32 | (3, 3')
 
 
 def test_two_optimizers(naive, folder):
@@ -177,6 +255,84 @@ def test_a_killed_run(tmp_path):
     record = RecordedRun(tmp_path).ranks['rank0']
     assert len(record) == 7
     assert record.row(6)['update'] == '7'
+    model = L.Linear(3, 2)
+    optimizer = chainer.optimizers.SGD().setup(model)
+    recording = run_record.record(optimizer, str(tmp_path), number=lambda: 7)
+    optimizer.update(lambda: F.sum(model.W))
+    recording.close()
+    record = RecordedRun(tmp_path).ranks['rank0']
+    assert [int(line.split()[0]) for line in record.lines] == [*range(1, 8)]
+
+
+def one_update(optimizer):
+    optimizer.update(lambda: F.sum(optimizer.target.W))
+
+
+def test_a_record_that_cannot_be_written(naive, folder):
+    """The rank warns; all ranks continue."""
+    odd = naive.rank == naive.size - 1
+    if naive.rank == 0:
+        (folder / 'file').touch()
+    naive.mpi_comm.Barrier()
+    for where in ('file/record', 'full'):
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(), naive).setup(L.Linear(3, 2))
+        recording = run_record.record(optimizer, str(folder / (where if odd else 'record')))
+        if where == 'full':
+            one_update(optimizer)
+        with contextlib.ExitStack() as stack:
+            if odd:
+                reason = 'Not a directory' if where != 'full' else 'No space left'
+                stack.enter_context(pytest.warns(
+                    RuntimeWarning, match=f'the record of this run ends here .*{reason}'))
+            if odd and where == 'full':
+                os.dup2(os.open('/dev/full', os.O_WRONLY), recording._file)
+            one_update(optimizer)
+        for _ in range(3):
+            one_update(optimizer)
+        recording.close()
+        assert optimizer.t == (3 if where != 'full' else 4)
+    naive.mpi_comm.Barrier()
+    assert len(RecordedRun(folder / 'full').ranks[f'rank{naive.size - 1}']) == 0
+
+
+@pytest.mark.mpi_skip
+def test_a_fork_writes_nothing(tmp_path):
+    optimizer = chainer.optimizers.SGD().setup(L.Linear(3, 2))
+    recording = run_record.record(optimizer, str(tmp_path))
+    for number in range(2):  # before the first update, and after it
+        process = multiprocessing.get_context('fork').Process(target=one_update, args=[optimizer])
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        assert bool(number) == (tmp_path / 'rank0.txt').exists()
+        one_update(optimizer)
+        assert len(RecordedRun(tmp_path).ranks['rank0']) == number + 1
+    recording.close()
+
+
+def test_a_wrong_number_of_details(naive, monkeypatch, folder):
+    """It is an error on all ranks, also if one rank has it."""
+    monkeypatch.setenv('CHAINERMN_RECORD', str(folder))
+    monkeypatch.setenv('CHAINERMN_RECORD_DETAILS', '0' if naive.rank == naive.size - 1 else '1')
+    with pytest.raises(ValueError, match='CHAINERMN_RECORD_DETAILS must be a number of updates'):
+        chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), naive)
+        naive.barrier()
+
+
+@pytest.mark.mpi_skip
+def test_a_record_of_another_version(tmp_path, monkeypatch):
+    """Columns that a version does not have are unknown."""
+    comm = chainermn.create_communicator('naive')
+    loop(comm, tmp_path / 'a', 6)
+    columns = ('later', *(name for name in run_record.COLUMNS if name != 'python'))
+    monkeypatch.setattr(run_record, 'COLUMNS', columns)
+    states = run_record.random_states
+    monkeypatch.setattr(run_record, 'random_states', lambda: {'numpy': states()['numpy']})
+    loop(comm, tmp_path / 'b', 6)
+    a, b = (RecordedRun(tmp_path / name) for name in 'ab')
+    assert b.ranks['rank0'].row(0)['python'] == '-'
+    assert differences.between(a, b) == []
 
 
 @pytest.mark.mpi_skip
@@ -200,7 +356,7 @@ def test_settings_have_no_secrets(tmp_path, monkeypatch):
     assert settings['OMP_NUM_THREADS'] == '1'
     assert settings['version of numpy'] == np.__version__
     assert settings['hyperparameter lr'] == .1
-    assert settings['model']['/0/W'][:3] == [10, 4, 'float32']
+    assert settings['model']['/0/W'][:2] == [[10, 4], 'float32']
 
 
 @pytest.mark.mpi_skip
