@@ -46,8 +46,8 @@ _ROUNDING = 1e-4
 _JUMP = 100
 _NEAR = 50  # updates in which a batch is looked for
 #: Relative rounding errors of dtypes and of compression.
-_PRECISIONS = {'float16': 2**-10, 'mixed16': 2**-10, 'Fp16': 2**-10, 'bfloat16': 2**-7,
-               'Bf16': 2**-7}
+_PRECISIONS = {'bfloat16': 2**-7, 'Bf16': 2**-7, 'float16': 2**-10, 'mixed16': 2**-10,
+               'Fp16': 2**-10, 'float32': 2**-23}
 
 
 class Difference(NamedTuple):
@@ -85,12 +85,10 @@ def settings(a: RecordedRank, b: RecordedRank) -> dict[str, tuple[Any, Any]]:
 
 def _rounding(a: RecordedRank, b: RecordedRank) -> tuple[float, str]:
     """Return the largest relative difference that is rounding, and in which precision, if two."""
-    found = _ROUNDING, ''
-    for name, values in settings(a, b).items():
-        if 'dtype' in name or name == 'compression':
-            for value in ', '.join(map(str, values)).split(', '):
-                found = max(found, (10 * _PRECISIONS.get(value, 0.), value))
-    return found
+    values = ', '.join(f'{one}, {two}' for name, (one, two) in settings(a, b).items()
+                       if 'dtype' in name or name == 'compression').split(', ')
+    precision = next((name for name in _PRECISIONS if name in values), '')
+    return max(_ROUNDING, 10 * _PRECISIONS.get(precision, 0.)), precision
 
 
 def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
@@ -241,7 +239,8 @@ def _beyond_rounding(name: str, a: RecordedRank, b: RecordedRank, begin: int) ->
                 for record in (a, b))
     batch = _first_index(one[0], two[0])
     values = np.array([_relative(x, y) for x, y in zip(one[1:], two[1:], strict=True)])
-    before = np.maximum.accumulate(np.append(_rounding(a, b)[0] / _JUMP, values.max(axis=0)))
+    least = 10 * _rounding(a, b)[0]  # as gradients of ReLUs jump
+    before = np.maximum.accumulate(np.append(least / _JUMP, values.max(axis=0)))
     is_beyond = values > before[:-1] * _JUMP
     index = int(is_beyond.any(axis=0).argmax())
     if batch is not None and (batch <= index or not is_beyond.any()):
@@ -303,7 +302,8 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
         notes.append(f'Rounding to {precision} explains differences of up to {limit:.0e}.')
     elif found.column in _RESULTS:
         places = [*_places(one.details(number), two.details(number), limit=precision and limit)][:3]
-        notes += places or [_HINTS[found.column], _advice(number)]
+        is_first = not any(_differ(row, other, each) for each in [*_CAUSES][:found.cause])
+        notes += places or [_HINTS[found.column]] * is_first + [_advice(number)]
         what = _before(places) or what
     ranks = [name for name in a.replicas(found.rank) if name in b.ranks
              and found.position < min(len(a.ranks[name]), len(b.ranks[name])) and _differ(
@@ -363,8 +363,9 @@ def _places(a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence[str] = '
     if not a or not b:
         return
     yield from _parameters(a, b, ['before'], limit)
-    functions = zip(a.get('functions', []), b.get('functions', []), strict=False)
-    for one, two in functions if is_same_batch else ():
+    functions = ([each for each in details.get('functions', []) if not limit or each[0] != 'Cast']
+                 for details in (a, b))
+    for one, two in zip(*functions, strict=False) if is_same_batch else ():
         if one[0] != two[0]:
             yield (f'{names[0]} calls {one[0]} at {one[1]}, where {names[1]} calls {two[0]} at '
                    f'{two[1]}')

@@ -545,6 +545,7 @@ def settings_of(optimizer: Optimizer, rank: int = 0, size: int = 1) -> dict[str,
         **_versions(), **_software(), **_script(rank),
         **{name: value for name, value in sorted(os.environ.items())
            if _VARIABLES.match(name)},
+        'device': str(getattr(actual.target, 'device', '')).partition(':')[0],
         'optimizer': getattr(actual, 'optimizer_name', type(actual).__name__),
         'hooks': [f'{name}: {type(hook).__name__} {_plain(vars(hook))}'
                   if hasattr(hook, '__dict__') else name for name, hook in _hooks(actual)],

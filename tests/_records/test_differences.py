@@ -1,5 +1,6 @@
 """Planted causes: ``chainermn compare`` names the first difference between two runs."""
 
+import contextlib
 import dataclasses
 import random
 
@@ -28,7 +29,7 @@ class Program:
     def __init__(self, comm):
         self.comm, self.rank = comm, comm.rank
         self.last = comm.size - 1  # the rank on which some causes are
-        self.options, self.size, self.dtype = {}, SIZE, 'f'
+        self.options, self.size, self.config = {}, SIZE, {'dtype': np.dtype('f')}
         self.details, self.updates, self.noise = 1, UPDATES, .1
 
     def is_last(self):
@@ -70,12 +71,18 @@ class Program:
         return x + np.float32(random.gauss(0, self.noise))
 
     def loss(self, x, t):
-        return F.softmax_cross_entropy(self.net(x), t)
+        return F.softmax_cross_entropy(self.net(F.cast(x, chainer.get_dtype())), t)
 
     def before(self, optimizer, number):
         """Do something between two updates."""
 
     def run(self, folder):
+        with contextlib.ExitStack() as stack:
+            for name, value in self.config.items():
+                stack.enter_context(chainer.using_config(name, value))
+            return self.recorded(folder)
+
+    def recorded(self, folder):
         self.seed()
         x, t = self.data()
         self.net = self.model()
@@ -161,6 +168,10 @@ def hooked(hook):
     return replaced(configure=lambda p, old, optimizer: optimizer.add_hook(hook(), 'added'))
 
 
+def in_dtype(dtype):
+    return attributes(config={'dtype': dtype if dtype is chainer.mixed16 else np.dtype(dtype)})
+
+
 def freeze(p, optimizer):
     p.net[0].W.update_rule.enabled = False
 
@@ -182,6 +193,7 @@ BATCH, LOSS, BEFORE = 'the batch', 'the loss', 'the parameters before the update
 NUMPY, PYTHON = 'random numbers of numpy.random', 'random numbers of the module random'
 PARAMETERS, MEAN = 'the parameters after', 'the mean gradients'
 OWN = 'gradients'  # of the rank; one rank alone has no others
+ROUNDED = '16 explains differences of up to 1e-02.'
 ROUNDING = 'rounding'  # of the loss or the gradients, maybe on one rank only
 INITIAL = 'the initial parameters'
 SHIFTED = f'The batch of B is that of update {AT + 1} of '
@@ -262,6 +274,15 @@ CAUSES = {
         BEFORE, AT, at(AT, lambda p, o: p.is_last() and overwrite(p, o)), True,
         'the parameter /1/b before the update'),
     'accumulation': Cause(PARAMETERS, 1, attributes(options={'n_accumulations': 2})),
+    'another communicator': Cause('', 0, lambda p: setattr(
+        p, 'comm', chainermn.create_communicator('flat')), setting='communicator'),
+    'float16': Cause(ROUNDING, 1, in_dtype('e'), note=ROUNDED, setting='dtypes of the parameters'),
+    'mixed precision': Cause(ROUNDING, 1, in_dtype(chainer.mixed16), note=ROUNDED),
+    'float64': Cause(ROUNDING, 1, in_dtype('d'), note='Rounding to float32 explains'),
+    'float16, and another activation': Cause(LOSS, 1, lambda p: (in_dtype('e')(p), replaced(
+        activation=lambda p, old, x: F.relu(x))(p)), note='A calls Tanh at test_differences.py:'),
+    'rounded gradients': Cause(ROUNDING, 1, attributes(options={'compression': 'bf16'}),
+                               note='Rounding to Bf16 explains', setting='compression'),
     'a setting of Chainer': Cause('', 0, replaced(loss=lambda p, old, x, t: with_setting(
         old, x, t)), setting=''),
 }
@@ -300,6 +321,8 @@ def found(folder, comm, change, noise=.1):
 def test_causes(naive, folder, name):
     cause = CAUSES[name]
     a, b, differing = found(folder, naive, cause.change, cause.noise)
+    assert not cause.setting or cause.setting in differences.settings(
+        a.ranks['rank0'], b.ranks['rank0'])
     if not cause.what:
         assert differing == []
         return
@@ -312,5 +335,3 @@ def test_causes(naive, folder, name):
         assert cause.update == 0 or len(differing[0].ranks) == (
             1 if cause.is_of_last else naive.size)
     assert any(cause.note in note for note in ['', *differing[0].notes])
-    assert not cause.setting or cause.setting in differences.settings(
-        a.ranks['rank0'], b.ranks['rank0'])
