@@ -11,6 +11,8 @@ from chainermn._records.read import RecordedRank, RecordedRun, Row
 
 #: Settings of one process, which explain no difference.
 _OF_A_PROCESS = {'format', 'columns', 'rank', 'host', 'first update', 'model', 'command', 'script'}
+#: Settings that only rank 0 records.
+_OF_RANK_0 = {'git commit', 'changed since the commit'}
 
 _RANDOM = {'numpy': 'the random numbers of numpy.random',
            'python': 'the random numbers of the module random',
@@ -75,9 +77,11 @@ class _Found(NamedTuple):
 
 def settings(a: RecordedRank, b: RecordedRank) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ, by name."""
-    names = dict.fromkeys([*a.settings, *b.settings])
-    found = {name: (a.settings.get(name), b.settings.get(name)) for name in names
-             if name not in _OF_A_PROCESS and a.settings.get(name) != b.settings.get(name)}
+    ignored = _OF_A_PROCESS if a.settings['rank'] == b.settings['rank'] else (
+        _OF_A_PROCESS | _OF_RANK_0)
+    found = {name: (a.settings.get(name), b.settings.get(name))
+             for name in dict.fromkeys([*a.settings, *b.settings])
+             if name not in ignored and a.settings.get(name) != b.settings.get(name)}
     one, two = (', '.join(sorted({each[1] for each in record.settings['model'].values()}))
                 for record in (a, b))
     return found if one == two else {'dtypes of the parameters': (one, two), **found}
@@ -309,6 +313,8 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
              and found.position < min(len(a.ranks[name]), len(b.ranks[name])) and _differ(
                  a.ranks[name].row(found.position), b.ranks[name].row(found.position),
                  found.column)]
+    if is_rounding and len(ranks) < a.size:
+        ranks = []  # the same bits are chance
     return Difference(number, found.rank, what, notes, is_rounding, ranks)
 
 

@@ -24,7 +24,12 @@ EXAMPLES = {
     'augmentation': ([], {}),
     'files': ([('update(model, images, labels)', 'update(model, images[::-1], labels[::-1])')], {}),
     'library': ([], {'CHAINER_USE_TORCH': 'never'}),
+    'drift': None,
 }
+#: What the script of a job does whose ranks drift apart.
+DRIFT = '''    if step == 100 and comm.rank == 1:
+        model.predictor[4].b.array += .01
+'''
 
 
 def run(folder: str, script: str, record: str, env: dict[str, str]) -> None:
@@ -40,17 +45,23 @@ def run(folder: str, script: str, record: str, env: dict[str, str]) -> None:
 def main() -> None:
     """Write the picture and the outputs."""
     script = re.search(r'<!-- file: train.py -->\n```python\n(.*?)```', PAGE.read_text(), re.S)[1]
-    for name, (changes, env) in EXAMPLES.items():
+    for name, example in EXAMPLES.items():
         first = script if name == 'augmentation' else script.replace(MISTAKE, 'RandomState(1)')
-        second = first
-        for old, new in changes:
-            assert old in second
-            second = second.replace(old, new)
         with tempfile.TemporaryDirectory() as folder:
-            run(folder, first, 'a', {})
-            run(folder, second, 'b', env)
-            text = subprocess.run([sys.executable, '-m', 'chainermn', 'compare', 'a', 'b'],
-                                  cwd=folder, capture_output=True, text=True, check=False).stdout
+            if example is None:
+                run(folder, first.replace('    optimizer.update', f'{DRIFT}    optimizer.update'),
+                    'a', {})
+            else:
+                changes, env = example
+                second = first
+                for old, new in changes:
+                    assert old in second
+                    second = second.replace(old, new)
+                run(folder, first, 'a', {})
+                run(folder, second, 'b', env)
+            text = subprocess.run(
+                [sys.executable, '-m', 'chainermn', 'compare', *(['a', 'b'] if example else 'a')],
+                cwd=folder, capture_output=True, text=True, check=False).stdout
             if name == 'library':
                 a, b = (RecordedRun(pathlib.Path(folder, each)) for each in 'ab')
                 figure = plot.draw(a, b)

@@ -196,6 +196,16 @@ def test_functions_of_replicas(naive, folder):
 
 
 @pytest.mark.mpi(min_size=2)
+def test_settings_of_ranks(naive, folder, monkeypatch):
+    monkeypatch.setattr(run_record, '_commit', lambda folder: {'git commit': '1234'})
+    monkeypatch.setenv('OMP_NUM_THREADS', str(1 + naive.rank))
+    replicas(naive, folder)
+    first, second, *_ = RecordedRun(folder).ranks.values()
+    assert first.settings['git commit'] == '1234'
+    assert differences.settings(first, second) == {'OMP_NUM_THREADS': ('1', '2')}
+
+
+@pytest.mark.mpi(min_size=2)
 def test_models_that_are_no_replicas(naive, folder):
     optimizer = chainer.optimizers.SGD().setup(L.Linear(3, 2 + naive.rank))
     recording = run_record.record(optimizer, str(folder))
