@@ -239,8 +239,7 @@ def _differ(a: Row, b: Row, column: str) -> bool:
 def _beyond_rounding(name: str, a: RecordedRank, b: RecordedRank, begin: int) -> _Found | None:
     """Return the first difference that is not the growth of rounding errors."""
     n = min(len(a), len(b))
-    one, two = ([each[:n - begin] for each in record.columns(['batch', *NUMBERS], begin)]
-                for record in (a, b))
+    one, two = (each.columns(['batch', *NUMBERS], begin, n) for each in (a, b))
     batch = _first_index(one[0], two[0])
     values = np.array([_relative(x, y) for x, y in zip(one[1:], two[1:], strict=True)])
     least = 10 * _rounding(a, b)[0]  # as gradients of ReLUs jump
@@ -337,7 +336,7 @@ def _batch(a: RecordedRun, b: RecordedRun, found: _Found) -> list[str]:
     row, other = (run.ranks[found.rank].row(index) for run in (a, b))
     if row['examples'] == other['examples']:
         return ['It has the same examples in another order.']
-    if _examples(a, index, found.rank) == _examples(b, index, found.rank):
+    if _examples(a, found.rank, index, index + 1) == _examples(b, found.rank, index, index + 1):
         return ['All ranks together have the same examples, distributed in another way.']
     notes = []
     for text, run, digest, where in (('B', b, row['batch'], 'A'), ('A', a, other['batch'], 'B')):
@@ -348,11 +347,13 @@ def _batch(a: RecordedRun, b: RecordedRun, found: _Found) -> list[str]:
     return notes
 
 
-def _examples(run: RecordedRun, index: int, name: str) -> int:
-    """Return a digest of the examples of all ranks in an update, in any order."""
-    digests = [record.row(index)['examples'] for record in run.replicas(name).values()
-               if index < len(record)]
-    return sum(int(each, 16) for each in digests if each != '-') & 0xffffff
+def _examples(run: RecordedRun, name: str, begin: int, end: int) -> np.ndarray:
+    """Return digests of the examples of all ranks in some updates, in any order."""
+    total = np.zeros(end - begin, int)
+    for record in run.replicas(name).values():
+        column, = record.columns(['examples'], begin, end)
+        total[:len(column)] += [0 if each == '-' else int(each, 16) for each in column]
+    return total & 0xffffff
 
 
 def _places(a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence[str] = 'AB',
@@ -425,15 +426,20 @@ def _norms(a: list[Any] | None, b: list[Any] | None) -> str:
 
 def _of_other_sizes(a: RecordedRun, b: RecordedRun, name: str) -> Iterator[Difference]:
     """Yield the first difference of runs with other numbers of ranks: of all ranks together."""
-    one, two = a.ranks[name], b.ranks[name]
-    for index in range(min(len(one), len(two))):
-        row, other = one.row(index), two.row(index)
-        number = int(row['update'])
-        if _examples(a, index, name) != _examples(b, index, name):
-            yield Difference(number, 'all ranks', 'the examples in the batches of all ranks', [])
-            return
-        for key, column in (('norm of gradients', 'mean'), ('norm of parameters', 'parameters')):
-            value = relative(row[key], other[key])
-            if value is not None and value > _ROUNDING:
-                yield Difference(number, name, _CAUSES[column], [f'{key}: {value:.1e} relative'])
-                return
+    records = a.ranks[name], b.ranks[name]
+    n = min(map(len, records))
+    keys = NUMBERS[1:]
+    one, two = (each.columns(['update', *keys], 0, n) for each in records)
+    is_other = [_examples(a, name, 0, n) != _examples(b, name, 0, n)]
+    values = [_relative(x, y) for x, y in zip(one[1:], two[1:], strict=True)]
+    is_other += [each > _ROUNDING for each in values]
+    updates, kinds = np.nonzero(np.transpose(is_other))
+    if not len(updates):
+        return
+    number, kind = int(one[0][updates[0]]), int(kinds[0])
+    if kind == 0:
+        yield Difference(number, 'all ranks', 'the examples in the batches of all ranks', [])
+    else:
+        value = values[kind - 1][updates[0]]
+        yield Difference(number, name, _CAUSES[('mean', 'parameters')[kind - 1]],
+                         [f'{keys[kind - 1]}: {value:.1e} relative'])

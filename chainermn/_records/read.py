@@ -65,9 +65,10 @@ class RecordedRank:
         row['copied'] = str(_COPIED.strip() == row['mean'])  # whether it is no step
         return row
 
-    def columns(self, names: Iterable[str], begin: int = 0) -> list[list[str]]:
-        """Return columns of all updates from an index on."""
-        fields = ' '.join(self.lines[begin:]).split(' ')
+    def columns(self, names: Iterable[str], begin: int = 0, end: int | None = None
+                ) -> list[list[str]]:
+        """Return columns of the updates between two indices."""
+        fields = ' '.join(self.lines[begin:end]).split(' ')
         return [fields[COLUMNS.index(name)::len(COLUMNS)] for name in names]
 
     @functools.cached_property

@@ -83,11 +83,11 @@ def test_another_seed(naive, folder):
     assert found.what == 'the initial parameters'
 
 
-def loop(comm, folder, whole, change=lambda number, x: x):
+def loop(comm, folder, whole, change=lambda number, x: x, rate=.1):
     """Train with the same global batches on any number of ranks."""
     np.random.seed(0)
     model = chainer.Sequential(L.Linear(4, 10), F.tanh, L.Linear(10, 3))
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(.1), comm)
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(rate), comm)
     optimizer.setup(model)
     recording = run_record.record(optimizer, str(folder), 4)
     draw, share = np.random.RandomState(0), len(range(whole)) // comm.size
@@ -107,12 +107,16 @@ def test_other_numbers_of_ranks(naive, folder):
     loop(alone, folder / f'one{naive.rank}', 6 * naive.size)
     loop(alone, folder / f'other{naive.rank}', 6 * naive.size,
          lambda number, x: x + (number == 5))
-    a, b, c = (RecordedRun(folder / name) for name in (
-        'all', f'one{naive.rank}', f'other{naive.rank}'))
+    loop(alone, folder / f'rate{naive.rank}', 6 * naive.size, rate=.2)
+    a, b, c, d = (RecordedRun(folder / name) for name in (
+        'all', f'one{naive.rank}', f'other{naive.rank}', f'rate{naive.rank}'))
     assert (a.size, b.size) == (naive.size, 1)
     assert differences.between(a, b) == differences.between(b, a) == []
     found, = differences.between(a, c)
     assert (found.what, found.update) == ('the examples in the batches of all ranks', 5)
+    found, = differences.between(a, d)
+    assert (found.what, found.update) == ('the parameters after the update', 1)
+    assert found.notes[0].startswith('norm of parameters: ')
 
 
 def replicas(comm, folder, plant=lambda number, model, optimizer: None, *, same=False,
