@@ -180,6 +180,11 @@ def follow(optimizer: Counted) -> None:
     runtime.get(_Watched).optimizers.add(optimizer)
 
 
+def optimizers() -> list[Any]:
+    """Return the optimizers that :func:`follow` has counted, as far as they exist."""
+    return [*runtime.get(_Watched).optimizers]
+
+
 def updates() -> int | None:
     """Return the number of updates so far, including those before a resume.
 

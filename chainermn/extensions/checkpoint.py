@@ -16,6 +16,7 @@ import numpy as np
 from chainermn._operations.arguments import is_integer
 from chainermn._operations.on_all_ranks import check_equal, raise_on_all_ranks, raise_together
 from chainermn._process import event, runtime
+from chainermn._types import Object
 from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
@@ -30,6 +31,7 @@ from chainermn.extensions._checkpointing.removal import (
 from chainermn.extensions._checkpointing.save_names import SaveNames
 from chainermn.extensions._checkpointing.saver import Save, Saver
 from chainermn.extensions._checkpointing.selection import select
+from chainermn.extensions._replica_check import ReplicaCheck
 
 
 class _OptimizerProxy(Protocol):
@@ -42,7 +44,8 @@ class _OptimizerProxy(Protocol):
 
 def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interval: int = 5,
                                    gc_interval: int = 5, path: str | None = None, *,
-                                   allow_pickle: bool = False, allow_other_classes: bool = False
+                                   allow_pickle: bool = False, allow_other_classes: bool = False,
+                                   allow_different_models: bool = False
                                    ) -> MultiNodeCheckpointer:
     """Make an extension that saves each rank, so that an interrupted job can resume.
 
@@ -76,6 +79,11 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
         allow_other_classes: Whether to load a checkpoint whose models, optimizers, update rules or
             iterators have other classes.  States with the same names are loaded, even if their
             meanings differ.
+        allow_different_models: Whether the ranks may train different models.  Otherwise, rank 0
+            warns once if the parameters that an optimizer of the checkpoint has trained differ
+            between ranks, as without :func:`chainermn.create_multi_node_optimizer`.  Models with
+            different layers are not compared, nor models of programs that call operations
+            themselves between checkpoints, as in model parallelism.
 
     Returns:
         The extension.
@@ -122,8 +130,9 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     with raise_on_all_ranks(comm, 'create_multi_node_checkpointer'):
         if path is not None:
             _check_writable(path)
+    check = ReplicaCheck(comm, 'create_multi_node_checkpointer', not allow_different_models)
     return MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, allow_pickle,
-                                  allow_other_classes)
+                                 allow_other_classes, check)
 
 
 def _check_writable(folder: str) -> None:
@@ -137,6 +146,19 @@ def _check_writable(folder: str) -> None:
         reason = f'cannot write to {folder!r}'
     raise OSError(f'checkpoints cannot be saved: {reason}. Pass another folder, or change its '
                   'permissions. To load from a folder that is not writable, pass it to maybe_load.')
+
+
+def _trained_models(parts: SavedParts) -> dict[str, Object]:
+    """Return the models that optimizers of an object have trained.
+
+    Their names are those in the trainer or dictionary.
+    """
+    trained = {id(link) for part in parts.all.values()
+               if hasattr(part, 'update') and getattr(part, 't', 0)
+               and isinstance(getattr(part, 'target', None), chainer.Link)
+               for link in part.target.links()}
+    return {prefix.removeprefix('updater/model:').rstrip('/'): model
+            for prefix, model in parts.models.items() if id(model) in trained}
 
 
 class _Checkpointers(runtime.ProcessState):
@@ -175,7 +197,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
     priority: int = -1000  # saves the changes of all others, also of snapshots and their triggers
 
     def __init__(self, name: str, comm: CommunicatorBase, cp_interval: int, gc_interval: int,
-                 path: str | None, allow_pickle: bool, allow_other_classes: bool) -> None:
+                 path: str | None, allow_pickle: bool, allow_other_classes: bool,
+                 replica_check: ReplicaCheck) -> None:
         self.name = name
         self.cp_interval = cp_interval
         self.gc_interval = gc_interval
@@ -186,6 +209,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         self._set_path(path, None)
         self.allow_pickle = allow_pickle
         self.allow_other_classes = allow_other_classes
+        self._replica_check = replica_check
         self.stats = _CheckpointStats()
         self._saver = Saver(comm, f'checkpoint {name!r}', range(comm.size), self._find_obsolete)
         self._target: Callable[[], object] = lambda: None  # the last saved object, if it exists
@@ -247,8 +271,10 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             if not is_integer(iteration):
                 raise TypeError(f'iteration must be an integer, not {iteration!r}')
             self._check_target(target)
-            copy = state.CopiedState.of(SavedParts(target), self.allow_pickle)
-        self._saver.complete(iteration)
+            parts = SavedParts(target)
+            copy = state.CopiedState.of(parts, self.allow_pickle)
+            digests = self._replica_check.digests(_trained_models(parts))
+        self._replica_check.compare(self._saver.complete(iteration, digests))
         self._saver.start(Save(
             iteration, names.path(iteration, self._rank), copy, names=names,
             on_written=lambda: self.stats.durations.append(time.perf_counter() - start)))

@@ -14,6 +14,7 @@ from chainermn.communicators._recognize import as_communicator, overrides
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._generic_multi_node_evaluator import GenericMultiNodeEvaluator
 from chainermn.extensions._observation import Value, to_host
+from chainermn.extensions._replica_check import Digests, ReplicaCheck
 from chainermn.optimizers._delegate import Delegate
 
 __all__ = ['GenericMultiNodeEvaluator', 'create_multi_node_evaluator']
@@ -28,7 +29,8 @@ class _Evaluator(Protocol):
 _E = TypeVar('_E', bound=_Evaluator)
 
 
-def create_multi_node_evaluator(actual_evaluator: _E, communicator: CommunicatorBase) -> _E:
+def create_multi_node_evaluator(actual_evaluator: _E, communicator: CommunicatorBase, *,
+                                allow_different_models: bool = False) -> _E:
     r"""Make an evaluator return means over all ranks.
 
     The evaluator is changed in place: its ``evaluate`` becomes collective (every rank calls it) and
@@ -51,6 +53,11 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
         actual_evaluator: Evaluator, such as :class:`chainer.training.extensions.Evaluator`, or any
             object whose ``evaluate()`` returns a dict of numbers or arrays.
         communicator: ChainerMN communicator.
+        allow_different_models: Whether the ranks may evaluate different models. Otherwise, rank 0
+            warns once if the parameters of the evaluator's targets differ between ranks, as without
+            :func:`chainermn.create_multi_node_optimizer`. Models with different layers are not
+            compared, nor models of programs that call operations themselves between evaluations,
+            as in model parallelism.
 
     Returns:
         ``actual_evaluator``. Its attribute ``_mn_original_evaluate`` is the former ``evaluate``,
@@ -76,15 +83,22 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
             f'{type(actual_evaluator).__name__}. Its method evaluate() returns a dict of '
             'numbers.'))
 
+    check = ReplicaCheck(
+        communicator, 'create_multi_node_evaluator', not allow_different_models)
+
     def evaluate() -> dict[str, Value]:
         counts: list[int] = []
         with raise_together(communicator, 'evaluate'), \
                 _counted_iterators(actual_evaluator, counts):
             observation = _checked(original_evaluate())
+            digests = check.digests(getattr(actual_evaluator, '_targets', {}))
+        is_reduced = overrides(communicator, 'allreduce_obj')
+        sent: dict[str, Value] = {key: 0. for key in observation} if is_reduced else observation
         with communicator.called_by('create_multi_node_evaluator'):
-            if overrides(communicator, 'allreduce_obj'):
-                return _reduced(communicator, sum(counts), observation)
-            by_rank = communicator.allgather_obj((sum(counts), observation))
+            by_rank = communicator.allgather_obj((sum(counts), sent, digests))
+            check.compare([each for _, _, each in by_rank])
+            if is_reduced:
+                return _reduced(communicator, by_rank, observation)
         return _weighted_means(by_rank)
 
     evaluator: Any = actual_evaluator
@@ -153,7 +167,7 @@ def _counted_iterators(evaluator: Any, counts: list[int]) -> Iterator[None]:
         evaluator._iterators = iterators
 
 
-def _weighted_means(by_rank: list[tuple[int, dict[str, Value]]]) -> dict[str, Value]:
+def _weighted_means(by_rank: Sequence[tuple[int, dict[str, Value], Digests]]) -> dict[str, Value]:
     """Return the mean of each key over the ranks, weighted by their numbers of examples."""
     weights = _weights(by_rank)
     # A rank with an empty shard may report NaN, and 0 times NaN would be NaN.
@@ -161,20 +175,21 @@ def _weighted_means(by_rank: list[tuple[int, dict[str, Value]]]) -> dict[str, Va
             for key in weights}
 
 
-def _reduced(comm: CommunicatorBase, n_examples: int, observation: dict[str, Value]
-             ) -> dict[str, Value]:
+def _reduced(comm: CommunicatorBase, by_rank: Sequence[tuple[int, Collection[str], Digests]],
+             observation: dict[str, Value]) -> dict[str, Value]:
     """Return the same means, from one ``allreduce_obj`` for each key like ChainerMN 7."""
-    weights = _weights(comm.allgather_obj((n_examples, [*observation])))
+    weights = _weights(by_rank)
     return {key: comm.allreduce_obj(
         observation[key] * weights[key][comm.rank] if comm.rank in weights[key] else 0.)
             for key in weights}
 
 
-def _weights(by_rank: Sequence[tuple[int, Collection[str]]]) -> dict[str, dict[int, float]]:
+def _weights(by_rank: Sequence[tuple[int, Collection[str], Digests]]
+             ) -> dict[str, dict[int, float]]:
     """Return the weight of each rank that counts, for each key, in the order of the keys."""
     weights = {}
-    for key in sorted({key for _, keys in by_rank for key in keys}, key=str):
-        counts = {rank: n for rank, (n, keys) in enumerate(by_rank) if key in keys}
+    for key in sorted({key for _, keys, _ in by_rank for key in keys}, key=str):
+        counts = {rank: n for rank, (n, keys, _) in enumerate(by_rank) if key in keys}
         if not any(counts.values()):  # no iterator was used, or all shards are empty
             counts = dict.fromkeys(counts, 1)
         total = sum(counts.values())

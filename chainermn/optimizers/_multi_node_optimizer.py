@@ -17,7 +17,6 @@ import chainer
 
 from chainermn._gradients import loss_scale
 from chainermn._operations.call_signature import NO_UPDATE, Update
-from chainermn._timeline import activities
 from chainermn._types import Model, Object, Optimizer, Serializer, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation, loaded
@@ -121,7 +120,6 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._progress = UpdateProgress()
         self._checks = ModelChecks(communicator)
         self._watch = watch(actual_optimizer, communicator)
-        activities.follow(self)
         self._answer_requests = (communicator._chainermn_channel.answer_requests
                                  if communicator.size == 1 else None)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import chainer
 
+from chainermn._timeline import activities
 from chainermn._types import Optimizer, Parameter, Variable
 from chainermn.optimizers._delegate import Delegate
 
@@ -35,6 +36,10 @@ class OptimizerProxy(Delegate, wraps='actual_optimizer'):
     """
 
     actual_optimizer: Optimizer
+
+    def __init__(self, actual_optimizer: Optimizer) -> None:
+        super().__init__(actual_optimizer)
+        activities.follow(self)
 
 
 def compute_gradients(optimizer: Optimizer, loss: Variable) -> None:

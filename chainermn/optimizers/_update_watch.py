@@ -2,17 +2,15 @@
 from __future__ import annotations
 
 import functools
-import os
-import sys
 import warnings
 from collections.abc import Callable
 
 from chainer.optimizer import GradientMethod
 
+from chainermn._diagnostics import call_site
 from chainermn._types import Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ATTRIBUTE = '_chainermn_watch'  # of the actual optimizer
 _SEVERAL = 3  # steps
 
@@ -47,10 +45,7 @@ class UpdateWatch:
         self._n_alone = 0
         self._n_calls = n_calls
         self._n_seen = n_calls()
-        frame = sys._getframe()
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-            frame = frame.f_back
-        self._place = frame.f_code.co_filename, frame.f_lineno  # that creates the optimizer
+        self._place = call_site.of_program()  # that creates the optimizer
 
     def note_step(self, optimizer: Optimizer) -> None:
         """Count a step that the program makes with the optimizer, or with a copy.

@@ -20,6 +20,9 @@ from chainermn.extensions._checkpointing.job_lock import JobLock
 from chainermn.extensions._checkpointing.rank_file import Tag
 from chainermn.extensions._checkpointing.save_names import SaveNames
 from chainermn.extensions._checkpointing.state import CopiedState
+from chainermn.extensions._replica_check import Digests
+
+_NO_DIGESTS: Digests = {}
 
 
 @dataclass
@@ -44,6 +47,7 @@ class _SaveReport(NamedTuple):
     is_written: bool
     obsolete: list[int]  # only those of rank 0 count
     run: str
+    replicas: Digests
 
 
 class Saver:
@@ -87,11 +91,16 @@ class Saver:
         failure, self._failure, self._in_flight = self._failure, None, None
         return failure
 
-    def complete(self, next_iteration: int | None) -> None:
+    def complete(self, next_iteration: int | None, replicas: Digests = _NO_DIGESTS
+                 ) -> list[Digests]:
         """Wait until all ranks have written the save in flight.  Collective: every rank calls it.
 
         Args:
             next_iteration: Iteration of the next save; ``None`` at the end.
+            replicas: The digests of this rank's models.
+
+        Returns:
+            The digests of all ranks.
 
         Raises:
             OSError: On every rank, if any rank could not write the save in flight.
@@ -102,7 +111,7 @@ class Saver:
         save = self._in_flight
         reports = self._comm.allgather_obj(_SaveReport(
             next_iteration, self._failure, save is not None and save.is_written,
-            [] if save is None else save.obsolete, self._run))
+            [] if save is None else save.obsolete, self._run, replicas))
         # An error above leaves the save in flight.
         self._in_flight, self._failure = None, None
         self._run = reports[0].run
@@ -120,6 +129,7 @@ class Saver:
         if wrote and len(wrote) < len(self._writers):
             self._report_incomplete(save, wrote)
         self._set_obsolete(save, reports[0].obsolete)
+        return [report.replicas for report in reports]
 
     def start(self, save: Save) -> None:
         """Start a save in a thread.  The save before must be complete, or have failed."""
