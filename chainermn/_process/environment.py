@@ -14,6 +14,8 @@ DEADLOCKS = 'CHAINERMN_DEADLOCKS'
 HOST_LINKS = 'CHAINERMN_HOST_LINKS'
 #: Where each host serves or writes metrics.
 METRICS = 'CHAINERMN_METRICS'
+#: Whether ``import chainermn`` finds this package; ``chainer_compat`` reads it.
+OVERLAY = 'CHAINERMN_OVERLAY'
 #: Folder in which multi-node optimizers record their updates, for ``chainermn compare``.
 RECORD = 'CHAINERMN_RECORD'
 #: How many updates there are from one detailed update to the next.
@@ -29,6 +31,12 @@ STALL_WARNING = 'CHAINERMN_STALL_WARNING'
 TIMELINE = 'CHAINERMN_TIMELINE'
 TIMEOUT = 'CHAINERMN_TIMEOUT'
 
+KNOWN = frozenset({
+    CUDA_AWARE, DEBUG, DEBUG_EVERY, *FORCE_ABORT, DEADLOCKS, HOST_LINKS, METRICS, OVERLAY, RECORD,
+    RECORD_DETAILS, RUN_FOLDER, RUN_LINK, RUN_RANKS, STALL_WARNING, TIMELINE, TIMEOUT})
+_PREFIX, _OF_TESTS = 'CHAINERMN_', 'CHAINERMN_TEST_'
+_SIMILARITY = .7  # of names without the prefix: TIMOUT and TIMEOUT 0.92, TIME and TIMEOUT 0.73
+
 
 def text(name: str) -> str:
     """Return the value of a variable, ``''`` if it is not set."""
@@ -42,6 +50,27 @@ def flag(name: str, default: bool = False) -> bool:
     """
     value = text(name).strip().lower()
     return value not in ('0', 'false', 'no', 'off') if value else default
+
+
+def unknown() -> dict[str, str | None]:
+    """Return variables with the prefix of this package that have no effect.
+
+    Returns:
+        The nearest name of each, ``None`` if there is no similar one.
+    """
+    names = sorted(name for name in os.environ if name.startswith(_PREFIX)
+                   and name not in KNOWN and not name.startswith(_OF_TESTS))
+    if not names:
+        return {}
+    from difflib import get_close_matches  # takes a millisecond
+
+    known = sorted(name.removeprefix(_PREFIX) for name in KNOWN)
+    found = {}
+    for name in names:
+        nearest = get_close_matches(
+            name.removeprefix(_PREFIX).upper(), known, n=1, cutoff=_SIMILARITY)
+        found[name] = _PREFIX + nearest[0] if nearest else None
+    return found
 
 
 def set_mpi_defaults() -> None:

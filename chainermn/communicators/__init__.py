@@ -21,7 +21,7 @@ from chainermn._operations import common_error
 from chainermn._operations.call import entered
 from chainermn._operations.exceptions import CollectiveMismatchError
 from chainermn._operations.ranks import ranks_text
-from chainermn._process import cpu, lazy_names
+from chainermn._process import cpu, environment, lazy_names, runtime, streams
 from chainermn._process.mpi import MPI
 from chainermn._types import Object
 from chainermn.communicators import (  # noqa: F401  (they need no GPU)
@@ -138,6 +138,21 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
         return _create(CreationRecord(mpi_comm), communicator_name, mpi_comm, kwargs, failure)
 
 
+class _Environment(runtime.ProcessState):
+    def __init__(self) -> None:
+        self.is_checked = False
+
+
+def _warn_of_unknown_variables() -> None:
+    """Print a warning once if environment variables of ChainerMN have no effect."""
+    if runtime.get(_Environment).is_checked:
+        return
+    runtime.get(_Environment).is_checked = True
+    for name, nearest in environment.unknown().items():
+        streams.write(f'chainermn: warning: the environment variable {name} is unknown and has no '
+                      f'effect{f"; did you mean {nearest}?" if nearest else ""}\n')
+
+
 @entered('create_communicator')
 def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intracomm,
             options: _Options, failure: mismatch.RemoteError | None) -> CommunicatorBase:
@@ -193,6 +208,8 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         communicator = communicator_class(mpi_comm=mpi_comm)
     for item, value in config.items():
         communicator.set_config(item, value)
+    if MPI.COMM_WORLD.rank == 0:
+        _warn_of_unknown_variables()
     if mpi_comm.rank == 0:  # at the end: the warning may be an error, on this rank only
         _warn_of_different_kernels([each.has_torch for each in arguments])
     return communicator

@@ -1,9 +1,13 @@
 """Values of environment variables."""
 
 import os
+import pathlib
+import re
 
 import pytest
+from jobs import run_job
 
+import chainermn
 from chainermn._process import environment
 
 pytestmark = pytest.mark.mpi_skip
@@ -25,6 +29,49 @@ def test_unset_or_empty_is_the_default(monkeypatch, default):
     monkeypatch.setenv(environment.DEBUG, '')
     assert environment.flag(environment.DEBUG, default) == default
     assert environment.text(environment.DEBUG) == ''
+
+
+def variables(folder, *patterns):
+    """The names of variables in files."""
+    return {name for pattern in patterns for path in folder.rglob(pattern)
+            for name in re.findall(r'\bCHAINERMN_[A-Z_]+[A-Z]\b', path.read_text('utf-8'))}
+
+
+def test_all_variables_are_known():
+    package = pathlib.Path(chainermn.__file__).parent
+    assert variables(package, '*.py') <= environment.KNOWN
+    page = variables(pathlib.Path(__file__).parents[2] / 'docs/reference', 'environment.md')
+    internal = {environment.RUN_FOLDER, environment.RUN_LINK, environment.RUN_RANKS}
+    assert page - environment.KNOWN == set()
+    assert environment.KNOWN - page - internal == {'CHAINERMN_FORCE_ABORT_ON_EXCEPTION'}
+
+
+@pytest.mark.parametrize('name, nearest', [
+    ('TIMOUT', 'TIMEOUT'), ('TIME_OUT', 'TIMEOUT'), ('DEADLOCK', 'DEADLOCKS'),
+    ('METRIC', 'METRICS'), ('STALL_WARN', 'STALL_WARNING'), ('debug', 'DEBUG'),
+    ('RECORDS', 'RECORD'), ('ROOT', None), ('DATA', None), ('VERSION', None)])
+def test_the_nearest_name(monkeypatch, name, nearest):
+    monkeypatch.setattr(os, 'environ', {f'CHAINERMN_{name}': '1', 'CHAINER_TIMOUT': '1'})
+    assert environment.unknown() == {
+        f'CHAINERMN_{name}': nearest and f'CHAINERMN_{nearest}'}
+
+
+CREATE = '\n'.join(['import chainermn'] + 2 * ["chainermn.create_communicator('naive')"])
+
+
+def test_one_rank_warns_of_unknown_variables_once(tmp_path):
+    done = run_job(tmp_path, CREATE, CHAINERMN_TIMOUT='60', CHAINERMN_DATA='/data')
+    assert done.stdout == (
+        'chainermn: warning: the environment variable CHAINERMN_DATA is unknown and has no effect\n'
+        'chainermn: warning: the environment variable CHAINERMN_TIMOUT is unknown and has no '
+        'effect; did you mean CHAINERMN_TIMEOUT?\n')
+
+
+def test_nobody_warns_of_known_variables(tmp_path):
+    known = dict.fromkeys(environment.KNOWN - {
+        environment.OVERLAY, environment.RUN_FOLDER, environment.RUN_LINK, environment.METRICS,
+        environment.TIMELINE, environment.RECORD}, '1')
+    assert run_job(tmp_path, CREATE, **known).stdout == ''
 
 
 def test_defaults_of_mpi(monkeypatch):
