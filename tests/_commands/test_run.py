@@ -194,15 +194,13 @@ def test_the_job_ends_with_the_command(tmp_path, env, sent, args):
         assert process.stdout.readline() == 'all wait\n'
         assert len(left(tmp_path)) >= 4  # this command, mpiexec, and the ranks
         process.send_signal(sent)
-        _, err = process.communicate(timeout=seconds(30))
+        out, err = process.communicate(timeout=seconds(30))
     assert process.returncode == -sent
     if sent != signal.SIGKILL:
         assert left(tmp_path) == []
-        first, rows = table(err)
-        assert first == f'job terminated by {sent.name}'
-        assert rows[0][0] == '1' and rows[0][1].startswith('exit status ')
         killed = 'chainermn run: the job did not end within 1 seconds (--grace), and was killed\n'
-        assert err.count(killed) == bool(args)
+        assert (out, err) == (
+            '', killed * bool(args) + f'chainermn run: job terminated by {sent.name}\n')
     wait_until(lambda: left(tmp_path) == [])
     wait_until(lambda: list(pathlib.Path(env['TMPDIR']).iterdir()) == [])
 
@@ -242,11 +240,161 @@ def test_sigusr1_is_forwarded_and_a_second_interrupt_kills(tmp_path, env):
         while process.poll() is None:  # the first ones may belong to the same Ctrl-C
             process.send_signal(signal.SIGINT)
             time.sleep(.05)
-        first, rows = table(process.stderr.read())
+        assert process.stderr.read() == 'chainermn run: job terminated by SIGINT\n'
     assert process.returncode == -signal.SIGINT
-    assert first == 'job terminated by SIGINT'
-    assert rows[0] == ['1', 'exit status 137']
     wait_until(lambda: left(tmp_path) == [])
+
+
+def terminated(tmp_path, env, code, *options):
+    """Send SIGTERM to a job of two ranks that has printed a line; return its other output."""
+    write(tmp_path, code)
+    with subprocess.Popen([*COMMAND, '-n', '2', *options, 'script.py'], cwd=tmp_path, env=env,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        return process.communicate(timeout=seconds(30))
+
+
+SAVES = """
+    import signal, sys, time, chainermn
+    comm = chainermn.create_communicator('naive')
+    received = []
+    signal.signal(signal.SIGTERM, lambda *_: received.append(1))
+    print('began\\n' * (comm.rank == 0), end='', flush=True)
+    while not comm.allreduce_obj(len(received), 'max'):
+        time.sleep(.01)
+    if comm.rank == 0:
+        print('saving\\n\\n===\\n  saved', flush=True)
+"""
+
+
+@pytest.mark.usefixtures('default_signals')
+@pytest.mark.parametrize('options', [(), ('--label',)])
+def test_an_orderly_end_is_one_line(tmp_path, env, options):
+    """The output of the script is complete, and its status does not matter."""
+    out, err = terminated(tmp_path, env, SAVES + '    sys.exit(143)', *options)
+    label = '[0] ' if options else ''
+    assert out == f'{label}saving\n{label}\n{label}===\n{label}  saved\n'
+    assert err == 'chainermn run: job terminated by SIGTERM\n'
+
+
+@pytest.mark.usefixtures('default_signals')
+def test_a_failure_after_the_signal_is_reported(tmp_path, env):
+    _, err = terminated(tmp_path, env, SAVES + "    open('missing') if comm.rank == 1 else "
+                                               'comm.barrier()')
+    assert 'aborts the job: uncaught FileNotFoundError' in err and "open('missing')" in err
+    first, rows = table(err)
+    assert first == 'job terminated by SIGTERM' and rows[0] == ['1', 'terminated by SIGTERM']
+    assert 'FileNotFoundError' in ' '.join(rows[1])
+
+
+def test_a_rank_that_is_terminated_has_failed(tmp_path, env):
+    """The signal was not sent to the command."""
+    write(tmp_path, """
+        import os, signal, chainermn
+        comm = chainermn.create_communicator('naive')
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        comm.barrier()
+        """)
+    done = run(tmp_path, env, '-n', '2', '--max-restarts', '0', 'script.py')
+    assert 'failed: killed by SIGTERM' in done.stderr and 'Stack (most' in done.stderr
+    assert 'failed: killed by SIGTERM' in ' '.join(table(done.stderr)[1][1])
+
+
+@pytest.mark.usefixtures('default_signals')
+def test_a_stopped_terminal_does_not_delay_the_signal(tmp_path, env):
+    write(tmp_path, """
+        import chainermn
+        comm = chainermn.create_communicator('naive')
+        while True:
+            print('x' * 1000, flush=True)
+        """)
+    with subprocess.Popen([*COMMAND, '-n', '2', '--grace', '1', 'script.py'], cwd=tmp_path, env=env,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.read(1)
+        time.sleep(.5)  # nobody reads
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: left(tmp_path) == [])
+
+
+PRINTS = """
+    import os, subprocess, sys, time, chainermn
+    comm = chainermn.create_communicator('naive')
+    print('out', comm.rank)
+    print('err', comm.rank, file=sys.stderr)
+    for text in 'not complete', ' yet\\n', '50%\\r', '100%\\n':
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        time.sleep(.01)
+    subprocess.run(['echo', 'child'])
+    os.write(1, b'\\xff\\nno end')
+    comm.barrier()
+    if comm.rank == 1 and not os.path.exists('again'):
+        open('again', 'w').close()
+        sys.exit(3)
+    """
+
+#: What a rank prints.
+PRINTED = 'out {0}\nnot complete yet\n50%\r100%\nchild\n\udcff\nno end\n'
+
+
+def test_labels(tmp_path, env):
+    (tmp_path / 'again').touch()
+    write(tmp_path, PRINTS)
+    done = subprocess.run([*COMMAND, '-n', '3', '--label', 'script.py'], cwd=tmp_path, env=env,
+                          capture_output=True, timeout=seconds(50), check=True)
+    out, err = (text.decode(errors='surrogateescape') for text in (done.stdout, done.stderr))
+    for rank in range(3):
+        label = f'[{rank}] '
+        pieces = re.split('(?<=[\n\r])', out)
+        assert ''.join(each.removeprefix(label) for each in pieces if each.startswith(label)) == (
+            PRINTED.format(rank))
+    assert sorted(err.splitlines()) == [f'[{rank}] err {rank}' for rank in range(3)]
+
+
+def test_a_log_file_of_each_rank(tmp_path, env):
+    """It has the output of all attempts, which is also printed."""
+    write(tmp_path, PRINTS)
+    done = subprocess.run(
+        [*COMMAND, '-n', '2', '--log-dir', 'logs/new', '--startup', '0', 'script.py', '--log-dir'],
+        cwd=tmp_path, env=env, capture_output=True, timeout=seconds(50), check=True)
+    assert done.stdout.count(b'child') == 4 and b'] out' not in done.stdout
+    assert sorted(path.name for path in (tmp_path / 'logs/new').iterdir()) == [
+        'rank0.log', 'rank1.log']
+    for rank in range(2):
+        text = (tmp_path / f'logs/new/rank{rank}.log').read_bytes().decode(
+            errors='surrogateescape')
+        heads = re.findall(r'^--- attempt (\d), \d{4}-\d\d-\d\d [\d:]{8}, host (.+), process '
+                           r'\d+ ---$', text, re.M)
+        assert heads == [('1', HOST), ('2', HOST)]
+        for part in text.split('--- attempt')[1:]:
+            lines = re.sub('^chainermn: .*\n', '', part.partition('\n')[2], flags=re.M)
+            assert lines.count(f'err {rank}\n') == 1
+            assert lines.replace(f'err {rank}\n', '') == PRINTED.format(rank)
+        assert text.endswith('no end\n')
+    assert done.stderr.count(b'aborts the job: sys.exit with status 3') == 2  # and in the table
+    assert text.count('aborts the job: sys.exit with status 3') == 1  # of rank 1
+
+
+def test_a_program_waits_for_its_own_children_only(tmp_path, env):
+    write(tmp_path, """
+        import os
+        try:
+            print(os.wait())
+        except ChildProcessError:
+            print('none', os.listdir('/proc/self/fd'))
+        """)
+    plain = run(tmp_path, env, '-n', '1', 'script.py').stdout
+    done = run(tmp_path, env, '-n', '1', '--log-dir', 'logs', 'script.py')
+    assert plain.startswith('none') and done.stdout == plain
+
+
+def test_a_folder_of_logs_that_cannot_be_made(tmp_path, monkeypatch, usage_error):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, 'print("started")')
+    assert 'Not a directory' in usage_error('run', '-n', 1, '--log-dir', 'script.py/logs',
+                                            'script.py')
 
 
 def test_a_killed_supervisor(tmp_path, env):

@@ -84,13 +84,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='serve the number of attempts and restarts for Prometheus on PORT or '
                              'ADDRESS:PORT, or write them to FILE.prom; CHAINERMN_METRICS does '
                              'the same for the ranks')
+    parser.add_argument('--label', action='store_true',
+                        help='print the rank before each line of its output, as in "[2] text"')
+    parser.add_argument('--log-dir', metavar='FOLDER', type=os.path.abspath,
+                        help='also append the output of each rank to FOLDER/rank0.log, '
+                             'FOLDER/rank1.log, ...')
     parser.add_argument('--mpiexec-args', default='', metavar='ARGS',
                         help='additional options for mpiexec: --mpiexec-args="-hosts a,b"')
     parser.add_argument('-m', action='store_true', dest='is_module',
                         help='SCRIPT is a module name, as in "python -m"')
     parser.add_argument('script', metavar='SCRIPT', help='the script that every rank runs')
     parser.add_argument('args', metavar='ARGS', nargs=argparse.REMAINDER,
-                        help='arguments of the script')
+                        help='arguments of the script').required = False
 
 
 def _at_least(minimum: int) -> Callable[[str], int]:
@@ -133,6 +138,8 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         path, arguments = mpiexec.find(), shlex.split(options.mpiexec_args)
         slots = _slots(options)
         metrics = RunMetrics(options.metrics, options.script)
+        if options.log_dir is not None:
+            os.makedirs(options.log_dir, exist_ok=True)
     except (OSError, ValueError) as error:  # no mpiexec, an unbalanced quote, a wrong file
         parser.error(str(error))
     program = [sys.executable, *['-m'] * options.is_module, options.script, *options.args]
@@ -143,7 +150,9 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         result = job.run_on(slots) if slots else job.run()
     metrics.close()
     attempts = job.attempts
-    if len(attempts) != 1 or attempts[0].status or signals.ending is not None:
+    if signals.ending is not None and len(attempts) == 1 and not attempts[0].messages:
+        say(result)
+    elif len(attempts) != 1 or attempts[0].status:
         say('\n'.join([result, *table(attempts)]) if attempts else result)
     if signals.ending is not None:  # die of it, so that a calling shell script stops, too
         signal.signal(signals.ending, signal.SIG_DFL)

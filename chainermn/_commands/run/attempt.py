@@ -50,8 +50,12 @@ def run_once(command: list[str], env: dict[str, str], signals: Signals, grace: f
                 is_killed = True
                 process.send_signal(signal.SIGINT)
             time.sleep(_POLL_INTERVAL)
+        messages = _messages(folder)
+        if signals.ending is not None:
+            ending = Ending(f'terminated by {signal.Signals(signals.ending).name}', False)
+            messages = [each for each in messages if not supervisor.is_expected(each)]
         return Attempt(started, time.monotonic() - start, supervisor.exit_status(process),
-                       _messages(folder), ranks or {}, ending)
+                       messages, ranks or {}, ending)
 
 
 def _messages(folder: str) -> list[str]:

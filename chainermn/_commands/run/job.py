@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping
 
+from chainermn._commands.run import rank_output
 from chainermn._commands.run.attempt import run_once
 from chainermn._commands.run.forwarded_signals import Signals
 from chainermn._commands.run.job_links import Links
@@ -42,12 +43,13 @@ class Job:
     def run(self) -> str:
         """Run it, where mpiexec starts it; return its result."""
         n = self._options.n
-        command = [self._mpiexec, '-n', str(n), *self._arguments, *self._program]
+        command = [self._mpiexec, '-n', str(n), *self._arguments]
         result = None
         while result is None:
             self._metrics.publish(self.attempts, True)
             self.attempts.append(run_once(
-                command, self._environment(n), self._signals, self._options.grace))
+                [*command, *self._rank_command()], self._environment(n), self._signals,
+                self._options.grace))
             self._metrics.publish(self.attempts, False)
             result = self._result()
         return result
@@ -83,14 +85,22 @@ class Job:
                 exported = [environment.RUN_LINK] * (links is not None)
                 self._metrics.publish(self.attempts, True)
                 self.attempts.append(run_once(
-                    command(ranks, self._program, *exported), env, signals, options.grace,
-                    ranks, watch.poll))
+                    command(ranks, self._rank_command(), *exported), env, signals,
+                    options.grace, ranks, watch.poll))
                 self._metrics.publish(self.attempts, False)
             if (result := self._result()) is not None:
                 return result
         return self._interruption() or (
             f'job failed: for {options.host_timeout:g} seconds (--host-timeout), the hosts that '
             f'answer had fewer than {min_ranks} slots')
+
+    def _rank_command(self) -> list[str]:
+        """Return the command of each rank in the next attempt."""
+        options = self._options
+        if not options.label and options.log_dir is None:
+            return self._program
+        return [sys.executable, '-I', '-S', rank_output.__file__, str(len(self.attempts) + 1),
+                str(int(options.label)), options.log_dir or '', *self._program]
 
     def _environment(self, ranks_per_host: int) -> dict[str, str]:
         return {**mpiexec.environment(ranks_per_host),

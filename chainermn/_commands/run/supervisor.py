@@ -6,21 +6,40 @@ exits with the exit status of mpiexec, or 128 + signal number.  If its parent di
 
 SIGINT and SIGTERM end the job: mpiexec gets the first of them, and is killed if it is still running
 after GRACE seconds, or at the next SIGINT.  SIGUSR1 and SIGUSR2 are forwarded to mpiexec.
+
+It forwards the output of mpiexec.  After a signal that ends the job, it leaves out that the signal
+has ended the ranks, since this is no failure.
 """
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import re
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import IO
 
 _POLL_INTERVAL = 0.05  # seconds
+_LOG_TIMEOUT = 2  # seconds, to write log files after the end of the ranks
+_SIZE = 4096  # bytes that a pipe accepts at once if it accepts any
+
+#: Lines about a signal, with or without the label of a rank: ours and their stacks, and mpiexec's.
+_OURS = re.compile(
+    rb'(\[\d+\] )?chainermn: rank \d+ of \d+ \(.*\) (failed: killed by SIG(INT|TERM|KILL)\b'
+    rb'|ended first on its host: killed by |aborts the job: (sys\.exit with status \d+'
+    rb'|interrupted by Ctrl-C or SIGINT)$)')
+_STACK = re.compile(rb'(\[\d+\] )?(Stack \(most|  )')
+_OF_MPIEXEC = re.compile(
+    rb'=   (BAD TERMINATION OF ONE|PID \d+ RUNNING AT|EXIT CODE: \d|CLEANING UP REMAINING'
+    rb'|YOU CAN IGNORE THE BELOW)|YOUR APPLICATION TERMINATED WITH THE EXIT STRING: '
+    rb'|This typically refers to a problem with your application\.'
+    rb'|Please see the FAQ page for debugging|={83}$|\[mpiexec@.*\] (Sending|Press) Ctrl-C')
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
 
@@ -38,7 +57,7 @@ def die_with_parent(number: int) -> Callable[[], None]:
 
 
 def start(command: list[str], environment: dict[str, str], grace: float,
-          output: BinaryIO | None = None) -> subprocess.Popen[bytes]:
+          output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
     """Start a supervisor of mpiexec.  It ends with this thread.
 
     Args:
@@ -64,7 +83,10 @@ def main(grace: float, command: list[str]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # for _kill_children
     process = subprocess.Popen(
         # Not SIGTERM: MPICH's mpiexec only forwards it to the ranks, which may ignore it.
-        command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent(signal.SIGKILL))
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=die_with_parent(signal.SIGKILL))
+    assert process.stdout and process.stderr
+    outputs = _Output(process.stdout, 1), _Output(process.stderr, 2)
     kill_at = None
     while process.poll() is None:
         while signals:
@@ -82,12 +104,86 @@ def main(grace: float, command: list[str]) -> int:
             with contextlib.suppress(OSError):  # stderr is closed
                 os.write(2, f'chainermn run: the job did not end within {grace:g} seconds '
                             '(--grace), and was killed\n'.encode())
-        time.sleep(_POLL_INTERVAL)
+        if not any([each.forward(kill_at is not None, _POLL_INTERVAL / 2) for each in outputs]):
+            time.sleep(_POLL_INTERVAL / 10)
+    while any([each.forward(kill_at is not None) for each in outputs]):
+        pass
+    for each in outputs:
+        each.end()
     if process.returncode:
         _kill_children()
     if os.getppid() != parent and (folder := os.environ.get('CHAINERMN_RUN_FOLDER')):
         shutil.rmtree(folder, ignore_errors=True)
     return exit_status(process)
+
+
+class _Output:
+    """One output of mpiexec.
+
+    Args:
+        source: The pipe.
+        target: Where it is forwarded to; a file descriptor.
+    """
+
+    def __init__(self, source: IO[bytes], target: int) -> None:
+        self._source, self._target = source, target
+        self._rest = b''  # an incomplete line
+        self._is_ending = self._is_in_stack = False
+        self._blank = b''  # an empty line, which precedes the lines of mpiexec
+
+    def forward(self, is_ending: bool, timeout: float = 0) -> bool:
+        """Forward what has arrived; return whether there was anything.
+
+        It never waits for the target: a stopped terminal must not delay signals.
+
+        Args:
+            is_ending: Whether the job is ending because of a signal.
+            timeout: How many seconds to wait.
+        """
+        self._is_ending = is_ending
+        if self._source.closed or not select.select([self._source], [], [], timeout)[0]:
+            return False
+        try:
+            if not select.select([], [self._target], [], 0)[1]:
+                return False
+            data = os.read(self._source.fileno(), _SIZE)
+            self._write(self._kept(data) if is_ending else data)
+        except OSError:  # the target is closed, which mpiexec shall notice
+            self._source.close()
+            return False
+        if not data:
+            self._source.close()
+        return bool(data)
+
+    def end(self) -> None:
+        """Forward the last line if it is incomplete."""
+        with contextlib.suppress(OSError):
+            self._write(self._blank + self._rest)
+
+    def _kept(self, data: bytes) -> bytes:
+        """Return the lines that do not say that the signal has ended the ranks."""
+        *lines, self._rest = (self._rest + data).split(b'\n')
+        kept = b''
+        for line in lines:
+            self._is_in_stack = bool(_OURS.match(line)) or (
+                self._is_in_stack and bool(_STACK.match(line)))
+            if _OF_MPIEXEC.match(line):
+                self._blank = b''
+            elif not line:
+                self._blank += b'\n'
+            elif not self._is_in_stack:
+                kept += self._blank + line + b'\n'
+                self._blank = b''
+        return kept
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._target, data):]
+
+
+def is_expected(report: str) -> bool:
+    """Return whether the report of a rank only says that a signal to the job has ended it."""
+    return _OURS.match(f'chainermn: {report}'.encode()) is not None
 
 
 def exit_status(process: subprocess.Popen[bytes]) -> int:
@@ -98,15 +194,27 @@ def exit_status(process: subprocess.Popen[bytes]) -> int:
 def _kill_children() -> None:
     """Kill leftover processes of a failed job, such as the data loaders of a killed rank.
 
-    Orphans become children of this process, because it is a subreaper.
+    Orphans become children of this process, because it is a subreaper.  Processes that write log
+    files (rank_output.py) end by themselves when the others have ended.
     """
+    deadline = time.monotonic() + _LOG_TIMEOUT
     while children := _children():
-        for child in children:
+        killed = [child for child in children
+                  if time.monotonic() > deadline or not _writes_log(child)]
+        for child in killed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         for child in children:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(child, 0)
+                os.waitpid(child, 0 if child in killed else os.WNOHANG)
+        if not killed:
+            time.sleep(_POLL_INTERVAL / 10)
+
+
+def _writes_log(process: int) -> bool:
+    with contextlib.suppress(OSError), open(f'/proc/{process}/cmdline', 'rb') as file:
+        return any(word.endswith(b'/rank_output.py') for word in file.read().split(b'\0')[:4])
+    return False
 
 
 def _children() -> list[int]:
