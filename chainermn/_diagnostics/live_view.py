@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from chainermn._process import launcher
+from chainermn._process import launcher, nvml
 from chainermn._process.mpi import MPI
-from chainermn._timeline import activities
+from chainermn._process.nvml import GpuUse
+from chainermn._timeline import activities, reported
 
 #: Seconds between two questions; with many ranks, it is longer.
 _INTERVAL = 1.
@@ -39,8 +40,11 @@ class Sample(NamedTuple):
     updates: int | None  # of the optimizer with most; None without an optimizer
     operations: int
     seconds: Mapping[str, float]  # by activity
+    cpu_seconds: float  # of all threads of the process
     rss_bytes: int
-    gpu_bytes: int
+    gpu_bytes: int  # of CuPy's pool
+    gpu: GpuUse | None  # of the current device, by all processes
+    log: Mapping[str, float]  # the newest entry of LogReport
     state: str  # in words
     is_waiting: bool  # whether the main thread is in an operation
     state_seconds: float  # for how long it has been in this state; 0 if it makes progress
@@ -138,7 +142,8 @@ class LiveView:
         """Return a sample of this rank."""
         recorded = activities.start()
         return Sample(self._rank, self._host, os.getpid(), time.monotonic(), activities.updates(),
-                      operations, recorded.totals(), _rss_bytes(), recorded.gpu_bytes, state,
+                      operations, recorded.totals(), time.process_time(), _rss_bytes(),
+                      recorded.gpu_bytes, nvml.gpu_use(recorded.gpu), reported.newest(), state,
                       is_waiting, state_seconds)
 
     def add(self, sample: Sample, now: float) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from chainermn._diagnostics.live_view import Sample, Viewer
 from chainermn._process import environment, metrics_process, streams
 from chainermn._process.prometheus import Metric, job_of, text
+from chainermn._version import __version__
 
 
 def open_viewer(target: str) -> Viewer | None:
@@ -54,13 +55,26 @@ def metrics(size: int, samples: Sequence[tuple[float, Sample]]) -> Iterator[Metr
     yield Metric('activity_seconds_total', 'counter', 'Time of the main thread by activity.', [
         ({**labels, 'activity': name}, seconds) for labels, _, each in every
         for name, seconds in each.seconds.items()])
+    yield metric('cpu_seconds_total', 'counter', 'CPU time of the process.',
+                 lambda each: each.cpu_seconds)
     yield metric('resident_memory_bytes', 'gauge', 'Resident memory of the process.',
                  lambda each: each.rss_bytes)
     yield metric('gpu_memory_pool_bytes', 'gauge', "Memory that CuPy's pool has allocated.",
                  lambda each: each.gpu_bytes)
+    yield metric('gpu_utilization_ratio', 'gauge', 'Share of time in which the GPU is busy, by '
+                 'NVML.', lambda each: each.gpu and each.gpu.utilization)
+    yield metric('gpu_memory_used_bytes', 'gauge', 'Memory of the GPU that all processes use, by '
+                 'NVML.', lambda each: each.gpu and each.gpu.used_bytes)
+    yield metric('gpu_memory_total_bytes', 'gauge', 'Memory of the GPU, by NVML.',
+                 lambda each: each.gpu and each.gpu.total_bytes)
+    yield Metric('log_value', 'gauge', 'Newest entry of LogReport.', [
+        ({**labels, 'key': name}, value) for labels, _, each in every
+        for name, value in each.log.items()])
     yield metric('blocked_seconds', 'gauge', 'For how long the main thread has been in its current '
                  'operation.', lambda each: each.state_seconds if each.is_waiting else 0.)
     yield Metric('last_sample_timestamp_seconds', 'gauge', 'Time of the last sample of the rank.', [
         (labels, time.time() - age) for labels, age, _ in every])
-    yield Metric('ranks', 'gauge', 'Ranks of the job.', [
-        ({'job': job, 'host': each.host}, size) for _, each in samples[:1]])
+    host = [{'job': job, 'host': each.host} for _, each in samples[:1]]
+    yield Metric('ranks', 'gauge', 'Ranks of the job.', [(labels, size) for labels in host])
+    yield Metric('build_info', 'gauge', 'Version of ChainerMN; always 1.', [
+        ({**labels, 'version': __version__}, 1) for labels in host])

@@ -61,7 +61,8 @@ class Activities:
     """
 
     def __init__(self) -> None:
-        self.gpu_bytes = 0
+        self.gpu_bytes = 0  # of CuPy's pool
+        self.gpu = ''  # the current device of CuPy: its address on the PCI bus
         self.thread = threading.main_thread().ident
         self._nanoseconds = dict.fromkeys((*NAMES, _UNKNOWN), 0)
         # It may be in an operation already, which may last forever, or in any span.
@@ -114,11 +115,14 @@ class Activities:
         self._since, self._newest = time, name
 
     def _note_memory(self) -> None:
-        # In the thread of the program, since the pool is that of its current device.
+        # In the thread of the program, since these are of its current device.
         self._is_memory_asked = False
         if 'cupy' in sys.modules:
             with contextlib.suppress(Exception):
-                self.gpu_bytes = sys.modules['cupy'].get_default_memory_pool().total_bytes()
+                cupy = sys.modules['cupy']
+                self.gpu_bytes = cupy.get_default_memory_pool().total_bytes()
+                if self.gpu_bytes:
+                    self.gpu = cupy.cuda.Device().pci_bus_id
 
     def _span(self, name: str, category: str) -> AbstractContextManager[None]:
         if category:

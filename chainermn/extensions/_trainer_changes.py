@@ -3,6 +3,7 @@
 - ``Trainer.__init__``: a multi-node optimizer without a model is an error that says what to do,
   instead of an AttributeError of ``None``.
 - ``Trainer.run``: a warning if extensions of several ranks write to the same files or terminal.
+- ``Trainer.run``: ``chainermn top`` and metrics show what its LogReports report.
 - ``Trainer.run``: an error is printed once, although the Trainer and the job both print errors.
   The Trainer prints an error before it finalizes the extensions, which can take long or hang, so
   the report of the job leaves out the traceback.  The Trainer does not print errors that all ranks
@@ -18,6 +19,7 @@ from chainer.training import Extension, Trainer
 
 from chainermn._operations import common_error
 from chainermn._process import launcher
+from chainermn._timeline import reported
 from chainermn._types import Object
 from chainermn.extensions._shared_outputs import warn_about_shared_outputs
 from chainermn.optimizers import MultiNodeOptimizer
@@ -37,6 +39,7 @@ def change_trainer() -> None:
     @functools.wraps(run)
     def checked_run(self: Trainer, show_loop_exception_msg: bool = True) -> None:
         warn_about_shared_outputs(self)
+        reported.follow(self)
         # The Trainer tests this argument when it has caught an error.
         run(self, show_loop_exception_msg and _ShowsError())
 

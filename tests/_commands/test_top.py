@@ -12,6 +12,7 @@ import pytest
 from jobs import WRITE_PROCESS, RunningJob
 from time_limits import seconds, wait_until
 
+from chainermn._commands import top as top_command
 from chainermn._commands.top import jobs, table
 from chainermn._timeline.activities import NAMES
 
@@ -66,6 +67,12 @@ while not comm.allreduce_obj(os.path.exists('end'), op='max'):
 '''
 
 
+PAGE = (pathlib.Path(__file__).parents[2] / 'docs/monitoring.md').read_text()
+#: The fields of each rank that the page lists.
+FIELDS = re.findall('`(\\w+)`', PAGE.partition('for each of the `ranks`:')[2].partition(
+    'Unknown values')[0])
+
+
 def start(folder, ranks, program=TRAIN, name='train_known.py', **options):
     return RunningJob(folder, program, ranks, name, **options)
 
@@ -97,6 +104,9 @@ def test_numbers_of_each_rank(tmp_path, n):
         assert set(row['shares']) == set(NAMES)
         assert sum(row['shares'].values()) == pytest.approx(1)
         assert row['rss_bytes'] > 2**20 and row['gpu_bytes'] == 0
+        assert row['gpu_utilization'] is row['gpu_used_bytes'] is row['gpu_total_bytes'] is None
+        assert 0 < row['cpu_cores'] < 2 and row['log'] == {}
+        assert [*row] == FIELDS
         assert row['is_straggler'] == (n > 1 and row['rank'] == 1)
         assert not row['is_silent']
         # At least 0.02 s for data, and 0.03 or 0.08 s for the loss; more on a busy machine.
@@ -115,8 +125,8 @@ def test_a_table_by_the_name_of_the_job_and_its_mpiexec(tmp_path):
             head, columns, *rows = top(target).stdout.splitlines()
             assert re.fullmatch(r'train_table\.py: 3 ranks on 1 host, [\d.]+ updates per second',
                                 head)
-            assert columns.split() == ['rank', 'host', 'updates', 'per', 's', *NAMES, 'RSS', 'GPU',
-                                       'state']
+            assert columns.split() == ['rank', 'host', 'updates', 'per', 's', *NAMES, 'CPU', 'RSS',
+                                       'GPU', 'VRAM', 'state']
             assert [row.split()[0] for row in rows] == ['0', '1', '2']
             assert [' straggler' in row for row in rows] == [False, True, False]
 
@@ -262,8 +272,8 @@ def test_names_of_programs(arguments, name):
 def message(n, at, busy, updates=0, **sample):
     return {'size': n, 'samples': [
         {'rank': rank, 'host': 'a', 'pid': 1, 'at': at, 'updates': updates,
-         'operations': 0, 'rss_bytes': 0, 'gpu_bytes': 0, 'state': '', 'is_waiting': False,
-         'state_seconds': 0, 'age': 0, 'seconds': {
+         'operations': 0, 'cpu_seconds': 1.5 * at, 'rss_bytes': 0, 'gpu_bytes': 0, 'gpu': None,
+         'log': {}, 'state': '', 'is_waiting': False, 'state_seconds': 0, 'age': 0, 'seconds': {
              name: at * ({'forward': busy(rank), 'waiting': 1 - busy(rank)}.get(name, 0))
              for name in NAMES}, **sample} for rank in range(n)]}
 
@@ -275,6 +285,7 @@ def test_a_straggler_of_64_ranks():
     rows = samples.rows()
     assert [row.rank for row in rows if row.is_straggler] == [40]
     assert {row.updates_per_second for row in rows} == {10}
+    assert {row.cpu_cores for row in rows} == {1.5}
 
 
 def test_rates_are_those_of_the_last_seconds():
@@ -287,6 +298,22 @@ def test_rates_are_those_of_the_last_seconds():
     assert samples.rows()[0].updates_per_second == pytest.approx(2)
     samples.add(message(1, 121, lambda _: 0, 99, seconds=dict.fromkeys(NAMES, 0.)))
     assert samples.rows()[0].shares is None  # nobody watched between: the totals began again
+
+
+def test_the_page_lists_the_fields_of_json():
+    """Also of a rank that does not answer, whose unknown values are null."""
+    samples = table.Samples()
+    samples.add(message(1, 0, lambda _: 1, gpu=[.5, 1, 2], log={'loss': float('nan'), 'x\x1b': 2.}))
+    samples.add({'size': 2, 'samples': []})
+    shown = json.loads(top_command._json('train.py', samples.rows()), parse_constant=pytest.fail)
+    assert [*shown] == ['job', 'time', 'ranks']
+    known, unknown = shown['ranks']
+    assert [*known] == [*unknown] == FIELDS
+    assert [known[f'gpu_{name}'] for name in ('utilization', 'used_bytes', 'total_bytes')] == [
+        .5, 1, 2]
+    assert known['log'] == {'loss': None, 'x\\x1b': 2}
+    assert unknown == {**dict.fromkeys(FIELDS), 'rank': 1, 'is_silent': True, 'is_straggler': False,
+                       'is_waiting': False}
 
 
 def test_no_straggler_among_equals_and_without_numbers():

@@ -31,8 +31,9 @@ from chainermn._timeline.activities import NAMES
 
 def tables(job, count):
     while not count:
-        yield [TableRow(rank, 'vm', 1, 4711, 28.81, dict.fromkeys(NAMES, .125), 2**27, 0, False,
-                        is_straggler=rank == 30) for rank in range(int(sys.argv[1]))]
+        yield [TableRow(rank, 'vm', 1, 4711, 28.81, dict.fromkeys(NAMES, .125), 1.25, 2**27, 0,
+                        is_silent=False, is_straggler=rank == 30)
+               for rank in range(int(sys.argv[1]))]
         time.sleep(.05)
 
 top.jobs.find = lambda target: top.RunningJob('train.py', [])
@@ -98,15 +99,17 @@ def test_lines_of_text_without_rich_and_in_a_dumb_terminal(hidden, term):
     assert '\x1b' not in text
     head, columns, first, second, *_ = text.splitlines()
     assert head == 'train.py: 2 ranks on 1 host, 28.81 updates per second'
-    assert columns.split() == ['rank', 'host', 'updates', 'per', 's', *NAMES, 'RSS', 'GPU', 'state']
+    assert columns.split() == ['rank', 'host', 'updates', 'per', 's', *NAMES, 'CPU', 'RSS', 'GPU',
+                               'VRAM', 'state']
     for rank, line in enumerate((first, second)):
-        assert line.split() == [str(rank), 'vm', '4711', '28.81', *['12%'] * 7, '0.12', 'GiB', '-']
+        assert line.split() == [str(rank), 'vm', '4711', '28.81', *['12%'] * 7, '125%', '0.12',
+                                'GiB', '-', '-']
     assert text.count(head) >= 3
 
 
 def rows(n, **special):
-    return [TableRow(rank, 'vm', 1, 4711, 28.81, dict.fromkeys(NAMES, .125), 2**27, 0, False,
-                     **special) if rank else TableRow(rank) for rank in range(n)]
+    return [TableRow(rank, 'vm', 1, 4711, 28.81, dict.fromkeys(NAMES, .125), 1.25, 2**27, 0,
+                     is_silent=False, **special) if rank else TableRow(rank) for rank in range(n)]
 
 
 def rendered(width, height, rows):
@@ -121,8 +124,16 @@ def test_a_narrow_terminal_shortens_names_but_no_numbers():
     head, silent, columns, _, numbers, *_ = text.splitlines()
     assert head == '[b]x.py: 3 ranks on 1 host, 28.81 updates per second, 1 does not answer'
     assert silent == '  rank 0: does not answer'
-    assert '…' in columns and columns.endswith('GPU')
-    assert numbers.split() == ['1', 'vm', '4711', '28.81', *['12%'] * 7, '0.12', 'GiB', '-']
+    assert '…' in columns and columns.endswith('VRAM')
+    assert numbers.split() == ['1', 'vm', '4711', '28.81', *['12%'] * 7, '125%', '0.12', 'GiB',
+                                '-', '-']
+
+
+def test_use_of_a_gpu():
+    row = rows(2, gpu_utilization=.87, gpu_used_bytes=2**30, gpu_total_bytes=2**33)[1]
+    assert display.lines('x.py', [row])[-1].split()[-4:] == ['GiB', '87%', '1.00', 'GiB']
+    pool = rows(2)[1]._replace(gpu_bytes=2**29)
+    assert display.lines('x.py', [pool])[-1].split()[-3:] == ['-', '0.50', 'GiB']
 
 
 def test_states_are_above_the_table_and_in_color():

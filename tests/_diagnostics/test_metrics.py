@@ -161,10 +161,12 @@ def test_promtool_finds_nothing_to_improve():
     from chainermn._commands.run.run_metrics import RunMetrics
     from chainermn._diagnostics import metrics
     from chainermn._diagnostics.live_view import Sample
+    from chainermn._process.nvml import GpuUse
     from chainermn._process.prometheus import text
     from chainermn._timeline.activities import NAMES
 
-    sample = Sample(0, 'a', 1, 1., 5, 7, dict.fromkeys(NAMES, 1.), 100, 0, '', True, 3.)
+    sample = Sample(0, 'a', 1, 1., 5, 7, dict.fromkeys(NAMES, 1.), 2., 100, 0, GpuUse(.5, 1, 2),
+                    {'main/loss': float('nan')}, '', True, 3.)
     texts = [text(metrics.metrics(1, [(0., sample)])),
              text(RunMetrics(None, 'train.py').metrics([], True))]
     for each in texts:

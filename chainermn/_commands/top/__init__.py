@@ -27,6 +27,9 @@ columns:
   waiting   waiting for other ranks
   update    the step of the actual optimizer
   other     all else, such as evaluation, or computation outside of optimizer.update
+  CPU       100 % is one core
+  GPU       share of time in which the GPU is busy, by NVML
+  VRAM      used memory of the GPU, by NVML; without NVML, what CuPy's pool has allocated
   state     "straggler" if the others wait for this rank; the operation in which a rank waits
 
 If the output is piped, or with --json, it prints the table once, unless -n is given. In a terminal,

@@ -14,7 +14,7 @@ from chainermn._timeline.activities import NAMES
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-_HEAD = ['rank', 'host', 'updates', 'per s', *NAMES, 'RSS', 'GPU']
+_HEAD = ['rank', 'host', 'updates', 'per s', *NAMES, 'CPU', 'RSS', 'GPU', 'VRAM']
 
 
 def show(job: str, tables: Iterable[Sequence[TableRow]]) -> None:
@@ -100,10 +100,15 @@ def summary(job: str, rows: Sequence[TableRow]) -> str:
 
 def _cells(row: TableRow) -> list[str]:
     """Return a rank as text, as in the head."""
-    shares = ['-' if row.shares is None else f'{row.shares[name]:.0%}' for name in NAMES]
-    memory = [_size(row.rss_bytes), _size(row.gpu_bytes) if row.gpu_bytes else '-']
-    return [str(row.rank), row.host, _number(row.updates), _number(row.updates_per_second),
-            *shares, *memory]
+    shares = [_share(None if row.shares is None else row.shares[name]) for name in NAMES]
+    gpu_bytes = row.gpu_bytes or None if row.gpu_used_bytes is None else row.gpu_used_bytes
+    return [str(row.rank), row.host or '', _number(row.updates), _number(row.updates_per_second),
+            *shares, _share(row.cpu_cores), _size(row.rss_bytes), _share(row.gpu_utilization),
+            _size(gpu_bytes)]
+
+
+def _share(number: float | None) -> str:
+    return '-' if number is None else f'{number:.0%}'
 
 
 def _number(number: float | None) -> str:

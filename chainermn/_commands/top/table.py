@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -22,18 +23,23 @@ class TableRow(NamedTuple):
     """A rank.  ``None`` is unknown."""
 
     rank: int
-    host: str = ''
+    host: str | None = None
     pid: int | None = None
     updates: int | None = None
     updates_per_second: float | None = None
     shares: Mapping[str, float] | None = None  # of the time, by activity
+    cpu_cores: float | None = None  # that it uses; 1 is 100 %
     rss_bytes: int | None = None
-    gpu_bytes: int | None = None
+    gpu_bytes: int | None = None  # of CuPy's pool
+    gpu_utilization: float | None = None
+    gpu_used_bytes: int | None = None  # by all processes
+    gpu_total_bytes: int | None = None
+    log: Mapping[str, float | None] | None = None
     is_silent: bool = True
     is_straggler: bool = False
     is_waiting: bool = False  # for seconds, in an operation
-    state: str = ''
-    state_seconds: float = 0.
+    state: str | None = None
+    state_seconds: float | None = None
 
     @property
     def note(self) -> str:
@@ -41,7 +47,7 @@ class TableRow(NamedTuple):
         if self.is_silent:
             return 'does not answer'
         parts = ['straggler'] * self.is_straggler
-        if self.state_seconds >= _STUCK and (self.is_waiting or self.is_straggler or not (
+        if (self.state_seconds or 0) >= _STUCK and (self.is_waiting or self.is_straggler or not (
                 self.updates_per_second)):
             parts.append(f'{self.state} (for {self.state_seconds:.0f} s)')
         return '; '.join(parts)
@@ -94,9 +100,15 @@ class Samples:
         row = TableRow(
             rank, printable(last['host']), last['pid'], last['updates'],
             rss_bytes=last['rss_bytes'], gpu_bytes=last['gpu_bytes'],
+            log={printable(name): value if math.isfinite(value) else None
+                 for name, value in last['log'].items()},
             is_silent=self._ages[rank] > _SILENT,
             is_waiting=last['is_waiting'] and last['state_seconds'] >= _STUCK,
             state=printable(last['state']), state_seconds=last['state_seconds'])
+        if last['gpu'] is not None:
+            utilization, used, total = last['gpu']
+            row = row._replace(gpu_utilization=utilization, gpu_used_bytes=used,
+                               gpu_total_bytes=total)
         seconds = last['at'] - first['at']
         if row.is_silent or not seconds:
             return row
@@ -106,7 +118,8 @@ class Samples:
         if last['updates'] is not None and first['updates'] is not None:
             rate = max(0., (last['updates'] - first['updates']) / seconds)
         shares = {name: each / total for name, each in spent.items()} if total else None
-        return row._replace(updates_per_second=rate, shares=shares)
+        cores = (last['cpu_seconds'] - first['cpu_seconds']) / seconds
+        return row._replace(updates_per_second=rate, shares=shares, cpu_cores=cores)
 
 
 def straggler(rows: Iterable[TableRow]) -> int | None:

@@ -1,0 +1,38 @@
+"""What the Trainer of this process has reported: the newest entries of its LogReports.
+
+``top`` and the metrics read it from another thread, when somebody asks.
+"""
+from __future__ import annotations
+
+import contextlib
+import weakref
+
+import chainer
+
+from chainermn._process import runtime
+
+_MAX_VALUES, _MAX_LENGTH = 64, 100  # of a program that reports very much
+
+
+class _Followed(runtime.ProcessState):
+    def __init__(self) -> None:
+        self.trainer: weakref.ref[chainer.training.Trainer] | None = None
+
+
+def follow(trainer: chainer.training.Trainer) -> None:
+    """Read the reports of a Trainer from now on, as long as it exists."""
+    runtime.get(_Followed).trainer = weakref.ref(trainer)
+
+
+def newest() -> dict[str, float]:
+    """Return the numbers of the newest entry of each LogReport, by name."""
+    found: dict[str, float] = {}
+    followed = runtime.get(_Followed).trainer
+    trainer = None if followed is None else followed()
+    with contextlib.suppress(Exception):  # the program changes them meanwhile
+        for entry in [*trainer._extensions.values()] if trainer is not None else ():
+            if isinstance(entry.extension, chainer.training.extensions.LogReport):
+                for values in entry.extension.log[-1:]:
+                    found.update({name: float(value) for name, value in [*values.items()]
+                                  if isinstance(value, (int, float)) and len(name) < _MAX_LENGTH})
+    return dict([*found.items()][:_MAX_VALUES])
