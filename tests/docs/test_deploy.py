@@ -6,12 +6,15 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import typing
 
 import pydantic
 import pytest
 import yaml
+from time_limits import seconds
 
+import chainermn
 from chainermn.__main__ import main
 from chainermn._commands import run
 
@@ -140,6 +143,89 @@ def test_pods_run_without_root_and_end_in_time(name):
     assert DOCKERFILE.count(f"'Port {port}'") == 2  # of sshd, and of ssh
     assert {each['containerPort'] for each in worker['ports']} >= {port, 9400}
     assert worker['volumeMounts'][0]['mountPath'] == '/dev/shm'
+
+
+@pytest.mark.parametrize('name', ['mpijob.yaml', 'trainjob.yaml'])
+def test_images_have_a_tag(name):
+    found, _ = pods(name)
+    tags = {container['image'] for pod in found.values() for container in pod['containers']}
+    if name == 'trainjob.yaml':
+        tags.add(documents(name)[1]['spec']['trainer']['image'])
+    tag, = tags
+    version = chainermn.__version__.partition('.dev')[0]
+    assert tag.removesuffix('-openmpi') == f'registry.example.com/chainermn:{version}'
+    assert f' -t {tag} .' in DOCKERFILE  # the command that builds it
+
+
+@pytest.mark.parametrize('name', ['mpijob.yaml', 'trainjob.yaml'])
+def test_metrics_are_scraped(name):
+    """By annotations, or by the PodMonitor; the ports are those that the processes open."""
+    found, command = pods(name)
+    monitor, = documents('monitoring/podmonitor.yaml')
+    endpoint, = monitor['spec']['podMetricsEndpoints']
+    assert endpoint['honorLabels'] is True
+    opened = {'Launcher': command[command.index('--metrics') + 1], 'Worker': next(
+        each['value'] for each in found['Launcher']['containers'][0]['env']
+        if each['name'] == 'CHAINERMN_METRICS')}
+    for role, meta in templates(name).items():
+        port, = (each['containerPort'] for each in found[role]['containers'][0]['ports']
+                 if each['name'] == endpoint['port'])
+        assert opened[role] == f'0.0.0.0:{port}'
+        assert meta['annotations'] == {'prometheus.io/scrape': 'true',
+                                       'prometheus.io/port': str(port)}
+        assert meta['labels'].items() >= monitor['spec']['selector']['matchLabels'].items()
+
+
+def templates(name):
+    """Return the metadata of the pods by role."""
+    if name == 'mpijob.yaml':
+        specs = documents(name)[0]['spec']['mpiReplicaSpecs']
+        return {role: spec['template']['metadata'] for role, spec in specs.items()}
+    jobs = documents(name)[0]['spec']['template']['spec']['replicatedJobs']
+    return {'Launcher' if each['name'] == 'launcher' else 'Worker':
+            each['template']['spec']['template']['metadata'] for each in jobs}
+
+
+@pytest.mark.limit(180)
+@pytest.mark.parametrize('name', [
+    'mpijob.yaml', pytest.param('trainjob.yaml', marks=pytest.mark.slow)])
+def test_the_job_resumes_in_new_pods(name, tmp_path):
+    """All that the command writes is in a volume that outlives the pods and is shared by them."""
+    found, command = pods(name)
+    claim, = documents('storage.yaml')
+    assert claim['kind'] == 'PersistentVolumeClaim'
+    assert claim['spec']['accessModes'] == ['ReadWriteMany']
+    worker = found['Worker']
+    mounts = {each['mountPath']: each['name'] for each in worker['containers'][0]['volumeMounts']}
+    volume, = (each for each in worker['volumes'] if each['name'] == mounts['/storage'])
+    assert volume['persistentVolumeClaim']['claimName'] == claim['metadata']['name']
+    script = command.index('/opt/chainermn/examples/sharded_data/train_sharded.py')
+    storage, lines = tmp_path / 'storage', []
+    program = [each.replace('/opt/chainermn', str(ROOT)).replace('/storage', str(storage))
+               for each in command[script:]]
+    for pod, iterations in (('first', 60), ('second', 70)):
+        (tmp_path / pod).mkdir()  # nothing else survives
+        done = run_pod(tmp_path / pod, [*program, '--iteration', str(iterations)])
+        assert list((tmp_path / pod).iterdir()) == []
+        lines += re.findall('Resumed from iteration (\\d+)', done.stdout + done.stderr)
+        if pod == 'first':  # the pods are deleted before the end
+            assert not lines and done.returncode != 0
+    assert lines == ['50'] and done.returncode == 0, done.stderr
+
+
+def run_pod(folder, program):
+    """Run two ranks; those of the first pod are killed after the checkpoint of iteration 50."""
+    kill = ("import os, signal, chainer\n"
+            "update = chainer.training.StandardUpdater.update\n"
+            "def killed(self):\n"
+            "    update(self)\n"
+            "    if self.iteration == 58:\n"
+            "        os.kill(os.getpid(), signal.SIGKILL)\n"
+            "chainer.training.StandardUpdater.update = killed\n") * (folder.name == 'first')
+    code = (f'import runpy, sys, chainermn\n{kill}del sys.argv[0]\n'
+            "runpy.run_path(sys.argv[0], run_name='__main__')")
+    return subprocess.run(['mpiexec', '-n', '2', sys.executable, '-c', code, *program], cwd=folder,
+                          text=True, capture_output=True, check=False, timeout=seconds(80))
 
 
 @pytest.mark.parametrize('name', ['mpijob.yaml', 'trainjob.yaml'])
