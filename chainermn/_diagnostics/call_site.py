@@ -48,14 +48,6 @@ def describe() -> str:
     return f'{through}, called at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}'
 
 
-def of_program() -> tuple[str, int]:
-    """Return the path and line of the innermost frame of the program, for a warning."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGES):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
-
-
 def locate() -> str:
     """Return the call site of the current operation, such as ``train.py:8``."""
     frame = sys._getframe(1)  # not outwards(), which takes longer: every isend calls this

@@ -20,7 +20,7 @@ class _Utilization(ctypes.Structure):
     _fields_ = [('gpu', ctypes.c_uint), ('memory', ctypes.c_uint)]
 
 
-class _Memory(ctypes.Structure):
+class _MemoryInfo(ctypes.Structure):
     _fields_ = [(name, ctypes.c_ulonglong) for name in ('total', 'free', 'used')]
 
 
@@ -31,7 +31,7 @@ def gpu_use(bus_id: str) -> GpuUse | None:
         bus_id: The address of the GPU on the PCI bus, as CUDA returns it.
     """
     library = _library()
-    handle, utilization, memory = ctypes.c_void_p(), _Utilization(), _Memory()
+    handle, utilization, memory = ctypes.c_void_p(), _Utilization(), _MemoryInfo()
     if library is None or not bus_id or (
             library.nvmlDeviceGetHandleByPciBusId_v2(bus_id.encode(), ctypes.byref(handle))
             or library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(utilization))

@@ -13,26 +13,26 @@ from typing import NamedTuple, TypeAlias
 
 import chainer
 
-from chainermn._diagnostics import call_site
-from chainermn._gradients.parameters import sorted_once
 from chainermn._operations.ranks import group_lines
 from chainermn._process import runtime
+from chainermn._process.program_place import program_place
 from chainermn._timeline import activities
 from chainermn._types import Array, Object, Parameter
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.optimizers._optimizer_proxy import once
 
 _SAMPLE = 256  # elements of each parameter
 _DIGEST = 6  # bytes
 
 
-class _Part(NamedTuple):
+class _ComparedPart(NamedTuple):
     """Parameters of a model that are compared."""
 
     model: str
     is_averaged: bool  # a multi-node optimizer trains them, and has made them equal
 
 
-class _Digest(NamedTuple):
+class _PartDigest(NamedTuple):
     """The digest of some parameters on one rank."""
 
     layout: bytes  # of paths, dtypes and shapes
@@ -40,7 +40,7 @@ class _Digest(NamedTuple):
 
 
 #: What a rank sends.
-Digests: TypeAlias = Mapping[_Part, _Digest]
+Digests: TypeAlias = Mapping[_ComparedPart, _PartDigest]
 
 
 class _Warned(runtime.ProcessState):
@@ -73,7 +73,7 @@ class ReplicaCheck:
         self._is_enabled = is_enabled and comm.size > 1
         self._n_calls = getattr(comm, '_n_calls_of_program', None)
         self._n_seen = self._n_calls and self._n_calls()
-        self._place = call_site.of_program()
+        self._place = program_place()
 
     def digests(self, models: Object) -> Digests:
         """Return what this rank sends.
@@ -91,13 +91,13 @@ class ReplicaCheck:
             if not isinstance(model, chainer.Link):
                 continue
             parts: dict[bool, dict[str, Array]] = {False: {}, True: {}}
-            for path, param in zip(*sorted_once(model), strict=True):
+            for path, param in once(sorted(model.namedparams())).items():
                 is_averaged = id(param) in averaged
                 if id(param) not in others and param.is_initialized and (
                         is_averaged or not is_silent):
                     parts[is_averaged][path] = param.array
             title = f'{name} ({type(model).__name__})' if name else type(model).__name__
-            found.update({_Part(title, is_averaged): _digest(arrays)
+            found.update({_ComparedPart(title, is_averaged): _digest(arrays)
                           for is_averaged, arrays in parts.items() if arrays})
         return found
 
@@ -135,7 +135,7 @@ class ReplicaCheck:
                 (averaged if is_ours and broadcast.get(path) else others).add(id(param))
         return averaged, others
 
-    def _text(self, part: _Part, values: Sequence[str]) -> str:
+    def _text(self, part: _ComparedPart, values: Sequence[str]) -> str:
         cause, advice = (
             ('since the last update of the multi-node optimizer, the parameters have changed on '
              'some ranks only',
@@ -157,11 +157,11 @@ def _named(model: Object) -> Iterable[tuple[str, Parameter]]:
     return model.namedparams() if hasattr(model, 'namedparams') else ()
 
 
-def _digest(arrays: Mapping[str, Array]) -> _Digest:
+def _digest(arrays: Mapping[str, Array]) -> _PartDigest:
     layout, values = (hashlib.blake2b(digest_size=_DIGEST) for _ in range(2))
     for path, array in arrays.items():
         layout.update(f'{path} {array.dtype} {array.shape}\n'.encode())
         flat = array.reshape(-1)  # a view, unless the array is not contiguous
         sample = flat[::-(-flat.size // _SAMPLE) or 1]
         values.update(chainer.cuda.to_cpu(sample).tobytes())
-    return _Digest(layout.digest(), values.digest())
+    return _PartDigest(layout.digest(), values.digest())

@@ -154,7 +154,7 @@ def _trained_models(parts: SavedParts) -> dict[str, Object]:
     Their names are those in the trainer or dictionary.
     """
     trained = {id(link) for part in parts.all.values()
-               if hasattr(part, 'update') and getattr(part, 't', 0)
+               if hasattr(part, 'update') and getattr(part, 't', False)
                and isinstance(getattr(part, 'target', None), chainer.Link)
                for link in part.target.links()}
     return {prefix.removeprefix('updater/model:').rstrip('/'): model

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from chainer.optimizer import GradientMethod
 
-from chainermn._diagnostics import call_site
+from chainermn._process.program_place import program_place
 from chainermn._types import Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -45,7 +45,7 @@ class UpdateWatch:
         self._n_alone = 0
         self._n_calls = n_calls
         self._n_seen = n_calls()
-        self._place = call_site.of_program()  # that creates the optimizer
+        self._place = program_place()  # that creates the optimizer
 
     def note_step(self, optimizer: Optimizer) -> None:
         """Count a step that the program makes with the optimizer, or with a copy.

@@ -22,7 +22,7 @@ _SIZE = 1 << 16  # bytes that are read at once
 _LINE_END = re.compile(rb'(?<=\n)|(?<=\r)(?!\n)')  # progress bars end lines with \r
 
 
-class _Output:
+class _RankOutput:
     """One of the outputs of the rank.
 
     Args:
@@ -50,7 +50,7 @@ class _Output:
                 data = data[os.write(self._target, data):]
 
 
-def _forward(outputs: dict[int, _Output]) -> None:
+def _forward(outputs: dict[int, _RankOutput]) -> None:
     """Forward all outputs until they end.
 
     Args:
@@ -95,7 +95,7 @@ def main(attempt: str, is_labeled: str, folder: str, *program: str) -> None:
                     with contextlib.suppress(OSError):
                         os.close(int(each))
             os.chdir('/')
-            _forward({source: _Output(target, label, file)
+            _forward({source: _RankOutput(target, label, file)
                       for target, (source, _) in enumerate(pipes, 1)})
         os._exit(0)
     os.wait()

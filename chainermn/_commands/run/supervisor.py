@@ -86,7 +86,7 @@ def main(grace: float, command: list[str]) -> int:
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=die_with_parent(signal.SIGKILL))
     assert process.stdout and process.stderr
-    outputs = _Output(process.stdout, 1), _Output(process.stderr, 2)
+    outputs = _ForwardedOutput(process.stdout, 1), _ForwardedOutput(process.stderr, 2)
     kill_at = None
     while process.poll() is None:
         while signals:
@@ -117,7 +117,7 @@ def main(grace: float, command: list[str]) -> int:
     return exit_status(process)
 
 
-class _Output:
+class _ForwardedOutput:
     """One output of mpiexec.
 
     Args:
