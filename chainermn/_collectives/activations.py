@@ -13,6 +13,7 @@ from chainermn._collectives.message_parts import Mark, unexpected
 from chainermn._collectives.point_to_point import Messages
 from chainermn._diagnostics import call_site
 from chainermn._operations.message_header import Kind
+from chainermn._operations.table import BACKWARD_OF_RECV, BACKWARD_OF_SEND, RECV, SEND
 from chainermn._types import Arrays
 
 
@@ -49,16 +50,14 @@ class Activations:
         call = _call(caller, f'send to rank {dest} with tag {tag}', site)
         number = next(self._numbers)
         self._messages.send_marked(
-            'send_activation', Mark(Kind.ACTIVATION, number, needs_gradient, call), data, dest, tag,
-            caller)
+            SEND, Mark(Kind.ACTIVATION, number, needs_gradient, call), data, dest, tag, caller)
         return Activation(dest, tag, number, needs_gradient, call, caller or f'the send at {site}')
 
     def recv(self, source: int, tag: int, caller: str = '') -> tuple[Arrays, Activation]:
         """Receive an activation."""
         site = call_site.locate()
         call = _call(caller, f'recv from rank {source} with tag {tag}', site)
-        mark, data, source, tag = self._messages.recv_marked(
-            'recv_activation', source, tag, caller)
+        mark, data, source, tag = self._messages.recv_marked(RECV, source, tag, caller)
         caller = caller or f'the recv at {site}'
         if mark is None:
             return data, Activation(source, tag, -1, True, call, caller)
@@ -74,7 +73,7 @@ class Activations:
         elif needs_gradient:
             call = f'backward, called at {call_site.locate()}, sends the gradient of {forward}'
             self._messages.send_marked(
-                'send_gradient', Mark(Kind.GRADIENT, number, False, call), gradients, peer, tag,
+                BACKWARD_OF_RECV, Mark(Kind.GRADIENT, number, False, call), gradients, peer, tag,
                 caller)
 
     def recv_gradient(self, activation: Activation) -> Arrays:
@@ -84,7 +83,7 @@ class Activations:
         while not self._has_arrived(peer, number, tag):
             try:
                 mark, gradients, _, _ = self._messages.recv_marked(
-                    'recv_gradient', peer, tag, caller)
+                    BACKWARD_OF_SEND, peer, tag, caller)
                 if mark is None:
                     return gradients
                 if mark.kind is Kind.ACTIVATION:

@@ -20,6 +20,7 @@ from chainermn._collectives.nonblocking import Request
 from chainermn._collectives.operation import operation
 from chainermn._operations import call_signature, message_header
 from chainermn._operations.call_signature import SIZE, CallSignature, pack, unpack
+from chainermn._operations.table import BACKWARD_OF_RECV, BACKWARD_OF_SEND, RECV, SEND
 from chainermn._transport import array_buffers
 from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._types import Array, ReceivedArrays, SameArray
@@ -57,7 +58,7 @@ def irecv(comm: MpiCommunicator, source: int, tag: int = 0) -> Request[ReceivedA
     return request
 
 
-@operation('send_activation')
+@operation(SEND)
 def send_activation(comm: MpiCommunicator, data: Array, dest: int, tag: int, needs_gradient: bool
                     ) -> Activation:
     context = comm._context
@@ -65,18 +66,18 @@ def send_activation(comm: MpiCommunicator, data: Array, dest: int, tag: int, nee
         data, dest, tag, needs_gradient, context.check.caller.name)
 
 
-@operation('recv_activation')
+@operation(RECV)
 def recv_activation(comm: MpiCommunicator, source: int, tag: int) -> tuple[Array, Activation]:
     context = comm._context
     return context.activations.recv(source, tag, context.check.caller.name)
 
 
-@operation('send_gradient')
+@operation(BACKWARD_OF_RECV)
 def send_gradient(comm: MpiCommunicator, gradients: Array, activation: Activation) -> None:
     comm._context.activations.send_gradient(gradients, activation)
 
 
-@operation('recv_gradient')
+@operation(BACKWARD_OF_SEND)
 def recv_gradient(comm: MpiCommunicator, activation: Activation) -> Array:
     return comm._context.activations.recv_gradient(activation)
 

@@ -110,7 +110,8 @@ class Messages:
         sends += [self._payloads.mpi_comm.Isend(part, dest, number) for part in rest]
         self.pending.record(f'{name}, called at {site}', sends)
         return Request(name, site, iter(()), self._are_others,
-                       functools.partial(self._began, 'wait', dest, tag, caller))
+                       functools.partial(
+                           self._began, 'wait', dest, tag, caller or f'the isend at {site}'))
 
     def recv(self, source: int, tag: int) -> ReceivedArrays:
         """Receive an array or a tuple of arrays."""
@@ -139,11 +140,13 @@ class Messages:
         """Start to receive an array or a tuple of arrays."""
         self._check(source, tag, 'source', wildcards=True)
         self._began('irecv', source, tag, caller)
+        site = call_site.locate()
         request: Request[ReceivedArrays] = Request(
             f'irecv from {"any rank" if source == MPI.ANY_SOURCE else f"rank {source}"} with '
-            f'{"any tag" if tag == MPI.ANY_TAG else f"tag {tag}"}', call_site.locate(),
+            f'{"any tag" if tag == MPI.ANY_TAG else f"tag {tag}"}', site,
             non_blocking(self._receive(source, tag, 'send')), self._are_others,
-            functools.partial(self._began, 'wait', source, tag, caller))
+            functools.partial(
+                self._began, 'wait', source, tag, caller or f'the irecv at {site}'))
         self.receiving().append(request)
         return request
 

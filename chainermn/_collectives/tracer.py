@@ -16,7 +16,7 @@ from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations import call_signature
 from chainermn._operations.call import Call, subscribe, unsubscribe
 from chainermn._operations.ranks import ranks_text
-from chainermn._operations.table import BY_NAME, Payload, Waits
+from chainermn._operations.table import BY_NAME, RECV, Payload, Waits
 from chainermn._process.mpi import MPI
 from chainermn._timeline import clock_sync, recorder
 from chainermn._timeline.recorder import Timeline, now
@@ -148,7 +148,7 @@ class Tracer:
             number = call_signature.unpack(call.signature).number if call.signature else 0
             return f'"bytes":{number}' if number else ''
         parts = [] if call.peer is None else [f'"peer":{call.peer},"tag":{call.tag}']
-        if call.operation == 'recv_activation' and isinstance(result, tuple):
+        if call.operation == RECV and isinstance(result, tuple):
             result = result[0]
         if text := _of_call(args, kwargs, result):
             parts.append(text)

@@ -81,9 +81,15 @@ class ConsistencyCheck:
     def set_caller(self, caller: Caller) -> None:
         """Set who makes the calls of this rank."""
         self.caller = caller
+        self._words = f'of {caller.name}' if caller.name else ''
         self._identifier: Callable[[bytes], bytes] = (
             identifier if caller is PROGRAM
             else lambda signature: identifier_of_caller(signature, caller.identity))
+
+    def _record(self, signature: bytes) -> None:
+        call = self.record.add(signature)
+        if self._words:
+            call.words = self._words
 
     def trace(self) -> None:
         """Record the time spent waiting for other ranks on the timeline."""
@@ -105,7 +111,7 @@ class ConsistencyCheck:
             Whether the signatures are identical, including parts that may differ, such as the
             device.
         """
-        self.record.add(signature)
+        self._record(signature)
         if not self.is_active or self.exchange.matches(self._identifier(signature)):
             return True
         self._compare(signature, details)
@@ -123,7 +129,7 @@ class ConsistencyCheck:
         Returns:
             The data of each rank; ``None`` if the signatures differ in parts that may differ.
         """
-        self.record.add(signature)
+        self._record(signature)
         blocks = self.exchange.gather_equal(self._identifier(signature), block)
         if blocks is None:
             self._compare(signature, details)
@@ -139,7 +145,7 @@ class ConsistencyCheck:
         Returns:
             The signature of each rank, of the size ``call_signature.SIZE``, with its data appended.
         """
-        self.record.add(signature)
+        self._record(signature)
         if self._size == 1:
             return [signature + data]
         messages = self.exchange.gather(self._identifier(signature), signature + data)
@@ -160,7 +166,7 @@ class ConsistencyCheck:
         Returns:
             The signature, of the size ``call_signature.SIZE``, with the data appended.
         """
-        self.record.add(signature)
+        self._record(signature)
         if self._size == 1:
             return signature + data
         message = self.exchange.bcast(self._identifier(signature), signature + data, root)

@@ -28,9 +28,10 @@ _ADVICE = {
                'update. Let the error end the program, or contribute no gradients for the failed '
                'update: model.cleargrads(); optimizer.update(). To continue after this error, load '
                'a checkpoint on all ranks.',
-    'callers': 'All ranks must add the same extensions, with the same triggers, in the same order, '
-               'and use the same iterators. Look for one inside an "if" on the rank; only '
-               'extensions that do not communicate can be on one rank alone.',
+    'callers': 'All ranks must make the same calls in the same order. All ranks must add the same '
+               'extensions, with the same triggers, in the same order, and use the same iterators. '
+               'Look for one inside an "if" on the rank; only extensions that do not communicate '
+               'can be on one rank alone.',
     'roots': 'Pass the same root on all ranks.',
     'ops': 'Pass the same op on all ranks.',
     'dtypes': 'Cast before the call, e.g. x.astype(numpy.float32).',
@@ -92,8 +93,8 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
     calls = [f'{signature} of {caller.name}' if caller.name else str(signature)
              for signature, caller in zip(signatures, callers, strict=True)]
     if any(failures):
-        return remote_error([f'{call}{site}' for call, site in zip(calls, sites, strict=True)],
-                            failures)
+        return remote_error([f'{caller.name or call}{site}' for caller, call, site in zip(
+            callers, calls, sites, strict=True)], failures)
     if _have_different_options(callers, signatures):
         return CollectiveMismatchError.of('\n'.join([
             f'Collective mismatch: options of {callers[0].name} differ between ranks ({NOT_SENT})',

@@ -21,8 +21,19 @@ LAYERS = WRAPPER, *(f'{PACKAGE}{name}{os.sep}' for name in (
 _COMPAT = [folder + os.sep for folder in getattr(
     importlib.util.find_spec('chainer_compat'), 'submodule_search_locations', None) or ()]
 _CHAINER = os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep
+_FUNCTIONS = f'{PACKAGE}functions{os.sep}'
 #: Folders and files whose frames are never a call site. Context managers of ours run in contextlib.
 PACKAGES = PACKAGE, _CHAINER, *_COMPAT, contextlib.__file__
+
+
+def _function(frame: FrameType) -> str:
+    """Name the differentiable function of a frame in its package."""
+    node, method = frame.f_locals.get('self'), frame.f_code.co_name
+    if not isinstance(node, chainer.FunctionNode) or method not in ('forward', 'backward'):
+        return ''
+    name = type(node).__name__
+    name = 'reduce_scatter' if name == 'ReduceScatter' else name.lower()
+    return f', in {"backward of " * (method == "backward")}chainermn.functions.{name}'
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -35,15 +46,13 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
 def describe() -> str:
     """Describe the call site of the current operation, as the end of a sentence.
 
-    For example ``, called at train.py:8``, or ``, in evaluate() of multi_node_evaluator.py, called
-    at train.py:8``. Frames of Chainer's Trainer are skipped.
+    For example ``, called at train.py:8``, or ``, in backward of chainermn.functions.allgather,
+    called at train.py:8``. Frames of this package and of Chainer are skipped.
     """
-    frame, through, is_ours = sys._getframe(1), '', True
+    frame, through = sys._getframe(1), ''
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGES):
-        path = frame.f_code.co_filename
-        is_ours = is_ours and not path.startswith(_CHAINER)
-        if is_ours and path.startswith(PACKAGE) and not path.startswith(LAYERS):
-            through = f', in {frame.f_code.co_name}() of {os.path.basename(path)}'
+        if frame.f_code.co_filename.startswith(_FUNCTIONS):
+            through = _function(frame) or through
         frame = frame.f_back
     return f'{through}, called at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}'
 

@@ -16,9 +16,13 @@ from types import CodeType
 from typing import Any, Protocol, TypeVar, cast
 
 from chainermn._operations import call_signature, message_header
+from chainermn._operations.table import Waits, waiting_for
 from chainermn._process import runtime
 
 _Function = TypeVar('_Function', bound=Callable[..., Any])
+
+#: The preposition before the peer of an operation: 'from', unless it is here.
+_PREPOSITIONS = {**dict.fromkeys(waiting_for(Waits.RECEIVER), 'to'), 'isend': 'to', 'wait': 'for'}
 
 
 class Call:
@@ -56,7 +60,7 @@ class Call:
         """Its arguments, in words."""
         parts = []
         if self.peer is not None and self.tag is not None:
-            parts = ['to' if 'send' in self.operation else 'from',
+            parts = [_PREPOSITIONS.get(self.operation, 'from'),
                      'any rank' if self.peer < 0 else f'rank {self.peer}',
                      'any tag' if self.tag < 0 else f'tag {self.tag}']
         if self.signature is not None:

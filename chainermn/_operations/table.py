@@ -15,6 +15,11 @@ CALL, DTYPE, SHAPE = 1, 2, 3
 #: The operation of a rank that has reached the end of the program.
 END = 'end of the program'
 
+#: Messages of differentiable functions, which errors call as programs do.
+SEND, RECV = 'chainermn.functions.send', 'chainermn.functions.recv'
+#: Those of their gradients: the first one receives, the second one sends.
+BACKWARD_OF_SEND, BACKWARD_OF_RECV = f'backward of {SEND}', f'backward of {RECV}'
+
 
 class Payload(enum.Enum):
     """What an operation sends or receives."""
@@ -121,11 +126,10 @@ OPERATIONS = (
     Operation('waitall', None, waits_for=Waits.MESSAGES),
     Operation('ask', None, OBJECT, Waits.BACKGROUND),
     Operation('wait for means', None, MODEL, Waits.BACKGROUND),
-    # Messages of chainermn.functions.
-    Operation('send_activation', None, ARRAYS, Waits.RECEIVER),
-    Operation('recv_activation', None, ARRAYS, Waits.SENDER),
-    Operation('send_gradient', None, ARRAYS, Waits.RECEIVER),
-    Operation('recv_gradient', None, ARRAYS, Waits.SENDER),
+    Operation(SEND, None, ARRAYS, Waits.RECEIVER),
+    Operation(RECV, None, ARRAYS, Waits.SENDER),
+    Operation(BACKWARD_OF_RECV, None, ARRAYS, Waits.RECEIVER),
+    Operation(BACKWARD_OF_SEND, None, ARRAYS, Waits.SENDER),
 )
 
 BY_NAME = {operation.name: operation for operation in OPERATIONS}

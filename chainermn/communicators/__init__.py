@@ -251,7 +251,11 @@ def _find_class(name: str) -> type[MpiCommunicatorBase]:
             found = _class_of(known)
             found._check_requirements()
             return found
-    raise ValueError(f'Unrecognized communicator: "{name}"; use one of auto, {", ".join(_CLASSES)}')
+    advice = '' if isinstance(name, str) else (
+        ". Pass a name, and an MPI communicator by keyword: create_communicator('naive', "
+        'mpi_comm=MPI.COMM_WORLD)')
+    raise ValueError(f'Unrecognized communicator: "{name}"; use one of auto, '
+                     f'{", ".join(_CLASSES)}{advice}')
 
 
 def _class_of(name: CommunicatorName) -> type[MpiCommunicatorBase]:

@@ -26,7 +26,8 @@ def as_communicator(value: object, operation: str) -> CommunicatorBase:
     Args:
         value: A communicator, or an object with methods of ChainerMN 7's communicators, such as a
             proxy.
-        operation: The name of the caller, for the error.
+        operation: The name of the caller, for the error; with its arguments if it has several,
+            such as ``'n_examples(train, communicator)'``.
 
     Returns:
         ``value``; if it is not derived from CommunicatorBase, an object that forwards to it and has
@@ -48,8 +49,9 @@ def as_communicator(value: object, operation: str) -> CommunicatorBase:
     if isinstance(value, _Completed):
         return cast(CommunicatorBase, value)
     if not is_communicator(value):
+        order = 'Check the order of the arguments. ' if ', ' in operation else ''
         raise TypeError(f'{operation} needs a ChainerMN communicator, not {type(value).__name__}. '
-                        'Create one with chainermn.create_communicator().')
+                        f'{order}Create one with chainermn.create_communicator().')
     named = type(type(value).__name__, (_Completed,), {})  # errors show the name
     return cast(CommunicatorBase, named(value))
 

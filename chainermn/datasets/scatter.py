@@ -105,8 +105,7 @@ def scatter_dataset(
     with _as_communicator(comm, 'scatter_dataset') as ours:
         ranks = ours.gather_obj((_length(data), _memory.NodeMemory.here()), root)
         own_plan, order = _on_root(ours, root, 'scatter_dataset', lambda: _plan(
-            data, ours.size, shuffle, seed, force_equal_length,
-            [node for _, node in ranks or ()], root)) or (None, None)
+            data, ours.size, shuffle, seed, force_equal_length, ranks or (), root)) or (None, None)
         plan: _ScatterPlan = ours.bcast_obj(own_plan, root=root)
         begin, end = plan.shards[ours.rank]
         if not plan.at_once:
@@ -202,8 +201,8 @@ def _as_communicator(comm: CommunicatorLike, caller: str) -> Iterator[Communicat
             yield ours
         return
     if not hasattr(comm, 'Get_rank'):
-        raise TypeError(f'comm must be a ChainerMN or mpi4py communicator, not '
-                        f'{type(comm).__name__}')
+        raise TypeError(f'{caller}: comm must be a ChainerMN or mpi4py communicator, not '
+                        f'{type(comm).__name__}. Check the order of the arguments.')
     ours = create_communicator('naive', mpi_comm=cast(Any, comm))
     yield ours
     ours.finalize()  # not after an error: it is collective, and other ranks may not reach it
@@ -222,14 +221,21 @@ class _ScatterPlan(NamedTuple):
 
 
 def _plan(dataset: Dataset, size: int, shuffle: bool, seed: int | None, force_equal_length: bool,
-          nodes: Sequence[_memory.NodeMemory], root: int) -> tuple[_ScatterPlan, np.ndarray | None]:
+          ranks: Sequence[tuple[int, _memory.NodeMemory]], root: int
+          ) -> tuple[_ScatterPlan, np.ndarray | None]:
     """On the root: return the plan, and the order of the examples (``None``: not shuffled)."""
     try:
         n = len(dataset)
     except TypeError as error:
-        kind = 'None' if dataset is None else f'of type {type(dataset).__name__}'
-        raise TypeError(f'the data set of the root has no length: it is {kind}. Pass a data set '
-                        'with __len__ on the root.') from error
+        if dataset is not None:
+            raise TypeError(f'the data set of rank {root}, the root, has no length: it is of type '
+                            f'{type(dataset).__name__}. Pass a data set with __len__.') from error
+        others = [rank for rank, (length, _) in enumerate(ranks) if length]
+        raise TypeError(
+            f'rank {root}, the root, passed None. Pass the data set on rank {root}' + (
+                f', or root={others[0]} on all ranks: rank {others[0]} passed one.'
+                if others else ', and None on the other ranks.')) from None
+    nodes = [node for _, node in ranks]
     order = _random_state(seed).permutation(n) if shuffle else None
     shards = _shards(n, size, force_equal_length)
     try:

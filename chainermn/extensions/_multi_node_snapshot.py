@@ -98,7 +98,8 @@ class _MultiNodeSnapshot(chainer.training.Extension):
     def __init__(self, comm: CommunicatorBase, snapshot: chainer_snapshot._Snapshot,
                  replica_sets: Iterable[int | Iterable[int]], allow_pickle: bool,
                  allow_other_classes: bool) -> None:
-        self.comm = comm = as_communicator(comm, 'multi_node_snapshot')
+        self.comm = comm = as_communicator(
+            comm, 'multi_node_snapshot(comm, snapshot, replica_sets)')
         self.snapshot = snapshot
         with raise_on_all_ranks(comm, 'multi_node_snapshot'):
             sets = parse_replica_sets(replica_sets, comm.size)

@@ -35,7 +35,7 @@ class AllreducePersistent(chainer.training.Extension):
 
     def __init__(self, model: chainer.Link, comm: CommunicatorBase) -> None:
         self.model = model
-        self.comm = as_communicator(comm, 'AllreducePersistent')
+        self.comm = as_communicator(comm, 'AllreducePersistent(model, comm)')
 
     def __call__(self, trainer: chainer.training.Trainer | None = None) -> None:
         """Average the arrays.

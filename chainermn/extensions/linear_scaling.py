@@ -54,7 +54,7 @@ class LinearScaling(chainer.training.Extension):
     def __init__(self, comm: CommunicatorBase, base_batch_size: float | None = None,
                  warmup_epochs: float = 5, decay: Callable[[float], float] | None = None,
                  attr: str = 'lr', optimizer: Optimizer | None = None) -> None:
-        self.comm = as_communicator(comm, 'LinearScaling')
+        self.comm = as_communicator(comm, 'LinearScaling(comm)')
         self.base_batch_size = base_batch_size
         self.warmup_epochs = warmup_epochs
         self.decay = decay

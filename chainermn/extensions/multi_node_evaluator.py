@@ -75,7 +75,8 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
         >>> sorted(evaluator())
         ['validation/main/accuracy', 'validation/main/loss']
     """
-    communicator = as_communicator(communicator, 'create_multi_node_evaluator')
+    communicator = as_communicator(
+        communicator, 'create_multi_node_evaluator(actual_evaluator, communicator)')
     original_evaluate = getattr(actual_evaluator, 'evaluate', None)
     if not callable(original_evaluate):
         communicator.refuse('create_multi_node_evaluator', TypeError(

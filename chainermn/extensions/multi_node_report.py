@@ -55,7 +55,8 @@ def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) 
         >>> sorted(report.log[0])
         ['elapsed_time', 'epoch', 'iteration', 'main/accuracy', 'main/loss']
     """
-    communicator = as_communicator(communicator, 'create_multi_node_report')
+    communicator = as_communicator(
+        communicator, 'create_multi_node_report(actual_report, communicator)')
     if not isinstance(actual_report, (*_MEANS, *_WRITERS)):
         communicator.refuse('create_multi_node_report', TypeError(
             'create_multi_node_report needs a LogReport, PlotReport, PrintReport or ProgressBar of '

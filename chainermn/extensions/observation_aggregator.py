@@ -51,7 +51,7 @@ class ObservationAggregator(chainer.training.Extension):
     def __init__(self, comm: CommunicatorBase, original_key: str,
                  aggregated_key: str | None = None, *, comm_trigger: Trigger = (1, 'iteration'),
                  aggregator: Callable[[list[list[Value]]], Value] | None = None) -> None:
-        self.comm = as_communicator(comm, 'ObservationAggregator')
+        self.comm = as_communicator(comm, 'ObservationAggregator(comm, original_key)')
         if aggregator is not None and not callable(aggregator):
             raise TypeError('ObservationAggregator: aggregator must be a function of the values of '
                             f'all ranks, or None, not {aggregator!r}')

@@ -49,7 +49,7 @@ class ProgressBar(chainer.training.Extension):
 
     def __init__(self, comm: CommunicatorBase, *, training_length: tuple[float, str] | None = None,
                  interval: float = 1., out: TextIO | None = None) -> None:
-        self.comm = as_communicator(comm, 'ProgressBar')
+        self.comm = as_communicator(comm, 'ProgressBar(comm)')
         self._training_length = training_length
         self._interval = interval
         self._out = sys.stderr if out is None else out

@@ -50,14 +50,14 @@ class TensorBoardWriter(extensions.LogReport):
 
     def __init__(self, comm: CommunicatorBase, log_dir: str | None = None, *,
                  keys: Iterable[str] | None = None, trigger: Trigger = (1, 'epoch')) -> None:
-        comm = as_communicator(comm, 'TensorBoardWriter')
+        comm = as_communicator(comm, 'TensorBoardWriter(comm)')
         super().__init__(None if keys is None else list(keys), trigger, self._write)
         create_multi_node_report(self, comm)
         self._log_name = None  # LogReport writes no file
         self._comm = comm
         self._log_dir = log_dir
         self._file: EventsWriter | None = None
-        with raise_on_all_ranks(comm, 'TensorBoardWriter'):
+        with raise_on_all_ranks(comm, 'TensorBoardWriter(comm)'):
             if comm.rank == 0:
                 _check_installed()
 

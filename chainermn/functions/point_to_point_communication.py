@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import chainer
 import numpy as np
 
+from chainermn._operations.arguments import is_integer
+from chainermn._process.mpi import MPI
 from chainermn._types import Array, Variable, VariableOrArray, Variables
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -111,11 +113,10 @@ def send(x: VariableOrArray | Sequence[VariableOrArray], communicator: Communica
     """
     communicator = as_communicator(
         communicator, 'chainermn.functions.send(x, communicator, rank)')
-    if rank == communicator.rank:
-        raise ValueError(f'send: rank must be a different rank, not this rank ({rank})')
+    _check_rank(communicator, rank, 'send')
     xs = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     if not xs:
-        raise ValueError('send: expected at least one Variable, got none')
+        raise ValueError('chainermn.functions.send: expected at least one Variable, got none')
     delegate, = Send(communicator, rank, tag).apply(xs)
     delegate.name = 'delegate_variable'
     return delegate
@@ -155,17 +156,30 @@ def recv(communicator: CommunicatorBase, rank: int,
         warnings.warn('recv ignores device: arrays sent from a device arrive on the current device',
                       DeprecationWarning, stacklevel=2)
     communicator = as_communicator(communicator, 'chainermn.functions.recv(communicator, rank)')
-    if rank == communicator.rank:
-        raise ValueError(f'recv: rank must be a different rank, not this rank ({rank})')
     if delegate_variable is None:
         delegate_variable = placeholder()
     elif not are_arrays((delegate_variable,)):
-        raise TypeError(f'recv: delegate_variable must be a Variable, not {delegate_variable!r}' + (
-            f'; pass the tag by keyword, tag={delegate_variable}'
-            if isinstance(delegate_variable, int) else ''))
+        advice = (f'; pass the tag by keyword, tag={delegate_variable}'
+                  if isinstance(delegate_variable, int) else '')
+        raise TypeError('chainermn.functions.recv: delegate_variable must be a Variable, not '
+                        f'{delegate_variable!r}{advice}')
+    _check_rank(communicator, rank, 'recv')
     node = Recv(communicator, rank, tag)
     ys = node.apply((delegate_variable,))
     return ys if node.is_tuple or force_tuple else ys[0]
+
+
+def _check_rank(communicator: CommunicatorBase, rank: int, function: str) -> None:
+    """Check the rank, which other operations call dest or source."""
+    size = communicator.size
+    if not is_integer(rank):
+        raise TypeError(f'chainermn.functions.{function}: rank must be an integer, not {rank!r}')
+    if not 0 <= rank < size and not (function == 'recv' and rank == MPI.ANY_SOURCE):
+        raise ValueError(
+            f'chainermn.functions.{function}: rank must be from 0 to {size - 1}, not {rank}')
+    if rank == communicator.rank:
+        raise ValueError(f'chainermn.functions.{function}: rank must be a different rank, not this '
+                         f'rank ({rank})')
 
 
 def _as_tuple(x: Array | tuple[Array, ...]) -> tuple[Array, ...]:

@@ -54,7 +54,8 @@ def create_multi_node_iterator(actual_iterator: DatasetIterator, communicator: C
         >>> next(iterator)  # the same on rank 1
         ['a.png', 'b.png']
     """
-    communicator = as_communicator(communicator, 'create_multi_node_iterator')
+    communicator = as_communicator(
+        communicator, 'create_multi_node_iterator(actual_iterator, communicator)')
     return _MultiNodeIterator(actual_iterator, communicator, rank_master)
 
 

@@ -40,7 +40,8 @@ def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator:
         >>> mine == theirs
         True
     """
-    communicator = as_communicator(communicator, 'create_synchronized_iterator')
+    communicator = as_communicator(
+        communicator, 'create_synchronized_iterator(actual_iterator, communicator)')
     with raise_together(communicator, 'create_synchronized_iterator'):
         if not hasattr(actual_iterator, 'order_sampler'):
             raise ValueError(f'{type(actual_iterator).__name__} has no order_sampler. Use '

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import numbers
+from typing import Literal
 
 from chainermn.communicators import as_communicator, create_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -23,9 +24,12 @@ BIGARRAY_BOUND = 1_000_000
 
 _LOCAL = ('local', 'device', 'nccl')
 _DIST = ('dist_sync', 'dist_device_sync', 'dist_async')
+#: MXNet's other names of these types.
+_ALIASES: dict[str, StoreType] = {'dist': 'dist_sync', 'dist_sync_device': 'dist_device_sync'}
 
 
-def create(name: StoreType = 'local', communicator: CommunicatorBase | None = None, *,
+def create(name: StoreType | Literal['dist', 'dist_sync_device'] = 'local',
+           communicator: CommunicatorBase | None = None, *,
            bigarray_bound: float = BIGARRAY_BOUND) -> KVStore:
     """Create a store.  Collective for the ``dist`` types: every rank calls it.
 
@@ -51,7 +55,8 @@ def create(name: StoreType = 'local', communicator: CommunicatorBase | None = No
     a caught exception continues to serve the others.  If a process dies, the whole job aborts.
 
     Args:
-        name: The type; the same on all ranks.
+        name: The type; the same on all ranks.  As in MXNet, ``dist`` is ``dist_sync``, and
+            ``dist_sync_device`` is ``dist_device_sync``.
         communicator: Only for the ``dist`` types; the same on all ranks.  By default, one of all
             processes that sends through MPI, in host memory.
         bigarray_bound: Number of elements, positive; the same on all ranks.
@@ -73,7 +78,8 @@ def create(name: StoreType = 'local', communicator: CommunicatorBase | None = No
         array([3., 3., 3.])
     """
     if communicator is not None:
-        communicator = as_communicator(communicator, 'kvstore.create')
+        communicator = as_communicator(communicator, 'kvstore.create(name, communicator)')
+    name = _ALIASES.get(name, name) if isinstance(name, str) else name
     if communicator is None and name in _DIST:
         communicator = create_communicator('naive')
     try:

@@ -183,27 +183,37 @@ class _DistBackend(Backend):
             messages = [join(encode(entries))
                         for entries in shard_values(layouts, values, self.size).values()]
         shards = {}
-        for entry in decode(self._comm.scatter(messages)):
-            n = entry.key_id - layouts[0].key_id
-            device = chainer.backend.get_device_from_array(values[n])
-            shards[entry.key_id] = device.send(np.array(self.server.values_of(entry, layouts[n])))
-        self.server.add_keys(layouts, shards)
-        self._comm.barrier()  # no server gets a request before it knows the keys
+        with self._called_by('init'):
+            received = self._comm.scatter(messages)
+            for entry in decode(received):
+                n = entry.key_id - layouts[0].key_id
+                device = chainer.backend.get_device_from_array(values[n])
+                shards[entry.key_id] = device.send(
+                    np.array(self.server.values_of(entry, layouts[n])))
+            self.server.add_keys(layouts, shards)
+            self._comm.barrier()  # no server gets a request before it knows the keys
+
+    def _called_by(self, operation: str) -> AbstractContextManager[object]:
+        return self._comm.called_by(f'KVStore.{operation}')
 
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         self._comm.refuse(f'KVStore.{operation}', error)
 
     def check_same(self, operation: str, arguments: str) -> None:
-        check_same(self._comm, f'KVStore.{operation}', arguments)
+        with self._comm.called_by('KVStore'):  # the arguments name the operation
+            check_same(self._comm, f'KVStore.{operation}', arguments)
 
     def gather(self, obj: _T) -> list[_T] | None:
-        return self._comm.gather_obj(obj)
+        with self._comm.called_by('KVStore'):
+            return self._comm.gather_obj(obj)
 
     def bcast(self, obj: _T) -> _T:
-        return self._comm.bcast_obj(obj)
+        with self._comm.called_by('KVStore'):
+            return self._comm.bcast_obj(obj)
 
     def barrier(self) -> None:
-        self._comm.barrier()
+        with self._comm.called_by('KVStore'):
+            self._comm.barrier()
 
     def close(self) -> None:
         pass
@@ -235,8 +245,9 @@ class DistSyncBackend(_DistBackend):
             # All ranks read the same, so a server replies to its own request, for all.
             digest = _digest('pull', layouts)
             request = join(encode(reads[self.rank]))
-            replies = self._check('pull', layouts, digest, self._comm.allgather(
-                join([digest, *self.server.reply(request)])))
+            with self._called_by('pull'):
+                replies = self._check('pull', layouts, digest, self._comm.allgather(
+                    join([digest, *self.server.reply(request)])))
         else:
             requests = self._exchange('row_sparse_pull', layouts, [
                 encode(entries) for entries in reads.values()])
@@ -248,8 +259,9 @@ class DistSyncBackend(_DistBackend):
                   messages: Sequence[list[Buffer]]) -> list[np.ndarray]:
         """Send the n-th message to rank n; return the messages from all ranks."""
         digest = _digest(operation, layouts)
-        return self._check(operation, layouts, digest, self._comm.alltoall(
-            [join([digest, *message]) for message in messages]))
+        with self._called_by(operation):
+            return self._check(operation, layouts, digest, self._comm.alltoall(
+                [join([digest, *message]) for message in messages]))
 
     def _check(self, operation: str, layouts: Sequence[KeyLayout], digest: bytes,
                received: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -356,9 +356,8 @@ class KVStore:
                     'this optimizer, or one of its hooks, cannot update shards of an array, but '
                     f'these are split over the servers: {", ".join(map(str, split))}. Call '
                     'set_optimizer before init, or create the store with a larger bigarray_bound')
-            description = _optimizer_states.describe(optimizer)
-        self._backend.check_same('set_optimizer', repr((
-            description if compare_settings else description['optimizer'], rescale_grad)))
+            call = _optimizer_states.call_of(optimizer, compare_settings)
+        self._backend.check_same('set_optimizer', f'{call}, rescale_grad={rescale_grad!r}')
         self._backend.server.set_updater(updater)
         self._backend.barrier()
 

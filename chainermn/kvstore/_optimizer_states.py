@@ -32,6 +32,16 @@ def describe(optimizer: chainer.optimizer.GradientMethod) -> OptimizerDescriptio
                                 for name, value in sorted(values.items())}}
 
 
+def call_of(optimizer: chainer.optimizer.GradientMethod, with_hyperparameters: bool) -> str:
+    """Return the class and the hyperparameters as a program writes them: ``SGD(lr=0.1)``."""
+    described = describe(optimizer)
+    module, _, name = described['optimizer'].rpartition('.')
+    if module.startswith('chainer.optimizers.'):
+        module = ''
+    values = described['hyperparameters'].items() if with_hyperparameters else ()
+    return f'{module}{"." * bool(module)}{name}({", ".join(f"{k}={v!r}" for k, v in values)})'
+
+
 _FORMAT = 1
 
 

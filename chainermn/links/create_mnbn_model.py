@@ -42,7 +42,7 @@ def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend
         >>> type(model[1]).__name__
         'MultiNodeBatchNormalization'
     """
-    comm = as_communicator(comm, 'create_mnbn_model')
+    comm = as_communicator(comm, 'create_mnbn_model(link, comm)')
     if not isinstance(link, chainer.Link):
         raise TypeError(f'create_mnbn_model needs a model (chainer.Link), not {link!r}')
     copies: dict[int, object] = {}  # by id of the original; deepcopy uses these

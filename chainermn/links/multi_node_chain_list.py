@@ -48,7 +48,7 @@ class MultiNodeChainList(chainer.ChainList):
 
     def __init__(self, comm: CommunicatorBase) -> None:
         super().__init__()
-        self._comm = as_communicator(comm, 'MultiNodeChainList')
+        self._comm = as_communicator(comm, 'MultiNodeChainList(comm)')
         self._ranks: list[tuple[list[int] | None, list[int] | None]] = []
         self._replacement: Callable[..., Value] | None = None
 

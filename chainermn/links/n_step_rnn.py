@@ -46,7 +46,8 @@ def create_multi_node_n_step_rnn(
     if not isinstance(actual_link, n_step_rnn.NStepRNNBase):
         raise ValueError('create_multi_node_n_step_rnn: actual_link must be an n-step RNN such as '
                          f'chainer.links.NStepLSTM, not {type(actual_link)}')
-    communicator = as_communicator(communicator, 'create_multi_node_n_step_rnn')
+    communicator = as_communicator(
+        communicator, 'create_multi_node_n_step_rnn(actual_link, communicator)')
     for name, rank in (('rank_in', rank_in), ('rank_out', rank_out)):
         if rank is None:
             continue

@@ -96,7 +96,7 @@ class Pipeline:
             raise ValueError(
                 'Pipeline: the model contains no MultiNodeChainList. Pass communicator=comm, or '
                 'add the links of this rank to a MultiNodeChainList.')
-        self._comm = as_communicator(communicator, 'Pipeline')
+        self._comm = as_communicator(communicator, 'Pipeline(model, lossfun, communicator=comm)')
         with raise_on_all_ranks(self._comm, 'Pipeline'):
             if not is_integer(n_micro_batches) or n_micro_batches < 1:
                 raise ValueError('Pipeline: n_micro_batches must be an integer, 1 or more, not '

@@ -132,7 +132,8 @@ def create_multi_node_optimizer(
         >>> optimizer.t
         1
     """
-    communicator = as_communicator(communicator, 'create_multi_node_optimizer')
+    communicator = as_communicator(
+        communicator, 'create_multi_node_optimizer(actual_optimizer, communicator)')
     with raise_on_all_ranks(communicator, 'create_multi_node_optimizer'):
         if isinstance(actual_optimizer, OptimizerProxy):
             raise TypeError(

@@ -147,6 +147,7 @@ def rejects(call, same_error, kind, *texts, odd=None):
 @pytest.mark.parametrize('bad, kwargs, kind, text', [
     ('no_such', {}, ValueError, 'Unrecognized communicator: "no_such"; use one of auto, naive,'),
     (None, {}, ValueError, 'Unrecognized communicator: "None"'),
+    (5, {}, ValueError, 'Pass a name, and an MPI communicator by keyword: create_communicator'),
     (['naive'], {}, TypeError, 'unhashable'),
     ('naive', {'batchedcopy': True}, TypeError, "unexpected keyword arguments ['batchedcopy']"),
     ('naive', {'allreduce_grad_dtype': np.float32}, ValueError, 'is not supported by'),

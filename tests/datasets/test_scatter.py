@@ -98,8 +98,17 @@ def test_takes_an_mpi4py_communicator(comm):
 
 
 def test_a_data_set_without_length_raises_on_all_ranks(comm):
-    with raises_on_all(TypeError, 'the data set of the root has no length'):
+    with raises_on_all(TypeError, 'the data set of rank 0, the root, has no length'):
         chainermn.scatter_dataset(iter([1, 2]), comm)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('others, advice', [
+    (None, 'passed None. Pass the data set on rank 0, and None on the other ranks.'),
+    ([1, 2], 'Pass the data set on rank 0, or root=1 on all ranks: rank 1 passed one.')])
+def test_none_on_the_root_raises_on_all_ranks(comm, others, advice):
+    with raises_on_all(TypeError, advice):
+        chainermn.scatter_dataset(others if comm.rank else None, comm)
 
 
 @pytest.mark.parametrize('seed, error_type', [(-1, ValueError), (2**32, ValueError),

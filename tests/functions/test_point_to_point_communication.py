@@ -32,6 +32,16 @@ def test_own_rank_is_rejected(comm):
         mnf.recv(comm, comm.rank)
 
 
+def test_a_rank_that_does_not_exist_is_rejected(comm):
+    expected = rf'rank must be from 0 to {comm.size - 1}, not {comm.size}'
+    with pytest.raises(ValueError, match=f'chainermn.functions.send: {expected}'):
+        mnf.send(np.ones(1, np.float32), comm, comm.size)
+    with pytest.raises(ValueError, match=f'chainermn.functions.recv: {expected}'):
+        mnf.recv(comm, comm.size)
+    with pytest.raises(TypeError, match=r'functions\.recv: rank must be an integer'):
+        mnf.recv(comm, None)
+
+
 def test_nothing_to_send_is_rejected(comm):
     with pytest.raises(ValueError, match='at least one'):
         mnf.send((), comm, (comm.rank + 1) % comm.size)
@@ -188,11 +198,13 @@ def test_the_flight_record_names_what_a_gradient_belongs_to(comm):
     """The report of a deadlock shows the newest call."""
     if comm.rank == 0:
         mnf.send(chainer.Variable(np.ones(2, np.float32)), comm, 1).backward()  # to be named
-        operation, forward = 'recv_gradient', f'the send at {line_of("to be named")}'
+        operation = 'backward of chainermn.functions.send'
+        forward = f'the send at {line_of("to be named")}'
     elif comm.rank == 1:
         y = mnf.recv(comm, 0)  # named, too
         F.sum(y).backward()
-        operation, forward = 'send_gradient', f'the recv at {line_of("named, too")}'
+        operation = 'backward of chainermn.functions.recv'
+        forward = f'the recv at {line_of("named, too")}'
     if comm.rank < 2:
         call = comm._context.messages.record.newest
         assert (call.operation, call.peer) == (operation, 1 - comm.rank)

@@ -67,6 +67,17 @@ def test_different_values_in_init(dist, same_error, value):
     assert dist.pull('x').shape == (2,)
 
 
+@pytest.mark.mpi(min_size=2)
+def test_an_error_of_one_rank_names_the_method_on_all(create, comm, same_error):
+    kv = create('dist_sync')
+    kv.init('w', np.zeros(4))
+    for name in ('push', 'pull'):
+        error = same_error(getattr(kv, name), 'w', np.ones(4 + (comm.rank == 1)))
+        assert f'KVStore.{name} failed on rank 1' in str(error)
+        assert f': KVStore.{name}\n' in str(error)
+        assert 'alltoall' not in str(error) and 'allgather' not in str(error)
+
+
 def test_an_updater_that_raises(create, comm, same_error):
     """Its error is raised on its rank, and at the next call on all other ranks."""
     def update(key, input, stored):

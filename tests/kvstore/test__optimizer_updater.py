@@ -40,6 +40,7 @@ def test_different_optimizers_are_an_error(dist, same_error, comm):
         error = same_error(dist.set_optimizer, make())
         assert isinstance(error, ValueError)
         assert 'the ranks made different calls' in str(error)
+        assert ': KVStore.set_optimizer SGD(lr=' in str(error)
 
 
 # --- saving and loading states ---

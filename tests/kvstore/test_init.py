@@ -43,7 +43,13 @@ def test_part_of_the_ranks(comm):
     group.finalize()
 
 
-@pytest.mark.parametrize('name', ['dist', 'p3', '', None, 3])
+@pytest.mark.parametrize(('name', 'expected'), [
+    ('dist', 'dist_sync'), ('dist_sync_device', 'dist_device_sync')])
+def test_other_names_of_mxnet(name, expected, comm):
+    assert kvstore.create(name, comm).type == expected
+
+
+@pytest.mark.parametrize('name', ['mpi', 'p3', '', None, 3, []])
 def test_unknown_type(name, comm, same_error):
     error = same_error(kvstore.create, name)
     assert isinstance(error, ValueError)

@@ -3,7 +3,7 @@
 A comment marks the line in which a rank waits forever, in the operation that the line calls::
 
     comm.recv(1, 0)  # 0 waits for 1
-    y.backward()     # in recv_gradient: 0 waits for 1
+    y.backward()     # in backward of chainermn.functions.send: 0 waits for 1
 
 ``1 and 2`` are ranks that it waits for; of ``1 or 2``, one would be enough.  Parentheses, as in
 ``# (2 waits for 0)``, mark a rank that need not be named: a deadlock blocks it without being a part
@@ -52,7 +52,7 @@ class Deadlock(NamedTuple):
         found: dict[int, list[Wait]] = {}
         for number, line in enumerate(lines, first):
             code, _, comment = line.partition('  # ')
-            named = re.match(r'in (\w+): ', comment)
+            named = re.match(r'in ([\w. ]+): ', comment)
             operation = named[1] if named else re.findall(r'\.(\w+)\(|$', code)[-2:][0]
             for is_blocked, rank, ranks in re.findall(
                     r'(\(?)(\d) waits for (\d(?: (?:or|and) \d)*)', comment):

@@ -19,7 +19,7 @@ def ring_of_multi_node_chain_list(comm):
     right, left = (comm.rank + 1) % 3, (comm.rank - 1) % 3
     parts = chainermn.MultiNodeChainList(comm)
     parts.add_link(model(), rank_in=left, rank_out=right)
-    parts()  # in recv_activation: 0 waits for 2, 1 waits for 0, 2 waits for 1
+    parts()  # in chainermn.functions.recv: 0 waits for 2, 1 waits for 0, 2 waits for 1
 
 
 @deadlock(2, bystanders=1)
@@ -27,22 +27,22 @@ def links_that_both_send_first(comm):
     parts = chainermn.MultiNodeChainList(comm)
     parts.add_link(model(), rank_out=1 - comm.rank)
     parts.add_link(model(), rank_in=1 - comm.rank)
-    parts(ARRAY[None])  # in send_activation: 0 waits for 1, 1 waits for 0
+    parts(ARRAY[None])  # in chainermn.functions.send: 0 waits for 1, 1 waits for 0
 
 
 @deadlock(2, bystanders=1)
 def functions_that_both_receive_first(comm):
-    functions.recv(comm, 1 - comm.rank)  # in recv_activation: 0 waits for 1, 1 waits for 0
+    functions.recv(comm, 1 - comm.rank)  # in chainermn.functions.recv: 0 waits for 1, 1 waits for 0
 
 
 @deadlock(2)
 def functions_in_another_order(comm):
     x = chainer.Variable(ARRAY)
     if comm.rank == 0:
-        functions.send(x, comm, 1, tag=1)  # in send_activation: 0 waits for 1
+        functions.send(x, comm, 1, tag=1)  # in chainermn.functions.send: 0 waits for 1
         functions.send(x, comm, 1, tag=2)
     else:
-        functions.recv(comm, 0, tag=2)  # in recv_activation: 1 waits for 0
+        functions.recv(comm, 0, tag=2)  # in chainermn.functions.recv: 1 waits for 0
         functions.recv(comm, 0, tag=1)
 
 
@@ -52,10 +52,10 @@ def sender_that_does_not_run_backward(comm):
     x = chainer.Variable(LARGE)
     if comm.rank == 0:
         functions.send(x, comm, 1)
-        functions.send(x, comm, 1)  # in send_activation: 0 waits for 1
+        functions.send(x, comm, 1)  # in chainermn.functions.send: 0 waits for 1
     else:
         y = chainer.functions.sum(functions.recv(comm, 0))
-        y.backward()  # in send_gradient: 1 waits for 0
+        y.backward()  # in backward of chainermn.functions.recv: 1 waits for 0
 
 
 @deadlock(2)
@@ -63,10 +63,10 @@ def receiver_that_does_not_run_backward(comm):
     """It receives the next array while the sender waits for the gradient of the first one."""
     if comm.rank == 0:
         y = functions.send(chainer.Variable(ARRAY), comm, 1)
-        y.backward()  # in recv_gradient: 0 waits for 1
+        y.backward()  # in backward of chainermn.functions.send: 0 waits for 1
     else:
         functions.recv(comm, 0)
-        functions.recv(comm, 0)  # in recv_activation: 1 waits for 0
+        functions.recv(comm, 0)  # in chainermn.functions.recv: 1 waits for 0
 
 
 @deadlock(2)
@@ -78,7 +78,7 @@ def both_wait_for_gradients(comm):
     else:
         functions.recv(comm, 0)
         y = functions.send(x, comm, 0)
-    y.backward()  # in recv_gradient: 0 waits for 1, 1 waits for 0
+    y.backward()  # in backward of chainermn.functions.send: 0 waits for 1, 1 waits for 0
 
 
 @deadlock(2)
@@ -86,7 +86,7 @@ def gradient_that_nobody_sends(comm):
     """Rank 1 does not run backward."""
     if comm.rank == 0:
         y = functions.send(chainer.Variable(ARRAY), comm, 1)
-        y.backward()  # in recv_gradient: 0 waits for 1
+        y.backward()  # in backward of chainermn.functions.send: 0 waits for 1
     else:
         functions.recv(comm, 0)
     comm.barrier()  # 1 waits for 0
@@ -97,10 +97,11 @@ def gradients_around_a_ring(comm):
     """Rank 2 waits for a message of rank 1 instead of running backward."""
     x = chainer.Variable(ARRAY)
     if comm.rank == 0:
-        functions.send(x, comm, 1).backward()  # in recv_gradient: 0 waits for 1
+        y = functions.send(x, comm, 1)
+        y.backward()  # in backward of chainermn.functions.send: 0 waits for 1
     elif comm.rank == 1:
         y = functions.send(functions.recv(comm, 0), comm, 2)
-        y.backward()  # in recv_gradient: 1 waits for 2
+        y.backward()  # in backward of chainermn.functions.send: 1 waits for 2
     else:
         functions.recv(comm, 1)
         comm.recv(0, 0)  # 2 waits for 0
@@ -110,11 +111,11 @@ def gradients_around_a_ring(comm):
 def functions_with_another_peer(comm):
     x = chainer.Variable(ARRAY)
     if comm.rank == 0:
-        functions.send(x, comm, 1)  # in send_activation: 0 waits for 1
+        functions.send(x, comm, 1)  # in chainermn.functions.send: 0 waits for 1
     elif comm.rank == 1:
-        functions.recv(comm, 2)  # in recv_activation: 1 waits for 2
+        functions.recv(comm, 2)  # in chainermn.functions.recv: 1 waits for 2
     else:
-        functions.recv(comm, 0)  # in recv_activation: 2 waits for 0
+        functions.recv(comm, 0)  # in chainermn.functions.recv: 2 waits for 0
 
 
 @deadlock(2)

@@ -111,8 +111,8 @@ def problem_of_report(case: Deadlock, output: str) -> str:
     named: list[tuple[int, set[int]]] = []
     waits = case.waits()
     for text in found[1].split('; '):
-        wait = re.fullmatch(r'rank (\d) waits in (\w+)\b(.*) \((\w+\.py:\d+)(?: in .*)?\) '
-                            r'for (ranks? [\d, -]+)', text)
+        wait = re.fullmatch(r'rank (\d) waits in ([^#(]*[^#( ])(?: #(.*))? '
+                            r'\((\w+\.py:\d+)(?: in .*)?\) for (ranks? [\d, -]+)', text)
         if wait is None:
             return f'other message: {text}'
         rank, awaited = int(wait[1]), ranks_in(wait[5])

@@ -26,6 +26,7 @@ from chainermn._process import runtime
 
 #: Operations that block for messages.
 _BLOCKING = waiting_for(Waits.RECEIVER, Waits.SENDER, Waits.MESSAGES)
+_SENDS = waiting_for(Waits.RECEIVER)
 
 Counts: TypeAlias = dict[tuple[int, int], int]  # messages by peer and tag
 
@@ -106,7 +107,7 @@ class Wait(NamedTuple):
         if not isinstance(record, MessageRecord) or call.operation not in _BLOCKING or (
                 call.peer is None or call.tag is None):
             return None
-        if 'send' not in call.operation:
+        if call.operation not in _SENDS:
             return cls(WaitKind.RECEIVE, record.key, 0, call.peer, call.tag)
         is_sent = record.sent_at == call.number  # it may still be pickling
         return cls(WaitKind.SEND, record.key, 0, call.peer, call.tag) if is_sent else None

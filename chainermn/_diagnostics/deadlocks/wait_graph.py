@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import NamedTuple
 
+from chainermn._diagnostics.deadlocks.advice import WaitingRank, advice
 from chainermn._diagnostics.deadlocks.rank_state import (
     Counts,
     RankState,
+    ThreadState,
     Wait,
     WaitKind,
 )
@@ -78,7 +81,7 @@ class WaitGraph:
                             free.append(thread.rank)
         return waiting - self._ended
 
-    def awaited(self, rank: int, waiting: Set[int]) -> Iterator[tuple[str, set[int]]]:
+    def awaited(self, rank: int, waiting: Set[int]) -> Iterator[_Edge]:
         """Yield the blocking operations of a rank, and the ranks that each waits for.
 
         Args:
@@ -86,9 +89,9 @@ class WaitGraph:
             waiting: The ranks that make no progress.
         """
         for thread, found in zip(self._states[rank].threads, self._blockers[rank], strict=True):
-            for blockers in found:
+            for wait, blockers in zip(thread.waits, found, strict=True):
                 if blockers.remain(waiting):
-                    yield thread.wait_text, (blockers.ranks & waiting) - {rank}
+                    yield _Edge(thread, wait, (blockers.ranks & waiting) - {rank})
 
     def awaited_by(self, ranks: Iterable[int], waiting: Set[int]) -> set[int]:
         """Return all ranks that some ranks wait for.
@@ -157,25 +160,48 @@ class WaitGraph:
         return self._messages[key]
 
     def cycle(self, deadlocked: Set[int]) -> str:
-        """Describe ranks that wait for each other, or for finished ranks."""
+        """Describe ranks that wait for each other, or for finished ranks; and what to do."""
         waiting = deadlocked | self._ended
         rank = min(deadlocked)
         path: list[int] = []
-        edges: dict[int, tuple[str, set[int]]] = {}
+        edges: dict[int, _Edge] = {}
         while rank in deadlocked and rank not in edges:
             path.append(rank)
             edges[rank] = next(self.awaited(rank, waiting))
-            awaited = edges[rank][1]
+            awaited = edges[rank].awaited
             seen = {each for each in awaited if each in edges}
             rank = min(seen if seen and len(path) > _SHOWN else awaited - seen or seen)
         end = f'rank {rank} has reached the end of the program'
         if rank in edges:
             path, end = path[path.index(rank):], ''
-        texts = [f'rank {each} waits {edges[each][0]} for {ranks_text(sorted(edges[each][1]))}'
-                 for each in path[:_SHOWN]]
+        texts = [f'rank {each} waits {edges[each].thread.wait_text} for '
+                 f'{ranks_text(sorted(edges[each].awaited))}' for each in path[:_SHOWN]]
         if len(path) > _SHOWN:
             texts[_SHOWN_OF_MANY:] = [f'and so on; {len(deadlocked)} ranks are deadlocked']
-        return '; '.join(texts + [end] * bool(end))
+        steps = [WaitingRank(each, edges[each].thread, edges[each].wait, following,
+                             following not in edges, self._other_tags(each, edges[each].wait))
+                 for each, following in zip(path, [*path[1:], rank], strict=True)]
+        return '; '.join(texts + [end] * bool(end)) + f'\n{advice(steps)}'
+
+    def _other_tags(self, rank: int, wait: Wait) -> list[int]:
+        """Return the tags of messages from the awaited rank that a rank has not received."""
+        if wait.kind is not WaitKind.RECEIVE or wait.peer < 0 or wait.tag < 0:
+            return []
+        messages = self._messages_of(wait.key)
+        me, sender = messages.place[rank], wait.key[1][wait.peer]
+        if sender not in messages.sent:
+            return []
+        return [tag for tag in messages.sent[sender].tags(me)
+                if messages.sent[sender].count(me, tag)
+                > messages.received[rank].count(wait.peer, tag)]
+
+
+class _Edge(NamedTuple):
+    """An operation that a rank waits in."""
+
+    thread: ThreadState
+    wait: Wait
+    awaited: set[int]  # ranks
 
 
 class _Blockers:
@@ -246,6 +272,10 @@ class _Counts:
     def __init__(self, counts: Counts | None) -> None:
         self._counts = counts
         self._by_peer: dict[int, int] | None = None
+
+    def tags(self, peer: int) -> list[int]:
+        """Return the tags of a peer's messages; none for a freed communicator."""
+        return [tag for other, tag in self._counts or () if other == peer]
 
     def count(self, peer: int, tag: int) -> float:
         """Count messages of a peer with a tag, or any tag; infinite for a freed communicator."""

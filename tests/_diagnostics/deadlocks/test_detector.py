@@ -20,7 +20,8 @@ def receiving(peer, received=None):
 
 
 CYCLE = ('rank 0 waits in receive (a.py:1) for rank 1; '
-         'rank 1 waits in receive (a.py:1) for rank 0')
+         'rank 1 waits in receive (a.py:1) for rank 0\n'
+         'Each of ranks 0-1 receives first. Let one of them send first.')
 STATES = [receiving(1), receiving(0)]
 
 

@@ -130,7 +130,8 @@ def test_deadlocks(states, expected):
 ])
 def test_a_cycle_is_described(states, expected):
     graph = WaitGraph(dict(enumerate(states)))
-    assert graph.cycle(graph.deadlocked()) == expected
+    cycle, _ = graph.cycle(graph.deadlocked()).splitlines()  # test_advice.py has the second line
+    assert cycle == expected
 
 
 def call_of(operation):

@@ -1,0 +1,80 @@
+"""What to do about a deadlock, from the operations that its ranks wait in."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from chainermn._diagnostics.deadlocks.rank_state import ThreadState, Wait, WaitKind
+from chainermn._operations.ranks import ranks_text
+from chainermn._operations.table import BACKWARD_OF_RECV, BACKWARD_OF_SEND, END
+
+_MESSAGES = WaitKind.SEND, WaitKind.RECEIVE
+_PAIRS = 'Each send needs a recv with the same tag on the other rank.'
+_COLLECTIVES = 'All ranks must call the same collectives in the same order.'
+_ORDER = ('Look for a call inside an "if" on the rank, for loops of different lengths, or for '
+          'calls in another order.')
+
+
+class WaitingRank(NamedTuple):
+    """A rank of a deadlock.  Ranks are those of COMM_WORLD.
+
+    Attributes:
+        rank: The rank.
+        thread: The thread that waits.
+        wait: What it waits for.
+        awaited: The rank that it waits for, of which the deadlock continues with the next one.
+        has_ended: Whether that rank has reached the end of the program.
+        other_tags: The tags of messages of that rank that this rank has not received.
+    """
+
+    rank: int
+    thread: ThreadState
+    wait: Wait
+    awaited: int
+    has_ended: bool
+    other_tags: Sequence[int]
+
+
+def advice(ranks: Sequence[WaitingRank]) -> str:
+    """Return what to do about a deadlock.
+
+    Args:
+        ranks: Its ranks; each waits for the next one.
+    """
+    kinds = {each.wait.kind for each in ranks}
+    for each in ranks:
+        if each.other_tags:
+            return (f'Rank {each.awaited} sends to rank {each.rank} with tag '
+                    f'{min(each.other_tags)}, but rank {each.rank} receives with tag '
+                    f'{each.wait.tag}. Pass the same tags, in the same order, on both ranks.')
+    backward = {each.rank: each for each in ranks
+                if each.thread.operation in (BACKWARD_OF_SEND, BACKWARD_OF_RECV)}
+    if len(backward) == len(ranks) and not ranks[-1].has_ended:
+        return ('Each rank runs backward of another message first. Connect the calls of send and '
+                'recv of each rank: pass the result of send to recv as delegate_variable, or to '
+                'pseudo_connect, and call backward() on the last result.')
+    for each in backward.values():
+        if each.awaited not in backward:
+            message = ('received from' if each.thread.operation == BACKWARD_OF_SEND else 'sent to')
+            return (f'Rank {each.awaited} has not called backward() for what it {message} rank '
+                    f'{each.rank}. Call backward() on both ranks, once per forward pass and in the '
+                    'same order, or send an array (x.array) if no gradient is needed.')
+    ended = {each.rank for each in ranks if each.thread.operation == END} | {
+        each.awaited for each in ranks if each.has_ended}
+    for each in ranks:
+        if each.awaited in ended and each.rank not in ended:
+            return (f'Rank {each.awaited} has ended without the call that rank {each.rank} waits '
+                    f'for. {_PAIRS if each.wait.kind in _MESSAGES else _COLLECTIVES} {_ORDER}')
+    who = ranks_text(sorted(each.rank for each in ranks))
+    if kinds == {WaitKind.RECEIVE}:
+        return f'Each of {who} receives first. Let one of them send first.'
+    if kinds == {WaitKind.SEND}:
+        return (f'Each of {who} sends first, and a send waits for the recv of the other rank. Let '
+                'one of them receive first, or use comm.isend.')
+    if kinds <= {*_MESSAGES}:
+        return f'{_PAIRS} {_ORDER}'
+    if kinds == {WaitKind.CREATION}:
+        return 'All ranks must create the same communicators in the same order.'
+    if not kinds & {*_MESSAGES}:
+        return f'{_COLLECTIVES} {_ORDER}'
+    return f'{_COLLECTIVES} {_PAIRS} {_ORDER}'
