@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 
 def example(dataset: Any, index: Any) -> Any:
     """Return an example.
@@ -19,6 +21,20 @@ def example(dataset: Any, index: Any) -> Any:
             f'example {index} of the data set ({type(dataset).__name__}) raised StopIteration, '
             'which would end the batch without the remaining examples. Catch it in get_example, or '
             'raise another exception.') from error
+
+
+def checked_batch_size(iterator: Any, batch_size: Any) -> Any:
+    """Return a batch size.
+
+    Raises:
+        ValueError: If it is not a positive integer.
+    """
+    if isinstance(batch_size, (int, np.integer)) and batch_size > 0:
+        return batch_size
+    iterator.finalize = lambda: None  # it has started nothing
+    raise ValueError(
+        f'{type(iterator).__name__}: batch_size must be a positive integer, not {batch_size!r}. If it is '
+        'a number divided by the number of ranks, write max(1, number // comm.size).')
 
 
 class Batch:

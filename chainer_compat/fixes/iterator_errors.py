@@ -27,6 +27,21 @@ def stop_iteration_in_example() -> dict[str, str]:
     }
 
 
+@edit('chainer.iterators.serial_iterator', 'chainer.iterators.multithread_iterator',
+      'chainer.iterators.multiprocess_iterator')
+def empty_batches() -> dict[str, str]:
+    """All versions: iterators accepted batch_size=0, and the updater raised "batch is empty".
+
+    With floats, the first batch raised TypeError. Both are now a ValueError when the iterator is
+    created.
+    """
+    return {
+        'self.batch_size = batch_size':
+            'from chainer_compat.fixes.examples import checked_batch_size; '
+            'self.batch_size = checked_batch_size(self, batch_size)',
+    }
+
+
 @edit('chainer.iterators.multiprocess_iterator')
 def error_in_first_batch() -> dict[str, str]:
     """All versions: an error in the first batch of MultiprocessIterator became a TypeError."""

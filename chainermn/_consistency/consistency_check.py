@@ -298,7 +298,7 @@ class ConsistencyCheck:
         self._mismatch = self.record.count, signatures
         self.has_finished_ranks = any(
             signature.operation == END for signature in signatures)
-        site = str(self.update) + call_site.describe() + _handled(error)
+        site = self.update.text(call_site.iteration()) + call_site.describe() + _handled(error)
         responses = self.mpi_comm.allgather((failure, details, site, self.caller))
         common = mismatch.common_error(signatures, *zip(*responses, strict=True))
         common_error.mark(common, self.mpi_comm.rank == _first_to_print(signatures))

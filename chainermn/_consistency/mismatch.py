@@ -93,8 +93,9 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
     calls = [f'{signature} of {caller.name}' if caller.name else str(signature)
              for signature, caller in zip(signatures, callers, strict=True)]
     if any(failures):
-        return remote_error([f'{caller.name or call}{site}' for caller, call, site in zip(
-            callers, calls, sites, strict=True)], failures)
+        return remote_error([call if call == END else f'{caller.name or call}{site}' for
+                             caller, call, site in zip(callers, calls, sites, strict=True)],
+                            failures)
     if _have_different_options(callers, signatures):
         return CollectiveMismatchError.of('\n'.join([
             f'Collective mismatch: options of {callers[0].name} differ between ranks ({NOT_SENT})',
@@ -106,7 +107,10 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
     if what == 'operations':
         title = 'Collective mismatch: ranks called different operations'
     else:
-        title = f'Collective mismatch in {usual.operation}: {what} differ between ranks'
+        names = {caller.name for caller in callers}
+        where = f'{names.pop()} ({usual.operation})' if len(names) == 1 and '' not in names else (
+            usual.operation)
+        title = f'Collective mismatch in {where}: {what} differ between ranks'
     lines = [(f'{call}{"" if call == END else site}',
               f'<- {difference} differ' if difference else '')
              for call, difference, site in zip(calls, differences, sites, strict=True)]

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -22,8 +23,9 @@ _COMPAT = [folder + os.sep for folder in getattr(
     importlib.util.find_spec('chainer_compat'), 'submodule_search_locations', None) or ()]
 _CHAINER = os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep
 _FUNCTIONS = f'{PACKAGE}functions{os.sep}'
-#: Folders and files whose frames are never a call site. Context managers of ours run in contextlib.
-PACKAGES = PACKAGE, _CHAINER, *_COMPAT, contextlib.__file__
+#: Folders and files whose frames are never a call site. Context managers of ours run in contextlib,
+#: and threads in threading.
+PACKAGES = PACKAGE, _CHAINER, *_COMPAT, contextlib.__file__, threading.__file__
 
 
 def _function(frame: FrameType) -> str:
@@ -54,7 +56,21 @@ def describe() -> str:
         if frame.f_code.co_filename.startswith(_FUNCTIONS):
             through = _function(frame) or through
         frame = frame.f_back
+    if frame.f_code.co_filename.startswith(PACKAGES):
+        return through  # at the end of the program, or in a thread of this package
     return f'{through}, called at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}'
+
+
+def iteration() -> int | None:
+    """Return the iteration of the Trainer that calls the current operation, counted from 1."""
+    is_in_update = False
+    for frame in outwards(sys._getframe(1)):
+        owner = frame.f_locals.get('self')
+        if isinstance(owner, chainer.training.Updater):
+            is_in_update = True
+        elif isinstance(owner, chainer.training.Trainer) and hasattr(owner, 'updater'):
+            return owner.updater.iteration + is_in_update
+    return None
 
 
 def locate() -> str:

@@ -124,11 +124,16 @@ class Update(NamedTuple):
     number: int
     since_last: int
 
-    def __str__(self) -> str:
-        if not self.since_last:
+    def text(self, iteration: int | None = None) -> str:
+        """Describe it, for errors.
+
+        Args:
+            iteration: That of the Trainer, if one is running.  It counts the updates of all jobs.
+        """
+        if iteration is None and not self.since_last:
             return ''
-        return f', update {self.number}' + (
-            f', {self.since_last} since the last exchange' if self.since_last > 1 else '')
+        return (f', update {self.number}' if iteration is None else f', iteration {iteration}') + (
+            f', {self.since_last} updates since the last exchange' if self.since_last > 1 else '')
 
 
 #: No optimizer calls.

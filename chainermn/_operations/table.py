@@ -73,6 +73,11 @@ _SAME_GRADIENTS = (
     'All ranks need the same model with gradients for the same parameters (zero_fill=True counts a '
     'missing gradient as zero) and the same compression.')
 
+_PARTS = (
+    ' If each rank has its own part of the model (MultiNodeChainList, Pipeline), use an ordinary '
+    'optimizer; for data parallelism as well, pass a communicator of the ranks that have the same '
+    'part: comm.split(part, comm.rank).')
+
 #: All operations. The order is free: all ranks run the same version.
 OPERATIONS = (
     Operation('bcast', CALL, ARRAYS),
@@ -98,7 +103,7 @@ OPERATIONS = (
     Operation('allreduce_obj', CALL, OBJECT),
 
     Operation('bcast_data', SHAPE, MODEL, digest_of='parameters', is_of_optimizers=True, advice=(
-        'All ranks need the same model with the same parameters initialized.')),
+        'All ranks need the same model with the same parameters initialized.' + _PARTS)),
     Operation('multi_node_mean_grad', SHAPE, MODEL, digest_of='parameters', is_of_optimizers=True,
               advice=_SAME_GRADIENTS),
     Operation('queue_gradients', SHAPE, MODEL, digest_of='parameters', is_internal=True,

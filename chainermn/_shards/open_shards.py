@@ -33,6 +33,12 @@ _PAUSES = .1, 1.
 _TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT}
 
 
+#: What to do, with a shard and with a sample.
+_CURES = ("Replace it, or pass on_error='skip' to ShardedIterator to train without it.",
+          "Correct the sample or transform, or pass on_error='skip' to ShardedIterator to train "
+          'without it.')
+
+
 class Shard(Protocol):
     """A shard that is open."""
 
@@ -170,9 +176,10 @@ class OpenShards:
         return shard
 
     def _note(self, number: int, sample: str, error: Exception) -> None:
-        text = f'{describe(self._shards[number], number)}{sample}: {explain(error)}'
+        shard = describe(self._shards[number], number)
+        text = f'{shard}{sample}: {explain(error)}' if sample else unopened(shard, error)
         if self._is_strict:
-            raise ShardError(text) from error
+            raise ShardError(f'{text.rstrip(".")}. {_CURES[bool(sample)]}') from error
         if number not in self._reported:
             self._reported.add(number)
             logging.getLogger('chainermn').warning('skipped: %s', text)
@@ -224,6 +231,11 @@ def size_of(shard: Object) -> int:
 def describe(shard: Object, number: int) -> str:
     """Return a name of a shard."""
     return shard if isinstance(shard, str) else f'shard {number} ({type(shard).__name__})'
+
+
+def unopened(shard: str, error: Exception) -> str:
+    """Return the text for a shard that cannot be opened."""
+    return f'{shard} cannot be opened: {explain(error)}'
 
 
 def explain(error: Exception) -> str:

@@ -57,7 +57,7 @@ class TensorBoardWriter(extensions.LogReport):
         self._comm = comm
         self._log_dir = log_dir
         self._file: EventsWriter | None = None
-        with raise_on_all_ranks(comm, 'TensorBoardWriter(comm)'):
+        with raise_on_all_ranks(comm, 'TensorBoardWriter'):
             if comm.rank == 0:
                 _check_installed()
 

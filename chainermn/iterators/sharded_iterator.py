@@ -15,7 +15,7 @@ from chainermn._operations.exceptions import ShardError
 from chainermn._operations.on_all_ranks import check_equal, raise_together
 from chainermn._shards.batches import Batches, Last, PlacedBatch, Position
 from chainermn._shards.listing import Index, find_shards
-from chainermn._shards.open_shards import UNKNOWN, Opener, describe, explain
+from chainermn._shards.open_shards import UNKNOWN, Opener, describe, unopened
 from chainermn._shards.prefetch import Prefetch
 from chainermn._shards.sample_order import SETTINGS, SampleOrder
 from chainermn._types import Object, Serializer
@@ -41,7 +41,7 @@ class ShardedIterator(chainer.dataset.Iterator):
     ranks continues there, with any batch size.
 
     A thread of each rank reads batches in advance.  Its errors, such as that of a damaged file,
-    are raised on all ranks, as :class:`ShardError`, which names the file and the sample.  Errors of
+    are raised on all ranks, as :class:`ShardError`, which names the file or the sample.  Errors of
     network file systems that may be transient (EIO, ESTALE, ETIMEDOUT, ConnectionError and similar)
     are raised after three attempts.  A shard that is replaced by one with as many samples and bytes
     is not noticed.
@@ -286,7 +286,7 @@ def _measure(comm: CommunicatorBase, shards: Sequence[Object], index: Index, ope
             except ImportError:
                 raise
             except Exception as error:
-                text = f'{describe(shard, number)}: {explain(error)}'
+                text = unopened(describe(shard, number), error)
                 if is_strict:
                     raise ShardError(text) from error
                 logging.getLogger('chainermn').warning('skipped: %s', text)

@@ -41,10 +41,13 @@ class UpdateProgress:
             gradients.  An update that raised an error on one rank counts there, so in the next
             exchange that rank is ahead of the others.
         is_started: Whether other ranks still wait for this rank in the current update.
+        n_before: Updates before the last exchange, with those of the snapshot that was loaded, for
+            errors; negative before the first update.
     """
 
     n_started = 0
     is_started = False
+    n_before = -1
 
 
 class MultiNodeOptimizer(OptimizerProxy):
@@ -143,6 +146,11 @@ class MultiNodeOptimizer(OptimizerProxy):
             >>> sgd = chainer.optimizers.SGD(lr=0.1)
             >>> optimizer = chainermn.create_multi_node_optimizer(sgd, comm).setup(model)
         """
+        if isinstance(self.actual_optimizer, chainer.Optimizer) and not isinstance(
+                link, chainer.Link):
+            raise TypeError(
+                f'optimizer.setup(model) takes the model, a chainer.Link, not {link!r}. Pass loss '
+                'functions, such as a Pipeline, to optimizer.update.')
         self._averaging.reset()
         self.actual_optimizer.setup(link)
         self.target_params, self._is_new = [], False  # the next update broadcasts the model
@@ -315,6 +323,10 @@ class MultiNodeOptimizer(OptimizerProxy):
     def _begin(self, has_loss: bool) -> None:
         """Begin an update."""
         self._check_set_up()
+        if self._progress.n_before < 0:
+            # An optimizer of another framework has no t.
+            self._progress.n_before = getattr(
+                self.actual_optimizer, 't', 0) * self._accumulation.n
         # After an error, an update without a loss function completes the update of that error.
         if has_loss or not self._progress.is_started:
             self._progress.n_started += 1
@@ -352,6 +364,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             if getattr(self.actual_optimizer, '_loss_scaling_isnan', False):
                 self._averaging.skip()
         self._checks.after_update(target)
+        self._progress.n_before += self._progress.n_started
         self._progress.n_started = 0
 
     def _current_update(self) -> Update:
@@ -359,8 +372,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         if not self._participants.are_in_step:
             return NO_UPDATE
         count = self._progress.n_started
-        t = getattr(self.actual_optimizer, 't', 0)  # an optimizer of another framework has none
-        return Update(t * self._accumulation.n + count, count)
+        return Update(self._progress.n_before + count, count)
 
 
 def _seen(named: Named) -> list[tuple[str, bool]]:

@@ -423,7 +423,7 @@ def test_options(tmp_path, env):
 
 @pytest.mark.parametrize('args, message', [
     (['script.py'], 'the following arguments are required: -n'),
-    (['-n', '2'], 'the following arguments are required: SCRIPT'),
+    (['-n', '2'], 'the following arguments are required: SCRIPT\n'),
     (['-n', '0', 'script.py'], 'argument -n: must be an integer of at least 1, not 0'),
     *[(['-n', '1', f'{option}={value}', 'script.py'],
        f'argument {option}: must be {kind} of at least 0, not {value}') for option, value, kind in [

@@ -11,6 +11,7 @@ from chainermn._consistency.mismatch import (
     common_error,
 )
 from chainermn._operations.call_signature import pack, unpack
+from chainermn._operations.table import END
 
 F4, F2 = np.dtype('float32'), np.dtype('float16')
 
@@ -109,11 +110,16 @@ def test_remote_errors_are_picklable(error, kind):
 def test_call_sites():
     calls = signatures(pack('bcast_obj', root=0), pack('barrier'))
     text = str(common_error(calls, nothing(calls), nothing(calls),
-                            [', in f() of g.py, called at train.py:3', ', called at train.py:4']))
-    assert '  rank 0: bcast_obj root=0, in f() of g.py, called at train.py:3\n' in text
+                            [', in chainermn.functions.f, called at train.py:3',
+                             ', called at train.py:4']))
+    assert '  rank 0: bcast_obj root=0, in chainermn.functions.f, called at train.py:3\n' in text
     assert '  rank 1: barrier, called at train.py:4 ' in text
     text = str(common_error(calls, nothing(calls), nothing(calls), [', called at train.py:3'] * 2))
     assert 'called at' not in text
+    ended = signatures(pack(END), pack('failed', failed=True))
+    text = str(common_error(ended, [None, RemoteError.of('next', ValueError('corrupt'))],
+                            nothing(ended), ['', ', called at train.py:4']))
+    assert text.splitlines()[1] == '  rank 0: end of the program'
 
 
 @pytest.mark.mpi_skip

@@ -71,3 +71,45 @@ def test_each_rank_names_the_differentiable_function(comm):
     assert (', in backward of chainermn.functions.allgather, called at '
             f'{FILE}:{line_of("not on the others")}') in text
     assert f', in chainermn.functions.bcast, called at {FILE}:{line_of("other")}' in text
+
+
+def trained(comm, extend, communicate=None):
+    """Train for three iterations."""
+    model = chainer.links.Linear(2, 1)
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+    iterator = chainer.iterators.SerialIterator([np.ones(2, 'f')], 1)
+
+    def loss(x):
+        if communicate is not None:
+            communicate(trainer)
+        return chainer.functions.sum(model(x))
+
+    updater = chainer.training.StandardUpdater(iterator, optimizer, loss_func=loss)
+    trainer = chainer.training.Trainer(updater, (3, 'iteration'))
+    trainer.extend(extend, name='own')
+    trainer.run()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.compares_calls
+def test_the_iteration_is_that_of_the_trainer(comm, capsys):
+    """In an update, the number that LogReport will write after it."""
+    def in_iteration_2(trainer):
+        if comm.rank == 1 and trainer.updater.iteration == 2:
+            comm.barrier()  # in an extension
+
+    with raises_on_all(ValueError, match='ranks called different operations') as caught:
+        trained(comm, in_iteration_2)
+    assert 'rank 0: multi_node_mean_grad of the multi-node optimizer, iteration 3,' in str(
+        caught.value)
+    assert f'rank 1: barrier, iteration 2, called at {FILE}:{line_of("in an extension")}' in str(
+        caught.value)
+
+    def in_iteration_3(trainer):
+        if comm.rank == 1 and trainer.updater.iteration == 2:
+            comm.barrier()  # in a loss
+
+    with raises_on_all(ValueError, match='ranks called different operations') as caught:
+        trained(comm, lambda trainer: None, in_iteration_3)
+    assert f'rank 1: barrier, iteration 3, called at {FILE}:{line_of("in a loss")}' in str(
+        caught.value)

@@ -332,6 +332,7 @@ TESTS = {
     'picklable_writers': ['fixes/test_start_method.py::test_snapshots_with_forkserver'],
     'dead_worker': ['fixes/test_iterators.py::test_a_worker_that_is_killed'],
     'stop_iteration_in_example': ['fixes/test_iterators.py::test_errors_in_examples'],
+    'empty_batches': ['fixes/test_iterators.py::test_batch_sizes'],
     'error_in_first_batch': ['fixes/test_iterators.py::test_errors_in_examples'],
     'error_in_later_batch': ['fixes/test_iterators.py::test_errors_in_examples'],
     'iterators_at_exit': ['fixes/test_iterators.py::test_global_iterators_at_exit'],

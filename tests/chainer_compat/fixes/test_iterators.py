@@ -2,7 +2,9 @@
 
 import sys
 
+import numpy as np
 import pytest
+from chainer import iterators
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -178,3 +180,12 @@ for data in [1, 2, 3, 4], Slow(range(4)):
 
 def test_global_iterators_at_exit(python):
     assert python(AT_EXIT) == ''
+
+
+@pytest.mark.parametrize('size', [0, -1, 2., np.float64(2)])
+def test_batch_sizes(size):
+    for iterator in (iterators.SerialIterator, iterators.MultithreadIterator,
+                     iterators.MultiprocessIterator):
+        with pytest.raises(ValueError, match=f'{iterator.__name__}: batch_size must be a positive'):
+            iterator([1, 2, 3], size)
+    assert len(iterators.SerialIterator([1, 2, 3], np.int64(2)).next()) == 2
