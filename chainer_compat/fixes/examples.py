@@ -33,8 +33,8 @@ def checked_batch_size(iterator: Any, batch_size: Any) -> Any:
         return batch_size
     iterator.finalize = lambda: None  # it has started nothing
     raise ValueError(
-        f'{type(iterator).__name__}: batch_size must be a positive integer, not {batch_size!r}. If it is '
-        'a number divided by the number of ranks, write max(1, number // comm.size).')
+        f'{type(iterator).__name__}: batch_size must be a positive integer, not {batch_size!r}. If '
+        'it is a number divided by the number of ranks, write max(1, number // comm.size).')
 
 
 class Batch:

@@ -51,7 +51,7 @@ class MultiNodeOrderSampler:
     def __init__(self, dataset_size: int, comm: CommunicatorBase, seed: int = 0,
                  shuffle: bool = True, even: bool = True) -> None:
         comm = as_communicator(comm, 'MultiNodeOrderSampler(dataset_size, comm)')
-        with raise_together(comm, 'MultiNodeOrderSampler(dataset_size, comm)'):
+        with raise_together(comm, 'MultiNodeOrderSampler'):
             self._n = operator.index(dataset_size)
             self._seed = operator.index(seed)
             if self._seed < 0:
