@@ -20,10 +20,11 @@ from chainermn._collectives.operation import operation
 from chainermn._collectives.tracer import Tracer
 from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
-from chainermn._diagnostics import lifecycle, unusable
+from chainermn._diagnostics import call_site, lifecycle, unusable
 from chainermn._diagnostics.flight_recorder import FlightRecord, ServiceRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._operations.ranks import ranks_text
+from chainermn._operations.table import REQUEST
 from chainermn._process.mpi import MPI
 from chainermn._types import Buffer
 
@@ -69,7 +70,7 @@ class Service:
         self._thread.start()
         self._record.thread = self._thread.ident
 
-    @operation
+    @operation(REQUEST)
     def ask(self, requests: Mapping[int, Buffers]) -> dict[int, np.ndarray]:
         """Send requests to some ranks at once and wait for the answers.  Thread-safe.
 
@@ -92,8 +93,8 @@ class Service:
             raise ValueError('the store was closed on this rank, so other ranks may have ended; do '
                              'not use it after close()')
         tag = next(self._tags)
-        call = self._record.add(operation='ask')
-        call.words = ranks_text(sorted(requests))
+        call = self._record.add(operation=REQUEST)
+        call.words = f'to {ranks_text(sorted(requests))}'
         call.asked = tuple(self._record.ranks[rank] for rank in requests if rank != self._rank)
         messages = {rank: _joined(_HEAD.pack(tag), request) for rank, request in requests.items()
                     if rank != self._rank}
@@ -109,9 +110,9 @@ class Service:
         MPI.Request.Waitall(sent)
         for rank in sorted(answers):
             if _HEAD.unpack_from(answers[rank].data)[0]:
-                failure = pickle.loads(answers[rank][_HEAD.size:].data)
+                failure, place = pickle.loads(answers[rank][_HEAD.size:].data)
                 raise failure.error(failure.text if rank == self._rank else
-                                    f'{failure.text}\n  (raised on rank {rank})')
+                                    f'{failure.text}\n  (raised on rank {rank}{place})')
         return {rank: answer[_HEAD.size:] for rank, answer in answers.items()}
 
     def _flight_records(self) -> tuple[FlightRecord, ...]:
@@ -198,7 +199,9 @@ def _received(message: MPI.Message, status: MPI.Status) -> tuple[int, np.ndarray
 
 
 def _failed(error: Exception) -> np.ndarray:
-    return _joined(_HEAD.pack(1), [pickle.dumps(RemoteError.of('', error))])
+    place = call_site.of_error(error)
+    return _joined(_HEAD.pack(1), [pickle.dumps((
+        RemoteError.of(REQUEST, error), f', at {place}' * bool(place)))])
 
 
 def _joined(head: bytes, buffers: Buffers) -> np.ndarray:

@@ -90,7 +90,7 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
     if len(set(sites)) <= 1:
         sites = [''] * len(signatures)
     callers = callers or [PROGRAM] * len(signatures)
-    calls = [f'{signature} of {caller.name}' if caller.name else str(signature)
+    calls = [f'{caller.name} ({signature})' if caller.name else str(signature)
              for signature, caller in zip(signatures, callers, strict=True)]
     if any(failures):
         return remote_error([call if call == END else f'{caller.name or call}{site}' for

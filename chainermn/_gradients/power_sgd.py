@@ -50,9 +50,11 @@ class PowerSGD:
 
     def __init__(self, rank: int = 2, min_compression_rate: float = 2) -> None:
         if isinstance(rank, bool) or not isinstance(rank, numbers.Integral):
-            raise TypeError(f'rank must be a positive integer, not {rank!r}')
+            raise TypeError(f'PowerSGD: rank, of the matrices that are sent, must be a positive '
+                            f'integer, not {rank!r}')
         if rank < 1:
-            raise ValueError(f'rank must be a positive integer, not {rank}')
+            raise ValueError(f'PowerSGD: rank, of the matrices that are sent, must be a positive '
+                             f'integer, not {rank}')
         if isinstance(min_compression_rate, bool) or not isinstance(
                 min_compression_rate, numbers.Real):
             raise TypeError(f'min_compression_rate must be a number, not {min_compression_rate!r}')

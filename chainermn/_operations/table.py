@@ -15,6 +15,9 @@ CALL, DTYPE, SHAPE = 1, 2, 3
 #: The operation of a rank that has reached the end of the program.
 END = 'end of the program'
 
+#: What a dist_async KVStore pushes or pulls.
+REQUEST = 'KVStore request'
+
 #: Messages of differentiable functions, which errors call as programs do.
 SEND, RECV = 'chainermn.functions.send', 'chainermn.functions.recv'
 #: Those of their gradients: the first one receives, the second one sends.
@@ -129,7 +132,7 @@ OPERATIONS = (
     Operation('irecv', None, ARRAYS, Waits.NOTHING),
     Operation('wait', None, ARRAYS, Waits.SENDER),
     Operation('waitall', None, waits_for=Waits.MESSAGES),
-    Operation('ask', None, OBJECT, Waits.BACKGROUND),
+    Operation(REQUEST, None, OBJECT, Waits.BACKGROUND),
     Operation('wait for means', None, MODEL, Waits.BACKGROUND),
     Operation(SEND, None, ARRAYS, Waits.RECEIVER),
     Operation(RECV, None, ARRAYS, Waits.SENDER),

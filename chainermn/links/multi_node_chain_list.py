@@ -123,13 +123,28 @@ class MultiNodeChainList(chainer.ChainList):
         output = None
         for n, (part, (ranks_in, ranks_out)) in enumerate(zip(self, self._ranks, strict=True)):
             graph.part = _described(part, n, ranks_in, ranks_out)
-            y = part(*inputs, **kwds) if ranks_in is None else part(*map(graph.recv, ranks_in))
+            args, named = (inputs, kwds) if ranks_in is None else (
+                tuple(map(graph.recv, ranks_in)), {})
+            y = self._call(n, args, named)
             if ranks_out is None:
                 output = y
             else:
                 for rank in ranks_out:
                     graph.send(y, rank)
         return graph.close(output)
+
+    def _call(self, n: int, args: Sequence[Value], kwds: dict[str, Object]) -> Value:
+        """Call a part; an error, which may only name a function of Chainer, gets a note."""
+        try:
+            return self[n](*args, **kwds)
+        except Exception as error:
+            if hasattr(error, 'add_note'):  # Python 3.11 and later
+                part, _, _ = self._described_parts()[n]
+                inputs = ', '.join(
+                    f'{x.dtype} {x.shape}' if hasattr(x, 'shape') and hasattr(x, 'dtype') else
+                    type(x).__name__ for each in args for x in as_tuple(each))
+                error.add_note(f'in {part} on rank {self._comm.rank}, with inputs {inputs}')
+            raise
 
     def _described_parts(self) -> list[tuple[str, list[int] | None, list[int] | None]]:
         """Return a description of each part, and its ranks."""

@@ -133,7 +133,7 @@ def test_errors_are_raised_on_the_requesting_rank(comm, serve):
     if comm.rank == 0:
         with pytest.raises(KeyError, match='nothing like that') as caught:
             service.ask({rank: [b'x'] if rank == last else [] for rank in range(comm.size)})
-        assert (f'raised on rank {last}' in str(caught.value)) == (last != 0)
+        assert (f'raised on rank {last}, at test_rpc.py:' in str(caught.value)) == (last != 0)
     for rank in range(comm.size):
         assert service.ask({rank: []})[rank].tobytes() == b'fine'
     comm.barrier()

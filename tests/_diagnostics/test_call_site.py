@@ -49,10 +49,10 @@ def test_the_rank_of_an_error_reports_the_same_call_site_as_the_others(comm):
 def test_each_rank_says_where_it_called(comm):
     text = message(comm)
     assert f'rank 0: barrier, called at {FILE}:{line_of("first")}' in text
-    assert ('rank 1: gather_obj root=0 of scatter_dataset, '
+    assert ('rank 1: scatter_dataset (gather_obj root=0), '
             f'called at {FILE}:{line_of("second")}') in text
     if comm.size > 2:
-        assert ('allgather_obj of create_multi_node_evaluator, '
+        assert ('create_multi_node_evaluator (allgather_obj), '
                 f'called at {FILE}:{line_of("through Chainer")}') in text
 
 
@@ -100,7 +100,7 @@ def test_the_iteration_is_that_of_the_trainer(comm, capsys):
 
     with raises_on_all(ValueError, match='ranks called different operations') as caught:
         trained(comm, in_iteration_2)
-    assert 'rank 0: multi_node_mean_grad of the multi-node optimizer, iteration 3,' in str(
+    assert 'rank 0: the multi-node optimizer (multi_node_mean_grad), iteration 3,' in str(
         caught.value)
     assert f'rank 1: barrier, iteration 2, called at {FILE}:{line_of("in an extension")}' in str(
         caught.value)

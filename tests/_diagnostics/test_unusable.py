@@ -8,6 +8,7 @@ import re
 import pytest
 from jobs import run_job
 
+from chainermn._operations.table import RECV, REQUEST, SEND
 from chainermn.communicators import CommunicatorBase
 
 pytestmark = pytest.mark.mpi_skip
@@ -143,7 +144,8 @@ ALONE = {'set_config', 'get_config', 'config_scope', 'span', 'finalize', 'called
 #: Operations of methods with other names; `mean_queue` stands for its `wait`.
 OPERATIONS = {'join_turn': 'join', 'broadcast_data': 'bcast_data',
               'allreduce_grad': 'multi_node_mean_grad', 'mean_grad_shards': 'multi_node_mean_grad',
-               'mean_queue': 'wait'}
+               'mean_queue': 'wait', 'ask': REQUEST, 'send_activation': SEND,
+               'recv_activation': RECV}
 
 
 def run(tmp_path, script, ranks, name='flat', **env):

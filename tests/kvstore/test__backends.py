@@ -41,7 +41,7 @@ def test_different_keys_on_the_ranks(create, comm, same_error):
     for call in (lambda: kv.push('a', X) if odd else kv.pull('a'),
                  lambda: kv.push('a', X) if odd else comm.barrier()):
         error = same_error(call)
-        assert isinstance(error, ValueError) and 'rank 1: alltoall' in str(error)
+        assert isinstance(error, ValueError) and 'rank 1: KVStore.push (alltoall' in str(error)
 
 
 @pytest.mark.mpi(min_size=2)

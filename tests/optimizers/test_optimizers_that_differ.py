@@ -100,4 +100,4 @@ def test_overlap_on_some_ranks_and_a_call_on_another(comm, same_error):
             comm.multi_node_mean_grad(optimizer.target, zero_fill=True)
 
     text = str(same_error(step))
-    assert 'multi_node_mean_grad' in text and 'queue_gradients of the multi-node optimizer' in text
+    assert 'multi_node_mean_grad' in text and 'the multi-node optimizer (queue_gradients)' in text

@@ -87,7 +87,7 @@ def test_the_numbers_of_updates(comm):
     with pytest.raises(ValueError, match='updates differ') as info:
         update(optimizer)
     text = str(info.value)
-    call = 'multi_node_mean_grad of the multi-node optimizer, update'
+    call = 'the multi-node optimizer (multi_node_mean_grad), update'
     assert f'rank 1: {call} 7, 2 updates since the last exchange, called at ' in text
     assert '<- updates differ' in text
     assert f': {call} 6, called at ' in text

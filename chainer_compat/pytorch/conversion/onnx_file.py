@@ -52,7 +52,11 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
     Raises:
         ConversionError: If the model cannot be converted, or outputs differ. No file is written.
         ImportError: If onnx, onnxscript or onnxruntime are not installed.
+        TypeError: If ``path`` is not a path.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f'to_onnx: path must be the path of a file, not {type(path).__name__}. The '
+                        "order of the arguments is to_onnx(model, 'model.onnx', x).")
     for name in 'onnx', 'onnxscript', 'onnxruntime':
         _require(name)
     path = Path(path)

@@ -187,8 +187,9 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
     used, _ = _parameters(optimizer, module)
     kind = kind_of(optimizer, [old for _, old, _ in used])
     if not isinstance(torch_optimizer, kind.make):
-        raise ConversionError(f'{type(optimizer).__name__} is {kind.make.__name__} in PyTorch, not '
-                              f'{type(torch_optimizer).__name__}')
+        raise ConversionError(
+            f'{type(optimizer).__name__} is {kind.make.__name__} in PyTorch, not '
+            f'{type(torch_optimizer).__name__}. Pass the one that to_torch_optimizer returned.')
     values = []  # nothing changes before all are known
     for name, old, new in used:
         rule, found = old.update_rule, torch_optimizer.state.get(new, {})
@@ -218,6 +219,11 @@ def actual(optimizer: Any) -> Any:
     """Return the optimizer that updates: that of a multi-node optimizer."""
     while hasattr(optimizer, 'actual_optimizer'):
         optimizer = optimizer.actual_optimizer
+    if not isinstance(optimizer, chainer.Optimizer):
+        raise ConversionError(
+            f'optimizer must be a chainer.Optimizer, not {type(optimizer).__name__}. The order of '
+            'the arguments is to_torch_optimizer(optimizer, module) and '
+            'load_torch_optimizer(optimizer, torch_optimizer, module).')
     if getattr(optimizer, 'target', None) is None:
         raise ConversionError(
             f'{type(optimizer).__name__} has no model. Call optimizer.setup(model) first')
@@ -261,7 +267,8 @@ def _parameters(optimizer: Any, module: torch.nn.Module
         new = theirs[name.removeprefix(prefix)]
         if new.shape != old.shape:
             raise ConversionError(f'{name} has the shape {old.shape}, but {tuple(new.shape)} in '
-                                  'the module')
+                                  "the module. Pass the module that to_torch made of the "
+                                  "optimizer's model.")
         if id(old) in seen:
             warnings.warn(
                 f'{name} is a parameter of several links, which Chainer updates once for each in '

@@ -155,8 +155,9 @@ def _matched(calls: list[tuple[TracedCall, dict[str, Array]]],
 def _copy(pairs: Mapping[str, tuple[Array, Any, str]]) -> None:
     for name, (array, tensor, tensor_name) in pairs.items():
         if tuple(tensor.shape) != array.shape:
-            raise ValueError(f'{name} has the shape {array.shape}, but {tensor_name} '
-                             f'{tuple(tensor.shape)}.')
+            raise ValueError(
+                f'{name} has the shape {array.shape}, but {tensor_name} {tuple(tensor.shape)} in '
+                'the weights. Create the model with the same sizes as the one that was converted.')
     found = [(array, _as_numpy(tensor)) for array, tensor, _ in pairs.values()]
     for (name, (array, _, tensor_name)), (_, values) in zip(pairs.items(), found, strict=True):
         _check_kind(name, array, tensor_name, values)

@@ -47,3 +47,8 @@ def test_no_file_after_an_error(tmp_path):
 def test_import_of_onnx_chainer():
     with pytest.raises(ImportError, match=r'Use chainer_compat\.to_onnx'):
         __import__('onnx_chainer')
+
+
+def test_arguments_in_another_order(tmp_path):
+    with pytest.raises(TypeError, match='path must be the path of a file, not ndarray'):
+        chainer_compat.to_onnx(chainer.links.Linear(3, 2), draw(2, 3), tmp_path / 'model.onnx')

@@ -269,6 +269,8 @@ def test_what_has_no_equivalent():
     refused(optimizers.SGD(), 'All parameters are frozen', lambda model: model.disable_update())
     with pytest.raises(ConversionError, match=r'SGD has no model. Call optimizer.setup'):
         chainer_compat.to_torch_optimizer(optimizers.SGD(), torch.nn.Linear(2, 2))
+    with pytest.raises(ConversionError, match=r'not Linear\. The order of the arguments'):
+        chainer_compat.to_torch_optimizer(torch.nn.Linear(2, 2), optimizers.SGD())
     with pytest.raises(ConversionError, match=r"no parameter 'a.W'; it has: weight, bias"):
         chainer_compat.to_torch_optimizer(optimizers.SGD().setup(Net('f')), torch.nn.Linear(2, 2))
 
