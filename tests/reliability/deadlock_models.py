@@ -269,7 +269,7 @@ def updater_that_receives(comm, second):
 
     store.set_updater(update)
     if comm.rank == 0:
-        store.push(1, ARRAY)  # in ask: 0 waits for 1
+        store.push(1, ARRAY)  # in KVStore request: 0 waits for 1
     comm.barrier()  # (1 waits for 0)
 
 
@@ -284,7 +284,7 @@ def workers_whose_updaters_wait(comm, second):
 
     store.set_updater(update)
     if comm.rank == 0:
-        store.push(1, ARRAY)  # in ask: 0 waits for 1
+        store.push(1, ARRAY)  # in KVStore request: 0 waits for 1
     else:
         second.recv(0, 0)  # (1 waits for 0)
 

@@ -24,14 +24,22 @@ def check_outputs(first: Any, second: Any) -> None:
                               'results, with call=.')
 
 
+#: Why a function has no expression, by its package.
+_REASONS = {
+    'chainer': 'it has no entry',
+    'chainermn': 'it communicates with other ranks. Convert a model that one rank can compute, and '
+                 'copy the parameters of the other ranks to it',
+    '': 'it is not a function of Chainer. Use one of Chainer, or convert a function without it, '
+        'with call='}
+
+
 def check_expressions(calls: list[TracedCall]) -> None:
     """Raise if a function has no expression in PyTorch."""
     unknown: dict[str, str] = {}
     for call in calls:
         if not isinstance(call.function, NumpyFunction) and call.name not in EXPRESSIONS:
-            is_ours = type(call.function).__module__.startswith('chainer.')
-            reason = NOT_EXPRESSIBLE.get(
-                call.name, 'it has no entry' if is_ours else 'it is not a function of Chainer')
+            package, _, _ = type(call.function).__module__.partition('.')
+            reason = NOT_EXPRESSIBLE.get(call.name, _REASONS.get(package, _REASONS['']))
             unknown.setdefault(call.name, f'{call.label}: {reason}')
     if unknown:
         raise ConversionError('These functions have no expression in PyTorch: '

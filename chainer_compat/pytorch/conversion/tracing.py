@@ -351,7 +351,8 @@ def _frame() -> types.FrameType:
 
 
 def _is_library(module: str) -> bool:
-    return module.partition('.')[0] in ('chainer', 'chainer_compat', 'numpy')
+    return module.partition('.')[0] in (
+        'chainer', 'chainer_compat', 'chainermn', 'numpy')
 
 
 def _random_state() -> Any:

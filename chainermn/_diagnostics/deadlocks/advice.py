@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from chainermn._diagnostics.deadlocks.rank_state import ThreadState, Wait, WaitKind
 from chainermn._operations.ranks import ranks_text
-from chainermn._operations.table import BACKWARD_OF_RECV, BACKWARD_OF_SEND, END
+from chainermn._operations.table import BACKWARD_OF_RECV, BACKWARD_OF_SEND, END, REQUEST
 
 _MESSAGES = WaitKind.SEND, WaitKind.RECEIVE
 _PAIRS = 'Each send needs a recv with the same tag on the other rank.'
@@ -47,6 +47,9 @@ def advice(ranks: Sequence[WaitingRank]) -> str:
             return (f'Rank {each.awaited} sends to rank {each.rank} with tag '
                     f'{min(each.other_tags)}, but rank {each.rank} receives with tag '
                     f'{each.wait.tag}. Pass the same tags, in the same order, on both ranks.')
+    if any(each.thread.operation == REQUEST for each in ranks):
+        return ('Ranks wait for an updater of a dist_async KVStore, which waits itself. An updater '
+                'must not communicate, nor wait for another rank in another way.')
     backward = {each.rank: each for each in ranks
                 if each.thread.operation in (BACKWARD_OF_SEND, BACKWARD_OF_RECV)}
     if len(backward) == len(ranks) and not ranks[-1].has_ended:

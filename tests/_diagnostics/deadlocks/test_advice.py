@@ -10,7 +10,14 @@ from chainermn._diagnostics.deadlocks.rank_state import (
     WaitKind,
 )
 from chainermn._diagnostics.deadlocks.wait_graph import WaitGraph
-from chainermn._operations.table import BACKWARD_OF_RECV, BACKWARD_OF_SEND, END, RECV, SEND
+from chainermn._operations.table import (
+    BACKWARD_OF_RECV,
+    BACKWARD_OF_SEND,
+    END,
+    RECV,
+    REQUEST,
+    SEND,
+)
 
 RANKS = 0, 1, 2
 CALLS, OTHER = ('FlightRecord', RANKS, 1), ('FlightRecord', RANKS, 2)
@@ -76,6 +83,8 @@ NO_BACKWARD = 'Rank 1 has not called backward() for what it {} rank 0. Call back
      'All ranks must call the same collectives in the same order. Look for a call inside an "if"'),
     ([collective('bcast'), state(RECV, Wait(WaitKind.RECEIVE, MESSAGES, 0, 0, 0), {CALLS: 4})],
      'All ranks must call the same collectives in the same order. Each send needs a recv'),
+    ([receiving(1, operation=REQUEST), receiving(0, operation=REQUEST)],
+     'Ranks wait for an updater of a dist_async KVStore, which waits itself. An updater must not'),
     ([creating, collective('bcast')],
      'All ranks must call the same collectives in the same order. Look for'),
 ])

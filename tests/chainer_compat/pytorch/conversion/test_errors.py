@@ -250,3 +250,12 @@ def test_arguments_that_are_no_arrays():
             (([x, {'x': x}], None, 3.), r'must be 2\.0')):
         with pytest.raises(AssertionError, match=message):
             module(*arguments)
+
+
+def test_a_model_that_communicates():
+    class Sent(Double):
+        __module__ = 'chainermn.functions'
+
+    model = Net(lambda self, x: Sent().apply((x,))[0])
+    with pytest.raises(chainer_compat.ConversionError, match='Sent .*: it communicates with other'):
+        chainer_compat.to_torch(model, draw(2, 3))
