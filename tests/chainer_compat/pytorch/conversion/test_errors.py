@@ -257,5 +257,5 @@ def test_a_model_that_communicates():
         __module__ = 'chainermn.functions'
 
     model = Net(lambda self, x: Sent().apply((x,))[0])
-    with pytest.raises(chainer_compat.ConversionError, match='Sent .*: it communicates with other'):
+    with pytest.raises(chainer_compat.ConversionError, match=r'Sent .*: it communicates with'):
         chainer_compat.to_torch(model, draw(2, 3))
