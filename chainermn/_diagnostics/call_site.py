@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import os
 import sys
 import threading
@@ -22,6 +23,7 @@ LAYERS = WRAPPER, *(f'{PACKAGE}{name}{os.sep}' for name in (
 _COMPAT = [folder + os.sep for folder in getattr(
     importlib.util.find_spec('chainer_compat'), 'submodule_search_locations', None) or ()]
 _CHAINER = os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep
+_RUN = inspect.unwrap(chainer.training.Trainer.run).__code__
 _FUNCTIONS = f'{PACKAGE}functions{os.sep}'
 #: Folders and files whose frames are never a call site. Context managers of ours run in contextlib,
 #: and threads in threading.
@@ -63,13 +65,13 @@ def describe() -> str:
 
 def iteration() -> int | None:
     """Return the iteration of the Trainer that calls the current operation, counted from 1."""
-    is_in_update = False
+    names: list[str] = []  # of inner functions
     for frame in outwards(sys._getframe(1)):
-        owner = frame.f_locals.get('self')
-        if isinstance(owner, chainer.training.Updater):
-            is_in_update = True
-        elif isinstance(owner, chainer.training.Trainer) and hasattr(owner, 'updater'):
-            return owner.updater.iteration + is_in_update
+        # Not the variables of others, which Python would keep alive until the function returns.
+        if frame.f_code is _RUN:
+            is_in_update = names[-1:] == ['update'] or 'update_core' in names
+            return frame.f_locals['self'].updater.iteration + is_in_update
+        names.append(frame.f_code.co_name)
     return None
 
 
