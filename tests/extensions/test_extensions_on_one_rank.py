@@ -101,9 +101,9 @@ def test_both_callers_are_named(comm, same_error, folder, name):
     error = same_error(trainer.run)
     assert type(error) is chainermn.CollectiveMismatchError
     mine, *theirs = error.calls
-    assert mine.endswith(f' of {name}')
+    assert mine.startswith(f'{name} (')
     for call in theirs:
-        assert call.endswith((f' of {other}', ' of the multi-node optimizer'))
+        assert call.startswith((f'{other} (', 'the multi-node optimizer ('))
     for call in error.calls:
         assert call in str(error)
 
