@@ -37,7 +37,8 @@ def _function(frame: FrameType) -> str:
         return ''
     name = type(node).__name__
     name = 'reduce_scatter' if name == 'ReduceScatter' else name.lower()
-    return f', in {"backward of " * (method == "backward")}chainermn.functions.{name}'
+    return (f', in backward of chainermn.functions.{name}' if method == 'backward' else
+            f', in chainermn.functions.{name}')
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:

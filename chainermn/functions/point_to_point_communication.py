@@ -8,7 +8,6 @@ import chainer
 import numpy as np
 
 from chainermn._operations.arguments import is_integer
-from chainermn._process.mpi import MPI
 from chainermn._types import Array, Variable, VariableOrArray, Variables
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -174,7 +173,9 @@ def _check_rank(communicator: CommunicatorBase, rank: int, function: str) -> Non
     size = communicator.size
     if not is_integer(rank):
         raise TypeError(f'chainermn.functions.{function}: rank must be an integer, not {rank!r}')
-    if not 0 <= rank < size and not (function == 'recv' and rank == MPI.ANY_SOURCE):
+    if function == 'recv' and rank < 0:
+        return  # any rank, or an error of the communicator
+    if not 0 <= rank < size:
         raise ValueError(
             f'chainermn.functions.{function}: rank must be from 0 to {size - 1}, not {rank}')
     if rank == communicator.rank:

@@ -61,7 +61,7 @@ def test_broken_parquet_files(tmp_path):
     with pytest.raises(ShardError, match='several columns are named a'):
         alone(path, 1)
     truncate(path)
-    with pytest.raises(ShardError, match=r'x\.parquet: ArrowInvalid'):
+    with pytest.raises(ShardError, match=r'x\.parquet cannot be opened: ArrowInvalid'):
         alone(path, 1)
 
 
@@ -427,7 +427,7 @@ def write_member(path, kind):
 def test_a_broken_tar_file(tmp_path, damage, text):
     write_tar(tmp_path / 'x.tar')
     damage(tmp_path / 'x.tar')
-    with pytest.raises(ShardError, match=rf'x\.tar: .*({text})'):
+    with pytest.raises(ShardError, match=rf'x\.tar cannot be opened: .*({text})'):
         alone(tmp_path / 'x.tar', 1)
 
 
