@@ -40,6 +40,8 @@ def main() -> None:
         command.main(options)
         return
     if options.command == 'names':
+        if not os.path.isfile(options.program):
+            names.error(f'no such program: {options.program}')
         _run_and_list(options.program, options.arguments)
         return
     with warnings.catch_warnings():

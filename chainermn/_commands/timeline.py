@@ -45,7 +45,9 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         parser.error(f'-o {options.merged} would overwrite the timeline of a rank')
     try:
         run = trace_files.read(options.files)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        parser.error(f'cannot read the timeline {error.filename}: {error.strerror}')
+    except ValueError as error:
         parser.error(str(error))
     print(streams.printable(summary.text(run)))
     if options.merged is not None:

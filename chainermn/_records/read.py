@@ -109,7 +109,10 @@ class RecordedRun:
         files = [path for path in folder.glob('*.txt')
                  if re.fullmatch(r'(.+\.)?rank\d+\.txt', path.name)] if folder.is_dir() else []
         if not files:
-            raise ValueError(f'{folder} has no record of a run: no file rank0.txt')
+            raise ValueError(
+                f'{folder} has no record of a run: no file rank0.txt. Pass the folder of '
+                'CHAINERMN_RECORD, or "record" in the folder of the Trainer\'s results.'
+                if folder.is_dir() else f'no such folder: {folder}')
         self.ranks = {path.stem: RecordedRank(path) for path in sorted(files, key=_key)}
 
     def replicas(self, name: str) -> dict[str, RecordedRank]:

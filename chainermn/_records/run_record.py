@@ -73,6 +73,9 @@ class RunRecord(chainer.training.Extension):
         details: How many updates there are from one to the next with digests of each parameter and
             of the outputs of each function, which name the place of a difference.
 
+    Raises:
+        TypeError: If ``folder`` is not a path.
+
     Example:
         >>> trainer.extend(chainermn.extensions.RunRecord('record'))
         >>> trainer.run()
@@ -84,6 +87,10 @@ class RunRecord(chainer.training.Extension):
     name = 'RunRecord'
 
     def __init__(self, folder: str = 'record', details: int = 100) -> None:
+        if not isinstance(folder, (str, os.PathLike)):
+            raise TypeError(
+                f'folder must be a path, not {type(folder).__name__}: the optimizers are those of '
+                "the Trainer. Without a Trainer, set CHAINERMN_RECORD.")
         self.folder, self.details = folder, details
         self._records: list[Recording] = []
 

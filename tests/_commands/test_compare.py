@@ -142,6 +142,7 @@ def test_a_running_job(tmp_path, command_output):
 def test_wrong_arguments(tmp_path, usage_error):
     assert f'{tmp_path} has no record of a run: no file rank0.txt' in usage_error(
         'compare', tmp_path)
+    assert f'no such folder: {tmp_path / "none"}' in usage_error('compare', tmp_path / 'none')
     assert '--plot takes two records' in usage_error('compare', tmp_path, '--plot', 'x.png')
 
 

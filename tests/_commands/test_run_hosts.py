@@ -385,7 +385,8 @@ def test_connections_of_strangers_are_dropped():
                               '"host:4".'),
     (['--hosts-file', 'few', '--min-ranks', '4'], 'few has 3 slots, which are not enough for '
                                                   '--min-ranks 4.'),
-    (['--hosts-file', 'none'], "No such file or directory: 'none'"),
+    (['--hosts-file', 'none'], 'cannot read --hosts-file none: No such file or directory. It has '
+                               'one line per host'),
     (['--hosts-file', 'wrong'], 'wrong, line 2: must be "host", "host:slots" or "host slots=N" '
                                 'with at least one slot, not "b 3"'),
 ])

@@ -356,6 +356,8 @@ def test_what_is_no_record(tmp_path):
     (tmp_path / 'rank0.txt').write_text('1 2 3\n')
     with pytest.raises(ValueError, match='is not a record of a run, or of another version'):
         RecordedRun(tmp_path)
+    with pytest.raises(TypeError, match='folder must be a path, not Adam: the optimizers are'):
+        chainermn.extensions.RunRecord(chainer.optimizers.Adam())
 
 
 @pytest.mark.mpi_skip

@@ -169,7 +169,11 @@ def _slots(options: argparse.Namespace) -> dict[str, int]:
         return {}
     if (options.min_ranks or 1) > options.n:
         raise ValueError(f'--min-ranks {options.min_ranks} is more than -n {options.n}')
-    slots = hosts.read(options.hosts_file)
+    try:
+        slots = hosts.read(options.hosts_file)
+    except OSError as error:
+        raise ValueError(f'cannot read --hosts-file {options.hosts_file}: {error.strerror}. '
+                         'It has one line per host: host, host:slots or host slots=N') from error
     if sum(slots.values()) < (options.min_ranks or options.n):
         required = f'-n {options.n}' if options.min_ranks is None else (
             f'--min-ranks {options.min_ranks}')

@@ -148,3 +148,12 @@ def test_every_recorded_name_without_a_gpu(python):
     n_restored, n_explained, *unknown = said.split()
     assert unknown == ['cupy.exc_info', 'cupy.msg']  # variables of loops
     assert int(n_restored) > 1000 and int(n_explained) < 300
+
+
+def test_a_program_that_does_not_exist(python):
+    said = python("""
+import runpy, sys
+sys.argv = ['chainer_compat', 'names', 'none.py']
+runpy.run_module('chainer_compat', run_name='__main__')
+""", check=False)
+    assert said.startswith('2 usage:') and 'error: no such program: none.py' in said
