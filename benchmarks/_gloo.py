@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 
 
-def start(folder: str, name: str = 'gloo'
+def start(folder: str, name: str = 'PyTorch'
           ) -> tuple[int, Callable[[], None], Callable[[float], float]]:
     """Join the process group; return the rank, a barrier, and a maximum over the ranks.
 

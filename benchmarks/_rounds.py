@@ -7,6 +7,7 @@ are the ratios of two methods within a round, and the median of these.
 import argparse
 import contextlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -17,33 +18,56 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Launcher = Callable[[list[str]], list[str]]
 
-#: Kinds of processes, and what differs in their environment.
+#: What is compared. Texts, tables, legends and pages use these names.
+V8, V7, TORCH, DDP, MPI4PY = 'ChainerMN 8', 'ChainerMN 7', 'PyTorch', 'PyTorch DDP', 'mpi4py'
+WITHOUT_TORCH, BFLOAT16 = f'{V8} without PyTorch', f'{V8}, bfloat16'
+FUSED, COMPILED = f'{TORCH}, fused', f'{TORCH}, compiled'
+AUTOCAST, AUTOCAST_FUSED = f'{TORCH}, autocast', f'{TORCH}, autocast and fused'
+TIMED, STALL = f'{V8}, timed', f'{V8}, stall'
+MOSAIC, WEBDATASET = 'MosaicML Streaming', 'WebDataset'
+
+#: Kinds of processes, and the differences in their environments.
 KINDS = {
-    'ours': {},
-    'ours, timed': {'CHAINERMN_TIMELINE': 'timeline.json'},
-    'ours, stall': {},
-    'old': {'CHAINERMN_OVERLAY': '0'},  # the chainermn that Chainer carries
-    'chainer': {'CHAINER_USE_TORCH': 'never'},  # ours, without PyTorch's kernels
-    'gloo': {},  # torch.distributed, without chainermn
-    'bfloat16': {'CHAINER_TORCH_COMPUTE_DTYPE': 'bfloat16'},  # ours
-    'fused': {},  # the same, with fused optimizers, and images with channels last
-    'compiled': {},  # the same as fused, compiled by torch.compile
-    'autocast': {},  # as gloo, in bfloat16
-    'autocast, fused': {},
-    'mosaicml-streaming': {},
-    'webdataset': {},
+    V8: {},
+    TIMED: {'CHAINERMN_TIMELINE': 'timeline.json'},
+    STALL: {},
+    V7: {'CHAINERMN_OVERLAY': '0'},  # the chainermn that is part of Chainer
+    WITHOUT_TORCH: {'CHAINER_USE_TORCH': 'never'},
+    BFLOAT16: {'CHAINER_TORCH_COMPUTE_DTYPE': 'bfloat16'},
+    **{kind: {} for kind in (TORCH, DDP, FUSED, COMPILED, AUTOCAST, AUTOCAST_FUSED, MOSAIC,
+                             WEBDATASET)},
 }
-OF_TORCH = ('gloo', 'fused', 'compiled', 'autocast', 'autocast, fused')
-#: Of Okabe and Ito: people who are color-blind can tell them apart.
-COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000']
+#: Color, marker and line style of each name in all pictures. Most colors are those of Okabe and
+#: Ito, which color-blind people can tell apart.
+STYLES = {
+    V8: ('#0072B2', 'o', '-'),
+    V7: ('#D55E00', 's', '-'),
+    TORCH: ('#009E73', '^', '-'),
+    DDP: ('#009E73', '^', '-'),
+    MPI4PY: ('#CC79A7', 'v', '-'),
+    WITHOUT_TORCH: ('#E69F00', 'P', '-'),
+    f'{V8}, naive': ('#56B4E9', 'D', '-'),
+    f'{V8}, fp16': ('#56B4E9', 'D', '--'),
+    f'{V8}, 2bit': ('#004D80', 'X', ':'),
+    'lower bound': ('#777777', 'd', '--'),
+    'ring, as in NCCL': ('#000000', '<', '-.'),
+    MOSAIC: ('#000000', '<', '-'),
+    WEBDATASET: ('#777777', '>', '-'),
+    'create': ('#0072B2', 'o', '-'),
+    'check': ('#56B4E9', 'D', '--'),
+    'deadlock': ('#004D80', 'X', '-'),
+    'stall warning': ('#777777', '>', '-.'),
+    'timeout': ('#000000', '<', ':'),
+}
 
 
 def parser(doc: str, rounds: int, ranks: int = 0, takes_torch: bool = False
@@ -57,7 +81,7 @@ def parser(doc: str, rounds: int, ranks: int = 0, takes_torch: bool = False
         made.add_argument('--torch', default=sys.executable, metavar='PYTHON',
                           help='Python with torch; default: this one')
     made.add_argument('--quick', action='store_true', help='one short round, as a test')
-    made.add_argument('--png', metavar='FILE', help='plot the ratios of all rounds (matplotlib)')
+    made.add_argument('--png', metavar='FILE', help='plot all rounds (matplotlib)')
     made.add_argument('--work', help=argparse.SUPPRESS)
     made.add_argument('--folder', help=argparse.SUPPRESS)
     if '--work' in sys.argv:
@@ -140,7 +164,7 @@ class Group:
 
 
 @contextlib.contextmanager
-def groups(script: str, ranks: int, kinds: Sequence[str] = ('ours', 'old'),
+def groups(script: str, ranks: int, kinds: Sequence[str] = (V8, V7),
            torch: str = sys.executable, mpiexec: Launcher | None = None,
            ) -> Iterator[dict[str, Group]]:
     """Start a group of each kind, running ``script --work KIND``; PyTorch's with that Python.
@@ -149,14 +173,14 @@ def groups(script: str, ranks: int, kinds: Sequence[str] = ('ours', 'old'),
         script: The benchmark.
         ranks: In each group.
         kinds: Of ``KINDS``.
-        torch: The Python of ``OF_TORCH``.
+        torch: The Python of PyTorch's kinds.
         mpiexec: Makes the command that starts a command on all ranks, by default on this machine.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit('the time is up'))  # ends the groups, too
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         started = {}
         for kind in kinds:
-            python = torch if kind in OF_TORCH else sys.executable
+            python = torch if kind.startswith(TORCH) else sys.executable
             started[kind] = Group(script, kind, ranks, folder, python,
                                   mpiexec or local(ranks))
             stack.push(started[kind].end)
@@ -169,7 +193,7 @@ def has_torch(python: str) -> bool:
     """Whether a Python can import torch; says so if it cannot."""
     tried = subprocess.run([python, '-c', 'import torch'], capture_output=True, check=False)
     if tried.returncode:
-        print(f'gloo is left out: {python} has no torch')
+        print(f'{TORCH} is left out: {python} has no torch')
     return tried.returncode == 0
 
 
@@ -194,10 +218,37 @@ def times(a: list[float], b: list[float]) -> str:
     return f'{statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f}) times'
 
 
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = '') -> None:
+    """Print a table, which ``_tables.py`` finds by the dashes under its heading.
+
+    Numbers get three digits; ``None`` is an empty cell.
+    """
+    cells = [columns, *([cell(each) for each in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells.insert(1, ['-' * width for width in widths])
+    print(f'\n{caption}' if caption else '')
+    for row in cells:
+        print('  '.join(text.rjust(width) if text.lstrip('-')[:1].isdigit() else text.ljust(width)
+                        for text, width in zip(row, widths, strict=True)).rstrip())
+    print(flush=True)
+
+
+def cell(value: Any) -> str:
+    """Return the text of a cell.
+
+    >>> [cell(value) for value in (1234.5, 12.345, .01234, 10000, 'flat', None)]
+    ['1,234', '12.3', '0.0123', '10,000', 'flat', '']
+    """
+    if not isinstance(value, float):
+        return '' if value is None else f'{value:,}' if isinstance(value, int) else str(value)
+    if value == 0:
+        return '0'
+    return f'{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}'
+
+
 def show(what: str, a: list[float], b: list[float], goal: float) -> str:
-    """One line about ours (a) against the old one (b), in seconds."""
-    return (f'{what:<28} {statistics.median(a) * 1e3:10.3f} ms, old '
-            f'{statistics.median(b) * 1e3:10.3f} ms: {times(a, b)}; goal {goal:g}')
+    """Return a line about the ratio of ChainerMN 8 (a) to ChainerMN 7 (b)."""
+    return f'{what}, {V8} over {V7}: {times(a, b)}; goal {goal:g}'
 
 
 def load() -> str:
@@ -205,48 +256,60 @@ def load() -> str:
     return (f'load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores')
 
 
-def draw(path: str, title: str, each: dict[str, list[float]], goal: float) -> None:
-    """Draws the ratios to the old one of all rounds, a point for each."""
-    chart(path, title, 'times the old one', {'ours': each},
-          {f'goal {goal:g}': goal, 'old chainermn': 1})
-
-
-def chart(path: str, title: str, label: str, series: dict[str, dict[str, list[float]]],
-          lines: dict[str, float], is_log: bool = False) -> None:
-    """Draws values by row, a point for each round and a stroke for the median.
-
-    Args:
-        path: Of the PNG.
-        title: Above it.
-        label: What a value is.
-        series: A color for each, of values by row.
-        lines: Values to compare with, by name.
-        is_log: Whether the axis is logarithmic, for ratios.
-    """
+def axes_of(height: float, n: int = 1, n_rows: int = 1) -> tuple['Figure', list['Axes']]:
+    """Return a figure of 1,260 pixels, and its axes: ``n`` in each row."""
     import matplotlib
     matplotlib.use('Agg')
     from matplotlib import pyplot
 
+    pyplot.rcParams['font.size'] = 12
+    figure, axes = pyplot.subplots(n_rows, n, figsize=(10.5, height), layout='constrained',
+                                   squeeze=False)
+    return figure, list(axes.flat)
+
+
+def chart(path: str, title: str, label: str, series: dict[str, dict[str, list[float]]],
+          lines: dict[str, float] | None = None, is_log: bool = False) -> None:
+    """Draw values by row, a point for each round and a stroke for the median.
+
+    Args:
+        path: Of the PNG.
+        title: Above it.
+        label: What a value is, with its unit.
+        series: Values by row, of each name in ``STYLES``.
+        lines: Values to compare with, by name.
+        is_log: Whether the axis is logarithmic.
+    """
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
     rows = list(dict.fromkeys(row for values in series.values() for row in values))
-    height = 1.4 + len(rows) * (.3 + .2 * len(series))
-    figure, axes = pyplot.subplots(figsize=(8, height), layout='constrained')
-    for n, (name, values_of) in enumerate(series.items()):
-        shift = .8 * ((n + .5) / len(series) - .5)
+    height = 1.8 + len(rows) * (.22 + .17 * len(series))
+    figure, (axes,) = axes_of(height)
+    for name, values_of in series.items():
+        color, marker, _ = STYLES[name]
         for row, values in values_of.items():
-            y, color = rows.index(row) + shift, COLORS[n]
-            axes.plot(values, [y] * len(values), 'os^vD<>'[n], color=color, alpha=.35)
+            here = [each for each in series if row in series[each]]
+            y = rows.index(row) + .8 * ((here.index(name) + .5) / len(here) - .5)
+            axes.plot(values, [y] * len(values), marker, color=color, alpha=.35)
             axes.plot(statistics.median(values), y, '|', color=color, markersize=18,
-                      markeredgewidth=2.5, label=name if row == next(iter(values_of)) else None)
-    for (name, value), style in zip(lines.items(), ('--', '-', ':'), strict=False):
-        axes.axvline(value, linestyle=style, color='gray', label=name)
+                      markeredgewidth=3)
+        axes.plot([], [], marker, color=color, label=name)
+    for name, value in (lines or {}).items():
+        axes.axvline(value, linestyle='--', color=STYLES[name][0], label=name)
     if is_log:
         axes.set_xscale('log')
+        plain = FuncFormatter(lambda x, _: f'{x:,g}')
+        sparse = FuncFormatter(lambda x, _: f'{x:,g}' if f'{x:e}'[0] in '25' else '')
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_formatter(plain)
+        axes.xaxis.set_minor_formatter(
+            plain if high < 6 * low else sparse if high < 100 * low else NullFormatter())
     elif all(min(values) >= 0 for each in series.values() for values in each.values()):
         axes.set_xlim(0, None)
     axes.set(title=title, xlabel=label, yticks=range(len(rows)), yticklabels=rows,
              ylim=(len(rows) - .5, -.5))
     axes.grid(axis='x', alpha=.3)
-    axes.legend(loc='center left', bbox_to_anchor=(1, .5))
+    figure.legend(loc='outside lower center', ncols=4)
     save(figure, path)
 
 

@@ -14,12 +14,12 @@ Wrap = Callable[[nn.Module], nn.Module]
 OPTIMIZERS: dict[str, bool] = {}
 
 
-def wrapped(is_parallel: bool, overlap: bool, kind: str = 'gloo') -> Wrap:
+def wrapped(is_parallel: bool, overlap: bool, kind: str = 'PyTorch') -> Wrap:
     """Return a function that lets the ranks exchange the gradients of a module, or does not.
 
     DDP overlaps the exchange with the backward pass in any case.
     """
-    is_fused = 'fused' in kind or kind == 'compiled'
+    is_fused = 'fused' in kind or 'compiled' in kind
     if is_fused:
         OPTIMIZERS['fused'] = True
 
@@ -28,7 +28,7 @@ def wrapped(is_parallel: bool, overlap: bool, kind: str = 'gloo') -> Wrap:
             module.forward = torch.autocast('cpu', torch.bfloat16)(module.forward)
         if is_fused:
             module = module.to(memory_format=torch.channels_last)
-        if kind == 'compiled':
+        if 'compiled' in kind:
             module.compile()
         if is_parallel:
             return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False)

@@ -1,183 +1,139 @@
-"""The question that each benchmark answers, and the table of its main results."""
+"""Title and question of each benchmark, and the tables in its output."""
 
 import re
-import types
-from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Table(NamedTuple):
-    """How to find the rows of a table in the output of a benchmark."""
+class Section(NamedTuple):
+    """A section of the page."""
 
+    title: str
     question: str
+    note: str = ''
+
+    @property
+    def anchor(self) -> str:
+        """Return the anchor of the title on the page."""
+        return re.sub(r'[^\w\- ]', '', self.title.lower()).replace(' ', '-')
+
+
+class Table(NamedTuple):
+    """A table in the output of a benchmark."""
+
+    caption: str
     columns: list[str]
-    row: str  # matches one row; its groups are cells
-    group: str = ''  # matches the heading of a part of the output; its groups are the first cells
-    labels: Mapping[str, str] = types.MappingProxyType({})  # texts to show for cells
+    rows: list[list[str]]
+
+    def value(self, column: str, *start: str) -> int | float | None:
+        """Return a number of the first row that starts with some cells; None if it is missing."""
+        for row in self.rows:
+            if row[:len(start)] == list(start) and column in self.columns:
+                text = row[self.columns.index(column)].replace(',', '')
+                return (float(text) if '.' in text else int(text)) if text else None
+        return None
 
 
-TABLES = {
-    'startup': Table(
-        'How much time does ChainerMN add to the start of a program?',
-        ['step', 'added milliseconds'],
-        r'^(\w+) +clock +\+?([\d.-]+) ms',
-        labels={'start': 'Python itself', 'import': '`import chainer`, patched',
-                'chainermn': '`import chainermn`',
-                'communicator': 'first `create_communicator`, 4 ranks'}),
-    'collectives': Table(
-        'How long does an operation on small data take, in microseconds?',
-        ['ranks', 'operation', 'mpi4py', 'ChainerMN 8', 'ChainerMN 7'],
-        r'^(\S[^\n]*?) +([\d.]+)' + r' +([\d.]+) \([\d.]+\)' * 2 + '$',
-        r'^(\d+) ranks; load'),
-    'scale': Table(
-        'What does a rank cost in a job with many ranks, in milliseconds of CPU time?',
-        ['', '`flat`', '`naive`', 'ChainerMN 7', 'mpi4py'],
-        r'^(\S[^|\n]*?) {2,}([\d. ]+?)' + r' +\| +([\d. ]+?)' * 3 + '$'),
-    'pipeline': Table(
-        'How long does a step of a pipeline of two ranks take?',
-        ['model', 'step of', 'compared with', 'times its time'],
-        r'^(\w+): (1f1b|gpipe|interleaved|two halves) over ([^:]+): ([\d.]+) \('),
-    'traffic': Table(
-        'How many bytes does a rank receive for the consistency check of gradients?',
-        ['ranks', 'counted', 'model', 'by collecting all signatures'],
-        r'^ *([\d,]+) ranks +(?:([\d,]+) +)?([\d,]+) +([\d,]+)$'),
-    'job_traffic': Table(
+SECTIONS = {
+    'startup': Section(
+        'Startup time', 'How much time does ChainerMN add to the start of a program?'),
+    'collectives': Section(
+        'Latency of operations', 'How long does an operation on small data take?',
+        'Includes the consistency check and the flight recorder of ChainerMN 8.'),
+    'scale': Section(
+        'Jobs with many ranks', 'What does a rank cost in a job with many ranks?',
+        'All ranks share the cores of one machine. ChainerMN 8 uses the communicator `flat`, '
+        'unless the heading says `naive`. mpi4py sends the same messages, without a model.'),
+    'traffic': Section(
+        'Bytes of the consistency check',
+        'How many bytes does a rank receive for the consistency check?'),
+    'job_traffic': Section(
+        'Messages when a job starts or hangs',
         'How many messages and bytes does a rank receive when a job starts or hangs?',
-        ['at the rank that receives most', '2 ranks', '8', '32', '64', '256 (predicted)',
-         '1,024 (predicted)', '4,096 (predicted)'],
-        r'^((?:create|check|deadlock|stall warning|timeout)(?: bytes)?) +(?:([\d,]+) +([\d,]+) +)?'
-        + ' +'.join([r'([\d,]+)'] * 5) + '$',
-        labels={'create': 'first `create_communicator`, messages',
-                'create bytes': 'first `create_communicator`, bytes',
-                'check': 'consistency check of a barrier, messages',
-                'check bytes': 'consistency check of a barrier, bytes',
-                'deadlock': 'deadlock detection, messages',
-                'deadlock bytes': 'deadlock detection, bytes',
-                'stall warning': 'stall warning, messages',
-                'stall warning bytes': 'stall warning, bytes',
-                'timeout': 'report of a timeout, messages',
-                'timeout bytes': 'report of a timeout, bytes'}),
-    'recent': Table(
-        'What does the flight recorder cost?',
-        ['flight recorder', 'microseconds of an allreduce', 'ratio'],
-        r'^(without|with|with sites) +([\d.]+) us(?: \(([\d.]+) times\))?$',
-        labels={'without': 'off', 'with': 'on (default)', 'with sites': 'on, with call sites'}),
-    'timeline': Table(
-        'What does recording a timeline cost?',
-        ['operation', 'microseconds without a timeline', 'ratio with a timeline'],
-        r'^([^\n]+?) +([\d.]+) us; with a timeline ([\d.]+) times'),
-    'run_record': Table(
-        'What does recording a run cost?',
-        ['training step', 'milliseconds without a record', 'ratio with a record'],
-        r'^([^\n]+?) +([\d.]+) ms; with a record ([\d.]+) times'),
-    'mean_grad': Table(
-        'How many milliseconds does averaging gradients take on one node?',
-        ['ranks', 'gradients', '`flat`', '`naive`', 'MPI_Allreduce', 'lower bound', 'ChainerMN 7',
-         'PyTorch gloo'],
-        r'flat +([\d.]+) ms.*?naive +([\d.]+) ms.*?raw +([\d.]+) ms.*?LB +([\d.]+) ms'
-        r'.*?old naive +([\d.]+) ms(?:.*?gloo +([\d.]+) ms)?',
-        r'^(\d+) ranks, (\w+): '),
-    'cost_model': Table(
-        'How many milliseconds would averaging 102 MB take on many nodes, by a model?',
-        ['ranks', 'one MPI_Allreduce', 'communicator `flat`', 'ring, as in NCCL'],
-        r'^(\d+) +([\d.]+) +([\d.]+) +([\d.]+)$'),
-    'weak_scaling': Table(
-        'How many milliseconds of a training step does communication take?',
-        ['model', 'ranks', 'ChainerMN 8', 'ChainerMN 7', 'PyTorch DDP'],
-        r'ours +step.*?lost +([\d.-]+).*?old +step.*?lost +([\d.-]+)'
-        r'(?:.*?gloo +step.*?lost +([\d.-]+))?',
-        r'^(\w+), (\d+) ranks; load'),
-    'training_step': Table(
-        'How many milliseconds does a training step take?',
-        ['model', 'on', "Chainer with PyTorch's kernels", 'in them',
-         'Chainer alone', 'PyTorch', 'memory of each, MB', 'Chainer in bfloat16',
-         "PyTorch's autocast"],
-        r"^(\S+) +(\d+ (?:ranks?|hosts)): with PyTorch's kernels +([\d.]+) ms"
-        r"(?: \(([\d.]+) in them\))?(?:, with Chainer's +([\d.]+) ms)?(?:, PyTorch +([\d.]+) ms)?"
-        r'[^\n]*?; memory ([\d, ]+) MB[^\n]*'
-        r'(?:\n +in bfloat16: ([\d.]+) ms, autocast ([\d.]+) ms)?'),
-    'functions': Table(
-        'How long do functions take with PyTorch\'s kernels on the CPU, compared with Chainer\'s?',
-        ['function', '32 x 64', '512 x 1,024'],
-        r'^([a-z]\w*(?: \w+)*) +([\d.]+) +([\d.]+)$'),
-    'updates': Table(
-        'How many milliseconds does an optimizer need to update all parameters on the CPU?',
-        ['update', 'Chainer', 'ChainerMN 8 without PyTorch', 'with PyTorch', 'PyTorch'],
-        r'^(\w+, [^\n:]+): Chainer ([\d.]+) ms, NumPy ([\d.]+) ms, fused ([\d.]+) ms, '
-        r'PyTorch ([\d.]+) ms$'),
-    'overlap': Table(
-        'How much communication time does overlap hide?',
-        ['case', 'ranks', 'step without communication, ms', 'without overlap', 'with overlap'],
-        r'^(\w[^\n]*?) +(\d+) ranks: a step without exchange +([\d.]+) ms, '
-        r'without overlap +([\d.]+) ms, with overlap +([\d.]+) ms'),
-    'sharded_states': Table(
-        'How much memory and time do sharded states of Adam take?',
-        ['', 'ranks', 'complete states', 'sharded states', 'ratio'],
-        r'^([\w ]+?) +(\d+) ranks: complete +([\d.]+ \w+), sharded +([\d.]+); ([\d.]+)'),
-    'scatter_dataset': Table(
-        'How much time and memory does scattering a data set take?',
-        ['data', 'ranks', 'order', 'ChainerMN 8, ms', 'ChainerMN 7, ms',
-         'ChainerMN 8, memory / data', 'ChainerMN 7, memory / data'],
-        r'^(\d+ MiB), (\d+) ranks, ([^\n]*?) +([\d.]+) ms, old +([\d.]+) ms.*?'
-        r'peak memory ([\d.]+) x the data, old ([\d.]+)'),
-    'iterator': Table(
-        'How many milliseconds does a batch of the multi-node iterator take?',
-        ['ChainerMN 8', 'ChainerMN 7', 'the underlying iterator alone'],
-        r'(?:^a batch, \d+ ranks +([\d.]+) ms, old +([\d.]+) ms.*?)?'
-        r'^ours against the iterator alone \(([\d.]+) ms\)'),
-    'sharded_data': Table(
-        'How fast does a process read from shards, and does that delay a training step?',
-        ['reader', 'result'],
-        r'^(\S[^\n]*?) {2,}([\d,.]+ (?:samples/s|times the step without a reader))',
-        labels={'ours': 'ChainerMN 8', **{
-            f'{kind} reader, {where}': f'a reader that {does} for 80 % of a step, in a {where}'
-            for kind, does in (('waiting', 'waits'), ('Python', 'computes in pure Python'))
-            for where in ('thread', 'process')}}),
-    'checkpoint': Table(
-        'How many milliseconds does saving a checkpoint delay training?',
-        ['measured', 'ChainerMN 8', 'ChainerMN 7'],
-        r'^(call|added to \d+ steps) +([\d.-]+) ms, old +([\d.-]+) ms',
-        labels={'call': 'the call that saves'}),
-    'kvstore_async': Table(
-        'Does a slow rank delay the others with `dist_async`?',
-        ['speed of the other ranks, relative to a run without a slow rank'],
-        r'^others, with a slow rank against without: ([\d.]+)'),
-    'gpu': Table(
-        'How fast are gradients packed and unpacked on a GPU, in GB/s?',
-        ['gradients', 'GB', 'pack', 'unpack', 'plain copy'],
-        r'^(\S[^\n]*?) +([\d.]+) +(\d+) +(\d+) +(\d+)$'),
-    'gpu_step': Table(
-        'How long does a training step of ResNet-50 take on a GPU, in milliseconds?',
-        ['kind', 'step', 'of which the host needs', 'images/s'],
-        r'^(\S[^\n]*?) +([\d.]+) +([\d.]+) +(\d+)$'),
-    'gpu_counts': Table(
+        'create: the first `create_communicator`; check: the consistency check of a barrier; '
+        'deadlock, stall warning and timeout: their detection and report.'),
+    'recent': Section('Flight recorder', 'What does the flight recorder cost?'),
+    'timeline': Section('Timeline', 'What does recording a timeline cost?'),
+    'run_record': Section('Record of a run', 'What does recording a run cost?'),
+    'mean_grad': Section(
+        'Averaging gradients on one node', 'How long does averaging gradients take on one node?',
+        'ChainerMN 8 uses the communicator `flat`, unless the heading says `naive`. mpi4py: one '
+        '`MPI_Allreduce` without packing. Lower bound: reading and writing each gradient once.'),
+    'cost_model': Section(
+        'Predicted averaging on many nodes',
+        'How long would averaging 102 MB take on up to 1,024 ranks, by a model?',
+        'ChainerMN 8 uses the communicator `flat`; mpi4py: packing and one `MPI_Allreduce`.'),
+    'weak_scaling': Section(
+        'Weak scaling on one host', 'How much of a training step is communication?',
+        'Each rank has its own batch, so the work grows with the ranks. Ranks beyond the number of '
+        'cores share them.'),
+    'training_step': Section(
+        'Training step on a CPU', 'How long does a training step take?',
+        'PyTorch: the fastest of its defaults, fused optimizers with channels last, and '
+        '`torch.compile`; on several ranks, DDP. The two hosts are virtual, with a link of '
+        '1 Gbit/s.'),
+    'functions': Section(
+        'Functions with PyTorch kernels',
+        'How long do functions take with PyTorch\'s kernels on the CPU, relative to Chainer\'s?'),
+    'updates': Section(
+        'Optimizer updates', 'How long does an optimizer take to update all parameters on the CPU?',
+        'ChainerMN 7: the update rules of Chainer, a parameter at a time.'),
+    'pipeline': Section(
+        'Pipeline parallelism', 'How long does a step of a pipeline of two ranks take?',
+        'Sleeping layers wait instead of computing, like a rank with a GPU.'),
+    'overlap': Section(
+        'Overlap of communication', 'How much communication time does overlap hide?',
+        'slowed: a simulated network as slow as the backward pass; hosts: a link of 1 Gbit/s; '
+        'shared: all cores compute, so overlap has no benefit; watching: only the overhead.'),
+    'sharded_states': Section(
+        'Sharded optimizer states', 'How much memory and time do sharded states of Adam take?'),
+    'scatter_dataset': Section(
+        'Scattering a dataset', 'How much time and memory does scattering a dataset take?'),
+    'iterator': Section(
+        'Multi-node iterator', 'How long does a batch of the multi-node iterator take?'),
+    'sharded_data': Section(
+        'Reading sharded data',
+        'How fast does a process read from shards, and does that delay a training step?'),
+    'checkpoint': Section('Checkpoints', 'How long does saving a checkpoint delay training?'),
+    'kvstore_async': Section(
+        'Asynchronous KVStore', 'Does a slow rank delay the others with `dist_async`?'),
+    'gpu': Section('Packing gradients on a GPU', 'How fast are gradients packed on a GPU?'),
+    'gpu_step': Section(
+        'Training step on a GPU', 'How long does a training step of ResNet-50 take on a GPU?',
+        'Host: the time until `update` returns, before the GPU has finished.'),
+    'gpu_counts': Section(
+        'GPU calls of an update',
         'How much work does exchanging gradients add to an update on a GPU?',
-        ['gradients', 'exchange', 'version', 'launches', 'bytes to host', 'bytes to device',
-         'bytes copied within', 'NCCL calls', 'NCCL bytes', 'host waits', 'allocations'],
-        r'^(\S[^\n]*?)  +(\S[^\n]*?)  +(ChainerMN \d)' + r' +(-?[\d,]+)' * 8 + '$'),
-    'hosts': Table(
-        'How many milliseconds does averaging 102 MB take over the links between hosts?',
-        ['hosts x ranks of each', 'link', '`flat`', 'lower bound', '`flat`, fp16', '`flat`, 2bit',
-         'PyTorch gloo'],
-        r'flat +([\d.]+) ms, bound +([\d.]+)(?:.*?flat, fp16 +([\d.]+) ms)?'
-        r'(?:.*?flat, 2bit +([\d.]+) ms)?(?:.*?^ +gloo +([\d.]+) ms)?',
-        r'^(\S+) at (\S+): '),
+        'Counted on the virtual GPU. A negative number is work that ChainerMN saves.'),
+    'hosts': Section(
+        'Averaging gradients between hosts',
+        'How long does averaging 102 MB take over the links between hosts?',
+        'The hosts are virtual (network namespaces) and share the cores of this machine. Lower '
+        'bound: the bytes of uncompressed gradients at full speed of the link.'),
 }
 
+#: Of each title, the name of the benchmark.
+NAMES = {section.title: name for name, section in SECTIONS.items()}
 
-def table(name: str, output: str) -> str:
-    """Return the main results of a benchmark as a Markdown table; '' if there are none."""
-    found = TABLES[name]
-    parts = [((), output)]
-    if found.group:
-        headings = [*re.finditer(found.group, output, re.M)]
-        ends = [heading.start() for heading in headings] + [len(output)]
-        parts = [(heading.groups(), output[heading.end():end])
-                 for heading, end in zip(headings, ends[1:], strict=True)]
-    rows = [(*first, *row.groups('')) for first, text in parts
-            for row in re.finditer(found.row, text, re.M | re.S)]
-    if not rows:
-        return ''
-    lines = [found.columns, ['---'] * len(found.columns),
-             *([found.labels.get(cell, cell) for cell in row] for row in rows)]
-    return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+
+def tables(output: str) -> list[Table]:
+    """Find the tables in an output, by the dashes under their headings."""
+    lines = output.splitlines()
+    found = []
+    for n, line in enumerate(lines):
+        if n and re.fullmatch(r'-+(?:  -+)+', line):
+            spans = [match.span() for match in re.finditer('-+', line)]
+            rows = [lines[n - 1]]
+            for row in lines[n + 1:]:
+                if not row:
+                    break
+                rows.append(row)
+            columns, *cells = [[row[start:end].strip() for start, end in spans] for row in rows]
+            found.append(Table(lines[n - 2] if n > 1 else '', columns, cells))
+    return found
+
+
+def markdown(table: Table) -> str:
+    """Return a table of the page, below its caption."""
+    rows = [table.columns, ['---'] * len(table.columns), *table.rows]
+    caption = f'{table.caption}:\n\n' if table.caption else ''
+    return caption + ''.join(f'| {" | ".join(row)} |\n' for row in rows)

@@ -5,17 +5,18 @@ Run it in an environment with ChainerMN and MPI, for a model of 100 MB on each r
 [--png FILE]``.
 
 - call: duration of the call that saves, on the slowest rank.
-- added: time that a checkpoint adds to the following steps; ours writes in a background thread.
+- added: time that a checkpoint adds to the following steps; ChainerMN 8 writes in a background
+  thread.
 
-Both show the ratio of ours to ChainerMN 7 within a round (median, minimum and maximum); for the
+Both show the ratio to ChainerMN 7 within a round (median, minimum and maximum); for the
 call also the ratio to a plain copy of the model's arrays, which is a lower bound.  ChainerMN 7
-compresses its files (weights hardly get smaller), ours does not, so most of the time is spent in
-this part.  ``--part stall`` measures only the following, in a quarter of a minute.
+compresses its files (weights hardly get smaller), ChainerMN 8 does not, so most of the time is
+spent in this part.  ``--part stall`` measures only the following, in a quarter of a minute.
 
 - stall: time in which ResNet-50 does not train because its 300 MB, with Adam, are saved: the call,
   and the time that the next update waits for copies.  "step" is the time that the call and the next
   step take longer than a step without a save.  Both over a copy of the state in memory, and the
-  same if all arrays are copied in the call, as until November 2026.
+  same if all arrays are copied in the call.
 """
 
 import os
@@ -25,12 +26,13 @@ import time
 from collections.abc import Callable
 
 import _rounds
+from _rounds import STALL, V7, V8
 
-GOAL = .1  # times the old one
+GOAL = .1  # times ChainerMN 7
 COPY = 1.2  # times a copy; it also compares calls with the other ranks and starts a thread
 LAYERS, WIDTH = 4, int(os.environ.get('CHECKPOINT_WIDTH', 2500))
 STEPS = 10
-STALL = .5  # times a copy
+STALL_GOAL = .5  # times a copy
 
 
 def work_on_stall(kind: str, folder: str) -> None:
@@ -109,7 +111,7 @@ def work(kind: str, folder: str) -> None:
 
     import chainermn
 
-    assert (kind == 'old') != chainermn.__version__.startswith('8.'), chainermn.__file__
+    assert (kind == V7) != chainermn.__version__.startswith('8.'), chainermn.__file__
     world = MPI.COMM_WORLD
     model = chainer.Sequential(*(chainer.links.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     optimizer = chainer.optimizers.SGD(1e-12).setup(model)
@@ -117,7 +119,7 @@ def work(kind: str, folder: str) -> None:
     files = tempfile.mkdtemp(dir=os.environ['CHECKPOINT_FILES'])
     checkpointer = chainermn.create_multi_node_checkpointer(
         'run', chainermn.create_communicator('naive'), cp_interval=1, path=files)
-    how = {} if kind == 'old' else {'wait': False}
+    how = {} if kind == V7 else {'wait': False}
     iteration = 0
 
     def slowest(start: float) -> float:
@@ -144,7 +146,7 @@ def work(kind: str, folder: str) -> None:
         for _ in range(STEPS):
             optimizer.update(lambda: chainer.functions.sum(model(x)))
         total = slowest(start)
-        if kind == 'ours':
+        if kind == V8:
             from chainermn.extensions._checkpointing.background import wait_for_all
 
             wait_for_all()  # so that it does not run into another's turn
@@ -157,13 +159,13 @@ def work(kind: str, folder: str) -> None:
     os.rmdir(files)
 
 
-def measure_stall(ranks: int, rounds: int) -> dict[str, list[float]]:
-    """Measure the stall, print it, and return the ratios to a copy."""
+def measure_stall(ranks: int, rounds: int) -> list:
+    """Measure the stall, print it, and return a row."""
     stalls: dict[str, list[float]] = {'late': [], 'immediate': []}
     steps: dict[str, list[float]] = {'late': [], 'immediate': []}
     alone, copies = [], []
-    with _rounds.groups(__file__, ranks, ['ours, stall']) as groups:
-        ask = groups['ours, stall'].ask
+    with _rounds.groups(__file__, ranks, [STALL]) as groups:
+        ask = groups[STALL].ask
         for n in range(-1, rounds):
             step, = ask('step')
             copy, = ask('copy')
@@ -178,21 +180,22 @@ def measure_stall(ranks: int, rounds: int) -> dict[str, list[float]]:
     print(f'ResNet-50 with Adam on each of {ranks} ranks, {rounds} rounds: a copy takes '
           f'{statistics.median(copies) * 1e3:.1f} ms, a step '
           f'{statistics.median(alone) * 1e3:.0f} ms')
-    for name, values, goal in [('stall', stalls, f'; goal {STALL:g}'), ('step', steps, '')]:
-        print(f'{name:<28} {statistics.median(values["late"]) * 1e3:10.3f} ms, '
+    for name, values, goal in [('stall', stalls, f'; goal {STALL_GOAL:g}'), ('step', steps, '')]:
+        print(f'{name}: {statistics.median(values["late"]) * 1e3:.3f} ms, '
               f'{_rounds.times(values["late"], copies)} a copy; copied in the call '
               f'{_rounds.times(values["immediate"], copies)}{goal}')
-    return {'stall': _rounds.ratios(stalls['late'], copies)}
+    return ['stall of ResNet-50 with Adam', statistics.median(stalls['late']) * 1e3, None,
+            statistics.median(copies) * 1e3]
 
 
-def measure_call(ranks: int, rounds: int) -> dict[str, list[float]]:
-    """Measure calls and the steps after them, print them, and return ratios to ChainerMN 7."""
-    call: dict[str, list[float]] = {'ours': [], 'old': [], 'copy': []}
-    added: dict[str, list[float]] = {'ours': [], 'old': []}
+def measure_call(ranks: int, rounds: int) -> tuple[list[list], dict[str, dict[str, list[float]]]]:
+    """Measure calls and the steps after them; return rows, and milliseconds by kind."""
+    call: dict[str, list[float]] = {V8: [], V7: [], 'copy': []}
+    added: dict[str, list[float]] = {V8: [], V7: []}
     written, steps = [], []
     with _rounds.groups(__file__, ranks) as groups:
         for n in range(-1, rounds):
-            for kind in ('ours', 'old') if n % 2 else ('old', 'ours'):
+            for kind in (V8, V7) if n % 2 else (V7, V8):
                 _, alone, _ = groups[kind].ask('steps')
                 copy, = groups[kind].ask('copy')
                 blocked, total, end = groups[kind].ask('save')
@@ -200,21 +203,27 @@ def measure_call(ranks: int, rounds: int) -> dict[str, list[float]]:
                     continue  # warms up
                 call[kind].append(blocked)
                 added[kind].append(total - alone)
-                if kind == 'ours':
+                if kind == V8:
                     call['copy'].append(copy)
                     written.append(end)
                     steps.append(alone)
     print(f'{size():.0f} MB on each of {ranks} ranks, {rounds} rounds')
-    print(_rounds.show('call', call['ours'], call['old'], GOAL))
-    print(_rounds.show(f'added to {STEPS} steps', added['ours'], added['old'], GOAL))
-    each = _rounds.ratios(call['ours'], call['copy'])
+    print(_rounds.show('call', call[V8], call[V7], GOAL))
+    print(_rounds.show(f'added to {STEPS} steps', added[V8], added[V7], GOAL))
+    each = _rounds.ratios(call[V8], call['copy'])
     print(f'call against a copy: {statistics.median(call["copy"]) * 1e3:.3f} ms, '
           f'{statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f}) times; '
           f'goal {COPY:g}')
     print(f'{STEPS} steps without: {statistics.median(steps) * 1e3:.0f} ms; on the disk after '
           f'{statistics.median(written) * 1e3:.0f} ms;', _rounds.load())
-    return {'call': _rounds.ratios(call['ours'], call['old']),
-            'added': _rounds.ratios(added['ours'], added['old'])}
+    rows, drawn = [], {V8: {}, V7: {}}
+    for name, seconds in [(f'call that saves {size():.0f} MB', call),
+                          (f'added to the next {STEPS} steps', added)]:
+        rows.append([name, *(statistics.median(each) * 1e3 for each in seconds.values())])
+        for kind, shown in drawn.items():
+            shown[name] = [1e3 * one for one in seconds[kind]]
+    rows[1].append(None)
+    return rows, drawn
 
 
 def size() -> float:
@@ -237,12 +246,17 @@ def main() -> None:
         os.environ['CHECKPOINT_WIDTH'] = '100'
     with tempfile.TemporaryDirectory(dir=args.folder_of_files) as files:
         os.environ['CHECKPOINT_FILES'] = files
+        rows: list[list] = []
+        drawn: dict[str, dict[str, list[float]]] = {}
         if args.part != 'call':
-            measure_stall(args.ranks, args.rounds)
+            rows.append(measure_stall(args.ranks, args.rounds))
         if args.part != 'stall':
-            ratios = measure_call(args.ranks, args.rounds)
-            if args.png:
-                _rounds.draw(args.png, f'A checkpoint of {size():.0f} MB', ratios, GOAL)
+            of_call, drawn = measure_call(args.ranks, args.rounds)
+            rows += of_call
+        _rounds.table(['time', f'{V8}, ms', f'{V7}, ms', 'copy in memory, ms'], rows,
+                      f'{args.ranks} ranks')
+        if args.png and drawn:
+            _rounds.chart(args.png, 'Delay by a checkpoint', 'time, ms', drawn)
 
 
 if __name__ == '__main__':

@@ -3,28 +3,29 @@
 Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/collectives.py [--ranks 2,4] [--rounds 25] [--png FILE]``.
 
-Compared with ChainerMN 7 (old) and mpi4py (raw).  Arrays have one float32 per rank, objects are a
-small dict, and a round trip is a message from rank 0 to rank 1 and back.  Raw is mpi4py's
-uppercase method with a preallocated buffer, or for objects the method that pickles.  The output
-shows microseconds per call on the slowest rank, medians over the rounds, and the median of the
-ratios to raw within a round.
+Compared with ChainerMN 7 and mpi4py. Arrays have one float32 per rank, objects are a small dict,
+and a round trip is a message from rank 0 to rank 1 and back. Of mpi4py, it is the uppercase method
+with a preallocated buffer, or for objects the method that pickles. The output shows microseconds
+per call on the slowest rank, medians over the rounds, and the median of the ratios within a round.
+
 """
 
 import statistics
 import time
 
 import _rounds
+from _rounds import MPI4PY, V7, V8
 
-KINDS = ('ours', 'old')
-TIMED = {'10 MB there and back': 5}  # calls in a turn; of the others:
+KINDS = (V8, V7)
+TIMED = {'round trip of 10 MB': 5}  # calls in a turn; of the others:
 CALLS = 400
 OPERATIONS = ('allreduce', 'bcast', 'gather', 'scatter', 'allgather', 'alltoall', 'bcast_obj',
-         'gather_obj', 'allreduce_obj', '1 KB there and back', '10 MB there and back')
+         'gather_obj', 'allreduce_obj', 'round trip of 1 KB', 'round trip of 10 MB')
 GOALS = [  # of an operation: who, against whom, at most
-    ('allreduce', 'ours', 'raw', 1.6),
-    *((each, 'ours', 'raw', 3) for each in ('bcast', 'gather', 'scatter', 'allgather')),
-    ('alltoall', 'ours', 'raw', 4),
-    *((each, 'ours', 'old', .95) for each in OPERATIONS),
+    ('allreduce', V8, MPI4PY, 1.6),
+    *((each, V8, MPI4PY, 3) for each in ('bcast', 'gather', 'scatter', 'allgather')),
+    ('alltoall', V8, MPI4PY, 4),
+    *((each, V8, V7, .95) for each in OPERATIONS),
 ]
 
 
@@ -74,7 +75,7 @@ def work(kind: str, folder: str) -> None:
 
     import chainermn
 
-    assert (kind == 'old') != chainermn.__version__.startswith('8.'), chainermn.__file__
+    assert (kind == V7) != chainermn.__version__.startswith('8.'), chainermn.__file__
     world = MPI.COMM_WORLD
     comm = chainermn.create_communicator('naive')
     duplicate = world.Dup()
@@ -96,7 +97,7 @@ def work(kind: str, folder: str) -> None:
 
 def measure(ranks: int, rounds: int, is_quick: bool) -> dict[str, dict[str, list[float]]]:
     """Return the seconds of all rounds, by operation and method."""
-    names = ('raw', *KINDS)
+    names = (MPI4PY, *KINDS)
     seconds: dict[str, dict[str, list[float]]] = {
         operation: {name: [] for name in names} for operation in OPERATIONS}
     with _rounds.groups(__file__, ranks, KINDS) as groups:
@@ -104,27 +105,26 @@ def measure(ranks: int, rounds: int, is_quick: bool) -> dict[str, dict[str, list
             for operation in OPERATIONS:
                 n_calls = 2 if is_quick else TIMED.get(operation, CALLS)
                 for name in names[n % 4:] + names[:n % 4]:
-                    group = groups['ours' if name == 'raw' else name]
-                    seconds[operation][name].append(group.ask((operation, name == 'raw', n_calls)))
+                    group = groups[V8 if name == MPI4PY else name]
+                    seconds[operation][name].append(group.ask((operation, name == MPI4PY, n_calls)))
     return seconds
 
 
 def report(ranks: int, seconds: dict[str, dict[str, list[float]]]
            ) -> dict[str, dict[str, list[float]]]:
-    """Print the medians and the goals; return the ratios to raw by method and operation."""
-    print(f'{ranks} ranks; {_rounds.load()}\n')
-    print(f'{"microseconds (times raw)":<24}{"raw":>8}' + ''.join(f'{kind:>18}' for kind in KINDS))
-    ratios = {kind: {operation: _rounds.ratios(each[kind], each['raw'])
+    """Print the medians and the goals; return the ratios to mpi4py by kind and operation."""
+    ratios = {kind: {operation: _rounds.ratios(each[kind], each[MPI4PY])
                      for operation, each in seconds.items()} for kind in KINDS}
-    for operation, each in seconds.items():
-        cells = [f'{statistics.median(each[kind]) * 1e6:.1f} '
-                 f'({statistics.median(ratios[kind][operation]):.2f})' for kind in KINDS]
-        print(f'{operation:<24}{statistics.median(each["raw"]) * 1e6:8.1f}'
-              + ''.join(f'{cell:>18}' for cell in cells))
-    print()
+    names = (MPI4PY, *KINDS)
+    _rounds.table(['operation', *(f'{name}, µs' for name in names),
+                   *(f'{kind} / {MPI4PY}' for kind in KINDS)],
+                  ([operation, *(statistics.median(each[name]) * 1e6 for name in names),
+                    *(statistics.median(ratios[kind][operation]) for kind in KINDS)]
+                   for operation, each in seconds.items()), f'{ranks} ranks')
+    print(_rounds.load())
     for operation, kind, rival, goal in GOALS:
         times = _rounds.times(seconds[operation][kind], seconds[operation][rival])
-        print(f'{operation}, {kind}: {times} {rival}; goal {goal:g}')
+        print(f'{operation}, {kind} over {rival}: {times}; goal {goal:g}')
     print()
     return ratios
 
@@ -144,10 +144,10 @@ def main() -> None:
         found = report(ranks, measure(ranks, 1 if args.quick else args.rounds, args.quick))
         for kind, ratios in found.items():
             for operation, each in ratios.items():
-                drawn[kind][f'{operation}, {ranks}'] = each
+                drawn[kind][f'{operation}, {ranks} ranks'] = each
     if args.png:
-        _rounds.chart(args.png, 'Small calls, by number of ranks', 'times raw mpi4py', drawn,
-                      {'goal': 3, 'raw': 1}, is_log=True)
+        _rounds.chart(args.png, 'Latency of small operations', 'time relative to mpi4py', drawn,
+                      {MPI4PY: 1}, is_log=True)
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """A model that predicts the time to average 102 MB of gradients on up to 1,024 ranks.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/cost_model.py [--network MICROSECONDS GBIT] [--rounds 7] [--png FILE]``.
+``python benchmarks/cost_model.py [--network MICROSECONDS GBIT] [--rounds 5] [--png FILE]``.
 
 The parameters are fitted on this machine, with as many ranks as in the prediction, all busy at the
 same time, without running an allreduce: ``latency`` of a message of 8 bytes, and for 102 MB the
@@ -15,8 +15,8 @@ time per byte of
 
 Algorithms, for n bytes, N ranks, R of them on each of M nodes:
 
-- flat: pack, one MPI_Allreduce by halving and doubling, nearest ranks first, unpack;
-- hierarchical: the communicator ``flat``: chunk by chunk through shared memory within a node, and
+- mpi4py: pack, one MPI_Allreduce by halving and doubling, nearest ranks first, unpack;
+- ChainerMN 8: the communicator ``flat``: chunk by chunk through shared memory within a node, and
   between nodes each rank exchanges its slice of a chunk with the same slice there;
 - ring: as in NCCL, 2 (N - 1) steps in which each rank sends one N-th to the next; pack, unpack.
 
@@ -33,7 +33,7 @@ import time
 import _rounds
 
 FITTED = ('latency', 'message', 'copy', 'add', 'read', 'write', 'reduce', 'fresh')
-SHAPES = ('flat', 'hierarchical', 'ring')
+SHAPES = (MPI4PY, V8, RING) = (_rounds.MPI4PY, _rounds.V8, 'ring, as in NCCL')
 CHUNK = 1 << 19  # bytes that go through shared memory at a time; between nodes four times that
 LATE = 4  # steps from when a chunk is packed to when it is unpacked
 MESSAGE = 16 << 20
@@ -51,7 +51,7 @@ def predict(shape: str, n: float, ranks: int, nodes: int, rate: dict[str, float]
         return 0
     here, there = 1 - 1 / ranks, 1 - 1 / nodes  # share of the bytes that passes, one way
     added = (1 - 1 / total) * n
-    if shape == 'hierarchical':
+    if shape == V8:
         steps = n / (CHUNK if nodes == 1 else 4 * CHUNK)
         seconds = n * (rate['read'] + rate['write']) + here * n * rate['reduce']
         seconds *= 1 + LATE / steps  # ranks need not wait for one another, but for the first chunks
@@ -60,7 +60,7 @@ def predict(shape: str, n: float, ranks: int, nodes: int, rate: dict[str, float]
             seconds += steps * 2 * math.log2(nodes) * latency
         return seconds
     packing = 2 * n * rate['copy']
-    if shape == 'ring':
+    if shape == RING:
         slowest = rate['message'] if nodes == 1 else max(rate['message'], link)
         wait = rate['latency'] if nodes == 1 else max(rate['latency'], latency)
         return packing + 2 * (total - 1) * (wait + n / total * slowest) + added * rate['add']
@@ -140,9 +140,9 @@ def work(kind: str, folder: str) -> None:
         'write': chunks(lambda far, near, other: np.copyto(far, near)),
         'reduce': chunks(lambda far, near, other: np.add(near, other, out=near)),
         'fresh': lambda: np.empty_like(buffer).fill(1),
-        'flat': packed(lambda: world.Allreduce(MPI.IN_PLACE, buffer)),
-        'hierarchical': lambda: comm.multi_node_mean_grad(model),
-        'ring': packed(ring),
+        MPI4PY: packed(lambda: world.Allreduce(MPI.IN_PLACE, buffer)),
+        V8: lambda: comm.multi_node_mean_grad(model),
+        RING: packed(ring),
     }
 
     def turn(what: str) -> float:
@@ -162,16 +162,16 @@ def measure(ranks: int, rounds: int) -> dict[str, list[float]]:
     """Measures all of it on so many ranks of this machine, in turns."""
     turns = FITTED + SHAPES
     seconds: dict[str, list[float]] = {what: [] for what in turns}
-    with _rounds.groups(__file__, ranks, ['ours']) as groups:
+    with _rounds.groups(__file__, ranks, [V8]) as groups:
         for n in range(rounds):
             for what in turns[n % len(turns):] + turns[:n % len(turns)]:
-                seconds[what].append(groups['ours'].ask(what))
+                seconds[what].append(groups[V8].ask(what))
     return seconds
 
 
 def main() -> None:
     """Fits, predicts, compares and prints."""
-    parser = _rounds.parser(__doc__, rounds=7)
+    parser = _rounds.parser(__doc__, rounds=5)
     parser.add_argument('--network', nargs=2, type=float, metavar=('MICROSECONDS', 'GBIT'),
                         help='latency, and gigabits per second of the link of a node')
     args = parser.parse_args()
@@ -182,20 +182,17 @@ def main() -> None:
 
     n_bytes = 4 * sum(math.prod(shape) for shape in mean_grad.shapes_of('resnet50'))
     sizes = (2,) if args.quick else (2, 4, 8)
-    rates, compared = {}, {shape: {} for shape in SHAPES}
-    print(f'{n_bytes / 1e6:.0f} MB; {_rounds.load()}\n')
-    print('ranks here  shape            predicted    measured   predicted / measured')
+    rates, compared, rows = {}, {shape: {} for shape in SHAPES}, []
     for ranks in sizes:
         seconds = measure(ranks, 1 if args.quick else args.rounds)
         rates[ranks] = {what: statistics.median(seconds[what]) for what in FITTED}
         for shape in SHAPES:
             predicted = predict(shape, n_bytes, ranks, 1, rates[ranks], (0, 0))
             ratios = [predicted / one for one in seconds[shape]]
-            compared[shape][f'{ranks} ranks'] = ratios
-            print(f'{ranks:<12}{shape:<14}{predicted * 1e3:9.1f} ms'
-                  f'{statistics.median(seconds[shape]) * 1e3:9.1f} ms   '
-                  f'{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) times',
-                  flush=True)
+            compared[shape][f'{ranks}'] = ratios
+            rows.append([ranks, shape, predicted * 1e3, statistics.median(seconds[shape]) * 1e3,
+                         statistics.median(ratios)])
+    print(f'{n_bytes / 1e6:.0f} MB; {_rounds.load()}')
     print('\nfitted; all but the latency in GB/s of a rank\nranks here  latency'
           + ''.join(f'{what:>9}' for what in FITTED[1:]))
     for ranks, rate in rates.items():
@@ -206,16 +203,18 @@ def main() -> None:
     network = (pair['latency'], pair['message'])
     if args.network:
         network = args.network[0] * 1e-6, 8e-9 / args.network[1]
-    print(f'\npredicted milliseconds, {node} ranks on a node, network {network[0] * 1e6:.1f} us '
-          f'and {8e-9 / network[1]:.0f} Gbit/s')
-    print('ranks' + ''.join(f'{shape:>14}' for shape in SHAPES))
     curves: dict[str, list[float]] = {shape: [] for shape in SHAPES}
     totals = [node << i for i in range(11) if node << i <= 1024]
     for total in totals:
         for shape in SHAPES:
             curves[shape].append(
                 1e3 * predict(shape, n_bytes, node, total // node, rates[node], network))
-        print(f'{total:<5}' + ''.join(f'{curves[shape][-1]:14.1f}' for shape in SHAPES))
+    _rounds.table(['ranks', *(f'{shape}, ms' for shape in SHAPES)],
+                  zip(totals, *curves.values(), strict=True),
+                  f'Predicted: {node} ranks on a node, network of {network[0] * 1e6:.1f} µs and '
+                  f'{8e-9 / network[1]:.0f} Gbit/s')
+    _rounds.table(['ranks', 'algorithm', 'predicted, ms', 'measured, ms', 'predicted / measured'],
+                  rows, 'Predicted and measured on this machine')
     if args.png:
         draw(args.png, totals, curves, compared)
 
@@ -223,24 +222,25 @@ def main() -> None:
 def draw(path: str, totals: list[int], curves: dict[str, list[float]],
          compared: dict[str, dict[str, list[float]]]) -> None:
     """Draws the predictions, and beside them how they compare with what was measured."""
-    import matplotlib
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout='constrained')
-    for i, shape in enumerate(SHAPES):
-        style = {'color': _rounds.COLORS[i], 'marker': 'os^'[i], 'label': shape}
-        left.plot(totals, curves[shape], **style)
+    figure, (left, right) = _rounds.axes_of(4.8, 2)
+    for shape in SHAPES:
+        color, marker, line = _rounds.STYLES[shape]
+        style = {'color': color, 'marker': marker, 'linestyle': line}
+        left.plot(totals, curves[shape], label=shape, **style)
         right.plot(range(len(compared[shape])),
                    [statistics.median(each) for each in compared[shape].values()], **style)
-    left.set(title='Predicted', xlabel='ranks', ylabel='ms', xscale='log', ylim=(0, None))
+    left.set(title='Predicted for many nodes', xlabel='ranks', ylabel='time, ms', xscale='log',
+             ylim=(0, None))
     left.set_xticks(totals, [str(total) for total in totals], rotation=45)
     left.minorticks_off()
     labels = list(compared[SHAPES[0]])
     right.axhline(1, color='gray')
-    right.set(title='On this machine', ylabel='predicted / measured', ylim=(0, None))
+    right.set(title='On this machine', xlabel='ranks', ylabel='predicted / measured',
+              ylim=(0, None))
     right.set_xticks(range(len(labels)), labels)
-    left.legend()
+    left.grid(alpha=.3)
+    right.grid(alpha=.3)
+    figure.legend(loc='outside lower center', ncols=3)
     _rounds.save(figure, path)
 
 

@@ -1,7 +1,7 @@
 """Functions of Chainer that PyTorch computes on the CPU: forward and backward over Chainer's time.
 
 Run it in an environment with ChainerMN and PyTorch: ``python benchmarks/functions.py
-[--rounds 15]``.
+[--rounds 5]``.
 
 One process and one thread; both take turns. A function is called 8 times in one graph, with results
 of other functions, as in a model. The output shows the ratio of CPU seconds of forward and
@@ -90,16 +90,18 @@ def seconds(call: Call, arrays: list[np.ndarray], mode: str) -> float:
 
 def main() -> None:
     """Measures and prints."""
-    args = _rounds.parser(__doc__, rounds=15).parse_args()
+    args = _rounds.parser(__doc__, rounds=5).parse_args()
     random = np.random.RandomState(0)
+    rows = []
     for name, call in CALLS.items():
-        row = []
+        row: list = [name]
         for shape in SIZES:
             arrays = [random.uniform(-1, 1, shape).astype('f') for _ in range(2)]
             ratios = [seconds(call, arrays, 'auto') / seconds(call, arrays, 'never')
                       for _ in range(2 if args.quick else args.rounds + 1)]
             row.append(statistics.median(ratios[1:]))  # the first round warms up
-        print(f'{name:24}' + ''.join(f'{ratio:8.2f}' for ratio in row))
+        rows.append(row)
+    _rounds.table(['function', *(f'{a} x {b:,}, ratio' for a, b in SIZES)], rows)
     print(_rounds.load())
 
 

@@ -98,14 +98,15 @@ def bandwidth(n: int) -> None:
     """Print the bandwidth of pack and unpack, and of a device copy."""
     import cupy
 
-    print(f'{"bandwidth in GB/s":<36} {"GB":>6} {"pack":>7} {"unpack":>7} {"copy":>7}')
+    rows = []
     for name, shapes in {'ResNet-50': shapes_of_resnet(),
                          'perceptron': [(WIDTH, WIDTH)] * N_LAYERS}.items():
         for dtype, buffer_dtype in DTYPES:
             n_bytes, rates = rates_of(shapes, dtype, buffer_dtype, n)
-            print(f'{f"{name}, {dtype} as {buffer_dtype}":<36} {n_bytes / 1e9:6.2f} '
-                  + ' '.join(f'{rate:7.0f}' for rate in rates), flush=True)
+            rows.append([f'{name}, {dtype} as {buffer_dtype}', n_bytes / 1e9, *rates])
             cupy.get_default_memory_pool().free_all_blocks()
+    _rounds.table(['gradients', 'moved, GB', 'pack, GB/s', 'unpack, GB/s', 'plain copy, GB/s'],
+                  rows)
 
 
 # --- steps ---------------------------------------------------------------------------------------
@@ -175,8 +176,7 @@ def steps(mpi_comm, comm, n_rounds: int, n: int) -> dict[str, list[float]]:
 
     count = KernelCount()
     found: dict[str, list[float]] = {}
-    if mpi_comm.rank == 0:
-        print(f'\n{"steps":<36} {"ms":>9} {"host ms":>9} {"kernels":>9}')
+    rows = []
     for name, make in {'ResNet-50': resnet50, 'perceptron': perceptron}.items():
         model, batch = make()
         model.to_device(f'@cupy:{cupy.cuda.Device().id}')
@@ -193,10 +193,8 @@ def steps(mpi_comm, comm, n_rounds: int, n: int) -> dict[str, list[float]]:
             kernels = count(update)
             row = f'{name}, {kind}'
             found[row] = steps_of[kind]
-            if mpi_comm.rank == 0:
-                print(f'{row:<36} {statistics.median(steps_of[kind]):9.2f} '
-                      f'{statistics.median(hosts_of[kind]):9.2f} '
-                      f'{"no CUPTI" if kernels is None else kernels:>9}', flush=True)
+            rows.append([row, statistics.median(steps_of[kind]),
+                         statistics.median(hosts_of[kind]), kernels])
         if mpi_comm.rank == 0:
             print(f'{name}, with overlap: '
                   + _rounds.times(steps_of['with overlap'], steps_of['without overlap'])
@@ -204,6 +202,8 @@ def steps(mpi_comm, comm, n_rounds: int, n: int) -> dict[str, list[float]]:
         model.cleargrads()
         del model, batch, update
         cupy.get_default_memory_pool().free_all_blocks()
+    if mpi_comm.rank == 0:
+        _rounds.table(['step', 'time, ms', 'host, ms', 'kernels'], rows)
     return found
 
 
@@ -238,7 +238,7 @@ def work(args) -> None:
     comm = chainermn.create_communicator('pure_nccl')
     found = steps(world, comm, args.rounds, 2 if args.quick else 4)
     if args.png and world.rank == 0:
-        _rounds.chart(args.png, 'Steps on a GPU', 'ms', {'median of a round': found}, {})
+        _rounds.chart(args.png, 'Training steps on GPUs', 'time, ms', {_rounds.V8: found})
     comm.finalize()
 
 
@@ -258,7 +258,7 @@ def main() -> None:
 
     ranks = args.ranks or max(2, cupy.cuda.runtime.getDeviceCount())
     process = subprocess.Popen(_rounds.local(ranks)([
-        sys.executable, '-W', 'ignore', __file__, '--work', 'ours', *sys.argv[1:]]))
+        sys.executable, '-W', 'ignore', __file__, '--work', _rounds.V8, *sys.argv[1:]]))
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     sys.exit(process.wait())
 

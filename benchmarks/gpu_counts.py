@@ -17,18 +17,24 @@ negative number is work that it saves.
 """
 
 import argparse
+import json
 import os
 import pathlib
+import re
 import runpy
 import signal
 import subprocess
 import sys
 
+import _rounds
+from _rounds import V7, V8
+
 ROOT = pathlib.Path(__file__).parents[1]
-COLUMNS = {
-    'launches': ['launches'], 'to host': ['bytes_to_host'], 'to device': ['bytes_to_device'],
-    'within': ['bytes_within_device'], 'NCCL calls': ['nccl_calls'], 'NCCL bytes': ['nccl_bytes'],
-    'host waits': ['synchronizations'], 'allocations': ['allocations', 'host_allocations'],
+COLUMNS = {  # the first ones are calls, the others bytes
+    'launches': ['launches'], 'NCCL calls': ['nccl_calls'], 'host waits': ['synchronizations'],
+    'allocations': ['allocations', 'host_allocations'], 'to the host': ['bytes_to_host'],
+    'to the device': ['bytes_to_device'], 'within the device': ['bytes_within_device'],
+    'NCCL': ['nccl_bytes'],
 }
 #: Name: the communicator, its options and those of the optimizer, and whether ChainerMN 7 has it.
 CASES = {
@@ -39,6 +45,7 @@ CASES = {
     'non_cuda_aware': ('non_cuda_aware', {}, {}, True),
     'flat': ('flat', {}, {}, True),
 }
+SMALL = 'small arrays (1,000)'
 N_FIRST, N_UPDATES = 4, 2
 
 
@@ -55,7 +62,7 @@ def why_not() -> str:
 
 def shapes_of(model: str) -> list[tuple[int, ...]]:
     """Return the shapes of its parameters."""
-    if model == '1,000 small':
+    if model == SMALL:
         return [(100,)] * 1000
     model = runpy.run_path(str(ROOT / 'examples' / 'imagenet' / 'models.py'))['ResNet50'](1000)
     return [param.shape for param in model.params()]
@@ -131,7 +138,7 @@ def normalization(comm):
 
 
 def work(version: str, quick: bool) -> None:
-    """Print the counts of one version, on each rank."""
+    """Print the counts of one version as JSON, on rank 0."""
     import chainer
     from mpi4py import MPI
 
@@ -141,18 +148,18 @@ def work(version: str, quick: bool) -> None:
 
     def show(model, case, counted, alone):
         if MPI.COMM_WORLD.rank == 0:
-            numbers = ' '.join(f'{counted[column] - alone[column]:>12,.0f}' for column in COLUMNS)
-            print(f'{model:<12} {case:<18} {version:<12} {numbers}', flush=True)
+            numbers = [round(counted[column] - alone[column]) for column in COLUMNS]
+            print(json.dumps([[model, case, version], numbers]), flush=True)
 
     def sgd(model):
         return chainer.optimizers.SGD(.1).setup(model)
 
-    for name in ['1,000 small'] if quick else ['ResNet-50', '1,000 small']:
+    for name in [SMALL] if quick else ['ResNet-50', SMALL]:
         shapes = shapes_of(name)
         model, loss = make(shapes)
         alone = counts_of(sgd(model), loss)
         for case, (kind, options, of_optimizer, in_7) in CASES.items():
-            if version == 'ChainerMN 7' and not in_7:
+            if version == V7 and not in_7:
                 continue
             comm = chainermn.create_communicator(kind, **options)
             model, loss = make(shapes)
@@ -180,17 +187,25 @@ def main() -> None:
         return work(args.work, args.quick)
     if reason := why_not():
         sys.exit(f'benchmarks/gpu_counts.py {reason}')
-    print(f'{"":<44}' + ' '.join(f'{column:>12}' for column in COLUMNS), flush=True)
+    found = []
     beside = pathlib.Path(sys.executable).with_name('mpiexec')
     mpiexec = str(beside) if beside.exists() else 'mpiexec'
-    for version, overlay in [('ChainerMN 8', '1'), ('ChainerMN 7', '0')]:
+    for version, overlay in [(V8, '1'), (V7, '0')]:
         env = os.environ | {'CHAINERMN_OVERLAY': overlay, 'VGPU_MODE': 'eager'}
         command = [mpiexec, '-n', str(args.ranks), sys.executable, '-W', 'ignore', __file__,
                    '--work', version, *(['--quick'] if args.quick else [])]
-        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, text=True)
         signal.signal(signal.SIGTERM, lambda *_, process=process: process.terminate())
-        if process.wait():
+        output, _ = process.communicate()
+        found += map(json.loads, re.findall(r'^\[\[".*\]\]$', output, re.MULTILINE))
+        if process.returncode:
             print(f'{version} ended with {process.returncode}')
+    start = ['gradients', 'exchange', 'version']
+    for caption, part in [('Calls of an update', slice(4)),
+                          ('Bytes that an update copies or sends', slice(4, None))]:
+        _rounds.table(start + [*COLUMNS][part], ([*labels, *numbers[part]]
+                                                 for labels, numbers in found), caption)
 
 
 if __name__ == '__main__':

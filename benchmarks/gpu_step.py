@@ -4,9 +4,9 @@
 ``tests/gpu/offline.py``.  Needs CuPy, and a PyTorch for GPUs; without it, only Chainer is measured.
 
 Steps: images of 224 x 224 pixels, MomentumSGD.  Kinds of steps take turns, each in a process of its
-own.  ``Chainer``: its own kernels; CuPy 14 has no convolutions of cuDNN.  ``PyTorch's kernels``:
-Chainer with ``CHAINER_USE_TORCH=always``.  Host: the time until ``update`` returns, before the GPU
-has finished.
+own. ChainerMN 8 computes with PyTorch's kernels (``CHAINER_USE_TORCH=always``), and without PyTorch
+with those of CuPy, which has no convolutions of cuDNN. Host: the time until
+``update`` returns, before the GPU has finished.
 
 Updates: one launch for all parameters, over a launch for each.
 """
@@ -22,20 +22,17 @@ import sys
 import time
 
 import _rounds
+from _rounds import TORCH, V8, WITHOUT_TORCH
 from gpu import why_not
 
 MODELS = pathlib.Path(__file__).parents[1] / 'examples' / 'imagenet' / 'models.py'
 #: Name: whether Chainer makes the step, and the dtype in which matrices are multiplied.
 KINDS = {
-    'Chainer': (True, ''),
-    "PyTorch's kernels": (True, 'float32'),
-    'PyTorch': (False, 'float32'),
-    "PyTorch's kernels, tf32": (True, 'tf32'),
-    'PyTorch, tf32': (False, 'tf32'),
-    "PyTorch's kernels, bfloat16": (True, 'bfloat16'),
-    'PyTorch, bfloat16': (False, 'bfloat16'),
+    WITHOUT_TORCH: (True, ''),
+    **{f'{name}, {dtype}': (name == V8, dtype)
+       for dtype in ('float32', 'tf32', 'bfloat16') for name in (V8, TORCH)},
 }
-SHAPES = {'160 of 32 x 32': lambda: [(32, 32)] * 160,
+SHAPES = {'small (160 of 32 x 32)': lambda: [(32, 32)] * 160,
           'ResNet-50': lambda: [param.shape for param in _resnet50().params()]}
 
 
@@ -108,15 +105,17 @@ def steps(args) -> None:
             stdout=subprocess.PIPE, text=True, check=True)
         if done.stdout:
             found[kind].append(json.loads(done.stdout))
-    print(f'{f"steps of {args.batch} images":<44} {"ms":>9} {"host ms":>9} {"images/s":>9}')
+    rows = []
     for kind, times in found.items():
         if times:
             step, host = (statistics.median(column) for column in zip(*times, strict=True))
-            print(f'{kind:<44} {step:9.2f} {host:9.2f} {args.batch / step * 1e3:9.0f}')
+            rows.append([kind, step, host, args.batch / step * 1e3])
+    _rounds.table(['step', 'time, ms', 'host, ms', 'images per second'], rows,
+                  f'ResNet-50, {args.batch} images')
     for kind, times in found.items():
-        other = 'PyTorch' + kind.removeprefix("PyTorch's kernels")
-        if times and kind.startswith("PyTorch's kernels") and found[other]:
-            print(f'{kind} against {other}: ' + _rounds.times(
+        other = kind.replace(V8, TORCH)
+        if times and other != kind and found.get(other):
+            print(f'{kind} over {other}: ' + _rounds.times(
                 [step for step, _ in times], [step for step, _ in found[other]]))
 
 
@@ -171,14 +170,14 @@ def _own(hook, alone: bool):
 def updates(args) -> None:
     """Print times of updates."""
     n = 2 if args.quick else 15
-    print(f'\n{"updates":<44} {"ms":>9} {"alone ms":>9} {"together":>12}')
+    rows = []
     for (model, shapes), name, with_hooks in itertools.product(
             [*SHAPES.items()][:1 if args.quick else None], ('MomentumSGD', 'Adam'), (False, True)):
         times = [medians(optimizer_of(shapes(), name, with_hooks, alone).update, n)[0]
                  for alone in (False, True)]
         row = f'{model}, {name}{", decay, clipping" * with_hooks}'
-        print(f'{row:<44} {times[0]:9.3f} {times[1]:9.3f} {times[0] / times[1]:6.3f} times',
-              flush=True)
+        rows.append([row, *times, times[0] / times[1]])
+    _rounds.table(['update', 'one launch, ms', 'a launch per parameter, ms', 'ratio'], rows)
 
 
 def main() -> None:

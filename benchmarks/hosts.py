@@ -1,24 +1,24 @@
-"""Time to average gradients over links between hosts: ``flat``, a lower bound and gloo.
+"""Time to average gradients over links between hosts: ChainerMN 8, a lower bound and PyTorch DDP.
 
 Run it as root on Linux with iproute2, in an environment with ChainerMN and MPI:
-``python benchmarks/hosts.py [--shapes 2x1,2x2,3x1,3+1] [--rates 1gbit,10gbit]
+``python benchmarks/hosts.py [--shapes 2x1,4x2] [--rates 1gbit,10gbit]
 [--compression fp16,2bit] [--torch PYTHON] [--png FILE]``.
 
 The hosts are network namespaces of this machine (``tests/virtual_hosts.py``); the link of each has
 the given rate in each direction.  They share the cores of this machine: real hosts have more.
-``3x2`` are three hosts with two ranks each, ``3+1`` are a host with three ranks and one with one.
+``3x2`` are three hosts with two ranks each.
 Rows, for the gradients or parameters of ResNet-50 (102 MB):
 
-- flat: ``multi_node_mean_grad``, also with the given compression;
-- gloo: ``torch.distributed`` in buckets of 25 MB; skipped if the Python given by ``--torch`` has no
-  torch;
+- ChainerMN 8: ``multi_node_mean_grad`` of ``flat``, also with the given compression;
+- PyTorch DDP: the same buckets of 25 MB, by ``torch.distributed`` on gloo; skipped if the Python
+  given by ``--torch`` has no torch;
 - sharded update: an update of ``flat`` with ``shard_states=True`` and given gradients, by SGD;
 - bcast_data, and scatter_dataset of 102 MB of images.
 
 The bound is the time that the bytes, with headers, need on the busiest link: 2 (n-1)/n of the
 encoded gradients for n hosts, all parameters for bcast_data, and the shards of other hosts for
 scatter_dataset.  All rows take turns, round by round.  The output shows medians over the rounds, in
-milliseconds; and the ratios to the bound and to gloo within a round.
+milliseconds; and the ratios to the bound and to PyTorch DDP within a round.
 """
 
 import argparse
@@ -30,6 +30,7 @@ import time
 
 import _rounds
 import mean_grad
+from _rounds import DDP, V8
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'tests'))
 import virtual_hosts
@@ -38,6 +39,7 @@ CALLS = 2  # timed ones in a turn
 BITS = {'': 32, 'fp16': 16, 'bf16': 16, '2bit': 2}  # for each number of a gradient
 IMAGE = (3, 32, 32)
 UNITS = {'mbit': 1e6, 'gbit': 1e9}
+BOUND = 'lower bound'
 PAYLOAD = 1448 / 1514  # of an Ethernet frame; the rest are headers
 
 
@@ -87,9 +89,9 @@ def methods_of_chainermn():
 
 def work(kind: str, folder: str) -> None:
     """In a process: takes turns of some calls of a method."""
-    if kind == 'gloo':
+    if kind == DDP:
         os.environ['GLOO_SOCKET_IFNAME'] = 'eth0'
-        rank, barrier, maximum, calls = mean_grad.methods_of_gloo(folder)
+        rank, barrier, maximum, calls = mean_grad.methods_of_torch(folder)
     else:
         rank, barrier, maximum, calls = methods_of_chainermn()
     made: dict = {}
@@ -120,18 +122,18 @@ def size_of(model: str) -> int:
 
 
 def name_of(compression: str) -> str:
-    """Return the name of a row of ``flat``."""
-    return f'flat, {compression}' if compression else 'flat'
+    """Return the name of a method with a compression."""
+    return f'{V8}, {compression}' if compression else V8
 
 
 def ranks_of(shape: str) -> list[int]:
-    """Return the ranks on each host, given ``3x2`` or ``3+1``.
+    """Return the ranks on each host.
 
-    >>> ranks_of('3x2'), ranks_of('3+1')
-    ([2, 2, 2], [3, 1])
+    >>> ranks_of('3x2')
+    [2, 2, 2]
     """
-    hosts, _, ranks = shape.partition('x')
-    return [int(ranks)] * int(hosts) if ranks else [int(n) for n in shape.split('+')]
+    hosts, ranks = map(int, shape.split('x'))
+    return [ranks] * hosts
 
 
 def bound(method: str, ranks: list[int], size: int, rate: str) -> float:
@@ -141,13 +143,13 @@ def bound(method: str, ranks: list[int], size: int, rate: str) -> float:
         return seconds
     if method == 'scatter_dataset':
         return seconds * (1 - ranks[0] / sum(ranks))
-    bits = BITS.get(method.removeprefix('flat').removeprefix(', '), 32)
+    bits = BITS.get(method.removeprefix(f'{V8}, '), 32)
     return seconds * bits / 32 * 2 * (len(ranks) - 1) / len(ranks)
 
 
 def measure(hosts: virtual_hosts.Hosts, rate: str, methods: dict[str, str],
             args: argparse.Namespace) -> dict[str, float]:
-    """Measures methods of kinds of processes, prints a row each, returns the median seconds."""
+    """Measure methods of kinds of processes; return the median seconds."""
     times: dict[str, list[float]] = {method: [] for method in methods}
     order = list(methods)
     kinds = sorted(set(methods.values()), reverse=True)
@@ -158,51 +160,46 @@ def measure(hosts: virtual_hosts.Hosts, rate: str, methods: dict[str, str],
     for method, seconds in times.items():
         least = bound(method, hosts.ranks, size_of(args.model), rate)
         ratio = statistics.median(each / least for each in seconds)
-        row = (f'  {method:<16} {statistics.median(seconds) * 1e3:9.1f} ms, bound '
-               f'{least * 1e3:8.1f}: {ratio:6.3f} times')
-        if method.startswith('flat') and 'gloo' in times:
-            row += f'; gloo: {_rounds.times(seconds, times["gloo"])}'
+        row = (f'  {method}: {statistics.median(seconds) * 1e3:.1f} ms; over the bound '
+               f'{ratio:.3f} times')
+        if method.startswith(V8) and DDP in times:
+            row += f'; over {DDP} {_rounds.times(seconds, times[DDP])}'
         print(row, flush=True)
     return {method: statistics.median(seconds) for method, seconds in times.items()}
 
 
 def draw(path: str, found: dict[tuple[str, str], dict[str, float]], model: str) -> None:
-    """Draws the time to average gradients over the number of hosts, and the bound."""
-    import matplotlib
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-
+    """Draw the time to average gradients over the number of hosts, and the bound."""
     panels: dict[str, dict[str, dict[int, float]]] = {}
     for (shape, rate), medians in found.items():
-        hosts, _, ranks = shape.partition('x')
-        if not ranks:
-            continue
-        panel = panels.setdefault(f'{rate}, {ranks} rank{"s" * (ranks != "1")} per host', {})
-        least = bound('flat', ranks_of(shape), size_of(model), rate)
-        for method, seconds in {**medians, 'bound': least}.items():
-            if method not in ('sharded update', 'bcast_data', 'scatter_dataset'):
-                panel.setdefault(method, {})[int(hosts)] = seconds * 1e3
-    figure, all_axes = pyplot.subplots(1, len(panels), figsize=(4.5 * len(panels), 4.5),
-                                       layout='constrained', squeeze=False)
-    for axes, (title, lines) in zip(all_axes[0], panels.items(), strict=True):
-        for n, (method, points) in enumerate(lines.items()):
-            style = {'color': 'gray', 'linestyle': '--'} if method == 'bound' else {
-                'color': _rounds.COLORS[n], 'marker': 'os^vD<>'[n]}
-            axes.plot(points.keys(), points.values(), label=method, **style)
-        axes.set(title=title, xlabel='hosts', ylabel='milliseconds', ylim=(0, None),
+        hosts, ranks = map(int, shape.split('x'))
+        panel = panels.setdefault(
+            f'{rate[:-4]} {rate[-4].upper()}bit/s, {ranks} rank{"s" * (ranks > 1)} per host', {})
+        least = bound(V8, ranks_of(shape), size_of(model), rate)
+        for method, seconds in {**medians, BOUND: least}.items():
+            if method in _rounds.STYLES:
+                panel.setdefault(method, {})[hosts] = seconds * 1e3
+    n_rows = -(-len(panels) // 2)
+    figure, all_axes = _rounds.axes_of(1 + 4 * n_rows, min(2, len(panels)), n_rows)
+    for axes, (title, lines) in zip(all_axes, panels.items(), strict=True):
+        for method, points in lines.items():
+            color, marker, line = _rounds.STYLES[method]
+            axes.plot(points.keys(), points.values(), line, color=color, marker=marker,
+                      label=method)
+        axes.set(title=title, xlabel='hosts', ylabel='time, ms', ylim=(0, None),
                  xticks=sorted({n for points in lines.values() for n in points}))
         axes.grid(alpha=.3)
-    all_axes[0][-1].legend(loc='center left', bbox_to_anchor=(1, .5))
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=3)
     _rounds.save(figure, path)
 
 
 def main() -> None:
     """Measures and prints."""
     parser = _rounds.parser(__doc__, rounds=3, takes_torch=True)
-    parser.add_argument('--shapes', default='2x1,3x1,4x1,5x1,2x2,3x2,4x2,3+1',
+    parser.add_argument('--shapes', default='2x1,4x1,2x2,4x2',
                         help='default: %(default)s')
     parser.add_argument('--rates', default='1gbit,10gbit', help='default: %(default)s')
-    parser.add_argument('--compression', default='fp16,bf16,2bit',
+    parser.add_argument('--compression', default='fp16,2bit',
                         help='default: %(default)s; or none')
     parser.add_argument('--model', default='resnet50', help='of mean_grad.py; default: %(default)s')
     args = parser.parse_args()
@@ -212,18 +209,29 @@ def main() -> None:
     if reason := virtual_hosts.why_not():
         raise SystemExit(f'hosts {reason}')
     if args.quick:
-        args.shapes, args.rates, args.rounds, args.model = '2x1,2+1', '1gbit', 1, 'small'
+        args.shapes, args.rates, args.rounds, args.model = '2x1,3x1', '1gbit', 1, 'small'
     methods = dict.fromkeys([name_of(kind) for kind in ('', *args.compression.split(','))
-                             if kind != 'none'], 'ours')
+                             if kind != 'none'], V8)
     if _rounds.has_torch(args.torch):
-        methods['gloo'] = 'gloo'
-    methods |= dict.fromkeys(('sharded update', 'bcast_data', 'scatter_dataset'), 'ours')
+        methods[DDP] = DDP
+    others = ('sharded update', 'bcast_data', 'scatter_dataset')
+    methods |= dict.fromkeys(others, V8)
     found = {}
     for rate in args.rates.split(','):
         for shape in args.shapes.split(','):
-            print(f'\n{shape} at {rate}: {args.rounds} rounds, {_rounds.load()}')
+            print(f'{shape} at {rate}: {args.rounds} rounds, {_rounds.load()}')
             with virtual_hosts.Hosts(ranks_of(shape), rate) as hosts:
                 found[shape, rate] = measure(hosts, rate, methods, args)
+    for caption, shown in [
+            ('Gradients', [BOUND, *(method for method in methods if method not in others)]),
+            ('Other operations', others)]:
+        rows = []
+        for (shape, rate), medians in found.items():
+            times = medians | {BOUND: bound(V8, ranks_of(shape), size_of(args.model), rate)}
+            rows.append([f'{float(rate[:-4]) * UNITS[rate[-4:]] / 1e9:g}',
+                         *map(int, shape.split('x')), *(times[method] * 1e3 for method in shown)])
+        _rounds.table(['link, Gbit/s', 'hosts', 'ranks per host',
+                       *(f'{method}, ms' for method in shown)], rows, caption)
     if args.png:
         draw(args.png, found, args.model)
 

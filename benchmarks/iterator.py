@@ -14,6 +14,7 @@ import statistics
 import time
 
 import _rounds
+from _rounds import V7, V8
 
 GOAL = .3
 CALLS = 100  # timed ones in a turn
@@ -27,7 +28,7 @@ def work(kind: str, folder: str) -> None:
 
     import chainermn
 
-    assert (kind == 'old') != chainermn.__version__.startswith('8.'), chainermn.__file__
+    assert (kind == V7) != chainermn.__version__.startswith('8.'), chainermn.__file__
     world = MPI.COMM_WORLD
     comm = chainermn.create_communicator('naive')
     rng = np.random.RandomState(0)
@@ -58,23 +59,26 @@ def main() -> None:
         work(args.work, args.folder)
         return
     rounds = 1 if args.quick else args.rounds
-    times: dict[str, list[float]] = {'ours': [], 'old': [], 'alone': []}
-    kinds = ('ours', 'old')
+    times: dict[str, list[float]] = {V8: [], V7: [], 'alone': []}
+    kinds = (V8, V7)
     if not importlib.metadata.version('numpy').startswith('1.'):
-        print('the old iterator is left out: it needs NumPy 1.26')
-        kinds = ('ours',)
+        print(f'The iterator of {V7} is left out: it needs NumPy 1.26')
+        kinds = (V8,)
     with _rounds.groups(__file__, args.ranks, kinds) as groups:
         for n in range(rounds):
             for kind in kinds if n % 2 else kinds[::-1]:
                 times[kind].append(groups[kind].ask('shared'))
-            times['alone'].append(groups['ours'].ask('alone'))
-    if times['old']:
-        print(_rounds.show(f'a batch, {args.ranks} ranks', times['ours'], times['old'], GOAL))
-    print(f'ours against the iterator alone ({statistics.median(times["alone"]) * 1e3:.3f} ms): '
-          f'{_rounds.times(times["ours"], times["alone"])};', _rounds.load())
-    if args.png and times['old']:
-        _rounds.draw(args.png, 'A batch of the multi-node iterator',
-                     {f'{args.ranks} ranks': _rounds.ratios(times['ours'], times['old'])}, GOAL)
+            times['alone'].append(groups[V8].ask('alone'))
+    _rounds.table(['batch of', 'time, ms'], (
+        ['the iterator alone' if kind == 'alone' else kind, statistics.median(each) * 1e3]
+        for kind, each in times.items() if each), f'{args.ranks} ranks')
+    if times[V7]:
+        print(_rounds.show('batch', times[V8], times[V7], GOAL))
+    print(f'{V8} over the iterator alone: {_rounds.times(times[V8], times["alone"])};',
+          _rounds.load())
+    if args.png:
+        _rounds.chart(args.png, 'A batch of the multi-node iterator', 'time, ms', {
+            kind: {f'{args.ranks} ranks': [1e3 * one for one in times[kind]]} for kind in kinds})
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """Messages and bytes for starting, checking and diagnosing a job, counted and predicted.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/job_traffic.py [--ranks 2,8,32,64] [--png FILE]``.
+``python benchmarks/job_traffic.py [--ranks 2,8,32] [--png FILE]``.
 
 Counted on real ranks, as calls of mpi4py: the messages and bytes that arrive at the rank that
 receives most.  A collective of MPI counts as one message of each other rank.  The events:
@@ -30,7 +30,7 @@ import time
 
 import _rounds
 
-RANKS = (2, 8, 32, 64)
+RANKS = (2, 8, 32)
 PREDICTED = (256, 1024, 4096)
 #: The events of each job, the environment, and whether the job ends with status 0.
 JOBS = {
@@ -153,27 +153,40 @@ def main() -> None:
     sizes = [2, 3] if args.quick else [int(n) for n in args.ranks.split(',')]
     counts = {n: {event: each for job in JOBS for event, each in count(job, n).items()}
               for n in sizes}
-    print(f'at the rank that receives most; {_rounds.load()}\n')
-    worst, curves = 1., {}
-    for what, unit in (('messages', ''), ('bytes', ' bytes')):
-        print(f'{what:<16}' + ''.join(f'{n:>10,}' for n in sizes)
-              + ''.join(f'{n:>14,}' for n in PREDICTED) + '  (predicted)')
+    worst = 1.
+    for is_bytes, unit in enumerate(('messages', 'bytes')):
+        rows, curves = [], {}
         for event in EVENTS:
-            found = {n: counts[n][event][what == 'bytes'] for n in sizes}
-            predicted = [fit(event, found, n) for n in PREDICTED]
-            print(f'{event + unit:<22}' + ''.join(f'{each:>10,}' for each in found.values())
-                  + ''.join(f'{round(each):>14,}' for each in predicted))
-            if unit and len(sizes) > 2:
+            found = {n: counts[n][event][is_bytes] for n in sizes}
+            values = [*found.values(), *(round(fit(event, found, n)) for n in PREDICTED)]
+            rows.append([event, *values])
+            curves[event] = dict(zip((*sizes, *PREDICTED), values, strict=True))
+            if is_bytes and len(sizes) > 2:
                 model = fit(event, {n: found[n] for n in sizes[:-1]}, sizes[-1])
                 worst = max(worst, found[sizes[-1]] / model, model / found[sizes[-1]])
-            if unit:
-                curves[event] = {f'{n}': [each] for n, each in zip(
-                    (*sizes, *PREDICTED), (*found.values(), *predicted), strict=True)}
-    print(f'\nbytes at {sizes[-1]} ranks over the model fitted to fewer ranks, or the inverse: at '
-          f'most {worst:.2f} times')
+        _rounds.table([unit, *(f'{n} ranks' for n in sizes),
+                       *(f'{n:,} ranks, predicted' for n in PREDICTED)], rows,
+                      f'{unit.capitalize()} at the rank that receives most')
+    print(f'bytes at {sizes[-1]} ranks over the model fitted to fewer ranks, or the inverse: at '
+          f'most {worst:.2f} times; {_rounds.load()}')
     if args.png:
-        _rounds.chart(args.png, 'Starting, checking and diagnosing a job',
-                      'bytes that a rank receives', curves, {}, is_log=True)
+        draw(args.png, curves, sizes[-1])
+
+
+def draw(path: str, curves: dict[str, dict[int, int]], largest: int) -> None:
+    """Draw the bytes of each event over the number of ranks."""
+    figure, (axes,) = _rounds.axes_of(5)
+    for event, points in curves.items():
+        color, marker, line = _rounds.STYLES[event]
+        axes.plot(points.keys(), points.values(), line, color=color, marker=marker, label=event)
+    axes.axvspan(largest, max(points), color='#eeeeee', label='predicted')
+    axes.set(title='Start, check and diagnosis of a job', xscale='log', yscale='log',
+             xlabel='ranks', ylabel='bytes that a rank receives')
+    axes.set_xticks([*points], [f'{n:,}' for n in points])
+    axes.minorticks_off()
+    axes.grid(alpha=.3)
+    figure.legend(loc='outside lower center', ncols=3)
+    _rounds.save(figure, path)
 
 
 if __name__ == '__main__':

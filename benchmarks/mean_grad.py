@@ -4,26 +4,31 @@ Run it in an environment with ChainerMN and MPI: ``python benchmarks/mean_grad.p
 
 Models: ResNet-50 (102 MB of gradients), 1000 arrays of 64 floats, one array of 400 MB.  Methods:
 
-- flat, naive: ``multi_node_mean_grad`` of these communicators;
-- old naive: ``naive`` of ChainerMN 7 (``CHAINERMN_OVERLAY=0``);
-- raw: ``MPI_Allreduce`` of one buffer as large as all gradients, without packing or scaling;
-- gloo: ``torch.distributed`` in buckets of 25 MB; skipped if the Python given by ``--torch`` has no
-  torch;
-- LB, a lower bound: ``g *= 1`` for each gradient g, which reads and writes each byte once.
+- ChainerMN 8: ``multi_node_mean_grad`` of the communicators ``flat`` and ``naive``;
+- ChainerMN 7: its ``naive`` (``CHAINERMN_OVERLAY=0``);
+- mpi4py: ``Allreduce`` of one buffer as large as all gradients, without packing or scaling;
+- PyTorch DDP: the same buckets of 25 MB, by ``torch.distributed`` on gloo; skipped if the Python
+  given by ``--torch`` has no torch;
+- lower bound: ``g *= 1`` for each gradient g, which reads and writes each byte once.
 
 The processes of all methods run for the whole time and take turns, round by round, so that load on
 the machine affects all methods equally; the others sleep.  A turn is one call to warm up and
 several more, of which the median counts.  The output shows medians over the rounds: milliseconds,
-and the ratios to old naive and to LB within a round.
+and the ratios to ChainerMN 7 and to the lower bound within a round.
 """
 
 import statistics
 import time
 
 import _rounds
+from _rounds import DDP, MPI4PY, V7, V8
 
 CALLS = {'resnet50': 3, 'small': 10, 'big': 1}  # timed ones in a turn
-METHODS = {'ours': ['flat', 'naive', 'raw', 'LB'], 'old': ['old naive'], 'gloo': ['gloo']}
+#: Of models, in tables.
+TITLES = {'resnet50': 'ResNet-50, 102 MB', 'small': 'small arrays, 0.3 MB',
+          'big': 'one array, 400 MB'}
+NAIVE, BOUND = f'{V8}, naive', 'lower bound'
+METHODS = {V8: [V8, NAIVE, MPI4PY, BOUND], V7: [V7], DDP: [DDP]}
 BUCKET = 25 << 20  # bytes
 
 
@@ -50,7 +55,7 @@ def shapes_of(model: str) -> list[tuple[int, ...]]:
     return shapes
 
 
-def methods_of_chainermn(is_old: bool):
+def methods_of_chainermn(is_7: bool):
     """Return a barrier, a maximum, and what makes the calls to be timed for a model."""
     import chainer
     import numpy as np
@@ -58,9 +63,9 @@ def methods_of_chainermn(is_old: bool):
 
     import chainermn
 
-    assert is_old != chainermn.__version__.startswith('8.'), chainermn.__file__
+    assert is_7 != chainermn.__version__.startswith('8.'), chainermn.__file__
     world = MPI.COMM_WORLD
-    names = {'old naive': 'naive'} if is_old else {'flat': 'flat', 'naive': 'naive'}
+    names = {V7: 'naive'} if is_7 else {V8: 'flat', NAIVE: 'naive'}
     comms = {method: chainermn.create_communicator(name) for method, name in names.items()}
 
     def calls(model_name):
@@ -81,13 +86,13 @@ def methods_of_chainermn(is_old: bool):
         def mean(comm):
             return lambda: comm.multi_node_mean_grad(model)
 
-        return {**{method: mean(comm) for method, comm in comms.items()}, 'LB': touch_all,
-                'raw': lambda: world.Allreduce(MPI.IN_PLACE, flat)}
+        return {**{method: mean(comm) for method, comm in comms.items()}, BOUND: touch_all,
+                MPI4PY: lambda: world.Allreduce(MPI.IN_PLACE, flat)}
 
     return world.rank, world.Barrier, lambda x: world.allreduce(x, MPI.MAX), calls
 
 
-def methods_of_gloo(folder: str):
+def methods_of_torch(folder: str):
     """The same for torch.distributed."""
     import _gloo
     import torch
@@ -118,17 +123,17 @@ def methods_of_gloo(folder: str):
                 parts = buffer.split([grad.numel() for grad in bucket])
                 torch._foreach_copy_([grad.view(-1) for grad in bucket], list(parts))
 
-        return {'gloo': mean}
+        return {DDP: mean}
 
     return rank, barrier, maximum, calls
 
 
 def work(kind: str, folder: str) -> None:
     """In a process: takes turns of some calls of a method."""
-    if kind == 'gloo':
-        rank, barrier, maximum, calls = methods_of_gloo(folder)
+    if kind == DDP:
+        rank, barrier, maximum, calls = methods_of_torch(folder)
     else:
-        rank, barrier, maximum, calls = methods_of_chainermn(kind == 'old')
+        rank, barrier, maximum, calls = methods_of_chainermn(kind == V7)
     made: dict = {}
 
     def turn(command: tuple[str, str]) -> float:
@@ -154,33 +159,26 @@ def work(kind: str, folder: str) -> None:
 
 def measure(ranks: int, models: list[str], rounds: int, kinds: list[str], torch: str
             ) -> dict[str, dict[str, list[float]]]:
-    """Measures all methods at one number of ranks, prints, returns ratios by method and model."""
+    """Measure all methods at one number of ranks; return the seconds by model and method."""
     turns = [(kind, method) for kind in kinds for method in METHODS[kind]]
-    found: dict[str, dict[str, list[float]]] = {method: {} for _, method in turns}
+    found: dict[str, dict[str, list[float]]] = {}
     with _rounds.groups(__file__, ranks, kinds, torch) as groups:
         for model in models:
             times: dict[str, list[float]] = {method: [] for _, method in turns}
             for n in range(rounds):
                 for kind, method in turns[n % len(turns):] + turns[:n % len(turns)]:
                     times[method].append(groups[kind].ask((model, method)))
-            print(f'\n{ranks} ranks, {model}: {rounds} rounds, {_rounds.load()}')
-            for method, seconds in times.items():
-                print(f'  {method:<10} {statistics.median(seconds) * 1e3:9.2f} ms'
-                      f'  x old naive {ratio(seconds, times["old naive"]):6.3f}'
-                      f'  x LB {ratio(seconds, times["LB"]):7.2f}', flush=True)
-                found[method][f'{model}, {ranks}'] = _rounds.ratios(seconds, times['old naive'])
+            print(f'{ranks} ranks, {TITLES[model]}: {rounds} rounds, {_rounds.load()}')
+            for rival in (V7, BOUND):
+                print(f'  {V8} over {rival}: {_rounds.times(times[V8], times[rival])}', flush=True)
+            found[model] = times
     return found
-
-
-def ratio(a: list[float], b: list[float]) -> float:
-    """The median of the ratios within a round."""
-    return statistics.median(_rounds.ratios(a, b))
 
 
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=9, takes_torch=True)
-    parser.add_argument('--ranks', default='2,4,8', help='default: %(default)s')
+    parser = _rounds.parser(__doc__, rounds=5, takes_torch=True)
+    parser.add_argument('--ranks', default='2,4', help='default: %(default)s')
     parser.add_argument('--models', default='resnet50,small,big', help='default: %(default)s')
     args = parser.parse_args()
     if args.work:
@@ -188,16 +186,20 @@ def main() -> None:
         return
     if args.quick:
         args.ranks, args.rounds, args.models = '2', 1, 'small'
-    kinds = ['ours', 'old', *(['gloo'] if _rounds.has_torch(args.torch) else [])]
-    found: dict[str, dict[str, list[float]]] = {}
+    kinds = [V8, V7, *([DDP] if _rounds.has_torch(args.torch) else [])]
+    methods = [method for kind in kinds for method in METHODS[kind]]
+    rows, found = [], {method: {} for method in methods}
     for ranks in map(int, args.ranks.split(',')):
         each = measure(ranks, args.models.split(','), args.rounds, kinds, args.torch)
-        for method, ratios in each.items():
-            found.setdefault(method, {}).update(ratios)
+        for model, times in each.items():
+            rows.append([TITLES[model], ranks,
+                         *(statistics.median(times[method]) * 1e3 for method in methods)])
+            for method, seconds in times.items():
+                found[method][f'{TITLES[model]}, {ranks} ranks'] = [
+                    1e3 * one for one in seconds]
+    _rounds.table(['gradients', 'ranks', *(f'{method}, ms' for method in methods)], rows)
     if args.png:
-        del found['old naive']
-        _rounds.chart(args.png, 'multi_node_mean_grad, by model and number of ranks',
-                      'times naive of the old chainermn', found, {'old naive': 1}, is_log=True)
+        _rounds.chart(args.png, 'Averaging gradients on one node', 'time, ms', found, is_log=True)
 
 
 if __name__ == '__main__':

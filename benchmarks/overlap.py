@@ -1,7 +1,7 @@
 """Communication time that overlap does not hide: overlap=True compared with no overlap.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/overlap.py [--ranks 2] [--rounds 9] [--only hosts] [--png FILE]``.
+``python benchmarks/overlap.py [--ranks 2] [--rounds 4] [--only hosts] [--png FILE]``.
 
 Slowed: a communicator whose exchange takes as long as backward, in proportion to the bytes,
 without using a core, like a network card.  Exposed is the time of a step minus that of a step
@@ -12,7 +12,8 @@ ten layers a tenth is always exposed: the layer that backward computes last.
 
 Shared: ``flat``, with one rank per core, all of them computing.  Overlap has no benefit here, and
 overlap=True detects this; with 'always', which is also shown, communication slows down backward.
-With half the ranks there are free cores.
+With half the ranks, on more than two cores,
+there are free cores.
 
 Hosts: two hosts of one rank, with a link of 1 Gbit/s between them (``tests/virtual_hosts.py``,
 which needs root), whose exchange takes as long as about half a step.
@@ -143,7 +144,7 @@ def work(kind: str, folder: str) -> None:
             optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, **options)
         optimizer.setup(model)
         if options and name == '100 layers':
-            optimizer._averaging._submit = lambda gradients: None
+            optimizer._averaging._submit = lambda *_: None
 
         if comm is not None:
             return lambda: optimizer.update(lambda: loss_of(model, x))
@@ -197,7 +198,7 @@ def work(kind: str, folder: str) -> None:
 
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=9, ranks=2)
+    parser = _rounds.parser(__doc__, rounds=4, ranks=2)
     parser.add_argument('--only', help='the rows with this word')
     args = parser.parse_args()
     if args.work:
@@ -210,7 +211,9 @@ def main() -> None:
     if any('hosts' in row for row in rows) and (reason := virtual_hosts.why_not()):
         print(f'not measured on two hosts: {reason}')
         rows = [row for row in rows if 'hosts' not in row]
-    found = {}
+    if (os.cpu_count() or 1) <= 2:  # half of them are not enough ranks
+        rows = [row for row in rows if 'half' not in row]
+    found, table = {}, []
     for row in rows:
         goal = GOALS[row]
         which, _, name = row.partition(', ')
@@ -221,22 +224,25 @@ def main() -> None:
             hosts = (stack.enter_context(virtual_hosts.Hosts([1, 1], '1gbit'))
                      if which == 'hosts' else None)
             groups = stack.enter_context(_rounds.groups(
-                __file__, ranks, ['ours'], mpiexec=hosts and hosts.mpiexec))
+                __file__, ranks, [_rounds.V8], mpiexec=hosts and hosts.mpiexec))
             n_steps = 1 if args.quick else {'slowed': 12, 'watching': 24, 'hosts': 3}.get(which, 6)
-            turns = [groups['ours'].ask((which, name, n_steps))
+            turns = [groups[_rounds.V8].ask((which, name, n_steps))
                      for _ in range(args.rounds)]
         values = [turn['ratio'] for turn in turns]
         found[row] = values
         alone, without, overlapped = (statistics.median(turn[what] * 1e3 for turn in turns)
                                       for what in ('alone', 'without', 'with'))
-        what = 'exposed' if which in EXPOSED else 'step'
-        print(f'{row:<24} {ranks} ranks: a step without exchange {alone:8.2f} ms, without overlap '
-              f'{without:8.2f} ms, with overlap {overlapped:8.2f} ms; {what} '
-              f'{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f}) times; '
-              f'{"" if goal is None else f"goal {goal:g}; "}{_rounds.load()}', flush=True)
+        what = 'exposed communication' if which in EXPOSED else 'step'
+        table.append([row, ranks, alone, without, overlapped, statistics.median(values), what])
+        print(f'{row}: {what} {statistics.median(values):.3f} ({min(values):.3f} to '
+              f'{max(values):.3f}) times; {"" if goal is None else f"goal {goal:g}; "}'
+              f'{_rounds.load()}', flush=True)
+    _rounds.table(['case', 'ranks', 'step without communication, ms', 'without overlap, ms',
+                   'with overlap, ms', 'ratio with / without', 'ratio of'], table)
     if args.png:
-        _rounds.chart(args.png, 'Overlap', 'with overlap, times without: exposed exchange, or step',
-                      {'ours': found}, {'without overlap': 1})
+        _rounds.chart(args.png, 'Overlap of communication and computation',
+                      'with overlap / without (exposed communication, or step)',
+                      {_rounds.V8: found})
 
 
 if __name__ == '__main__':

@@ -5,16 +5,16 @@ Run it in an environment with ChainerMN, MPI and PyTorch, without which its colu
 
 There are two models of eight layers, half of them on each rank, with a mean squared error:
 
-- ``cores``: 3x3 convolutions of 32 channels, on 64 images of 32 x 32.
-- ``devices``: layers that sleep, in proportion to the number of images, as a rank does while its
+- convolutions: 3x3 convolutions of 32 channels, on 64 images of 32 x 32.
+- sleeping layers: they sleep, in proportion to the number of images, as a rank does while its
   GPU computes.  Two such ranks do not compete for cores and memory.
 
 A step is forward, backward and the update by SGD, in 8 micro-batches.  Interleaved stages: rank 0
 has the first and the third quarter of the layers, rank 1 the others; GPipe.  PyTorch has a
 model of the same shapes, ``Schedule1F1B``, on gloo.  The one process computes the whole batch at
-once, or accumulates the gradients of the same micro-batches.  "Two halves" are two processes, each
-of which computes its half of the layers, without messages: a pipeline takes at least 9/8 of their
-time.  Each process has one thread.  A turn is the fastest of some steps.
+once, or accumulates the gradients of the same micro-batches. Two processes
+without messages each compute their half of the layers; a pipeline takes at least 9/8 of their
+time. Each process has one thread. A turn is the fastest of some steps.
 
 The memory is the peak of what Python and NumPy allocate during a step, summed over 4 ranks with two
 convolutions each, for 16 micro-batches.  It includes working memory of NumPy's convolutions; the
@@ -30,11 +30,13 @@ from collections.abc import Callable
 import _rounds
 import numpy as np
 
-MODELS = 'cores', 'devices'
+MODELS = CONVOLUTIONS, SLEEPING = 'convolutions', 'sleeping layers'
 IMAGES, CHANNELS, SIZE, LAYERS, MICRO_BATCHES = 64, 32, 32, 8, 8
 SECONDS = 2e-4  # of a layer that sleeps, for one image, in forward; twice that in backward
-ONE, ACCUMULATION, HALVES = 'one process', 'one process, accumulating', 'two halves'
-GOALS = {ONE: .6, ACCUMULATION: .6, 'PyTorch': 1., 'gpipe': .35}
+ONE, ACCUMULATION = 'one process', 'one process, accumulating'
+HALVES = 'two processes without messages'
+TORCH = 'PyTorch, 1F1B'
+GOALS = {ONE: .6, ACCUMULATION: .6, TORCH: 1., 'gpipe': .35}
 
 
 def layers_of_chainer(model: str, n: int):
@@ -57,13 +59,13 @@ def layers_of_chainer(model: str, n: int):
 
     return chainer.Sequential(*(
         each for _ in range(n) for each in (
-            (L.Linear(CHANNELS, CHANNELS), sleep) if model == 'devices' else
+            (L.Linear(CHANNELS, CHANNELS), sleep) if model == SLEEPING else
             (L.Convolution2D(CHANNELS, CHANNELS, 3, pad=1), F.relu))))
 
 
 def batch(model: str) -> np.ndarray:
     """Return inputs and targets."""
-    shape = (CHANNELS,) if model == 'devices' else (CHANNELS, SIZE, SIZE)
+    shape = (CHANNELS,) if model == SLEEPING else (CHANNELS, SIZE, SIZE)
     return np.random.RandomState(0).rand(2, IMAGES, *shape).astype(np.float32)
 
 
@@ -132,7 +134,7 @@ def of_torch(model: str, rank: int, ranks: int) -> Callable[[str], None]:
 
     stage = torch.nn.Sequential(*(
         each for _ in range(LAYERS // ranks) for each in (
-            (torch.nn.Linear(CHANNELS, CHANNELS), SleepModule()) if model == 'devices' else
+            (torch.nn.Linear(CHANNELS, CHANNELS), SleepModule()) if model == SLEEPING else
             (torch.nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), torch.nn.ReLU()))))
     x, t = map(torch.from_numpy, batch(model))
     optimizer = torch.optim.SGD(stage.parameters(), lr=.01)
@@ -152,7 +154,7 @@ def of_torch(model: str, rank: int, ranks: int) -> Callable[[str], None]:
 
 def work(kind: str, folder: str) -> None:
     """In a process: takes turns of some steps."""
-    if kind == 'gloo':
+    if kind == _rounds.TORCH:
         import _gloo
 
         rank, barrier, maximum = _gloo.start(folder, kind)
@@ -166,7 +168,7 @@ def work(kind: str, folder: str) -> None:
         def maximum(seconds):
             return world.allreduce(seconds, MPI.MAX)
 
-        if kind == 'chainer':
+        if kind == _rounds.WITHOUT_TORCH:
             _rounds.answer(kind, folder, rank, lambda schedule: peak(world, schedule))
             return
         steps = {model: of_chainer(model, rank, world.size) for model in MODELS}
@@ -188,7 +190,7 @@ def peak(world, schedule: str) -> int:
     """Return the most bytes that a step allocates, summed over all ranks."""
     import tracemalloc
 
-    step = of_chainer('cores', world.rank, world.size, 16)
+    step = of_chainer(CONVOLUTIONS, world.rank, world.size, 16)
     step(schedule)  # the first one allocates what stays
     tracemalloc.start()
     step(schedule)
@@ -204,43 +206,46 @@ def main() -> None:
     if args.work:
         work(args.work, args.folder)
         return
-    kinds = ['ours'] + ['gloo'] * _rounds.has_torch(args.torch)
-    with _rounds.groups(__file__, 4, ['chainer']) as four:  # NumPy's kernels, which can be traced
-        memory = {schedule: four['chainer'].ask(schedule) for schedule in ('1f1b', 'gpipe')}
+    kinds = [_rounds.V8] + [_rounds.TORCH] * _rounds.has_torch(args.torch)
+    # The memory of NumPy's kernels can be traced.
+    with _rounds.groups(__file__, 4, [_rounds.WITHOUT_TORCH]) as four:
+        memory = {schedule: four[_rounds.WITHOUT_TORCH].ask(schedule)
+                  for schedule in ('1f1b', 'gpipe')}
     seconds: dict[tuple[str, str], list[float]] = {}
-    with _rounds.groups(__file__, 1, ['ours']) as one, _rounds.groups(
+    with _rounds.groups(__file__, 1, [_rounds.V8]) as one, _rounds.groups(
             __file__, 2, kinds, args.torch) as two:
-        methods = {ONE: one['ours'], ACCUMULATION: one['ours'], HALVES: two['ours'],
-                   '1f1b': two['ours'], 'gpipe': two['ours'], 'interleaved': two['ours']}
-        if 'gloo' in two:
-            methods['PyTorch'] = two['gloo']
+        alone, both = one[_rounds.V8], two[_rounds.V8]
+        methods = {ONE: alone, ACCUMULATION: alone, HALVES: both, '1f1b': both, 'gpipe': both,
+                   'interleaved': both}
+        if _rounds.TORCH in two:
+            methods[TORCH] = two[_rounds.TORCH]
         for n in range(2 if args.quick else args.rounds + 1):
             for model in MODELS:
                 for method, group in methods.items():
                     found = group.ask((model, method, 1 if args.quick else 3))
                     if n:  # the first round warms up
                         seconds.setdefault((model, method), []).append(found)
-    rows: dict[str, dict[str, list[float]]] = {}
+    drawn: dict[str, dict[str, list[float]]] = {}
     for model in MODELS:
         times = {method: seconds[model, method] for method in methods}
-        print(f'{model}: ' + ', '.join(
-            f'{method} {statistics.median(each) * 1e3:.1f} ms (fastest {min(each) * 1e3:.1f})'
-            for method, each in times.items()))
-        for ours, others in (('1f1b', (ONE, ACCUMULATION, HALVES, 'PyTorch')),
-                             ('gpipe', (ONE,)), ('interleaved', (ONE,)), (HALVES, (ONE,))):
-            for other in others:
-                if other in times:
-                    goal = f'; goal {GOALS[other]:g}' if ours == '1f1b' and other in GOALS else ''
-                    print(f'{model}: {ours} over {other}: '
-                          f'{_rounds.times(times[ours], times[other])}{goal}')
-                    rows.setdefault(model, {})[f'{ours} over {other}'] = _rounds.ratios(
-                        times[ours], times[other])
+        for other in (ONE, ACCUMULATION, HALVES, TORCH):
+            if other in times:
+                goal = f'; goal {GOALS[other]:g}' if other in GOALS else ''
+                print(f'{model}: 1f1b over {other}: '
+                      f'{_rounds.times(times["1f1b"], times[other])}{goal}')
+        for method, each in times.items():
+            name, row = (_rounds.TORCH, '1f1b') if method == TORCH else (_rounds.V8, method)
+            drawn.setdefault(name, {})[f'{model}, {row}'] = [1e3 * one for one in each]
+    _rounds.table(['step', *(f'{model}, ms' for model in MODELS)], (
+        [method if method == TORCH else f'{_rounds.V8}, {method}',
+         *(statistics.median(seconds[model, method]) * 1e3 for model in MODELS)]
+        for method in methods))
     print(f'memory of 1f1b over gpipe, 4 stages, 16 micro-batches: '
           f'{memory["1f1b"] / memory["gpipe"]:.3f} ({memory["1f1b"] / 1e6:.1f} and '
           f'{memory["gpipe"] / 1e6:.1f} MB); goal {GOALS["gpipe"]:g}')
     print(_rounds.load())
     if args.png:
-        _rounds.chart(args.png, 'Step of a pipeline of two ranks', 'ratio', rows, {'equal': 1.})
+        _rounds.chart(args.png, 'Step of a pipeline of two ranks', 'time, ms', drawn)
 
 
 if __name__ == '__main__':

@@ -4,8 +4,8 @@ Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/recent.py [--ranks 2] [--rounds 200] [--png FILE]``.
 
 The same processes alternate between running with and without the recorder; without it, the
-function that records a call is empty, and the lines around it are removed.  ``with sites`` also
-records call sites, as with a timeout or ``CHAINERMN_DEBUG=1`` in the environment.  The output
+function that records a call is empty, and the lines around it are removed.  ``on, with call sites``
+also records these, as with a timeout or ``CHAINERMN_DEBUG=1`` in the environment.  The output
 shows the median of the ratios within a round.
 """
 
@@ -16,6 +16,7 @@ import types
 import _rounds
 
 CALLS = 1000
+OFF, ON, SITES = WAYS = 'off', 'on (default)', 'on, with call sites'
 GOAL = 1.02
 
 
@@ -38,8 +39,8 @@ def work(kind: str, folder: str) -> None:
         return blocks
 
     recorded = type(check).gather_equal
-    ways = {'without': (gather_equal, False), 'with': (recorded, False),
-            'with sites': (recorded, True)}
+    ways = dict(zip(WAYS, ((gather_equal, False), (recorded, False), (recorded, True)),
+                    strict=True))
 
     def turn(command: tuple[str, int]) -> float:
         way, n = command
@@ -60,24 +61,21 @@ def main() -> None:
     if args.work:
         work(args.work, args.folder)
         return
-    names = ['without', 'with', 'with sites']
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    with _rounds.groups(__file__, args.ranks, ('ours',)) as groups:
+    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+    with _rounds.groups(__file__, args.ranks, (_rounds.V8,)) as groups:
         for n in range(1 if args.quick else args.rounds):
-            for name in names[n % 3:] + names[:n % 3]:
-                seconds[name].append(groups['ours'].ask((name, 2 if args.quick else CALLS)))
-    print(f'{args.ranks} ranks; {_rounds.load()}\n')
-    ratios = {name: _rounds.ratios(seconds[name], seconds['without']) for name in names[1:]}
-    for name in names:
-        line = f'{name:<12}{statistics.median(seconds[name]) * 1e6:7.2f} us'
-        if name in ratios:
-            line += f' ({statistics.median(ratios[name]):.3f} times)'
-        print(line)
-    median = statistics.median(ratios['with'])
-    print(f'at most {GOAL}: {"yes" if median <= GOAL else "NO"}')
+            for name in WAYS[n % 3:] + WAYS[:n % 3]:
+                seconds[name].append(groups[_rounds.V8].ask((name, 2 if args.quick else CALLS)))
+    ratios = {name: _rounds.ratios(seconds[name], seconds[OFF]) for name in WAYS}
+    _rounds.table(['flight recorder', 'allreduce of a float, µs', 'ratio to off'],
+                  ([name, statistics.median(seconds[name]) * 1e6,
+                    f'{statistics.median(ratios[name]):.3f}'] for name in WAYS))
+    print(f'{args.ranks} ranks; on over off {_rounds.times(seconds[ON], seconds[OFF])}; '
+          f'goal {GOAL}; {_rounds.load()}')
     if args.png:
-        _rounds.chart(args.png, 'What it costs to keep the last operations', 'ratio to without',
-                      {'all rounds': ratios}, {'goal': GOAL})
+        _rounds.chart(args.png, 'Flight recorder: time of an allreduce of a float',
+                      'time relative to no flight recorder',
+                      {_rounds.V8: {name: ratios[name] for name in (ON, SITES)}})
 
 
 if __name__ == '__main__':

@@ -1,21 +1,22 @@
 """Costs of a rank in a job with many ranks: start, exchanges, small operations, end, memory.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/scale.py [--ranks 2,8,32,64] [--rounds 5] [--png FILE]``.
+``python benchmarks/scale.py [--ranks 8,64] [--rounds 3] [--png FILE]``.
 
-Compares ``flat`` and ``naive`` with ChainerMN 7's naive (old) and mpi4py (raw), each in its own
+Compares ``flat`` and ``naive`` with the ``naive`` of ChainerMN 7 and with mpi4py, each in its own
 job; the jobs take turns, with fewer rounds for more ranks.  Milliseconds are CPU time, the mean of
-the ranks; rows with "wall" show wall-clock time on the slowest rank.  All ranks share the cores of
-one machine, and a rank that polls for a message also takes CPU time.
+the ranks; rows with "wall-clock" show wall-clock time on the slowest rank. All ranks share the
+cores of one machine, and a rank that polls for a message also takes CPU time. Chainer computes
+without PyTorch, whose import would take most of the time and memory.
 
 - job: the whole job, with Python, Chainer and MPI;
 - import: ``import chainermn`` and ``mpi4py.MPI``, after ``import chainer``;
 - first updates: the first one broadcasts the parameters of a model with 11,110 numbers, the second
-  one averages gradients first; raw only sends the same arrays;
+  one averages gradients first; mpi4py only sends the same arrays;
 - memory: resident set size (RSS) and proportional set size (PSS), which divides shared pages among
   ranks, before the end of the job.
 
-The output shows medians over the rounds, and the medians of the ratios to old within a round.
+The output shows medians over the rounds, and ratios to ChainerMN 7 within a round.
 """
 
 import json
@@ -32,19 +33,22 @@ from collections.abc import Callable
 from typing import Any
 
 import _rounds
+from _rounds import MPI4PY, V7, V8
 
-KINDS = {'flat': 'ours', 'naive': 'ours', 'old': 'old', 'raw': 'ours'}  # kinds of processes
+NAIVE = f'{V8}, naive'
+#: The kind of processes, and the communicator.
+KINDS = {V8: (V8, 'flat'), NAIVE: (V8, 'naive'), V7: (V7, 'naive'), MPI4PY: (V8, '')}
 CALLS = 30  # of a small operation
-UPDATES = '20 updates'
+UPDATES = 'next 20 updates'
 #: Steps whose wall-clock time is shown, too.
 ON_CLOCK = ('create_communicator', UPDATES)
 SIZES = ('RSS, MB', 'PSS, MB', 'file descriptors', 'threads')
 SHAPES = [(100, 100), (100,), (10, 100), (10,)]  # of the model
-GOALS = [  # step or size, kind, at most, times old or absolute
-    ('create_communicator', 'flat', 10, False),
-    ('first 2 updates', 'flat', 25, False),
-    (f'{UPDATES} (wall)', 'naive', 1, True),
-    ('RSS, MB', 'flat', 80, False),
+GOALS = [  # step or size, kind, at most, relative to ChainerMN 7 or absolute
+    ('create_communicator', V8, 10, False),
+    ('first 2 updates', V8, 25, False),
+    (f'{UPDATES}, wall-clock', NAIVE, 1, True),
+    ('RSS, MB', V8, 80, False),
 ]
 
 Costs = dict[str, float]  # of a rank in one job, by step or size
@@ -69,7 +73,7 @@ class Meter:
             result = function()
         self.cpu[step] = (time.process_time() - cpu) * 1e3
         if step in ON_CLOCK:
-            self.wall[f'{step} (wall)'] = (time.perf_counter() - wall) * 1e3
+            self.wall[f'{step}, wall-clock'] = (time.perf_counter() - wall) * 1e3
         self.barrier()
         return result
 
@@ -88,9 +92,9 @@ def chainermn_steps(measure: Meter, kind: str) -> Costs:
         return chainermn
 
     chainermn = measure('import', start)
-    assert (kind == 'old') != chainermn.__version__.startswith('8.'), chainermn.__file__
+    assert (kind == V7) != chainermn.__version__.startswith('8.'), chainermn.__file__
     comm = measure('create_communicator',
-                   lambda: chainermn.create_communicator('naive' if kind == 'old' else kind))
+                   lambda: chainermn.create_communicator(KINDS[kind][1]))
     model = chainer.Sequential(chainer.links.Linear(100, 100), chainer.links.Linear(100, 10))
     assert [param.shape for param in model.params()] == SHAPES
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
@@ -102,10 +106,10 @@ def chainermn_steps(measure: Meter, kind: str) -> Costs:
 
     measure('first 2 updates', update, 2)
     measure(UPDATES, update, 20)
-    measure(f'{CALLS} bcast_obj', lambda: comm.bcast_obj(first), CALLS)
-    measure(f'{CALLS} gather_obj', lambda: comm.gather_obj({'loss': 1.5}), CALLS)
-    measure(f'{CALLS} allreduce_obj', lambda: comm.allreduce_obj(1.5), CALLS)
-    measure(f'{CALLS} allreduce', lambda: comm.allreduce(x), CALLS)
+    measure(f'bcast_obj, {CALLS} calls', lambda: comm.bcast_obj(first), CALLS)
+    measure(f'gather_obj, {CALLS} calls', lambda: comm.gather_obj({'loss': 1.5}), CALLS)
+    measure(f'allreduce_obj, {CALLS} calls', lambda: comm.allreduce_obj(1.5), CALLS)
+    measure(f'allreduce, {CALLS} calls', lambda: comm.allreduce(x), CALLS)
     measure('split', lambda: comm.split(comm.rank % 2, comm.rank))
     sizes = sizes_of_process()
     measure('finalize', comm.finalize)
@@ -132,10 +136,10 @@ def mpi4py_steps(measure: Meter) -> Costs:
 
     measure('first 2 updates', lambda: ([comm.Bcast(array) for array in arrays], exchange()))
     measure(UPDATES, exchange, 20)
-    measure(f'{CALLS} bcast_obj', lambda: comm.bcast({'loss': 1.5}), CALLS)
-    measure(f'{CALLS} gather_obj', lambda: comm.gather({'loss': 1.5}), CALLS)
-    measure(f'{CALLS} allreduce_obj', lambda: comm.allreduce(1.5), CALLS)
-    measure(f'{CALLS} allreduce', lambda: comm.Allreduce(x, y), CALLS)
+    measure(f'bcast_obj, {CALLS} calls', lambda: comm.bcast({'loss': 1.5}), CALLS)
+    measure(f'gather_obj, {CALLS} calls', lambda: comm.gather({'loss': 1.5}), CALLS)
+    measure(f'allreduce_obj, {CALLS} calls', lambda: comm.allreduce(1.5), CALLS)
+    measure(f'allreduce, {CALLS} calls', lambda: comm.Allreduce(x, y), CALLS)
     part = measure('split', lambda: comm.Split(comm.rank % 2, comm.rank))
     sizes = sizes_of_process()
     measure('finalize', lambda: (part.Free(), comm.Free()))
@@ -154,7 +158,7 @@ def sizes_of_process() -> Costs:
 def work(kind: str) -> None:
     """In a process: measures all steps; rank 0 prints the costs of all ranks."""
     measure = Meter()
-    sizes = mpi4py_steps(measure) if kind == 'raw' else chainermn_steps(measure, kind)
+    sizes = mpi4py_steps(measure) if kind == MPI4PY else chainermn_steps(measure, kind)
     from mpi4py import MPI
 
     every = MPI.COMM_WORLD.gather((measure.cpu, measure.wall, sizes))
@@ -175,8 +179,8 @@ def run(kind: str, ranks: int) -> Costs:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with subprocess.Popen(
             _rounds.local(ranks)([sys.executable, '-W', 'ignore', __file__, '--work', kind]),
-            env=_rounds.environment(KINDS[kind]), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, text=True) as process:
+            env=_rounds.environment(KINDS[kind][0]) | {'CHAINER_USE_TORCH': 'never'},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         try:
             output, _ = process.communicate()
         except BaseException:
@@ -186,7 +190,7 @@ def run(kind: str, ranks: int) -> Costs:
         raise RuntimeError(f'{kind} on {ranks} ranks ended with {process.returncode}')
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {'job': seconds * 1e3 / ranks} | json.loads(output.splitlines()[-1])
+    return {'whole job': seconds * 1e3 / ranks} | json.loads(output.splitlines()[-1])
 
 
 def measure_all(ranks: int, rounds: int) -> dict[str, list[Costs]]:
@@ -199,27 +203,10 @@ def measure_all(ranks: int, rounds: int) -> dict[str, list[Costs]]:
     return found
 
 
-def number(value: float) -> str:
-    """Show two digits, but no fractions smaller than a hundredth."""
-    return f'{value:.0f}' if value >= 9.95 else f'{round(value, 2):.2g}'
-
-
-def table(title: str, kinds: list[str], rows: list[str], ranks: list[int],
-          value: Callable[[str, str, int], float]) -> None:
-    """Print a row of each step, and for each kind a column of each number of ranks."""
-    width = 6 * len(ranks)
-    print(f'{title:<27}' + '  |'.join(f'{kind:>{width}}' for kind in kinds))
-    print(f'{"ranks":<27}' + '  |'.join(''.join(f'{n:6}' for n in ranks) for _ in kinds))
-    for row in rows:
-        print(f'{row:<27}' + '  |'.join(
-            ''.join(f'{number(value(row, kind, n)):>6}' for n in ranks) for kind in kinds))
-    print()
-
-
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=5)
-    parser.add_argument('--ranks', default='2,8,32,64', help='default: %(default)s')
+    parser = _rounds.parser(__doc__, rounds=3)
+    parser.add_argument('--ranks', default='8,64', help='default: %(default)s')
     args = parser.parse_args()
     if args.work:
         work(args.work)
@@ -233,26 +220,29 @@ def main() -> None:
         return statistics.median(costs[step] for costs in found[n][kind])
 
     def ratio(step: str, kind: str, n: int) -> float:
-        return statistics.median(ours[step] / old[step] for ours, old in zip(
-            found[n][kind], found[n]['old'], strict=True))
+        return statistics.median(x[step] / y[step] for x, y in zip(
+            found[n][kind], found[n][V7], strict=True))
 
-    rows = [*found[sizes[0]]['old'][0]]
-    # In ChainerMN 7, finalize does nothing.
-    timed = [row for row in rows if row not in (*SIZES, 'finalize')]
-    print(f'{", ".join(map(str, rounds.values()))} rounds; {_rounds.load()}\n')
-    table('CPU ms of a rank', [*KINDS], rows, sizes, median)
-    table('times old', ['flat', 'naive'], timed, sizes, ratio)
+    for n in sizes:
+        costs = found[n][V7][0]
+        _rounds.table(['CPU time of a rank', *(f'{kind}, ms' for kind in KINDS)],
+                      ([step, *(median(step, kind, n) for kind in KINDS)]
+                       for step in costs if step not in SIZES), f'{n} ranks')
+        _rounds.table(['size of a rank', *KINDS],
+                      ([size, *(median(size, kind, n) for kind in KINDS)] for size in SIZES),
+                      f'{n} ranks')
+    print(f'{", ".join(map(str, rounds.values()))} rounds; {_rounds.load()}')
     last = sizes[-1]
     for step, kind, goal, is_ratio in GOALS:
-        value = f'{ratio(step, kind, last):.2f} times old' if is_ratio else (
+        value = f'{ratio(step, kind, last):.2f} times {V7}' if is_ratio else (
             f'{median(step, kind, last):.1f}')
         print(f'{step}, {kind}, {last} ranks: {value}; goal {goal}')
     if args.png:
-        drawn = {kind: {f'{step}, {n}': [max(costs[step], 1e-2) for costs in found[n][kind]]
+        drawn = {kind: {f'{step}, {n} ranks': [max(costs[step], 1e-2) for costs in found[n][kind]]
                         for step in ('create_communicator', 'first 2 updates', UPDATES)
-                        for n in sizes} for kind in ('flat', 'naive', 'old')}
-        _rounds.chart(args.png, 'Steps, by number of ranks', 'CPU milliseconds of a rank', drawn,
-                      {}, is_log=True)
+                        for n in sizes} for kind in KINDS}
+        _rounds.chart(args.png, 'Jobs with many ranks', 'CPU time of a rank, ms', drawn,
+                      is_log=True)
 
 
 if __name__ == '__main__':

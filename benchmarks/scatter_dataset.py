@@ -1,7 +1,7 @@
 """Time and memory to scatter a data set, compared with ChainerMN 7.
 
 Run it in an environment with ChainerMN and MPI, on Linux:
-``python benchmarks/scatter_dataset.py [--ranks 4] [--rounds 7] [--mib 1024] [--png FILE]``.
+``python benchmarks/scatter_dataset.py [--ranks 4] [--rounds 5] [--mib 1024] [--png FILE]``.
 
 The root has a ``TupleDataset`` of images (3 x 32 x 32 float32) and labels, which is scattered in
 order and shuffled.  The output shows the time until all ranks have their shard, for both, with the
@@ -18,6 +18,7 @@ import statistics
 import time
 
 import _rounds
+from _rounds import V7, V8
 
 GOAL = .3
 MEMORY = 2.2
@@ -46,7 +47,7 @@ def work(kind: str, folder: str) -> None:
 
     import chainermn
 
-    assert (kind == 'old') != chainermn.__version__.startswith('8.'), chainermn.__file__
+    assert (kind == V7) != chainermn.__version__.startswith('8.'), chainermn.__file__
     world = MPI.COMM_WORLD
     comm = chainermn.create_communicator('naive')
     made = {}
@@ -74,7 +75,7 @@ def work(kind: str, folder: str) -> None:
 
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=7, ranks=4)
+    parser = _rounds.parser(__doc__, rounds=5, ranks=4)
     parser.add_argument('--mib', type=int, default=1024, help='default: %(default)s')
     args = parser.parse_args()
     if args.work:
@@ -82,24 +83,31 @@ def main() -> None:
         return
     if args.quick:
         args.rounds, args.mib = 1, 1
-    each = {}
+    rows: list[list] = []
+    each: dict[str, dict[str, list[float]]] = {V8: {}, V7: {}}
     with _rounds.groups(__file__, args.ranks) as groups:
         for what, shuffle in (('in order', False), ('shuffled', True)):
-            times: dict[str, list[float]] = {'ours': [], 'old': []}
-            peaks: dict[str, list[float]] = {'ours': [], 'old': []}
+            times: dict[str, list[float]] = {V8: [], V7: []}
+            peaks: dict[str, list[float]] = {V8: [], V7: []}
             for n in range(args.rounds):
-                for kind in ('ours', 'old') if n % 2 else ('old', 'ours'):
+                for kind in (V8, V7) if n % 2 else (V7, V8):
                     seconds, peak = groups[kind].ask((args.mib, shuffle))
                     times[kind].append(seconds)
                     peaks[kind].append(peak)
-            print(_rounds.show(f'{args.mib} MiB, {args.ranks} ranks, {what}', times['ours'],
-                               times['old'], GOAL))
-            print(f'  peak memory {statistics.median(peaks["ours"]):.2f} x the data, old '
-                  f'{statistics.median(peaks["old"]):.2f}; goal {MEMORY:g}', flush=True)
-            each[what] = _rounds.ratios(times['ours'], times['old'])
+            print(_rounds.show(what, times[V8], times[V7], GOAL))
+            print(f'{what}, peak memory of {V8} / data: {statistics.median(peaks[V8]):.2f}; '
+                  f'goal {MEMORY:g}', flush=True)
+            rows.append([what, *(statistics.median(times[kind]) * 1e3 for kind in times),
+                         *(statistics.median(peaks[kind]) for kind in peaks)])
+            for kind, seconds in times.items():
+                each[kind][what] = [1e3 * one for one in seconds]
+    _rounds.table(['order', *(f'{kind}, ms' for kind in each),
+                   *(f'{kind}, memory / data' for kind in each)], rows,
+                  f'{args.mib} MiB to {args.ranks} ranks')
     print(_rounds.load())
     if args.png:
-        _rounds.draw(args.png, f'scatter_dataset of {args.mib} MiB, {args.ranks} ranks', each, GOAL)
+        _rounds.chart(args.png, f'Scattering {args.mib} MiB to {args.ranks} ranks', 'time, ms',
+                      each, is_log=True)
 
 
 if __name__ == '__main__':

@@ -7,7 +7,7 @@ Run it in an environment with ChainerMN; rivals that are not installed are left 
 Samples are digits: 64 float32 values and an int32 label, in shards of 2,000, on a local disk and in
 the page cache.  Each reader runs in one process, reads all samples in shuffled order, and returns
 arrays of batches of 32.  In turns; the ratio is that to the faster rival in the same round.  Then
-the time of a training step with an own reader that takes 80 % of it, relative to a step without
+the time of a training step with a reader that takes 80 % of it, relative to a step without
 data, which computes on one core: the reader waits, as for a disk, or computes in pure Python.
 """
 
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 
 import _rounds
 import numpy as np
+from _rounds import MOSAIC, V8, WEBDATASET
 
 GOAL = 1.
 STEP_GOAL = 1.05
@@ -45,14 +46,14 @@ def samples(n: int) -> Iterator[tuple[np.ndarray, np.int32]]:
         yield rng.rand(64).astype('f'), np.int32(i % 10)
 
 
-def write_ours(folder: pathlib.Path, n: int) -> None:
+def write_npz(folder: pathlib.Path, n: int) -> None:
     """Write .npz files."""
     import chainermn
 
     chainermn.datasets.write_shards([*samples(n)], folder / 'train', PER_SHARD)
 
 
-def read_ours(folder: pathlib.Path, epoch: int) -> int:
+def read_npz(folder: pathlib.Path, epoch: int) -> int:
     """Read an epoch with ShardedIterator."""
     import chainer
 
@@ -120,9 +121,9 @@ def read_webdataset(folder: pathlib.Path, epoch: int) -> int:
 
 
 READERS: dict[str, tuple[str, Callable[..., None], Callable[..., int]]] = {
-    'ours': ('chainermn', write_ours, read_ours),
-    'mosaicml-streaming': ('streaming', write_mosaic, read_mosaic),
-    'webdataset': ('webdataset', write_webdataset, read_webdataset),
+    V8: ('chainermn', write_npz, read_npz),
+    MOSAIC: ('streaming', write_mosaic, read_mosaic),
+    WEBDATASET: ('webdataset', write_webdataset, read_webdataset),
 }
 
 
@@ -154,8 +155,8 @@ class SlowShard:
 
 
 #: Whether a reader computes in Python, and the number of its processes.
-STEPS = {'waiting reader, thread': (False, 0), 'Python reader, thread': (True, 0),
-         'Python reader, process': (True, 1)}
+STEPS = {'waits, in a thread': (False, 0), 'computes in Python, in a thread': (True, 0),
+         'computes in Python, in a process': (True, 1)}
 
 
 def step_ratio(n_steps: int, kind: str) -> float:
@@ -232,20 +233,22 @@ def main() -> None:
                     times[kind].append(seconds)
             if i or args.quick:
                 for kind, found in steps.items():
-                    found.append(groups['ours'].ask((kind, 5 if args.quick else 20, 0)))
+                    found.append(groups[V8].ask((kind, 5 if args.quick else 20, 0)))
     rivals = [min(each) for each in zip(*(times[kind] for kind in kinds[1:]), strict=True)]
-    for kind, each in times.items():
-        print(f'{kind:<24} {n / statistics.median(each):10,.0f} samples/s')
+    _rounds.table(['reader', 'samples per second'], (
+        [kind, round(n / statistics.median(each))] for kind, each in times.items()))
+    _rounds.table(['reader for 80 % of a step', 'step / step without a reader'], (
+        [kind, f'{statistics.median(each):.3f}'] for kind, each in steps.items()))
     for kind, each in steps.items():
-        print(f'{kind:<24} {statistics.median(each):10.3f} times the step without a reader '
-              f'({min(each):.3f} to {max(each):.3f}; goal {STEP_GOAL:g})')
+        print(f'{kind}: {min(each):.3f} to {max(each):.3f} times; goal {STEP_GOAL:g}')
     if rivals:
-        print(f'time of ours over the faster rival: {_rounds.times(times["ours"], rivals)}; '
+        print(f'time of {V8} over the faster one: {_rounds.times(times[V8], rivals)}; '
               f'goal {GOAL:g}')
     print(_rounds.load())
     if args.png:
-        _rounds.chart(args.png, 'Reading shards', 'samples per second, in thousands', {'': {
-            kind: [n / seconds / 1000 for seconds in each] for kind, each in times.items()}}, {})
+        _rounds.chart(args.png, 'Reading shards', 'thousand samples per second', {
+            kind: {'all samples, shuffled': [n / seconds / 1000 for seconds in each]}
+            for kind, each in times.items()})
 
 
 if __name__ == '__main__':

@@ -68,21 +68,21 @@ def main() -> None:
         return
     if args.quick:
         args.rounds = 1
-    with _rounds.groups(__file__, args.ranks, ['ours']) as groups:
-        turns = [groups['ours'].ask(64 if args.quick else WIDTH) for _ in range(args.rounds)]
-    found = {}
+    with _rounds.groups(__file__, args.ranks, [_rounds.V8]) as groups:
+        turns = [groups[_rounds.V8].ask(64 if args.quick else WIDTH) for _ in range(args.rounds)]
+    found, rows = {}, []
     for row, key, unit in ('state memory', 'bytes', 1e-6), ('step', 'seconds', 1e3):
-        values = [turn[key][1] / turn[key][0] for turn in turns]
-        found[row] = values
+        values = found[row] = [turn[key][1] / turn[key][0] for turn in turns]
         complete, sharded = (statistics.median(turn[key][i] for turn in turns) * unit
                              for i in (0, 1))
-        print(f'{row:<13} {args.ranks} ranks: complete {complete:8.1f} '
-              f'{"MB" if key == "bytes" else "ms"}, sharded {sharded:8.1f}; '
-              f'{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f}) times; '
-              f'goal {GOALS[row]:g}; {_rounds.load()}', flush=True)
+        rows.append([f'{row}, {"MB" if key == "bytes" else "ms"}', args.ranks, complete, sharded,
+                     statistics.median(values)])
+        print(f'{row}: {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f}) '
+              f'times; goal {GOALS[row]:g}; {_rounds.load()}', flush=True)
+    _rounds.table(['of a rank', 'ranks', 'complete states', 'sharded states', 'ratio'], rows)
     if args.png:
-        _rounds.chart(args.png, 'Sharded optimizer states', 'sharded, times complete',
-                      {'ours': found}, {'complete': 1})
+        _rounds.chart(args.png, 'Sharded optimizer states', 'sharded states / complete states',
+                      {_rounds.V8: found})
 
 
 if __name__ == '__main__':

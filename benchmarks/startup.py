@@ -33,6 +33,8 @@ from chainer_compat import shims  # noqa: F401  (fills the registry)
 from chainer_compat.patching import registry
 
 PTH = 'chainer_compat.pth'
+START = 'Python itself'
+GOALS = (1, 30, 100, 50)  # milliseconds
 
 
 class Variant:
@@ -86,20 +88,13 @@ def copy_of_chainer(folder: pathlib.Path, edited: bool) -> str:
     return str(folder)
 
 
-def compare(name: str, limit: float, rounds: int, variant: Variant, without: Variant
-            ) -> list[float]:
-    """Measures both in turns, prints how they differ, and returns the differences on the clock."""
+def compare(rounds: int, variant: Variant, without: Variant) -> tuple[list[float], list[float]]:
+    """Measure both in turns; return the differences in wall-clock and CPU time."""
     for _ in range(rounds):
         for one in random.sample([variant, without], 2):
             one.measure()
-    for what, a, b in [('clock', variant.clock, without.clock),
-                       ('processor', variant.processor, without.processor)]:
-        difference = statistics.median(x - y for x, y in zip(a, b, strict=True))
-        base = statistics.median(b)
-        print(f'{name:<13}{what:<10}{difference:+7.2f} ms on {base:7.2f} '
-              f'({1 + difference / base:.3f} times), at most {limit:g}: '
-              f'{"yes" if difference < limit else "NO"}', flush=True)
-    return [x - y for x, y in zip(variant.clock, without.clock, strict=True)]
+    return ([x - y for x, y in zip(variant.clock, without.clock, strict=True)],
+            [x - y for x, y in zip(variant.processor, without.processor, strict=True)])
 
 
 def create(rounds: int) -> list[float]:
@@ -124,34 +119,36 @@ def create(rounds: int) -> list[float]:
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--rounds', type=int, default=40, help='default: %(default)s')
+    parser.add_argument('--rounds', type=int, default=25, help='default: %(default)s')
     parser.add_argument('--quick', action='store_true', help='one short round, as a test')
     parser.add_argument('--png', metavar='FILE', help='plot all rounds (matplotlib)')
     args = parser.parse_args()
     rounds = 1 if args.quick else args.rounds
-    found = {}
+    found: dict[str, tuple[list[float], list[float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        found['start'] = compare(
-            'start', 1, 5 * rounds, Variant(linked_environment(folder / 'with'), 'pass'),
+        found[START] = compare(
+            5 * rounds, Variant(linked_environment(folder / 'with'), 'pass'),
             Variant(linked_environment(folder / 'without', leave_out=PTH), 'pass'))
         code = 'import chainer'
-        found['import chainer'] = compare(
-            'import', 30, rounds,
+        found['import chainer, patched'] = compare(
+            rounds,
             Variant(sys.executable, code, PYTHONPATH=copy_of_chainer(folder / 'patched', False)),
             Variant(sys.executable, code, PYTHONPATH=copy_of_chainer(folder / 'edited', True),
                     CHAINER_COMPAT='0'))
         found['import chainermn'] = compare(
-            'chainermn', 100, rounds, Variant(sys.executable, 'import chainer, chainermn'),
+            rounds, Variant(sys.executable, 'import chainer, chainermn'),
             Variant(sys.executable, code))
-    found['communicator'] = create(rounds)
-    median = statistics.median(found['communicator'])
-    print(f'communicator clock    {median:7.2f} ms on 4 ranks, at most 50: '
-          f'{"yes" if median < 50 else "NO"}')
+    found['create_communicator, 4 ranks'] = create(min(rounds, 15)), []
+    _rounds.table(['step', 'added wall-clock time, ms', 'added CPU time, ms'], (
+        [step, statistics.median(clock), statistics.median(cpu) if cpu else None]
+        for step, (clock, cpu) in found.items()))
+    for (step, (clock, _)), goal in zip(found.items(), GOALS, strict=True):
+        print(f'{step}: {statistics.median(clock):.2f} ms; goal {goal}')
+    print(_rounds.load())
     if args.png:
-        _rounds.chart(args.png, 'What it takes to start', 'ms', {'all rounds': found},
-                      {'goal of a communicator': 50, 'goal of import chainermn': 100})
-    print('load', *(f'{load:.1f}' for load in os.getloadavg()), 'on', os.cpu_count(), 'processors')
+        _rounds.chart(args.png, 'Time to start', 'added wall-clock time, ms', {
+            _rounds.V8: {step: clock for step, (clock, _) in found.items()}})
 
 
 if __name__ == '__main__':

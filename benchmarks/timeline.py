@@ -1,7 +1,7 @@
 """Overhead of recording a timeline: a training step, and the worst case, a one-float allreduce.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/timeline.py [--ranks 2] [--rounds 40] [--png FILE]``.
+``python benchmarks/timeline.py [--ranks 2] [--rounds 25] [--png FILE]``.
 
 The same processes alternate between running with and without a timeline; without it, the
 operations are restored to those used when ``CHAINERMN_TIMELINE`` is not set.  A step is an update
@@ -17,8 +17,9 @@ import time
 import _rounds
 
 GOAL = 1.03
+STEP = 'step of a perceptron, 1,000 units'
 #: Units, pixels, examples, and steps of a turn.
-STEPS = {'step, 1,000 units': (1000, 784, 100, 20), 'step, 100 units': (100, 64, 16, 200)}
+STEPS = {STEP: (1000, 784, 100, 20), 'step of a perceptron, 100 units': (100, 64, 16, 200)}
 CALL, CALLS = 'allreduce of a float', 1000
 SPANS = 'forward', 'backward', 'exchange', 'update'
 
@@ -39,12 +40,12 @@ def work(kind: str, folder: str) -> None:
     comm = chainermn.create_communicator('flat')
     check = comm._context.check
     tracer, timeline = comm._tracer, recorder.get()
-    exchanges = {True: check._exchange,
-                 False: SignatureExchange(check.mpi_comm, call_signature.SIZE)}
+    exchanges = {True: check.exchange, False: SignatureExchange(
+        check.mpi_comm, call_signature.SIZE, check._share, check._spins)}
 
     def switch(on: bool) -> None:
         comm._tracer = tracer if on else None
-        check._exchange = exchanges[on]
+        check.exchange = exchanges[on]
         recorder.runtime.get(recorder._Recorder).timeline = timeline if on else None
 
     one = np.ones(1, 'f')
@@ -88,7 +89,7 @@ def work(kind: str, folder: str) -> None:
 
 def main() -> None:
     """Measures and prints."""
-    args = _rounds.parser(__doc__, rounds=40, ranks=2).parse_args()
+    args = _rounds.parser(__doc__, rounds=25, ranks=2).parse_args()
     if args.work:
         work(args.work, args.folder)
         return
@@ -96,27 +97,25 @@ def main() -> None:
     seconds: dict[bool, dict[str, list[float]]] = {on: {name: [] for name in turns}
                                                    for on in (False, True)}
     empty = []
-    with _rounds.groups(__file__, args.ranks, ('ours, timed',)) as groups:
-        ask = groups['ours, timed'].ask
+    with _rounds.groups(__file__, args.ranks, (_rounds.TIMED,)) as groups:
+        ask = groups[_rounds.TIMED].ask
         for n in range(1 if args.quick else args.rounds):
             for name, count in turns.items():
                 for on in (n % 2 == 0, n % 2 == 1):
                     seconds[on][name].append(ask((name, 2 if args.quick else count, on)))
             empty.append(ask(('spans', CALLS, False)))
-    print(f'{args.ranks} ranks; {_rounds.load()}\n')
     ratios = {name: _rounds.ratios(seconds[True][name], seconds[False][name]) for name in turns}
-    for name in turns:
-        print(f'{name:<22}{statistics.median(seconds[False][name]) * 1e6:10.2f} us; with a '
-              f'timeline {statistics.median(ratios[name]):.3f} times')
-    off = statistics.median(empty)
-    step = statistics.median(seconds[False]['step, 1,000 units'])
-    print(f'without one, the with-statements of a step take {off * 1e6:.2f} us: '
+    _rounds.table(['operation', 'without a timeline, µs', 'with a timeline, µs', 'ratio'],
+                  ([name, *(statistics.median(seconds[on][name]) * 1e6 for on in (False, True)),
+                    f'{statistics.median(ratios[name]):.3f}'] for name in turns))
+    off, step = statistics.median(empty), statistics.median(seconds[False][STEP])
+    print(f'without one, the with-statements of a step take {off * 1e6:.2f} µs: '
           f'{1 + off / step:.6f} times')
-    median = statistics.median(ratios['step, 1,000 units'])
-    print(f'a step of 1,000 units at most {GOAL}: {"yes" if median <= GOAL else "NO"}')
+    print(f'{args.ranks} ranks; {STEP}: {_rounds.times(seconds[True][STEP], seconds[False][STEP])}'
+          f'; goal {GOAL}; {_rounds.load()}')
     if args.png:
-        _rounds.chart(args.png, 'What a timeline costs', 'ratio to without', {'all rounds': ratios},
-                      {'goal for a step': GOAL})
+        _rounds.chart(args.png, 'Recording a timeline', 'time relative to no timeline',
+                      {_rounds.V8: ratios})
 
 
 if __name__ == '__main__':

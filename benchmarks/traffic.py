@@ -5,8 +5,8 @@ Run it in an environment with ChainerMN and MPI:
 
 Counted on real ranks, as payload without the headers of MPI, on the rank that receives most.  Times
 would mean nothing: there are more ranks than cores.  The model, ceil(log2(ranks)) messages, is
-compared with the counts and extended to 1,024 ranks.  "before" is the check until November 2026,
-an MPI_Allgather of all signatures: signature size * (ranks - 1) bytes.
+compared with the counts and extended to 1,024 ranks. An MPI_Allgather of all signatures would take
+signature size * (ranks - 1) bytes.
 """
 
 import argparse
@@ -41,7 +41,8 @@ def work() -> None:
         lambda: comm.multi_node_mean_grad(model), comm.barrier, lambda: comm.bcast_data(model),
         lambda: comm.allreduce(x), lambda: comm.bcast(x), lambda: comm.gather(x),
         lambda: comm.gather_obj(1.5)), strict=True))
-    exchange, received = comm._context.check._exchange, []
+    exchange, received = comm._context.check.exchange, []
+    exchange._share = None  # messages, as between hosts
     mpi_comm, status = comm._context.check.mpi_comm, MPI.Status()
 
     def counted(message, dest, source):
@@ -90,24 +91,21 @@ def main() -> None:
     counts = {n: count(n) for n in sizes}
     signature, identifier, _ = counts[sizes[0]]
 
-    print('messages and bytes that a rank receives, counted')
-    print(f'{"":<24}' + ''.join(f'{n:>6} ranks' for n in sizes))
-    for operation in OPERATIONS:
-        cells = ['{} {:>6,}'.format(*counts[n][2][operation]) for n in sizes]
-        print(f'{operation:<24}' + ''.join(f'{cell:>12}' for cell in cells))
-    print(f'\nbytes of the check of multi_node_mean_grad\n{"":<24}{"counted":>10}{"model":>10}'
-          f'{"before":>10}')
-    now, before = {}, {}
-    for n in (*sizes, *PREDICTED):
-        now[f'{n}'], before[f'{n}'] = [identifier * messages(n)], [signature * (n - 1)]
-        found = str(counts[n][2]['multi_node_mean_grad'][1]) if n in counts else ''
-        print(f'{n:>8,} ranks{"":<10}{found:>10}{now[f"{n}"][0]:>10}{before[f"{n}"][0]:>10,}')
-    worst = max(abs(counts[n][2]['multi_node_mean_grad'][1] / now[f'{n}'][0] - 1) for n in sizes)
-    print(f'\ncounted over model: at most {1 + worst:.3f} times; at 1,024 ranks '
-          f'{now["1024"][0]} bytes; goal 64')
+    gradients = OPERATIONS[0]
+    model = {n: identifier * messages(n) for n in (*sizes, *PREDICTED)}
+    _rounds.table(
+        ['ranks', 'bytes counted', 'bytes by the model', 'bytes of all signatures'],
+        ([n, counts[n][2][gradients][1] if n in counts else None, model[n], signature * (n - 1)]
+         for n in model), f'{gradients}, at the rank that receives most')
+    _rounds.table(['operation', *(f'{n} ranks' for n in sizes)],
+                  ([operation, *(counts[n][2][operation][1] for n in sizes)]
+                   for operation in OPERATIONS), 'Bytes of the check of each operation')
+    worst = max(abs(counts[n][2][gradients][1] / model[n] - 1) for n in sizes)
+    print(f'counted over model: at most {1 + worst:.3f} times; at 1,024 ranks {model[1024]} bytes; '
+          'goal 64')
     if args.png:
-        _rounds.chart(args.png, 'Bytes of a check', 'bytes that a rank receives',
-                      {'now': now, 'before': before}, {'goal': 64}, is_log=True)
+        _rounds.chart(args.png, 'Consistency check of gradients', 'bytes that a rank receives', {
+            _rounds.V8: {f'{n:,} ranks': [n_bytes] for n, n_bytes in model.items()}}, is_log=True)
 
 
 if __name__ == '__main__':

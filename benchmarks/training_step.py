@@ -1,7 +1,7 @@
-"""Training steps: Chainer with PyTorch's kernels, with its own, and PyTorch itself.
+"""Training steps of ChainerMN 8, with PyTorch's kernels and without, and of PyTorch.
 
 Run it in an environment with ChainerMN, MPI, scikit-learn and PyTorch:
-``python benchmarks/training_step.py [--ranks 1,2] [--hosts 1gbit] [--rounds 7] [--only CNN,LSTM]
+``python benchmarks/training_step.py [--ranks 1,2] [--hosts 1gbit] [--rounds 5] [--only CNN,LSTM]
 [--png FILE]``.
 
 The models: six 3x3 convolutions of 32 channels, on 16 images of 3 x 32 x 32; ResNet-50, on 4 images
@@ -9,17 +9,18 @@ of 3 x 224 x 224; the perceptron of ``examples/mnist`` with 1,000 units, on 100 
 256 units, on 16 sequences of 32 vectors of 128; and the networks of ``examples/dcgan`` (32 images)
 and ``examples/seq2seq`` (32 pairs, 5,000 words, 256 units).  PyTorch has models of the same shapes,
 written as its users do: with its defaults; with fused optimizers, and images with channels last;
-and compiled, on one rank, by ``torch.compile``, which needs a C++ compiler.  The fastest counts.
+and compiled, on one rank, by ``torch.compile``, which needs a C++ compiler. The table shows the
+fastest.
 
 A step is forward, backward and the update.  With one rank nothing is exchanged.  With several,
-Chainer exchanges gradients by ``flat``, and PyTorch by DDP on gloo; only the models of the goal
-run.  Each process has one thread.  A turn is the fastest of some steps on one rank, their mean on
-several, where processes wait for each other.  "In them" is the time in PyTorch's functions,
-of the fastest of 20 steps; the rest is Chainer's, NumPy's and the optimizer's.  The memory is the
+ChainerMN exchanges gradients by ``flat``, and PyTorch by DDP on gloo; only some models run. Each
+process has one thread. A turn is the fastest of some steps on one rank, their mean on several,
+where processes wait for each other. The time in kernels is that in PyTorch's functions, of the
+fastest of 20 steps; the rest is Chainer's, NumPy's and the optimizer's. The memory is the
 largest resident set of rank 0.
 
 Two hosts of one rank each follow: network namespaces of this machine, whose links have the rate of
-``--hosts`` in each direction.  They need root and iproute2.  There Chainer exchanges with
+``--hosts`` in each direction.  They need root and iproute2.  There ChainerMN exchanges with
 ``overlap=True``, as DDP always does.
 
 On processors with bfloat16 instructions, the steps are also measured with
@@ -40,6 +41,16 @@ import time
 from collections.abc import Callable, Iterable
 
 import _rounds
+from _rounds import (
+    AUTOCAST,
+    AUTOCAST_FUSED,
+    BFLOAT16,
+    COMPILED,
+    FUSED,
+    TORCH,
+    V8,
+    WITHOUT_TORCH,
+)
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'tests'))
 import virtual_hosts
@@ -47,21 +58,28 @@ import virtual_hosts
 from chainer_compat.pytorch.tensors import compute_dtype
 
 #: Steps in a turn of each model.
-TURNS = {'CNN': 8, 'ResNet-50': 3, 'perceptron': 20, 'LSTM': 20, 'DCGAN': 4, 'seq2seq': 4}
-PARALLEL = ('CNN', 'ResNet-50', 'LSTM')
-ON_HOSTS = ('CNN', 'ResNet-50')
+TURNS = {'CNN': 8, 'ResNet-50': 2, 'perceptron': 20, 'LSTM': 20, 'DCGAN': 4, 'seq2seq': 4}
+PARALLEL = ('CNN', 'ResNet-50')
 #: Of PyTorch in float32.
-VARIANTS = {'gloo': 'default', 'fused': 'fused', 'compiled': 'compiled'}
+VARIANTS = (TORCH, FUSED, COMPILED)
 #: ``torch.compile`` fails for packed sequences.
 NOT_COMPILED = ('seq2seq',)
 GOALS = {1: 1., 2: 1.}
 MEMORY = 'memory'  # asks for megabytes instead of seconds
 KERNELS = 'kernels'  # asks for the seconds of a step in PyTorch's functions
+#: Captions and columns of the tables.
+IN_FLOAT32, IN_BFLOAT16, RESIDENT = 'Time in float32', 'Time in bfloat16', 'Memory of rank 0'
+COLUMNS = {
+    IN_FLOAT32: [f'{V8}, ms', 'of which PyTorch kernels, ms', f'{WITHOUT_TORCH}, ms',
+                 f'{TORCH}, ms', f'{V8} / {TORCH}'],
+    IN_BFLOAT16: [f'{V8}, ms', f'{AUTOCAST}, ms', f'{V8} / {AUTOCAST}'],
+    RESIDENT: [f'{kind}, MB' for kind in (V8, WITHOUT_TORCH, TORCH, FUSED, BFLOAT16, AUTOCAST)],
+}
 
 
 def work(kind: str, folder: str) -> None:
     """In a process: takes turns of some steps of a model."""
-    if kind in _rounds.OF_TORCH:
+    if kind.startswith(TORCH):
         import _gloo
         import _steps_of_torch as steps_of
         import torch.distributed
@@ -118,40 +136,39 @@ def seconds_in_torch(step: Callable[[], object]) -> float:
 
 
 def measure(name: str, kinds: list[str], ranks: int, args: argparse.Namespace,
-            hosts: virtual_hosts.Hosts | None = None) -> dict[str, list[float]]:
-    """Measures a model, prints a row, and returns the seconds of each kind of processes."""
+            tables: dict[str, list[list]], hosts: virtual_hosts.Hosts | None = None
+            ) -> dict[str, list[float]]:
+    """Measure a model, add rows to tables, and return the seconds of each kind of processes."""
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     with _rounds.groups(__file__, ranks, kinds, args.torch, hosts and hosts.mpiexec) as groups:
         for n in range(args.rounds):
             for kind in kinds[n % len(kinds):] + kinds[:n % len(kinds)]:
                 seconds[kind].append(groups[kind].ask(
                     (name, 1 if args.quick else TURNS[name], ranks == 1, hosts is not None)))
-        kernels = groups['ours'].ask((KERNELS, 1 if args.quick else 20, False, False))
+        kernels = groups[V8].ask((KERNELS, 1 if args.quick else 20, False, False))
         memory = {kind: groups[kind].ask((MEMORY, 0, False, False)) for kind in kinds}
     middle = {kind: statistics.median(each) * 1e3 for kind, each in seconds.items()}
     place = '2 hosts' if hosts else f'{ranks} rank{"s" * (ranks > 1)}'
-    row = f"{name:<10} {place}: with PyTorch's kernels {middle['ours']:9.2f} ms"
-    if 'chainer' in kinds and ranks == 1:
-        row += f' ({kernels * 1e3:.2f} in them)'
-    if 'chainer' in kinds:
-        row += f", with Chainer's {middle['chainer']:9.2f} ms"
-    if 'gloo' in kinds:
+    start = [name, 2 if hosts else 1, ranks // 2 if hosts else ranks]
+    print(f'{name}, {place}: ' + ', '.join(f'{kind} {each:.2f} ms' for kind, each in middle.items())
+          + f'; {_rounds.load()}', flush=True)
+
+    def ratio(kind: str, fastest: str) -> float:
+        print(f'  {kind} over {fastest}: {_rounds.times(seconds[kind], seconds[fastest])}; goal '
+              f'{GOALS.get(ranks, 1):g}', flush=True)
+        return statistics.median(_rounds.ratios(seconds[kind], seconds[fastest]))
+
+    row = [*start, middle[V8], kernels * 1e3 if ranks == 1 else None, middle.get(WITHOUT_TORCH)]
+    if TORCH in kinds:
         fastest = fastest_of(seconds, VARIANTS)
-        row += (f', PyTorch {middle[fastest]:9.2f} ms, the fastest of '
-                + ', '.join(f'{name} {middle[kind]:.2f}' for kind, name in VARIANTS.items()
-                            if kind in kinds)
-                + f': {_rounds.times(seconds["ours"], seconds[fastest])}, '
-                f'goal {GOALS.get(ranks, 1):g}')
-        if 'chainer' in kinds:
-            row += f'; {_rounds.times(seconds["chainer"], seconds[fastest])}'
-    print(f'{row}; memory {", ".join(f"{memory[kind]:.0f}" for kind in kinds)} MB; '
-          f'{_rounds.load()}', flush=True)
-    if 'autocast' in kinds:
-        fastest = fastest_of(seconds, ('autocast', 'autocast, fused'))
-        print(f'{"":<10} in bfloat16: {middle["bfloat16"]:.2f} ms, autocast '
-              f'{middle[fastest]:.2f} ms: '
-              f'{_rounds.times(seconds["bfloat16"], seconds[fastest])}; '
-              f'{_rounds.times(seconds["bfloat16"], seconds["gloo"])} float32', flush=True)
+        row += [middle[fastest], ratio(V8, fastest)]
+    tables[IN_FLOAT32].append(row)
+    if AUTOCAST in kinds:
+        fastest = fastest_of(seconds, (AUTOCAST, AUTOCAST_FUSED))
+        tables[IN_BFLOAT16].append(
+            [*start, middle[BFLOAT16], middle[fastest], ratio(BFLOAT16, fastest)])
+    tables[RESIDENT].append([*start, *(
+        memory.get(column.removesuffix(', MB')) for column in COLUMNS[RESIDENT])])
     return seconds
 
 
@@ -163,7 +180,7 @@ def fastest_of(seconds: dict[str, list[float]], kinds: Iterable[str]) -> str:
 
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=7, takes_torch=True)
+    parser = _rounds.parser(__doc__, rounds=5, takes_torch=True)
     parser.add_argument('--ranks', default='1,2', help='default: %(default)s')
     parser.add_argument('--hosts', metavar='RATE', default='1gbit',
                         help='links of two hosts; default: %(default)s; or none')
@@ -178,33 +195,37 @@ def main() -> None:
     if args.quick:
         args.rounds, args.ranks, args.only, args.hosts = 1, '1', args.only or 'LSTM', 'none'
     has_torch = _rounds.has_torch(args.torch)
-    kinds = ['ours', 'chainer', *(VARIANTS if has_torch else []),
-             *(['bfloat16', 'autocast', 'autocast, fused'] if has_torch and args.bfloat16 else [])]
+    kinds = [V8, WITHOUT_TORCH, *(VARIANTS if has_torch else []),
+             *([BFLOAT16, AUTOCAST, AUTOCAST_FUSED] if has_torch and args.bfloat16 else [])]
     if has_torch and not shutil.which('c++'):
-        kinds.remove('compiled')
-    drawn: dict[str, dict[str, list[float]]] = {'ours': {}, 'chainer': {}}
+        kinds.remove(COMPILED)
+    tables: dict[str, list[list]] = {caption: [] for caption in COLUMNS}
+    drawn: dict[str, dict[str, list[float]]] = {V8: {}, WITHOUT_TORCH: {}}
     only = args.only.split(',') if args.only else None
     for ranks in map(int, args.ranks.split(',')):
         for name in only or (TURNS if ranks == 1 else PARALLEL):
             is_compiled = ranks == 1 and name not in NOT_COMPILED
-            seconds = measure(name, [kind for kind in kinds if is_compiled or kind != 'compiled'],
-                              ranks, args)
+            seconds = measure(name, [kind for kind in kinds if is_compiled or kind != COMPILED],
+                              ranks, args, tables)
             for kind, shown in drawn.items():
                 if has_torch:
-                    shown[f'{name}, {ranks}'] = _rounds.ratios(
+                    shown[f'{name}, {ranks} rank{"s" * (ranks > 1)}'] = _rounds.ratios(
                         seconds[kind], seconds[fastest_of(seconds, VARIANTS)])
     if args.hosts != 'none' and (reason := virtual_hosts.why_not()):
         print(f'not measured on two hosts: {reason}')
     elif args.hosts != 'none':
         os.environ['GLOO_SOCKET_IFNAME'] = 'eth0'
         with virtual_hosts.Hosts([1, 1], args.hosts) as hosts:
-            for name in only or ON_HOSTS:
-                measure(name, [kind for kind in kinds if kind not in ('chainer', 'compiled')], 2,
-                        args, hosts)
-    if args.png and drawn['ours']:
-        _rounds.chart(args.png, 'Training steps', "times PyTorch's",
-                      {"with PyTorch's kernels": drawn['ours'], "with Chainer's": drawn['chainer']},
-                      {'PyTorch': 1}, is_log=True)
+            for name in only or PARALLEL:
+                measure(name, [kind for kind in kinds if kind not in (WITHOUT_TORCH, COMPILED)], 2,
+                        args, tables, hosts)
+    for caption, rows in tables.items():
+        columns = ['model', 'hosts', 'ranks per host', *COLUMNS[caption]]
+        if rows:
+            _rounds.table(columns[:len(rows[0])], rows, caption)
+    if args.png and drawn[V8]:
+        _rounds.chart(args.png, 'Training steps on a CPU', 'time relative to PyTorch', drawn,
+                      {TORCH: 1}, is_log=True)
 
 
 if __name__ == '__main__':

@@ -3,11 +3,11 @@
 Run it in an environment with ChainerMN and PyTorch, without which its columns are missing:
 ``python benchmarks/updates.py [--rounds 15] [--png FILE]``.
 
-One process and one thread; the methods take turns.  "Chainer" calls the rule of each parameter, as
-Chainer does without the patches.  "NumPy" updates a block of many parameters at a time, and
-"fused" by PyTorch's fused kernels.  "PyTorch" is ``torch.optim`` with ``fused=True``, on parameters
-of the same shapes.  The output shows milliseconds of an update (medians), and ratios to Chainer's
-within a round.
+One process and one thread; the methods take turns. ChainerMN 7 calls the rule of each parameter, as
+Chainer does without the patches. ChainerMN 8 updates all parameters by PyTorch's fused kernels, and
+without PyTorch a block of many parameters at a time. PyTorch is ``torch.optim`` with
+``fused=True``, on parameters of the same shapes. The output shows milliseconds of an update
+(medians), and ratios within a round.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from collections.abc import Callable
 import _rounds
 import chainer
 import numpy as np
+from _rounds import TORCH, V7, V8, WITHOUT_TORCH
 from chainer import optimizers
 
 from chainer_compat.pytorch import availability
 from chainer_compat.updates import one_pass, optimizer_steps
 
-GOALS = {'160 of 32 x 32': (.06, .5), 'ResNet-50': (.25, .6)}  # with PyTorch, without
+SMALL = 'small (160 of 32 x 32)'
+GOALS = {SMALL: (.06, .5), 'ResNet-50': (.25, .6)}  # with PyTorch, without
 
 
 def shapes() -> dict[str, list[tuple[int, ...]]]:
     """Return the shapes of the parameters of each model."""
     resnet = chainer.links.ResNet50Layers(pretrained_model=None)
-    return {'160 of 32 x 32': [(32, 32)] * 160,
+    return {SMALL: [(32, 32)] * 160,
             'ResNet-50': [param.shape for param in resnet.params()]}
 
 
@@ -52,19 +54,19 @@ def methods(name: str, shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], 
         return False
 
     def as_chainer() -> None:
-        core, update, ours = rule.update_core_cpu, one_pass.update, optimizer_steps.begin
+        core, update, start = rule.update_core_cpu, one_pass.update, optimizer_steps.begin
         rule.update_core_cpu, optimizer_steps.begin = inspect.unwrap(core), begin
         one_pass.update = lambda params, is_repeated: [param.update() for param in params]
         try:
             optimizer.update()
         finally:
-            rule.update_core_cpu, one_pass.update, optimizer_steps.begin = core, update, ours
+            rule.update_core_cpu, one_pass.update, optimizer_steps.begin = core, update, start
 
     def without_torch() -> None:
         with chainer.using_config('fused_updates', False):
             optimizer.update()
 
-    found = {'Chainer': as_chainer, 'NumPy': without_torch}
+    found = {V7: as_chainer, WITHOUT_TORCH: without_torch}
     if not availability.why_unavailable():
         import torch
 
@@ -74,15 +76,16 @@ def methods(name: str, shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], 
             param.grad = torch.full(param.shape, .1)
         options = {'momentum': .9} if name == 'MomentumSGD' else {}
         cls = torch.optim.SGD if options else torch.optim.Adam
-        found |= {'fused': optimizer.update,
-                  'PyTorch': cls(params, lr=1e-3, fused=True, **options).step}
+        found |= {V8: optimizer.update,
+                  TORCH: cls(params, lr=1e-3, fused=True, **options).step}
     return found
 
 
 def main() -> None:
     """Measures and prints."""
     args = _rounds.parser(__doc__, rounds=15).parse_args()
-    ratios: dict[str, dict[str, list[float]]] = {'fused': {}, 'NumPy': {}}
+    drawn: dict[str, dict[str, list[float]]] = {}
+    rows: list[list] = []
     for model, model_shapes in shapes().items():
         for name in ('Adam', 'MomentumSGD'):
             times: dict[str, list[float]] = {}
@@ -94,18 +97,17 @@ def main() -> None:
                     if n:  # the first round warms up
                         times.setdefault(method, []).append(time.perf_counter() - start)
             row = f'{name}, {model}'
-            print(f'{row}: ' + ', '.join(
-                f'{method} {statistics.median(each) * 1e3:.2f} ms'
-                for method, each in times.items()))
-            for method, goal in zip(ratios, GOALS[model], strict=True):
+            rows.append([row, *(statistics.median(each) * 1e3 for each in times.values())])
+            for method, goal in zip((V8, WITHOUT_TORCH), GOALS[model], strict=True):
                 if method in times:
-                    ratios[method][row] = _rounds.ratios(times[method], times['Chainer'])
-                    print(f'  {method} over Chainer: '
-                          f'{_rounds.times(times[method], times["Chainer"])}; goal {goal:g}')
+                    print(f'{row}: {method} over {V7}: {_rounds.times(times[method], times[V7])}; '
+                          f'goal {goal:g}')
+            for method, each in times.items():
+                drawn.setdefault(method, {})[row] = [1e3 * seconds for seconds in each]
+    _rounds.table(['update', *(f'{method}, ms' for method in drawn)], rows)
     print(_rounds.load())
     if args.png:
-        _rounds.chart(args.png, 'Update of all parameters', "times Chainer's",
-                      {method: rows for method, rows in ratios.items() if rows}, {})
+        _rounds.chart(args.png, 'Update of all parameters', 'time, ms', drawn, is_log=True)
 
 
 if __name__ == '__main__':

@@ -1,18 +1,18 @@
-"""Communication time in a training step: ours, ChainerMN 7, and PyTorch DDP on gloo.
+"""Communication time in a training step: ChainerMN 8, ChainerMN 7, and PyTorch DDP on gloo.
 
 Run it in an environment with ChainerMN, MPI and scikit-learn:
-``python benchmarks/weak_scaling.py [--up-to 4] [--rounds 9] [--torch PYTHON] [--png FILE]``.
+``python benchmarks/weak_scaling.py [--up-to 4] [--rounds 7] [--torch PYTHON] [--png FILE]``.
 
 Models: the perceptron of ``examples/mnist`` on digits, 16 examples per rank, and a small ResNet of
 three blocks on images of 3 x 32 x 32, 8 examples per rank; PyTorch has models of the same shapes.
 The work per rank does not depend on the number of ranks, and each rank has one thread.
 
-A turn alternates between steps with and without communication, on all ranks at a time; "lost" is
-the difference, which includes waiting for slower ranks.  It compares steps of the same framework
-with the same number of ranks, since frameworks differ in their step time without communication,
-and cores share memory bandwidth and clock frequency.  Efficiency is a step without communication
-on one rank, divided by a step with communication on all ranks.  The output shows medians over the
-rounds.  A loss below half the interquartile range is noise.
+A turn alternates between steps with and without communication, on all ranks at a time; the time
+of communication is the difference, which includes waiting for slower ranks. It compares steps of
+the same framework with the same number of ranks, since frameworks differ in their step time without
+communication, and cores share memory bandwidth and clock frequency. Efficiency is a step without
+communication on one rank, divided by a step with communication on all ranks. The output shows
+medians over the rounds. A time below half the interquartile range is noise.
 """
 
 import pathlib
@@ -21,10 +21,12 @@ import statistics
 import time
 
 import _rounds
+from _rounds import DDP, V7, V8
 
-MODELS = {'mnist': 25, 'resnet': 3}  # steps of each sort in a part of a turn
+MODELS = {'perceptron': 25, 'small ResNet': 3}  # steps of each sort in a part of a turn
 PARTS = 4
-SHAPES = {'mnist': ((16, 64), 100), 'resnet': ((8, 3, 32, 32), 16)}  # a batch; units or channels
+#: A batch; units or channels.
+SHAPES = {'perceptron': ((16, 64), 100), 'small ResNet': ((8, 3, 32, 32), 16)}
 BLOCKS = ((1, 1), (2, 2), (4, 2))  # times as many channels; stride
 
 
@@ -52,7 +54,7 @@ def steps_of_chainer(name: str, comm) -> dict:
             return F.relu(h + (self.short(x) if hasattr(self, 'short') else x))
 
     def model():
-        if name == 'mnist':
+        if name == 'perceptron':
             example = pathlib.Path(__file__).parents[1] / 'examples/mnist/train_mnist.py'
             return runpy.run_path(str(example))['MLP'](SHAPES[name][1])
         width = SHAPES[name][1]
@@ -96,7 +98,7 @@ def steps_of_torch(name: str, rank: int) -> dict:
 
     def model():
         width = SHAPES[name][1]
-        if name == 'mnist':
+        if name == 'perceptron':
             return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width),
                                  nn.ReLU(), nn.Linear(width, 10))
         layers, inputs = [nn.Conv2d(3, width, 3, 1, 1), nn.ReLU()], width
@@ -111,7 +113,7 @@ def steps_of_torch(name: str, rank: int) -> dict:
     for what in ('with', 'without'):
         module = model()
         if what == 'with':
-            # As the old chainermn, ours leaves the statistics of batch normalization to each rank.
+            # Like ChainerMN, leave the statistics of batch normalization to each rank.
             module = nn.parallel.DistributedDataParallel(module, broadcast_buffers=False)
         optimizer = torch.optim.Adam(module.parameters())
 
@@ -126,7 +128,7 @@ def steps_of_torch(name: str, rank: int) -> dict:
 
 def work(kind: str, folder: str) -> None:
     """In a process: takes turns of some steps of each sort."""
-    if kind == 'gloo':
+    if kind == DDP:
         import _gloo
 
         rank, barrier, maximum = _gloo.start(folder)
@@ -136,11 +138,11 @@ def work(kind: str, folder: str) -> None:
 
         import chainermn
 
-        assert (kind == 'old') != chainermn.__version__.startswith('8.'), chainermn.__file__
+        assert (kind == V7) != chainermn.__version__.startswith('8.'), chainermn.__file__
         world = MPI.COMM_WORLD
         rank, barrier = world.rank, world.Barrier
-        # The old flat needs GPUs; naive is what it has for CPUs.
-        comm = chainermn.create_communicator('naive' if kind == 'old' else 'flat')
+        # The flat of ChainerMN 7 needs GPUs.
+        comm = chainermn.create_communicator('naive' if kind == V7 else 'flat')
         steps = {name: steps_of_chainer(name, comm) for name in MODELS}
 
         def maximum(seconds):
@@ -162,18 +164,19 @@ def work(kind: str, folder: str) -> None:
     _rounds.answer(kind, folder, rank, turn)
 
 
-def compare(ours: list[float], rival: list[float]) -> str:
-    """Says the ratio of what both lose, if that can be told from the noise."""
-    for name, lost in (('the rival', rival), ('ours', ours)):
+def compare(rival: str, lost_by: dict[str, list[float]]) -> str:
+    """Return the ratio of both times, if it can be told from the noise."""
+    for name in (rival, V8):
+        lost = lost_by[name]
         low, middle, high = statistics.quantiles(lost, n=4) if len(lost) > 1 else lost * 3
         if middle <= (high - low) / 2:
-            return f'{name} loses less than the noise'
-    return f'{statistics.median(ours) / statistics.median(rival):.3f} times'
+            return f'{name} is less than the noise'
+    return f'{statistics.median(lost_by[V8]) / statistics.median(lost_by[rival]):.3f} times'
 
 
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=9, takes_torch=True)
+    parser = _rounds.parser(__doc__, rounds=7, takes_torch=True)
     parser.add_argument('--up-to', type=int, default=4, metavar='RANKS', help='default: 4')
     args = parser.parse_args()
     if args.work:
@@ -181,33 +184,42 @@ def main() -> None:
         return
     if args.quick:
         args.rounds, args.up_to = 1, 2
-    kinds = ['ours', 'old', *(['gloo'] if _rounds.has_torch(args.torch) else [])]
+    kinds = [V8, V7, *([DDP] if _rounds.has_torch(args.torch) else [])]
     alone: dict[tuple[str, str], float] = {}
     drawn: dict[str, dict[str, list[float]]] = {kind: {} for kind in kinds}
+    communication, efficiency = [], []
     ranks = 1
     while ranks <= args.up_to:
-        lost: dict[tuple[str, str], list[float]] = {}
         with _rounds.groups(__file__, ranks, kinds, args.torch) as groups:
             for name, n_steps in MODELS.items():
                 step: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
                 for n in range(args.rounds):
                     for kind in kinds[n % len(kinds):] + kinds[:n % len(kinds)]:
                         step[kind].append(groups[kind].ask((name, 1 if args.quick else n_steps)))
-                print(f'\n{name}, {ranks} ranks; {_rounds.load()}')
+                print(f'{name}, {ranks} rank{"s" * (ranks > 1)}; {_rounds.load()}')
+                lost: dict[str, list[float]] = {}
+                scaled = []
                 for kind, seconds in step.items():
                     total, without = map(statistics.median, zip(*seconds, strict=True))
                     alone.setdefault((name, kind), without)
-                    lost[name, kind] = [with_ - without for with_, without in seconds]
-                    drawn[kind][f'{name}, {ranks}'] = [1e3 * each for each in lost[name, kind]]
-                    print(f'  {kind:<5} step {total * 1e3:8.3f} ms, of which lost '
-                          f'{statistics.median(lost[name, kind]) * 1e3:7.3f}; efficiency '
-                          f'{alone[name, kind] / total:.2f}')
+                    lost[kind] = [with_ - without for with_, without in seconds]
+                    scaled.append(alone[name, kind] / total)
+                    drawn[kind][f'{name}, {ranks} rank{"s" * (ranks > 1)}'] = [
+                        1e3 * each for each in lost[kind]]
+                    print(f'  {kind}: a step takes {total * 1e3:.3f} ms')
                 for rival in kinds[1:]:
-                    print(f'  lost by ours against {rival}:',
-                          compare(lost[name, 'ours'], lost[name, rival]), flush=True)
+                    print(f'  communication of {V8} over {rival}:', compare(rival, lost),
+                          flush=True)
+                communication.append([name, ranks, *(
+                    statistics.median(each) * 1e3 for each in lost.values())])
+                efficiency.append([name, ranks, *scaled])
         ranks *= 2
+    _rounds.table(['model', 'ranks', *(f'{kind}, ms' for kind in kinds)], communication,
+                  'Communication in a training step')
+    _rounds.table(['model', 'ranks', *kinds], efficiency,
+                  'Efficiency: a step without communication on one rank / a step on all ranks')
     if args.png:
-        _rounds.chart(args.png, 'Time of a step lost to communication', 'ms', drawn, {})
+        _rounds.chart(args.png, 'Communication in a training step', 'time, ms', drawn)
 
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import itertools
 import os
 import pathlib
 import re
@@ -16,10 +17,14 @@ from time_limits import seconds
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / 'benchmarks'
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob('*.py') if path.stem[0] != '_')
-#: The others are slow.  The first two start few processes.
-MARKS = {'iterator': (), 'collectives': (), 'gpu': pytest.mark.gpu,
-         'gpu_step': pytest.mark.gpu, 'gpu_counts': pytest.mark.gpu}
-RATIO = re.compile(r'\d\)? times|x old naive +\d|ratios \d|efficiency \d|host waits')
+#: The others are slow. The first ones start few processes.
+MARKS = {**dict.fromkeys(('iterator', 'collectives', 'recent', 'timeline', 'traffic'), ()),
+         **dict.fromkeys(('gpu', 'gpu_step', 'gpu_counts'), pytest.mark.gpu)}
+NUMBER = re.compile(r'-?[\d,]+(\.\d+)?')
+#: Names that tables, legends and titles do not use; outputs and pages do not use the first ones.
+RETIRED = re.compile(r'\b(ours|old|raw|gloo)\b')
+RETIRED_LABEL = re.compile(rf'{RETIRED.pattern}|\b(goal|now|before|LB)\b|'
+                           r'\b(recent|job_traffic|gpu_counts)\b')
 
 pytestmark = pytest.mark.mpi_skip
 DOCS = BENCHMARKS.parent / 'docs' / 'benchmarks'
@@ -31,12 +36,27 @@ def words_of(png):
     return {re.sub('[0-9.,]+', '#', text) for text in texts}
 
 
+def check_tables(output):
+    """Check the tables of an output, and return them."""
+    tables = run_path('_tables.py')['tables'](output)
+    assert tables
+    assert not RETIRED.search(output)
+    for table in tables:
+        assert table.rows
+        assert len(table.columns) <= 8, table.columns
+        for cell in (table.caption, *table.columns, *itertools.chain(*table.rows)):
+            assert not RETIRED_LABEL.search(cell), cell
+        for cell in itertools.chain(*table.rows):
+            assert NUMBER.fullmatch(cell) or not re.match(r'-?\d', cell), cell
+    return tables
+
+
 @pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.limit(400)
 @pytest.mark.parametrize('name', [
     pytest.param(name, marks=MARKS.get(name, pytest.mark.full)) for name in SCRIPTS])
-def test_prints_ratios(name, tmp_path):
+def test_makes_a_section(name, tmp_path):
     if name == 'hosts' and (reason := virtual_hosts.why_not()):
         pytest.skip(reason)
     done = subprocess.run([sys.executable, BENCHMARKS, name, '--quick', '--out', tmp_path,
@@ -44,15 +64,21 @@ def test_prints_ratios(name, tmp_path):
                           cwd=tmp_path, text=True, capture_output=True,
                           timeout=seconds(380 if name.startswith('gpu') else 110))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert RATIO.search((tmp_path / f'{name}.txt').read_text()), done.stdout
-    page = (tmp_path / 'page.md').read_text()
-    assert f'\n## {name}\n' in page
-    assert '\n| --- |' in page
+    output = (tmp_path / f'{name}.txt').read_text(encoding='utf-8')
+    tables = check_tables(output)
+    page = (tmp_path / 'page.md').read_text(encoding='utf-8')
+    modules = run_path('_tables.py')
+    assert f'\n## {modules["SECTIONS"][name].title}\n' in page
+    for table in tables:
+        assert modules['markdown'](table) in page
     assert f'[output](page/{name}.txt)' in page
-    assert (tmp_path / 'page' / f'{name}.txt').read_text() == (tmp_path / f'{name}.txt').read_text()
+    assert (tmp_path / 'page' / f'{name}.txt').read_text(encoding='utf-8') == output
     if (tmp_path / f'{name}.png').exists():
         drawn = words_of(tmp_path / f'{name}.png')
-        assert drawn and drawn <= words_of(DOCS / f'{name}.png'), f'run python benchmarks {name}'
+        assert drawn
+        assert not [words for words in drawn if RETIRED_LABEL.search(words)]
+        if (DOCS / f'{name}.png').exists():
+            assert drawn <= words_of(DOCS / f'{name}.png'), f'run python benchmarks {name}'
 
 
 def test_without_a_gpu(tmp_path):
@@ -88,21 +114,88 @@ def run_path(name):
         sys.path.remove(str(BENCHMARKS))
 
 
-PAGE = (BENCHMARKS.parent / 'docs' / 'benchmarks.md').read_text()
+PAGE = (BENCHMARKS.parent / 'docs' / 'benchmarks.md').read_text(encoding='utf-8')
+TABLES = run_path('_tables.py')
+TITLES = re.findall('^## (.*)$', PAGE, re.MULTILINE)
 
 
-@pytest.mark.parametrize('name', re.findall('^## (.*)$', PAGE, re.MULTILINE))
-def test_the_page_shows_the_table_of_its_output(name):
-    section = PAGE.partition(f'\n## {name}\n')[2].partition('\n## ')[0]
+@pytest.mark.parametrize('title', TITLES)
+def test_the_page_shows_the_tables_of_its_outputs(title):
+    name = TABLES['NAMES'][title]
+    section = PAGE.partition(f'\n## {title}\n')[2].partition('\n## ')[0]
     assert f'[Method](../benchmarks/{name}.py) and [output](benchmarks/{name}.txt)' in section
-    output = (BENCHMARKS.parent / 'docs' / 'benchmarks' / f'{name}.txt').read_text().strip('\n')
-    tables = run_path('_tables.py')
-    table = tables['table'](name, output)
-    assert table.count('\n') > 2
-    assert section.startswith(f'\n{tables["TABLES"][name].question}\n\n{table}\n')
-    assert f'| {tables["TABLES"][name].question} | [{name}](#{name}) |' in PAGE
+    question = TABLES['SECTIONS'][name].question
+    assert section.startswith(f'\n{question}\n')
+    tables = check_tables((DOCS / f'{name}.txt').read_text(encoding='utf-8'))
+    shown = ''.join(line for line in section.splitlines(True) if line.startswith('|'))
+    assert shown == ''.join(line for table in tables
+                            for line in TABLES['markdown'](table).splitlines(True)
+                            if line.startswith('|'))
+    assert f'| {question} | [{title}](#{TABLES["SECTIONS"][name].anchor}) |' in PAGE
+    picture = DOCS / f'{name}.png'
+    assert picture.exists() == (f'](benchmarks/{name}.png)' in section)
+    if picture.exists():
+        assert not [words for words in words_of(picture) if RETIRED_LABEL.search(words)]
+
+
+def test_the_page_uses_one_set_of_names():
+    text = re.sub(r'\]\(.*?\)', ']', PAGE)
+    assert RETIRED.findall(text) == ['gloo']  # said once
+    assert not [title for title in TITLES if RETIRED_LABEL.search(title) or '_' in title]
+
+
+def test_the_page_begins_with_answers():
+    first = PAGE.partition('\nMeasured in one run on ')[0]
+    assert first == PAGE[:len(first)] != PAGE
+    rows = [len(re.findall(r'^\| (?!---)', part, re.MULTILINE)) for part in first.split('\n**')]
+    assert rows == [0, 6, 6, 5]  # with the headings
+    assert run_path('_summary.py')['summary'](DOCS, {}).count('| ') == first.count('| ')
 
 
 def test_every_benchmark_has_a_question():
-    assert set(run_path('_tables.py')['TABLES']) >= set(SCRIPTS)
-    assert PAGE.count('\n## ') > 10
+    assert set(TABLES['SECTIONS']) == set(SCRIPTS)
+    assert len(TITLES) > 10
+
+
+def test_tables_are_found_in_an_output(capsys):
+    run_path('_rounds.py')['table'](
+        ['model', 'time, ms', 'ranks'],
+        [['a b', 1234.5, 2], ['c', None, 10], ['d', .0123, None]], 'CPU')
+    print('the end')
+    output = capsys.readouterr().out
+    table, = TABLES['tables'](f'the begin\n{output}')
+    assert table == ('CPU', ['model', 'time, ms', 'ranks'],
+                     [['a b', '1,234', '2'], ['c', '', '10'], ['d', '0.0123', '']])
+    assert (table.value('time, ms', 'a b'), table.value('time, ms', 'c')) == (1234, None)
+
+
+@pytest.mark.parametrize('output', [
+    'a  b\n-  ---\nx  1 2\n', 'old  b\n---  -\nx    1\n',
+    'a  goal\n-  ----\nx  1   \n', '  '.join('abcdefghi') + '\n' + '  '.join('-' * 9) + '\n1\n'])
+def test_wrong_tables_are_found(output):
+    with pytest.raises(AssertionError):
+        check_tables(output)
+
+
+def test_sections_of_other_runs_state_their_date(tmp_path):
+    def dates():
+        text = page.read_text(encoding='utf-8')
+        return [re.findall(r'^Measured (?:in one run )?on (.*)\.$', part, re.MULTILINE)
+                for part in re.split('^## ', text, flags=re.MULTILINE)]
+
+    write_page = run_path('__main__.py')['write_page']
+    page = tmp_path / 'page.md'
+    for name in ('startup', 'recent'):
+        (tmp_path / f'{name}.txt').write_text('\na  b\n-  -\nx  1\n')
+    write_page(page, tmp_path, ['startup', 'recent'], [], 'A', True)
+    assert dates() == [['A'], [], []]
+    write_page(page, tmp_path, ['recent'], [], 'A', False)  # the same day, commit and machine
+    assert dates() == [['A'], [], []]
+    write_page(page, tmp_path, ['recent'], ['startup exited with status 1'], 'B', False)
+    assert dates() == [['A'], [], ['B'], []]
+    write_page(page, tmp_path, ['startup'], [], 'C', True)  # so far
+    assert dates() == [['C'], [], ['B']]
+    write_page(page, tmp_path, ['startup', 'recent'], [], 'C', True)
+    assert dates() == [['C'], [], []]
+    write_page(page, tmp_path, ['recent'], [], 'D', True)
+    assert dates() == [['D'], ['C'], []]
