@@ -1,7 +1,7 @@
 """How long saving a checkpoint blocks training, compared with ChainerMN 7 and with a plain copy.
 
 Run it in an environment with ChainerMN and MPI, for a model of 100 MB on each rank:
-``python benchmarks/checkpoint.py [--ranks 2] [--rounds 9] [--part call] [--folder-of-files DIR]
+``python benchmarks/checkpoint.py [--ranks 2] [--rounds 5] [--part call] [--folder-of-files DIR]
 [--png FILE]``.
 
 - call: duration of the call that saves, on the slowest rank.
@@ -234,7 +234,7 @@ def size() -> float:
 
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=9, ranks=2)
+    parser = _rounds.parser(__doc__, rounds=5, ranks=2)
     parser.add_argument('--part', choices=['call', 'stall'], help='default: both')
     parser.add_argument('--folder-of-files', metavar='DIR', help='folder on the disk to measure')
     args = parser.parse_args()

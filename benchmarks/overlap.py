@@ -1,7 +1,7 @@
 """Communication time that overlap does not hide: overlap=True compared with no overlap.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/overlap.py [--ranks 2] [--rounds 4] [--only hosts] [--png FILE]``.
+``python benchmarks/overlap.py [--ranks 2] [--rounds 3] [--only hosts] [--png FILE]``.
 
 Slowed: a communicator whose exchange takes as long as backward, in proportion to the bytes,
 without using a core, like a network card.  Exposed is the time of a step minus that of a step
@@ -198,7 +198,7 @@ def work(kind: str, folder: str) -> None:
 
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=4, ranks=2)
+    parser = _rounds.parser(__doc__, rounds=3, ranks=2)
     parser.add_argument('--only', help='the rows with this word')
     args = parser.parse_args()
     if args.work:

@@ -1,7 +1,7 @@
 """Training steps of ChainerMN 8, with PyTorch's kernels and without, and of PyTorch.
 
 Run it in an environment with ChainerMN, MPI, scikit-learn and PyTorch:
-``python benchmarks/training_step.py [--ranks 1,2] [--hosts 1gbit] [--rounds 5] [--only CNN,LSTM]
+``python benchmarks/training_step.py [--ranks 1,2] [--hosts 1gbit] [--rounds 4] [--only CNN,LSTM]
 [--png FILE]``.
 
 The models: six 3x3 convolutions of 32 channels, on 16 images of 3 x 32 x 32; ResNet-50, on 4 images
@@ -16,7 +16,7 @@ A step is forward, backward and the update.  With one rank nothing is exchanged.
 ChainerMN exchanges gradients by ``flat``, and PyTorch by DDP on gloo; only some models run. Each
 process has one thread. A turn is the fastest of some steps on one rank, their mean on several,
 where processes wait for each other. The time in kernels is that in PyTorch's functions, of the
-fastest of 20 steps; the rest is Chainer's, NumPy's and the optimizer's. The memory is the
+fastest of 10 steps; the rest is Chainer's, NumPy's and the optimizer's. The memory is the
 largest resident set of rank 0.
 
 Two hosts of one rank each follow: network namespaces of this machine, whose links have the rate of
@@ -73,7 +73,7 @@ COLUMNS = {
     IN_FLOAT32: [f'{V8}, ms', 'of which PyTorch kernels, ms', f'{WITHOUT_TORCH}, ms',
                  f'{TORCH}, ms', f'{V8} / {TORCH}'],
     IN_BFLOAT16: [f'{V8}, ms', f'{AUTOCAST}, ms', f'{V8} / {AUTOCAST}'],
-    RESIDENT: [f'{kind}, MB' for kind in (V8, WITHOUT_TORCH, TORCH, FUSED, BFLOAT16, AUTOCAST)],
+    RESIDENT: [f'{kind}, MB' for kind in (V8, WITHOUT_TORCH, TORCH, BFLOAT16, AUTOCAST)],
 }
 
 
@@ -145,7 +145,8 @@ def measure(name: str, kinds: list[str], ranks: int, args: argparse.Namespace,
             for kind in kinds[n % len(kinds):] + kinds[:n % len(kinds)]:
                 seconds[kind].append(groups[kind].ask(
                     (name, 1 if args.quick else TURNS[name], ranks == 1, hosts is not None)))
-        kernels = groups[V8].ask((KERNELS, 1 if args.quick else 20, False, False))
+        kernels = (groups[V8].ask((KERNELS, 1 if args.quick else 10, False, False)) * 1e3
+                   if ranks == 1 else None)
         memory = {kind: groups[kind].ask((MEMORY, 0, False, False)) for kind in kinds}
     middle = {kind: statistics.median(each) * 1e3 for kind, each in seconds.items()}
     place = '2 hosts' if hosts else f'{ranks} rank{"s" * (ranks > 1)}'
@@ -158,7 +159,7 @@ def measure(name: str, kinds: list[str], ranks: int, args: argparse.Namespace,
               f'{GOALS.get(ranks, 1):g}', flush=True)
         return statistics.median(_rounds.ratios(seconds[kind], seconds[fastest]))
 
-    row = [*start, middle[V8], kernels * 1e3 if ranks == 1 else None, middle.get(WITHOUT_TORCH)]
+    row = [*start, middle[V8], kernels, middle.get(WITHOUT_TORCH)]
     if TORCH in kinds:
         fastest = fastest_of(seconds, VARIANTS)
         row += [middle[fastest], ratio(V8, fastest)]
@@ -180,7 +181,7 @@ def fastest_of(seconds: dict[str, list[float]], kinds: Iterable[str]) -> str:
 
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=5, takes_torch=True)
+    parser = _rounds.parser(__doc__, rounds=4, takes_torch=True)
     parser.add_argument('--ranks', default='1,2', help='default: %(default)s')
     parser.add_argument('--hosts', metavar='RATE', default='1gbit',
                         help='links of two hosts; default: %(default)s; or none')
