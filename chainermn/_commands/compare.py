@@ -23,7 +23,7 @@ its ranks.
   CHAINERMN_RECORD=b mpiexec -n 4 python train.py
   chainermn compare a b
 
-A Trainer can have chainermn.extensions.RunRecord() instead of the variable.
+With a Trainer, add chainermn.extensions.RunRecord() instead of setting the variable.
 """
 
 
@@ -46,6 +46,11 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
         a = RecordedRun(options.a)
         b = RecordedRun(options.b) if options.b else None
+        if b is None and len(a.ranks) == 1 < a.size:
+            raise ValueError(f'{options.a} has the record of only one of {a.size} ranks')
+        if empty := [run for run in (a, b) if run is not None and not _updates(run)]:
+            raise ValueError(f'{empty[0].folder} has no update: the run ended before its first '
+                             'one, or it has just started')
     except (OSError, ValueError) as error:
         parser.error(str(error))
     found = differences.between(a, b) if b else differences.of_ranks(a)
@@ -87,13 +92,23 @@ def _result(a: RecordedRun, b: RecordedRun | None, found: Sequence[Difference]
 
 
 def _summary(run: RecordedRun) -> dict[str, Any]:
-    return {'folder': str(run.folder), 'ranks': run.size,
-            'updates': min(map(len, run.ranks.values()))}
+    return {'folder': str(run.folder), 'ranks': run.size, 'updates': _updates(run),
+            'missing': run.missing}
+
+
+def _updates(run: RecordedRun) -> int:
+    return min(map(len, run.ranks.values()))
+
+
+def _count(n: int, what: str) -> str:
+    return f'{n} {what}' if n == 1 else f'{n} {what}s'
 
 
 def _lines(result: dict[str, Any], found: Sequence[Difference]) -> list[str]:
-    lines = [f'{key}: {result[key]["folder"]}, {result[key]["ranks"]} ranks, '
-             f'{result[key]["updates"]} updates' for key in ('A', 'B') if key in result]
+    lines = [f'{key}: {result[key]["folder"]}, {_count(result[key]["ranks"], "rank")}, '
+             f'{_count(result[key]["updates"], "update")}'
+             + ''.join(f'; {name} is missing' for name in result[key]['missing'])
+             for key in ('A', 'B') if key in result]
     if result['settings']:
         lines += ['', 'Settings that differ (A | B):']
         shown = [*result['settings'].items()]
@@ -101,11 +116,14 @@ def _lines(result: dict[str, Any], found: Sequence[Difference]) -> list[str]:
         lines += [f'  and {len(shown) - 12} more (--json shows all)'] if len(shown) > 12 else []
     lines.append('')
     if not found:
-        return [*lines, 'The updates that both have are the same: batches, losses, gradients and '
-                        'parameters.' if 'B' in result
-                else 'All ranks have the same parameters after each update.']
+        return [*lines, 'All ranks have the same parameters after each update.'
+                if 'B' not in result else 'All updates that both runs recorded are identical: '
+                'batches, losses, gradients and parameters.'
+                if result['A']['ranks'] == result['B']['ranks'] else
+                'All updates that both runs recorded have the same examples, and up to rounding '
+                'the same gradients and parameters.']
     for each in found:
-        kind = ('First difference, which is rounding' if each.is_rounding else
+        kind = ('First difference (rounding only)' if each.is_rounding else
                 'First difference' if each is found[0] else 'First difference beyond rounding')
         where = f'update {each.update}' if each.update else 'before the first update'
         lines.append(f'{kind}: {each.what}, {where}, {_ranks(each, result["A"]["ranks"])}')

@@ -22,7 +22,7 @@ _RANDOM = {'numpy': 'the random numbers of numpy.random',
 _RESULTS = {'loss': 'the loss', 'own': 'the gradients of the rank', 'mean': 'the mean gradients',
             'parameters': 'the parameters after the update'}
 #: What an update has, in the order of cause, with what it is.
-_CAUSES = {'copied': 'a step: one run copies the parameters of rank 0 instead',
+_CAUSES = {'copied': 'one run takes a step, and the other copies the parameters of rank 0',
            **_RANDOM, 'batch': 'the batch', **_RESULTS}
 #: All but random numbers, which explain nothing if all else is the same.
 _EXPLAINED = {name: what for name, what in _CAUSES.items() if name not in _RANDOM}
@@ -32,7 +32,7 @@ _HINTS = {
             'kernels differ, or the parameters were changed between two updates.',
     'own': 'The loss is the same: the backward pass differs.',
     'mean': 'The gradients of the ranks are the same: averaging differs, such as the communicator '
-            'or compression; on one rank, the backward pass does.',
+            'or compression; with one rank, the backward pass.',
     'parameters': 'The gradients are the same: the optimizer, a hyperparameter or a hook differs.'}
 _HINTS_OF_RANKS = {
     'mean': 'The gradients that the ranks step with differ: averaging differs, or a hook of one '
@@ -44,8 +44,12 @@ NUMBERS = 'loss', 'norm of gradients', 'norm of parameters'
 
 #: Another order of additions changes the numbers of an update by less than this, relatively.
 _ROUNDING = 1e-4
-#: By so much more than before, another computation changes them.
+#: The same after updates without a difference, in which the same kernels ran.
+_LATE_ROUNDING = 1e-5
+#: Growth by more than this factor is not rounding.
 _JUMP = 100
+#: Settings of what computes an update: if one differs, so do the results, and not by rounding.
+_OF_UPDATES = ('optimizer', 'hooks', 'hyperparameter ', 'update rules', 'frozen parameters')
 _NEAR = 50  # updates in which a batch is looked for
 #: Relative rounding errors of dtypes and of compression.
 _PRECISIONS = {'bfloat16': 2**-7, 'Bf16': 2**-7, 'float16': 2**-10, 'mixed16': 2**-10,
@@ -66,9 +70,10 @@ class Difference(NamedTuple):
 class _Found(NamedTuple):
     """A difference in a row of a rank; the first one is the smallest."""
 
-    position: int  # of the update in the record
+    call: int  # of the update, among those of all optimizers
     cause: int  # position in _CAUSES
     rank: str
+    position: int  # of the update in the record
 
     @property
     def column(self) -> str:
@@ -81,18 +86,38 @@ def settings(a: RecordedRank, b: RecordedRank) -> dict[str, tuple[Any, Any]]:
         _OF_A_PROCESS | _OF_RANK_0)
     found = {name: (a.settings.get(name), b.settings.get(name))
              for name in dict.fromkeys([*a.settings, *b.settings])
-             if name not in ignored and a.settings.get(name) != b.settings.get(name)}
+             if name not in ignored and a.settings.get(name) != b.settings.get(name)
+             and (_are_alike(a, b) or (name in a.settings and name in b.settings))}
     one, two = (', '.join(sorted({each[1] for each in record.settings['model'].values()}))
                 for record in (a, b))
     return found if one == two else {'dtypes of the parameters': (one, two), **found}
 
 
+def _are_alike(a: RecordedRank, b: RecordedRank) -> bool:
+    """Return whether both trainings are in Chainer, or both in PyTorch."""
+    return a.settings.get('framework', 'Chainer') == b.settings.get('framework', 'Chainer')
+
+
 def _rounding(a: RecordedRank, b: RecordedRank) -> tuple[float, str]:
-    """Return the largest relative difference that is rounding, and in which precision, if two."""
+    """Return the largest relative difference that is rounding, and the coarser dtype of two."""
     values = ', '.join(f'{one}, {two}' for name, (one, two) in settings(a, b).items()
                        if 'dtype' in name or name == 'compression').split(', ')
     precision = next((name for name in _PRECISIONS if name in values), '')
     return max(_ROUNDING, 10 * _PRECISIONS.get(precision, 0.)), precision
+
+
+def _incomparable(a: RecordedRank, b: RecordedRank) -> set[str]:
+    """Return the columns that differ although the training is the same."""
+    found = {'batch'} if _rounding(a, b)[1] else set()
+    if a.settings.get('loss scale') != b.settings.get('loss scale'):
+        found |= {'own', 'mean', 'norm of gradients'}
+    return found
+
+
+def _numbers_of(a: RecordedRank, b: RecordedRank) -> list[str]:
+    """Return the numbers of an update whose size can be compared."""
+    ignored = _incomparable(a, b)
+    return [name for name in NUMBERS if name not in ignored]
 
 
 def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
@@ -108,15 +133,17 @@ def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
     if found is None:
         return []
     cause = min([found, *(each for name in common if (each := _first(
-        name, a.ranks[name], b.ranks[name], _RANDOM, found.position + 1)))])
+        name, a.ranks[name], b.ranks[name], _RANDOM, a.ranks[name].position(found.call + 1))))])
     difference = _described(a, b, cause)
     if cause.column in _RANDOM:
-        difference.notes.append(f'The next difference: {_CAUSES[found.column]}, update '
-                                f'{_number(a, found)}, {found.rank}.')
+        difference.notes.append(
+            'Their states differ before this update already. Numbers are drawn in it, or between '
+            f'it and the next one. The next difference: {_CAUSES[found.column]}, update '
+            f'{_number(a, found)}, {found.rank}.')
     if not difference.is_rounding:
         return [difference]
     other = min((each for name in common if (each := _beyond_rounding(
-        name, a.ranks[name], b.ranks[name], found.position))), default=None)
+        name, a.ranks[name], b.ranks[name], a.ranks[name].position(found.call)))), default=None)
     return [difference] if other is None else [difference, _described(a, b, other)._replace(
         is_rounding=False, what=_CAUSES[other.column])]
 
@@ -134,7 +161,7 @@ def of_ranks(run: RecordedRun) -> list[Difference]:
         for name, other in run.replicas(first).items():
             if models := _other_shapes(run.ranks[first], other):
                 return [Difference(0, f'{first} and {name}', 'the models', [
-                    f'{models}. They are no replicas.'])]
+                    f'{models}. They are not replicas.'])]
             found += [(index, number, first, name) for number, (one, two) in enumerate(
                 zip(values, other.columns(columns), strict=True))
                 if (index := _first_index(one, two)) is not None]
@@ -178,7 +205,8 @@ def growth(a: RecordedRank, b: RecordedRank, number: int) -> list[tuple[int, dic
     index = next((index for index in range(n) if int(a.row(index)['update']) >= number), n)
     step, found = 1, []
     while index < n:
-        values = {key: relative(a.row(index)[key], b.row(index)[key]) for key in NUMBERS}
+        values = {key: relative(a.row(index)[key], b.row(index)[key])
+                  for key in _numbers_of(a, b)}
         found.append((int(a.row(index)['update']), {
             key: value for key, value in values.items() if value is not None}))
         is_last = index == n - 1
@@ -213,16 +241,21 @@ def _first_index(a: list[str], b: list[str]) -> int | None:
 def _first(name: str, a: RecordedRank, b: RecordedRank, columns: Iterable[str],
            end: int | None = None) -> _Found | None:
     """Return the first difference of a rank; of random numbers, only if they are used."""
+    ignored = _incomparable(a, b)
     for index, (line, other_line) in enumerate(zip(a.lines[:end], b.lines[:end], strict=False)):
         if line == other_line:
             continue
         row, other = a.row(index), b.row(index)
         for column in columns:
-            if not _differ(row, other, column):
+            if column in ignored or not _differ(row, other, column):
                 continue
             if column not in _RANDOM or _is_drawn(column, index, a, b):
-                return _Found(index, [*_CAUSES].index(column), name)
+                return _found(a, index, column, name)
     return None
+
+
+def _found(a: RecordedRank, index: int, column: str, name: str) -> _Found:
+    return _Found(a.call(index), [*_CAUSES].index(column), name, index)
 
 
 def _is_drawn(column: str, index: int, *records: RecordedRank) -> bool:
@@ -239,19 +272,22 @@ def _differ(a: Row, b: Row, column: str) -> bool:
 def _beyond_rounding(name: str, a: RecordedRank, b: RecordedRank, begin: int) -> _Found | None:
     """Return the first difference that is not the growth of rounding errors."""
     n = min(len(a), len(b))
-    one, two = (each.columns(['batch', *NUMBERS], begin, n) for each in (a, b))
-    batch = _first_index(one[0], two[0])
+    names = _numbers_of(a, b)
+    one, two = (each.columns(['batch', *names], begin, n) for each in (a, b))
     values = np.array([_relative(x, y) for x, y in zip(one[1:], two[1:], strict=True)])
-    least = 10 * _rounding(a, b)[0]  # as gradients of ReLUs jump
+    limit, precision = _rounding(a, b)
+    least = 10 * limit  # as gradients of ReLUs jump
     before = np.maximum.accumulate(np.append(least / _JUMP, values.max(axis=0)))
     is_beyond = values > before[:-1] * _JUMP
     index = int(is_beyond.any(axis=0).argmax())
+    batch = None if precision else _first_index(one[0], two[0])
     if batch is not None and (batch <= index or not is_beyond.any()):
-        return _Found(begin + batch, [*_CAUSES].index('batch'), name)
+        return _found(a, begin + batch, 'batch', name)
     if not is_beyond.any():
         return None
-    column = ('loss', 'mean', 'parameters')[int(is_beyond[:, index].argmax())]
-    return _Found(begin + index, [*_CAUSES].index(column), name)
+    column = dict(zip(NUMBERS, ('loss', 'mean', 'parameters'), strict=True))[
+        names[int(is_beyond[:, index].argmax())]]
+    return _found(a, begin + index, column, name)
 
 
 def _initial(a: RecordedRank, b: RecordedRank) -> list[str]:
@@ -293,8 +329,12 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
     row, other = one.row(found.position), two.row(found.position)
     number = int(row['update'])
     limit, precision = _rounding(one, two)
-    is_rounding = found.column in _RESULTS and all(
-        (relative(row[key], other[key]) or 0.) < limit for key in NUMBERS)
+    places = [*_places(one.details(number), two.details(number), limit=precision and limit)][:3]
+    is_rounding = found.column in _RESULTS and (
+        bool(precision) or _can_be_rounding(one, two, places)) and all(
+            (relative(row[key], other[key]) or 0.) < (
+                limit if precision or not found.position else _LATE_ROUNDING)
+            for key in _numbers_of(one, two))
     notes = _batch(a, b, found) if found.column == 'batch' else []
     if found.column == 'copied':
         notes.append(f'{"A" if row["copied"] == "True" else "B"} does so after a resume or if '
@@ -304,10 +344,12 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
     if is_rounding and precision:
         notes.append(f'Rounding to {precision} explains differences of up to {limit:.0e}.')
     elif found.column in _RESULTS:
-        places = [*_places(one.details(number), two.details(number), limit=precision and limit)][:3]
         is_first = not any(_differ(row, other, each) for each in [*_CAUSES][:found.cause])
         notes += places or [_HINTS[found.column]] * is_first + [_advice(number)]
         what = _before(places) or what
+    if name := found.rank.rpartition('rank')[0] or (
+            len(a.replicas(found.rank)) < len(a.ranks) and 'the first optimizer'):
+        what += f' of {name.rstrip(".")}'
     ranks = [name for name in a.replicas(found.rank) if name in b.ranks
              and found.position < min(len(a.ranks[name]), len(b.ranks[name])) and _differ(
                  a.ranks[name].row(found.position), b.ranks[name].row(found.position),
@@ -315,6 +357,12 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
     if is_rounding and len(ranks) < a.size:
         ranks = []  # the same bits are chance
     return Difference(number, found.rank, what, notes, is_rounding, ranks)
+
+
+def _can_be_rounding(a: RecordedRank, b: RecordedRank, places: Sequence[str]) -> bool:
+    """Return whether neither a setting of the updates nor a change before the update differs."""
+    return not _before(places) and not (_are_alike(a, b) and any(
+        name.startswith(_OF_UPDATES) for name in settings(a, b)))
 
 
 def _before(places: Sequence[str]) -> str:
@@ -421,7 +469,7 @@ def _norms(a: list[Any] | None, b: list[Any] | None) -> str:
     if not a or not b or len(a) < 2 or len(b) < 2:
         return ''
     value = relative(a[1], b[1])
-    return f', relative difference of the norms {value:.1e}' if value else ', by rounding'
+    return f', relative difference of the norms {value:.1e}' if value else ', within rounding'
 
 
 def _of_other_sizes(a: RecordedRun, b: RecordedRun, name: str) -> Iterator[Difference]:

@@ -26,6 +26,7 @@ class RecordedRank:
 
     Attributes:
         settings: The settings of the first start.
+        size: The largest number of ranks that it has had.
         lines: A line of each update; without those that a resume repeats, and the first ones, which
             copy the parameters of rank 0.
 
@@ -36,9 +37,10 @@ class RecordedRank:
     def __init__(self, path: pathlib.Path) -> None:
         lines = _complete_lines(path)
         if not lines or not lines[0].startswith('{"format": 1,'):
-            raise ValueError(f'{path} is not a record of a run, or of another version')
+            raise ValueError(f'{path} is not a run record, or was written by another version')
         self.path = path
         self.settings: dict[str, Any] = json.loads(lines[0])
+        self.size = max(json.loads(line)['size'] for line in lines if line.startswith('{'))
         self.lines: list[str] = []
         columns = self.settings['columns']
         begin = 1
@@ -64,6 +66,15 @@ class RecordedRank:
         row = dict(zip(COLUMNS, self.lines[index].split(' '), strict=True))
         row['copied'] = str(_COPIED.strip() == row['mean'])  # whether it is no step
         return row
+
+    def call(self, index: int) -> int:
+        """Return which update of all optimizers this is; of this one, if it is unknown."""
+        call = self.lines[index].rpartition(' ')[2]
+        return int(call) if call.isdigit() else index
+
+    def position(self, call: int) -> int:
+        """Return the position of the first update that is no earlier than a call."""
+        return bisect.bisect_left(range(len(self)), call, key=self.call)
 
     def columns(self, names: Iterable[str], begin: int = 0, end: int | None = None
                 ) -> list[list[str]]:
@@ -113,7 +124,15 @@ class RecordedRun:
                 f'{folder} has no record of a run: no file rank0.txt. Pass the folder of '
                 'CHAINERMN_RECORD, or "record" in the folder of the Trainer\'s results.'
                 if folder.is_dir() else f'no such folder: {folder}')
-        self.ranks = {path.stem: RecordedRank(path) for path in sorted(files, key=_key)}
+        records = {path.stem: RecordedRank(path) for path in sorted(files, key=_key)}
+        sizes = {name.rpartition('rank')[0]: record.size
+                 for name, record in reversed(records.items())}  # of the first rank
+        #: Without those of ranks that an earlier run has had.
+        self.ranks = {name: record for name, record in records.items()
+                      if record.settings['rank'] < sizes[name.rpartition('rank')[0]]}
+        #: The files of ranks that are missing.
+        self.missing = [f'{name}rank{rank}.txt' for name, size in sizes.items()
+                        for rank in range(size) if f'{name}rank{rank}' not in records]
 
     def replicas(self, name: str) -> dict[str, RecordedRank]:
         """Return the records of all ranks of the optimizer that a record is of."""

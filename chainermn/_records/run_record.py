@@ -10,9 +10,9 @@ Each rank writes two files into the folder:
 - ``rank0.details`` has a line per detailed update, as JSON: digests of each parameter and of the
   outputs of each function.
 
-A digest is the CRC of bytes.  Those of updates are of a sample of the elements: a difference in a
-gradient or a parameter is in many elements after a few updates.  Those of details are of larger
-samples, and of all elements of the parameters before the update.
+A digest is the CRC of bytes.  Digests of updates cover a sample of the elements: within a few
+updates, a difference in a gradient or a parameter spreads to many elements.  Digests of details
+cover larger samples, and all elements of the parameters before the update.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ import numpy as np
 if TYPE_CHECKING:
     from chainermn._types import Array, Model, Object, Optimizer, Parameter
 
-#: The columns of the line of an update.  What is unknown is ``-``.
+#: The columns of the line of an update.  What is unknown is ``-``.  The call counts the updates of
+#: all optimizers of the process, and so gives their order.
 COLUMNS = ('update', 'loss', 'batch', 'examples', 'numpy', 'python', 'torch', 'cupy', 'own',
-           'mean', 'parameters', 'norm of gradients', 'norm of parameters')
+           'mean', 'parameters', 'norm of gradients', 'norm of parameters', 'call')
 
 _SAMPLE = 32  # elements of each parameter, or of each example
 _LARGE = 2 ** 16  # elements; of larger arrays, details have a sample
@@ -70,8 +71,8 @@ class RunRecord(chainer.training.Extension):
     Args:
         folder: Where to write, in the folder of the Trainer's results.  If it has a record, the
             record is continued after a resume, and otherwise replaced.
-        details: How many updates there are from one to the next with digests of each parameter and
-            of the outputs of each function, which name the place of a difference.
+        details: Every how many updates to record digests of each parameter and of the outputs of
+            each function, which show the place of a difference.
 
     Raises:
         TypeError: If ``folder`` is not a path.
@@ -132,6 +133,9 @@ def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = ''
     """
     recording = Recording(folder, details, name, number)
     if hasattr(type(optimizer), '_recording'):  # of this package
+        if optimizer._recording is not None:
+            warnings.warn('RunRecord records this optimizer, so CHAINERMN_RECORD does not.',
+                          RuntimeWarning, stacklevel=2)
         optimizer._recording = recording
         return recording
     actual = getattr(optimizer, 'actual_optimizer', optimizer)
@@ -177,6 +181,12 @@ def record_by_environment(optimizer: Optimizer, folder: str, details: str) -> No
 
 #: Numbers the optimizers that ``CHAINERMN_RECORD`` records in this process.
 _numbers = itertools.count(1)
+
+
+class _Calls:
+    """Counts the updates of all optimizers of this process, on from those of a resumed run."""
+
+    last = 0
 
 
 class Recording:
@@ -234,7 +244,8 @@ class Recording:
                 return lossfun
         is_detailed = (number - 1) % self._every == 0
         self._line = dict.fromkeys(COLUMNS, '-')
-        self._line['update'] = str(number)
+        _Calls.last += 1
+        self._line['update'], self._line['call'] = str(number), str(_Calls.last)
         if args or kwds:
             self._line['batch'], self._line['examples'] = _digests_of_batch(
                 [*args, *(kwds[key] for key in sorted(kwds))])
@@ -322,6 +333,7 @@ class Recording:
         start = os.path.join(self._folder, (self._name and f'{self._name}.') + f'rank{rank}')
         self._details_file = _open(start + '.details', is_new=number == 1)
         self._file = _open(start + '.txt', is_new=number == 1)
+        _Calls.last = max(_Calls.last, _last_call(self._file))
         _write(self._file, json.dumps({
             **settings_of(optimizer, rank, size), 'first update': number}))
 
@@ -332,8 +344,8 @@ class Recording:
             yield
         except OSError as error:
             self.close()
-            warnings.warn(f'the record of this run ends here on this rank, as it cannot be written '
-                          f'to {self._folder}: {error}. The training continues.',
+            warnings.warn(f'stopped recording on this rank: cannot write to {self._folder}: '
+                          f'{error}. The training continues.',
                           RuntimeWarning, stacklevel=5)
 
 
@@ -345,6 +357,13 @@ def _open(path: str, is_new: bool) -> int:
     if size and os.pread(file, 1, size - 1) != b'\n':  # the run was killed while it wrote
         _write(file, '')
     return file
+
+
+def _last_call(file: int) -> int:
+    """Return the call of the last line of a record; 0 if it has no updates."""
+    end = os.pread(file, 2 ** 12, max(0, os.fstat(file).st_size - 2 ** 12)).split(b'\n')
+    words = end[-2].split(b' ') if len(end) > 1 else []
+    return int(words[-1]) if len(words) == len(COLUMNS) and words[-1].isdigit() else 0
 
 
 def _write(file: int | None, line: str) -> None:
@@ -415,7 +434,7 @@ def _digests_of_batch(values: list[Any]) -> tuple[str, str]:
     words = np.concatenate(rows, axis=1).view(np.uint32)
     factors = _FACTORS if words.shape[1] <= len(_FACTORS) else _factors(words.shape[1])
     of_rows = words.dot(factors[:words.shape[1]]) >> 32
-    # Squares: of sums, examples that exchange their labels would be the same.
+    # Use squares: with plain sums, swapping the labels of two examples would go unnoticed.
     return _short(zlib.crc32(words.data, other)), _short(int(of_rows.dot(of_rows)))
 
 
@@ -459,8 +478,9 @@ def _bytes(value: Any) -> bytes:
 
 def random_states() -> dict[str, str]:
     """Return digests of the states of the random number generators, by column."""
+    _, words, gauss = random.getstate()
     found = {'numpy': zlib.crc32(_numpy_state()),
-             'python': hash(random.getstate()[1:])}  # of numbers, so the same in all processes
+             'python': hash((words, gauss or 0.))}  # of numbers: the same in all processes
     torch = sys.modules.get('torch')
     if torch is not None and hasattr(torch, 'get_rng_state'):
         found['torch'] = zlib.crc32(torch.get_rng_state().numpy().data)
@@ -553,10 +573,14 @@ def settings_of(optimizer: Optimizer, rank: int = 0, size: int = 1) -> dict[str,
         **{name: value for name, value in sorted(os.environ.items())
            if _VARIABLES.match(name)},
         'device': str(getattr(actual.target, 'device', '')).partition(':')[0],
+        'framework': 'PyTorch' if hasattr(actual, 'optimizer_name') else 'Chainer',
         'optimizer': getattr(actual, 'optimizer_name', type(actual).__name__),
         'hooks': [f'{name}: {type(hook).__name__} {_plain(vars(hook))}'
                   if hasattr(hook, '__dict__') else name for name, hook in _hooks(actual)],
         **{f'hyperparameter {name}': value for name, value in _hyperparameters(actual).items()},
+        'loss scale': 'dynamic' if getattr(actual, '_loss_scaling_is_dynamic', False)
+                      else _plain(getattr(actual, '_loss_scale', None)),
+        **_rules(actual),
         **{f'chainer.config.{name}': _plain(getattr(chainer.config, name)) for name in (
             'autotune', 'cudnn_deterministic', 'cudnn_fast_batch_normalization', 'dtype',
             'lazy_grad_sum', 'use_cudnn', 'use_cudnn_tensor_core', 'use_ideep', 'use_torch',
@@ -574,6 +598,18 @@ def settings_of(optimizer: Optimizer, rank: int = 0, size: int = 1) -> dict[str,
         path: [param.shape, str(param.dtype), *_digest(param.array)[:2]]
         for path, param in sorted(actual.target.namedparams(include_uninit=False))}
     return found
+
+
+def _rules(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the classes of update rules, frozen parameters, and hooks of parameters."""
+    params = sorted(optimizer.target.namedparams(include_uninit=False))
+    rules = [(path, getattr(param, 'update_rule', None)) for path, param in params]
+    return {
+        'update rules': sorted({type(rule).__name__ for _, rule in rules if rule is not None}),
+        'frozen parameters': [path for path, rule in rules
+                              if rule is not None and not rule.enabled],
+        'hooks of parameters': [f'{path}: {name}' for path, rule in rules if rule is not None
+                                for name, _ in _hooks(rule)]}
 
 
 def _hyperparameters(optimizer: Optimizer) -> dict[str, Any]:

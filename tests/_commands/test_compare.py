@@ -94,7 +94,7 @@ def test_two_versions(tmp_path, command_output):
         job = run_job(tmp_path, PROGRAM, '--loop', CHAINERMN_RECORD=name, PYTHONPATH=path)
         assert job.returncode == 0, job.stdout
     status, text = command_output('compare', tmp_path / 'a', tmp_path / 'b')
-    assert (status, 'The updates that both have are the same' in text) == (0, True)
+    assert (status, 'All updates that both runs recorded are identical' in text) == (0, True)
     assert f'  version of chainermn: {chainermn.__version__} | 8.0.1\n' in text
     status, text = command_output('compare', tmp_path / 'a', tmp_path / 'c')
     assert status == 1

@@ -66,7 +66,7 @@ def test_a_resumed_run(naive, folder, steps):
         assert differences.between(a, b) == []
     else:  # as in ChainerMN 7
         found, = differences.between(a, b)
-        assert found.what.startswith('a step: one run copies the parameters')
+        assert found.what.startswith('one run takes a step, and the other copies')
         assert found.update == 5
         assert found.notes[0].startswith('B does so after a resume')
     for record in b.ranks.values():
@@ -298,7 +298,7 @@ def test_a_record_that_cannot_be_written(naive, folder):
             if odd:
                 reason = 'Not a directory' if where != 'full' else 'No space left'
                 stack.enter_context(pytest.warns(
-                    RuntimeWarning, match=f'the record of this run ends here .*{reason}'))
+                    RuntimeWarning, match=f'stopped recording on this rank: .*{reason}'))
             if odd and where == 'full':
                 os.dup2(os.open('/dev/full', os.O_WRONLY), recording._file)
             one_update(optimizer)
@@ -354,7 +354,7 @@ def test_what_is_no_record(tmp_path):
     with pytest.raises(ValueError, match=r'has no record of a run: no file rank0\.txt'):
         RecordedRun(tmp_path)
     (tmp_path / 'rank0.txt').write_text('1 2 3\n')
-    with pytest.raises(ValueError, match='is not a record of a run, or of another version'):
+    with pytest.raises(ValueError, match='is not a run record, or was written by another version'):
         RecordedRun(tmp_path)
     with pytest.raises(TypeError, match='folder must be a path, not Adam: the optimizers are'):
         chainermn.extensions.RunRecord(chainer.optimizers.Adam())

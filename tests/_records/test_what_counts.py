@@ -1,0 +1,202 @@
+"""What ``chainermn compare`` calls a difference, and which one comes first."""
+
+import random
+import subprocess
+import sys
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizer_hooks
+
+import chainermn
+from chainermn._commands import compare
+from chainermn._records import differences, run_record
+from chainermn._records.read import RecordedRun
+
+
+@pytest.fixture
+def folder(naive, tmp_path):
+    return tmp_path.__class__(naive.bcast_obj(str(tmp_path)))
+
+
+def train(comm, folder, *, configure=lambda optimizer: None, before=lambda number, model: None,
+          dtype='f', details=100, count=9):
+    """Train, and return the record."""
+    np.random.seed(0)
+    random.seed(0)
+    with chainer.using_config('dtype', np.dtype(dtype)):
+        model = chainer.Sequential(L.Linear(4, 10), F.tanh, L.Linear(10, 3))
+        optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(.1), comm)
+        optimizer.setup(model)
+        configure(optimizer)
+        recording = run_record.record(optimizer, str(folder), details)
+        draw = np.random.RandomState(comm.rank)
+        for number in range(count + 1):  # the first one copies
+            before(number, model)
+            x, t = draw.randn(6, 4).astype(dtype), draw.randint(0, 3, 6)
+            optimizer.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, t)
+    recording.close()
+    comm.mpi_comm.Barrier()
+    return RecordedRun(folder)
+
+
+def test_a_small_hook_is_no_rounding(naive, folder):
+    """Its setting differs, so the results do, too."""
+    a = train(naive, folder / 'a')
+    b = train(naive, folder / 'b',
+              configure=lambda optimizer: optimizer.add_hook(optimizer_hooks.WeightDecay(1e-6)))
+    found, = differences.between(a, b)
+    assert (found.update, found.is_rounding) == (1, False)
+
+
+@pytest.mark.parametrize('details', [1, 100])
+def test_a_small_change_of_a_parameter_is_no_rounding(naive, folder, details):
+    def change(number, model):
+        if number == 5:
+            model[0].b.array[0] += 1e-5 if details == 1 else 2e-3
+
+    a = train(naive, folder / 'a', details=details)
+    b = train(naive, folder / 'b', details=details, before=change)
+    found, = differences.between(a, b)
+    assert (found.update, found.is_rounding) == (5, False)
+    if details == 1:
+        assert found.what == 'the parameters before the update'
+
+
+def test_frozen_parameters_are_a_setting(naive, folder):
+    a = train(naive, folder / 'a')
+    b = train(naive, folder / 'b', configure=lambda optimizer: (
+        optimizer.target[0].b.update_rule.__setattr__('enabled', False)))
+    assert differences.settings(a.ranks['rank0'], b.ranks['rank0']) == {
+        'frozen parameters': ([], ['/0/b'])}
+    found, = differences.between(a, b)
+    assert (found.update, found.is_rounding) == (1, False)
+
+
+def test_batches_of_other_dtypes_are_the_same(naive, folder):
+    def change(number, model):
+        if number == 7:
+            model[2].b.array[0] += 1
+
+    a, b = (train(naive, folder / dtype, dtype=dtype) for dtype in 'fd')
+    found, = differences.between(a, b)
+    assert (found.what, found.is_rounding) == ('the loss', True)
+    changed = train(naive, folder / 'changed', dtype='d', before=change)
+    _, found = differences.between(a, changed)
+    assert (found.what, found.update) == ('the loss', 7)
+
+
+def test_a_loss_scale_changes_gradients_only(naive, folder):
+    a, b = (train(naive, folder / str(scale), configure=lambda optimizer, scale=scale: (
+        optimizer.actual_optimizer.loss_scaling(scale=scale))) for scale in (2., 1024.))
+    assert differences.settings(a.ranks['rank0'], b.ranks['rank0']) == {
+        'loss scale': (2., 1024.)}
+    assert differences.between(a, b) == []
+
+
+def test_python_numbers_have_the_same_digest_in_all_processes():
+    code = ('import random; from chainermn._records import run_record; random.seed(3); '
+            'print(run_record.random_states()["python"])')
+    assert len({subprocess.check_output([sys.executable, '-c', code]) for _ in range(3)}) == 1
+
+
+def test_states_that_differ_before_they_are_used(naive, folder):
+    def draw(seed):
+        def before(number, model):
+            if number == 0:
+                random.seed(seed)
+            if number == 5:
+                model[0].b.array[0] += random.random()
+        return before
+
+    a, b, c = (train(naive, folder / str(index), before=draw(seed))
+               for index, seed in enumerate((1, 2, 1)))
+    assert differences.between(a, c) == []
+    found, = differences.between(a, b)
+    assert (found.what, found.update) == ('the random numbers of the module random', 4)
+    assert 'Their states differ before this update already' in found.notes[0]
+    assert 'The next difference: the loss, update 5' in found.notes[0]
+
+
+def adversaries(comm, folder, rate):
+    """Train two models in turn, the second with another rate from the fifth update on."""
+    np.random.seed(0)
+    models = [chainer.Sequential(L.Linear(4, 4)) for _ in range(2)]
+    optimizers = [chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(.1), comm).setup(
+        model) for model in models]
+    recordings = [run_record.record(optimizer, str(folder), name=name)
+                  for optimizer, name in zip(optimizers, ('', 'optimizer2'), strict=True)]
+    x = np.random.RandomState(comm.rank).randn(6, 4).astype('f')
+    for number in range(9):
+        if number == 5:
+            optimizers[1].lr = rate
+        # The first one sees the second, which is updated before.
+        for i in 1, 0:
+            optimizers[i].update(lambda x: F.mean(models[0](models[1](x)) ** 2), x)
+    for recording in recordings:
+        recording.close()
+    comm.mpi_comm.Barrier()
+    return RecordedRun(folder)
+
+
+def test_the_first_of_two_optimizers(naive, folder):
+    a, b = adversaries(naive, folder / 'a', .1), adversaries(naive, folder / 'b', .2)
+    found, = differences.between(a, b)
+    assert (found.what, found.update, found.rank) == (
+        'the parameters after the update of optimizer2', 5, 'optimizer2.rank0')
+
+
+@pytest.mark.mpi_skip
+def test_calls_go_on_after_a_resume(tmp_path):
+    """The order of two optimizers is known, also in a new process."""
+    model = L.Linear(2, 2)
+    optimizer = chainer.optimizers.SGD().setup(model)
+    run_record._Calls.last = 0
+    for numbers in (1, 2, 3), (3, 4):
+        recording = run_record.record(optimizer, str(tmp_path), number=iter(numbers).__next__)
+        for _ in numbers:
+            optimizer.update(lambda x: F.sum(model(x)), np.ones((1, 2), 'f'))
+        recording.close()
+        del optimizer.update
+        run_record._Calls.last = 0
+    record = RecordedRun(tmp_path).ranks['rank0']
+    assert [record.call(index) for index in range(4)] == [1, 2, 4, 5]
+    assert [record.position(call) for call in (1, 3, 4, 9)] == [0, 2, 2, 4]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_files_of_an_earlier_run_and_missing_ones(naive, folder, capsys):
+    train(naive, folder / 'a')
+    alone = naive.split(naive.rank, 0)
+    if naive.rank == 0:
+        (folder / f'a/rank{naive.size - 1}.txt').rename(folder / 'moved.txt')
+        run = RecordedRun(folder / 'a')
+        assert run.missing == [f'rank{naive.size - 1}.txt']
+        assert '; rank' in compare._lines(compare._result(run, None, []), [])[0]
+        (folder / 'moved.txt').rename(folder / f'a/rank{naive.size - 1}.txt')
+        run = train(alone, folder / 'a')  # by one rank
+        assert [*run.ranks] == ['rank0'] and not run.missing
+    naive.mpi_comm.Barrier()
+
+
+@pytest.mark.mpi_skip
+def test_what_cannot_be_compared(naive, tmp_path, usage_error):
+    run = train(naive, tmp_path / 'a')
+    path = tmp_path / 'a/rank0.txt'
+    text = path.read_text()
+    path.write_text(text.replace('"size": 1,', '"size": 2,'))
+    assert 'has the record of only one of 2 ranks' in usage_error('compare', run.folder)
+    path.write_text(text.partition('\n')[0] + '\n')
+    assert 'has no update: the run ended before its first' in usage_error(
+        'compare', run.folder, run.folder)
+
+
+@pytest.mark.mpi_skip
+def test_both_ways_to_record(naive, tmp_path):
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(.1), naive)
+    run_record.record_by_environment(optimizer, str(tmp_path), '')
+    with pytest.warns(RuntimeWarning, match='so CHAINERMN_RECORD does not'):
+        run_record.record(optimizer, str(tmp_path))
