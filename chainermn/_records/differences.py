@@ -70,10 +70,10 @@ class Difference(NamedTuple):
 class _Found(NamedTuple):
     """A difference in a row of a rank; the first one is the smallest."""
 
-    call: int  # of the update, among those of all optimizers
+    position: int  # of the update in the record
     cause: int  # position in _CAUSES
     rank: str
-    position: int  # of the update in the record
+    call: int  # of the update, among those of all optimizers of the rank
 
     @property
     def column(self) -> str:
@@ -128,24 +128,44 @@ def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
             return [Difference(0, name, 'the initial parameters', notes)]
     if a.size != b.size:
         return [*_of_other_sizes(a, b, common[0])]
-    found = min((each for name in common if (each := _first(
-        name, a.ranks[name], b.ranks[name], _EXPLAINED))), default=None)
+    found = _earliest(common, lambda name: _first(
+        name, a.ranks[name], b.ranks[name], _EXPLAINED))
     if found is None:
         return []
-    cause = min([found, *(each for name in common if (each := _first(
-        name, a.ranks[name], b.ranks[name], _RANDOM, a.ranks[name].position(found.call + 1))))])
-    difference = _described(a, b, cause)
-    if cause.column in _RANDOM:
+    drawn = None if found.column == 'copied' else _earliest(common, lambda name: _first(
+        name, a.ranks[name], b.ranks[name], _RANDOM, _begin(a, name, found, 1)))
+    difference = _described(a, b, drawn or found)
+    if drawn:
         difference.notes.append(
             'Their states differ before this update already. Numbers are drawn in it, or between '
             f'it and the next one. The next difference: {_CAUSES[found.column]}, update '
             f'{_number(a, found)}, {found.rank}.')
     if not difference.is_rounding:
         return [difference]
-    other = min((each for name in common if (each := _beyond_rounding(
-        name, a.ranks[name], b.ranks[name], a.ranks[name].position(found.call)))), default=None)
+    other = _earliest(common, lambda name: _beyond_rounding(
+        name, a.ranks[name], b.ranks[name], _begin(a, name, found)))
     return [difference] if other is None else [difference, _described(a, b, other)._replace(
         is_rounding=False, what=_CAUSES[other.column])]
+
+
+def _earliest(names: Iterable[str], find: Callable[[str], _Found | None]) -> _Found | None:
+    """Return the first of the differences in several records.
+
+    Of a rank, it is the one in the earliest call, of whichever optimizer.
+    """
+    by_rank: dict[str, list[_Found]] = {}
+    for name in names:
+        if found := find(name):
+            by_rank.setdefault(name.rpartition('rank')[2], []).append(found)
+    return min((min(found, key=lambda each: (each.call, each)) for found in by_rank.values()),
+               default=None)
+
+
+def _begin(run: RecordedRun, name: str, found: _Found, n: int = 0) -> int:
+    """Return where a record is at a difference, or ``n`` calls after it."""
+    optimizer, rank = found.rank.rpartition('rank')[0], name.rpartition('rank')[2]
+    same = run.ranks.get(f'{optimizer}rank{rank}', run.ranks[name])
+    return run.ranks[name].position(same.call(min(found.position, len(same) - 1)) + n)
 
 
 def of_ranks(run: RecordedRun) -> list[Difference]:
@@ -255,7 +275,7 @@ def _first(name: str, a: RecordedRank, b: RecordedRank, columns: Iterable[str],
 
 
 def _found(a: RecordedRank, index: int, column: str, name: str) -> _Found:
-    return _Found(a.call(index), [*_CAUSES].index(column), name, index)
+    return _Found(index, [*_CAUSES].index(column), name, a.call(index))
 
 
 def _is_drawn(column: str, index: int, *records: RecordedRank) -> bool:
