@@ -65,7 +65,10 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             return 2
         from chainermn._records import plot
 
-        plot.save(a, b, options.plot)
+        try:
+            plot.save(a, b, options.plot)
+        except (OSError, ValueError) as error:
+            parser.error(f'cannot write the plot {options.plot}: {error}')
     return int(bool(found))
 
 

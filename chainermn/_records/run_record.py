@@ -75,7 +75,8 @@ class RunRecord(chainer.training.Extension):
             each function, which show the place of a difference.
 
     Raises:
-        TypeError: If ``folder`` is not a path.
+        TypeError: If ``folder`` is not a path, or ``details`` not an integer.
+        ValueError: If ``details`` is less than 1.
 
     Example:
         >>> trainer.extend(chainermn.extensions.RunRecord('record'))
@@ -91,7 +92,8 @@ class RunRecord(chainer.training.Extension):
         if not isinstance(folder, (str, os.PathLike)):
             raise TypeError(
                 f'folder must be a path, not {type(folder).__name__}: the optimizers are those of '
-                "the Trainer. Without a Trainer, set CHAINERMN_RECORD.")
+                'the Trainer. Without a Trainer, set CHAINERMN_RECORD.')
+        check_details(details)
         self.folder, self.details = folder, details
         self._records: list[Recording] = []
 
@@ -117,6 +119,19 @@ class RunRecord(chainer.training.Extension):
             each.close()
 
 
+def check_details(details: object) -> None:
+    """Check the number of updates between detailed ones.
+
+    Raises:
+        TypeError: If it is not an integer.
+        ValueError: If it is less than 1.
+    """
+    if not isinstance(details, int):
+        raise TypeError(f'details must be a number of updates, not {details!r}. 1: each update')
+    if details < 1:
+        raise ValueError(f'details must be at least 1, not {details}. 1: each update')
+
+
 def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = '',
            number: Callable[[], int] | None = None) -> Recording:
     """Record the updates of an optimizer.
@@ -134,8 +149,10 @@ def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = ''
     recording = Recording(folder, details, name, number)
     if hasattr(type(optimizer), '_recording'):  # of this package
         if optimizer._recording is not None:
-            warnings.warn('RunRecord records this optimizer, so CHAINERMN_RECORD does not.',
-                          RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f'this optimizer is recorded already. Its record is now in {folder}, not in '
+                f'{optimizer._recording.folder}: use either CHAINERMN_RECORD or one RunRecord.',
+                RuntimeWarning, stacklevel=2)
         optimizer._recording = recording
         return recording
     actual = getattr(optimizer, 'actual_optimizer', optimizer)
@@ -201,7 +218,7 @@ class Recording:
 
     def __init__(self, folder: str, details: int, name: str = '',
                  number: Callable[[], int] | None = None) -> None:
-        self._folder, self._every, self._name = folder, details, name
+        self.folder, self._every, self._name = folder, details, name
         self._number_of = number
         self._file: int | None = None
         self._details_file: int | None = None
@@ -328,9 +345,9 @@ class Recording:
         return self._number_of() if self._number_of else int(getattr(optimizer, 't', 0)) + 1
 
     def _open(self, optimizer: Optimizer, number: int) -> None:
-        os.makedirs(self._folder, exist_ok=True)
+        os.makedirs(self.folder, exist_ok=True)
         rank, size = _rank(optimizer)
-        start = os.path.join(self._folder, (self._name and f'{self._name}.') + f'rank{rank}')
+        start = os.path.join(self.folder, (self._name and f'{self._name}.') + f'rank{rank}')
         self._details_file = _open(start + '.details', is_new=number == 1)
         self._file = _open(start + '.txt', is_new=number == 1)
         _Calls.last = max(_Calls.last, _last_call(self._file))
@@ -344,7 +361,7 @@ class Recording:
             yield
         except OSError as error:
             self.close()
-            warnings.warn(f'stopped recording on this rank: cannot write to {self._folder}: '
+            warnings.warn(f'stopped recording on this rank: cannot write to {self.folder}: '
                           f'{error}. The training continues.',
                           RuntimeWarning, stacklevel=5)
 

@@ -1,13 +1,15 @@
 """TorchRecord: a RunRecord of a training in PyTorch, such as of a module of ``to_torch``."""
 from __future__ import annotations
 
+import os
 import types
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chainermn._records.run_record import Recording
+from chainermn._records.run_record import Recording, check_details
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +25,26 @@ class TorchRecord:
         optimizer: Its optimizer.
         folder: Where to write.
         details: As for :class:`RunRecord`; there are no details of functions.
+
+    Raises:
+        TypeError: If an argument is not of the right type.
+        ValueError: As :class:`RunRecord`.
     """
 
     def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: str,
                  details: int = 100) -> None:
+        import torch
+
+        for value, name, cls, what in (
+                (module, 'module', torch.nn.Module, 'a torch.nn.Module'),
+                (optimizer, 'optimizer', torch.optim.Optimizer, 'a torch.optim.Optimizer'),
+                (folder, 'folder', (str, os.PathLike), 'a path')):
+            if not isinstance(value, cls):
+                raise TypeError(f'{name} must be {what}, not {type(value).__module__}.'
+                                f'{type(value).__qualname__}')
+        check_details(details)
         self._recording = Recording(folder, details)
+        self._has_begun = False
         self._training = _Training(module, optimizer)
         optimizer.register_step_pre_hook(lambda *_: self._recording.has_means(self._training))
         optimizer.register_step_post_hook(lambda *_: self._end())
@@ -38,12 +55,15 @@ class TorchRecord:
         Args:
             batch: The batch of this rank, as in the other training.
         """
+        self._has_begun = True
         self._recording.begin(self._training, None, tuple(
             each if isinstance(each, np.ndarray) else each.detach().cpu().numpy()
             for each in batch), {})
 
     def loss(self, loss: torch.Tensor) -> None:
         """Record the loss of this rank."""
+        if not hasattr(loss, 'detach'):
+            raise TypeError(f'loss must be a tensor of one element, not {type(loss).__name__}')
         self._recording.has_loss(loss.detach().cpu().numpy())
 
     def close(self) -> None:
@@ -51,6 +71,10 @@ class TorchRecord:
         self._recording.close()
 
     def _end(self) -> None:
+        if not self._has_begun:
+            warnings.warn('TorchRecord records no step: call its method begin with the batch '
+                          'before each step.', RuntimeWarning, stacklevel=4)
+            self._has_begun = True
         self._recording.end(self._training)
         self._training.t += 1
 

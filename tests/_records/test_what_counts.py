@@ -195,8 +195,34 @@ def test_what_cannot_be_compared(naive, tmp_path, usage_error):
 
 
 @pytest.mark.mpi_skip
+def test_wrong_details():
+    with pytest.raises(ValueError, match='details must be at least 1, not 0'):
+        chainermn.extensions.RunRecord(details=0)
+    with pytest.raises(TypeError, match="details must be a number of updates, not 'all'"):
+        chainermn.extensions.RunRecord('record', 'all')
+
+
+@pytest.mark.mpi_skip
+def test_wrong_arguments_of_a_record_of_pytorch(tmp_path):
+    torch = pytest.importorskip('torch')
+    record_of = chainermn.extensions.TorchRecord
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=.1)
+    with pytest.raises(TypeError, match=r'module must be a torch\.nn\.Module, not builtins\.str'):
+        record_of(str(tmp_path), module, optimizer)
+    with pytest.raises(TypeError, match=r'must be a torch\.optim\.Optimizer, not chainer'):
+        record_of(module, chainer.optimizers.Adam(), str(tmp_path))
+    record = record_of(module, optimizer, str(tmp_path))
+    with pytest.raises(TypeError, match='loss must be a tensor of one element, not float'):
+        record.loss(1.)
+    with pytest.warns(RuntimeWarning, match='TorchRecord records no step'):
+        optimizer.step()
+    optimizer.step()  # warns once
+
+
+@pytest.mark.mpi_skip
 def test_both_ways_to_record(naive, tmp_path):
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(.1), naive)
     run_record.record_by_environment(optimizer, str(tmp_path), '')
-    with pytest.warns(RuntimeWarning, match='so CHAINERMN_RECORD does not'):
+    with pytest.warns(RuntimeWarning, match='this optimizer is recorded already. Its record is'):
         run_record.record(optimizer, str(tmp_path))
