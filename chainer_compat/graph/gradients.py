@@ -54,6 +54,6 @@ def slice_gradient() -> dict[str, str]:
     add = 'numpy.add.at(gx, slices, gy)'
     is_basic = ('all([type(s) in (int, slice, type(None), type(...)) or isinstance(s, '
                 'numpy.integer) for s in slices])')
-    # With add.at, too, the negative zero becomes zero.
+    # With add.at, the negative zero also becomes zero.
     is_basic += ' and gx[slices].shape == gy.shape'
     return {f'    {add}\n': f'    gx.__setitem__(slices, gy + 0) if {is_basic} else {add}\n'}

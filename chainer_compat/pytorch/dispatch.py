@@ -74,7 +74,8 @@ def record_first(f: FunctionNode, inputs: Sequence[Any], local: dict[str, Any]
                  ) -> tuple[Variable, ...] | Exception | None:
     """Import PyTorch at the first call of a function of Chainer's, then record that.
 
-    So later calls round as the first, and a resumed training has the bits of one that goes on.
+    So later calls round like the first one, and resumed training is bitwise identical to
+    uninterrupted training.
 
     Args:
         f: The function.

@@ -1,16 +1,15 @@
-"""Functions whose backward pass PyTorch's autograd records, so that adjacent ones have one call.
+"""Functions that PyTorch's autograd records: one call computes the gradients of adjacent ones.
 
-While nobody watches, a function with an entry in :data:`EXPRESSIONS` computes with tensors, and
-its outputs keep them: the next such function goes on with the tensors, and arrays are made when
-somebody reads them. Adjacent functions are a *run*. ``runs`` computes the gradients of a run at
-once.
+Without hooks or debug mode, a function with an entry in :data:`EXPRESSIONS` computes with tensors,
+and its outputs keep them: the next such function uses the tensors, and arrays are created on first
+access. Adjacent functions are a *run*. ``runs`` computes the gradients of a run in one call.
 
 A run begins at tensors without history, its leaves: parameters, other Variables without a creator,
 and outputs of functions without an entry. What comes after such a function is another run, so that
 the gradients of both can be computed one after the other: a run has a *level*, above the levels of
 all runs that it depends on.
 
-Chainer's graph is complete, and each function keeps what its own ``backward`` needs. So whatever
+Chainer's graph stays complete, and each function keeps what its own ``backward`` needs. So whatever
 looks at the graph finds it, and Chainer can compute the gradients itself.
 """
 
@@ -86,7 +85,7 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
     """Call a function whose backward pass is recorded.
 
     Args:
-        f: The function, whose call nobody watches.
+        f: The function, in a call without hooks.
         inputs: Its inputs.
         local: The configuration of this thread.
 
@@ -221,7 +220,7 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
 def _new_leaf(x: Variable, array: Any, level: int) -> Leaf | None:
     """Return a tensor without history on the memory of a Variable; ``None`` if it cannot be.
 
-    That of a parameter is used again.
+    A parameter's tensor is reused.
     """
     if type(array) is not np.ndarray:
         return None

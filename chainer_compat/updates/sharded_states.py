@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-#: The name of the entry in snapshots that tells which elements of a parameter the state beside it
-#: belongs to: begin, end, and the shape of the parameter.
+#: The name of the entry in snapshots with the range of elements of the neighboring state: begin,
+#: end, and the shape of the parameter.
 ENTRY = 'sharded_elements'
 
 
 class StateShard(NamedTuple):
     """The state of some elements of a parameter: flat arrays in C order.
 
-    The state of all elements is as the update rule made it.
+    If it covers all elements, its arrays keep their original shapes.
     """
 
     begin: int
@@ -93,7 +93,7 @@ def merge(shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def load_shard(serializer: Any, target: Any) -> dict[str, tuple[int, int]]:
-    """Load which elements the states in a snapshot belong to.
+    """Read which elements each state in the snapshot covers.
 
     Args:
         serializer: A Chainer deserializer.

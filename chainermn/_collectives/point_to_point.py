@@ -363,7 +363,7 @@ class Messages:
         Args:
             operation: The operation, for errors.
             data: Arrays.
-            dest: The receiver, which raises an error of this rank, too.
+            dest: The receiver, which also raises an error of this rank.
             tag: The tag.
             copies: Whether the payloads are copies of the arrays.
         """

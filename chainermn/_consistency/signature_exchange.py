@@ -212,14 +212,14 @@ class SignatureExchange:
     def _is_shared(self) -> bool:
         """Return whether this exchange uses shared memory.
 
-        Collective: ranks whose calls differ are here, too.
+        Collective: ranks whose calls differ also get here.
         """
         if self._memory is not None:
             return True
         if self._failure is not None:
             raise RuntimeError(
-                'the communicator cannot be used any more, since an exception, such as one of a '
-                'signal handler, has interrupted an earlier operation on this rank: '
+                'the communicator is unusable: an exception (for example, in a signal handler) '
+                'interrupted an earlier operation on this rank: '
                 f'{type(self._failure).__name__}') from self._failure
         self._count += 1
         if self._count != _MESSAGES + 1 or self._share is None:

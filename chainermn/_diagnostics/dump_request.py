@@ -2,7 +2,7 @@
 
 A Python signal handler does not run while the main thread waits in MPI.  The one of faulthandler
 does, since it is written in C: it writes the stack to a file in memory, which the watchdog polls.
-The commands find this file in ``/proc``, and write to it, too: ``top`` writes the name of a socket,
+The commands find this file in ``/proc``, and write to it: ``top`` writes the name of a socket,
 to which this rank connects.  Only processes of the same user can open the file.  Its name contains
 an identifier of the job, which the ranks of this host share.
 """

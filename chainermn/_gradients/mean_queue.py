@@ -132,7 +132,7 @@ class MeanQueue:
             with recorder.span('wait', 'wait'):
                 while not any(turn.request.Test() for _ in range(_POLLS)):
                     time.sleep(0 if self._urgent else _POLL_INTERVAL)
-            # A discarded list, too, is freed on its device.
+            # A discarded list is also freed on its device.
             with on_device():
                 if number < self._limit:
                     average_list()

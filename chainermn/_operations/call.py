@@ -130,7 +130,7 @@ class _Threads(runtime.ProcessState):
 
     def in_child(self) -> bool:
         self.instruments.clear()
-        return True  # the thread that forked goes on
+        return True  # the thread that forked continues
 
 
 class _Local(threading.local):

@@ -82,7 +82,7 @@ class Caller:
         """Replace what often changes.
 
         Args:
-            state: Returns what must be equal, too, by name, for an error.
+            state: Returns what else must be equal, by name, for an error.
             harmless: Returns what may differ, with a warning, by name.
         """
         self._state, self.harmless = state, harmless
@@ -91,7 +91,7 @@ class Caller:
         """Replace the digests of what :meth:`set_state` describes."""
         self._state_digest, self._harmless_digest = state, harmless
         self.digest = digest = ((self._short_digest ^ state) & _MASK) + 1 if self.name else 0
-        #: Differs, too, if the ranks differ in what may differ.
+        #: Also differs if the ranks differ in properties that may differ.
         self.identity = digest if self._are_accepted else digest ^ harmless
 
     def accept_differences(self) -> None:

@@ -1,7 +1,7 @@
 """Marks on errors that must not be printed twice.
 
 If all ranks raise an error, only one rank prints it, without the frames of this package.  If
-Chainer's Trainer has printed an error, the report of the job names it in one line.
+Chainer's Trainer has printed an error, the report of the job shows it in one line.
 """
 from __future__ import annotations
 

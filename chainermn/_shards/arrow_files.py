@@ -87,7 +87,7 @@ class HuggingFaceShard:
     """
 
     def __init__(self, path: str) -> None:
-        # The folder tests/datasets has this name, too.
+        # The folder tests/datasets also has this name.
         from datasets import Dataset  # type: ignore[attr-defined, unused-ignore]
 
         self._dataset = Dataset.from_file(path).with_format('numpy')

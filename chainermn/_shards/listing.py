@@ -46,10 +46,10 @@ def find_shards(shards: Object, is_strict: bool = True) -> tuple[list[Object], I
     if not is_strict:
         return sorted({*files, *index}), index
     if missing := sorted(set(index) - set(files)):
-        more = f' and {len(missing) - 1} more shards' if len(missing) > 1 else ''
+        more = f' and {len(missing) - 1} more shards are' if len(missing) > 1 else ' is'
         raise FileNotFoundError(
-            f'{missing[0]}{more} missing, but in the index {_index_of(missing[0])}. Restore the '
-            'files, or pass a list of those to use.')
+            f'{missing[0]}{more} listed in the index {_index_of(missing[0])}, but missing. Restore '
+            'the files, or pass a list of the files to use.')
     return files, index
 
 

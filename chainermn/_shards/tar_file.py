@@ -89,7 +89,7 @@ def _find_samples(archive: tarfile.TarFile) -> list[_Sample]:
     links = []
     while (header := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined, unused-ignore]  # they take 1 KB each
-        # tarfile prefers another header, which sparse files with long or unusual names have, too.
+        # tarfile prefers another header, which sparse files with long or unusual names also have.
         header.name = header.pax_headers.get('GNU.sparse.name', header.name)
         name = posixpath.normpath(header.name)
         members[name] = member = _member(header, members)
@@ -122,8 +122,8 @@ def _member(header: tarfile.TarInfo, before: Mapping[str, _Member]) -> _Member:
     if header.islnk():
         target = posixpath.normpath(header.linkname)
         if target not in before:
-            raise ValueError(f'{header.name} is a hard link to {header.linkname}, but the tar file '
-                             'does not contain that before it')
+            raise ValueError(f'{header.name} is a hard link to {header.linkname}, whose target '
+                             'does not come earlier in the tar file')
         return before[target]
     if header.type not in (*tarfile.SUPPORTED_TYPES, _LABEL, _LIST):
         raise ValueError(f'{header.name} has the unknown type {header.type!r}')

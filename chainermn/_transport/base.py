@@ -36,7 +36,7 @@ class Group:
     """The ranks that a transport connects, and the configuration of their communicator.
 
     Args:
-        mpi_comm: For collectives of the transport; messages of the program use it, too.
+        mpi_comm: For collectives of the transport; messages of the program also use it.
         tagged_comm: For messages of the transport, with the tag ``tags.reserved().arrays``.
         topology: The topology of this rank.
         record: The flight record of the communicator, with its time limit.

@@ -1,7 +1,7 @@
 """Element-wise reductions with equal results on every transport.
 
-The result is bitwise equal on all ranks, is rounded once, and does not depend on which rank has a
-NaN or a negative zero.
+The result is bitwise identical on all ranks, is rounded once, and does not depend on which rank has
+a NaN or a negative zero.
 """
 from __future__ import annotations
 

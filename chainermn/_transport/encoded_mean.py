@@ -1,4 +1,4 @@
-"""Means of compressed arrays: only encoded arrays are sent; the means are bitwise equal.
+"""Means of compressed arrays: only encoded arrays are sent; the means are bitwise identical.
 
 If a compressor is elementwise, each rank averages one slice, and sends two encoded arrays
 regardless of the number of ranks.  Otherwise each rank receives the encoded arrays of all ranks,

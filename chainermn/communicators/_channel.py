@@ -77,7 +77,7 @@ class Channel:
         """Send the output of a part of a model, for :func:`chainermn.functions.send`.
 
         It is marked, so that a gradient is never received in place of data.  Otherwise it is
-        like ``send``; ``recv`` can receive it, too.
+        like ``send``; ``recv`` can also receive it.
 
         Args:
             data: Array, or a tuple or list of arrays.

@@ -183,7 +183,7 @@ def count_grad_elements(params: Iterable[Parameter], zero_fill: bool) -> int:
 
     Args:
         params: Initialized parameters.
-        zero_fill: Whether to count parameters without a gradient, too.
+        zero_fill: Whether to also count parameters without a gradient.
     """
     return sum(param.array.size for param in params if zero_fill or param.grad is not None)
 

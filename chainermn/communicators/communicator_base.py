@@ -486,7 +486,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """Start to send an array, or a tuple or list of arrays, and return at once (MPI_Isend).
 
         Several messages to one rank can be in flight, also with the same tag; they are received
-        in the order in which they were sent.  :meth:`recv` can receive them, too.
+        in the order in which they were sent.  :meth:`recv` can also receive them.
 
         Args:
             x: As for :meth:`send`.  It is copied, so it can be changed at once.
@@ -906,7 +906,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                              compression: Compression = None) -> None:
         """Replace each gradient of the model by its mean over all ranks, in place.
 
-        Collective: every rank calls it.  Afterwards the gradients are bitwise equal on all ranks.
+        Collective: every rank calls it.  The gradients are then bitwise identical on all ranks.
 
         Args:
             model: A ``chainer.Link`` with the same parameters on all ranks.
@@ -931,7 +931,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """Return a context whose operations name their caller: ``comm.called_by('LogReport')``.
 
         The ranks compare the callers.  If they differ, for example because an extension was added
-        on one rank only, all ranks raise ValueError, which names the callers.  In nested contexts,
+        on one rank only, all ranks raise ValueError, which shows the callers.  In nested contexts,
         the outermost caller counts.
 
         Args:
@@ -979,8 +979,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             model: A ``chainer.Link``.
 
         Raises:
-            ValueError: On all ranks, if a parameter differs; the message names the first one, and
-                the ranks with equal values.
+            ValueError: On all ranks, if a parameter differs; the message gives the first one, and
+                the ranks with identical values.
 
         Example:
             >>> model = L.Linear(3, 2, initialW=comm.rank)

@@ -42,7 +42,7 @@ _BARRIER = pack('barrier')
 class MpiCommunicatorBase(CommunicatorBase):
     """All operations of :class:`chainermn.CommunicatorBase` on MPI.
 
-    Collective: every rank creates one.  A subclass names a transport, or defines
+    Collective: every rank creates one.  A subclass selects a transport, or defines
     ``multi_node_mean_grad(self, model, zero_fill=False)`` to average gradients in its own way.
     If a subclass overrides a method that ChainerMN 7 has, such as ``gather_obj``, the operations
     that version 7 lacks, such as ``allgather_obj``, call that method.

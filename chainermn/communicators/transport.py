@@ -1,6 +1,6 @@
 """Base classes for custom transports.
 
-A communicator names its transport; :class:`MpiTransport` has all methods::
+A communicator selects its transport; :class:`MpiTransport` has all methods::
 
     class MyCommunicator(MpiCommunicatorBase):
         transport_class = MyTransport  # derives from MpiTransport, and defines mean()

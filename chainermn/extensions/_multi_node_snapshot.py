@@ -47,11 +47,11 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
     A snapshot with a ``writer`` or ``savefun`` other than Chainer's defaults (``SimpleWriter``,
     ``save_npz``) is written by that, while training waits, without a checksum and a lock.  All
     others are locked while the training runs: another job that writes snapshots with the same name
-    to the same folder gets an error that names the job.
+    to the same folder gets an error that shows the job.
 
     With several sets and the default writer, all ranks compare the iteration at every snapshot, so
     the trigger must fire in the same iterations on all ranks.  With ``autoload``, the condition of
-    the snapshot must be true in the same iterations, too; without, rank 0 warns once.  Files beyond
+    the snapshot must be true in the same iterations; otherwise, rank 0 warns once.  Files beyond
     ``n_retains`` are removed once all sets have written the newer one.
 
     In data-parallel training all ranks are replicas of each other.  Another number of ranks can

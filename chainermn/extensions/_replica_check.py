@@ -29,7 +29,7 @@ class _ComparedPart(NamedTuple):
     """Parameters of a model that are compared."""
 
     model: str
-    is_averaged: bool  # a multi-node optimizer trains them, and has made them equal
+    is_averaged: bool  # a multi-node optimizer trains them, and has made them identical
 
 
 class _PartDigest(NamedTuple):
@@ -123,12 +123,12 @@ class ReplicaCheck:
                 return
 
     def _trained(self) -> tuple[set[int], set[int]]:
-        """Return the parameters that are equal on all ranks, and those that may differ."""
+        """Return the parameters that are identical on all ranks, and the others."""
         averaged, others = set[int](), set[int]()
         for optimizer in activities.optimizers():
             if (target := getattr(optimizer, 'target', None)) is None:
                 continue
-            # Optimizers of the key-value store have none, and may be asynchronous.
+            # Key-value store optimizers have no target_params, and may be asynchronous.
             broadcast = dict(getattr(optimizer, 'target_params', ()))
             is_ours = getattr(optimizer, 'communicator', None) is self._comm
             for path, param in _named(target):

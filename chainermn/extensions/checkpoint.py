@@ -65,7 +65,7 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     Collective: all ranks trigger the extension in the same iterations.
 
     The files are locked from the first load or save until they are removed.  Another job with the
-    same name and folder gets an error that names the job.
+    same name and folder gets an error that shows the job.
 
     Args:
         name: Name of the run, the same on all ranks.
@@ -290,9 +290,9 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         Collective: every rank calls it.  Extensions added to the trainer later are restored when
         they are added.
 
-        A checkpoint of another number of ranks is loaded if their models and optimizers were equal.
-        Iterators then continue at the same fraction of the epoch, and the order of the data and the
-        random numbers will differ from the saved run.
+        A checkpoint of another number of ranks is loaded if their models and optimizers were
+        identical.  Iterators then continue at the same fraction of the epoch, and the order of the
+        data and the random numbers will differ from the saved run.
 
         Args:
             trainer: The object to load into, of the kind that was saved; or a dictionary of such

@@ -33,7 +33,7 @@ class Send(_PointToPoint):
     def apply(self, inputs: Sequence[VariableOrArray]) -> tuple[Variable, ...]:
         self._needs_gradient = chainer.config.enable_backprop and _any_requires_grad(inputs)
         if not are_arrays(inputs):
-            # The receiver raises the error, too.
+            # The receiver also raises the error.
             self.comm._chainermn_channel.send_activation(
                 inputs[0] if len(inputs) == 1 else inputs, self.peer_rank, self.peer_tag,
                 self._needs_gradient)
@@ -99,7 +99,7 @@ def send(x: VariableOrArray | Sequence[VariableOrArray], communicator: Communica
     Raises:
         ValueError: If ``rank`` is this rank; or if one rank sends data while the other expects a
             gradient, because one of them does not run backward, or runs it in a different order.
-            If the ranks wait for each other, the job is aborted with a report that names the calls.
+            If the ranks wait for each other, the job is aborted with a report that shows the calls.
 
     Example:
         >>> x = chainer.Variable(np.ones(2, np.float32))

@@ -24,7 +24,7 @@ def create_multi_node_iterator(actual_iterator: DatasetIterator, communicator: C
     """Create an iterator that returns the batches of one rank on all ranks.
 
     Collective: every rank calls it.  ``next()`` and ``reset()`` of the result, and loading it, are
-    collective, too: each broadcasts one message from ``rank_master``, with the batch and the
+    also collective: each broadcasts one message from ``rank_master``, with the batch and the
     progress.  Use it for models on several ranks, which need the same batch on all of them.  If
     reading the data on each rank is cheaper than sending it, see
     :func:`create_synchronized_iterator`.

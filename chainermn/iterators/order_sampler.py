@@ -124,9 +124,9 @@ class MultiNodeOrderSampler:
         for epoch in (self._epoch, self._epoch - 1, *range(_MAX_EPOCHS)):  # - 1: it was prefetched
             if epoch >= 0 and np.array_equal(order, self._order(epoch, used)):
                 return epoch
-        raise ValueError('the saved order of the samples is that of another order sampler, or of '
-                         'another number of ranks, number of samples, seed or "even". Pass the '
-                         'same arguments as in the run that saved it.')
+        raise ValueError('the saved order of the samples was saved with a different order sampler, '
+                         'number of ranks, number of samples, seed or "even". Pass the same '
+                         'arguments as in the run that saved it.')
 
     def _order(self, epoch: int, used: int = 0) -> np.ndarray:
         """Return the order of this rank, if the first ``used`` samples were used by all ranks."""

@@ -41,7 +41,7 @@ class ShardedIterator(chainer.dataset.Iterator):
     ranks continues there, with any batch size.
 
     A thread of each rank reads batches in advance.  Its errors, such as that of a damaged file,
-    are raised on all ranks, as :class:`ShardError`, which names the file or the sample.  Errors of
+    are raised on all ranks, as :class:`ShardError`, which gives the file or the sample.  Errors of
     network file systems that may be transient (EIO, ESTALE, ETIMEDOUT, ConnectionError and similar)
     are raised after three attempts.  A shard that is replaced by one with as many samples and bytes
     is not noticed.

@@ -104,9 +104,9 @@ class MultiNodeChainList(chainer.ChainList):
 
         Raises:
             ValueError: On all ranks, if a part sends to its own rank and no later part uses it, or
-                a part receives from its own rank and no earlier part has sent.  It names the part.
+                a part receives from its own rank and no earlier part has sent.  It shows the part.
                 If parts of several ranks wait for each other, the job is aborted with a report that
-                names them.
+                shows them.
 
         Example:
             >>> model = chainermn.MultiNodeChainList(comm)

@@ -50,7 +50,7 @@ def create_multi_node_optimizer(
 
     ``proxy.update(lossfun, *args)`` is collective: every rank calls it. It computes this rank's
     gradients, replaces them by their mean over all ranks, and lets the actual optimizer step.
-    So hooks such as ``GradientClipping`` use the mean gradients, which are equal on all ranks.
+    So hooks such as ``GradientClipping`` use the mean gradients, which are identical on all ranks.
     Without ``lossfun`` it uses the current gradients, as any Chainer optimizer does.
 
     The first ``update`` does not step (``t`` stays 0): it only copies the parameters of rank 0 to
@@ -94,7 +94,7 @@ def create_multi_node_optimizer(
             update. ``update()`` without ``lossfun`` exchanges everything at once. It needs a second
             communicator in the background, and as much memory as the gradients. If all ranks are
             on one node and need all its cores to compute, overlap cannot help, and everything is
-            exchanged at once, too; ``'always'`` overlaps even then.
+            also exchanged at once; ``'always'`` overlaps even then.
         bucket_mb: Size of the largest bucket, in units of 2**20 bytes: larger ones are exchanged
             more efficiently, smaller ones earlier. The first and the last ones are smaller.
         shard_states: If true, each rank keeps the state of the optimizer (such as Adam's moments)

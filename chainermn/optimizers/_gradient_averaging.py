@@ -42,7 +42,7 @@ class GradientAveraging:
         compression: The compressor, or ``None``; a copy if another optimizer uses it.
 
     Attributes:
-        public: Names of the attributes that the multi-node optimizer has, too.
+        public: Names of the attributes that the multi-node optimizer also has.
     """
 
     public: ClassVar[tuple[str, ...]] = 'zero_fill', 'compression'

@@ -47,10 +47,10 @@ def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = Tru
 
     Collective: every rank enters and leaves it.  It also works around ``trainer.run()``.  A rank
     that has exhausted its batches waits at the end of the block and takes part in the updates of
-    the others, with gradients of zero; it also steps, so that model and optimizer stay equal on all
-    ranks.  When the last rank has finished, all ranks get its model, including persistent values,
-    and the state of its optimizer.  (If several ranks finish last, the highest one.)  A rank may
-    have no batches at all.
+    the others, with gradients of zero; it also steps, so that model and optimizer stay identical on
+    all ranks.  When the last rank has finished, all ranks get its model, including persistent
+    values, and the state of its optimizer.  (If several ranks finish last, the highest one.)
+    A rank may have no batches at all.
 
     As always, the first ``update`` only broadcasts.  With ``n_accumulations``, a rank that finishes
     within an accumulation exchanges its accumulated gradients.

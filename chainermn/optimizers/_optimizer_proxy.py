@@ -81,7 +81,7 @@ def keep_scale(optimizer: Optimizer) -> None:
     """Let the update rules divide all gradients by the loss scale.
 
     Backward sets the scale of a parameter only if this rank's loss used it, but the mean gradients
-    of the others are scaled, too.
+    of the others are also scaled.
 
     Args:
         optimizer: The Chainer optimizer.

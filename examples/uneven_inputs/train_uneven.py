@@ -75,7 +75,7 @@ def main():
 
     for epoch in range(1, args.epoch + 1):
         batches = np.array_split(np.random.permutation(mine), -(-len(mine) // args.batchsize))
-        # (JOIN) A process whose batches are used up goes on to the end of this block and takes
+        # (JOIN) A process whose batches are used up skips to the end of this block and takes
         # part in the updates of the others from there. No other collective call belongs in here.
         with chainermn.join(
                 optimizer, divide_by_initial_world_size=not args.divide_by_active):

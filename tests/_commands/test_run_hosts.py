@@ -1,4 +1,4 @@
-"""chainermn run --hosts-file: a job restarts on the hosts that answer, and grows again.
+"""chainermn run --hosts-file: a job restarts on the reachable hosts, and grows again.
 
 The hosts are this machine.  mpiexec starts ranks on a host with a script in place of ssh, which
 fails unless there is a file HOST.up.
@@ -169,7 +169,7 @@ def test_hosts_do_not_answer(folder):
     assert said(done.stderr) == [
         'waiting for hosts: there are slots for 2 ranks, and --min-ranks is 3: b does not answer '
         '(ssh: connect to host b port 22: No route to host)',
-        'job failed: for 0 seconds (--host-timeout), the hosts that answer had fewer than 3 slots']
+        'job failed: for 0 seconds (--host-timeout), the reachable hosts had fewer than 3 slots']
 
 
 @pytest.mark.slow

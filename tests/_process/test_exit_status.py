@@ -56,7 +56,7 @@ def test_the_end_of_a_program(body, status, outcome):
     'thread = threading.Thread(target=sys.exit, args=[3])\nthread.start()\nthread.join()',
     # Shown by the program.
     'sys.excepthook(ValueError, ValueError(), None)',
-    # Shown by C code, which goes on.
+    # Shown by C code, which continues.
     "ctypes.pythonapi.PyRun_SimpleString(b'raise ValueError')",
 ])
 def test_what_does_not_end_the_program(body):

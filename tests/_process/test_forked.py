@@ -1,4 +1,4 @@
-"""A forked child of a rank ends as a child of any Python program does, and the job goes on."""
+"""A forked child of a rank ends as a child of any Python program does, and the job continues."""
 
 import pytest
 from jobs import run_job
@@ -6,7 +6,7 @@ from jobs import run_job
 pytestmark = pytest.mark.mpi_skip
 
 # "script.py chainermn" in a job; "script.py" in one process that knows nothing of MPI.  Each child
-# goes on to the end of the program.
+# continues to the end of the program.
 SCRIPT = '''
 import atexit, os, signal, sys, threading
 

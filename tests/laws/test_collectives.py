@@ -214,7 +214,7 @@ def test_values(comm, program):
     lambda self, operation, error: refuse(self, operation, RuntimeError(*error.args)))),
     examples=25)
 def test_errors(comm, program):
-    """A wrong argument of any rank is the same error on all, and so are calls that differ."""
+    """An invalid argument on one rank, or mismatched calls, raise the same error on all ranks."""
     play_steps(comm, program)
 
 
@@ -259,7 +259,7 @@ def grouped(draw):
 @law(grouped(), fault=planted(MpiCommunicatorBase, 'split', lambda split: (
     lambda self, color, key: split(self, color, 0))), examples=15)
 def test_groups(comm, program):
-    """A group does as a communicator of its ranks."""
+    """A group behaves like a communicator with its ranks."""
     for n_step, step in enumerate(program.steps):
         with comm.config_scope():
             comm.item_of_test = n_step

@@ -57,7 +57,7 @@ def assert_computes(run, model, program, is_dynamic, tolerance):
 
 @law(exported(dtypes='d'), planted(convert, 'other_sizes', lambda _: lambda size: []), 10)
 def test_to_torch(program):
-    """``to_torch``: as Chainer, for any values, and any batch size that the module accepts."""
+    """``to_torch``: the same as Chainer, for any values and any accepted batch size."""
     model, example = made(program)
     module = chainer_compat.to_torch(model, *example, train=program.train).eval()
     assert_computes(lambda arrays: module(*tensors(arrays)).detach().numpy(), model, program,
@@ -68,7 +68,7 @@ def test_to_torch(program):
      planted(onnx_file, '_export', lambda export: lambda module, inputs, file, size, opset: export(
          module, inputs, file, None, opset)), 1)
 def test_to_onnx(program, tmp_path):
-    """``to_onnx``: as Chainer."""
+    """``to_onnx``: the same as Chainer."""
     onnxruntime = pytest.importorskip('onnxruntime')
     pytest.importorskip('onnxscript')
     model, example = made(program)

@@ -333,7 +333,7 @@ def test_backward_changes_nothing(program):
 @law(calls(dtype='d', layouts=['C'], use_torch=st.sampled_from(['auto', 'never'])),
      planted(backward, 'arrays', rounded_in_place))
 def test_derivatives(program):
-    """First and second derivatives: as differences."""
+    """First and second derivatives match finite differences."""
     def sums(step):
         """Sum outputs with random weights, then gradients of the sum; return sums and slopes."""
         moved = [chainer.Variable(np.asarray(x.array + step * d.array))
@@ -418,7 +418,7 @@ def truncating():
 
 @law(calls(PRODUCTS, 'ffd'), truncating, examples=20)
 def test_bfloat16(program):
-    """Products of bfloat16: those of float32 but for the rounding of the operands."""
+    """Products of bfloat16: the same as in float32, except for the rounding of the operands."""
     # Two operands, and on some processors the sum.
     compute = ['bfloat16', 'bfloat16', 'tf32'][program.seed % 3]  # the latter is for GPUs
     epsilon = 1e-6 if program.dtype == 'd' or compute == 'tf32' else (

@@ -55,7 +55,7 @@ def train(comm, program, recompute):
 @law(programs([*BLOCKS], 'fd'), planted(ForwardState, 'again', lambda again: lambda self: self),
      examples=2)
 def test_recomputation(comm, program):
-    """``Pipeline(recompute=True)``: losses, gradients, states and generators as without."""
+    """``Pipeline(recompute=True)``: losses, gradients, states and generators do not change."""
     expected, expected_states = train(comm, program, False)
     expected |= generators()
     found, found_states = train(comm, program, True)
@@ -110,7 +110,7 @@ def one_process(program, size):
 @law(programs(), planted(Tied, 'add', lambda add: lambda self, params, grads: None),
      examples=3)
 def test_pipeline(comm, program):
-    """``Pipeline``: losses, gradients and states as one process with one micro-batch at a time."""
+    """``Pipeline``: losses, gradients and states match one process that runs one at a time."""
     found, found_states = train(comm, program, program.recompute)
     expected, expected_states = one_process(program, comm.size)
     assert_equal(found, expected, 1e-8)
@@ -121,7 +121,7 @@ def test_pipeline(comm, program):
 @law(programs(), planted(PseudoConnect, 'backward', lambda backward: lambda self, indexes, gys: (
     backward(self, indexes, (gys[0], *[None] * (len(gys) - 1))))), examples=4)
 def test_list(comm, program):
-    """``MultiNodeChainList``: outputs, gradients and states of several calls as one process."""
+    """``MultiNodeChainList``: outputs, gradients and states of several calls match one process."""
     found = stages.model(program, comm)
     hypothesis.assume(found)
     model, own = found
@@ -230,7 +230,7 @@ def without_missing(f):
 
 @law(calls, planted(_Collective, '_zeros_for_missing', without_missing), examples=12)
 def test_functions(comm, program):
-    """``chainermn.functions``: values and gradients of any calls as one process with all ranks."""
+    """``chainermn.functions``: values and gradients of any calls match a single-process model."""
     own = Rank(comm.rank, program.dtype)
     ranks = [Rank(rank, 'd') for rank in range(comm.size)]
     for each in program.calls:

@@ -182,7 +182,7 @@ def watched(m, x):
         return F.tanh(m.linear(x))
 
 
-#: What a program may do with a matrix between two functions; it goes on with the result, if any.
+#: What a program may do with a matrix between two functions; it continues with the result, if any.
 EVENTS = (unchain, unchain_backward, cut_and_restore, overwrite, replace, copied, deeply, read,
           variable_of_node, constant, no_backprop, change_parameter, replace_parameter, gradient,
           without_kernels, watched)
@@ -314,7 +314,7 @@ pytestmark = [pytest.mark.mpi_skip,
 
 @law(graphs(), planted(runs._Gradients, 'take', losing), examples=60)
 def test_runs(program):
-    """Gradients of runs: those that Chainer computes function by function."""
+    """Gradients of runs: the same as Chainer computes function by function."""
     try:
         with chainer.using_config('use_torch', 'never'):
             expected = run(program)

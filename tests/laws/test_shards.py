@@ -229,7 +229,7 @@ archives = st.builds(
 @law(archives, planted(
     TarShard, '_read_sparse', lambda read: lambda self, file: read(self, file).rstrip(b'\0')))
 def test_tar(comm, program, folder):
-    """Files in tar: those that GNU tar extracts, also links and holes, in all formats."""
+    """Files in tar: the same as GNU tar extracts, including links and holes, in all formats."""
     path, expected = on_rank_0(comm, program.write, subprocess.CalledProcessError)
     samples = read(comm, path, program.batch_size)
     found = [(os.path.normpath(f'{sample["__key__"]}.{extension}'), content) for sample in samples
@@ -502,7 +502,7 @@ def keeping(serialize):
 
 @law(readings, planted(ShardedIterator, 'serialize', keeping))
 def test_options(comm, program, folder):
-    """``n_prefetch``, ``n_processes``, ``reader``, ``transform``: the same samples as without."""
+    """``n_prefetch``, ``n_processes``, ``reader``, ``transform`` do not change the samples."""
     def create(shards, **options):
         return ShardedIterator(shards, program.batch_size, comm, program.repeat, program.shuffle,
                                program.seed, last=program.last, buffer=2, **options)

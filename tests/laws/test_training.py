@@ -47,7 +47,7 @@ def keep_own_scalars(mean):
 @law(programs(mode='plain', compression='', shard=False, n_accumulations=1),
      planted(GradientAveraging, 'mean', keep_own_scalars))
 def test_mean_gradients(comm, program):
-    """N ranks train as one process with the batches of all ranks."""
+    """N ranks compute the same as one process with the batches of all ranks."""
     check_against_one_process(comm, program)
 
 
@@ -55,28 +55,28 @@ def test_mean_gradients(comm, program):
      planted(_accumulation, '_divided', lambda divided: lambda total, n, dtype: divided(
          total, n - (total.size == 6), dtype)))
 def test_accumulation(comm, program):
-    """``n_accumulations``: as one update with all the batches."""
+    """``n_accumulations``: the same as one update with all the batches."""
     check_against_one_process(comm, program)
 
 
 @law(programs(mode='overlap'),
      planted(Accumulation, 'completed', lambda completed: lambda self, param, grad: grad))
 def test_overlap(comm, program):
-    """``overlap``: the same parameters as without."""
+    """``overlap``: the same parameters as without it."""
     check_against_one_process(comm, program)
 
 
 @law(programs(mode='double buffering'),
      planted(DoubleBuffering, '_drop', lambda drop: lambda self: drop(self) or True))
 def test_double_buffering(comm, program):
-    """``double_buffering``: as one process that steps one update late."""
+    """``double_buffering``: the same as one process that steps one update late."""
     check_against_one_process(comm, program)
 
 
 @law(programs(shard=True, hooks=('GradientClipping',)),
      planted(ShardedUpdate, '_total', lambda total: lambda self, values: values))
 def test_sharded_states(comm, program):
-    """``shard_states``: the same parameters as without."""
+    """``shard_states``: the same parameters as without it."""
     check_against_one_process(comm, program)
 
 
@@ -90,7 +90,7 @@ def with_zeros(join):
 @law(programs(shard=True, dtype=['f', 'd'], compression=['', 'fp16'], infinite=()),
      planted(sharded_states, 'join', with_zeros))
 def test_gathered_states(comm, program):
-    """``gather_states``: between updates, each rank gets the states that it has without shards."""
+    """``gather_states``: between updates, each rank gets the same states as without sharding."""
     sharded = Training(program, comm)
     full = Training(dataclasses.replace(program, shard=False), comm)
     for step in range(STEPS):
@@ -128,7 +128,7 @@ def test_missing_gradients(comm, program):
 @law(programs(scale=[4., 'dynamic']),
      planted(update_hooks, '_aware', lambda aware: {*aware, Hook.__call__}))
 def test_loss_scale(comm, program):
-    """Loss scaling: the same parameters as without."""
+    """Loss scaling: the same parameters as without it."""
     check_against_one_process(comm, program)
 
 
@@ -171,7 +171,7 @@ def test_power_sgd(comm, program):
 @law(programs(events=['resume', '', 'resume', 'exception', 'hyperparameter', 'scale']),
      planted(FullUpdate, 'serialize', lambda f: lambda self, optimizer, serializer, is_root: None))
 def test_resume(comm, program):
-    """A resumed optimizer goes on as one that was not interrupted."""
+    """A resumed optimizer continues like one that was not interrupted."""
     check_against_one_process(comm, program)
 
 
@@ -191,7 +191,7 @@ def test_hooks(comm, program):
 @law(programs(tie=['parameter', 'view', 'same', 'overlapping']),
      planted(tied_arrays, 'sharing_memory', lambda f: lambda arrays: []))
 def test_tied_parameters(comm, program):
-    """Parameters that share memory: as in one process."""
+    """Parameters that share memory: the same as in one process."""
     check_against_one_process(comm, program)
 
 
@@ -228,7 +228,7 @@ class StoreTraining(Training):
               events=['', 'exception', 'rule hook', 'hyperparameter', 'replace', 'enable']),
      planted(_kvstore_optimizer, 'fill_missing_grad', lambda f: lambda param: None))
 def test_kvstore(comm, program):
-    """A multi-node optimizer that trains through a KVStore: as one process."""
+    """A multi-node optimizer that trains through a KVStore: the same as in one process."""
     check_against_one_process(comm, program, StoreTraining)
 
 
@@ -254,7 +254,7 @@ def change_setting(optimizer, number):
               events=('',) * STEPS, dtype=['f', 'd']),
      planted(_optimizer_settings, '_ARGUMENTS', lambda names: names[2:]), examples=3)
 def test_differing_settings(comm, program):
-    """A setting that differs on one rank is the same error on all; without it, training goes on."""
+    """A setting that differs on one rank is the same error on all; otherwise training continues."""
     training = Training(program, comm)
     training.optimizer.target.one.update_rule.add_hook(WeightDecay(.1))
     for number in range(2):

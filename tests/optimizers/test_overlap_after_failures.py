@@ -155,7 +155,7 @@ def test_another_optimizer(comm, where):
 
 
 def test_parameters_that_differ(comm):
-    """Refused as without overlap, not exchanged; and then all goes on."""
+    """Refused as without overlap, not exchanged; and then training continues."""
     def train(run):
         optimizer = run.optimizer(width := 8)
         run.update(optimizer, 3)

@@ -1,4 +1,4 @@
-"""A rank that goes on after a failed update is noticed; correct programs are left alone."""
+"""A rank that continues after a failed update is noticed; correct programs are left alone."""
 
 import io
 
@@ -61,7 +61,7 @@ def assert_in_step(comm, *optimizers):
 @pytest.mark.parametrize('failing', [0, -1])
 @pytest.mark.mpi(min_size=2)
 def test_all_ranks_raise(comm, options, before, failing):
-    """One rank catches the error of an update and goes on with the next batch."""
+    """One rank catches the error of an update and continues with the next batch."""
     optimizer = make(comm, **options)
     update(optimizer, before)
     failing %= comm.size

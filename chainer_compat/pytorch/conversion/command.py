@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--train', action='store_true',
                         help='convert the model for training instead of inference (*.pt only)')
     parser.add_argument('--training', metavar='MODULE:FUNCTION',
-                        help='also convert the optimizer, and write a train.py that goes on with '
-                        'both; the function gets the model, and returns the optimizer, with the '
-                        'hooks and learning rate of the training')
+                        help='also convert the optimizer, and write a train.py that continues '
+                        'with both; the function gets the model, and returns the optimizer, with '
+                        'the hooks and learning rate of the training')
 
 
 def main(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""``to_torch_optimizer``: an optimizer of PyTorch goes on where one of Chainer's stopped, and back.
+"""``to_torch_optimizer``: convert an optimizer of Chainer to PyTorch, and its state back.
 
 Each update rule of Chainer has an entry in :data:`KINDS`. Hooks become options of PyTorch's
 optimizer where these do the same, and functions that run before each step otherwise.
@@ -108,7 +108,7 @@ _ADAMW = _ADAM._replace(make=torch.optim.AdamW, has_weight_decay=False)
 
 def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
                        ) -> torch.optim.Optimizer:
-    """Return the optimizer of PyTorch that goes on where an optimizer of Chainer stopped.
+    """Return an optimizer of PyTorch that continues where Chainer's stopped.
 
     It has the state of each parameter, also with hyperparameters of its own. Parameters with
     ``disable_update()`` get ``requires_grad=False``. The hooks WeightDecay, GradientClipping,

@@ -1,4 +1,4 @@
-"""A training moves to PyTorch: a module, its optimizer, and a program that goes on with them."""
+"""Move training to PyTorch: a module, its optimizer, and a script that continues training."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _number(arrays: Mapping[str, Array], pattern: str) -> int | None:
 
 def write_training(folder: str | Path, module: torch.nn.Module, optimizer: Any,
                    position: WhereItStopped, source: str) -> None:
-    """Write the module, the state of its optimizer, and ``train.py``, which goes on with them.
+    """Write the module, the state of its optimizer, and ``train.py``, which continues.
 
     Args:
         folder: Is created.
@@ -116,7 +116,7 @@ def write_training(folder: str | Path, module: torch.nn.Module, optimizer: Any,
 
 def program(new: torch.optim.Optimizer, groups: list[dict[str, Any]], optimizer: Any,
             position: WhereItStopped, source: str) -> str:
-    """Return the program that goes on with a training."""
+    """Return the script that continues training."""
     kind = type(new)
     rates = sorted({group['lr'] for group in groups})
     params = [param for param in optimizers.actual(optimizer).target.params()

@@ -28,7 +28,7 @@ def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any
     The names of a converted module are those of the model. For other modules with the same layers,
     such as torchvision's ResNet-50, pass example inputs: both run, and layers with weights are
     matched in the order in which they are called. A bias that the module lacks becomes zero. The
-    ``eps`` of normalization layers is copied, too. A warning says if the outputs then differ. If
+    ``eps`` of normalization layers is also copied. A warning says if the outputs then differ. If
     anything does not match, nothing is copied.
 
     Args:

@@ -38,7 +38,7 @@ def tensor(array: np.ndarray, channels_last: bool = False) -> torch.Tensor:
 
     Args:
         array: The array.
-        channels_last: Whether the tensor of an array with channels last has them last, too.
+        channels_last: Whether the tensor of an array with channels last also has them last.
 
     Raises:
         Unsupported: For other dtypes, for arrays on a GPU that PyTorch does not compute on, and

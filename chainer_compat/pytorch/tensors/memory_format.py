@@ -32,7 +32,7 @@ def is_faster(x: Shape, W: Shape, stride: Shape) -> bool:
     # PyTorch 2.13 writes outside of the gradient of such weights with fewer than 8 channels.
     if W[2:] == (1, 1) and max(stride) > 1 and W[1] < 16:
         return False
-    # The weight and its gradient are converted, too, unless they have one element per channel.
+    # The weight and its gradient are also converted, unless they have one element per channel.
     return W[2:] == (1, 1) or math.prod(W) <= 2 * math.prod(x)
 
 

@@ -70,14 +70,14 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
         Exception: The error that ``fn`` raised on the rank that failed first, with the rank, its
             host and its traceback.  All other processes are terminated.
         RuntimeError: If that error cannot be pickled, or a process ended without returning from
-            ``fn``; the message names the rank, and the signal or exit status.
+            ``fn``; the message gives the rank, and the signal or exit status.
         TimeoutError: If ``timeout`` expired.  All processes are terminated.
         TypeError: If ``fn`` is not callable, ``n`` is not an integer, or ``fn``, an argument or a
             result cannot be pickled.
         ValueError: If ``n`` is less than 1, or ``timeout`` is not positive.
         FileNotFoundError: If mpiexec is not found.
 
-    If the caller is interrupted or killed, all processes are terminated, too.  Processes that
+    If the caller is interrupted or killed, all processes are also terminated.  Processes that
     ``fn`` leaves running continue; ``launch`` waits neither for them nor for their output.
 
     Example:

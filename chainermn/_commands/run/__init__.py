@@ -2,7 +2,7 @@
 
 One failing rank aborts the whole job (see `global_except_hook`), so the whole job is restarted.
 A script that uses the checkpointer resumes from the last checkpoint.  With a hosts file, the job
-restarts on the hosts that answer.
+restarts on the reachable hosts.
 """
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ The job is not restarted if
   - it was already restarted --max-restarts times;
   - two consecutive attempts failed within --startup seconds, which indicates a bug in the
     script;
-  - for --host-timeout seconds, fewer than --min-ranks slots were on hosts that answer.
+  - the reachable hosts had fewer than --min-ranks slots for --host-timeout seconds.
 
-With --hosts-file, the job starts on the hosts that answer, with N ranks or as many as these
+With --hosts-file, the job starts on the reachable hosts, with N ranks or as many as these
 hosts have slots. When a lost host answers again, the job ends with SIGTERM and restarts with
 more ranks. Such restarts do not count for --max-restarts and --startup. The ranks find N in
 the environment variable CHAINERMN_RUN_RANKS. SIGUSR1 is forwarded to the ranks.
@@ -73,8 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--hosts-file', metavar='FILE',
                         help='the hosts to use, one per line: host, host:slots or host slots=N')
     parser.add_argument('--min-ranks', type=_at_least(1), metavar='M',
-                        help='start with M to N ranks, as many as there are slots on hosts '
-                             'that answer (default: N)')
+                        help='start with M to N ranks, as many as the reachable hosts have '
+                             'slots (default: N)')
     parser.add_argument('--host-timeout', type=_seconds, default=600, metavar='SECONDS',
                         help='how long to wait for hosts (default: %(default)s)')
     parser.add_argument('--grow-after', type=_seconds, default=300, metavar='SECONDS',
@@ -154,7 +154,8 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         say(result)
     elif len(attempts) != 1 or attempts[0].status:
         say('\n'.join([result, *table(attempts)]) if attempts else result)
-    if signals.ending is not None:  # die of it, so that a calling shell script stops, too
+    if signals.ending is not None:
+        # Exit with the same signal, so that a calling shell script also stops.
         signal.signal(signals.ending, signal.SIG_DFL)
         os.kill(os.getpid(), signals.ending)
     return attempts[-1].status if attempts else 1

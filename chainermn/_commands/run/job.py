@@ -55,7 +55,7 @@ class Job:
         return result
 
     def run_on(self, slots: Mapping[str, int]) -> str:
-        """Run it on the hosts that answer; return its result.
+        """Run it on the reachable hosts; return its result.
 
         Args:
             slots: The number of slots of each host.
@@ -91,8 +91,8 @@ class Job:
             if (result := self._result()) is not None:
                 return result
         return self._interruption() or (
-            f'job failed: for {options.host_timeout:g} seconds (--host-timeout), the hosts that '
-            f'answer had fewer than {min_ranks} slots')
+            f'job failed: for {options.host_timeout:g} seconds (--host-timeout), the reachable '
+            f'hosts had fewer than {min_ranks} slots')
 
     def _rank_command(self) -> list[str]:
         """Return the command of each rank in the next attempt."""

@@ -48,9 +48,9 @@ def messages(ranks: Sequence[int]) -> Generator[dict[str, Any]]:
                             'killed; see the output of the job')
         if not is_answered:
             raise LostError(
-                f'no rank answers (process{"es" * (len(alive) > 1)} '
-                f'{", ".join(map(str, alive))}): stopped, in code that holds the GIL, running '
-                'another version of ChainerMN, or a single rank that does not call '
+                f'No rank answers (process{"es" * (len(alive) > 1)} '
+                f'{", ".join(map(str, alive))}). Possible causes: stopped; in code that holds the '
+                'GIL; running another version of ChainerMN; a single-rank job that has not called '
                 'optimizer.update')
         ranks = alive
 

@@ -18,7 +18,7 @@ _HEAD = ['rank', 'host', 'updates', 'per s', *NAMES, 'CPU', 'RSS', 'GPU', 'VRAM'
 
 
 def show(job: str, tables: Iterable[Sequence[TableRow]]) -> None:
-    """Show each table; in a terminal it replaces the one before, and the last one remains.
+    """Show each table; in a terminal it replaces the previous one, and the last one remains.
 
     Args:
         job: The name of the job.
@@ -65,7 +65,7 @@ def lines(job: str, rows: Sequence[TableRow]) -> list[str]:
 def view(job: str, rows: Sequence[TableRow]) -> Group:
     """Return a summary, the states of the ranks, and a table.
 
-    The states come first, so a low terminal cuts off other rows.
+    The states come first, so a short terminal cuts off the rest.
     """
     from rich.console import Group
     from rich.table import Table

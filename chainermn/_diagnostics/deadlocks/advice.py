@@ -22,7 +22,7 @@ class WaitingRank(NamedTuple):
         rank: The rank.
         thread: The thread that waits.
         wait: What it waits for.
-        awaited: The rank that it waits for, of which the deadlock continues with the next one.
+        awaited: The rank that it waits for: the next rank in the cycle.
         has_ended: Whether that rank has reached the end of the program.
         other_tags: The tags of messages of that rank that this rank has not received.
     """
@@ -48,14 +48,14 @@ def advice(ranks: Sequence[WaitingRank]) -> str:
                     f'{min(each.other_tags)}, but rank {each.rank} receives with tag '
                     f'{each.wait.tag}. Pass the same tags, in the same order, on both ranks.')
     if any(each.thread.operation == REQUEST for each in ranks):
-        return ('Ranks wait for an updater of a dist_async KVStore, which waits itself. An updater '
-                'must not communicate, nor wait for another rank in another way.')
+        return ('Ranks wait for an updater of a dist_async KVStore, and the updater itself is '
+                'waiting. An updater must not communicate or wait for other ranks in any way.')
     backward = {each.rank: each for each in ranks
                 if each.thread.operation in (BACKWARD_OF_SEND, BACKWARD_OF_RECV)}
     if len(backward) == len(ranks) and not ranks[-1].has_ended:
-        return ('Each rank runs backward of another message first. Connect the calls of send and '
-                'recv of each rank: pass the result of send to recv as delegate_variable, or to '
-                'pseudo_connect, and call backward() on the last result.')
+        return ('The ranks run backward for their messages in different orders. Connect the calls '
+                'of send and recv of each rank: pass the result of send to recv as '
+                'delegate_variable, or to pseudo_connect, and call backward() on the last result.')
     for each in backward.values():
         if each.awaited not in backward:
             message = ('received from' if each.thread.operation == BACKWARD_OF_SEND else 'sent to')

@@ -87,7 +87,7 @@ class SharedMemoryTransport(MpiTransport):
                         ) -> None:
         """Average within each node in shared memory, and send encoded means between nodes.
 
-        On a single node, each rank encodes its arrays, so that their values are rounded, too.
+        On a single node, each rank encodes its arrays, so that their values are also rounded.
         """
         compressor = codec.compressor
         if self.group.topology.inter_size == 1 or not arrays.on_host or (

@@ -145,8 +145,8 @@ class SharedMemory:
         Args:
             arrays: Host arrays, all float16 (summed in float32 and rounded once), float32 or
                 float64.  The shapes are equal on all ranks.
-            results: Arrays of the same shapes and dtype for the sums, which are bitwise equal on
-                all ranks; by default ``arrays``.
+            results: Arrays of the same shapes and dtype for the sums, which are bitwise identical
+                on all ranks; by default ``arrays``.
             scale: Multiplies the sums before rounding.
 
         Raises:

@@ -32,7 +32,7 @@ class _Locks(runtime.ProcessState):
 
 
 class InUseError(ChainerMNError):
-    """Another process has the lock; the text names it."""
+    """Another process has the lock; the text shows which one."""
 
 
 class FileLock:

@@ -130,11 +130,11 @@ def check_directory(archive: zipfile.ZipFile) -> None:
         if rest < 0 or member.file_size > most:
             raise ValueError(f'{member.filename} claims {member.file_size:,} bytes, more than the '
                              'file can hold')
-    # A damaged length makes zipfile take members for a comment on the one before.
+    # If the length is damaged, zipfile reads some members as a comment on the previous one.
     archive.fp.seek(-22 - len(archive.comment), os.SEEK_END)
     count = int.from_bytes(archive.fp.read(12)[10:], 'little')
     if count not in (len(members), 0xffff):  # which stands for any large number
-        raise ValueError(f'{count} arrays were written, but the file has {len(members)}')
+        raise ValueError(f'the file should have {count} arrays, but has {len(members)}')
 
 
 def check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:

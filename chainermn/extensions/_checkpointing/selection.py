@@ -97,7 +97,7 @@ def _select_own_files(comm: CommunicatorBase, names: SaveNames, writers: Sequenc
         path = names.path(number, rank)
         problem = find_problem(path, rank, first)
         if first is None and os.path.exists(names.path(number, comm.size)):
-            problem = (f'{path}: there is a file of rank {comm.size}, too: start as many ranks as '
+            problem = (f'{path}: there is also a file of rank {comm.size}: start as many ranks as '
                        'saved it')
     if problems := [f'rank {rank}: {problem}' for rank, problem
                     in enumerate(comm.allgather_obj(problem)) if problem is not None]:

@@ -119,7 +119,7 @@ class StageMessages:
         head = np.array([self._call, micro_batch, message.is_tuple, *message.flags], np.int64)
         self._unsent.append(_Unsent(key, *self._transfers.to_send((head, *message.arrays))))
         # If the device is as fast as the host, it will soon be there.  Otherwise it does not run
-        # out of work if the host goes on.
+        # out of work if the host continues.
         until = 2 * time.perf_counter() - self._step_began
         self._send_computed()
         while self._unsent and time.perf_counter() < until:

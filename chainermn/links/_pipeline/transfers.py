@@ -6,7 +6,7 @@ MPI reads and writes an array while the host waits, so that is done on the trans
 nothing else runs:
 
 - An array to send is copied on the stream that computes it.  Once the device has made the copy, the
-  host passes it to MPI.  Until then the host goes on and queues the next step.
+  host passes it to MPI.  Until then the host continues and queues the next step.
 - A received array is copied to the stream that computes, which frees and reuses memory in its own
   order.  The received one is kept until the device has made the copy.
 """

@@ -67,7 +67,7 @@ NO_BACKWARD = 'Rank 1 has not called backward() for what it {} rank 0. Call back
     ([receiving(1, operation=BACKWARD_OF_SEND), ENDED], NO_BACKWARD.format('received from')),
     ([sending(1, operation=BACKWARD_OF_RECV), sending(0)], NO_BACKWARD.format('sent to')),
     ([receiving(1, operation=BACKWARD_OF_SEND), receiving(0, operation=BACKWARD_OF_SEND)],
-     'Each rank runs backward of another message first. Connect the calls of send and recv'),
+     'The ranks run backward for their messages in different orders. Connect the calls'),
     ([receiving(1), receiving(0)],
      'Each of ranks 0-1 receives first. Let one of them send first.'),
     ([sending(1), sending(0)],
@@ -84,7 +84,7 @@ NO_BACKWARD = 'Rank 1 has not called backward() for what it {} rank 0. Call back
     ([collective('bcast'), state(RECV, Wait(WaitKind.RECEIVE, MESSAGES, 0, 0, 0), {CALLS: 4})],
      'All ranks must call the same collectives in the same order. Each send needs a recv'),
     ([receiving(1, operation=REQUEST), receiving(0, operation=REQUEST)],
-     'Ranks wait for an updater of a dist_async KVStore, which waits itself. An updater must not'),
+     'Ranks wait for an updater of a dist_async KVStore, and the updater itself is waiting. An '),
     ([creating, collective('bcast')],
      'All ranks must call the same collectives in the same order. Look for'),
 ])
