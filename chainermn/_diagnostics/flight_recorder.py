@@ -12,6 +12,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Iterable
+from types import FrameType
 from typing import TypeAlias
 
 from chainermn._diagnostics import call_site
@@ -227,11 +228,14 @@ class BackgroundRecord(FlightRecord):
 
 
 def _note_site(call: Call) -> None:
-    frame = sys._getframe(2)
-    while frame.f_code.co_filename.startswith(call_site.LAYERS) and frame.f_back is not None:
+    """Note the line of the program, if there is one: not at shutdown, or in our own threads."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(call_site.PACKAGES):
+            call.place = code, frame.f_lasti
+            return
         frame = frame.f_back
-    if not frame.f_code.co_filename.startswith(call_site.LAYERS):  # as during shutdown
-        call.place = frame.f_code, frame.f_lasti
 
 
 def of_owner(call: Call) -> tuple[FlightRecord, ...]:

@@ -1,8 +1,10 @@
 """The flight recorder: the last calls of each communicator, in order, with their arguments."""
 
 import inspect
+import threading
 
 import chainer
+import numpy as np
 from mpi4py import MPI
 
 import chainermn
@@ -52,6 +54,37 @@ def test_call_sites_are_recorded_on_request(monkeypatch):
         assert flight_recorder.summary(collective.ring).endswith(f', called at {site}')
         comm.finalize()
         monkeypatch.delenv(name)
+
+
+def test_call_sites_are_lines_of_the_program(monkeypatch):
+    """Not of ChainerMN or Chainer, which call operations for it."""
+    monkeypatch.setenv('CHAINERMN_TIMEOUT', '100')
+    comm = chainermn.create_communicator('naive')
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(
+        chainer.links.Classifier(chainer.links.Linear(3, 2)))
+    data = [(np.ones(3, 'f'), np.int32(0))] * 4
+    updater = chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator(data, 2), optimizer)
+    trainer = chainer.training.Trainer(updater, (3, 'iteration'))
+    evaluator = chainermn.create_multi_node_evaluator(chainer.training.extensions.Evaluator(
+        chainer.iterators.SerialIterator(data, 2, repeat=False), optimizer.target), comm)
+    trainer.extend(evaluator, trigger=(1, 'iteration'))
+    line = inspect.currentframe().f_lineno + 1
+    trainer.run()
+    called = {call.operation: call.site for call in comm._flight_records()[0].ring}
+    assert {'multi_node_mean_grad', 'bcast_data'} <= {*called}
+    assert {*called.values()} == {f'test_flight_recorder.py:{line}'}
+    comm.finalize()
+
+
+def test_calls_without_a_program_have_no_call_site(monkeypatch):
+    monkeypatch.setenv('CHAINERMN_TIMEOUT', '100')
+    comm = chainermn.create_communicator('naive')
+    thread = threading.Thread(target=comm.barrier)
+    thread.start()
+    thread.join()
+    assert comm._flight_records()[0].newest.site == ''
+    comm.finalize()
 
 
 def test_the_calls_of_a_communicator_go_with_it():
