@@ -37,20 +37,29 @@ CONVERSION = {
     'to_torch': 'convert', 'to_torch_optimizer': 'optimizers',
 }
 
+#: Values that turn something off. Other invalid values are an error when Chainer is imported: here,
+#: it would only be printed, in every process.
+OFF = '0', 'false', 'no', 'off'
+
+COMPAT_VARIABLE, OVERLAY_VARIABLE = 'CHAINER_COMPAT', 'CHAINERMN_OVERLAY'
 ALIASES_VARIABLE = 'CHAINER_COMPAT_NUMPY_ALIASES'
 NAMES_VARIABLE = 'CHAINER_COMPAT_NAMES'
 
 
 def enable() -> None:
     """Make ``import chainermn`` find ours, and ``import chainer`` work. Idempotent."""
-    if os.environ.get('CHAINERMN_OVERLAY') != '0':
+    if _is_on(OVERLAY_VARIABLE):
         _insert_before_site_packages(_overlay())
-    if os.environ.get('CHAINER_COMPAT') != '0' and ChainerFinder not in sys.meta_path:
+    if _is_on(COMPAT_VARIABLE) and ChainerFinder not in sys.meta_path:
         sys.meta_path.insert(0, ChainerFinder)
         if os.environ.get(NAMES_VARIABLE) == 'all':
             from chainer_compat.names import python_names
 
             python_names.restore()
+
+
+def _is_on(name: str) -> bool:
+    return os.environ.get(name, '').strip().lower() not in OFF
 
 
 def __getattr__(name: str) -> object:
@@ -126,6 +135,10 @@ class ChainerFinder:
     @classmethod
     def find_spec(cls, name, path=None, target=None):  # type: ignore[no-untyped-def]
         """Handle imports of Chainer, NumPy and CuPy; Python calls this for every import."""
+        if name == 'chainer':
+            from chainer_compat.patching import variables
+
+            variables.check((COMPAT_VARIABLE, OVERLAY_VARIABLE, ALIASES_VARIABLE))
         if name == 'chainer' or name.startswith('chainer.'):
             from chainer_compat import shims  # noqa: F401  (fills the registry)
             from chainer_compat.patching import loader

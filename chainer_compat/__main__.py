@@ -18,6 +18,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+from chainer_compat.patching import variables
 from chainer_compat.pytorch.conversion import command
 
 
@@ -105,7 +106,7 @@ def _torch() -> str:
     torch = importlib.import_module('torch')
     config = importlib.import_module('chainer').config
     why = availability.why_unavailable()
-    if os.environ.get('CHAINER_COMPAT') == '0':
+    if not variables.flag('CHAINER_COMPAT', True):
         use = 'not used: CHAINER_COMPAT=0'
     elif config.use_torch == 'never':
         use = "not used: chainer.config.use_torch is 'never'"
@@ -157,7 +158,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _print_shims() -> None:
-    if os.environ.get('CHAINER_COMPAT') == '0':
+    if not variables.flag('CHAINER_COMPAT', True):
         print('\nShims: disabled by CHAINER_COMPAT=0')
         return
     from chainer_compat import shims  # noqa: F401  (fills the registry)

@@ -118,11 +118,11 @@ def add_hook() -> None:
 
 
 def _add_hook_if_enabled() -> None:
-    name = next((name for name in _VARIABLES if name in os.environ), None)
-    if name is None:
-        _install()
-    elif environment.flag(name):
+    name = next((name for name in _VARIABLES if environment.text(name)), _VARIABLES[0])
+    if environment.flag(name):
         add_hook()
+    elif environment.flag(name, default=True):  # not set
+        _install()
 
 
 def abort_job(reason: str, details: str) -> None:

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from chainer_compat.patching import loader
+from chainer_compat.patching import loader, variables
 
 if TYPE_CHECKING:
     import numpy as np
@@ -171,7 +171,7 @@ def restore(numpy: ModuleType) -> None:
     wanted = os.environ.get('CHAINER_COMPAT_NAMES', '')
     if wanted not in ('', '0', 'all'):
         raise ValueError(f'CHAINER_COMPAT_NAMES is {wanted!r}: unset it, or set it to "all"')
-    if wanted == 'all' or os.environ.get('CHAINER_COMPAT_NUMPY_ALIASES', '') not in ('', '0'):
+    if wanted == 'all' or variables.flag('CHAINER_COMPAT_NUMPY_ALIASES', False):
         _define_names(numpy)
     if wanted == 'all':
         from chainer_compat.names import numpy_behavior

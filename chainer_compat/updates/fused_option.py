@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from chainer_compat.graph.settings import OptionError
+from chainer_compat.patching import variables
 
-#: By value of the environment variable.
-_FUSED_UPDATES: dict[str, bool | str] = {'auto': 'auto', '0': False, '1': True}
+_VARIABLE = 'CHAINER_FUSED_UPDATES'
 
 
 def default_fused_updates() -> bool | str:
@@ -16,11 +16,13 @@ def default_fused_updates() -> bool | str:
     Raises:
         ValueError: If the environment variable has another value.
     """
-    value = os.environ.get('CHAINER_FUSED_UPDATES') or 'auto'
-    if value not in _FUSED_UPDATES:
-        raise ValueError(
-            f'CHAINER_FUSED_UPDATES is {value!r}. Use one of {", ".join(_FUSED_UPDATES)}.')
-    return _FUSED_UPDATES[value]
+    value = os.environ.get(_VARIABLE, '').strip().lower()
+    if value in ('', 'auto'):
+        return 'auto'
+    if value not in variables.FLAGS:
+        raise ValueError(f'{_VARIABLE} is {os.environ[_VARIABLE]!r}. Use auto; 1, true, yes or on; '
+                         '0, false, no or off; or unset it.')
+    return variables.FLAGS[value]
 
 
 def fused_updates() -> bool | str:

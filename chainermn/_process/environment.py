@@ -2,6 +2,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+
+from chainer_compat.patching import variables
 
 CUDA_AWARE = 'CHAINERMN_CUDA_AWARE'
 DEBUG = 'CHAINERMN_DEBUG'
@@ -34,8 +37,12 @@ TIMEOUT = 'CHAINERMN_TIMEOUT'
 KNOWN = frozenset({
     CUDA_AWARE, DEBUG, DEBUG_EVERY, *FORCE_ABORT, DEADLOCKS, HOST_LINKS, METRICS, OVERLAY, RECORD,
     RECORD_DETAILS, RUN_FOLDER, RUN_LINK, RUN_RANKS, STALL_WARNING, TIMELINE, TIMEOUT})
+#: Those that turn something on or off.
+FLAGS = CUDA_AWARE, DEBUG, *FORCE_ABORT, DEADLOCKS, HOST_LINKS, OVERLAY
 _PREFIX, _OF_TESTS = 'CHAINERMN_', 'CHAINERMN_TEST_'
 _SIMILARITY = .7  # of names without the prefix: TIMOUT and TIMEOUT 0.92, TIME and TIMEOUT 0.73
+_COMPAT_PREFIX = 'CHAINER_'  # also of Chainer's own variables, and of libraries
+_COMPAT_SIMILARITY = .8  # USE_TROCH and USE_TORCH 0.89, USE_IDEEP and USE_TORCH 0.56
 
 
 def text(name: str) -> str:
@@ -46,31 +53,51 @@ def text(name: str) -> str:
 def flag(name: str, default: bool = False) -> bool:
     """Return a variable as a bool, or ``default`` if it is unset or empty.
 
-    ``0``, ``false``, ``no`` and ``off`` are false, case-insensitively; any other value is true.
+    Also ``default`` if it is neither true nor false, since nobody may catch an error here:
+    :func:`check_flags` reports such a value.
     """
-    value = text(name).strip().lower()
-    return value not in ('0', 'false', 'no', 'off') if value else default
+    try:
+        return variables.flag(name, default)
+    except ValueError:
+        return default
+
+
+def check_flags() -> None:
+    """Check the variables that turn something on or off.
+
+    Raises:
+        ValueError: If one of them is neither true nor false.
+    """
+    variables.check(FLAGS)
 
 
 def unknown() -> dict[str, str | None]:
-    """Return variables with the prefix of this package that have no effect.
+    """Return variables that have no effect, though their names look like ours.
+
+    These are all with the prefix of this package, and those with Chainer's prefix whose names
+    closely resemble one of ours.
 
     Returns:
         The nearest name of each, ``None`` if there is no similar one.
     """
-    names = sorted(name for name in os.environ if name.startswith(_PREFIX)
-                   and name not in KNOWN and not name.startswith(_OF_TESTS))
-    if not names:
-        return {}
+    found: dict[str, str | None] = {}
+    for name in sorted(os.environ):
+        if name.startswith(_PREFIX):
+            if name not in KNOWN and not name.startswith(_OF_TESTS):
+                found[name] = _nearest(name, _PREFIX, KNOWN, _SIMILARITY)
+        elif name.startswith(_COMPAT_PREFIX) and name not in variables.KNOWN and (
+                nearest := _nearest(name, _COMPAT_PREFIX, variables.KNOWN, _COMPAT_SIMILARITY)):
+            found[name] = nearest
+    return found
+
+
+def _nearest(name: str, prefix: str, known: Iterable[str], similarity: float) -> str | None:
     from difflib import get_close_matches  # takes a millisecond
 
-    known = sorted(name.removeprefix(_PREFIX) for name in KNOWN)
-    found = {}
-    for name in names:
-        nearest = get_close_matches(
-            name.removeprefix(_PREFIX).upper(), known, n=1, cutoff=_SIMILARITY)
-        found[name] = _PREFIX + nearest[0] if nearest else None
-    return found
+    nearest = get_close_matches(
+        name.removeprefix(prefix).upper(), sorted(each.removeprefix(prefix) for each in known), n=1,
+        cutoff=similarity)
+    return prefix + nearest[0] if nearest else None
 
 
 def set_mpi_defaults() -> None:

@@ -171,6 +171,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         if isinstance(name, MPI.Comm):
             raise TypeError('communicator_name must be a str, not an mpi4py communicator. Write '
                             "create_communicator('flat', mpi_comm=comm)")
+        environment.check_flags()
         timeouts.check_environment()
         fused_updates()  # raises an error if its value is invalid
         if name == 'auto':

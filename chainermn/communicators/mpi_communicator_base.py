@@ -17,6 +17,7 @@ from chainermn._diagnostics.unusable import Unusable
 from chainermn._operations import call_signature
 from chainermn._operations.call import entered
 from chainermn._operations.call_signature import NO_UPDATE, Caller, Update, pack
+from chainermn._process import environment
 from chainermn._process.mpi import MPI
 from chainermn._timeline import recorder
 from chainermn._transport import lifetime
@@ -73,6 +74,7 @@ class MpiCommunicatorBase(CommunicatorBase):
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__()
         _use_defaults(type(self))
+        environment.check_flags()
         timeouts.check_environment()
         self._mpi_comm = mpi_comm
         self._rank = mpi_comm.rank

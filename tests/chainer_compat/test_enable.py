@@ -76,6 +76,24 @@ def test_without_compat_chainer_is_left_alone(python):
     assert python(code, CHAINER_COMPAT='0') == 'False'
 
 
+@pytest.mark.parametrize('value', ['false', 'Off', ' no '])
+def test_values_that_turn_it_off(python, value):
+    code = ('import sys; print(any("chainer" in repr(f) for f in sys.meta_path), '
+            '[path for path in sys.path if "chainermn" in path and "site" not in path])')
+    assert python(code, CHAINER_COMPAT=value, CHAINERMN_OVERLAY=value) == python(
+        code, CHAINER_COMPAT='0', CHAINERMN_OVERLAY='0')
+
+
+@pytest.mark.parametrize('name', [
+    'CHAINER_COMPAT', 'CHAINERMN_OVERLAY', 'CHAINER_COMPAT_NUMPY_ALIASES'])
+def test_importing_chainer_reports_a_misspelled_value(python, name):
+    said = python('import chainer', check=False, **{name: 'flase'})
+    assert said.startswith('1 ') and said.endswith(
+        f"ValueError: {name} is 'flase'. Use 1, true, yes or on; 0, false, no or off; or unset it."
+        '\n')
+    assert python('', **{name: 'flase'}) == ''
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('method', ['fork', 'spawn', 'forkserver'])
 def test_child_processes(python, tmp_path, method):

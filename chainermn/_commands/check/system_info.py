@@ -142,7 +142,7 @@ def _chainer(devices: list[str]) -> Info:
         return Info(f'none ({streams.one_line(error)})', problem=_missing(
             'Chainer cannot be imported. It is part of the installation of ChainerMN: install '
             'ChainerMN again'))
-    is_patched = os.environ.get('CHAINER_COMPAT') != '0'
+    is_patched = environment.flag('CHAINER_COMPAT', default=True)
     info = Info(f'{version}, {"patched" if is_patched else "not patched (CHAINER_COMPAT=0)"}',
                 {'version': version, 'patched': is_patched})
     if version != _CHAINER:

@@ -18,7 +18,7 @@ from chainermn._commands.run.forwarded_signals import Signals
 from chainermn._commands.run.job import Job
 from chainermn._commands.run.job_report import say, table
 from chainermn._commands.run.run_metrics import RunMetrics
-from chainermn._process import metrics_process, mpiexec
+from chainermn._process import environment, metrics_process, mpiexec
 
 _DESCRIPTION = """\
 Starts an MPI job: N ranks that run "python SCRIPT ARGS...". Restarts the job when it
@@ -135,6 +135,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if not options.is_module and not os.path.isfile(options.script):
         parser.error(f'no such script: {options.script}')
     try:
+        environment.check_flags()
         path, arguments = mpiexec.find(), shlex.split(options.mpiexec_args)
         slots = _slots(options)
         metrics = RunMetrics(options.metrics, options.script)
