@@ -10,6 +10,8 @@ import sys
 
 _ADDRESS = re.compile(r'(?:(\[[0-9a-fA-F:.%\w]+\]|[^][:/]+):)?(\d+)')
 
+_MAX_PORT = 65535
+
 #: Not imported, since it imports asyncio.
 _SERVER = pathlib.Path(__file__).with_name('metrics_server.py')
 
@@ -26,8 +28,10 @@ def parse(target: str) -> tuple[str, int] | str:
     if target.endswith('.prom'):
         return os.path.abspath(target)
     found = _ADDRESS.fullmatch(target)
-    if found is None or not 0 < int(found[2]) < 1 << 16:
+    if found is None:
         raise ValueError(f'must be PORT, ADDRESS:PORT or a file FILE.prom, not {target!r}')
+    if not 0 < int(found[2]) <= _MAX_PORT:
+        raise ValueError(f'must have a port from 1 to {_MAX_PORT}, not {found[2]}')
     return (found[1] or '127.0.0.1').strip('[]'), int(found[2])
 
 

@@ -132,7 +132,14 @@ def main(file: str, *place: str) -> None:
         asyncio.run(publish(socket.socket(fileno=int(file)), *place))
     except OSError as error:
         print(f'chainermn: cannot publish metrics of {os.uname().nodename} on '
-              f'{":".join(place)}: {error}', file=sys.stderr)
+              f'{":".join(place)}: {_problem(error, *place)}', file=sys.stderr)
+
+
+def _problem(error: OSError, place: str, port: str = '') -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (f'port {port} is already in use, for example by another job on this host. Set '
+                'CHAINERMN_METRICS, or --metrics of chainermn run, to another port')
+    return error.strerror or str(error)
 
 
 if __name__ == '__main__':

@@ -253,7 +253,8 @@ def test_a_program_that_restores_sigpipe_and_forks(tmp_path):
 def test_several_jobs_are_listed(tmp_path, monkeypatch):
     one, two = jobs.RunningJob('a.py', [10, 11]), jobs.RunningJob('b.py', [20])
     monkeypatch.setattr(jobs, '_jobs', lambda: [one, two])
-    assert jobs.find('b.py') is two
+    for target in 'b.py', '../b.py', '/somewhere/b.py':  # only the file name counts
+        assert jobs.find(target) is two
     with pytest.raises(jobs.NoJobError, match=r'(?s)by a PID:\n  10  a.py, 2 ranks .*\n  20  b'):
         jobs.find(None)
 

@@ -151,8 +151,10 @@ time.sleep({seconds(15)})
 comm.barrier()
 ''', CHAINERMN_METRICS=str(port))
     assert job.returncode == 0
-    assert re.fullmatch(r'chainermn: cannot publish metrics of \S+ on \S+:\d+: .*in use\n',
-                        job.stdout), job.stdout
+    assert re.fullmatch(
+        rf'chainermn: cannot publish metrics of \S+ on \S+:\d+: port {port} is already in use, for '
+        r'example by another job on this host\. Set CHAINERMN_METRICS, or --metrics of chainermn '
+        r'run, to another port\n', job.stdout), job.stdout
 
 
 def test_promtool_finds_nothing_to_improve():

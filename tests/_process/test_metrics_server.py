@@ -83,15 +83,21 @@ def test_escapes():
     assert text(METRICS).splitlines()[2] == 'chainermn_steps_total{rank="0",job="a\\"\\\\\\nb"} 3'
 
 
-@pytest.mark.parametrize('target', ['job.txt', '0', '99999', '', ':1', 'a/b:1', '1:2:3'])
+@pytest.mark.parametrize('target', ['job.txt', '', ':1', 'a/b:1', '1:2:3'])
 def test_wrong_targets(target):
     with pytest.raises(ValueError, match=r'must be PORT, ADDRESS:PORT or a file FILE\.prom, not '):
         metrics_process.parse(target)
 
 
+@pytest.mark.parametrize('target', ['0', '99999', '65536', '0.0.0.0:99999'])
+def test_wrong_ports(target):
+    with pytest.raises(ValueError, match='must have a port from 1 to 65535, not '):
+        metrics_process.parse(target)
+
+
 @pytest.mark.parametrize('target, place', [
     ('9400', ('127.0.0.1', 9400)), ('0.0.0.0:1', ('0.0.0.0', 1)), ('[::1]:80', ('::1', 80)),
-    ('node1:80', ('node1', 80)), ('/a/b.prom', '/a/b.prom')])
+    ('node1:80', ('node1', 80)), ('/a/b.prom', '/a/b.prom'), ('65535', ('127.0.0.1', 65535))])
 def test_targets(target, place):
     assert metrics_process.parse(target) == place
 

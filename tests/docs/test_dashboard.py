@@ -100,7 +100,8 @@ def test_every_metric_and_label_exists(families):
             assert matched <= labels_of(families[name]), query
             labels |= labels_of(families[name])
         for group in re.findall(r'(?:by|on) \((.*?)\)', query):
-            assert {*group.split(', ')} <= labels, query
+            # Prometheus itself adds the label instance.
+            assert {*group.split(', ')} <= labels | {'instance'}, query
         for name in re.findall(r'(?:rate|increase)\((\w+)', query):
             assert families[name].type == 'counter', query
     assert used == {*families}  # nothing is left out
@@ -212,6 +213,9 @@ CASES = [
      {'5m': [], '30m': ['ChainerMNStraggler']}),
     ('it was restarted', {'updates': '0+60x60', 'busy': (30, 30), 'restarts': '0x20 1x100'},
      {'15m': [], '30m': ['ChainerMNRestarts'], '100m': []}),
+    ('it hangs beside another job with the same file name',
+     {'updates': '0+60x20 1200x50', 'busy': (30, 30), 'other': '0+60x70'},
+     {'20m': [], '45m': ['ChainerMNNoProgress']}),
     ('it has ended', {'updates': '0+60x10 _x60', 'busy': (30, 30)}, {'30m': [], '50m': []}),
 ]
 
@@ -224,20 +228,23 @@ def test_alerts(tmp_path, families, name, series, alerts):
     inputs = []
 
     def add(metric, values, **labels):
-        assert {*labels} == labels_of(families[metric])
+        assert {*labels} - {'instance'} == labels_of(families[metric])
         inside = ','.join(f'{key}="{value}"' for key, value in labels.items())
         inputs.append({'series': f'{metric}{{{inside}}}', 'values': values})
 
     for rank, busy in enumerate((series['busy'][0], series['busy'][1], series['busy'][1])):
-        of_rank = {'job': 'train.py', 'host': 'a', 'rank': str(rank)}
+        of_rank = {'job': 'train.py', 'host': 'a', 'rank': str(rank), 'instance': 'a:9400'}
         add('chainermn_updates_total', series['updates'], **of_rank)
         for activity, share in [('forward', busy), ('exchange', 10), ('waiting', 50 - busy)]:
             add('chainermn_activity_seconds_total', f'0+{max(0, share)}x60', activity=activity,
                 **of_rank)
+    if other := series.get('other'):
+        add('chainermn_updates_total', other, job='train.py', host='a', rank='0',
+            instance='a:9500')
     for reason in ('failure', 'more_hosts'):
         add('chainermn_run_restarts_total', series.get('restarts', '0x60')
             if reason == 'failure' else '0x20 3x40', job='train.py', host='a', reason=reason)
-    labels = {'ChainerMNNoProgress': {'job': 'train.py'},
+    labels = {'ChainerMNNoProgress': {'job': 'train.py', 'host': 'a', 'instance': 'a:9400'},
               'ChainerMNStraggler': {'job': 'train.py', 'host': 'a', 'rank': '0'},
               'ChainerMNRestarts': {'job': 'train.py', 'host': 'a'}}
     tests = [{'interval': '1m', 'input_series': inputs, 'alert_rule_test': [

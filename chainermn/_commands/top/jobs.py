@@ -28,8 +28,8 @@ def find(target: str | None) -> RunningJob:
     """Return a job of this user.
 
     Args:
-        target: A job ID of Slurm; the file name of the program; the process of a rank, of mpiexec,
-            or of any other parent; or ``None`` for the only job.
+        target: A job ID of Slurm; the file name or path of the program; the process of a rank, of
+            mpiexec, or of any other parent; or ``None`` for the only job.
 
     Raises:
         NoJobError: If there is not exactly one such job.
@@ -37,7 +37,7 @@ def find(target: str | None) -> RunningJob:
     jobs = every = _jobs()
     missing = 'no job of yours runs on this host'
     if target is not None:
-        name = streams.printable(target)
+        name = streams.printable(os.path.basename(target) or target)
         jobs = [job for job in every if job.name == name]
         missing = f'there is no job {name} of yours on this host'
     missing += ': it has finished, has no communicator yet, or runs on other hosts'

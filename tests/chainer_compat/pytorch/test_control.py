@@ -133,9 +133,10 @@ def test_values_of_the_options(python):
 
 def test_values_of_fused_updates(monkeypatch):
     monkeypatch.setenv('CHAINER_FUSED_UPDATES', 'of')
-    with pytest.raises(ValueError, match=r"UPDATES is 'of'\. Use auto; 1, true, yes or on; 0, "):
+    with pytest.raises(ValueError, match=r"UPDATES is 'of'\. Use auto; 1, "):
         fused_option.default_fused_updates()
-    for value, expected in ('', 'auto'), ('Auto', 'auto'), ('0', False), ('off', False), ('1', True):
+    for value, expected in [
+            ('', 'auto'), ('Auto', 'auto'), ('0', False), ('off', False), ('1', True)]:
         monkeypatch.setenv('CHAINER_FUSED_UPDATES', value)
         assert fused_option.default_fused_updates() == expected
     optimizer = chainer.optimizers.SGD().setup(chainer.links.Linear(2, 2))
