@@ -40,8 +40,8 @@ def test_ranks_are_those_of_the_world():
 
 
 def test_call_sites_are_recorded_on_request(monkeypatch):
-    for name in ('CHAINERMN_TIMEOUT', 'CHAINERMN_DEBUG'):
-        monkeypatch.setenv(name, '100')
+    for name, value in ('CHAINERMN_TIMEOUT', '100'), ('CHAINERMN_DEBUG', '1'):
+        monkeypatch.setenv(name, value)
         comm = chainermn.create_communicator('naive')
         model = chainer.Link(w=None)
         me = comm.rank
