@@ -129,7 +129,7 @@ def test_files_of_chainermn_7_of_more_ranks(comm, tmp_path):
     names = names_in(comm.bcast_obj(str(tmp_path)))
     write_old(names, comm.rank, 5)
     on(comm, 0, write_old, names, comm.size, 5)
-    assert selected(comm, names, f'there is a file of rank {comm.size}, too') is None
+    assert selected(comm, names, f'there is also a file of rank {comm.size}') is None
 
 
 def test_a_folder_that_cannot_be_read(comm, tmp_path, monkeypatch):
