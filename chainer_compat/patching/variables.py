@@ -18,11 +18,13 @@ def flag(name: str, default: bool) -> bool:
     """Return a variable as a bool, or ``default`` if it is unset or empty.
 
     Raises:
-        ValueError: If it has another value than those of :data:`FLAGS`, in any case.
+        ValueError: If it is neither in :data:`FLAGS`, in any case, nor a number.
     """
     value = os.environ.get(name, '').strip().lower()
     if value in FLAGS:
         return FLAGS[value]
+    if value.isdecimal():
+        return int(value) != 0
     if value:
         raise ValueError(f'{name} is {os.environ[name]!r}. Use 1, true, yes or on; 0, false, no or '
                          'off; or unset it.')

@@ -200,7 +200,7 @@ def record_by_environment(optimizer: Optimizer, folder: str, details: str) -> No
 _numbers = itertools.count(1)
 
 
-class _Calls:
+class _CallCount:
     """Counts the updates of all optimizers of this process, on from those of a resumed run."""
 
     last = 0
@@ -261,8 +261,8 @@ class Recording:
                 return lossfun
         is_detailed = (number - 1) % self._every == 0
         self._line = dict.fromkeys(COLUMNS, '-')
-        _Calls.last += 1
-        self._line['update'], self._line['call'] = str(number), str(_Calls.last)
+        _CallCount.last += 1
+        self._line['update'], self._line['call'] = str(number), str(_CallCount.last)
         if args or kwds:
             self._line['batch'], self._line['examples'] = _digests_of_batch(
                 [*args, *(kwds[key] for key in sorted(kwds))])
@@ -350,7 +350,7 @@ class Recording:
         start = os.path.join(self.folder, (self._name and f'{self._name}.') + f'rank{rank}')
         self._details_file = _open(start + '.details', is_new=number == 1)
         self._file = _open(start + '.txt', is_new=number == 1)
-        _Calls.last = max(_Calls.last, _last_call(self._file))
+        _CallCount.last = max(_CallCount.last, _last_call(self._file))
         _write(self._file, json.dumps({
             **settings_of(optimizer, rank, size), 'first update': number}))
 

@@ -28,7 +28,7 @@ def test_flags(monkeypatch, value, expected):
 
 CREATE = '\n'.join(['import chainermn'] + 2 * ["chainermn.create_communicator('naive')"])
 
-INVALID = ('flase', '2', 'none')
+INVALID = ('flase', '2x', 'none')
 
 
 @pytest.mark.parametrize('value', INVALID)

@@ -154,14 +154,14 @@ def test_calls_go_on_after_a_resume(tmp_path):
     """The order of two optimizers is known, also in a new process."""
     model = L.Linear(2, 2)
     optimizer = chainer.optimizers.SGD().setup(model)
-    run_record._Calls.last = 0
+    run_record._CallCount.last = 0
     for numbers in (1, 2, 3), (3, 4):
         recording = run_record.record(optimizer, str(tmp_path), number=iter(numbers).__next__)
         for _ in numbers:
             optimizer.update(lambda x: F.sum(model(x)), np.ones((1, 2), 'f'))
         recording.close()
         del optimizer.update
-        run_record._Calls.last = 0
+        run_record._CallCount.last = 0
     record = RecordedRun(tmp_path).ranks['rank0']
     assert [record.call(index) for index in range(4)] == [1, 2, 4, 5]
     assert [record.position(call) for call in (1, 3, 4, 9)] == [0, 2, 2, 4]
