@@ -199,9 +199,9 @@ def _received(message: MPI.Message, status: MPI.Status) -> tuple[int, np.ndarray
 
 
 def _failed(error: Exception) -> np.ndarray:
-    place = call_site.of_error(error)
-    return _joined(_HEAD.pack(1), [pickle.dumps((
-        RemoteError.of(REQUEST, error), f', at {place}' * bool(place)))])
+    failure, place = RemoteError.of(REQUEST, error), call_site.of_error(error)
+    is_new = place and place not in failure.text
+    return _joined(_HEAD.pack(1), [pickle.dumps((failure, f', at {place}' if is_new else ''))])
 
 
 def _joined(head: bytes, buffers: Buffers) -> np.ndarray:

@@ -45,7 +45,7 @@ NOT_SENT = 'no data was sent'
 
 
 class RemoteError(NamedTuple):
-    """An error of another rank, in a form that every rank can unpickle."""
+    """An error of another rank, with its notes, in a form that every rank can unpickle."""
 
     operation: str
     kind: type[Exception]
@@ -56,7 +56,8 @@ class RemoteError(NamedTuple):
     def of(cls, operation: str, error: Exception, consequence: str = NOT_SENT) -> RemoteError:
         kind = next(kind for kind in type(error).__mro__
                     if kind.__module__.partition('.')[0] in ('builtins', 'chainermn', '_pickle'))
-        return cls(operation, kind, str(error), consequence)
+        notes = [f' ({note})' for note in getattr(error, '__notes__', ())]
+        return cls(operation, kind, str(error) + ''.join(notes), consequence)
 
     def error(self, message: str) -> Exception:
         """Return an error of this kind, or of its nearest base that takes just a message."""

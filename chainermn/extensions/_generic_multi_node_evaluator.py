@@ -8,11 +8,21 @@ from typing import Any
 
 import chainer
 
-from chainermn._operations.on_all_ranks import raise_together
+from chainermn._operations.on_all_ranks import raise_on_all_ranks, raise_together
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _NOTHING = object()
+
+
+def check_ends(iterator: Any, name: str) -> None:
+    """Raise ValueError if an iterator of Chainer or ChainerMN repeats its data set."""
+    kind = type(iterator)
+    repeats = getattr(iterator, 'repeat', False) or getattr(iterator, '_repeat', False)
+    if repeats and kind.__module__.startswith(('chainer.iterators.', 'chainermn.iterators.')):
+        raise ValueError(
+            f'the iterator {name!r} of the evaluator repeats its data set, so the evaluation would '
+            f'not end. Create it with {kind.__name__}(..., repeat=False).')
 
 
 class GenericMultiNodeEvaluator(chainer.training.Extension):
@@ -34,6 +44,9 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         converter: Function that converts a batch to the arguments of ``calc_local``.
         root: Rank that aggregates; the same on all ranks.
         progress_hook: Function that the root calls with each batch after its evaluation.
+
+    Raises:
+        ValueError: If the iterator repeats its data set.
 
     Example:
         >>> class LongestInput(chainermn.extensions.GenericMultiNodeEvaluator):
@@ -63,6 +76,9 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
             raise TypeError(f'{type(self).__name__} got unexpected keyword arguments '
                             f'{sorted(kwargs)}')
         self.comm = as_communicator(comm, type(self).__name__)
+        if type(self).__call__ is GenericMultiNodeEvaluator.__call__:
+            with raise_on_all_ranks(self.comm, type(self).__name__):
+                check_ends(iterator, 'main')
         self.iterator = iterator
         self._targets = {'main': target}
         self.converter = converter

@@ -7,12 +7,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import chainer
+from chainer.training.extensions import Evaluator
 
-from chainermn._operations.on_all_ranks import raise_together
+from chainermn._operations.on_all_ranks import raise_on_all_ranks, raise_together
 from chainermn._types import Array, Object
 from chainermn.communicators._recognize import as_communicator, overrides
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions._generic_multi_node_evaluator import GenericMultiNodeEvaluator
+from chainermn.extensions._generic_multi_node_evaluator import (
+    GenericMultiNodeEvaluator,
+    check_ends,
+)
 from chainermn.extensions._observation import Value, to_host
 from chainermn.extensions._replica_check import Digests, ReplicaCheck
 from chainermn.optimizers._delegate import Delegate
@@ -66,6 +70,7 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     Raises:
         TypeError: If ``actual_evaluator`` has no ``evaluate``, or ``communicator`` is not a
             communicator.
+        ValueError: If an iterator of the evaluator repeats its data set.
 
     Example:
         >>> iterator = chainer.iterators.SerialIterator(train, 2, repeat=False, shuffle=False)
@@ -83,6 +88,8 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
             'create_multi_node_evaluator needs an evaluator as its first argument, not '
             f'{type(actual_evaluator).__name__}. Its method evaluate() returns a dict of '
             'numbers.'))
+    with raise_on_all_ranks(communicator, 'create_multi_node_evaluator'):
+        _check_ends(actual_evaluator)
 
     check = ReplicaCheck(
         communicator, 'create_multi_node_evaluator', not allow_different_models)
@@ -107,6 +114,14 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     evaluator._mn_communicator = communicator
     evaluator.evaluate = evaluate
     return actual_evaluator
+
+
+def _check_ends(evaluator: Any) -> None:
+    """Raise ValueError if an evaluation would not end."""
+    if getattr(evaluator.evaluate, '__func__', None) is not Evaluator.evaluate:
+        return  # it may stop after some batches
+    for name, iterator in evaluator._iterators.items():
+        check_ends(iterator, name)
 
 
 def _checked(observation: Object) -> dict[str, Value]:

@@ -1,6 +1,7 @@
 """Arguments of a store: keys, values, outputs and row indices, checked and put into lists."""
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Sequence
 from typing import SupportsIndex, TypeAlias
@@ -52,6 +53,22 @@ def check_lists(key: KeyLike | KeysLike, values: Values, name: str) -> list[list
     if not all(lists):
         raise ValueError(f'{name} has an empty list for a key')
     return lists
+
+
+def check_updater(updater: object) -> None:
+    """Raise TypeError if an object cannot be called as ``updater(key, input, stored)``."""
+    if not callable(updater):
+        raise TypeError(f'updater must be callable, not {updater!r}')
+    try:
+        signature = inspect.signature(updater)
+    except (TypeError, ValueError):  # of a function in C
+        return
+    try:
+        signature.bind('key', 'input', 'stored')
+    except TypeError:
+        name = getattr(updater, '__name__', type(updater).__name__)
+        raise TypeError(f'updater is called as updater(key, input, stored), but it is '
+                        f'{name}{signature}. Pass a function of three arguments.') from None
 
 
 def check_value(x: Value) -> Value:

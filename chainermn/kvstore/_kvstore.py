@@ -47,6 +47,7 @@ class KVStore:
         self._backend = backend
         self._bigarray_bound = bigarray_bound
         self._layouts: dict[Key, KeyLayout] = {}
+        self._is_closed = False
 
     @property
     def type(self) -> StoreType:
@@ -289,10 +290,11 @@ class KVStore:
         Args:
             updater: Called as ``updater(key, input, stored)``: the key (int or str), the sum of the
                 pushed values, and the stored array of the same dtype and shape, which it changes in
-                place.  It may overwrite ``input``.  It must not use the store.
+                place.  It may overwrite ``input``.  It must not use the store.  A new array as its
+                result is an error of :meth:`push`, since it would have no effect.
 
         Raises:
-            TypeError: If ``updater`` is not callable.
+            TypeError: If ``updater`` cannot be called with three arguments.
             ValueError: If the ranks made different calls.
 
         Example:
@@ -305,9 +307,9 @@ class KVStore:
             >>> store.pull('w')
             array([0.8, 0.8])
         """
-        if not callable(updater):
-            self._backend.refuse('set_updater', TypeError(
-                f'updater must be callable, not {updater!r}'))
+        with raise_on_all_ranks(self._backend, 'set_updater'):
+            self._check_open()
+            _arguments.check_updater(updater)
         self._backend.check_same('set_updater', '')
         self._backend.server.set_updater(updater)
         self._backend.barrier()
@@ -349,6 +351,7 @@ class KVStore:
             array([0.9, 0.9])
         """
         with raise_on_all_ranks(self._backend, 'set_optimizer'):
+            self._check_open()
             updater = OptimizerUpdater(optimizer, rescale_grad, compare_settings)
             split = [layout for layout in self._layouts.values() if layout.is_split]
             if split and not updater.is_elementwise:
@@ -390,6 +393,7 @@ class KVStore:
             array([1., 0.])
         """
         with raise_on_all_ranks(self._backend, 'set_gradient_compression'):
+            self._check_open()
             if not isinstance(compression_params, dict):
                 raise TypeError('compression_params must be a dict such as '
                                 f"{{'type': '2bit', 'threshold': 0.5}}, not {compression_params!r}")
@@ -507,6 +511,8 @@ class KVStore:
             array([2.])
             >>> store.close()
         """
+        with raise_on_all_ranks(self._backend, 'barrier'):
+            self._check_open()
         self._backend.barrier()
 
     def _barrier(self) -> None:  # name in MXNet
@@ -515,13 +521,15 @@ class KVStore:
     def close(self) -> None:
         """Close the store on this worker, which must not use it afterwards.
 
-        Not collective.  In a ``dist_async`` store this rank continues to serve the other workers
-        until all of them have closed it.  Open stores are closed at the end of the program.
+        Not collective.  Later calls of the store raise ValueError.  In a ``dist_async`` store this
+        rank continues to serve the other workers until all of them have closed it.  Open stores are
+        closed at the end of the program.
 
         Example:
             >>> store = chainermn.kvstore.create('dist_async', comm)
             >>> store.close()
         """
+        self._is_closed = True
         self._backend.close()
 
     def __enter__(self) -> KVStore:
@@ -532,9 +540,15 @@ class KVStore:
 
     # --- private ---------------------------------------------------------------------------------
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError('the store was closed on this rank, so other ranks may have ended; do '
+                             'not use it after close()')
+
     def _new_layouts(self, key: KeyLike | KeysLike, value: Values
                      ) -> tuple[list[KeyLayout], list[Array]]:
         """Return for each new key its layout, and a copy of its value where the store keeps it."""
+        self._check_open()
         updater = self._backend.server.updater
         may_split = not isinstance(updater, OptimizerUpdater) or updater.is_elementwise
         bound = self._bigarray_bound if may_split else float('inf')
@@ -555,6 +569,7 @@ class KVStore:
         return layouts, arrays
 
     def _find_layouts(self, key: KeyLike | KeysLike) -> list[KeyLayout]:
+        self._check_open()
         keys = _arguments.check_keys(key)
         for one in keys:
             if one not in self._layouts:
@@ -564,6 +579,7 @@ class KVStore:
         return [self._layouts[one] for one in keys]
 
     def _optimizer(self, action: str) -> chainer.optimizer.GradientMethod:
+        self._check_open()
         updater = self._backend.server.updater
         if not isinstance(updater, OptimizerUpdater):
             raise RuntimeError(f'there are no optimizer states to {action}: call set_optimizer '

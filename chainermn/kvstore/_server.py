@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import chainer
 import numpy as np
@@ -88,7 +89,7 @@ class Server:
             for key_id, xs in inputs:
                 key, input, stored = self._key_update(key_id, xs)
                 with chainer.using_device(chainer.backend.get_device_from_array(stored)):
-                    self.updater(key, input, stored)
+                    _run(self.updater, key, input, stored)
 
     def _key_update(self, key_id: int, inputs: Sequence[Array]) -> KeyUpdate:
         """Return a shard with the sum of arrays of its shape."""
@@ -193,6 +194,37 @@ class Server:
                     name: layout.shard(value, self.rank) if isinstance(value, np.ndarray)
                     and value.ndim and value.shape == layout.shape else value
                     for name, value in state.items()})
+
+
+def _run(updater: Updater, key: Key, input: Array, stored: Array) -> None:
+    """Call an updater; a note in its error gives the updater and the key."""
+    try:
+        result: Any = updater(key, input, stored)
+        if isinstance(result, chainer.get_array_types()) and result is not stored and (
+                result.shape == stored.shape):
+            raise TypeError(
+                'the updater returned a new array, which has no effect. Change stored in place: '
+                'stored[...] = result, or stored += change; and return nothing')
+    except Exception as error:
+        # Python 3.10 has no add_note, but other ranks read the notes.
+        error.__notes__ = [
+            *getattr(error, '__notes__', ()),
+            f'in the updater for key {key!r}{_line(updater, error)}']
+        raise
+
+
+def _line(updater: Updater, error: Exception) -> str:
+    """Return the line of an updater that raised an error, as the end of a sentence."""
+    code = getattr(updater, '__code__', None)
+    assert error.__traceback__ is not None
+    inner = error.__traceback__.tb_next
+    if inner is not None:
+        path, line = inner.tb_frame.f_code.co_filename, inner.tb_lineno
+    elif code is not None:
+        path, line = code.co_filename, code.co_firstlineno
+    else:  # a function in C
+        return ''
+    return f', at {os.path.basename(path)}:{line}'
 
 
 def assign(key: Key, input: Array, stored: Array) -> None:

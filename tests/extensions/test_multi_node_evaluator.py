@@ -5,13 +5,13 @@ import copy
 import chainer
 import numpy as np
 import pytest
-from chainer.iterators import SerialIterator
+from chainer.iterators import MultithreadIterator, SerialIterator
 from chainer.training.extensions import Evaluator
 from shared_fixtures import communicators, raises_on_all
 
 import chainermn
 from chainermn._operations import table
-from chainermn.extensions import create_multi_node_evaluator
+from chainermn.extensions import GenericMultiNodeEvaluator, create_multi_node_evaluator
 
 pytestmark = pytest.mark.every_size
 
@@ -156,3 +156,24 @@ def test_a_bad_result_on_one_rank_is_raised_on_all(comm, result):
         pytest.skip('one rank need not pickle')
     with raises_on_all(Exception):
         evaluator.evaluate()
+
+
+class FirstBatch(Evaluator):
+    def evaluate(self):
+        return {'first': float(next(self._iterators['main'])[0])}
+
+
+@pytest.mark.filterwarnings('ignore:The .repeat. property')
+def test_a_repeating_iterator_would_not_end(comm):
+    """Also in GenericMultiNodeEvaluator. An ``evaluate`` of the program may stop itself."""
+    for create in (
+            lambda: create_multi_node_evaluator(
+                Evaluator(SerialIterator([1.0], 1), Model()), comm),
+            lambda: create_multi_node_evaluator(Evaluator({
+                'main': SerialIterator([1.0], 1, repeat=False),
+                'other': MultithreadIterator([1.0], 1)}, Model()), comm),
+            lambda: GenericMultiNodeEvaluator(comm, SerialIterator([1.0], 1), Model())):
+        with pytest.raises(ValueError, match=r'would not end\. Create it with '):
+            create()
+    evaluator = FirstBatch(SerialIterator([1.0], 1), Model())
+    assert create_multi_node_evaluator(evaluator, comm).evaluate() == {'first': 1.}

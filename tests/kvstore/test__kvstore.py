@@ -1,6 +1,7 @@
 """Arguments and results of all types of stores; errors of collective calls on all ranks."""
 
 import inspect
+import os
 import re
 
 import chainer
@@ -9,6 +10,7 @@ import pytest
 
 from chainermn import kvstore
 
+FILE = os.path.basename(__file__)
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 ROWS = kvstore.RowSparse([0], X[:1], (2, 3))
 
@@ -152,6 +154,8 @@ ERRORS = {
     'row_ids for others': (lambda kv: kv.row_sparse_pull(
         'r', out=[ROWS, ROWS], row_ids=[np.zeros(1, int)] * 3), ValueError, '3 row_ids'),
     'updater': (lambda kv: kv.set_updater(3), TypeError, 'must be callable'),
+    'arguments of updater': (lambda kv: kv.set_updater(lambda x, stored: None), TypeError,
+                             r'called as updater\(key, input, stored\), but it is <lambda>'),
     'optimizer': (lambda kv: kv.set_optimizer('sgd'), TypeError, 'set_optimizer needs'),
     'compression type': (lambda kv: kv.set_gradient_compression({'type': '1bit'}), ValueError,
                          "'1bit'"),
@@ -240,3 +244,59 @@ def test_with_statement(comm):
     with kvstore.create() as kv:
         kv.init(0, X)
     assert kv.type == 'local'
+
+
+#: By name, calls that have no other error.
+AFTER_CLOSE = {
+    'init': lambda kv: kv.init('y', X), 'push': lambda kv: kv.push('x', X),
+    'pull': lambda kv: kv.pull('x'), 'barrier': lambda kv: kv.barrier(),
+    'row_sparse_pull': lambda kv: kv.row_sparse_pull('r', row_ids=[0]),
+    'set_updater': lambda kv: kv.set_updater(lambda key, x, stored: None),
+    'set_optimizer': lambda kv: kv.set_optimizer(chainer.optimizers.SGD()),
+    'set_gradient_compression': lambda kv: kv.set_gradient_compression({'type': '2bit'}),
+    'save_optimizer_states': lambda kv: kv.save_optimizer_states('x'),
+    'load_optimizer_states': lambda kv: kv.load_optimizer_states('x')}
+
+
+@pytest.mark.parametrize('name', AFTER_CLOSE)
+def test_a_closed_store_cannot_be_used(kv, name, same_error):
+    kv.init(['x', 'r'], [X, ROWS])
+    kv.close()
+    error = same_error(lambda: AFTER_CLOSE[name](kv))
+    check_error(name, error, ValueError, r'closed on this rank.* do not use it after close\(\)')
+
+
+def returned(key, pushed, stored):
+    return stored + pushed
+
+
+def raised(key, pushed, stored):
+    stored += pushed['a']
+
+
+@pytest.mark.parametrize('updater, line, text', [
+    (returned, 0, 'returned a new array, which has no effect. Change stored in place'),
+    (raised, 1, 'only integers')])
+def test_errors_of_the_updater(kv, updater, line, text):
+    """They give the key and the line; in a store of one process, as a note."""
+    kv.init('x', X)
+    kv.set_updater(updater)
+    with pytest.raises((TypeError, IndexError), match=text) as error:
+        kv.push('x', X)
+        kv.pull('x')
+    notes = ' '.join(getattr(error.value, '__notes__', ())) if kv.num_workers == 1 else ''
+    line += updater.__code__.co_firstlineno
+    assert f"in the updater for key 'x', at {FILE}:{line}" in str(error.value) + notes
+    kv.barrier()
+    np.testing.assert_array_equal(kv.pull('x'), X)
+
+
+def test_results_of_the_updater_without_an_error(kv):
+    """Such as those of methods that change an array in place and return it."""
+    kv.init('x', 0 * X)
+    for updater in (lambda key, pushed, stored: np.add(stored, pushed, out=stored),
+                    lambda key, pushed, stored: stored.fill(1) or 3.):
+        kv.set_updater(updater)
+        kv.push('x', X)
+    kv.barrier()
+    np.testing.assert_array_equal(kv.pull('x'), np.ones_like(X))

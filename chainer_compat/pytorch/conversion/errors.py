@@ -1,8 +1,21 @@
 """The error of everything that cannot be converted."""
 
+import sys
+
 
 class ConversionError(ValueError):
     """Raised if a model cannot be converted. Nothing was written.
 
     The message names the function, the link that called it, and the line of the program.
     """
+
+
+def name_of_kind(value: object) -> str:
+    """Return the class of an object as programs write it, such as ``torch.optim.Adam``."""
+    kind = type(value)
+    if kind.__module__ == 'builtins':
+        return kind.__name__
+    parts = kind.__module__.split('.')
+    modules = ['.'.join(parts[:n + 1]) for n in range(len(parts))]
+    return next((f'{module}.{kind.__name__}' for module in modules if getattr(
+        sys.modules.get(module), kind.__name__, None) is kind), kind.__qualname__)

@@ -25,7 +25,7 @@ from chainer.optimizers.rmsprop import RMSpropRule
 from chainer.optimizers.sgd import SGDRule
 
 from chainer_compat.pytorch.conversion import state, torch_optimizers
-from chainer_compat.pytorch.conversion.errors import ConversionError
+from chainer_compat.pytorch.conversion.errors import ConversionError, name_of_kind
 
 T = TypeVar('T')
 Options = dict[str, Any]
@@ -181,7 +181,8 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
         module: The model in PyTorch. :func:`load_weights` copies its parameters.
 
     Raises:
-        ConversionError: If the optimizers are of different kinds, or a parameter has no state.
+        ConversionError: If the optimizers are of different kinds, if ``torch_optimizer`` updates
+            the parameters of another module, or if a parameter lacks a part of its state.
     """
     optimizer = actual(optimizer)
     used, _ = _parameters(optimizer, module)
@@ -190,6 +191,13 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
         raise ConversionError(
             f'{type(optimizer).__name__} is {kind.make.__name__} in PyTorch, not '
             f'{type(torch_optimizer).__name__}. Pass the one that to_torch_optimizer returned.')
+    known = {id(each) for group in torch_optimizer.param_groups for each in group['params']}
+    if missing := [name for name, _, new in used if id(new) not in known]:
+        raise ConversionError(
+            f'The optimizer of PyTorch does not update these parameters of the module: '
+            f'{", ".join(missing[:4])}{", ..." * (len(missing) > 4)}. Pass the module whose '
+            'parameters it was created with; for parameters that stay frozen, call '
+            'disable_update() in Chainer first.')
     values = []  # nothing changes before all are known
     for name, old, new in used:
         rule, found = old.update_rule, torch_optimizer.state.get(new, {})
@@ -221,7 +229,7 @@ def actual(optimizer: Any) -> Any:
         optimizer = optimizer.actual_optimizer
     if not isinstance(optimizer, chainer.Optimizer):
         raise ConversionError(
-            f'optimizer must be a chainer.Optimizer, not {type(optimizer).__name__}. The order of '
+            f'optimizer must be a chainer.Optimizer, not {name_of_kind(optimizer)}. The order of '
             'the arguments is to_torch_optimizer(optimizer, module) and '
             'load_torch_optimizer(optimizer, torch_optimizer, module).')
     if getattr(optimizer, 'target', None) is None:

@@ -269,7 +269,7 @@ def test_what_has_no_equivalent():
     refused(optimizers.SGD(), 'All parameters are frozen', lambda model: model.disable_update())
     with pytest.raises(ConversionError, match=r'SGD has no model. Call optimizer.setup'):
         chainer_compat.to_torch_optimizer(optimizers.SGD(), torch.nn.Linear(2, 2))
-    with pytest.raises(ConversionError, match=r'not Linear\. The order of the arguments'):
+    with pytest.raises(ConversionError, match=r'not torch\.nn\.Linear\. The order of'):
         chainer_compat.to_torch_optimizer(torch.nn.Linear(2, 2), optimizers.SGD())
     with pytest.raises(ConversionError, match=r"no parameter 'a.W'; it has: weight, bias"):
         chainer_compat.to_torch_optimizer(optimizers.SGD().setup(Net('f')), torch.nn.Linear(2, 2))
@@ -284,3 +284,25 @@ def test_states_of_another_kind():
 def test_the_norm_without_frozen_parameters():
     with pytest.warns(UserWarning, match='the norm of GradientClipping includes'):
         moved('SGD', 'clip', 'frozen', 'd')
+
+
+def test_the_parameters_of_another_module():
+    """Its state would become 0."""
+    model, optimizer, module, new, data = moved('Adam', 'none', '', 'd')
+    other = chainer_compat.to_torch(model, data[0][0], train=True)
+    before = {path: (param.update_rule.t, param.update_rule.state['m'].copy())
+              for path, param in model.namedparams()}
+    with pytest.raises(ConversionError, match='does not update these parameters of the module: '):
+        chainer_compat.load_torch_optimizer(optimizer, new, other)
+    for path, param in model.namedparams():
+        assert param.update_rule.t == before[path][0]
+        np.testing.assert_array_equal(param.update_rule.state['m'], before[path][1])
+    chainer_compat.load_torch_optimizer(optimizer, new, module)
+
+
+def test_an_optimizer_of_pytorch():
+    _, optimizer, module, new, _ = moved('Adam', 'none', '', 'd')
+    for call in (lambda: chainer_compat.to_torch_optimizer(new, module),
+                 lambda: chainer_compat.load_torch_optimizer(new, optimizer, module)):
+        with pytest.raises(ConversionError, match=r'not torch\.optim\.Adam\. The order'):
+            call()
