@@ -44,7 +44,7 @@ def main(options: argparse.Namespace) -> None:
     if kind not in ('.pt', '.onnx') or (kind == '.onnx' and options.train):
         sys.exit('The output must be a .pt file' + (' with --train.' if kind == '.onnx'
                                                     else ' or an .onnx file.'))
-    model = _made('--model', options.model)
+    model = _model(options)
     inputs = [_example(each) for each in options.input]
     try:
         prefix = _load(options, model, inputs)
@@ -65,7 +65,7 @@ def _export_training(options: argparse.Namespace) -> None:
     from chainer_compat.pytorch.conversion.errors import ConversionError
     from chainer_compat.pytorch.conversion.training import load_optimizer, write_training
 
-    model = _made('--model', options.model)
+    model = _model(options)
     inputs = [_example(each) for each in options.input]
     try:
         _load(options, model, inputs)
@@ -93,6 +93,17 @@ def _load(options: argparse.Namespace, model: Any, inputs: Sequence[Any]) -> str
     return load_snapshot(options.snapshot, model)
 
 
+def _model(options: argparse.Namespace) -> Any:
+    import chainer
+
+    from chainer_compat.pytorch.conversion.errors import name_of_kind
+
+    model = _made('--model', options.model)
+    if not isinstance(model, chainer.Link):
+        sys.exit(f'--model {options.model} must return a chainer.Link, not {name_of_kind(model)}.')
+    return model
+
+
 def _made(option: str, name: str, *args: Any) -> Any:
     """Return what a function of the program returns."""
     module, _, function = name.partition(':')
@@ -102,7 +113,7 @@ def _made(option: str, name: str, *args: Any) -> Any:
         sys.path.insert(0, '')
     try:
         return getattr(importlib.import_module(module), function)(*args)
-    except (ImportError, AttributeError, TypeError) as error:
+    except Exception as error:  # of the program
         sys.exit(f'{option} {name} cannot be called: {type(error).__name__}: {error}')
 
 

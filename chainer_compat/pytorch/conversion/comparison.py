@@ -13,6 +13,8 @@ import torch
 from torch import fx
 
 from chainer_compat.pytorch.conversion import state
+from chainer_compat.pytorch.conversion.errors import ConversionError, name_of_kind
+from chainer_compat.pytorch.conversion.first_run import check_model, first_run
 from chainer_compat.pytorch.conversion.module_runs import (
     ModuleRun,
     as_array,
@@ -24,7 +26,7 @@ from chainer_compat.pytorch.conversion.module_runs import (
     unchanged,
 )
 from chainer_compat.pytorch.conversion.references import TracedCall, flattened, mapped
-from chainer_compat.pytorch.conversion.tracing import Trace, trace
+from chainer_compat.pytorch.conversion.tracing import Trace
 from chainer_compat.pytorch.conversion.tracked_array import Array
 
 #: Differences that rounding explains, relative to the largest element, by dtype.
@@ -81,12 +83,21 @@ def compare(model: chainer.Link, module: torch.nn.Module, *inputs: Any, train: b
 
     Returns:
         The differences. ``first_difference`` is ``None`` if rounding explains all of them.
+
+    Raises:
+        ConversionError: If an argument has a wrong type, or the model cannot be called.
     """
+    check_model('compare(model, module, x)', model)
+    if not isinstance(module, torch.nn.Module):
+        raise ConversionError(
+            f'compare: module must be a torch.nn.Module, not {name_of_kind(module)}. The order of '
+            'the arguments is compare(model, module, x).')
     train = module.training if train is None else train
     is_marked = isinstance(module, fx.GraphModule) and any(
         'chainer_output' in node.meta for node in module.graph.nodes)
     checks = {'functions', 'gradients', 'step'} if is_marked else {'gradients', 'step'}
-    return compare_run(module, trace(model, inputs, train, call), checks, is_marked)
+    run = first_run('compare(model, module, x)', model, inputs, train, call)
+    return compare_run(module, run, checks, is_marked)
 
 
 def compare_run(module: torch.nn.Module, run: Trace, checks: Set[str], is_equal: bool = True

@@ -15,6 +15,7 @@ from chainer_compat.pytorch.conversion import state
 from chainer_compat.pytorch.conversion.batch_size import batch_size, other_sizes, varied
 from chainer_compat.pytorch.conversion.comparison import compare_run, difference
 from chainer_compat.pytorch.conversion.errors import ConversionError
+from chainer_compat.pytorch.conversion.first_run import first_run
 from chainer_compat.pytorch.conversion.module import Builder
 from chainer_compat.pytorch.conversion.references import TracedCall, flattened, mapped
 from chainer_compat.pytorch.conversion.tracing import Trace, copied, run_again, trace, trace_again
@@ -49,15 +50,16 @@ def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
             control flow or constants depend on the inputs. The message names function, link and
             line.
     """
-    return converted(model, inputs, train, dynamic_batch, call, True)[0]
+    return converted('to_torch(model, x)', model, inputs, train, dynamic_batch, call, True)[0]
 
 
-def converted(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
+def converted(operation: str, model: chainer.Link, inputs: tuple[Any, ...], train: bool,
               dynamic_batch: bool | None, call: Callable[..., Any] | None, with_gradients: bool
               ) -> tuple[fx.GraphModule, list[Trace]]:
     """Return a module, and the runs of the model that it was compared with, the first one first.
 
     Args:
+        operation: A usual call of the public function, for errors.
         model: As for :func:`to_torch`, like the next four.
         inputs: The example inputs.
         train: The mode.
@@ -66,10 +68,7 @@ def converted(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
         with_gradients: ``False`` gives simpler expressions, whose gradients can differ from
             Chainer's where several maxima are equal, and compares no gradients.
     """
-    if any(not isinstance(p.device, chainer.backend.CpuDevice) for p in model.params()):
-        raise ConversionError("The model is not on the CPU. Call model.to_device('@numpy') first.")
-    state.initialize(model, lambda: (call or model)(*inputs))
-    first = trace(model, inputs, train, call)
+    first = first_run(operation, model, inputs, train, call)
     _check_calls_are_independent(first)
     size = batch_size(inputs)
     failure: Exception | None = None

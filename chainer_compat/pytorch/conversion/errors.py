@@ -13,6 +13,8 @@ class ConversionError(ValueError):
 def name_of_kind(value: object) -> str:
     """Return the class of an object as programs write it, such as ``torch.optim.Adam``."""
     kind = type(value)
+    if kind.__qualname__.endswith('.GraphModuleImpl'):  # each GraphModule has its own class
+        kind = kind.__mro__[1]
     if kind.__module__ == 'builtins':
         return kind.__name__
     parts = kind.__module__.split('.')

@@ -52,6 +52,7 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
     Raises:
         ConversionError: If the model cannot be converted, or outputs differ. No file is written.
         ImportError: If onnx, onnxscript or onnxruntime are not installed.
+        FileNotFoundError: If the folder of ``path`` does not exist.
         TypeError: If ``path`` is not a path.
     """
     if not isinstance(path, str | os.PathLike):
@@ -60,6 +61,9 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
     for name in 'onnx', 'onnxscript', 'onnxruntime':
         _require(name)
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f'to_onnx: the folder {path.parent} does not exist. Create it '
+                                'first.')
     size = batch_size(inputs)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         file = Path(folder, 'model.onnx')
@@ -78,7 +82,8 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
 def _write(model: chainer.Link, file: Path, inputs: Inputs, dynamic_batch: bool | None,
            call: Callable[..., Any] | None, opset_version: int | None) -> bool:
     """Write and check a file; return whether it accepts any batch size."""
-    module, runs = converted(model, inputs, False, dynamic_batch, call, with_gradients=False)
+    module, runs = converted(
+        "to_onnx(model, 'model.onnx', x)", model, inputs, False, dynamic_batch, call, False)
     _check_file_is_possible(runs[0])
     size = batch_size(inputs) if module.meta['chainer_batch'] else None
     more = None if size is None else size + 3  # no size that means broadcasting

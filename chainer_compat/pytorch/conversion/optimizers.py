@@ -260,6 +260,9 @@ def _parameters(optimizer: Any, module: torch.nn.Module
     The module can be that of a part of the optimizer's target, such as the predictor of a
     Classifier.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise ConversionError(f'module must be a torch.nn.Module, not {name_of_kind(module)}. Pass '
+                              'the one that to_torch(model, ..., train=True) returned.')
     ours = state.parameters(optimizer.target)
     theirs = dict(module.named_parameters(remove_duplicate=False))
     prefix = next((prefix for prefix in _prefixes(ours) if all(

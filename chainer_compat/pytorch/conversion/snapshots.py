@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import warnings
-from collections.abc import Mapping
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +44,24 @@ def load_snapshot(path: str | Path, model: chainer.Link) -> str:
             damaged.
     """
     path = files_of(Path(path))[0]
-    with np.load(path) as arrays:
+    with read(path) as arrays:
         prefix = find_model(arrays, model, str(path))
         chainer.serializers.NpzDeserializer(arrays, path=prefix).load(model)
     return prefix
+
+
+@contextlib.contextmanager
+def read(path: str | Path) -> Iterator[Mapping[str, Array]]:
+    """Open an NPZ file; raise ConversionError if it is none, or is damaged."""
+    if not zipfile.is_zipfile(path):
+        with open(path, 'rb'):  # raises OSError if it cannot be read
+            raise ConversionError(f'{path} is not an NPZ file. Pass a file of '
+                                  'chainer.serializers.save_npz, or of a snapshot or checkpoint.')
+    try:
+        with np.load(path) as arrays:
+            yield arrays
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ConversionError(f'{path} is damaged: {type(error).__name__}: {error}.') from None
 
 
 def files_of(path: Path) -> list[Path]:

@@ -213,7 +213,7 @@ class Trace:
         """Return ``variable.array`` for the model, with its origin."""
         frame = sys._getframe(2)
         caller = frame.f_globals.get('__name__', '')
-        is_internal = _is_library(caller) and frame.f_code.co_name != 'as_array' and (
+        is_internal = is_library(caller) and frame.f_code.co_name != 'as_array' and (
             not caller.startswith(('chainer.functions.', 'chainer.distributions.')))
         if self.is_inside or array is None or is_internal:
             return array
@@ -345,12 +345,13 @@ def _output(value: Any, record: Trace) -> Reference:
 def _frame() -> types.FrameType:
     """Return the frame of the program that is running."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and _is_library(frame.f_globals.get('__name__', '')):
+    while frame.f_back is not None and is_library(frame.f_globals.get('__name__', '')):
         frame = frame.f_back
     return frame
 
 
-def _is_library(module: str) -> bool:
+def is_library(module: str) -> bool:
+    """Whether a module is no part of the program."""
     return module.partition('.')[0] in (
         'chainer', 'chainer_compat', 'chainermn', 'numpy')
 

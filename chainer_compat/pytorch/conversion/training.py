@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import chainer
-import numpy as np
 import torch
 from chainer import optimizer_hooks
 
 from chainer_compat.pytorch.conversion import optimizers, torch_optimizers
 from chainer_compat.pytorch.conversion.errors import ConversionError
-from chainer_compat.pytorch.conversion.snapshots import files_of
+from chainer_compat.pytorch.conversion.snapshots import files_of, read
 from chainer_compat.pytorch.conversion.tracked_array import Array
 from chainer_compat.updates.sharded_states import ENTRY, merge
 
@@ -42,7 +41,7 @@ def load_optimizer(path: str | Path, optimizer: Any) -> WhereItStopped:
     """
     files = files_of(Path(path))
     with contextlib.ExitStack() as stack:
-        of_ranks = [stack.enter_context(np.load(file)) for file in files]
+        of_ranks = [stack.enter_context(read(file)) for file in files]
         arrays = of_ranks[0]
         prefix = _prefix(arrays, optimizer, str(files[0]))
         for name, param in optimizer.target.namedparams():

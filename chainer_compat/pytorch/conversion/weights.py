@@ -12,6 +12,8 @@ import torch
 
 from chainer_compat.pytorch.conversion import state
 from chainer_compat.pytorch.conversion.comparison import compare
+from chainer_compat.pytorch.conversion.errors import ConversionError, name_of_kind
+from chainer_compat.pytorch.conversion.first_run import check_model, explained
 from chainer_compat.pytorch.conversion.module_runs import tensors
 from chainer_compat.pytorch.conversion.references import Leaf, TracedCall, identity
 from chainer_compat.pytorch.conversion.tracing import trace
@@ -40,8 +42,13 @@ def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any
     Raises:
         ValueError: If names, layers or shapes differ, or if parameters are not initialized.
     """
+    check_model('load_weights(model, module)', model)
+    if not isinstance(source, torch.nn.Module | Mapping):
+        raise ConversionError('load_weights: pass a torch.nn.Module or its state_dict(), not '
+                              f'{name_of_kind(source)}.')
     if inputs:
-        state.initialize(model, lambda: (call or model)(*inputs))
+        with explained('load_weights(model, module, x)', inputs):
+            state.initialize(model, lambda: (call or model)(*inputs))
     tensors = source.state_dict() if isinstance(source, torch.nn.Module) else source
     waiting = [name for name in state.uninitialized(model) if name in tensors or not inputs]
     if waiting:

@@ -142,3 +142,32 @@ def test_a_model_that_cannot_be_called(folder, monkeypatch):
     with pytest.raises(SystemExit, match=r'cannot be called with --input 2,4: \w+Error: .*\nPass '):
         export(monkeypatch, 'model.npz', 'model.pt')
     assert sorted(os.listdir(folder)) == ['model.npz', 'net_of_test.py']
+
+
+@pytest.mark.parametrize('name, text', [
+    ('none', r'FileNotFoundError: .*none'),
+    ('text', 'text is not an NPZ file'),
+    ('array.npy', 'array.npy is not an NPZ file'),
+    ('part.npz', 'part.npz is not an NPZ file'),
+    ('bits.npz', 'bits.npz is damaged: BadZipFile: ')])
+@pytest.mark.parametrize('options', [(), ('--training', 'net_of_test:optimizer')])
+def test_files_that_are_no_snapshots(folder, monkeypatch, name, text, options):
+    (folder / 'text').write_text('text')
+    np.save('array.npy', np.ones(3))
+    chainer.serializers.save_npz('model.npz', net(), compression=False)
+    data = (folder / 'model.npz').read_bytes()
+    (folder / 'part.npz').write_bytes(data[:len(data) // 2])
+    at = data.index(net()[0].b.array.tobytes())
+    (folder / 'bits.npz').write_bytes(data[:at] + b'\1' + data[at + 1:])
+    with pytest.raises(SystemExit, match=text):
+        export(monkeypatch, name, 'model.pt', *options)
+
+
+def test_a_program_with_an_error(folder, monkeypatch):
+    chainer.serializers.save_npz('model.npz', net())
+    (folder / 'net_of_test.py').write_text('def make(:\n')
+    with pytest.raises(SystemExit, match=r'--model net_of_test:make cannot be called: SyntaxError'):
+        export(monkeypatch, 'model.npz', 'model.pt')
+    (folder / 'net_of_test.py').write_text('def make():\n    return 3\n')
+    with pytest.raises(SystemExit, match=r'must return a chainer\.Link, not int'):
+        export(monkeypatch, 'model.npz', 'model.pt')

@@ -259,3 +259,44 @@ def test_a_model_that_communicates():
     model = Net(lambda self, x: Sent().apply((x,))[0])
     with pytest.raises(chainer_compat.ConversionError, match=r'Sent .*: it communicates with'):
         chainer_compat.to_torch(model, draw(2, 3))
+
+
+class Fails(chainer.Chain):
+    def forward(self, x):
+        raise OSError('no such file')
+
+
+#: Calls, and what the error says.
+WRONG = [
+    (lambda m, t, x: chainer_compat.to_torch(x, m), 'must be a chainer.Link, not numpy.ndarray. '
+     'The order of the arguments is to_torch(model, x).'),
+    (lambda m, t, x: chainer_compat.to_torch(chainer.optimizers.SGD().setup(m), x),
+     'not chainer.optimizers.SGD. Pass its model, optimizer.target.'),
+    (lambda m, t, x: chainer_compat.to_torch(m, torch.ones(2, 3)), 'input 0 is a torch.Tensor'),
+    (lambda m, t, x: chainer_compat.to_torch(m, {'x': [torch.ones(2, 3)]}),
+     "input 0['x'][0] is a torch.Tensor"),
+    (lambda m, t, x: chainer_compat.to_torch(m, x.tolist()), 'instead of lists of numbers'),
+    (lambda m, t, x: chainer_compat.to_torch(m), 'called with no inputs: TypeError: '),
+    (lambda m, t, x: chainer_compat.to_torch(m, x[:, :2]), 'called with float32 (2, 2): '),
+    (lambda m, t, x: chainer_compat.to_torch(Fails(), x), 'OSError: no such file (' + __file__),
+    (lambda m, t, x: chainer_compat.to_torch(m, x, call='forward'), 'such as call=model.forward, '),
+    (lambda m, t, x: chainer_compat.compare(t, m, x),
+     'not torch.fx.GraphModule. The order of the arguments is compare(model, module, x).'),
+    (lambda m, t, x: chainer_compat.compare(m, x, t), 'must be a torch.nn.Module, not numpy.nd'),
+    (lambda m, t, x: chainer_compat.load_weights(t, m), 'load_weights: model must be'),
+    (lambda m, t, x: chainer_compat.load_weights(m, x), 'its state_dict(), not numpy.ndarray'),
+    (lambda m, t, x: chainer_compat.load_weights(L.Linear(3), t, 'x'), 'called with str: '),
+    (lambda m, t, x: chainer_compat.to_torch_optimizer(chainer.optimizers.SGD().setup(m), m),
+     'must be a torch.nn.Module, not chainer.links.Linear'),
+    (lambda m, t, x: chainer_compat.to_torch_optimizer(torch.optim.Adam(t.parameters()), t),
+     'must be a chainer.Optimizer, not torch.optim.Adam. ')]
+
+
+@pytest.mark.parametrize('number', range(len(WRONG)))
+def test_wrong_arguments(number):
+    call, text = WRONG[number]
+    model, x = L.Linear(3, 2), np.ones((2, 3), 'f')
+    module = chainer_compat.to_torch(model, x)
+    with pytest.raises(chainer_compat.ConversionError) as error:
+        call(model, module, x)
+    assert text in str(error.value)

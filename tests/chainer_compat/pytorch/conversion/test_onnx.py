@@ -52,3 +52,9 @@ def test_import_of_onnx_chainer():
 def test_arguments_in_another_order(tmp_path):
     with pytest.raises(TypeError, match='path must be the path of a file, not ndarray'):
         chainer_compat.to_onnx(chainer.links.Linear(3, 2), draw(2, 3), tmp_path / 'model.onnx')
+
+
+def test_a_folder_that_does_not_exist(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r'the folder .*none does not exist\. Create it'):
+        chainer_compat.to_onnx(
+            chainer.links.Linear(3, 2), tmp_path / 'none' / 'model.onnx', draw(2, 3))

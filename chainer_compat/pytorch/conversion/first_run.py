@@ -1,0 +1,110 @@
+"""The first run of a model: checks the arguments, and explains why it cannot be called."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chainer
+import numpy as np
+import torch
+
+from chainer_compat.pytorch.conversion import state
+from chainer_compat.pytorch.conversion.errors import ConversionError, name_of_kind
+from chainer_compat.pytorch.conversion.tracing import Trace, is_library, trace
+
+
+def first_run(operation: str, model: chainer.Link, inputs: tuple[Any, ...], train: bool,
+              call: Callable[..., Any] | None) -> Trace:
+    """Initialize the model, and return the record of a run with the example inputs.
+
+    Args:
+        operation: A usual call of the public function, such as ``'to_torch(model, x)'``.
+        model: The model.
+        inputs: The example inputs.
+        train: The mode.
+        call: Which function to run instead of ``model``.
+
+    Raises:
+        ConversionError: If an argument has a wrong type, or the model cannot be called.
+    """
+    check_model(operation, model)
+    if call is not None and not callable(call):
+        example = f'model.{call}' if isinstance(call, str) and hasattr(model, call) else (
+            'model.predict')
+        raise ConversionError(f'{_name(operation)}: call must be a function, such as '
+                              f'call={example}, not {call!r}.')
+    for i, value in enumerate(inputs):
+        _check_input(value, f'input {i}')
+    if any(not isinstance(p.device, chainer.backend.CpuDevice) for p in model.params()):
+        raise ConversionError("The model is not on the CPU. Call model.to_device('@numpy') first.")
+    with explained(operation, inputs):
+        state.initialize(model, lambda: (call or model)(*inputs))
+        return trace(model, inputs, train, call)
+
+
+def check_model(operation: str, model: object) -> None:
+    """Raise an error if a model is none of Chainer."""
+    if isinstance(model, chainer.Link):
+        return
+    target = ' Pass its model, optimizer.target.' if hasattr(model, 'target') else ''
+    raise ConversionError(
+        f'{_name(operation)}: model must be a chainer.Link, not {name_of_kind(model)}.{target} '
+        f'The order of the arguments is {operation}.')
+
+
+def _name(operation: str) -> str:
+    return operation.partition('(')[0]
+
+
+def _check_input(value: object, name: str) -> None:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _check_input(each, f'{name}[{key!r}]')
+    elif isinstance(value, list | tuple):
+        for i, each in enumerate(value):
+            _check_input(each, f'{name}[{i}]')
+    elif isinstance(value, torch.Tensor):
+        raise ConversionError(f'{name} is a torch.Tensor, but the model of Chainer runs with it. '
+                              'Pass a NumPy array, such as x.numpy().')
+
+
+@contextlib.contextmanager
+def explained(operation: str, inputs: tuple[Any, ...]) -> Iterator[None]:
+    """Raise a ConversionError if the program's model raises an error."""
+    try:
+        yield
+    except ConversionError:
+        raise
+    except Exception as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)
+                  if not is_library(frame.f_globals.get('__name__', ''))]
+        lines = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)
+                 if frame in frames]
+        place = f' ({lines[-1][0].f_code.co_filename}:{lines[-1][1]})' if lines else ''
+        if not inputs:
+            hint = f' Pass example inputs: {operation}.'
+        elif any(map(_is_numbers, inputs)):
+            hint = ' Pass arrays, such as np.array(x, np.float32), instead of lists of numbers.'
+        else:
+            hint = ''
+        raise ConversionError(
+            f'The model cannot be called with {", ".join(map(_described, inputs)) or "no inputs"}: '
+            f'{type(error).__name__}: {error}{place}.{hint}') from (error if lines else None)
+
+
+def _is_numbers(value: object) -> bool:
+    """Whether a value is a list of numbers, or of lists of them."""
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+        if isinstance(value, bool | int | float):
+            return True
+    return False
+
+
+def _described(value: object) -> str:
+    if isinstance(value, np.ndarray | chainer.Variable):
+        return f'{value.dtype} {value.shape}'
+    return name_of_kind(value)
