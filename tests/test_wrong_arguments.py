@@ -47,6 +47,15 @@ def checkpointer(comm, *args, **kwargs):
     return chainermn.create_multi_node_checkpointer(*args, comm, **kwargs)
 
 
+def trainer():
+    optimizer = chainer.optimizers.SGD().setup(L.Linear(3, 2))
+    return chainer.training.Trainer(chainer.training.StandardUpdater(serial(), optimizer))
+
+
+def pipeline(comm, **kwargs):
+    return chainermn.Pipeline(chainermn.MultiNodeChainList(comm), CF.sum, **kwargs)
+
+
 def snapshot(comm, argument):
     return extensions.multi_node_snapshot(comm, argument)
 
@@ -126,6 +135,13 @@ WRONG = [
     (lambda c: checkpointer(c, 'x', cp_interval='5'), "cp_interval='5'"),
     (lambda c: extensions.ObservationAggregator(c, 'x', aggregator=5), 'must be a function'),
     (lambda c: extensions.MultiNodeEarlyStoppingTrigger(c, monitor=5), 'must be the key'),
+    (lambda c: checkpointer(c, 'x').maybe_load(chainer.optimizers.SGD(), trainer()),
+     'the trainer comes first: maybe_load(trainer, optimizer)'),
+    (lambda c: iterators.ShardedIterator(c, 'x-*.npz', 5),
+     'ShardedIterator(shards, batch_size, comm) needs a ChainerMN communicator, not int. Check'),
+    (lambda c: pipeline(c, tied=['W']), "tied must be a dict of parameters by name, such as tied="),
+    (lambda c: pipeline(c).gradient_clipping('5'), "a number of at least 0, not '5'"),
+    (lambda c: pipeline(c).gradient_clipping(float('nan')), 'a number of at least 0, not nan'),
     (lambda c: c.allreduce_obj({}), "cannot combine the objects with op='sum'; allgather_obj"),
     (lambda c: c.bcast_data(L.Linear), 'but got the class Linear; pass an instance'),
 ]

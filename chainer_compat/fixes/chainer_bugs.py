@@ -31,6 +31,13 @@ def rate_before_the_first_update() -> dict[str, str]:
     return {'if t == 0:': 'if not (t := max(t, 1)):'}
 
 
+@edit('chainer.optimizer')
+def update_before_setup() -> dict[str, str]:
+    """All versions: ``update`` before ``setup`` computed the loss, then raised AttributeError."""
+    line = "use_cleargrads = getattr(self, '_use_cleargrads', True)"
+    return {line: f'self._check_set_up(); {line}'}
+
+
 @patch('chainer.functions.array.transpose_sequence')
 def unused_sequences(transpose_sequence: Any) -> None:
     """All versions: F.transpose_sequence failed in backward if the loss did not use all outputs.

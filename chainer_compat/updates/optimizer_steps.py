@@ -21,6 +21,7 @@ def begin(optimizer: Any) -> bool:
     It does what ``GradientMethod.update`` does until the hooks are called, or all of the step, if
     the optimizer has no hooks, every parameter has a gradient, and nothing else has changed.
     """
+    optimizer._check_set_up()
     found = None
     if _is_ordinary(optimizer):
         params = link_parameters.parameters(optimizer.target)

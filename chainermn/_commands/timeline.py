@@ -49,17 +49,28 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         parser.error(f'cannot read the timeline {error.filename}: {error.strerror}')
     except ValueError as error:
         parser.error(str(error))
+    if options.between and options.between[0] >= run.seconds:
+        parser.error(f'--between: nothing was recorded after {run.seconds:.3f} s')
+    has_plot = options.png is not None and plot.is_available()
+    try:
+        if options.merged is not None:
+            trace_files.write(run, options.merged)
+    except OSError as error:
+        parser.error(f'argument -o: cannot write {options.merged}: {error.strerror}')
+    try:
+        if has_plot:
+            plot.save(run, options.png, options.between)
+    except OSError as error:
+        parser.error(f'argument --png: cannot write {options.png}: {error.strerror}')
     print(streams.printable(summary.text(run)))
     if options.merged is not None:
-        trace_files.write(run, options.merged)
         print(f'\nWrote {options.merged}; open it at https://ui.perfetto.dev or in '
               'chrome://tracing')
-    if options.png is not None and not plot.is_available():
+    if has_plot:
+        print(f'\nWrote {options.png}')
+    elif options.png is not None:
         sys.stdout.flush()
         streams.write(f'chainermn timeline: {options.png} was not written, as --png needs '
                        f'matplotlib: {sys.executable} -m pip install matplotlib\n')
         return 1
-    if options.png is not None:
-        plot.save(run, options.png, options.between)
-        print(f'\nWrote {options.png}')
     return 0

@@ -5,6 +5,7 @@ import glob
 import itertools
 import os
 import re
+import sys
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
@@ -67,7 +68,8 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
         >>> chainermn.datasets.write_shards(mine, 'digits', samples_per_shard=3, comm=comm)
         ['digits-00000.npz', 'digits-00001.npz', 'digits-00002.npz', 'digits-00003.npz']
     """
-    comm = cast(CommunicatorBase, _Alone()) if comm is None else as_communicator(comm, _NAME)
+    comm = cast(CommunicatorBase, _Alone()) if comm is None else as_communicator(
+        comm, f'{_NAME}(dataset, prefix, samples_per_shard, comm)')
     return _write(dataset, os.fspath(prefix), samples_per_shard, comm, overwrite)
 
 
@@ -104,7 +106,7 @@ def _write(dataset: Dataset | Iterable[Object], prefix: str, samples_per_shard: 
         existing = _existing(prefix) if is_root else []
         if existing and not overwrite:
             raise FileExistsError(f'{existing[0]} exists. Remove the shards {prefix}-*, choose '
-                                  'another prefix, or pass overwrite=True.')
+                                  'another prefix, or pass overwrite=True.' + _hint(comm))
         if is_root:
             remove_index(prefix)
     by_rank = comm.allgather_obj(None if n_samples is None else -(-n_samples // samples_per_shard))
@@ -126,6 +128,15 @@ def _write(dataset: Dataset | Iterable[Object], prefix: str, samples_per_shard: 
             write_index(prefix, written)
     comm.barrier()  # now every rank may read them
     return [path for path, *_ in written]
+
+
+def _hint(comm: CommunicatorBase) -> str:
+    mpi = sys.modules.get('mpi4py.MPI')
+    if not isinstance(comm, _Alone) or mpi is None or not mpi.Is_initialized() or (
+            mpi.COMM_WORLD.size == 1):
+        return ''
+    return (' If several ranks call write_shards at the same time, pass comm=comm and the samples '
+            'of each rank, or call it on rank 0 only.')
 
 
 def _samples(dataset: Dataset | Iterable[Object]) -> tuple[Iterator[Object], int | None]:

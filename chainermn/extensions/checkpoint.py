@@ -310,6 +310,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         Raises:
             RuntimeError: On every rank, if another job uses this name in this folder.
             OSError: On every rank, if a folder is in the place of a checkpoint file.
+            TypeError: On every rank, if ``trainer`` and ``optimizer`` are exchanged.
             ValueError: On every rank, if their names differ.
             ValueError: On every rank, if the newest checkpoint is of another number of ranks whose
                 states differed; if it was saved with other classes of models, optimizers, update
@@ -327,6 +328,9 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             >>> start  # there is no checkpoint yet
             0
         """
+        if isinstance(optimizer, chainer.training.Trainer):
+            self.comm.refuse('maybe_load', TypeError(
+                'maybe_load: the trainer comes first: maybe_load(trainer, optimizer).'))
         self._saver.flush()
         wait_for_all()  # another checkpointer of this process may have saved it
         self._set_path(path, trainer)

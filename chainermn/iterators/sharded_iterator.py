@@ -120,7 +120,7 @@ class ShardedIterator(chainer.dataset.Iterator):
                  reader: Callable[[Object], Object] | None = None,
                  transform: Callable[[Object], Object] | None = None,
                  on_error: Literal['raise', 'skip'] = 'raise') -> None:
-        comm = as_communicator(comm, _NAME)
+        comm = as_communicator(comm, f'{_NAME}(shards, batch_size, comm)')
         self._comm = comm
         self._source: Prefetch[PlacedBatch] | None = None
         with raise_together(comm, _NAME):

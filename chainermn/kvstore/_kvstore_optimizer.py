@@ -165,7 +165,9 @@ class _KVStoreOptimizer(OptimizerProxy):
                 hooks, loss scaling or shared memory require, or if it already has a key of that
                 name; or if the compared settings differ between ranks.
         """
-        self.actual_optimizer._check_set_up()
+        if self.target is None:
+            self.kvstore._backend.refuse('push', RuntimeError(
+                'the KVStore optimizer has no model. Call optimizer.setup(model) first.'))
         if lossfun is not None:
             compute_gradients(self.actual_optimizer, lossfun(*args, **kwds))
         named = sorted(self.target.namedparams())

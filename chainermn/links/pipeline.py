@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -103,6 +104,10 @@ class Pipeline:
                                  f'{n_micro_batches!r}')
             if schedule not in NAMES:
                 raise ValueError(f'Pipeline: schedule must be one of {NAMES}, not {schedule!r}')
+            if tied is not None and not isinstance(tied, Mapping):
+                raise TypeError('Pipeline: tied must be a dict of parameters by name, such as '
+                                "tied={'W': embed.W}, not "
+                                f'{type(tied).__name__}')
             own = {id(param) for param in self._model.params()}
             for name, param in (tied or {}).items():
                 if id(param) not in own:
@@ -175,6 +180,9 @@ class Pipeline:
         Returns:
             A hook for ``optimizer.add_hook``; add it on all ranks.
 
+        Raises:
+            TypeError: On all ranks, if ``threshold`` is not a number of at least 0.
+
         Example:
             >>> chain = chainermn.MultiNodeChainList(comm)
             >>> chain.add_link(L.Linear(3, 2), rank_in=None if comm.rank == 0 else 0,
@@ -182,6 +190,9 @@ class Pipeline:
             >>> optimizer = chainer.optimizers.SGD().setup(chain)
             >>> optimizer.add_hook(chainermn.Pipeline(chain).gradient_clipping(5))
         """
+        if not isinstance(threshold, numbers.Real) or not threshold >= 0:
+            self._comm.refuse('Pipeline.gradient_clipping', TypeError(
+                f'Pipeline: threshold must be a number of at least 0, not {threshold!r}'))
         return GradientClipping(
             self._comm, threshold,
             lambda param: self._shape is None or self._shape.tied.counted(param))

@@ -422,7 +422,10 @@ def test_options(tmp_path, env):
 
 
 @pytest.mark.parametrize('args, message', [
-    (['script.py'], 'the following arguments are required: -n'),
+    (['script.py'], 'the following arguments are required: -n\n'),
+    (['script.py', '-n', '2'], 'required: -n. Put it before SCRIPT: -n N script.py\n'),
+    (['-n', '1', '--log-dir', 'script.py', 'script.py'],
+     'argument --log-dir: cannot create the folder '),
     (['-n', '2'], 'the following arguments are required: SCRIPT\n'),
     (['-n', '0', 'script.py'], 'argument -n: must be an integer of at least 1, not 0'),
     *[(['-n', '1', f'{option}={value}', 'script.py'],

@@ -348,3 +348,7 @@ def test_dump_and_top_use_one_file():
             assert dump_request.requests() == (False, []) and not dump_request.are_pending()
         finally:
             os.close(requests.file)
+
+
+def test_wrong_numbers_of_updates(usage_error):
+    assert 'argument -n: must be an integer of at least 1, not 0' in usage_error('top', '-n', 0)

@@ -207,6 +207,12 @@ def test_wrong_arguments(files, tmp_path, usage_error):
     assert 'No such file' in usage_error('timeline', tmp_path / 'missing.*.json')
     assert 'would overwrite' in usage_error('timeline', *files, '-o', files[0])
     assert 'start before end' in usage_error('timeline', *files, '--between', 2, 1)
+    assert 'nothing was recorded after ' in usage_error(
+        'timeline', *files, '--png', tmp_path / 'x.png', '--between', 5000, 6000)
+    for option in '-o', '--png':
+        path = tmp_path / 'none' / 'x'
+        assert f'argument {option}: cannot write {path}: No such file' in usage_error(
+            'timeline', *files, option, path)
 
 
 def test_without_matplotlib_the_report_is_printed(files, tmp_path, capsys, monkeypatch):

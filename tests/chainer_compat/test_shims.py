@@ -287,6 +287,7 @@ TESTS = {
     'caffe': ['test_left_out.py::test_caffe'],
     'cudnn_warning': ['test_shims.py::test_cudnn_warning'],
     'deconvolution_cover_all': ['fixes/test_chainer_bugs.py::test_deconvolution_2d'],
+    'update_before_setup': ['fixes/test_chainer_bugs.py::test_update_before_setup'],
     'unused_sequences': ['fixes/test_chainer_bugs.py::test_transpose_sequence'],
     'no_ids': ['fixes/test_chainer_bugs.py::test_no_ids'],
     'rate_before_the_first_update': [

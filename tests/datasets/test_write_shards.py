@@ -89,3 +89,12 @@ def test_killed_while_writing(tmp_path):
     iterator = ShardedIterator(
         str(tmp_path / 'train-*'), 2, create('naive'), repeat=False, shuffle=False)
     assert [int(x) for batch in iterator for x in batch] == [*range(6)]
+
+
+def test_several_ranks_without_a_communicator(comm, shared_folder):
+    if comm.rank == 0:
+        write_shards(np.arange(10), 'alone', 2)
+        hint = 'several ranks .* pass comm=comm' if comm.size > 1 else r'pass overwrite=True\.$'
+        with pytest.raises(FileExistsError, match=hint):
+            write_shards(np.arange(10), 'alone', 2)
+    comm.barrier()

@@ -138,7 +138,7 @@ def test_a_store_serves_one_model(create, comm):
     with pytest.raises(ValueError, match='create another store'):
         optimizer.setup(Model())
     unprepared = create_kvstore_optimizer(optimizers.SGD(), create('local'))
-    with pytest.raises(RuntimeError, match='not set up'):
+    with pytest.raises(RuntimeError, match=r'has no model\. Call optimizer\.setup'):
         unprepared.update(model, *batch(0, 0))
 
 

@@ -402,6 +402,11 @@ def test_links_that_wait_for_each_other(comm):
         Pipeline(model, F.softmax_cross_entropy)(*batch(4))
 
 
+def test_a_model_without_links(comm):
+    with raises_on_all(ValueError, 'has no links on any rank. Call add_link('):
+        Pipeline(MultiNodeChainList(comm), F.softmax_cross_entropy)(*batch(4))
+
+
 def test_different_batches(comm):
     model, _ = build(chain(comm.size), comm)
     pipeline = Pipeline(model, F.softmax_cross_entropy)

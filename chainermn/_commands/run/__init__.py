@@ -11,8 +11,8 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
 
+from chainermn._commands.options import at_least
 from chainermn._commands.run import hosts
 from chainermn._commands.run.forwarded_signals import Signals
 from chainermn._commands.run.job import Job
@@ -60,9 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = '%(prog)s -n N [options] SCRIPT [ARGS...]'
-    parser.add_argument('-n', type=_at_least(1), required=True, metavar='N',
+    parser.add_argument('-n', type=at_least(1), metavar='N',
                         help='number of ranks')
-    parser.add_argument('--max-restarts', type=_at_least(0), default=3, metavar='K',
+    parser.add_argument('--max-restarts', type=at_least(0), default=3, metavar='K',
                         help='maximum number of restarts (default: %(default)s)')
     parser.add_argument('--startup', type=_seconds, default=10, metavar='SECONDS',
                         help='give up if two consecutive attempts fail within this time '
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              'killed (default: %(default)s)')
     parser.add_argument('--hosts-file', metavar='FILE',
                         help='the hosts to use, one per line: host, host:slots or host slots=N')
-    parser.add_argument('--min-ranks', type=_at_least(1), metavar='M',
+    parser.add_argument('--min-ranks', type=at_least(1), metavar='M',
                         help='start with M to N ranks, as many as the reachable hosts have '
                              'slots (default: N)')
     parser.add_argument('--host-timeout', type=_seconds, default=600, metavar='SECONDS',
@@ -96,16 +96,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('script', metavar='SCRIPT', help='the script that every rank runs')
     parser.add_argument('args', metavar='ARGS', nargs=argparse.REMAINDER,
                         help='arguments of the script').required = False
-
-
-def _at_least(minimum: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < minimum:
-            raise argparse.ArgumentTypeError(
-                f'must be an integer of at least {minimum}, not {text}')
-        return int(text)
-
-    return number
 
 
 def _seconds(text: str) -> float:
@@ -132,6 +122,10 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     Returns:
         The exit status.
     """
+    if options.n is None:
+        parser.error('the following arguments are required: -n' + (
+            f'. Put it before SCRIPT: -n N {options.script}'
+            if any(each.startswith('-n') for each in options.args) else ''))
     if not options.is_module and not os.path.isfile(options.script):
         parser.error(f'no such script: {options.script}')
     try:
@@ -139,10 +133,14 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         path, arguments = mpiexec.find(), shlex.split(options.mpiexec_args)
         slots = _slots(options)
         metrics = RunMetrics(options.metrics, options.script)
-        if options.log_dir is not None:
-            os.makedirs(options.log_dir, exist_ok=True)
     except (OSError, ValueError) as error:  # no mpiexec, an unbalanced quote, a wrong file
         parser.error(str(error))
+    if options.log_dir is not None:
+        try:
+            os.makedirs(options.log_dir, exist_ok=True)
+        except OSError as error:
+            parser.error(f'argument --log-dir: cannot create the folder {options.log_dir}: '
+                         f'{error.strerror}')
     program = [sys.executable, *['-m'] * options.is_module, options.script, *options.args]
     # MPICH's mpiexec dies of SIGUSR2.
     signals = Signals([signal.SIGUSR1, *[signal.SIGUSR2] * mpiexec.is_open_mpi(path)])

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
+from chainermn._commands.options import at_least
 from chainermn._commands.top import connection, display, jobs, table
 from chainermn._commands.top.jobs import RunningJob
 from chainermn._commands.top.table import TableRow
@@ -45,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='process ID of a rank on this host or of its mpiexec, job ID of '
                              'Slurm, or file name or path of the script, of which only the '
                              'file name is compared (default: the only job)')
-    parser.add_argument('-n', type=int, metavar='N', help='end after N updates of the table')
+    parser.add_argument('-n', type=at_least(1), metavar='N',
+                        help='end after N updates of the table')
     parser.add_argument('--json', action='store_true',
                         help='print one line of JSON per update instead of a table')
 

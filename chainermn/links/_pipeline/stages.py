@@ -57,11 +57,14 @@ def connect(parts: Sequence[Sequence[ListedLink]]) -> tuple[Stage, ...]:
         parts: The links of each rank.
 
     Raises:
-        ValueError: If an output is not received, an input is not sent, or links wait for each
-            other.
+        ValueError: If there are no links, an output is not received, an input is not sent, or
+            links wait for each other.
     """
     links = [(rank, index) for rank, own in enumerate(parts) for index in range(len(own))]
     sent: dict[tuple[int, int], list[_Link]] = collections.defaultdict(list)  # by pair of ranks
+    if not links:
+        raise ValueError('Pipeline: the MultiNodeChainList has no links on any rank. Call '
+                         'add_link(link, rank_in, rank_out) on each rank first.')
     for link in links:
         for other in _part(parts, link).ranks_out or ():
             sent[link[0], other].append(link)

@@ -190,3 +190,9 @@ def test_strides_of_foreign_memory():
     np.testing.assert_array_equal(y.array, [[0, 1], [3, 4]])
     y = F.as_strided(F.tanh(chainer.Variable(x)), (2, 2), (3, 1))
     np.testing.assert_allclose(y.array, np.tanh([[0, 1], [3, 4]]), 1e-6)
+
+
+@pytest.mark.parametrize('args', [(), (lambda: pytest.fail('the loss was computed'),)])
+def test_update_before_setup(args):
+    with pytest.raises(RuntimeError, match='Optimizer is not set up'):
+        chainer.optimizers.Adam().update(*args)
