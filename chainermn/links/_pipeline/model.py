@@ -119,8 +119,8 @@ class RankModel:
                 result = self.model(*args, **batch[1])
         if self._lossfun is not None:
             result = self._lossfun(result, batch[0][-1])
-        is_empty = self.chain_list is None and getattr(result, 'size', None) == 0
-        if not isinstance(result, chainer.Variable) or (result.ndim and not is_empty):
+        if not isinstance(result, chainer.Variable) or result.size > 1 or (
+                result.size == 0 and self.chain_list is not None):
             shape = f' of shape {result.shape}' if hasattr(result, 'shape') else ''
             raise TypeError(
                 f'Pipeline: the loss must be a scalar Variable, not {type(result).__name__}{shape}'
