@@ -136,10 +136,11 @@ def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
         name, a.ranks[name], b.ranks[name], _RANDOM, _begin(a, name, found, 1)))
     difference = _described(a, b, drawn or found)
     if drawn:
-        difference.notes.append(
-            'Their states differ before this update already. Numbers are drawn in it, or between '
-            f'it and the next one. The next difference: {_CAUSES[found.column]}, update '
-            f'{_number(a, found)}, {found.rank}.')
+        if drawn.column != 'cupy':
+            difference.notes.append('Their states differ before this update already. Numbers are '
+                                    'drawn in it, or between it and the next one.')
+        difference.notes.append(f'The next difference: {_CAUSES[found.column]}, update '
+                                f'{_number(a, found)}, {found.rank}.')
     if not difference.is_rounding:
         return [difference]
     other = _earliest(common, lambda name: _beyond_rounding(

@@ -118,7 +118,7 @@ def test_states_that_differ_before_they_are_used(naive, folder):
     found, = differences.between(a, b)
     assert (found.what, found.update) == ('the random numbers of the module random', 4)
     assert 'Their states differ before this update already' in found.notes[0]
-    assert 'The next difference: the loss, update 5' in found.notes[0]
+    assert 'The next difference: the loss, update 5' in found.notes[1]
 
 
 def adversaries(comm, folder, rate):
