@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from chainermn._process import streams
-from chainermn._records import differences
+from chainermn._records import differences, settings
 from chainermn._records.differences import Difference
 from chainermn._records.read import RecordedRun
 
@@ -79,13 +79,13 @@ def _result(a: RecordedRun, b: RecordedRun | None, found: Sequence[Difference]
         result['settings'] = {
             f'{setting} on {first} | {other}': values for other in a.ranks
             for first in [next(iter(a.replicas(other)))]
-            for setting, values in differences.settings(a.ranks[first], a.ranks[other]).items()}
+            for setting, values in settings.differing(a.ranks[first], a.ranks[other]).items()}
     else:
         result['B'] = _summary(b)
         result['settings'] = {}
         for name in a.ranks:
             if name in b.ranks:
-                for key, values in differences.settings(a.ranks[name], b.ranks[name]).items():
+                for key, values in settings.differing(a.ranks[name], b.ranks[name]).items():
                     result['settings'].setdefault(key, values)
     result['differences'] = [each._asdict() for each in found]
     if found and b is not None and found[0].rank in b.ranks:
@@ -107,6 +107,16 @@ def _count(n: int, what: str) -> str:
     return f'{n} {what}' if n == 1 else f'{n} {what}s'
 
 
+def _no_difference(result: dict[str, Any]) -> str:
+    if 'B' not in result:
+        return 'All ranks have the same parameters after each update.'
+    if result['A']['ranks'] == result['B']['ranks']:
+        return ('All updates that both runs recorded are identical: batches, losses, gradients and '
+                'parameters.')
+    return ('All updates that both runs recorded have the same examples, and up to rounding the '
+            'same gradients and parameters.')
+
+
 def _lines(result: dict[str, Any], found: Sequence[Difference]) -> list[str]:
     lines = [f'{key}: {result[key]["folder"]}, {_count(result[key]["ranks"], "rank")}, '
              f'{_count(result[key]["updates"], "update")}'
@@ -119,12 +129,7 @@ def _lines(result: dict[str, Any], found: Sequence[Difference]) -> list[str]:
         lines += [f'  and {len(shown) - 12} more (--json shows all)'] if len(shown) > 12 else []
     lines.append('')
     if not found:
-        return [*lines, 'All ranks have the same parameters after each update.'
-                if 'B' not in result else 'All updates that both runs recorded are identical: '
-                'batches, losses, gradients and parameters.'
-                if result['A']['ranks'] == result['B']['ranks'] else
-                'All updates that both runs recorded have the same examples, and up to rounding '
-                'the same gradients and parameters.']
+        return [*lines, _no_difference(result)]
     for each in found:
         kind = ('First difference (rounding only)' if each.is_rounding else
                 'First difference' if each is found[0] else 'First difference beyond rounding')

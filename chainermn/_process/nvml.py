@@ -25,7 +25,7 @@ class _MemoryInfo(ctypes.Structure):
 
 
 def gpu_use(bus_id: str) -> GpuUse | None:
-    """Return the use of a GPU; ``None`` without NVML, or if the GPU does not tell.
+    """Return the use of a GPU; ``None`` without NVML, or if it does not report this GPU.
 
     Args:
         bus_id: The address of the GPU on the PCI bus, as CUDA returns it.

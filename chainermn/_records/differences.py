@@ -1,18 +1,15 @@
 """Finds where two runs begin to differ."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from chainermn._operations.ranks import group_ranks, ranks_text
+from chainermn._records import details, settings
 from chainermn._records.read import RecordedRank, RecordedRun, Row
-
-#: Settings of one process, which explain no difference.
-_OF_A_PROCESS = {'format', 'columns', 'rank', 'host', 'first update', 'model', 'command', 'script'}
-#: Settings that only rank 0 records.
-_OF_RANK_0 = {'git commit', 'changed since the commit'}
+from chainermn._records.settings import NUMBERS
 
 _RANDOM = {'numpy': 'the random numbers of numpy.random',
            'python': 'the random numbers of the module random',
@@ -39,21 +36,11 @@ _HINTS_OF_RANKS = {
             'rank changes them.',
     'parameters': 'The mean gradients are the same: the optimizer, a hyperparameter or a hook '
                   'differs, or the parameters were changed on one rank since the last update.'}
-#: The numbers of an update whose size can be compared.
-NUMBERS = 'loss', 'norm of gradients', 'norm of parameters'
-
-#: Another order of additions changes the numbers of an update by less than this, relatively.
-_ROUNDING = 1e-4
-#: The same after updates without a difference, in which the same kernels ran.
+#: Rounding after updates without a difference, in which the same kernels ran, is less than this.
 _LATE_ROUNDING = 1e-5
 #: Growth by more than this factor is not rounding.
 _JUMP = 100
-#: Settings of what computes an update: if one differs, so do the results, and not by rounding.
-_OF_UPDATES = ('optimizer', 'hooks', 'hyperparameter ', 'update rules', 'frozen parameters')
 _NEAR = 50  # updates in which a batch is looked for
-#: Relative rounding errors of dtypes and of compression.
-_PRECISIONS = {'bfloat16': 2**-7, 'Bf16': 2**-7, 'float16': 2**-10, 'mixed16': 2**-10,
-               'Fp16': 2**-10, 'float32': 2**-23}
 
 
 class Difference(NamedTuple):
@@ -80,46 +67,6 @@ class _Found(NamedTuple):
         return [*_CAUSES][self.cause]
 
 
-def settings(a: RecordedRank, b: RecordedRank) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ, by name."""
-    ignored = _OF_A_PROCESS if a.settings['rank'] == b.settings['rank'] else (
-        _OF_A_PROCESS | _OF_RANK_0)
-    found = {name: (a.settings.get(name), b.settings.get(name))
-             for name in dict.fromkeys([*a.settings, *b.settings])
-             if name not in ignored and a.settings.get(name) != b.settings.get(name)
-             and (_are_alike(a, b) or (name in a.settings and name in b.settings))}
-    one, two = (', '.join(sorted({each[1] for each in record.settings['model'].values()}))
-                for record in (a, b))
-    return found if one == two else {'dtypes of the parameters': (one, two), **found}
-
-
-def _are_alike(a: RecordedRank, b: RecordedRank) -> bool:
-    """Return whether both trainings are in Chainer, or both in PyTorch."""
-    return a.settings.get('framework', 'Chainer') == b.settings.get('framework', 'Chainer')
-
-
-def _rounding(a: RecordedRank, b: RecordedRank) -> tuple[float, str]:
-    """Return the largest relative difference that is rounding, and the coarser dtype of two."""
-    values = ', '.join(f'{one}, {two}' for name, (one, two) in settings(a, b).items()
-                       if 'dtype' in name or name == 'compression').split(', ')
-    precision = next((name for name in _PRECISIONS if name in values), '')
-    return max(_ROUNDING, 10 * _PRECISIONS.get(precision, 0.)), precision
-
-
-def _incomparable(a: RecordedRank, b: RecordedRank) -> set[str]:
-    """Return the columns that differ although the training is the same."""
-    found = {'batch'} if _rounding(a, b)[1] else set()
-    if a.settings.get('loss scale') != b.settings.get('loss scale'):
-        found |= {'own', 'mean', 'norm of gradients'}
-    return found
-
-
-def _numbers_of(a: RecordedRank, b: RecordedRank) -> list[str]:
-    """Return the numbers of an update whose size can be compared."""
-    ignored = _incomparable(a, b)
-    return [name for name in NUMBERS if name not in ignored]
-
-
 def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
     """Return the first difference between two runs; if it is rounding, the first other one, too."""
     common = [name for name in a.ranks if name in b.ranks]
@@ -137,7 +84,7 @@ def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
     difference = _described(a, b, drawn or found)
     if drawn:
         if drawn.column != 'cupy':
-            difference.notes.append('Their states differ before this update already. Numbers are '
+            difference.notes.append('Their states already differ before this update. Numbers are '
                                     'drawn in it, or between it and the next one.')
         difference.notes.append(f'The next difference: {_CAUSES[found.column]}, update '
                                 f'{_number(a, found)}, {found.rank}.')
@@ -196,7 +143,7 @@ def of_ranks(run: RecordedRun) -> list[Difference]:
                          for record in run.replicas(first).values() if index < len(record))
     is_same = row['batch'] == other_row['batch'] != '-' and not any(
         row[each] != other_row[each] and _is_drawn(each, index, one, two) for each in _RANDOM)
-    places = [*_places(one.details(number), two.details(number), (first, name), is_same)][:3]
+    places = [*details.places(one.details(number), two.details(number), (first, name), is_same)][:3]
     notes = places or [_HINTS_OF_RANKS[columns[column]], *_later(one, two, number)]
     if len(groups) < len(run.replicas(first)):
         notes.append(f'Ranks with the same values: {" | ".join(map(ranks_text, groups.values()))}')
@@ -207,7 +154,7 @@ def of_ranks(run: RecordedRun) -> list[Difference]:
 def _later(a: RecordedRank, b: RecordedRank, number: int) -> Iterator[str]:
     """Yield which parameters differ before the next detailed update; advice if it is unknown."""
     for later in a.detailed:
-        places = _parameters(a.details(later), b.details(later), ['before'])
+        places = details.parameters(a.details(later), b.details(later), ['before'])
         if later > number and (place := next(places, '')):
             yield f'The next update with digests of all parameters is {later}. There, it is {place}'
             return
@@ -224,32 +171,13 @@ def growth(a: RecordedRank, b: RecordedRank, number: int) -> list[tuple[int, dic
     """
     n = min(len(a), len(b))
     index = next((index for index in range(n) if int(a.row(index)['update']) >= number), n)
-    step, found = 1, []
+    step, found, names = 1, [], settings.numbers(a, b)
     while index < n:
-        values = {key: relative(a.row(index)[key], b.row(index)[key])
-                  for key in _numbers_of(a, b)}
+        values = {key: details.relative(a.row(index)[key], b.row(index)[key]) for key in names}
         found.append((int(a.row(index)['update']), {
             key: value for key, value in values.items() if value is not None}))
         is_last = index == n - 1
         index, step = (n if is_last else min(index + step, n - 1)), step * 4
-    return found
-
-
-def relative(a: Any, b: Any) -> float | None:
-    """Return the relative difference of two numbers; ``None`` if one is unknown."""
-    return None if '-' in (a, b) else float(_relative([a], [b])[0])
-
-
-def _relative(a: Sequence[Any], b: Sequence[Any]) -> np.ndarray:
-    """Return the relative differences of numbers; 0 where one is unknown."""
-    if '-' in a or '-' in b:
-        known = [('0', '0') if '-' in pair else pair for pair in zip(a, b, strict=True)]
-        a, b = zip(*known, strict=True)
-    x, y = np.array(a, 'd'), np.array(b, 'd')
-    with np.errstate(all='ignore'):
-        found = np.abs(x - y) / np.maximum(np.abs(x), np.abs(y))
-    found[(x == y) | (np.isnan(x) & np.isnan(y))] = 0
-    found[np.isnan(found)] = np.inf
     return found
 
 
@@ -262,7 +190,7 @@ def _first_index(a: list[str], b: list[str]) -> int | None:
 def _first(name: str, a: RecordedRank, b: RecordedRank, columns: Iterable[str],
            end: int | None = None) -> _Found | None:
     """Return the first difference of a rank; of random numbers, only if they are used."""
-    ignored = _incomparable(a, b)
+    ignored = settings.incomparable(a, b)
     for index, (line, other_line) in enumerate(zip(a.lines[:end], b.lines[:end], strict=False)):
         if line == other_line:
             continue
@@ -293,10 +221,10 @@ def _differ(a: Row, b: Row, column: str) -> bool:
 def _beyond_rounding(name: str, a: RecordedRank, b: RecordedRank, begin: int) -> _Found | None:
     """Return the first difference that is not the growth of rounding errors."""
     n = min(len(a), len(b))
-    names = _numbers_of(a, b)
+    names = settings.numbers(a, b)
     one, two = (each.columns(['batch', *names], begin, n) for each in (a, b))
-    values = np.array([_relative(x, y) for x, y in zip(one[1:], two[1:], strict=True)])
-    limit, precision = _rounding(a, b)
+    values = np.array([details.relative_all(x, y) for x, y in zip(one[1:], two[1:], strict=True)])
+    limit, precision = settings.rounding(a, b)
     least = 10 * limit  # as gradients of ReLUs jump
     before = np.maximum.accumulate(np.append(least / _JUMP, values.max(axis=0)))
     is_beyond = values > before[:-1] * _JUMP
@@ -315,12 +243,12 @@ def _initial(a: RecordedRank, b: RecordedRank) -> list[str]:
     """Return how the parameters before the first update differ."""
     if max(int(each.settings['first update']) for each in (a, b)) > 1:
         return []
-    limit = _rounding(a, b)[0]
+    limit = settings.rounding(a, b)[0]
 
     def differ(one: list[Any], two: list[Any]) -> bool:
         if one[:2] == two[:2]:
             return one[2:] != two[2:]
-        return one[0] != two[0] or _relative(one[3:], two[3:]).max(initial=0) > limit
+        return one[0] != two[0] or details.relative_all(one[3:], two[3:]).max(initial=0) > limit
 
     note = _differing(a, b, differ)
     return [note] if note else []
@@ -349,13 +277,14 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
     one, two = a.ranks[found.rank], b.ranks[found.rank]
     row, other = one.row(found.position), two.row(found.position)
     number = int(row['update'])
-    limit, precision = _rounding(one, two)
-    places = [*_places(one.details(number), two.details(number), limit=precision and limit)][:3]
+    limit, precision = settings.rounding(one, two)
+    places = [*details.places(one.details(number), two.details(number),
+                              limit=precision and limit)][:3]
     is_rounding = found.column in _RESULTS and (
         bool(precision) or _can_be_rounding(one, two, places)) and all(
-            (relative(row[key], other[key]) or 0.) < (
+            (details.relative(row[key], other[key]) or 0.) < (
                 limit if precision or not found.position else _LATE_ROUNDING)
-            for key in _numbers_of(one, two))
+            for key in settings.numbers(one, two))
     notes = _batch(a, b, found) if found.column == 'batch' else []
     if found.column == 'copied':
         notes.append(f'{"A" if row["copied"] == "True" else "B"} does so after a resume or if '
@@ -382,8 +311,7 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
 
 def _can_be_rounding(a: RecordedRank, b: RecordedRank, places: Sequence[str]) -> bool:
     """Return whether neither a setting of the updates nor a change before the update differs."""
-    return not _before(places) and not (_are_alike(a, b) and any(
-        name.startswith(_OF_UPDATES) for name in settings(a, b)))
+    return not _before(places) and not settings.change_updates(a, b)
 
 
 def _before(places: Sequence[str]) -> str:
@@ -425,74 +353,6 @@ def _examples(run: RecordedRun, name: str, begin: int, end: int) -> np.ndarray:
     return total & 0xffffff
 
 
-def _places(a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence[str] = 'AB',
-            is_same_batch: bool = True, limit: float | str = '') -> Iterator[str]:
-    """Yield which parameters and functions differ in a detailed update, in the order of cause.
-
-    Args:
-        a: The details of the update in a run, or on a rank.
-        b: Those in another.
-        names: Of the two.
-        is_same_batch: Whether they have the same batch and random numbers.
-        limit: If not empty, norms that differ by less are the same.
-    """
-    if not a or not b:
-        return
-    yield from _parameters(a, b, ['before'], limit)
-    functions = ([each for each in details.get('functions', []) if not limit or each[0] != 'Cast']
-                 for details in (a, b))
-    for one, two in zip(*functions, strict=False) if is_same_batch else ():
-        if one[0] != two[0]:
-            yield (f'{names[0]} calls {one[0]} at {one[1]}, where {names[1]} calls {two[0]} at '
-                   f'{two[1]}')
-            break
-        if any(_is_other(*each, limit) for each in zip(one[3:], two[3:], strict=False)):
-            where = f' in {one[2]}' if one[2] else ''
-            yield f'the output of {one[0]}{where}, called at {one[1]}{_norms(one[3], two[3])}'
-            break
-    yield from _parameters(a, b, ['own', 'mean'] if is_same_batch else ['mean'], limit)
-    for name, value in a.get('hyperparameters', {}).items():
-        if value != (other := b.get('hyperparameters', {}).get(name, value)):
-            yield f'the hyperparameter {name}: {value} | {other}'
-    yield from _parameters(a, b, ['after'], limit)
-
-
-_TEXTS = {'before': 'the parameter {} before the update', 'own': "the rank's gradient of {}",
-          'mean': 'the mean gradient of {}', 'after': 'the parameter {} after the update'}
-
-
-def _parameters(a: Mapping[str, Any], b: Mapping[str, Any], keys: Iterable[str],
-                limit: float | str = '') -> Iterator[str]:
-    for key in keys:
-        one, two = a.get(key, {}), b.get(key, {})
-        for path in one:
-            if path in two and _is_other(one[path], two[path], limit):
-                yield _TEXTS[key].format(path) + _use(a, path) + _norms(one[path], two[path])
-                break
-
-
-def _use(details: Mapping[str, Any], path: str) -> str:
-    """Return which function uses a parameter, if it is known."""
-    link = path.rpartition('/')[0] or '/'
-    return next((f' (of {label}, called at {place})' for label, place, of, *_ in details.get(
-        'functions', []) if of == link), '')
-
-
-def _is_other(a: list[Any] | None, b: list[Any] | None, limit: float | str) -> bool:
-    """Return whether two digests differ."""
-    if a == b or not limit or not a or not b:
-        return a != b
-    return bool(_relative(a[1:2], b[1:2]).max(initial=0) > limit)
-
-
-def _norms(a: list[Any] | None, b: list[Any] | None) -> str:
-    """Return by how much two arrays differ, if their norms are known."""
-    if not a or not b or len(a) < 2 or len(b) < 2:
-        return ''
-    value = relative(a[1], b[1])
-    return f', relative difference of the norms {value:.1e}' if value else ', within rounding'
-
-
 def _of_other_sizes(a: RecordedRun, b: RecordedRun, name: str) -> Iterator[Difference]:
     """Yield the first difference of runs with other numbers of ranks: of all ranks together."""
     records = a.ranks[name], b.ranks[name]
@@ -500,8 +360,8 @@ def _of_other_sizes(a: RecordedRun, b: RecordedRun, name: str) -> Iterator[Diffe
     keys = NUMBERS[1:]
     one, two = (each.columns(['update', *keys], 0, n) for each in records)
     is_other = [_examples(a, name, 0, n) != _examples(b, name, 0, n)]
-    values = [_relative(x, y) for x, y in zip(one[1:], two[1:], strict=True)]
-    is_other += [each > _ROUNDING for each in values]
+    values = [details.relative_all(x, y) for x, y in zip(one[1:], two[1:], strict=True)]
+    is_other += [each > settings.ROUNDING for each in values]
     updates, kinds = np.nonzero(np.transpose(is_other))
     if not len(updates):
         return

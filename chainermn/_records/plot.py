@@ -4,8 +4,9 @@ from __future__ import annotations
 import pathlib
 from typing import TYPE_CHECKING
 
-from chainermn._records.differences import NUMBERS, relative
+from chainermn._records.details import relative
 from chainermn._records.read import RecordedRank, RecordedRun
+from chainermn._records.settings import NUMBERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

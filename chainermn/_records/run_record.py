@@ -201,7 +201,7 @@ _numbers = itertools.count(1)
 
 
 class _CallCount:
-    """Counts the updates of all optimizers of this process, on from those of a resumed run."""
+    """Counts the updates of all optimizers of this process, and of the runs that it resumes."""
 
     last = 0
 

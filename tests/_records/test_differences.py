@@ -12,7 +12,7 @@ import pytest
 from chainer import optimizer_hooks
 
 import chainermn
-from chainermn._records import differences, run_record
+from chainermn._records import differences, run_record, settings
 from chainermn._records.read import RecordedRun
 
 N, SIZE, UPDATES, AT = 48, 6, 8, 5  # examples of a rank, of a batch; updates; of a cause
@@ -321,7 +321,7 @@ def found(folder, comm, change, noise=.1):
 def test_causes(naive, folder, name):
     cause = CAUSES[name]
     a, b, differing = found(folder, naive, cause.change, cause.noise)
-    assert not cause.setting or cause.setting in differences.settings(
+    assert not cause.setting or cause.setting in settings.differing(
         a.ranks['rank0'], b.ranks['rank0'])
     if not cause.what:
         assert differing == []

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import chainermn
-from chainermn._records import differences, run_record
+from chainermn._records import differences, run_record, settings
 from chainermn._records.read import RecordedRun
 
 
@@ -206,7 +206,7 @@ def test_settings_of_ranks(naive, folder, monkeypatch):
     replicas(naive, folder)
     first, second, *_ = RecordedRun(folder).ranks.values()
     assert first.settings['git commit'] == '1234'
-    assert differences.settings(first, second) == {'OMP_NUM_THREADS': ('1', '2')}
+    assert settings.differing(first, second) == {'OMP_NUM_THREADS': ('1', '2')}
 
 
 @pytest.mark.mpi(min_size=2)

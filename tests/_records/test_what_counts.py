@@ -13,7 +13,7 @@ from chainer import optimizer_hooks
 
 import chainermn
 from chainermn._commands import compare
-from chainermn._records import differences, run_record
+from chainermn._records import differences, run_record, settings
 from chainermn._records.read import RecordedRun
 
 
@@ -70,7 +70,7 @@ def test_frozen_parameters_are_a_setting(naive, folder):
     a = train(naive, folder / 'a')
     b = train(naive, folder / 'b', configure=lambda optimizer: (
         optimizer.target[0].b.update_rule.__setattr__('enabled', False)))
-    assert differences.settings(a.ranks['rank0'], b.ranks['rank0']) == {
+    assert settings.differing(a.ranks['rank0'], b.ranks['rank0']) == {
         'frozen parameters': ([], ['/0/b'])}
     found, = differences.between(a, b)
     assert (found.update, found.is_rounding) == (1, False)
@@ -92,7 +92,7 @@ def test_batches_of_other_dtypes_are_the_same(naive, folder):
 def test_a_loss_scale_changes_gradients_only(naive, folder):
     a, b = (train(naive, folder / str(scale), configure=lambda optimizer, scale=scale: (
         optimizer.actual_optimizer.loss_scaling(scale=scale))) for scale in (2., 1024.))
-    assert differences.settings(a.ranks['rank0'], b.ranks['rank0']) == {
+    assert settings.differing(a.ranks['rank0'], b.ranks['rank0']) == {
         'loss scale': (2., 1024.)}
     assert differences.between(a, b) == []
 
@@ -117,7 +117,7 @@ def test_states_that_differ_before_they_are_used(naive, folder):
     assert differences.between(a, c) == []
     found, = differences.between(a, b)
     assert (found.what, found.update) == ('the random numbers of the module random', 4)
-    assert 'Their states differ before this update already' in found.notes[0]
+    assert 'Their states already differ before this update' in found.notes[0]
     assert 'The next difference: the loss, update 5' in found.notes[1]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import chainermn
-from chainermn._records import differences, run_record
+from chainermn._records import differences, run_record, settings
 from chainermn._records.read import RecordedRun
 
 pytestmark = pytest.mark.gpu
@@ -52,7 +52,7 @@ def test_gpu_and_cpu(record):
     """The difference is rounding; a cause after it is found."""
     record, gpu = record
     on_cpu, on_gpu = record('cpu'), record('gpu', gpu)
-    assert differences.settings(on_cpu.ranks['rank0'], on_gpu.ranks['rank0']) == {
+    assert settings.differing(on_cpu.ranks['rank0'], on_gpu.ranks['rank0']) == {
         'device': ('@numpy', '@cupy')}
     assert [each for each in differences.between(on_cpu, on_gpu) if not each.is_rounding] == []
     assert differences.between(on_gpu, record('same', gpu)) == []

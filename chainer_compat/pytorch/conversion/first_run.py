@@ -46,7 +46,7 @@ def first_run(operation: str, model: chainer.Link, inputs: tuple[Any, ...], trai
 
 
 def check_model(operation: str, model: object) -> None:
-    """Raise an error if a model is none of Chainer."""
+    """Raise an error if the model is not a chainer.Link."""
     if isinstance(model, chainer.Link):
         return
     target = ' Pass its model, optimizer.target.' if hasattr(model, 'target') else ''
@@ -79,10 +79,8 @@ def explained(operation: str, inputs: tuple[Any, ...]) -> Iterator[None]:
     except ConversionError:
         raise
     except Exception as error:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)
-                  if not is_library(frame.f_globals.get('__name__', ''))]
         lines = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)
-                 if frame in frames]
+                 if not is_library(frame.f_globals.get('__name__', ''))]
         place = f' ({lines[-1][0].f_code.co_filename}:{lines[-1][1]})' if lines else ''
         if not inputs:
             hint = f' Pass example inputs: {operation}.'

@@ -1,0 +1,66 @@
+"""The settings in which two records differ, and what can be compared in spite of them."""
+from __future__ import annotations
+
+from typing import Any
+
+from chainermn._records.read import RecordedRank
+
+#: Settings of one process, which explain no difference.
+_OF_A_PROCESS = {'format', 'columns', 'rank', 'host', 'first update', 'model', 'command', 'script'}
+#: Settings that only rank 0 records.
+_OF_RANK_0 = {'git commit', 'changed since the commit'}
+#: The numbers of an update whose size can be compared.
+NUMBERS = 'loss', 'norm of gradients', 'norm of parameters'
+#: Another order of additions changes the numbers of an update by less than this, relatively.
+ROUNDING = 1e-4
+#: Settings of what computes an update: if one differs, so do the results, and not by rounding.
+_OF_UPDATES = ('optimizer', 'hooks', 'hyperparameter ', 'update rules', 'frozen parameters')
+#: Relative rounding errors of dtypes and of compression.
+_PRECISIONS = {'bfloat16': 2**-7, 'Bf16': 2**-7, 'float16': 2**-10, 'mixed16': 2**-10,
+               'Fp16': 2**-10, 'float32': 2**-23}
+
+
+def differing(a: RecordedRank, b: RecordedRank) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, by name."""
+    ignored = _OF_A_PROCESS if a.settings['rank'] == b.settings['rank'] else (
+        _OF_A_PROCESS | _OF_RANK_0)
+    found = {name: (a.settings.get(name), b.settings.get(name))
+             for name in dict.fromkeys([*a.settings, *b.settings])
+             if name not in ignored and a.settings.get(name) != b.settings.get(name)
+             and (are_alike(a, b) or (name in a.settings and name in b.settings))}
+    one, two = (', '.join(sorted({each[1] for each in record.settings['model'].values()}))
+                for record in (a, b))
+    return found if one == two else {'dtypes of the parameters': (one, two), **found}
+
+
+def are_alike(a: RecordedRank, b: RecordedRank) -> bool:
+    """Return whether both trainings are in Chainer, or both in PyTorch."""
+    return a.settings.get('framework', 'Chainer') == b.settings.get('framework', 'Chainer')
+
+
+def rounding(a: RecordedRank, b: RecordedRank) -> tuple[float, str]:
+    """Return the largest relative difference that is rounding, and the coarser dtype of two."""
+    values = ', '.join(f'{one}, {two}' for name, (one, two) in differing(a, b).items()
+                       if 'dtype' in name or name == 'compression').split(', ')
+    precision = next((name for name in _PRECISIONS if name in values), '')
+    return max(ROUNDING, 10 * _PRECISIONS.get(precision, 0.)), precision
+
+
+def incomparable(a: RecordedRank, b: RecordedRank) -> set[str]:
+    """Return the columns that differ although the training is the same."""
+    found = {'batch'} if rounding(a, b)[1] else set()
+    if a.settings.get('loss scale') != b.settings.get('loss scale'):
+        found |= {'own', 'mean', 'norm of gradients'}
+    return found
+
+
+def numbers(a: RecordedRank, b: RecordedRank) -> list[str]:
+    """Return the numbers of an update whose size can be compared."""
+    ignored = incomparable(a, b)
+    return [name for name in NUMBERS if name not in ignored]
+
+
+def change_updates(a: RecordedRank, b: RecordedRank) -> bool:
+    """Return whether a setting of what computes an update differs."""
+    return are_alike(a, b) and any(
+        name.startswith(_OF_UPDATES) for name in differing(a, b))
