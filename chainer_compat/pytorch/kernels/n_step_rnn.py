@@ -18,6 +18,7 @@ from chainer import FunctionNode, Variable
 from chainer.functions.rnn import n_step_gru, n_step_lstm
 from chainer.functions.rnn.n_step_rnn import _one_directional_loop
 
+from chainer_compat.graph import nodes
 from chainer_compat.graph.settings import raises_errors
 from chainer_compat.pytorch import runs
 from chainer_compat.pytorch.tensors.arrays import operands, product, tensors
@@ -257,8 +258,9 @@ class Layer(FunctionNode):
                  else gradient.chunk(self.cell.gates)
                  for number, gradient in zip(needed, gradients, strict=True)
                  if gradient is not None}
-        return tuple([chainer.as_variable(product(
-            found[number] if part is None else found[number][part])) for number, part in places])
+        return tuple([nodes.variable(product(
+            found[number] if part is None else found[number][part]), False)
+            for number, part in places])
 
     def _place(self, index: int) -> tuple[int, int | None]:
         """Return which of the tensors has an input, and which part of it is that; ``None``: all."""

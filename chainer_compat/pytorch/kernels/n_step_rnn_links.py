@@ -66,12 +66,15 @@ class SequenceLayout:
 
     def __init__(self, xs: Sequence[Variable]) -> None:
         lengths = [len(x) for x in xs]
-        self._order: np.ndarray = argsort_list_descent(xs)
-        self._is_sorted: bool = (self._order == np.arange(len(xs))).all().item()
         #: Where each sequence begins and the last one ends, one sequence after another.
         self.bounds: list[int] = [0, *itertools.accumulate(lengths)]
-        #: Number of sequences and of time steps, if all sequences are equally long and in order.
-        self._shape = (len(xs), lengths[0]) if self._is_sorted and len(set(lengths)) == 1 else None
+        self._order: np.ndarray = np.arange(len(xs))
+        #: Number of sequences and of time steps, if all sequences have the same length.
+        self._shape = (len(xs), lengths[0]) if lengths.count(lengths[0]) == len(xs) else None
+        if self._shape is None:
+            self._order = argsort_list_descent(xs)
+        self._is_sorted: bool = (
+            self._shape is not None or (self._order == np.arange(len(xs))).all().item())
         #: Number of sequences that have an element at each time step.
         self.sizes: list[int] = (
             [len(xs)] * lengths[0] if self._shape else self._exists.sum(axis=1).tolist())
@@ -87,16 +90,18 @@ class SequenceLayout:
         """Undo :meth:`sort`, for states that nothing else uses."""
         return state if self._is_sorted else permutate(state, self._order, axis=1, inv=True)
 
-    def by_time(self, array: np.ndarray) -> np.ndarray:
-        """Put the elements of sequences, one sequence after another, in the order by time step."""
+    def by_time(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """Put the elements of sequences into one array, in the order by time step."""
+        xp = chainer.backend.get_array_module(*arrays)
         if self._shape:
-            return _transposed(array, self._shape)
-        return array.take(chainer.backend.get_array_module(array).asarray(self._by_time), axis=0)
+            return xp.stack(arrays, axis=1).reshape(-1, *arrays[0].shape[1:])
+        return xp.concatenate(arrays).take(xp.asarray(self._by_time), axis=0)
 
     def by_sequence(self, array: np.ndarray) -> np.ndarray:
-        """Undo :meth:`by_time`."""
+        """Put the elements, by time step, one sequence after another; the result is a copy."""
         if self._shape:
-            return _transposed(array, self._shape[::-1])
+            n, length = self._shape
+            return array.reshape(length, n, -1).swapaxes(0, 1).copy().reshape(array.shape)
         return array.take(chainer.backend.get_array_module(array).asarray(
             self._by_sequence), axis=0)
 
@@ -116,11 +121,6 @@ class SequenceLayout:
         return np.argsort(self._by_time)
 
 
-def _transposed(array: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Exchange two axes that an array has in its first; the result is a copy."""
-    return array.reshape(*shape, *array.shape[1:]).swapaxes(0, 1).copy().reshape(array.shape)
-
-
 class _ByTime(FunctionNode):
     """Puts the elements of sequences into one array, by time step."""
 
@@ -128,8 +128,7 @@ class _ByTime(FunctionNode):
         self.layout = layout
 
     def forward(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
-        xp = chainer.backend.get_array_module(*inputs)
-        return self.layout.by_time(xp.concatenate(inputs)),
+        return self.layout.by_time(inputs),
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Variable]
                  ) -> tuple[Variable, ...]:
