@@ -201,7 +201,7 @@ def _uncaught(hook: _ExceptHook | None, exc_type: type[BaseException], value: Ba
         text = ''.join(traceback.format_exception_only(exc_type, value)).partition('\n')[0]
         _abort(f'uncaught {text} (traceback above)')
     text = ''
-    if common_error.is_common(value) and _abort_function(1) is not None:
+    if _abort_function(1) is not None:
         common_error.hide_frames(value)
         tb = value.__traceback__
         if not common_error.is_printed_here(value):

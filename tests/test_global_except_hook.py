@@ -128,6 +128,28 @@ def test_an_error_of_all_ranks_is_printed_once_without_internal_frames(
     assert (f'File "{package}' in output) == (debug == '1'), output
 
 
+@pytest.mark.sample(2)
+@pytest.mark.parametrize('code, text, is_internal', [
+    ('comm.send(1, dest=7, tag=0)', 'dest must be a rank from 0 to 1, not 7', False),
+    ("chainermn.create_multi_node_optimizer('Adam', comm)", 'needs an optimizer', False),
+    ('comm.__dict__.clear(); comm.size', "no attribute '_size'", True),  # it could be a mistake of ours
+], ids=['value', 'type', 'not raised'])
+def test_an_error_that_explains_a_mistake_is_printed_without_internal_frames(
+        tmp_path, code, text, is_internal):
+    status, output = run(tmp_path, f'''
+        comm = chainermn.create_communicator('naive')
+        def mine():
+            {code}
+        if RANK == 1:
+            mine()
+        comm.barrier()
+        ''')
+    assert status != 0
+    assert output.count(text) == 1 and ', in mine\n' in output, output
+    package = os.path.dirname(chainermn.__file__)
+    assert (f'File "{package}' in output) == is_internal, output
+
+
 @pytest.mark.slow
 def test_an_error_of_all_ranks_that_rank_0_catches_is_printed_by_another(tmp_path):
     status, output = run(tmp_path, '''

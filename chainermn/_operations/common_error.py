@@ -1,11 +1,13 @@
-"""Marks on errors that must not be printed twice.
+"""Which rank prints an uncaught error, and with which frames.
 
-If all ranks raise an error, only one rank prints it, without the frames of this package.  If
-Chainer's Trainer has printed an error, the report of the job shows it in one line.
+If all ranks raise an error, only one rank prints it.  If Chainer's Trainer has printed an error,
+the report of the job shows it in one line.  An error that this package raises to explain a mistake
+is printed with the frames of the program, where the mistake is.
 """
 from __future__ import annotations
 
 import contextlib
+import dis
 import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -13,7 +15,9 @@ from types import TracebackType
 from chainermn._process import environment
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_INTERNAL = _PACKAGE, contextlib.__file__  # context managers of this package run there
+_COMPAT = os.path.join(os.path.dirname(os.path.dirname(_PACKAGE)), 'chainer_compat') + os.sep
+_INTERNAL = _PACKAGE, _COMPAT, contextlib.__file__  # context managers of this package run there
+_RAISE = dis.opmap['RAISE_VARARGS']
 _ATTRIBUTE = '_chainermn_is_printed_here'
 _SHOWN = '_chainermn_is_shown'
 
@@ -69,12 +73,27 @@ def is_shown(error: BaseException) -> bool:
 
 
 def hide_frames(error: BaseException) -> None:
-    """Remove the frames of this package from the traceback of an error that all ranks raise.
+    """Remove the frames of this package from the traceback of an error that explains a mistake.
 
     ``CHAINERMN_DEBUG=1`` shows them.
     """
-    if is_common(error) and not environment.flag(environment.DEBUG):
+    if (is_common(error) or _is_raised_here(error)) and not environment.flag(environment.DEBUG):
         error.__traceback__ = _visible(error.__traceback__) or error.__traceback__
+
+
+def _is_raised_here(error: BaseException) -> bool:
+    """Return whether a ``raise`` statement of this package has raised an error.
+
+    An error of anything else that this package does can be its own mistake.
+    """
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    if tb is None or isinstance(error, AssertionError):
+        return False
+    code = tb.tb_frame.f_code
+    return (code.co_filename.startswith((_PACKAGE, _COMPAT)) and tb.tb_lasti >= 0
+            and code.co_code[tb.tb_lasti] == _RAISE)
 
 
 def _visible(tb: TracebackType | None) -> TracebackType | None:

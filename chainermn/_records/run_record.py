@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 COLUMNS = ('update', 'loss', 'batch', 'examples', 'numpy', 'python', 'torch', 'cupy', 'own',
            'mean', 'parameters', 'norm of gradients', 'norm of parameters', 'call')
 
+_BELOW = 'chainer', 'chainermn', 'chainer_compat', 'contextlib'
 _SAMPLE = 32  # elements of each parameter, or of each example
 _LARGE = 2 ** 16  # elements; of larger arrays, details have a sample
 _GRADIENTS, _PARAMETERS = 'grad', 'array'  # attributes of a parameter
@@ -149,10 +150,8 @@ def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = ''
     recording = Recording(folder, details, name, number)
     if hasattr(type(optimizer), '_recording'):  # of this package
         if optimizer._recording is not None:
-            warnings.warn(
-                f'this optimizer is recorded already. Its record is now in {folder}, not in '
-                f'{optimizer._recording.folder}: use either CHAINERMN_RECORD or one RunRecord.',
-                RuntimeWarning, stacklevel=2)
+            _warn(f'this optimizer is recorded already. Its record is now in {folder}, not in '
+                  f'{optimizer._recording.folder}: use either CHAINERMN_RECORD or one RunRecord.')
         optimizer._recording = recording
         return recording
     actual = getattr(optimizer, 'actual_optimizer', optimizer)
@@ -361,9 +360,17 @@ class Recording:
             yield
         except OSError as error:
             self.close()
-            warnings.warn(f'stopped recording on this rank: cannot write to {self.folder}: '
-                          f'{error}. The training continues.',
-                          RuntimeWarning, stacklevel=5)
+            _warn(f'stopped recording on this rank: cannot write to {self.folder}: {error}. '
+                  'The training continues.')
+
+
+def _warn(text: str) -> None:
+    """Warn at the line of the program that is being executed."""
+    frame = _frame_of_program()
+    if frame is None:
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    else:
+        warnings.warn_explicit(text, RuntimeWarning, frame.f_code.co_filename, frame.f_lineno)
 
 
 def _open(path: str, is_new: bool) -> int:
@@ -570,12 +577,18 @@ def _sample(array: Array) -> Array:
 
 def _place() -> str:
     """Return the line of the program that is being executed."""
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None and re.search(
-            r'[/\\](chainer|chainermn|chainer_compat)[/\\]', frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = _frame_of_program()
     return '' if frame is None else (
         f'{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}')
+
+
+def _frame_of_program() -> types.FrameType | None:
+    """Return the innermost frame that is neither of this file nor of a library below it."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_globals is globals() or frame.f_globals.get(
+            '__name__', '').partition('.')[0] in _BELOW):
+        frame = frame.f_back
+    return frame
 
 
 # --- settings ------------------------------------------------------------------------------------

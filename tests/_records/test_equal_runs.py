@@ -297,11 +297,13 @@ def test_a_record_that_cannot_be_written(naive, folder):
         with contextlib.ExitStack() as stack:
             if odd:
                 reason = 'Not a directory' if where != 'full' else 'No space left'
-                stack.enter_context(pytest.warns(
+                found = stack.enter_context(pytest.warns(
                     RuntimeWarning, match=f'stopped recording on this rank: .*{reason}'))
             if odd and where == 'full':
                 os.dup2(os.open('/dev/full', os.O_WRONLY), recording._file)
             one_update(optimizer)
+        if odd:
+            assert [each.filename for each in found] == [__file__]
         for _ in range(3):
             one_update(optimizer)
         recording.close()
