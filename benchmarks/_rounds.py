@@ -1,6 +1,6 @@
 """Groups of processes that take turns, so that load on the machine affects all methods equally.
 
-The processes of all groups run for the whole time; those that do not have the turn sleep.  Results
+The processes of all groups run for the whole time; those that do not have the turn sleep. Results
 are the ratios of two methods within a round, and the median of these.
 """
 

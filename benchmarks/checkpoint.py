@@ -9,13 +9,13 @@ Run it in an environment with ChainerMN and MPI, for a model of 100 MB on each r
   thread.
 
 Both show the ratio to ChainerMN 7 within a round (median, minimum and maximum); for the
-call also the ratio to a plain copy of the model's arrays, which is a lower bound.  ChainerMN 7
+call also the ratio to a plain copy of the model's arrays, which is a lower bound. ChainerMN 7
 compresses its files (weights hardly get smaller), ChainerMN 8 does not, so most of the time is
-spent in this part.  ``--part stall`` measures only the following, in a quarter of a minute.
+spent in this part. ``--part stall`` measures only the following, in a quarter of a minute.
 
 - stall: time in which ResNet-50 does not train because its 300 MB, with Adam, are saved: the call,
-  and the time that the next update waits for copies.  "step" is the time that the call and the next
-  step take longer than a step without a save.  Both over a copy of the state in memory, and the
+  and the time that the next update waits for copies. "step" is the time that the call and the next
+  step take longer than a step without a save. Both over a copy of the state in memory, and the
   same if all arrays are copied in the call.
 """
 

@@ -20,7 +20,7 @@ Algorithms, for n bytes, N ranks, R of them on each of M nodes:
   between nodes each rank exchanges its slice of a chunk with the same slice there;
 - ring: as in NCCL, 2 (N - 1) steps in which each rank sends one N-th to the next; pack, unpack.
 
-A node has as many ranks as this machine has cores, and one network link, which they share.  The
+A node has as many ranks as this machine has cores, and one network link, which they share. The
 network is as fast as a message between two ranks on this machine, unless ``--network`` is given.
 All three algorithms are also measured on this machine, and compared with the predictions.
 """

@@ -1,16 +1,16 @@
 """On a GPU: bandwidth of packing, and steps of ResNet-50 and of a perceptron with 1 G parameters.
 
 ``python benchmarks/gpu.py [--ranks N] [--rounds 3] [--png FILE]``; without a network:
-``tests/gpu/offline.py``.  By default each GPU has a rank, but there are at least two ranks.  If
+``tests/gpu/offline.py``. By default each GPU has a rank, but there are at least two ranks. If
 ranks share a GPU, NCCL sends through sockets instead of NVLink, and the ranks compute at the same
 time: then only compare numbers of kernels and times on the host.
 
 Bandwidth: bytes read and written by ``pack`` and ``unpack``, which copy all gradients by one
 kernel, and by a plain device copy of as many bytes; one rank, the others wait.
 
-Steps: float32, a batch of 32 images of 224 x 224 pixels or of 256 rows, SGD.  Alone: without a
-communicator.  Host: the time until ``update`` returns, before the GPU has finished.  Kernels: those
-of one step, counted by CUPTI.  The kinds of steps take turns, round by round.
+Steps: float32, a batch of 32 images of 224 x 224 pixels or of 256 rows, SGD. Alone: without a
+communicator. Host: the time until ``update`` returns, before the GPU has finished. Kernels: those
+of one step, counted by CUPTI. The kinds of steps take turns, round by round.
 """
 
 import itertools

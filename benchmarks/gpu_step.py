@@ -1,9 +1,9 @@
 """On one GPU: a training step of ResNet-50 in Chainer and in PyTorch, and updates of parameters.
 
 ``python benchmarks/gpu_step.py [--batch 64] [--rounds 3]``; without a network:
-``tests/gpu/offline.py``.  Needs CuPy, and a PyTorch for GPUs; without it, only Chainer is measured.
+``tests/gpu/offline.py``. Needs CuPy, and a PyTorch for GPUs; without it, only Chainer is measured.
 
-Steps: images of 224 x 224 pixels, MomentumSGD.  Kinds of steps take turns, each in a process of its
+Steps: images of 224 x 224 pixels, MomentumSGD. Kinds of steps take turns, each in a process of its
 own. ChainerMN 8 computes with PyTorch's kernels (``CHAINER_USE_TORCH=always``), and without PyTorch
 with those of CuPy, which has no convolutions of cuDNN. Host: the time until
 ``update`` returns, before the GPU has finished.

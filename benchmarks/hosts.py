@@ -5,7 +5,7 @@ Run it as root on Linux with iproute2, in an environment with ChainerMN and MPI:
 [--compression fp16,2bit] [--torch PYTHON] [--png FILE]``.
 
 The hosts are network namespaces of this machine (``tests/virtual_hosts.py``); the link of each has
-the given rate in each direction.  They share the cores of this machine: real hosts have more.
+the given rate in each direction. They share the cores of this machine: real hosts have more.
 ``3x2`` are three hosts with two ranks each.
 Rows, for the gradients or parameters of ResNet-50 (102 MB):
 
@@ -17,7 +17,7 @@ Rows, for the gradients or parameters of ResNet-50 (102 MB):
 
 The bound is the time that the bytes, with headers, need on the busiest link: 2 (n-1)/n of the
 encoded gradients for n hosts, all parameters for bcast_data, and the shards of other hosts for
-scatter_dataset.  All rows take turns, round by round.  The output shows medians over the rounds, in
+scatter_dataset. All rows take turns, round by round. The output shows medians over the rounds, in
 milliseconds; and the ratios to the bound and to PyTorch DDP within a round.
 """
 

@@ -4,7 +4,7 @@ Run it in an environment with ChainerMN, MPI and NumPy 1.26; the iterator of Cha
 NumPy 2 and is skipped there:
 ``python benchmarks/iterator.py [--ranks 2] [--rounds 15] [--png FILE]``.
 
-Batches consist of 32 digits: 64 float32 values and an int32 label.  The output shows the time of
+Batches consist of 32 digits: 64 float32 values and an int32 label. The output shows the time of
 ``next()`` on the slowest rank for both, the ratio within a round (median, minimum and maximum), and
 the time of the underlying iterator on one rank, which is part of both.
 """

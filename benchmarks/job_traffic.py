@@ -4,7 +4,7 @@ Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/job_traffic.py [--ranks 2,8,32] [--png FILE]``.
 
 Counted on real ranks, as calls of mpi4py: the messages and bytes that arrive at the rank that
-receives most.  A collective of MPI counts as one message of each other rank.  The events:
+receives most. A collective of MPI counts as one message of each other rank. The events:
 
 - create: the first ``create_communicator``, without messages of the watchdogs;
 - check: the consistency check of a barrier, likewise;

@@ -3,8 +3,8 @@
 ``mpiexec -n 4 python benchmarks/kvstore_async.py [--rounds 7] [--seconds 3] [--sleep 50]``
 
 All ranks train a perceptron on the digits of scikit-learn, with the optimizer on a ``dist_async``
-store, which is sharded over the ranks.  In every other round the last rank sleeps in each of its
-steps, and the steps of the others are counted.  The output shows steps per second of one rank, the
+store, which is sharded over the ranks. In every other round the last rank sleeps in each of its
+steps, and the steps of the others are counted. The output shows steps per second of one rank, the
 ratio of each pair of rounds and their median, and the final accuracy.
 """
 

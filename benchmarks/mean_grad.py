@@ -2,7 +2,7 @@
 
 Run it in an environment with ChainerMN and MPI: ``python benchmarks/mean_grad.py``.
 
-Models: ResNet-50 (102 MB of gradients), 1000 arrays of 64 floats, one array of 400 MB.  Methods:
+Models: ResNet-50 (102 MB of gradients), 1000 arrays of 64 floats, one array of 400 MB. Methods:
 
 - ChainerMN 8: ``multi_node_mean_grad`` of the communicators ``flat`` and ``naive``;
 - ChainerMN 7: its ``naive`` (``CHAINERMN_OVERLAY=0``);
@@ -12,8 +12,8 @@ Models: ResNet-50 (102 MB of gradients), 1000 arrays of 64 floats, one array of 
 - lower bound: ``g *= 1`` for each gradient g, which reads and writes each byte once.
 
 The processes of all methods run for the whole time and take turns, round by round, so that load on
-the machine affects all methods equally; the others sleep.  A turn is one call to warm up and
-several more, of which the median counts.  The output shows medians over the rounds: milliseconds,
+the machine affects all methods equally; the others sleep. A turn is one call to warm up and
+several more, of which the median counts. The output shows medians over the rounds: milliseconds,
 and the ratios to ChainerMN 7 and to the lower bound within a round.
 """
 

@@ -4,13 +4,13 @@ Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/overlap.py [--ranks 2] [--rounds 3] [--only hosts] [--png FILE]``.
 
 Slowed: a communicator whose exchange takes as long as backward, in proportion to the bytes,
-without using a core, like a network card.  Exposed is the time of a step minus that of a step
-without communication; the ratio compares the exposed times with and without overlap.  The models
+without using a core, like a network card. Exposed is the time of a step minus that of a step
+without communication; the ratio compares the exposed times with and without overlap. The models
 are ten layers of 1000 units, one bucket each, and layers with the 161 parameters of ResNet-50 (102
-MB) in buckets of 25 MB, each layer with the work of a perceptron with as many parameters.  With
+MB) in buckets of 25 MB, each layer with the work of a perceptron with as many parameters. With
 ten layers a tenth is always exposed: the layer that backward computes last.
 
-Shared: ``flat``, with one rank per core, all of them computing.  Overlap has no benefit here, and
+Shared: ``flat``, with one rank per core, all of them computing. Overlap has no benefit here, and
 overlap=True detects this; with 'always', which is also shown, communication slows down backward.
 With half the ranks, on more than two cores,
 there are free cores.

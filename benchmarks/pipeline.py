@@ -7,17 +7,17 @@ There are two models of eight layers, half of them on each rank, with a mean squ
 
 - convolutions: 3x3 convolutions of 32 channels, on 64 images of 32 x 32.
 - sleeping layers: they sleep, in proportion to the number of images, as a rank does while its
-  GPU computes.  Two such ranks do not compete for cores and memory.
+  GPU computes. Two such ranks do not compete for cores and memory.
 
-A step is forward, backward and the update by SGD, in 8 micro-batches.  Interleaved stages: rank 0
-has the first and the third quarter of the layers, rank 1 the others; GPipe.  PyTorch has a
-model of the same shapes, ``Schedule1F1B``, on gloo.  The one process computes the whole batch at
+A step is forward, backward and the update by SGD, in 8 micro-batches. Interleaved stages: rank 0
+has the first and the third quarter of the layers, rank 1 the others; GPipe. PyTorch has a
+model of the same shapes, ``Schedule1F1B``, on gloo. The one process computes the whole batch at
 once, or accumulates the gradients of the same micro-batches. Two processes
 without messages each compute their half of the layers; a pipeline takes at least 9/8 of their
 time. Each process has one thread. A turn is the fastest of some steps.
 
 The memory is the peak of what Python and NumPy allocate during a step, summed over 4 ranks with two
-convolutions each, for 16 micro-batches.  It includes working memory of NumPy's convolutions; the
+convolutions each, for 16 micro-batches. It includes working memory of NumPy's convolutions; the
 goal is that of activations alone, which ``test_memory`` of tests/links/test_pipeline.py measures.
 """
 

@@ -4,8 +4,8 @@ Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/recent.py [--ranks 2] [--rounds 200] [--png FILE]``.
 
 The same processes alternate between running with and without the recorder; without it, the
-function that records a call is empty, and the lines around it are removed.  ``on, with call sites``
-also records these, as with a timeout or ``CHAINERMN_DEBUG=1`` in the environment.  The output
+function that records a call is empty, and the lines around it are removed. ``on, with call sites``
+also records these, as with a timeout or ``CHAINERMN_DEBUG=1`` in the environment. The output
 shows the median of the ratios within a round.
 """
 

@@ -5,7 +5,7 @@ Run it in an environment with ChainerMN and MPI:
 
 The same processes alternate between running with and without a record, 100 steps at a time, so that
 each turn with a record has one step with digests of all parameters and functions; of ResNet-50, a
-turn has one step without these, and their cost is measured separately.  The output shows the median
+turn has one step without these, and their cost is measured separately. The output shows the median
 of the ratios within a round.
 """
 

@@ -4,7 +4,7 @@ Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/scale.py [--ranks 8,64] [--rounds 3] [--png FILE]``.
 
 Compares ``flat`` and ``naive`` with the ``naive`` of ChainerMN 7 and with mpi4py, each in its own
-job; the jobs take turns, with fewer rounds for more ranks.  Milliseconds are CPU time, the mean of
+job; the jobs take turns, with fewer rounds for more ranks. Milliseconds are CPU time, the mean of
 the ranks; rows with "wall-clock" show wall-clock time on the slowest rank. All ranks share the
 cores of one machine, and a rank that polls for a message also takes CPU time. Chainer computes
 without PyTorch, whose import would take most of the time and memory.

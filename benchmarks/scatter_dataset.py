@@ -4,7 +4,7 @@ Run it in an environment with ChainerMN and MPI, on Linux:
 ``python benchmarks/scatter_dataset.py [--ranks 4] [--rounds 5] [--mib 1024] [--png FILE]``.
 
 The root has a ``TupleDataset`` of images (3 x 32 x 32 float32) and labels, which is scattered in
-order and shuffled.  The output shows the time until all ranks have their shard, for both, with the
+order and shuffled. The output shows the time until all ranks have their shard, for both, with the
 ratio within a round (median, minimum and maximum); and the peak memory of the node, in multiples
 of the data size: the sum of the peak growth of all resident sets, and the root's own copy.
 

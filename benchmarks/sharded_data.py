@@ -5,8 +5,8 @@ Run it in an environment with ChainerMN; rivals that are not installed are left 
 ``pip install mosaicml-streaming webdataset``.
 
 Samples are digits: 64 float32 values and an int32 label, in shards of 2,000, on a local disk and in
-the page cache.  Each reader runs in one process, reads all samples in shuffled order, and returns
-arrays of batches of 32.  In turns; the ratio is that to the faster rival in the same round.  Then
+the page cache. Each reader runs in one process, reads all samples in shuffled order, and returns
+arrays of batches of 32. In turns; the ratio is that to the faster rival in the same round. Then
 the time of a training step with a reader that takes 80 % of it, relative to a step without
 data, which computes on one core: the reader waits, as for a disk, or computes in pure Python.
 """

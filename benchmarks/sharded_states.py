@@ -3,9 +3,9 @@
 Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/sharded_states.py [--ranks 4] [--rounds 5] [--png FILE]``.
 
-The model has ten linear layers with 100 million float32 parameters.  State memory: bytes of Adam's
-moments on the rank with most.  Step: update and, if sharded, exchange of the parameters on one
-host with ``flat``, without averaging the gradients, which is the same for both.  Steps of both take
+The model has ten linear layers with 100 million float32 parameters. State memory: bytes of Adam's
+moments on the rank with most. Step: update and, if sharded, exchange of the parameters on one
+host with ``flat``, without averaging the gradients, which is the same for both. Steps of both take
 turns; the ratios are within a round.
 """
 

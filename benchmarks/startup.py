@@ -10,7 +10,7 @@ Run it in an environment with ChainerMN: ``python benchmarks/startup.py [--round
   MPI, on the slowest rank, including Python imports.
 
 The output shows the median of the differences within a round, in milliseconds of wall-clock time
-and of CPU time (user and system).  The variants take turns in random order, so that load affects
+and of CPU time (user and system). The variants take turns in random order, so that load affects
 both equally; on a busy machine CPU time is more stable.
 """
 

@@ -4,9 +4,9 @@ Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/timeline.py [--ranks 2] [--rounds 25] [--png FILE]``.
 
 The same processes alternate between running with and without a timeline; without it, the
-operations are restored to those used when ``CHAINERMN_TIMELINE`` is not set.  A step is an update
+operations are restored to those used when ``CHAINERMN_TIMELINE`` is not set. A step is an update
 of a multilayer perceptron of 1,000 units with batches of 100 images of 28 x 28 pixels, or of one
-of 100 units with 16 images of 8 x 8.  The output shows the median of the ratios within a round.
+of 100 units with 16 images of 8 x 8. The output shows the median of the ratios within a round.
 Without the variable, four empty with-statements per update remain; they are measured separately,
 since they are too short to be visible in a step.
 """

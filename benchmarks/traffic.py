@@ -3,8 +3,8 @@
 Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/traffic.py [--ranks 2,4,16,32] [--png FILE]``.
 
-Counted on real ranks, as payload without the headers of MPI, on the rank that receives most.  Times
-would mean nothing: there are more ranks than cores.  The model, ceil(log2(ranks)) messages, is
+Counted on real ranks, as payload without the headers of MPI, on the rank that receives most. Times
+would mean nothing: there are more ranks than cores. The model, ceil(log2(ranks)) messages, is
 compared with the counts and extended to 1,024 ranks. An MPI_Allgather of all signatures would take
 signature size * (ranks - 1) bytes.
 """

@@ -7,12 +7,12 @@ Run it in an environment with ChainerMN, MPI, scikit-learn and PyTorch:
 The models: six 3x3 convolutions of 32 channels, on 16 images of 3 x 32 x 32; ResNet-50, on 4 images
 of 3 x 224 x 224; the perceptron of ``examples/mnist`` with 1,000 units, on 100 images; an LSTM of
 256 units, on 16 sequences of 32 vectors of 128; and the networks of ``examples/dcgan`` (32 images)
-and ``examples/seq2seq`` (32 pairs, 5,000 words, 256 units).  PyTorch has models of the same shapes,
+and ``examples/seq2seq`` (32 pairs, 5,000 words, 256 units). PyTorch has models of the same shapes,
 written as its users do: with its defaults; with fused optimizers, and images with channels last;
 and compiled, on one rank, by ``torch.compile``, which needs a C++ compiler. The table shows the
 fastest.
 
-A step is forward, backward and the update.  With one rank nothing is exchanged.  With several,
+A step is forward, backward and the update. With one rank nothing is exchanged. With several,
 ChainerMN exchanges gradients by ``flat``, and PyTorch by DDP on gloo; only some models run. Each
 process has one thread. A turn is the fastest of some steps on one rank, their mean on several,
 where processes wait for each other. The time in kernels is that in PyTorch's functions, of the
@@ -20,7 +20,7 @@ fastest of 10 steps; the rest is Chainer's, NumPy's and the optimizer's. The mem
 largest resident set of rank 0.
 
 Two hosts of one rank each follow: network namespaces of this machine, whose links have the rate of
-``--hosts`` in each direction.  They need root and iproute2.  There ChainerMN exchanges with
+``--hosts`` in each direction. They need root and iproute2. There ChainerMN exchanges with
 ``overlap=True``, as DDP always does.
 
 On processors with bfloat16 instructions, the steps are also measured with

@@ -120,7 +120,7 @@ def _insert_before_site_packages(folder: str) -> None:
     site = sys.modules.get('site')  # absent only under python -S, which reads no .pth either
     if site is None:
         return
-    # While site.py reads a virtual environment's .pth files, PREFIXES is that of the base Python.
+    # While site.py reads a virtual environment's .pth files, PREFIXES belongs to the base Python.
     folders = {site.USER_SITE, *site.getsitepackages([sys.prefix, *site.PREFIXES])}
     path = sys.path
     first = next((i for i, entry in enumerate(path) if entry in folders), len(path))

@@ -132,7 +132,7 @@ def _dotted(version: int) -> str:
     return f'{version // 1000}.{version % 1000 // 10}'
 
 
-# The lines of the output.  If a function raises, the error is printed.
+# The lines of the output. If a function raises, the error is printed.
 VERSIONS: dict[str, Callable[[], str]] = {
     'Python': platform.python_version,
     'Chainer': lambda: metadata.version('chainer'),

@@ -1,4 +1,4 @@
-"""ChainerMN: distributed training for Chainer.  The facade: the names that scripts use."""
+"""ChainerMN: distributed training for Chainer. The facade: the names that scripts use."""
 import typing as _typing
 
 from chainermn import (

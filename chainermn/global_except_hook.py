@@ -70,7 +70,7 @@ _os_exit = os._exit
 
 
 def _is_first_of_node() -> bool:
-    """Return whether this rank reports its failure.  Used before there is a node monitor."""
+    """Return whether this rank reports its failure. Used before there is a node monitor."""
     if not launcher.is_on_first_node():
         time.sleep(_FIRST_NODE_TIME)
     return launcher.claim('report')
@@ -81,7 +81,7 @@ class _Hook(runtime.ProcessState):
 
     def __init__(self) -> None:
         self.is_installed = False
-        #: Whether this process is a rank.  A forked child is not.
+        #: Whether this process is a rank. A forked child is not.
         self.is_rank = True
         #: Whether to abort the job even if this process is its only one.
         self.is_forced = False
@@ -186,7 +186,7 @@ def _install() -> None:
 
 
 def _is_installed() -> bool:
-    """Return whether this process is a rank with the hook.  A forked child is not."""
+    """Return whether this process is a rank with the hook. A forked child is not."""
     return _hook().is_installed and _hook().is_rank
 
 
@@ -363,7 +363,7 @@ def _abort_function(status: int) -> Callable[[], object] | None:
 def _abort_before_mpi(status: int) -> None:
     launcher.abort(status)
     time.sleep(_LAUNCHER_TIMEOUT)
-    # The launcher did not abort the job.  It does not ignore a process that a signal kills.
+    # The launcher did not abort the job. It does not ignore a process that a signal kills.
     os.kill(os.getpid(), signal.SIGKILL)  # other signals can be caught
 
 

@@ -58,7 +58,7 @@ def read_code(package: Any) -> tuple[dict[str, set[str]], dict[str, str]]:
         if path.parts[1:] in ((), ('__init__.py',)):
             text = ast.get_docstring(ast.parse((package.root / path).read_text(encoding='utf-8')))
             first = (text or '').splitlines()[0].replace('``', '')
-            ideas[part] = first.split('.  ')[0].rstrip('.')
+            ideas[part] = first.split('. ')[0].rstrip('.')
     return imports, ideas
 
 

@@ -2,7 +2,7 @@
 
 Under ``mpiexec ... pytest --with-mpi`` every rank runs the same tests. After each phase of a
 test (setup, call, teardown) the ranks exchange outcomes; a failure on one rank is a failure on all.
-So no rank runs ahead, and only rank 0 reports.  In one process pytest-xdist may run the files in
+So no rank runs ahead, and only rank 0 reports. In one process pytest-xdist may run the files in
 parallel.
 """
 
@@ -236,7 +236,7 @@ class TimeLimit:
     """Kills the process if a test takes too long, after writing the stacks of all threads.
 
     A timer thread in C writes and the kernel kills, which also works if a rank waits in MPI or
-    holds the GIL.  Then mpiexec kills the other ranks, and pytest-xdist starts a new worker.
+    holds the GIL. Then mpiexec kills the other ranks, and pytest-xdist starts a new worker.
     """
 
     def __init__(self, name: str, ranks: Ranks | None) -> None:

@@ -177,7 +177,7 @@ class Unpicklable:
         raise OSError('this object stays here')
 
 
-#: Objects by name.  mpi4py sends the buffers of arrays beyond 256 KiB beside the pickle.
+#: Objects by name. mpi4py sends the buffers of arrays beyond 256 KiB beside the pickle.
 OBJECTS: dict[str, Callable[[int], Any]] = {
     'int': lambda seed: seed,
     'text': lambda seed: f'text {seed}',
@@ -679,7 +679,7 @@ def steps_of(name: str, size: int, x: Array, ops: Sequence[str] = OPS
 
 
 def call(comm: Any, name: str, root: int = 0) -> Any:
-    """Make a valid call, the same on all ranks.  Collective: every rank calls it."""
+    """Make a valid call, the same on all ranks. Collective: every rank calls it."""
     if name == 'finalize':
         return comm.finalize()
     own = {'root': root} if 'root' in CASES[name].arguments else {}
@@ -755,7 +755,7 @@ def _own_comm() -> MPI.Intracomm:
 
 
 def agree(outcomes: Sequence[Outcome]) -> None:
-    """Raise on all ranks if an outcome is wrong on any.  Collective: every rank calls it."""
+    """Raise on all ranks if an outcome is wrong on any. Collective: every rank calls it."""
     texts = []
     for found in zip(*_own_comm().allgather([(each.fault, repr(each.group), repr(each.shared))
                                            for each in outcomes]), strict=True):
@@ -769,14 +769,14 @@ def agree(outcomes: Sequence[Outcome]) -> None:
 
 
 def check(comm: Any, calls: Sequence[Call], group: Any = None) -> Any:
-    """Play a step; return the result or error.  Collective: every rank calls it."""
+    """Play a step; return the result or error. Collective: every rank calls it."""
     played = play(comm, calls, group=group)
     agree([played])
     return played.result
 
 
 def play(comm: Any, calls: Sequence[Call], xp: Any = np, group: Any = None) -> Outcome:
-    """Play a step, and compare the outcome.  Collective: every rank of the communicator calls it.
+    """Play a step, and compare the outcome. Collective: every rank of the communicator calls it.
 
     Args:
         comm: The communicator.

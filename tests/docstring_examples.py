@@ -1,7 +1,7 @@
 """Runs the examples in the docstrings of all public functions, classes and methods.
 
 ``mpiexec -n 2 python tests/docstring_examples.py [NAME ...]`` runs them in one job, each after the
-lines in docs/reference/index.rst.  Rank 0 compares its output with the docstring; on other ranks,
+lines in docs/reference/index.rst. Rank 0 compares its output with the docstring; on other ranks,
 an example must not raise another error.
 """
 
@@ -77,7 +77,7 @@ def public_docstrings(paths):
     """Return the docstrings of functions, classes and their methods, by name; each object once.
 
     Args:
-        paths: Names of public objects.  Objects other than functions and classes are ignored.
+        paths: Names of public objects. Objects other than functions and classes are ignored.
     """
     found = {}
     for path in paths:

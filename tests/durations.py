@@ -1,8 +1,8 @@
 """Measures what the tests cost: cases, started programs, seconds and CPU seconds.
 
 ``run_ranks.py`` measures each run, and fails if a folder has many more cases or starts many more
-programs than tests/durations.json allows.  Seconds are shown, not limited: they depend on the
-machine.  These commands measure all tests, and update that file and the table of CONTRIBUTING.md:
+programs than tests/durations.json allows. Seconds are shown, not limited: they depend on the
+machine. These commands measure all tests, and update that file and the table of CONTRIBUTING.md:
 
     python tests/run_ranks.py --measure /tmp/tests.json
     python tests/durations.py /tmp/tests.json

@@ -4,8 +4,8 @@
     def test_values(comm, operation, dtype):
         ...
 
-is like ``pytest.mark.parametrize``, but pytest sees one test, with one set of fixtures.  All cases
-run; the test fails if any of them fails on any rank, and lists those.  The values may be a function
+is like ``pytest.mark.parametrize``, but pytest sees one test, with one set of fixtures. All cases
+run; the test fails if any of them fails on any rank, and lists those. The values may be a function
 of pytest's configuration.
 """
 

@@ -1,11 +1,11 @@
 """Runs the tests at 1, 2 and 3 ranks: ``python tests/run_ranks.py [--ranks 2,4] [options]``.
 
 All tests run at 1 and 3 ranks; at 2 ranks only tests marked ``every_size``, unless ``--ranks`` is
-given.  With one rank, pytest-xdist runs two workers per core, up to 8.  Other
-options are passed to pytest.  Stops after the first failed run; with ``--keep-going`` it runs all,
+given. With one rank, pytest-xdist runs two workers per core, up to 8. Other
+options are passed to pytest. Stops after the first failed run; with ``--keep-going`` it runs all,
 and lists failed runs at the end.
 
-Prints what each of several runs cost.  Fails if a folder has outgrown its budget (durations.py).
+Prints what each of several runs cost. Fails if a folder has outgrown its budget (durations.py).
 """
 
 import argparse

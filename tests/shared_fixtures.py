@@ -101,7 +101,7 @@ def check():
 def same_error():
     """Call a function on all ranks and return its error, which must be equal on all.
 
-    ``failed`` is the only rank that failed, if any.  The message must have a line for each rank
+    ``failed`` is the only rank that failed, if any. The message must have a line for each rank
     unless ``table`` is false.
     """
     def same_error(call, *args, failed=None, table=True):

@@ -132,7 +132,7 @@ def test_an_error_of_all_ranks_is_printed_once_without_internal_frames(
 @pytest.mark.parametrize('code, text, is_internal', [
     ('comm.send(1, dest=7, tag=0)', 'dest must be a rank from 0 to 1, not 7', False),
     ("chainermn.create_multi_node_optimizer('Adam', comm)", 'needs an optimizer', False),
-    ('comm.__dict__.clear(); comm.size', "no attribute '_size'", True),  # it could be a mistake of ours
+    ('comm.__dict__.clear(); comm.size', "no attribute '_size'", True),
 ], ids=['value', 'type', 'not raised'])
 def test_an_error_that_explains_a_mistake_is_printed_without_internal_frames(
         tmp_path, code, text, is_internal):
@@ -219,7 +219,7 @@ def test_a_nonzero_status_stays_nonzero_in_8_bits(tmp_path, code, ranks, conditi
     assert len(said) == (ranks > 1) and set(said) <= {'256', '-512', str(2 ** 40)}
 
 
-# Installed after chainermn.  What they print is the second part.
+# Installed after chainermn. What they print is the second part.
 HOOKS = {
     'replaced': ("sys.excepthook = lambda *args: print('mine:', args[1])", ['mine: luck']),
     'calls the one before': ('''

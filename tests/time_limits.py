@@ -1,6 +1,6 @@
 """Time limits that fit the machine: ``timeout=seconds(20)``.
 
-A limit ends what hangs, and must not end what is slow.  So limits are given in seconds of a quiet
+A limit ends what hangs, and must not end what is slow. So limits are given in seconds of a quiet
 machine with two cores, and grow with how slow this one is: measured once, when the run starts, and
 with its load since.
 """

@@ -4,12 +4,12 @@
         hosts.run([sys.executable, 'train.py'], timeout=60)
 
 Each host has its own name, network address, processes, shared memory and ``/dev/shm``, and knows
-the names of the other hosts.  Files are shared.  So MPI finds what it finds on a cluster, and uses
-shared memory within a host and TCP between hosts.  This requires root and iproute2, and changes
+the names of the other hosts. Files are shared. So MPI finds what it finds on a cluster, and uses
+shared memory within a host and TCP between hosts. This requires root and iproute2, and changes
 nothing outside of the namespaces.
 
-The first process of each host waits at a pipe from this process.  When the pipe closes, even
-because this process was killed, Linux kills all processes of the host and removes its network.  So
+The first process of each host waits at a pipe from this process. When the pipe closes, even
+because this process was killed, Linux kills all processes of the host and removes its network. So
 no names have to be unique, and nothing can be left behind.
 """
 
@@ -43,8 +43,8 @@ ip link set lo up
 echo $pid
 read
 """
-# mpiexec calls it as "ssh [OPTION ...] ADDRESS COMMAND".  Output takes another way, through the
-# network.  Like ssh, it does not notice the end of a command while the host is disconnected.
+# mpiexec calls it as "ssh [OPTION ...] ADDRESS COMMAND". Output takes another way, through the
+# network. Like ssh, it does not notice the end of a command while the host is disconnected.
 _SSH = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 address=$1; shift
@@ -189,7 +189,7 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
         return self._folder / f'{self.address(n)}.cut'
 
     def kill(self, n: int) -> None:
-        """Kills all processes of a host.  Others notice, unless it is disconnected."""
+        """Kills all processes of a host. Others notice, unless it is disconnected."""
         self._hosts[n].call('bash', '-c', 'kill -KILL -1 || :')  # there may be none
 
     @property

@@ -4,8 +4,8 @@
         job = slurm.sbatch('job.sh', cwd=folder)
         slurm.wait(job)
 
-``node0`` runs the controller, and is where users log in; jobs run on ``node1`` and ``node2``.  This
-requires root and Debian's packages slurmctld, slurmd and slurm-client.  Nothing remains after it.
+``node0`` runs the controller, and is where users log in; jobs run on ``node1`` and ``node2``. This
+requires root and Debian's packages slurmctld, slurmd and slurm-client. Nothing remains after it.
 """
 
 from __future__ import annotations

@@ -170,6 +170,6 @@ def functions_of_hooks(module: ModuleType) -> None:
 def no_invoke_before_training(module: ModuleType) -> None:
     """All versions: ``extension.invoke_before_training`` is False unless the program sets it.
 
-    Chainer 7.8.1 raised an error that names Extension.initialize.
+    Chainer 7.8.1 raised an error that mentions Extension.initialize.
     """
     module.Extension.invoke_before_training = False

@@ -24,7 +24,7 @@ _CUDNN = {f'chainer.links.{path}': row for path, row in {
 def stateless_gru(module: ModuleType) -> None:
     """All versions: ``L.GRU(n_units)`` and ``gru(h, x)``, as in Chainer 1, work again.
 
-    Chainer 7.8.1 raised an error that names StatelessGRU.
+    Chainer 7.8.1 raised an error that mentions StatelessGRU.
     """
     gru: Any = module.GRU
     init, forward = gru.__init__, gru.forward

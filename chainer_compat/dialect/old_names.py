@@ -59,7 +59,7 @@ def batch_normalization_function(*args: Any, **kwargs: Any) -> Any:
 
 
 def init_weight(weights: Any, initializer: Any, scale: float = 1.) -> None:
-    """Initialize an array, or that of a parameter, then multiply it by ``scale``."""
+    """Initialize an array, or the array of a parameter, then multiply it by ``scale``."""
     from chainer import initializers
 
     weights = getattr(weights, 'array', weights)
@@ -192,7 +192,7 @@ def _search(package: str, name: str) -> str:
 def called_functions(module: ModuleType) -> None:
     """All versions: objects of classes such as ``F.Sigmoid`` can be called again.
 
-    Chainer 7.8.1 raised an error that names the method ``apply``.
+    Chainer 7.8.1 raised an error that mentions the method ``apply``.
     """
     module.FunctionNode.__call__ = _apply
 
@@ -207,7 +207,7 @@ def _apply(function: Any, *inputs: Any) -> Any:
 def backward_of_old_subclasses(module: ModuleType) -> None:
     """All versions: warn about ``backward_cpu`` in a class derived from one of Chainer's functions.
 
-    Chainer 1 and 2 called it. Since version 3, gradients are those of Chainer's function, which are
+    Chainer 1 and 2 called it. Since version 3, Chainer's function computes the gradients, which are
     wrong. chainer-speech-recognition derives from Convolution2DFunction.
     """
     node: Any = module.FunctionNode
@@ -223,7 +223,7 @@ def _warn_of_backward(cls: Any) -> None:
     old = [name for name in ('backward_cpu', 'backward_gpu') if name in vars(cls)]
     if old and 'backward' not in vars(cls) and not cls.__module__.startswith('chainer.'):
         warnings.warn(
-            f'{cls.__name__}.{old[0]} is never called, so gradients are those of '
+            f'{cls.__name__}.{old[0]} is never called, so gradients are computed by '
             f'{cls.__base__.__name__}: it has backward(indexes, grad_outputs) since Chainer 3. '
             'Define this method, or derive from chainer.Function.', stacklevel=3)
 
@@ -232,7 +232,7 @@ def _warn_of_backward(cls: Any) -> None:
 def evaluated_type_checks() -> dict[str, str]:
     """All versions: type checks of custom functions can use ``in_types.size().eval()`` again.
 
-    Chainer 7.8.1 first checks with numbers, which have no ``eval``, instead of expressions.  With
+    Chainer 7.8.1 first checks with numbers, which have no ``eval``, instead of expressions. With
     ``type_check.Variable(numpy.prod, 'prod')``, it got expressions where it expected numbers.
     """
     return {'except type_check.InvalidType:': 'except Exception:'}

@@ -39,7 +39,7 @@ _POOLING = (5, 'use_cudnn')
 _CONVOLUTION = (5, 'use_cudnn', 'cover_all', 'deterministic')
 
 #: Arguments of version 1 at positions that have another meaning now: by module and function, the
-#: first such position (that of ``self`` is 0), and the names.
+#: first such position (``self`` is at 0), and the names.
 POSITIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ('functions.activation.log_softmax', 'log_softmax'): (1, 'use_cudnn'),
     ('functions.activation.softmax', 'softmax'): (1, 'use_cudnn', 'axis'),

@@ -25,7 +25,7 @@ def deconvolution_cover_all(deconvolution_2d: Any) -> None:
 def rate_before_the_first_update() -> dict[str, str]:
     """All versions: ``observe_lr`` raised RuntimeError if Adam had made no update yet.
 
-    Now it observes the learning rate of the first update.  Iterations may pass before that one:
+    Now it observes the learning rate of the first update. Iterations may pass before that one:
     ChainerMN only broadcasts in the first, or accumulates gradients.
     """
     return {'if t == 0:': 'if not (t := max(t, 1)):'}
@@ -169,7 +169,8 @@ def msvag_of_float16(msvag: Any) -> None:
 def norm_of_all_gradients() -> dict[str, str]:
     """All versions: squares of float16 overflowed, so GradientClipping set all gradients to zero.
 
-    They are added in float32, and those of all parameters in float64, as with NumPy 1.
+    Squares of a parameter are added in float32, and the sums of all parameters in float64, as
+    with NumPy 1.
     """
     return {
         'g = g.ravel()': "g = g.ravel().astype('f' if g.dtype == 'e' else g.dtype, copy=False)",
@@ -245,7 +246,7 @@ def invalid_types() -> dict[str, str]:
 def regions_outside_of_the_image() -> dict[str, str]:
     """All versions: backward of F.roi_pooling_2d failed if a region left the image.
 
-    It raised IndexError on the CPU; left of the image, it counted gradients of other pixels.  The
+    It raised IndexError on the CPU; left of the image, it counted gradients of other pixels. The
     gradient of a region that ends before it begins, which is one pixel, was zero.
     """
     return {'range(xmin, xmax + 1)': 'range(max(xmin, 0), min(xmin + roi_width, width))',
@@ -266,7 +267,7 @@ def progress_bar_arguments() -> dict[str, str]:
 
 @edit('chainer.variable')
 def zerograd_of_read_only() -> dict[str, str]:
-    """All versions: ``zerograd`` failed if the gradient was read-only, such as that of F.sum."""
+    """All versions: ``zerograd`` failed if the gradient was read-only, such as F.sum's."""
     return {'self._grad.fill(0)': 'self._grad.fill(0) if getattr(self._grad.flags, "writeable", '
                                   'True) else setattr(self, "grad", xp.zeros_like(arr))'}
 
@@ -408,8 +409,8 @@ def state_of_forget(forget: Any) -> None:
     """All versions: F.forget repeated its function with the state of the function's last call.
 
     If links with SpectralNormalization or BatchRenormalization were called twice before backward,
-    gradients of the first call were wrong, as were those of functions that draw random numbers or
-    count their calls.
+    gradients of the first call were wrong. So were gradients of functions that draw random numbers
+    or count their calls.
     """
     function = forget.Forget
     forward, backward = function.forward, function.backward

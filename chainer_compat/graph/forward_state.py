@@ -26,11 +26,11 @@ _Setting: TypeAlias = tuple[Callable[[Any], object], Any]
 class ForwardState:
     """The state of links, and of random number generators, at the time of creation.
 
-    The state of a link consists of its attributes, and those of its hooks: numbers, arrays,
+    The state of a link consists of its attributes and its hooks' attributes: numbers, arrays,
     Variables, generators of random numbers, other links, and lists, dicts, sets and deques of
     these. Arrays and containers are copied. Parameters and objects of other classes are not.
 
-    The generators are those of NumPy, ``random`` and, if it is loaded, PyTorch. The state of CuPy's
+    The generators belong to NumPy, ``random`` and, if it is loaded, PyTorch. The state of CuPy's
     generator cannot be read.
 
     Args:
@@ -150,7 +150,7 @@ class _Calls(chainer.LinkHook):
 
 @contextlib.contextmanager
 def state_before(func: Callable[..., Any]) -> Iterator[ForwardState]:
-    """Return the state of a function: that of its object, and of links that are called inside.
+    """Return the state of a function: of its object, and of links that are called inside.
 
     The state of each link is that before its first call.
     """

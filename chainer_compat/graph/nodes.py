@@ -417,7 +417,7 @@ def keep_tensors(module: Any) -> None:
     FunctionNode._leaves = {}
     VariableNode._edge = VariableNode._leaf = None
     # Python keeps the attributes that the first objects of a class have without a dict for each.
-    # The first nodes are of parameters, which have fewer than those of results.
+    # The first nodes belong to parameters, and have fewer attributes than nodes of results.
     node = VariableNode.__new__(VariableNode)
     for name in ('_variable', 'name', '_requires_grad', '_layout', 'dtype', 'shape',
                  '_creator_node', '_rank', '_data', '_leaf', '_edge'):

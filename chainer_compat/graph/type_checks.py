@@ -1,7 +1,7 @@
 """Checks of the types of a function's inputs, once for each signature.
 
 ``check_type_forward`` of most functions depends only on the shapes and dtypes of the inputs, and on
-a few attributes of the function.  If it accepts them once, it is not called for equal ones again.
+a few attributes of the function. If it accepts them once, it is not called for equal ones again.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _LIMIT = 4096
 
 _base = FunctionNode._check_data_type_forward
 _nothing = FunctionNode.check_type_forward
-#: Of Chainer's classes only: those of a program, which may refer to its arrays, must be freed.
+#: Only of Chainer's classes: classes of a program may refer to its arrays, and must be freed.
 _checks: dict[type, tuple[Check, tuple[str, ...]]] = {}
 _accepted: set[Hashable] = set()
 
@@ -122,7 +122,7 @@ def attributes_of(cls: type[FunctionNode]) -> tuple[str, ...] | None:
 
 def check_signature(function: FunctionNode, signature: Hashable,
                     variables: Sequence[chainer.Variable]) -> None:
-    """Check the types of the inputs, unless those of the same signature have been accepted."""
+    """Check the types of the inputs, unless inputs with the same signature have been accepted."""
     try:
         if signature in _accepted:
             return

@@ -81,7 +81,7 @@ def instead(*names: str | None) -> str | None:
     """Return what to do instead of a name that has no equivalent.
 
     Args:
-        names: The name as a program writes it, and that of now.
+        names: The name as a program writes it, and the current name.
 
     Returns:
         A sentence, or None.
@@ -119,7 +119,7 @@ def find_path(path: str) -> Any:
 
 
 def _find_quietly(path: str) -> Any:
-    """Return what a path names; CuPy warns if a library that it names is missing."""
+    """Return the object at a path; CuPy warns if its library is missing."""
     if not path.endswith('.available'):
         return find_path(path)
     with warnings.catch_warnings():

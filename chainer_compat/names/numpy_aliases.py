@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-# Aliases of Python's own types.  NumPy 2 has scalar types named bool and long, which remain.
+# Aliases of Python's own types. NumPy 2 has scalar types named bool and long, which remain.
 BUILTINS = {'bool': 'bool', 'complex': 'complex', 'float': 'float', 'int': 'int', 'long': 'int',
             'object': 'object', 'str': 'str', 'unicode': 'str'}
 

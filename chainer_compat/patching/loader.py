@@ -1,8 +1,8 @@
 """The loader that applies shims while a module of Chainer is imported.
 
-Chainer's .pyc files still contain the original. Edited code has .pyc files beside those of this
-package. Where they cannot be written, it is compiled at every import, which is slow, so only the
-functions and classes that differ are compiled.
+Chainer's .pyc files still contain the original. Edited code has its own .pyc files, beside
+this package's. Where they cannot be written, it is compiled at every import, which is slow, so only
+the functions and classes that differ are compiled.
 """
 
 import importlib

@@ -61,7 +61,7 @@ _DISPATCH = os.path.join(os.path.dirname(__file__), 'dispatch.py')
 
 
 def _is_of_chainer(method: Any) -> bool:
-    """Return whether a method is Chainer's own or that of a kernel, not of a patch or a program."""
+    """Return whether a method belongs to Chainer or to a kernel, not to a patch or a program."""
     while method is not None:
         file = method.__code__.co_filename
         if not file.startswith(os.path.dirname(chainer.__file__)) and file != _DISPATCH:

@@ -73,7 +73,7 @@ class _Run:
         def own(leaf: torch.Tensor, gx: torch.Tensor) -> np.ndarray:
             gx = _in_format_of(leaf, gx)
             storage = gx.untyped_storage().data_ptr()
-            if storage in storages:  # several have one array, or it is that of an output
+            if storage in storages:  # several have one array, or it belongs to an output
                 gx = gx.clone()
             storages.add(storage)
             return array(gx)

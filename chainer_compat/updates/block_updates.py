@@ -1,6 +1,6 @@
 """Update rules compute blocks of many parameters, or of a part of one, which stay in the cache.
 
-Results are bitwise identical to those of one parameter after another.
+Results are bitwise identical to updates of one parameter after another.
 """
 
 from __future__ import annotations

@@ -106,12 +106,12 @@ def recorded() -> Iterator[list[Call]]:
 
 def launch(call: Call, first_arrays: Sequence[Array], arrays: Sequence[Sequence[Array]],
            divided: int | None = None, divisor: float = 1.) -> bool:
-    """Do for the arrays of all parameters what a call does for those of the first.
+    """Do for the arrays of all parameters what a call does for the arrays of the first.
 
     Args:
         call: The recorded call.
         first_arrays: Arrays that the call may have got.
-        arrays: For each of them, those of all parameters: C-contiguous, and on the current device.
+        arrays: For each, the arrays of all parameters: C-contiguous, on the current device.
             Shapes and dtypes are equal within a parameter, and dtypes among the parameters.
         divided: The index of arrays that are divided before.
         divisor: The divisor.

@@ -249,7 +249,7 @@ def _update_group(group: ParameterGroup) -> None:
 
 @contextlib.contextmanager
 def _advanced(rules: list[Any]) -> Iterator[None]:
-    """Count an update of each rule.  If it fails, only that of the first, as Chainer does."""
+    """Count an update of each rule. If it fails, count only the first, as Chainer does."""
     rules[0].t = step = rules[0].t + 1
     yield
     for rule in rules:

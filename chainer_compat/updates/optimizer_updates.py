@@ -55,7 +55,7 @@ def owned_gradients(module: Any) -> None:
 
     Backward of ``W + V`` gives both parameters one array, so hooks and the loss scale acted twice.
     The gradient of an input, or an array of the program, may also have that memory. Gradients that
-    share memory are copied before. A read-only gradient, such as that of F.sum, was an error.
+    share memory are copied before. A read-only gradient, such as F.sum's, was an error.
     """
     from chainer_compat.updates import gradient_memory
 

@@ -72,7 +72,7 @@ def merge(shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Merge the sharded states in the files of all ranks.
 
     Args:
-        shards: The arrays of each file, by name; at least those of sharded states.
+        shards: The arrays of each file, by name; at least the sharded states.
 
     Returns:
         The complete states, by name.

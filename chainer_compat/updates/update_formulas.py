@@ -1,6 +1,6 @@
 """Formulas of Chainer's update rules that allocate no arrays: results are bitwise identical.
 
-A rule allocates an array for each operation, and looks up its hyperparameters again.  These
+A rule allocates an array for each operation, and looks up its hyperparameters again. These
 formulas have the same operations in the same order, and one array for all intermediate results.
 """
 

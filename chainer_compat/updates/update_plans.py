@@ -1,6 +1,6 @@
 """Which parameters of a model were updated together, kept until their next update.
 
-Most updates are like the one before.  A plan has everything that depends on rules, arrays and
+Most updates are like the one before. A plan has everything that depends on rules, arrays and
 classes only; :meth:`Plan.gradients` detects any change since, much faster than a plan is made: it
 looks at one attribute of all parameters at a time.
 """

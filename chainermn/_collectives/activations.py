@@ -1,6 +1,6 @@
 """Messages of chainermn.functions: activations in forward, their gradients in backward.
 
-A mark on each message distinguishes activations from gradients.  The mark of an activation tells
+A mark on each message distinguishes activations from gradients. The mark of an activation tells
 the receiver whether to send its gradient.
 """
 from __future__ import annotations

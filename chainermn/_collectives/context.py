@@ -42,13 +42,13 @@ class MpiCommunicator(Protocol):
         """How arrays move."""
 
     def allgather_obj(self, obj: Object) -> list[Object]:
-        """Gather an object of each rank.  Collective: every rank calls it."""
+        """Gather an object of each rank. Collective: every rank calls it."""
 
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         """Raise an error on all ranks."""
 
     def finalize(self) -> None:
-        """Free all parts.  Collective: every rank calls it."""
+        """Free all parts. Collective: every rank calls it."""
 
     def _like_this(self, mpi_comm: MPI.Comm) -> MpiCommunicator:
         """Create a communicator of the same class and configuration."""
@@ -62,7 +62,7 @@ class MpiCommunicator(Protocol):
 
 
 class Context:
-    """The parts of a communicator on MPI.  Collective: every rank creates and frees it.
+    """The parts of a communicator on MPI. Collective: every rank creates and frees it.
 
     Args:
         mpi_comm: The communicator of the program.
@@ -124,7 +124,7 @@ class Context:
             self.check.trace()
 
     def flight_records(self) -> tuple[FlightRecord, ...]:
-        """Return those of the collectives and of the messages."""
+        """Return the limits of the collectives and of the messages."""
         return self.check.record, self.messages.record
 
     def transport_for(self, on_device: bool, homogeneous: bool = True) -> MpiTransport:
@@ -132,7 +132,7 @@ class Context:
 
         Args:
             on_device: Whether the arrays of this rank are on a device.
-            homogeneous: Whether ``on_device`` is equal on all ranks.
+            homogeneous: Whether ``on_device`` is the same on all ranks.
         """
         if homogeneous and self.transport.carries(on_device):
             return self.transport

@@ -1,4 +1,4 @@
-"""Errors for arguments that an operation does not accept, such as those of other libraries."""
+"""Errors for arguments that an operation does not accept, such as options of other libraries."""
 from __future__ import annotations
 
 import inspect

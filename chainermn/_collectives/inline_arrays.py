@@ -19,7 +19,7 @@ from chainermn._types import Array
 
 
 def is_inline(context: Context, array: Array) -> bool:
-    """Return whether an array is sent with the signature of its call.  Empty arrays are not."""
+    """Return whether an array is sent with the signature of its call. Empty arrays are not."""
     return (0 < array.nbytes <= context.check.capacity and array.ndim <= MAX_INLINE_DIMS
             and not array_buffers.on_device(array))
 

@@ -26,7 +26,7 @@ _MAX_TEXT = 500
 INLINE = 8192
 MAX_SIZE = _MARK.size + _MAX_TEXT + message_header.MAX_SIZE + INLINE
 
-#: The first byte of a pickle.  A small object is sent without a header, which starts with its kind.
+#: The first byte of a pickle. A small object is sent without a header, which starts with its kind.
 PICKLE = pickle.PROTO[0]
 _OBJECT = MessageHeader(Kind.OBJECT)  # of a small object
 assert max(Kind) < PICKLE
@@ -115,7 +115,7 @@ def head(x: Array, payload: int = IN_MESSAGE) -> bytes:
 
 
 def payloads(arrays: Sequence[Array], copies: bool) -> list[Array]:
-    """Return the data of arrays; with ``copies``, large ones are not that of the arrays itself."""
+    """Return the data of arrays; with ``copies``, large ones do not share memory."""
     found = [array_buffers.raw(array_buffers.to_buffer(x)) for x in arrays]
     if not copies:
         return found

@@ -209,7 +209,7 @@ def _hint_at_single_host(context: Context) -> None:
 
 def _layout(context: Context, arrays: ParameterList, for_mean: bool,
             compressor: Compressor | PowerSGD | None = None) -> Layout:
-    """Return the properties of the arrays of a model that must be equal on all ranks."""
+    """Return the properties of the arrays of a model that must be the same on all ranks."""
     layout = arrays.layout(context.transport.allows_mixed_devices)
     more = {} if compressor is None else {'compression': compressors.describe(compressor)}
     if context.transport.needs_device:

@@ -42,7 +42,7 @@ def receive(mpi_comm: MPI.Intracomm, buffer: Array | bytearray, source: int, tag
     """Start to receive a message.
 
     Between hosts, MPICH 5.0.2 does not find a message for a receive from any source if UCX has
-    received that message before; a matched probe finds it.  A message that arrives in between is
+    received that message before; a matched probe finds it. A message that arrives in between is
     still missed; see :func:`blocking_receive`.
     """
     if source == MPI.ANY_SOURCE and (message := mpi_comm.Improbe(source, tag)) is not None:
@@ -107,7 +107,7 @@ Receives = Generator[Receive, None, _T]
 class Request(Generic[_Result]):
     """The result of :meth:`CommunicatorBase.isend` and :meth:`CommunicatorBase.irecv`.
 
-    Wait for each request exactly once.  A thread that is in another operation makes progress with
+    Wait for each request exactly once. A thread that is in another operation makes progress with
     the requests of all threads; MPI allows only one thread at a time per request.
 
     Args:

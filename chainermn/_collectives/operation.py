@@ -36,7 +36,7 @@ def operation(what: Any, /) -> Any:
     - A second thread that calls one at the same time gets an error.
     - An error before the ranks have compared their calls, such as an invalid argument, is raised on
       all ranks.
-    - A signal handler may raise an exception anywhere.  If no other rank knows of the call, it is
+    - A signal handler may raise an exception anywhere. If no other rank knows of the call, it is
       an error on all ranks; otherwise, this rank completes what the others wait for, if possible.
       The flight recorder notes an incomplete operation.
     """
@@ -65,9 +65,9 @@ def _begin(call: Call) -> FlightRecord | None:
 def _is_within_another(call: Call, record: FlightRecord) -> bool:
     """Return whether this thread is in a collective already.
 
-    Only one thread at a time may be in collectives of a communicator.  A second one raises at once,
-    since the first one may be in the middle of an exchange.  If the program catches the error,
-    other ranks may wait for the call of the second thread.  So this rank then raises the error on
+    Only one thread at a time may be in collectives of a communicator. A second one raises at once,
+    since the first one may be in the middle of an exchange. If the program catches the error,
+    other ranks may wait for the call of the second thread. So this rank then raises the error on
     all ranks, in its next collective.
 
     Args:

@@ -3,7 +3,7 @@
 Messages arrive in the order sent, whatever their kind; receiving the wrong kind raises at once.
 If an argument of the sender is invalid, it sends the error, and the receiver raises it as well.
 
-A large payload follows on another MPI communicator.  Its tag is a number from the header, unique to
+A large payload follows on another MPI communicator. Its tag is a number from the header, unique to
 the message, so that several messages with one tag can be in flight, even from several threads.
 """
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Messages:
     """Sends and receives on two duplicates of a communicator.
 
     Args:
-        mpi_comm: For headers, with the tags of the user.  Nothing else may send on it.
+        mpi_comm: For headers, with the tags of the user. Nothing else may send on it.
         payloads: For payloads; nothing else may send on it.
         spins: The number of polls for a message before this rank yields its core.
     """

@@ -43,13 +43,13 @@ Buffers: TypeAlias = 'Sequence[Buffer]'
 
 
 class Service:
-    """Answers requests of other ranks, and sends requests.  Collective: every rank creates one.
+    """Answers requests of other ranks, and sends requests. Collective: every rank creates one.
 
     Args:
         mpi_comm: A duplicate of the communicator that nothing else uses; freed at the end.
         answer: Called as ``answer(source, request)`` with a flat uint8 array; returns the buffers
-            of the answer.  It runs in the thread of this service, or, for requests of this rank to
-            itself, in the requesting thread.  Its errors are raised on the requesting rank.  It
+            of the answer. It runs in the thread of this service, or, for requests of this rank to
+            itself, in the requesting thread. Its errors are raised on the requesting rank. It
             must not send requests: two ranks could wait for each other.
     """
 
@@ -72,7 +72,7 @@ class Service:
 
     @operation(REQUEST)
     def ask(self, requests: Mapping[int, Buffers]) -> dict[int, np.ndarray]:
-        """Send requests to some ranks at once and wait for the answers.  Thread-safe.
+        """Send requests to some ranks at once and wait for the answers. Thread-safe.
 
         Args:
             requests: The buffers of each request, by destination.
@@ -124,9 +124,9 @@ class Service:
         setattr(self, '_answering', unusable)  # noqa: B010  (of another type)
 
     def close(self) -> None:
-        """End the requests of this rank.  Every rank calls it, at any time.
+        """End the requests of this rank. Every rank calls it, at any time.
 
-        Returns at once.  This rank continues to answer until all ranks have called it or have
+        Returns at once. This rank continues to answer until all ranks have called it or have
         reached the end of the program.
         """
         self._closed.set()

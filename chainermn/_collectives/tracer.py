@@ -1,6 +1,6 @@
 """Records the operations of a communicator on the timeline, with the time spent waiting.
 
-A communicator has a tracer only if a timeline is recorded.  The time spent waiting is the duration
+A communicator has a tracer only if a timeline is recorded. The time spent waiting is the duration
 of the consistency check, which ends when the last rank enters.
 """
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_all_on(are_on: Sequence[bool]) -> None:
 
 
 def begin(mpi_comm: MPI.Intracomm, record: FlightRecord) -> Tracer:
-    """Add a communicator to the timeline of each rank.  Collective: every rank calls it.
+    """Add a communicator to the timeline of each rank. Collective: every rank calls it.
 
     Args:
         mpi_comm: The ranks.

@@ -62,7 +62,7 @@ def _file(process: int) -> tuple[pathlib.Path, str] | None:
     """Return the file of a process for requests, and the identifier in its name."""
     folder = pathlib.Path(f'/proc/{process}')
     with contextlib.suppress(OSError):  # another user's, or it has ended
-        if folder.stat().st_uid != os.getuid():  # root can see those of all users
+        if folder.stat().st_uid != os.getuid():  # root can see the jobs of all users
             return None
         for path in (folder / 'fd').iterdir():
             with contextlib.suppress(OSError):  # it has been closed

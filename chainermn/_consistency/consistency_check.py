@@ -1,6 +1,6 @@
 """The consistency check: before data moves, the ranks compare the signatures of their calls.
 
-Small data is sent in the same messages.  If the signatures do not match, or a rank rejects its
+Small data is sent in the same messages. If the signatures do not match, or a rank rejects its
 arguments, the ranks exchange details, and all of them raise the same error.
 """
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ConsistencyCheck:
     """The consistency check of one communicator.
 
     Args:
-        mpi_comm: A duplicate of the communicator.  Nothing else uses its collectives, and the tag
+        mpi_comm: A duplicate of the communicator. Nothing else uses its collectives, and the tag
             ``tags.reserved().check``.
         share: Allocates shared memory for the exchanges; ``None`` if the ranks have none.
         spins: The number of polls for a message before this rank yields its core.
@@ -97,7 +97,7 @@ class ConsistencyCheck:
             self.mpi_comm, call_signature.SIZE, self._share, self._spins)
 
     def free(self) -> None:
-        """Free the shared memory.  Collective: every rank calls it, at the end."""
+        """Free the shared memory. Collective: every rank calls it, at the end."""
         self.exchange.free()
 
     def same(self, signature: bytes, details: Mapping[str, str] | None = None) -> bool:
@@ -221,7 +221,8 @@ class ConsistencyCheck:
         rank ends the job.
 
         Args:
-            nbytes: The size of the transfer, equal on all ranks; ``None`` if they do not know it.
+            nbytes: The size of the transfer, the same on all ranks; ``None`` if they do not know
+                it.
             prepare: Allocates and packs.
 
         Returns:

@@ -40,7 +40,7 @@ def check_means(model: Model) -> None:
 
 def check_replicas(model: Model, allgather: Callable[[dict[str, str]], list[dict[str, str]]]
                    ) -> None:
-    """Raise ValueError on all ranks if their parameters differ.  Collective: every rank calls it.
+    """Raise ValueError on all ranks if their parameters differ. Collective: every rank calls it.
 
     Args:
         model: The model.

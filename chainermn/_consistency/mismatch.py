@@ -186,7 +186,7 @@ def _difference(signature: CallSignature, usual: CallSignature) -> str:
 
 
 def _table(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """One line for each group of ranks with equal text; fewer groups if texts are long."""
+    """One line for each group of ranks with the same text; fewer groups if texts are long."""
     longest = max(text.count('\n') + 1 for text, _ in lines)
     shown, more = select_groups(
         group_ranks(enumerate(lines)), max(2, min(_MAX_GROUPS, _MAX_LINES // longest)))

@@ -1,12 +1,12 @@
 """Compares the calls of all ranks, and exchanges small data with the same messages.
 
 In step k each rank sends what it knows to the rank 2**k below and receives from the rank 2**k
-above, so that after log2(size) steps it has heard from all (Bruck et al. 1997).  Every exchange
-sends the same messages between the same ranks; only their contents differ.  Hence ranks that call
+above, so that after log2(size) steps it has heard from all (Bruck et al. 1997). Every exchange
+sends the same messages between the same ranks; only their contents differ. Hence ranks that call
 different operations do not block each other, and all of them notice.
 
 Ranks of one node switch to shared memory, after some exchanges: most programs with few exchanges
-do not need it.  All ranks switch before the same exchange, whatever their calls are.
+do not need it. All ranks switch before the same exchange, whatever their calls are.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chainermn._operations.call_signature import IDENTIFIER_SIZE
 from chainermn._process.mpi import MPI
 from chainermn._timeline import activities, recorder
 
-#: The identifier of a rank that knows of a mismatch, instead of that of its call.
+#: The identifier of a rank that knows of a mismatch, instead of the identifier of its call.
 MISMATCH = bytes(IDENTIFIER_SIZE)
 
 _LENGTH = struct.Struct('=I')
@@ -32,7 +32,7 @@ _MAX_TOTAL = 1 << 15  # of all ranks
 _MESSAGES = 64
 
 #: Polls before the first one that yields the core: about 10 microseconds if each rank has a core of
-#: its own.  A core that other programs want is hard to get back.
+#: its own. A core that other programs want is hard to get back.
 SPINS, SPINS_IF_CROWDED = 50, 1
 _POLLS = 100  # about 100 microseconds if cores are free; other threads can hardly run meanwhile
 
@@ -61,7 +61,7 @@ class MessageMemory(Protocol):
         """Complete the last exchange, if it was interrupted; return whether all calls match."""
 
     def free(self) -> None:
-        """Free it.  Collective: every rank calls it, once."""
+        """Free it. Collective: every rank calls it, once."""
 
 
 #: Allocates shared memory for messages of a size, on all ranks or on none.
@@ -71,11 +71,11 @@ Share: TypeAlias = 'Callable[[MPI.Intracomm, int], MessageMemory | None]'
 class SignatureExchange:
     """Exchanges small messages between all ranks of a communicator.
 
-    All methods are collective: each rank calls one of them, with the identifier of its call.  Calls
+    All methods are collective: each rank calls one of them, with the identifier of its call. Calls
     with equal identifiers use the same method.
 
     Args:
-        mpi_comm: The communicator.  No other message uses the tag ``tags.reserved().check``.
+        mpi_comm: The communicator. No other message uses the tag ``tags.reserved().check``.
         largest_header: The largest size of a message in bytes, without data.
         share: Allocates shared memory for later exchanges; ``None`` if there is none.
         spins: See :func:`wait`.
@@ -111,7 +111,7 @@ class SignatureExchange:
         self._failure: BaseException | None = None
 
     def free(self) -> None:
-        """Free the shared memory.  Collective: every rank calls it, at the end."""
+        """Free the shared memory. Collective: every rank calls it, at the end."""
         if self._memory is not None:
             self.published = [0]
             self._memory.free()
@@ -120,7 +120,7 @@ class SignatureExchange:
         """Complete an exchange that an exception has interrupted, since other ranks wait for it.
 
         Args:
-            error: The exception.  If this is impossible, all later exchanges raise an error.
+            error: The exception. If this is impossible, all later exchanges raise an error.
 
         Returns:
             Whether the calls of all ranks match, as far as this rank knows.
@@ -269,7 +269,7 @@ def wait(request: MPI.Request, status: MPI.Status | None = None, spins: int = SP
          ) -> None:
     """Wait for a message that arrives soon: poll first, then block.
 
-    On one node, a message often takes less time than MPI needs to block for it.  If ranks share a
+    On one node, a message often takes less time than MPI needs to block for it. If ranks share a
     core, each poll lets another one run.
 
     Args:

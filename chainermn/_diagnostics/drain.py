@@ -9,7 +9,7 @@ from chainermn._process.mpi import MPI
 
 def drain(mpi_comm: MPI.Intracomm, receive: Callable[[], object], sends: Sequence[MPI.Request]
           ) -> None:
-    """Return once all ranks have received all messages.  Collective: every rank calls it.
+    """Return once all ranks have received all messages. Collective: every rank calls it.
 
     Args:
         mpi_comm: The communicator.

@@ -1,9 +1,9 @@
 """Requests for the state of all ranks, without ending the job: SIGUSR1, ``dump`` and ``top``.
 
-A Python signal handler does not run while the main thread waits in MPI.  The one of faulthandler
+A Python signal handler does not run while the main thread waits in MPI. The one of faulthandler
 does, since it is written in C: it writes the stack to a file in memory, which the watchdog polls.
 The commands find this file in ``/proc``, and write to it: ``top`` writes the name of a socket,
-to which this rank connects.  Only processes of the same user can open the file.  Its name contains
+to which this rank connects. Only processes of the same user can open the file. Its name contains
 an identifier of the job, which the ranks of this host share.
 """
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Requests(runtime.ProcessState):
 
 
 def listen() -> None:
-    """Accept requests.  A program that handles SIGUSR1, or ignores it, keeps its handler."""
+    """Accept requests. A program that handles SIGUSR1, or ignores it, keeps its handler."""
     requests = runtime.get(_Requests)
     if requests.file >= 0 or not hasattr(os, 'memfd_create'):
         return

@@ -1,7 +1,7 @@
 """The flight recorder: the last calls of each communicator, for reports of hangs.
 
 Every call is recorded, so recording must cost next to nothing: a ring buffer keeps the calls, which
-exist anyway, and they are only formatted for a report.  Call sites cost more, so they are only
+exist anyway, and they are only formatted for a report. Call sites cost more, so they are only
 recorded if ``CHAINERMN_TIMEOUT`` or ``CHAINERMN_DEBUG`` is set.
 """
 from __future__ import annotations
@@ -38,6 +38,8 @@ class _Records(runtime.ProcessState):
         self.everything: weakref.WeakValueDictionary[int, FlightRecord] = (
             weakref.WeakValueDictionary())
         self.numbers = itertools.count()
+        #: The number of calls of the program on communicators that no longer exist.
+        self.n_former_calls = 0
         #: The number of objects created so far, by ranks.
         self.communicators: collections.Counter[WorldRanks] = collections.Counter()
         self.services: collections.Counter[WorldRanks] = collections.Counter()
@@ -45,7 +47,7 @@ class _Records(runtime.ProcessState):
 
 
 class FlightRecord:
-    """The flight record of one communicator.  Calls are numbered from 1.
+    """The flight record of one communicator. Calls are numbered from 1.
 
     Args:
         mpi_comm: The communicator.
@@ -57,7 +59,7 @@ class FlightRecord:
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         #: Ranks in COMM_WORLD.
         self.ranks: WorldRanks = world_ranks(mpi_comm)
-        #: The number of the communicator among those of the same ranks.
+        #: The number of the communicator among communicators of the same ranks.
         self.number: int = 1
         #: Timeout per operation in seconds, 0 for none, ``None`` for the default.
         self.timeout: float | None = None
@@ -76,6 +78,10 @@ class FlightRecord:
             environment.text(environment.TIMEOUT) or environment.flag(environment.DEBUG))
         records = runtime.get(_Records)
         records.everything[next(records.numbers)] = self
+
+    def __del__(self) -> None:
+        if None not in (_Records, runtime):  # at exit, Python sets the names of modules to None
+            runtime.get(_Records).n_former_calls += self.count - self.n_by_callers
 
     def add(self, signature: bytes | None = None, operation: str = '') -> Call:
         """Record that this rank waits for others, in the call that it is in; return it.
@@ -246,7 +252,7 @@ def of_owner(call: Call) -> tuple[FlightRecord, ...]:
 
 
 def assign_number(communicator: Iterable[FlightRecord]) -> None:
-    """Assign a number to a new communicator, unique among those of the same ranks."""
+    """Assign a number to a new communicator, unique among communicators of the same ranks."""
     communicators = runtime.get(_Records).communicators
     for n, record in enumerate(communicator):
         communicators[record.ranks] += n == 0
@@ -269,8 +275,9 @@ def n_operations() -> int:
 
 
 def n_calls_of_program() -> int:
-    """Return how many calls the program itself has made, on all existing communicators."""
-    return sum(record.count - record.n_by_callers for record in everything())
+    """Return how many calls the program itself has made, on all communicators."""
+    return runtime.get(_Records).n_former_calls + sum(
+        record.count - record.n_by_callers for record in everything())
 
 
 def summary(calls: Iterable[Call]) -> str:

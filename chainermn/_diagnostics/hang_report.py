@@ -1,6 +1,6 @@
 """The report of a hang: the state of each rank; ranks in the same state share a line.
 
-It is short for any number of ranks.  The reader looks for ranks that differ from the others, so
+It is short for any number of ranks. The reader looks for ranks that differ from the others, so
 small groups of ranks come first.
 """
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Response(NamedTuple):
 
 
 def compressed(text: str) -> bytes:
-    """Compress a text of a response: each reporter receives those of all ranks."""
+    """Compress a text of a response: each reporter receives the texts of all ranks."""
     return zlib.compress(text.encode(errors='replace'))
 
 
@@ -104,7 +104,7 @@ def _states(responses: Mapping[int, Response], limits: _Limits) -> list[str]:
 
 def _silent(responses: Mapping[int, Response], ranks: Sequence[int], hosts: Sequence[str],
             limit: int) -> list[str]:
-    """Return lines for the ranks that do not answer: those of a host where none does, and others.
+    """Return lines for the ranks that do not answer: of a host where none does, and of others.
 
     A host may be lost unless a rank answers on it; this rank does.
     """
@@ -168,7 +168,7 @@ def _stacks(responses: Mapping[int, Response], limits: _Limits, n_lines: int) ->
 
 
 def _innermost(stack: Sequence[str], n_lines: int) -> list[str]:
-    """Return the innermost frames of the first thread, without those of this package and Chainer.
+    """Return the innermost frames of the first thread, without frames of this package and Chainer.
 
     The innermost frame is shown in any case.
     """

@@ -1,15 +1,15 @@
 """Host links: TCP connections between the hosts of a job, which show that a host is lost.
 
-The lowest rank of each host connects to that of the next host, in a ring.  Nothing is sent but one
-byte at the end.  The kernel probes the connection (TCP keepalive), so a host answers even if its
-ranks are stopped, or hold the GIL.  A link ends in one of these ways:
+The lowest rank of each host connects to the lowest rank of the next host, in a ring.
+Nothing is sent but one byte at the end. The kernel probes the connection (TCP keepalive), so a host
+answers even if its ranks are stopped, or hold the GIL. A link ends in one of these ways:
 
 - the byte ``FINISHED``: the ranks of the host have finished;
 - no answer: if the ranks of the host do not answer over MPI either, the host is unreachable, and
   the watchdog raises an alarm;
-- closed by the other host: all processes of the job on that host have ended.  The node monitor
+- closed by the other host: all processes of the job on that host have ended. The node monitor
   keeps the link open, so this does not happen when a rank fails, and after the last rank has exited
-  it sends the byte ``FAILED``, as it has reported the cause.  If the byte is missing, the monitor
+  it sends the byte ``FAILED``, as it has reported the cause. If the byte is missing, the monitor
   was killed as well.
 
 Hosts that cannot connect, for example because of a firewall, are not monitored.

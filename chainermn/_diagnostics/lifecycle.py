@@ -1,7 +1,7 @@
 """Shutdown: the ranks agree that all of them have reached the end of the program.
 
 A rank that ends while others are inside a collective would leave them waiting, and wait for them
-itself in MPI_Finalize.  So each finished rank takes part in one more check of each communicator,
+itself in MPI_Finalize. So each finished rank takes part in one more check of each communicator,
 with an operation of its own; a rank inside another operation raises an error.
 """
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Check(Protocol):
 
 
 class _Lifecycle(runtime.ProcessState):
-    """What the end of this process needs.  A forked child is no rank, so it starts with nothing."""
+    """What the end of this process needs. A forked child is no rank, so it starts with nothing."""
 
     def __init__(self) -> None:
         #: In order of creation, which is the same on all their ranks.
@@ -79,7 +79,7 @@ def prepare(mpi_comm: MPI.Intracomm) -> Registration | None:
 
 def start(mpi_comm: MPI.Intracomm, hosts: Sequence[str], registrations: Sequence[Registration]
           ) -> None:
-    """Start the node monitor, and connect the hosts.  Collective: every rank calls it.
+    """Start the node monitor, and connect the hosts. Collective: every rank calls it.
 
     Args:
         mpi_comm: The communicator.
@@ -121,7 +121,7 @@ def add_check(check: Check) -> None:
 
 
 def remove_check(check: Check) -> None:
-    """Undo :func:`add_check`.  All ranks call it at the same point of the program."""
+    """Undo :func:`add_check`. All ranks call it at the same point of the program."""
     if check in _state().checks:
         _state().checks.remove(check)
 
@@ -193,7 +193,7 @@ def _agree() -> bool:
             check.same(call_signature.pack(END))
             check.on_shutdown()
         except Exception:
-            # Of any type, as the argument of another rank may be invalid.  The error is also raised
+            # Of any type, as the argument of another rank may be invalid. The error is also raised
             # on the other ranks, which have not finished and report it.
             return False
         finally:

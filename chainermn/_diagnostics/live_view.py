@@ -1,7 +1,7 @@
 """What this rank tells ``top`` and the metrics: a sample of each rank per second.
 
 The rank that a program of its host asks for samples asks the watchdogs of the other ranks, again
-and again.  A rank that is not asked for a few seconds records nothing, so a viewer that is killed
+and again. A rank that is not asked for a few seconds records nothing, so a viewer that is killed
 needs no farewell.
 """
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CLOSE_TIMEOUT = 1.  # seconds
 
 
 class Sample(NamedTuple):
-    """The state of a rank.  Numbers are totals: a viewer takes the difference of two samples."""
+    """The state of a rank. Numbers are totals: a viewer takes the difference of two samples."""
 
     rank: int
     host: str
@@ -51,12 +51,12 @@ class Sample(NamedTuple):
 
 
 class Viewer:
-    """A program of this host that gets the samples.  It may stop reading: the rank never waits.
+    """A program of this host that gets the samples. It may stop reading: the rank never waits.
 
     Args:
         connection: The socket to it.
         encode: Returns the message for the number of ranks and the newest sample of each rank, with
-            its age in seconds.  There are 0 ranks when the program has ended.
+            its age in seconds. There are 0 ranks when the program has ended.
         is_local: Whether it needs only the ranks of this host.
     """
 

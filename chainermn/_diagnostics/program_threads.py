@@ -30,12 +30,12 @@ class _Activity(enum.Enum):
 def are_running(blocked: Collection[int], is_finished: bool = False) -> bool:
     """Return whether the program may do something that ends the wait of another rank.
 
-    If in doubt, it may.  It does not if all threads are blocked in operations, wait for work from
+    If in doubt, it may. It does not if all threads are blocked in operations, wait for work from
     other threads, or belong to a library, such as a progress bar.
 
     Args:
         blocked: The identifiers of threads that are in operations.
-        is_finished: Whether the main thread is at the end of the program.  Then only threads that
+        is_finished: Whether the main thread is at the end of the program. Then only threads that
             have used a communicator count.
     """
     with thread_frames.current() as frames:
@@ -96,7 +96,7 @@ def _activity(innermost: FrameType, program: Collection[str], is_user: bool) -> 
 
 
 def _is_pool(frame: FrameType) -> bool:
-    """Return whether a function is that of a multiprocessing pool or queue, without callbacks."""
+    """Return whether a function belongs to a multiprocessing pool or queue, without callbacks."""
     if _module(frame) == 'multiprocessing.queues':
         return True
     return _module(frame) == 'multiprocessing.pool' and not any(

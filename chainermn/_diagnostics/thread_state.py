@@ -21,7 +21,7 @@ HOST_LINK = 'chainermn link'
 
 
 class Snapshot:
-    """A snapshot of a thread.  Short-lived: it keeps the communicators of its calls alive."""
+    """A snapshot of a thread. Short-lived: it keeps the communicators of its calls alive."""
 
     def __init__(self, calls: Sequence[Call], thread: str, ident: int) -> None:
         self._calls, self._thread, self._ident = calls, thread, ident
@@ -95,7 +95,7 @@ def snapshots() -> dict[int, Snapshot]:
 
 
 def stacks() -> str:
-    """Format the stacks of all threads except this one and those of host links; main first."""
+    """Format the stacks of all threads except this one and host links; main first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     with thread_frames.current() as frames:

@@ -34,7 +34,7 @@ FREED_QUEUE = (
 
 
 class Unusable:
-    """Replaces an attribute of an unusable object.  Any access raises an error with the reason."""
+    """Replaces an attribute of an unusable object. Any access raises an error with the reason."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason

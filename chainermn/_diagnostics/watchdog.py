@@ -1,12 +1,12 @@
 """The watchdog: a thread of each rank that detects hangs, so that no rank waits forever.
 
 It polls whether its rank makes progress: about once per second, more often while the rank waits.
-It raises an alarm if the rank has been in one operation for longer than the timeout.  After a few
+It raises an alarm if the rank has been in one operation for longer than the timeout. After a few
 seconds of waiting, it sends the state of its rank to the first rank, which raises an alarm if it
-detects a deadlock.  Then the watchdog of each rank responds with the state of its rank, the lowest
+detects a deadlock. Then the watchdog of each rank responds with the state of its rank, the lowest
 rank that responds prints the report, and the job is aborted.
 
-The watchdogs exchange messages on their own communicators.  This requires MPI_THREAD_MULTIPLE;
+The watchdogs exchange messages on their own communicators. This requires MPI_THREAD_MULTIPLE;
 without it, each rank only reports its own state, and no deadlock is detected before the timeout.
 """
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Watchdog(runtime.ProcessState):
         return True
 
     def connect_hosts(self, mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> None:
-        """Connect the hosts of the ranks that were added last.  Collective: every rank calls it.
+        """Connect the hosts of the ranks that were added last. Collective: every rank calls it.
 
         Args:
             mpi_comm: The communicator.
@@ -133,7 +133,7 @@ class Watchdog(runtime.ProcessState):
             self._interval = min(self._interval, timeout / 4)
 
     def wait_for_shutdown(self) -> None:
-        """Return once all other ranks have called it.  Collective: every rank calls it."""
+        """Return once all other ranks have called it. Collective: every rank calls it."""
         for group in self._groups:
             if group.mpi_comm is not None:
                 request, pause = group.mpi_comm.Ibarrier(), 1e-5
@@ -358,7 +358,7 @@ class Watchdog(runtime.ProcessState):
 def _reporters_before(rank: int, responded: Collection[int]) -> int:
     """Return how many ranks may report an alarm before a rank does.
 
-    The first ranks get all responses.  A later one gets some if it raised the alarm, or only its
+    The first ranks get all responses. A later one gets some if it raised the alarm, or only its
     own; so it does not know which of the first ranks are there, and leaves them time to report.
 
     Args:

@@ -57,7 +57,7 @@ _MAX_UNRECEIVED = 3
 class Question:
     """A question to all ranks for their state, asked twice.
 
-    The first answers arrive when the watchdogs wake up.  Then all of them poll frequently, so that
+    The first answers arrive when the watchdogs wake up. Then all of them poll frequently, so that
     the second answers show the same moment.
 
     Args:
@@ -130,7 +130,7 @@ class WatchdogGroup:
             rank for rank in ranks if unreceived[rank] < _MAX_UNRECEIVED])
 
     def drain(self) -> None:
-        """Receive all remaining messages.  Collective: every rank calls it.
+        """Receive all remaining messages. Collective: every rank calls it.
 
         Otherwise MPI_Finalize might wait for them.
         """

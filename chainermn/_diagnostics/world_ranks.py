@@ -10,7 +10,7 @@ _Run: TypeAlias = tuple[int, int, int]
 
 
 class WorldRanks(tuple[int, ...]):
-    """Ranks in COMM_WORLD.  Equal ones are usually one object, in each process.
+    """Ranks in COMM_WORLD. Equal ones are usually one object, in each process.
 
     They are parts of keys, so each lookup needs the hash, and each message of the watchdog contains
     several of them.

@@ -32,8 +32,8 @@ class GradientCodec:
 
     An error during the exchange is kept until :meth:`finish`, since other ranks wait for the data.
 
-    The loss scale may change at each step.  So a compressor with state gets the gradients without
-    it, in float32 or float64, and the codec multiplies what it decodes.  Other compressors get them
+    The loss scale may change at each step. So a compressor with state gets the gradients without
+    it, in float32 or float64, and the codec multiplies what it decodes. Other compressors get them
     as they are: the scale keeps small gradients in the range of float16.
 
     Args:
@@ -54,7 +54,7 @@ class GradientCodec:
         self._error: Exception | None = None  # the first one
 
     def encode(self, buffers: Sequence[Array], groups: Sequence[Sequence[Array]]) -> list[Array]:
-        """Compress flat arrays.  Collective if there is a check: every rank calls it.
+        """Compress flat arrays. Collective if there is a check: every rank calls it.
 
         Args:
             buffers: The arrays.
@@ -111,7 +111,7 @@ class GradientCodec:
         self._error = self._error or error
 
     def finish(self) -> None:
-        """Raise the first error of an exchange.  Collective if there is a check."""
+        """Raise the first error of an exchange. Collective if there is a check."""
         self._gradients = None  # a plan may keep the codec
 
         def details() -> dict[str, str]:
@@ -156,7 +156,7 @@ def has_state(compressor: object) -> bool:
 def average(transport: MpiTransport, gradients: ParameterList, results: Sequence[Array] | None,
             compressor: Compressor | PowerSGD,
             new_codec: NewCodec, scale: float | None) -> None:
-    """Average compressed gradients.  Collective: every rank calls it.
+    """Average compressed gradients. Collective: every rank calls it.
 
     Args:
         transport: Moves the data.

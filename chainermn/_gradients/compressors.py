@@ -34,7 +34,7 @@ def get(compression: Compression) -> Compressor | PowerSGD | None:
             a dict such as ``{'type': '2bit', 'threshold': 0.5}``, or a compressor.
 
     Returns:
-        A compressor, or ``None``.  A name or a dict gives a new compressor, without state.
+        A compressor, or ``None``. A name or a dict gives a new compressor, without state.
 
     Raises:
         TypeError: If it is none of these, or the threshold is no number.
@@ -200,16 +200,16 @@ class Bf16:
 class TwoBit:
     """2 bits per value, 16 values in the space of one float32, with error feedback.
 
-    The residual, the part of earlier values that was not sent, is added to each value.  If the sum
+    The residual, the part of earlier values that was not sent, is added to each value. If the sum
     is ``threshold`` or more, ``threshold`` is sent; if it is ``-threshold`` or less,
-    ``-threshold``; else 0.  The rest is the new residual::
+    ``-threshold``; else 0. The rest is the new residual::
 
         value = x + residual
         sent = threshold * ((value >= threshold) - (value <= -threshold))
         residual = value - sent
 
     So over many steps everything is sent, but at most ``threshold`` at a time: choose a threshold
-    of the size of the largest gradients, without the loss scale.  Infinities and NaNs are sent as
+    of the size of the largest gradients, without the loss scale. Infinities and NaNs are sent as
     NaN and change no residual.
 
     Args:

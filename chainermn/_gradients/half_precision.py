@@ -1,6 +1,6 @@
 """Casts between float32 and 16-bit formats on CPUs, with the results of IEEE 754 casts.
 
-NumPy casts float16 one value at a time; these functions use vector instructions.  They process as
+NumPy casts float16 one value at a time; these functions use vector instructions. They process as
 many values at once as fit into the cache of a CPU.
 """
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _to_float16(x: np.ndarray) -> np.ndarray:
         return x.astype(np.float16)
     np.minimum(value, _BEYOND, out=value)
     # The last digit of `shift` is as large as the last digit of the result, so the sum is rounded
-    # to it.  Without `shift`, it is the significand; numbers below the smallest normal one have
+    # to it. Without `shift`, it is the significand; numbers below the smallest normal one have
     # its exponent.
     shift = np.maximum(value, _SMALLEST_NORMAL)
     shift &= _EXPONENT

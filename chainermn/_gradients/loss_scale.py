@@ -14,8 +14,8 @@ from chainermn._types import Array, Parameter
 def unify(params: Iterable[Parameter], default: float | None = None) -> float | None:
     """Give all gradients the same loss scale, and return it.
 
-    Backward sets the scale of the parameters that the loss used.  A rank has no scale for the
-    others, but their mean gradients have that of the other ranks.
+    Backward sets the scale of the parameters that the loss used. A rank has no scale for the
+    others, but their mean gradients have the scale of the other ranks.
 
     Args:
         params: Parameters.

@@ -61,7 +61,7 @@ class MeanQueue:
         gradients: Compares the gradients of a model on all ranks.
         check: Checks the mean gradients of a model, in debug mode.
         transport: Averages; only this object uses it, on a communicator of its own.
-        new_codec: Creates the codec of an exchange.  Like all arguments, it must not refer to the
+        new_codec: Creates the codec of an exchange. Like all arguments, it must not refer to the
             communicator of the queue, which would never be freed.
         is_profitable: Whether the exchange leaves a core to each rank for computing.
         record: The flight record of the background communicator, which has its timeout.
@@ -184,7 +184,7 @@ class MeanQueue:
         return self._record,
 
     def cancel(self) -> None:
-        """Discard everything submitted, as after an error.  Collective: every rank calls it.
+        """Discard everything submitted, as after an error. Collective: every rank calls it.
 
         The ranks may have submitted different numbers of lists.
         """
@@ -206,7 +206,7 @@ class MeanQueue:
             setattr(self, name, unusable)
 
     def free(self) -> None:
-        """Free the resources of this queue.  Collective: every rank calls it, once."""
+        """Free the resources of this queue. Collective: every rank calls it, once."""
         self.cancel()
         lifecycle.remove_callback(self.cancel)
         if self._thread is not None:

@@ -61,7 +61,7 @@ class NcclMeanQueue:
         return results
 
     def wait(self) -> None:
-        """Make the current stream wait for everything submitted.  Does not block."""
+        """Make the current stream wait for everything submitted. Does not block."""
         with recorder.span('wait for means', 'operation'):
             wait(self._done)
         self._done = None
@@ -74,7 +74,7 @@ class NcclMeanQueue:
         return bool(self._sent)
 
     def cancel(self) -> None:
-        """Discard everything submitted, as after an error.  Collective: every rank calls it."""
+        """Discard everything submitted, as after an error. Collective: every rank calls it."""
         longest = max(self._control.allgather(self._sent), key=len)
         for sent in longest[len(self._sent):]:
             self._done = self._transport.send_zeros(*sent)
@@ -86,7 +86,7 @@ class NcclMeanQueue:
             setattr(self, name, unusable)
 
     def free(self) -> None:
-        """Free the resources of this queue.  Collective: every rank calls it, once."""
+        """Free the resources of this queue. Collective: every rank calls it, once."""
         self.cancel()
         self._control.Free()
         self._make_unusable(Unusable(unusable.FREED_QUEUE))

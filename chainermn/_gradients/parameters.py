@@ -1,6 +1,6 @@
 """The parameters of a model, sorted by path: the same order on all ranks.
 
-The model is traversed for each exchange, since links and parameters may be added or removed.  Only
+The model is traversed for each exchange, since links and parameters may be added or removed. Only
 results that depend on names, dtypes and shapes are cached: sorted paths and descriptions.
 """
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Link, _Chain, _ChainList = chainer.Link, chainer.Chain, chainer.ChainList
 
 
 class Layout(NamedTuple):
-    """The properties that must be equal on all ranks: dtype and shape by path, and their digest."""
+    """What must be the same on all ranks: dtype and shape by path, and their digest."""
 
     described: Mapping[str, str]
     digest: int
@@ -104,7 +104,7 @@ class ParameterList(ArrayList):
                     continue
                 if isinstance(array, np.ndarray) and (
                         not array.flags.writeable or _repeats_elements(array)):
-                    # Backward makes such a gradient: that of F.sum is a broadcast scalar.
+                    # Backward makes such a gradient: for F.sum, it is a broadcast scalar.
                     parameter.grad = array = array.copy()
             arrays[path] = _checked(path, attribute, array)
         if attribute == 'grad':
@@ -129,7 +129,7 @@ class ParameterList(ArrayList):
         return dict(zip(self.paths, self, strict=True))
 
     def layout(self, allows_mixed_devices: bool) -> Layout:
-        """Return the properties that must be equal on all ranks.
+        """Return the properties that must be the same on all ranks.
 
         Args:
             allows_mixed_devices: Whether a model may be on a device on some ranks only.

@@ -20,13 +20,13 @@ class PowerSGD:
     where ``P`` has shape (n, rank) and ``Q`` (m, rank)::
 
         M = gradient + error
-        P = orthogonalized(mean of M Q)       Q is that of the previous step
+        P = orthogonalized(mean of M Q)       Q is from the previous step
         Q = mean of M^T P
         error = M - P Q^T
 
     So with each step ``P`` and ``Q`` approach the largest singular vectors of the mean, and what
-    was not sent is added to the next gradient.  Vectors, and matrices too small to gain, are sent
-    as they are.  Infinities and NaNs are passed on, and leave the error unchanged.  The error does
+    was not sent is added to the next gradient. Vectors, and matrices too small to gain, are sent
+    as they are. Infinities and NaNs are passed on, and leave the error unchanged. The error does
     not contain the loss scale, which may change.
 
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
@@ -81,7 +81,7 @@ class PowerSGD:
     def mean(self, paths: Sequence[str], arrays: Sequence[Array], results: Sequence[Array],
              average: Callable[[Sequence[Array], Sequence[Array]], None],
              defer: Callable[[Exception], None], scale: float | None = None) -> None:
-        """Average gradients.  Collective: every rank calls it.
+        """Average gradients. Collective: every rank calls it.
 
         Args:
             paths: The path of each gradient, which identifies its state.
@@ -145,7 +145,7 @@ class PowerSGD:
         approximation = p @ q.T
         scaled = approximation if scale is None else approximation * p.dtype.type(scale)
         matrix.result[...] = scaled.reshape(matrix.result.shape)
-        if xp.isfinite(approximation.sum()):  # equal on all ranks
+        if xp.isfinite(approximation.sum()):  # the same on all ranks
             self.state[f'{matrix.path}.error'] = xp.subtract(
                 matrix.values, approximation, out=matrix.values)
             self.state[f'{matrix.path}.q'] = q

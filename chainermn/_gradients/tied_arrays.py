@@ -48,7 +48,7 @@ def sharing_memory(arrays: Sequence[Array]) -> list[list[int]]:
 
 
 def _are_apart(arrays: Sequence[Array]) -> bool:
-    """Whether the memory of each array is its own, or that of another array or tensor.
+    """Whether the memory of each array is its own, or belongs to another array or tensor.
 
     Usually it is; if not, the arrays may still share none.
     """

@@ -2,7 +2,7 @@
 
 :func:`entered` makes a function an operation, and nothing else begins a call that a thread is in.
 The flight recorder keeps the last calls of a communicator, and adds one for each further exchange
-of an operation.  The watchdog reads the calls that each thread is in, errors name them, and an
+of an operation. The watchdog reads the calls that each thread is in, errors name them, and an
 :class:`Instrument` such as the timeline is told when one begins and ends.
 """
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PREPOSITIONS = {**dict.fromkeys(waiting_for(Waits.RECEIVER), 'to'), 'isend': 't
 
 
 class Call:
-    """A call.  It has no constructor, which would take as long as everything else about a call.
+    """A call. It has no constructor, which would take as long as everything else about a call.
 
     Attributes:
         operation: The name of the operation.
@@ -145,7 +145,7 @@ local = _Local()
 
 def entered(operation: str, begin: Callable[[Call], Any] | None = None,
             fail: Callable[..., None] | None = None) -> Callable[[_Function], _Function]:
-    """Make a function an operation.  Its owner is its first argument, if any.
+    """Make a function an operation. Its owner is its first argument, if any.
 
     Args:
         operation: The name of the operation.

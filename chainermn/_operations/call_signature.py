@@ -37,7 +37,7 @@ IDENTIFIER_SIZE = 6
 
 
 def digest(value: object) -> int:
-    """Return a number of 63 bits, equal on all ranks for equal strings and numbers."""
+    """Return a number of 63 bits, the same on all ranks for equal strings and numbers."""
     hashed = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
     return int.from_bytes(hashed, 'little') >> 1
 
@@ -46,9 +46,9 @@ class Caller:
     """Who makes a call: an extension, or another part of this package, instead of the program.
 
     Args:
-        name: Its name, the same in all correct programs: for example not that of a subclass, which
+        name: Its name, the same in all correct programs: for example not a subclass's, which
             may be used on one rank only.
-        options: Options by name, which must be equal on all ranks.
+        options: Options by name, which must be the same on all ranks.
         advice: What to do if they differ.
         warning: The first and the last line of the warning if what may differ does.
 
@@ -117,7 +117,7 @@ class Update(NamedTuple):
 
     Attributes:
         number: Its number, for errors.
-        since_last: Number of updates begun since the last exchange, with this one.  The ranks
+        since_last: Number of updates begun since the last exchange, with this one. The ranks
             compare it.
     """
 
@@ -128,7 +128,7 @@ class Update(NamedTuple):
         """Describe it, for errors.
 
         Args:
-            iteration: That of the Trainer, if one is running.  It counts the updates of all jobs.
+            iteration: That of the Trainer, if one is running. It counts the updates of all jobs.
         """
         if iteration is None and not self.since_last:
             return ''
@@ -144,7 +144,7 @@ class CallSignature(NamedTuple):
     """The unpacked signature of the call of one rank.
 
     ``update`` counts the updates that an optimizer has begun since its last exchange; it is 0 if no
-    optimizer calls.  ``caller`` is the digest of the :class:`Caller`.  ``number`` depends on the
+    optimizer calls. ``caller`` is the digest of the :class:`Caller`. ``number`` depends on the
     operation: a digest of shapes or parameters, a length in bytes, or how shapes are sent.
     ``ndim`` may exceed ``MAX_INLINE_DIMS``; then ``shape`` is empty and ``number`` its digest.
     """
@@ -170,7 +170,7 @@ class CallSignature(NamedTuple):
         return BY_NAME[self.operation]
 
     def key(self, equal: int | None) -> tuple[object, ...]:
-        """Return the part of the call that must be equal on all ranks."""
+        """Return the part of the call that must be the same on all ranks."""
         assert equal is not None
         key: tuple[object, ...] = (
             self.operation, self.root, self.op, self.update, self.caller)
@@ -228,7 +228,7 @@ def unpack(data: bytes | bytearray | memoryview, offset: int = 0) -> CallSignatu
 def identifier(signature: bytes) -> bytes:
     """Return a digest of the parts of a signature that identify a call.
 
-    It differs between calls that do not match.  For operations whose shapes must be equal, it also
+    It differs between calls that do not match. For operations whose shapes must be equal, it also
     differs between calls that match, but have different devices or updates.
     """
     call = unpack(signature)

@@ -1,7 +1,7 @@
 """Which rank prints an uncaught error, and with which frames.
 
-If all ranks raise an error, only one rank prints it.  If Chainer's Trainer has printed an error,
-the report of the job shows it in one line.  An error that this package raises to explain a mistake
+If all ranks raise an error, only one rank prints it. If Chainer's Trainer has printed an error,
+the report of the job shows it in one line. An error that this package raises to explain a mistake
 is printed with the frames of the program, where the mistake is.
 """
 from __future__ import annotations
@@ -38,7 +38,7 @@ def mark_failure(error: Exception, rank: int, failures: Sequence[object]) -> Non
     Args:
         error: The error.
         rank: This rank.
-        failures: For each rank, why it failed, if it did.  If none did, rank 0 prints.
+        failures: For each rank, why it failed, if it did. If none did, rank 0 prints.
     """
     mark(error, rank == next((each for each, failure in enumerate(failures) if failure), 0))
 

@@ -60,7 +60,7 @@ class DataSizeError(ChainerMNError, RuntimeError):
 
 
 class ShardError(ChainerMNError, RuntimeError):
-    """A shard, or a sample in it, cannot be read.  All ranks raise it, with the name of the file.
+    """A shard, or a sample in it, cannot be read. All ranks raise it, with the name of the file.
 
     Example:
         >>> with open('broken.npz', 'w') as file:

@@ -15,7 +15,7 @@ class Kind(enum.IntEnum):
     """What a message contains: its first byte."""
 
     ARRAY = 0
-    TUPLE = 1  # of arrays: the first ones are in the message, those of the others follow
+    TUPLE = 1  # of arrays: the first ones are in the message, the others follow
     OBJECT = 2
     ERROR = 3  # of the sender, instead of data
     ACTIVATION = 4  # a mark of chainermn.functions, then another header

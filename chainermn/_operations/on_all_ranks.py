@@ -35,7 +35,7 @@ class HasChannel(Protocol):
 def raise_on_all_ranks(comm: Ranks, operation: str) -> Iterator[None]:
     """Raise an error of the block on all ranks: on the others in their next collective operation.
 
-    Not all ranks need to enter the block.  With a communicator of a third party, which does not
+    Not all ranks need to enter the block. With a communicator of a third party, which does not
     compare calls, only this rank raises it; see :func:`raise_together`.
 
     The block must not call a collective operation.
@@ -66,7 +66,7 @@ def raise_on_all_ranks(comm: Ranks, operation: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def raise_together(comm: HasChannel, operation: str) -> Iterator[None]:
-    """Raise an error of the block on all ranks.  Collective: every rank enters the block.
+    """Raise an error of the block on all ranks. Collective: every rank enters the block.
 
     Unlike :func:`raise_on_all_ranks` it also works with a communicator of a third party, whose
     operations do not compare calls: there, the ranks exchange their errors at the end of the block.
@@ -97,7 +97,7 @@ def on_all_ranks(comm: Ranks, error: _E) -> _E:
 
     Args:
         comm: ChainerMN communicator of the ranks that raise it.
-        error: The error, equal on all ranks.
+        error: The error, the same on all ranks.
     """
     common_error.mark(error, comm.rank == 0)
     return error
@@ -114,7 +114,7 @@ def check_equal(comm: Ranks, values: Sequence[object], problem: str, advice: str
         advice: The last line of the error: what to do.
 
     Raises:
-        ValueError: On all ranks.  It lists the values with their ranks.
+        ValueError: On all ranks. It lists the values with their ranks.
 
     Example:
         >>> from chainermn.communicators import errors

@@ -1,4 +1,4 @@
-"""Ranks in texts: ranges, and groups of ranks with equal values; short for any number of ranks."""
+"""Ranks in texts: ranges, and groups with the same value; short for any number of ranks."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def group_ranks(values: Iterable[tuple[int, _Value]]) -> dict[_Value, list[int]]:
-    """Group ranks with equal values.
+    """Group ranks with the same value.
 
     Args:
         values: Pairs of a rank and its value, such as ``enumerate(values)``.
@@ -68,7 +68,7 @@ def select_groups(groups: Mapping[_Value, Sequence[int]], limit: int = _GROUPS
 
 def group_texts(values: Iterable[tuple[int, str, str]], limit: int = _GROUPS
                 ) -> tuple[list[tuple[str, Sequence[int]]], str]:
-    """Group ranks with equal texts; if these are too many groups, those with equal outlines.
+    """Group ranks with the same text; if these are too many groups, those with equal outlines.
 
     Args:
         values: Rank, text, and an outline: the text without parts that differ on each rank.
@@ -85,7 +85,7 @@ def group_texts(values: Iterable[tuple[int, str, str]], limit: int = _GROUPS
 
 
 def group_lines(values: Iterable[tuple[int, str]]) -> list[str]:
-    """Return one line for each group of ranks with equal texts.
+    """Return one line for each group of ranks with the same text.
 
     Args:
         values: Pairs of a rank and its text, such as ``enumerate(texts)``.

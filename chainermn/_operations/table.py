@@ -8,8 +8,8 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-#: Parts of a call that must be equal on all ranks: the operation with its root and op; the dtype as
-#: well; the shape as well.
+#: Parts of a call that must be the same on all ranks: the operation with its root and op; also the
+#: dtype; also the shape.
 CALL, DTYPE, SHAPE = 1, 2, 3
 
 #: The operation of a rank that has reached the end of the program.
@@ -49,15 +49,15 @@ class Operation(NamedTuple):
 
     Attributes:
         name: Its name, in errors and on the timeline.
-        equal: The parts of the call that must be equal on all ranks.  ``None`` if the ranks do not
-            compare it, such as a message.
+        equal: The parts of the call that must be the same on all ranks. ``None`` if the ranks do
+            not compare it, such as a message.
         payload: What it sends.
         waits_for: What it waits for.
         digest_of: What the number in its signature is computed from, if it is a digest.
         advice: What to do if the digests, or else the shapes, differ.
         is_of_optimizers: Whether optimizers call it, and a program may also call it itself, on some
             of the ranks.
-        is_internal: Whether only this package calls it.  Tests cover all others.
+        is_internal: Whether only this package calls it. Tests cover all others.
     """
 
     name: str

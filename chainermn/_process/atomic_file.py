@@ -12,8 +12,8 @@ from typing import BinaryIO
 def open_atomic(path: str, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces ``path`` once it is complete.
 
-    The temporary file is in the same folder, and only its owner can read it.  The complete file
-    gets the permissions of any new file (the umask).  A process that is killed before leaves the
+    The temporary file is in the same folder, and only its owner can read it. The complete file
+    gets the permissions of any new file (the umask). A process that is killed before leaves the
     old file, if there was one, and a temporary file, which the next write of ``path`` replaces.
 
     Args:
@@ -24,7 +24,7 @@ def open_atomic(path: str, sync: bool = True) -> Iterator[BinaryIO]:
         The temporary file.
 
     Raises:
-        OSError: If the file cannot be written.  The old file is unchanged then.
+        OSError: If the file cannot be written. The old file is unchanged then.
 
     Example:
         >>> from chainermn.optimizers import proxy
@@ -54,7 +54,7 @@ def open_atomic(path: str, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def temporary_name(name: str) -> str:
-    """Return the name of the temporary file.  No checkpoint or snapshot has such a name."""
+    """Return the name of the temporary file. No checkpoint or snapshot has such a name."""
     return f'tmp-{name}.part'
 
 

@@ -12,7 +12,7 @@ class _Callbacks(runtime.ProcessState):
 
 
 def add(callback: Callable[[], None]) -> None:
-    """Add a function.  It runs before MPI is finalized, and must not raise an error.
+    """Add a function. It runs before MPI is finalized, and must not raise an error.
 
     Without consistency checks, it may run on this rank although another rank fails later.
     """

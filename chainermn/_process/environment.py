@@ -104,7 +104,7 @@ def set_mpi_defaults() -> None:
     """Set variables that MPI reads at startup, unless the user has set them.
 
     UCX, which MPICH uses, closes an idle TCP connection if the other host does not answer for about
-    7 seconds.  Even if it answers later, the next message over it is a segmentation fault.  With 10
+    7 seconds. Even if it answers later, the next message over it is a segmentation fault. With 10
     seconds between probes instead of 1, UCX waits for 70.
     """
     os.environ.setdefault('UCX_TCP_KEEPINTVL', '10s')

@@ -10,7 +10,7 @@ def tell(message: str, *args: object) -> None:
     """Log an event at level INFO to the logger ``chainermn``; without any handler, print it.
 
     Args:
-        message: The message, with placeholders like those of ``%``.
+        message: The message, with placeholders as for ``%``.
         args: Their values.
     """
     logger = logging.getLogger('chainermn')

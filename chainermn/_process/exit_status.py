@@ -1,9 +1,9 @@
 """Detect how this process ends, independently of hooks that the program installs.
 
-Only the interpreter knows that an exception is uncaught.  A program can replace
-``sys.excepthook`` at any time, and no hook is called for :class:`SystemExit`.  But the interpreter
+Only the interpreter knows that an exception is uncaught. A program can replace
+``sys.excepthook`` at any time, and no hook is called for :class:`SystemExit`. But the interpreter
 raises the audit event ``sys.excepthook`` before it calls that hook, and reads
-``SystemExit.code``.  In both cases no Python function is running.
+``SystemExit.code``. In both cases no Python function is running.
 """
 from __future__ import annotations
 

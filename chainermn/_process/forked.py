@@ -1,7 +1,7 @@
 """Skip MPI finalization in forked children, since they are not ranks.
 
 In a child, MPI_Finalize would wait for the other ranks on behalf of its parent, or break state
-that the two share.  mpi4py calls it after the interpreter has cleared all modules.  So the child
+that the two share. mpi4py calls it after the interpreter has cleared all modules. So the child
 exits just before that, with the exit status that it would have had.
 """
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """TCP connections between hosts that begin with a shared secret, and show that a host is lost.
 
 Both ends prove that they know the secret: the client sends its first half, the server answers with
-the second half.  The kernel closes a connection to a host that has not answered for ``SILENCE``
+the second half. The kernel closes a connection to a host that has not answered for ``SILENCE``
 seconds, even if nothing is sent.
 """
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _halves(secret: bytes) -> tuple[bytes, bytes]:
 
 
 def addresses() -> list[str]:
-    """Return the addresses of the network interfaces, except those of loopback."""
+    """Return the addresses of the network interfaces, without the loopback interface."""
     import fcntl  # there is none on Windows
 
     found = []
@@ -114,7 +114,7 @@ def accept(listener: socket.socket, secret: bytes, timeout: float = _CONNECT_TIM
            ) -> socket.socket | None:
     """Return the first connection of a client that knows the secret, and close the listener.
 
-    Others are dropped.  Return ``None`` after the timeout.
+    Others are dropped. Return ``None`` after the timeout.
     """
     deadline = time.monotonic() + timeout
     with listener:
@@ -174,7 +174,7 @@ def set_options(link: socket.socket) -> None:
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_INTERVAL)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_INTERVAL)
-    # Linux ignores the number of probes if there is this timeout, which also applies to data.  Half
+    # Linux ignores the number of probes if there is this timeout, which also applies to data. Half
     # an interval less, as timers are not exact.
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT,
                     1000 * SILENCE - 500 * _PROBE_INTERVAL)

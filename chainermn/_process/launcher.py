@@ -1,7 +1,7 @@
 """The launcher that started this process as a rank: the process of mpiexec on this node.
 
 MPICH's mpiexec, its derivatives, and Slurm (``--mpi=pmi2``) pass each rank an open socket, whose
-number is in ``PMI_FD``.  Before MPI_Init uses it, it is the only way to abort the job.
+number is in ``PMI_FD``. Before MPI_Init uses it, it is the only way to abort the job.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chainermn._process import runtime
 _TIMEOUT = 1  # for an answer
 _POLL_INTERVAL = .01
 
-#: Variables with the rank, and with the rank among those of its node: MPICH, Open MPI.
+#: Variables with the rank, and with the rank within its node: MPICH, Open MPI.
 _RANKS = (('PMI_RANK', 'MPI_LOCALRANKID'), ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK'))
 
 _MAX_CLAIMS = 16
@@ -70,7 +70,7 @@ def abort(status: int) -> None:
 def claim(name: str) -> bool:
     """Return whether this is the first rank of the job on this node that claims a name.
 
-    It remains the first one until it exits, or has claimed many others.  If the launcher is
+    It remains the first one until it exits, or has claimed many others. If the launcher is
     unknown, or this cannot be found out, every rank is the first.
 
     Args:
@@ -78,7 +78,7 @@ def claim(name: str) -> bool:
     """
     if not (identifier := job()):
         return True
-    # An abstract address: there is no file that might be left.  Containers can share it.
+    # An abstract address: there is no file that might be left. Containers can share it.
     parts = os.getuid(), _process_namespace(), identifier, name
     address = f'\0chainermn-{hashlib.sha256(repr(parts).encode()).hexdigest()}'
     sockets = runtime.get(_Claims).sockets
@@ -97,7 +97,7 @@ def claim(name: str) -> bool:
 
 
 def _is_claimed(address: str) -> bool:
-    """Return whether a process of this user has claimed an address.  Others can also bind it."""
+    """Return whether a process of this user has claimed an address. Others can also bind it."""
     deadline = time.monotonic() + _TIMEOUT
     with contextlib.suppress(OSError):
         while True:
@@ -128,7 +128,7 @@ def is_on_first_node() -> bool:
 def _connection() -> socket.socket | None:
     """Return the socket of ``PMI_FD``, duplicated; ``None`` in processes that are not ranks.
 
-    Children of a rank inherit the variable.  In most of them, the number belongs to no file, or to
+    Children of a rank inherit the variable. In most of them, the number belongs to no file, or to
     a different one, such as a socket of multiprocessing.
     """
     try:
@@ -158,7 +158,7 @@ def peer(connection: socket.socket) -> tuple[int, int]:
 def _is_launcher(creator: int) -> bool:
     """Return whether this process is a rank, given the creator of its socket.
 
-    The launcher starts the rank, maybe through a shell.  A child of a rank can inherit the socket,
+    The launcher starts the rank, maybe through a shell. A child of a rank can inherit the socket,
     too, such as with os.system; another Python program is its parent, or its parent's parent.
 
     Args:

@@ -1,9 +1,9 @@
 """The process that publishes metrics: on a port over HTTP, or in a file for a node exporter.
 
 It runs as a separate program that uses only the standard library, so requests and slow disks take
-no time of the training.  It reads pages of metrics from a socket, each of which ends with a zero
-byte.  It exits when the socket is closed, that is at the latest when the process that started it
-exits.  Arguments: the descriptor of the socket, and the path of a file, or an address and a port.
+no time of the training. It reads pages of metrics from a socket, each of which ends with a zero
+byte. It exits when the socket is closed, that is at the latest when the process that started it
+exits. Arguments: the descriptor of the socket, and the path of a file, or an address and a port.
 """
 from __future__ import annotations
 

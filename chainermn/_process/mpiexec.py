@@ -74,7 +74,7 @@ def host_options(is_open_mpi: bool, ranks: Mapping[str, int], exported: Iterable
     Args:
         is_open_mpi: Whether it belongs to Open MPI; otherwise to MPICH, or a relative of it.
         ranks: The number of ranks on each host.
-        exported: Environment variables for the ranks on all hosts.  MPICH exports all variables.
+        exported: Environment variables for the ranks on all hosts. MPICH exports all variables.
     """
     hosts = ','.join(f'{host}:{n}' for host, n in ranks.items())
     if not is_open_mpi:
@@ -83,10 +83,10 @@ def host_options(is_open_mpi: bool, ranks: Mapping[str, int], exported: Iterable
 
 
 def environment(n: int, defaults: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a job: that of this process, without variables of another job.
+    """Return the environment of a job: of this process, without variables of another job.
 
     Args:
-        n: The number of processes.  Unless ``OMP_NUM_THREADS`` is set, they share the cores.
+        n: The number of processes. Unless ``OMP_NUM_THREADS`` is set, they share the cores.
         defaults: Variables to set unless this process already has them.
     """
     cores = len(os.sched_getaffinity(0))

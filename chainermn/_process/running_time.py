@@ -1,7 +1,7 @@
 """A clock that stands still while this process is stopped, as by Ctrl-Z or ``scontrol suspend``.
 
 The clocks of the system go on meanwhile, so a job that continues would find that all of its
-timeouts have expired.  The watchdog polls the clock of the process, and commands their own clocks.
+timeouts have expired. The watchdog polls the clock of the process, and commands their own clocks.
 """
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class RunningClock(runtime.ProcessState):
         self._time = self._polled_at = time.monotonic()
 
     def poll(self, pause: float = 0.) -> float:
-        """Return the time.  Call it regularly.
+        """Return the time. Call it regularly.
 
         Args:
-            pause: The seconds for which the caller has not called it on purpose.  If the last call
+            pause: The seconds for which the caller has not called it on purpose. If the last call
                 was much longer ago, the process was stopped in between.
         """
         now = time.monotonic()

@@ -1,7 +1,7 @@
 """The runtime: all state that belongs to this process, and what a forked child gets of it.
 
 A module that needs such state defines a :class:`ProcessState`, and gets the one of this process by
-``runtime.get(its_class)``.  So a fork is handled in one place, in the order in which the parts were
+``runtime.get(its_class)``. So a fork is handled in one place, in the order in which the parts were
 created, and a test can replace everything by a second :class:`Runtime`.
 """
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 
 class ProcessState:
-    """The state of one module.  Created without arguments, when it is first needed."""
+    """The state of one module. Created without arguments, when it is first needed."""
 
     def in_child(self) -> bool:
         """Return whether a forked child keeps this object; by default, it gets a new one.

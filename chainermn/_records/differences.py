@@ -60,7 +60,7 @@ class _Found(NamedTuple):
     position: int  # of the update in the record
     cause: int  # position in _CAUSES
     rank: str
-    call: int  # of the update, among those of all optimizers of the rank
+    call: int  # of the update, counted over all optimizers of the rank
 
     @property
     def column(self) -> str:
@@ -337,8 +337,8 @@ def _batch(a: RecordedRun, b: RecordedRun, found: _Found) -> list[str]:
         return ['All ranks together have the same examples, distributed in another way.']
     notes = []
     for text, run, digest, where in (('B', b, row['batch'], 'A'), ('A', a, other['batch'], 'B')):
-        notes += [f'The batch of {where} is that of update {record.row(near)["update"]} of {rank} '
-                  f'in {text}.' for rank, record in run.ranks.items()
+        notes += [f'{text} has the batch of {where} in update '
+                  f'{record.row(near)["update"]} of {rank}.' for rank, record in run.ranks.items()
                   for near in range(max(0, index - _NEAR), min(len(record), index + _NEAR))
                   if record.row(near)['batch'] == digest][:1]
     return notes

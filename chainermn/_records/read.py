@@ -127,7 +127,7 @@ class RecordedRun:
         records = {path.stem: RecordedRank(path) for path in sorted(files, key=_key)}
         sizes = {name.rpartition('rank')[0]: record.size
                  for name, record in reversed(records.items())}  # of the first rank
-        #: Without those of ranks that an earlier run has had.
+        #: Without ranks of an earlier run.
         self.ranks = {name: record for name, record in records.items()
                       if record.settings['rank'] < sizes[name.rpartition('rank')[0]]}
         #: The files of ranks that are missing.

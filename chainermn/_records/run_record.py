@@ -1,6 +1,6 @@
 """RunRecord: what each update of a training has used and computed, to find why two runs differ.
 
-``chainermn compare`` reads the records.  This file needs only Chainer and NumPy, and no other
+``chainermn compare`` reads the records. This file needs only Chainer and NumPy, and no other
 module of this package, so that a training with ChainerMN 7 can import a copy of it.
 
 Each rank writes two files into the folder:
@@ -10,8 +10,8 @@ Each rank writes two files into the folder:
 - ``rank0.details`` has a line per detailed update, as JSON: digests of each parameter and of the
   outputs of each function.
 
-A digest is the CRC of bytes.  Digests of updates cover a sample of the elements: within a few
-updates, a difference in a gradient or a parameter spreads to many elements.  Digests of details
+A digest is the CRC of bytes. Digests of updates cover a sample of the elements: within a few
+updates, a difference in a gradient or a parameter spreads to many elements. Digests of details
 cover larger samples, and all elements of the parameters before the update.
 """
 
@@ -42,7 +42,7 @@ import numpy as np
 if TYPE_CHECKING:
     from chainermn._types import Array, Model, Object, Optimizer, Parameter
 
-#: The columns of the line of an update.  What is unknown is ``-``.  The call counts the updates of
+#: The columns of the line of an update. What is unknown is ``-``. The call counts the updates of
 #: all optimizers of the process, and so gives their order.
 COLUMNS = ('update', 'loss', 'batch', 'examples', 'numpy', 'python', 'torch', 'cupy', 'own',
            'mean', 'parameters', 'norm of gradients', 'norm of parameters', 'call')
@@ -65,12 +65,12 @@ _LIBRARIES = ('numpy', 'scipy', 'chainer', 'chainermn', 'mpi4py', 'torch', 'cupy
 class RunRecord(chainer.training.Extension):
     """Records what each update of a training has used and computed: see ``chainermn compare``.
 
-    Add it on all ranks.  Each rank records itself, and communicates with no other.  If a rank
+    Add it on all ranks. Each rank records itself, and communicates with no other. If a rank
     cannot write its record, for example because the disk is full, it warns, and the training
     continues.
 
     Args:
-        folder: Where to write, in the folder of the Trainer's results.  If it has a record, the
+        folder: Where to write, in the folder of the Trainer's results. If it has a record, the
             record is continued after a resume, and otherwise replaced.
         details: Every how many updates to record digests of each parameter and of the outputs of
             each function, which show the place of a difference.
@@ -92,8 +92,8 @@ class RunRecord(chainer.training.Extension):
     def __init__(self, folder: str = 'record', details: int = 100) -> None:
         if not isinstance(folder, (str, os.PathLike)):
             raise TypeError(
-                f'folder must be a path, not {type(folder).__name__}: the optimizers are those of '
-                'the Trainer. Without a Trainer, set CHAINERMN_RECORD.')
+                f'folder must be a path, not {type(folder).__name__}: the Trainer '
+                'has the optimizers. Without a Trainer, set CHAINERMN_RECORD.')
         check_details(details)
         self.folder, self.details = folder, details
         self._records: list[Recording] = []
@@ -142,7 +142,7 @@ def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = ''
         folder: Where to write.
         details: As for :class:`RunRecord`.
         name: Of the optimizer, if there are several: the first part of the names of its files.
-        number: Returns the number of the next update; by default, that of the optimizer.
+        number: Returns the number of the next update; by default, the optimizer counts.
 
     Returns:
         The recording; its method ``close`` ends it.

@@ -1,4 +1,4 @@
-"""Shards of pyarrow: Parquet files, Arrow files, and those of Hugging Face ``datasets``."""
+"""Shards of pyarrow: Parquet files, Arrow files, and files of Hugging Face ``datasets``."""
 from __future__ import annotations
 
 import contextlib
@@ -12,7 +12,7 @@ from chainermn._types import Object
 
 
 class ParquetShard:
-    """A Parquet file.  Its row groups are in memory once a sample in them was read.
+    """A Parquet file. Its row groups are in memory once a sample in them was read.
 
     Args:
         path: The file.
@@ -163,7 +163,7 @@ def _take(column: Object, indexes: np.ndarray) -> Object:
 def _values(array: Object) -> list[Object]:
     """Return the rows of an array of pyarrow.
 
-    Their types follow from the schema, so they do not depend on the other rows.  A null is
+    Their types follow from the schema, so they do not depend on the other rows. A null is
     ``None``: pyarrow's own conversion to NumPy changes integers to floats if there is a null.
     """
     from pyarrow import types
@@ -243,7 +243,7 @@ def _lists(array: Object) -> list[Object]:
         lengths = lengths.fill_null(0)
     ends = np.cumsum(lengths.to_numpy()).tolist()
     parts = [*map(slice, [0, *ends], ends)]
-    elements = _decoded(array.flatten())  # without those of nulls
+    elements = _decoded(array.flatten())  # without the elements of nulls
     if not _is_number(elements.type):
         values = _values(elements)
         return [_objects(values[part]) for part in parts]

@@ -150,7 +150,7 @@ class Batches:
                 part = RankSamples(frozenset([number]), [(number, np.array([i]))])
                 if found := files.read(part):
                     return found
-        raise ShardError(f'no sample can be read: neither those of the first batch, nor the first '
+        raise ShardError(f'no sample can be read: neither in the first batch, nor the first '
                          f'{_ATTEMPTS} of any shard. The log says why.')
 
 

@@ -23,7 +23,7 @@ def find_shards(shards: Object, is_strict: bool = True) -> tuple[list[Object], I
 
     Args:
         shards: A pattern, a folder of ``datasets``, or a sequence of shards.
-        is_strict: Whether a missing shard is an error.  Otherwise, it is in the result.
+        is_strict: Whether a missing shard is an error. Otherwise, it is in the result.
 
     Raises:
         FileNotFoundError: If there are none, or one that is in an index and matches is missing.

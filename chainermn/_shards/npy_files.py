@@ -1,7 +1,7 @@
 """Shards in the formats of NumPy: a sample is a row of an .npy file, or of all arrays of an .npz.
 
-Small arrays are read at once, and checked with the CRC-32 of the .npz file.  Of large ones only the
-rows of a batch are read, since memory that is mapped would count as that of the rank.
+Small arrays are read at once, and checked with the CRC-32 of the .npz file. Of large ones only the
+rows of a batch are read, since mapped memory would count as memory of the rank.
 """
 from __future__ import annotations
 

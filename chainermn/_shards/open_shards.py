@@ -96,7 +96,7 @@ class OpenShards:
         sizes: Numbers of samples and of bytes of each, as :meth:`Opener.measure` returned them.
         opener: Opens them.
         transform: Is applied to each sample, unless it is ``None``.
-        is_strict: Whether an error is raised.  Otherwise, the samples are left out.
+        is_strict: Whether an error is raised. Otherwise, the samples are left out.
     """
 
     def __init__(self, shards: Sequence[Object], sizes: Sequence[tuple[int, int]], opener: Opener,
@@ -112,7 +112,7 @@ class OpenShards:
         """Return the samples of a part.
 
         Raises:
-            ShardError: If one cannot be read; it names shard and sample.
+            ShardError: If one cannot be read; it gives the shard and the sample.
         """
         self._broken &= part.window
         for number in [*self._open]:

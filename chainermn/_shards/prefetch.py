@@ -20,7 +20,7 @@ class Prefetch(Generic[_T]):
     An error is raised in its turn, and is the last item.
 
     Args:
-        items: A generator, or another iterator with ``close()``.  It runs in the thread, and is
+        items: A generator, or another iterator with ``close()``. It runs in the thread, and is
             closed there.
         n: Number of items in advance; with 0, there is no thread.
         interrupt: Any thread may call it when the items are not needed any more.
@@ -50,7 +50,7 @@ class Prefetch(Generic[_T]):
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether the thread is not that of a parent process."""
+        """Whether the thread belongs to this process, not to its parent."""
         return self._process == os.getpid()
 
     def close(self) -> None:
@@ -101,5 +101,5 @@ class _ReaderThread(threading.Thread, Generic[_T]):
 
 
 def _close(source: _ReaderThread[_T] | Iterator[_T], process: int) -> None:
-    if process == os.getpid():  # otherwise the thread is that of a parent process
+    if process == os.getpid():  # otherwise the thread belongs to a parent process
         source.close()  # type: ignore[union-attr]

@@ -1,13 +1,13 @@
 """The order of all samples, computed from the numbers of samples of the shards.
 
-In each epoch the shards are shuffled.  Each ``buffer`` consecutive shards are a window, whose
-samples are shuffled.  The order of all samples is that of one window after another; a global batch
-is an interval of it.  So the order depends on the seed and the epoch, and not on the ranks, any
+In each epoch the shards are shuffled. Each ``buffer`` consecutive shards are a window, whose
+samples are shuffled. All samples of a window come before the next window; a global batch
+is an interval of it. So the order depends on the seed and the epoch, and not on the ranks, any
 position is found without the positions before it, and the largest list has the length of a window.
 
-The samples of a global batch are sorted by shard before each rank takes its part.  So a rank needs
+The samples of a global batch are sorted by shard before each rank takes its part. So a rank needs
 the shards of its part of a window, with one or two that it shares with its neighbors, instead of
-all of them.  The set of samples in a global batch, and so the mean gradient, stays the same.
+all of them. The set of samples in a global batch, and so the mean gradient, stays the same.
 """
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SampleOrder:
         Args:
             intervals: The global batch.
             rank: The rank.
-            size: Number of ranks.  If the global batch is not a multiple, low ranks take one more.
+            size: Number of ranks. If the global batch is not a multiple, low ranks take one more.
         """
         quotient, remainder = divmod(sum(each.end - each.begin for each in intervals), size)
         begin = rank * quotient + min(rank, remainder)

@@ -1,7 +1,7 @@
 """What the main thread of this rank spends its time on, while somebody watches: ``top``, metrics.
 
-The spans and operations are those of the timeline, but they are only added up.  If nobody watches,
-nothing is recorded.
+The spans and operations are the same as in the timeline, but only their sums are kept. If
+nobody watches, nothing is recorded.
 """
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def optimizers() -> list[Any]:
 def updates() -> int | None:
     """Return the number of updates so far, including those before a resume.
 
-    Of several optimizers, that with most updates counts.  ``None`` if there is none.
+    Of several optimizers, that with most updates counts. ``None`` if there is none.
     """
     with contextlib.suppress(RuntimeError):  # the program creates an optimizer meanwhile
         counts = [getattr(optimizer, 't', None) for optimizer in

@@ -22,7 +22,7 @@ class Offset(NamedTuple):
 def measure(mpi_comm: MPI.Intracomm, clock: Callable[[], int]) -> Offset:
     """Measure the offset of rank 0's clock from the clock of this rank.
 
-    Collective: every rank calls it.  A message that returns after a time t was answered within that
+    Collective: every rank calls it. A message that returns after a time t was answered within that
     time, so the midpoint is off by at most t / 2.
 
     Args:

@@ -1,11 +1,11 @@
 """The timeline: the operations of this rank, in a file for Perfetto and chrome://tracing.
 
 With ``CHAINERMN_TIMELINE=out.json`` in the environment of all ranks, rank 3 of COMM_WORLD writes
-``out.3.json``, from its first communicator on.  It is in Chrome's trace event format, as an array
-with one event per line.  Events are appended, so the file can be read while it is written, and
-after the rank was killed.  Without the variable, nothing is recorded.
+``out.3.json``, from its first communicator on. It is in Chrome's trace event format, as an array
+with one event per line. Events are appended, so the file can be read while it is written, and
+after the rank was killed. Without the variable, nothing is recorded.
 
-Times are those of the rank's own clock.  Events named ``clock`` have its offset from the first rank
+Times are from the rank's own clock. Events named ``clock`` have its offset from the first rank
 of a group; ``chainermn timeline`` converts all times to one clock.
 """
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read the timelines of ranks, align their clocks, and write merged timelines.
 
-A rank that was killed leaves a truncated file; an incomplete last line is ignored.  The files are
+A rank that was killed leaves a truncated file; an incomplete last line is ignored. The files are
 plain JSON, so reading untrusted files cannot run code.
 """
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chainermn._operations.ranks import ranks_text
 
 
 class Event(NamedTuple):
-    """An activity of a rank.  Times are in seconds since the first event of all ranks."""
+    """An activity of a rank. Times are in seconds since the first event of all ranks."""
 
     name: str
     category: str  # 'operation', 'wait' or ''
@@ -50,7 +50,7 @@ class Run(NamedTuple):
 
 
 class _RawEvent(NamedTuple):
-    """An activity of a rank.  Times are in microseconds."""
+    """An activity of a rank. Times are in microseconds."""
 
     begin: float
     end: float

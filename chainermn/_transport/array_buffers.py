@@ -1,6 +1,6 @@
 """Conversion of arrays to MPI buffers and back.
 
-MPI reads NumPy arrays directly.  It reads CuPy arrays directly if it is CUDA-aware
+MPI reads NumPy arrays directly. It reads CuPy arrays directly if it is CUDA-aware
 (``CHAINERMN_CUDA_AWARE=1``); otherwise they are staged in page-locked ("pinned") host memory.
 """
 from __future__ import annotations
@@ -24,7 +24,7 @@ def checked(x: Array) -> Array:
     """Return ``x`` as an array that MPI can send, or raise TypeError.
 
     Converts NumPy scalars to arrays without dimensions, subclasses such as ``numpy.matrix`` to
-    arrays, and foreign byte orders to the native one.  Copies elements that are not aligned, such
+    arrays, and foreign byte orders to the native one. Copies elements that are not aligned, such
     as a field of a packed file: mpi4py does not send them.
     """
     if is_plain(x):

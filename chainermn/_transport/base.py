@@ -16,14 +16,15 @@ _T = TypeVar('_T')
 
 
 class Prepare(Protocol):
-    """Prepares to transfer data.  Collective: every rank calls it."""
+    """Prepares to transfer data. Collective: every rank calls it."""
 
     def __call__(self, nbytes: int | None, prepare: Callable[[], _T], /) -> _T:
         """Return the result of a function that allocates and packs; raise its error on all ranks.
 
         Args:
-            nbytes: The size of the transfer, equal on all ranks; ``None`` if they do not know it.
-            prepare: The function.  It must not communicate.
+            nbytes: The size of the transfer, the same on all ranks; ``None`` if they do not know
+                it.
+            prepare: The function. It must not communicate.
         """
 
 
@@ -41,7 +42,7 @@ class Group:
         topology: The topology of this rank.
         record: The flight record of the communicator, with its time limit.
         batched_copy: Whether gradients on a device are packed by a single kernel.
-        grad_dtype: The dtype in which NCCL averages; ``None`` is that of Chainer's configuration.
+        grad_dtype: The dtype in which NCCL averages; ``None`` stands for Chainer's configuration.
         prepared: Prepares to transfer data, so that all ranks raise the error of one.
     """
 
@@ -121,7 +122,7 @@ class Codec(Protocol):
     def compress(self, x: Array, key: Hashable, dtype: np.dtype | str, length: int) -> Array:
         """Encode a flat array in the middle of an exchange, in which other ranks wait for it.
 
-        An error is raised on all ranks after the exchange.  Until then, zeros are sent instead.
+        An error is raised on all ranks after the exchange. Until then, zeros are sent instead.
         """
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:

@@ -1,8 +1,8 @@
 """Copies all gradients into or out of one device buffer by a single kernel launch.
 
 The host splits the arrays into pieces of at most ``LENGTH`` elements and uploads a table of them;
-one block of threads copies one piece.  So small arrays cost one block each, large ones fill the
-device, and no thread has to search for its array.  Tables are cached, since gradients usually have
+one block of threads copies one piece. So small arrays cost one block each, large ones fill the
+device, and no thread has to search for its array. Tables are cached, since gradients usually have
 the same addresses once the memory pool is warm.
 """
 from __future__ import annotations

@@ -26,7 +26,7 @@ _OTHER_NAMES = {'sum': ('add',), 'prod': ('product', 'multiply', 'mul'),
 def check_op(op: object, dtype: np.dtype | None = None) -> None:
     """Raise if the operation is unknown, or not defined for arrays of that dtype."""
     if not (isinstance(op, str) and op in OPS):
-        text = ' '.join(re.sub(' at 0x[0-9a-f]+', '', repr(op)).split())  # equal on all ranks
+        text = ' '.join(re.sub(' at 0x[0-9a-f]+', '', repr(op)).split())  # the same on all ranks
         raise ValueError(f'op must be one of {", ".join(map(repr, OPS))}, not {text}'
                          f'{_instead_of(op)}')
     if dtype is not None and dtype.kind == 'c' and op in ('max', 'min'):
@@ -59,8 +59,8 @@ def combined(x: Array, op: str, prepared: Prepare, combine: Callable[..., Array]
         x: This rank's array.
         op: The operation.
         prepared: Converts the array; an error is raised on all ranks.
-        combine: Reduces the arrays of all ranks: ``combine(x, op, *args)``.  For ``'max'`` and
-            ``'min'`` it gets floats as integers, and never float16.  It may return ``None``, as on
+        combine: Reduces the arrays of all ranks: ``combine(x, op, *args)``. For ``'max'`` and
+            ``'min'`` it gets floats as integers, and never float16. It may return ``None``, as on
             ranks without a result.
     """
     if x.dtype.kind == 'f':

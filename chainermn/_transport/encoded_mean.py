@@ -1,7 +1,7 @@
 """Means of compressed arrays: only encoded arrays are sent; the means are bitwise identical.
 
 If a compressor is elementwise, each rank averages one slice, and sends two encoded arrays
-regardless of the number of ranks.  Otherwise each rank receives the encoded arrays of all ranks,
+regardless of the number of ranks. Otherwise each rank receives the encoded arrays of all ranks,
 and averages them in rank order.
 """
 from __future__ import annotations

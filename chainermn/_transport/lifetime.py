@@ -1,7 +1,7 @@
 """Frees unreferenced communicators when the next one is created.
 
 MPI is limited to about 2,000 communicators, and freeing one is collective, so a garbage collector
-cannot do it.  Each rank records which of its communicators are unreferenced.  When a communicator
+cannot do it. Each rank records which of its communicators are unreferenced. When a communicator
 is created, its ranks compare these records and free communicators unreferenced on all their ranks.
 """
 from __future__ import annotations
@@ -99,7 +99,7 @@ def free(ranks: Sequence[int], rank: int, by_rank: Sequence[set[Key]]) -> None:
 
 
 def duplicates(mpi_comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm]:
-    """Duplicate a communicator twice.  Collective: every rank calls it.
+    """Duplicate a communicator twice. Collective: every rank calls it.
 
     Raises:
         RuntimeError: On all ranks, if the limit of MPI is reached.
@@ -121,7 +121,7 @@ def limit_errors(mpi_comm: MPI.Intracomm) -> Iterator[None]:
     except MPI.Exception as error:
         counts = mpi_comm.allgather(len(runtime.get(_Communicators).held))
         raise RuntimeError(
-            f'MPI cannot create another communicator; ChainerMN holds {counts} (by rank).  Call '
+            f'MPI cannot create another communicator; ChainerMN holds {counts} (by rank). Call '
             'finalize() on unused communicators, on all of their ranks, or drop all references '
             'to them.'
         ) from error

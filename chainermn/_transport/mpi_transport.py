@@ -29,7 +29,7 @@ class MpiTransport:
     """Moves arrays between the ranks of a communicator, after the consistency check.
 
     It uses MPI, for arrays on the host and on a device, with one all-reduce per gradient, or for
-    several small ones.  Arrays on a device are staged on the host unless MPI is CUDA-aware.
+    several small ones. Arrays on a device are staged on the host unless MPI is CUDA-aware.
 
     Derive a custom transport from this class, and override the methods that it can do faster: often
     just :meth:`mean`.
@@ -81,7 +81,7 @@ class MpiTransport:
             for_mean: Whether they will be averaged.
 
         Returns:
-            Properties besides paths, dtypes and shapes that must be equal on all ranks, by name.
+            Properties besides paths, dtypes and shapes that must be the same on all ranks, by name.
 
         Raises:
             TypeError, ValueError: If this transport cannot exchange one of the arrays.
@@ -89,7 +89,7 @@ class MpiTransport:
         return {}
 
     def connect(self) -> None:
-        """Allocate resources, which otherwise happens in the first exchange.  MPI needs none.
+        """Allocate resources, which otherwise happens in the first exchange. MPI needs none.
 
         Collective: every rank calls it.
         """
@@ -101,7 +101,7 @@ class MpiTransport:
         """
 
     def free(self) -> None:
-        """Free all resources.  Collective: every rank calls it, once.
+        """Free all resources. Collective: every rank calls it, once.
 
         The communicator frees its MPI communicators.
         """
@@ -110,29 +110,29 @@ class MpiTransport:
 
     def groups(self, arrays: ArrayList, results: Sequence[Array] | None
                ) -> Sequence[tuple[Sequence[Array], Sequence[Array]]]:
-        """Group arrays of one dtype that share a buffer; equal on all ranks."""
+        """Group arrays of one dtype that share a buffer; the same on all ranks."""
         return [([x], [y]) for x, y in zip(
             arrays, arrays if results is None else results, strict=True)]
 
     def mean(self, arrays: ArrayList, results: Sequence[Array] | None = None) -> None:
-        """Average arrays over all ranks.  Collective: every rank calls it.
+        """Average arrays over all ranks. Collective: every rank calls it.
 
         Args:
             arrays: Floating-point arrays, of the same dtypes and shapes on all ranks.
-            results: Arrays for the means; by default ``arrays``.  Otherwise ``arrays`` do not
+            results: Arrays for the means; by default ``arrays``. Otherwise ``arrays`` do not
                 change.
         """
         for group, targets in self._messages(arrays, results):
             self._packed_mean(group, targets)
 
     def mean_for_owners(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
-        """Average each array over all ranks, for its owner.  Collective: every rank calls it.
+        """Average each array over all ranks, for its owner. Collective: every rank calls it.
 
         A transport that only overrides :meth:`mean` averages them for all ranks.
 
         Args:
-            arrays: As for :meth:`mean`, in place.  Values on other ranks are undefined.
-            owners: The rank that needs each array.  Arrays of one owner are neighbors.
+            arrays: As for :meth:`mean`, in place. Values on other ranks are undefined.
+            owners: The rank that needs each array. Arrays of one owner are neighbors.
         """
         if type(self).mean is not MpiTransport.mean:
             self.mean(arrays)
@@ -198,7 +198,7 @@ class MpiTransport:
             self.mpi_comm, codec, encoded, size, dtype, self.group.prepared)
 
     def bcast_arrays(self, arrays: ArrayList, root: int = 0) -> None:
-        """Copy the arrays of the root into those of all ranks.
+        """Copy the arrays from the root to all ranks.
 
         Collective: every rank calls it.
         """
@@ -206,11 +206,11 @@ class MpiTransport:
             self._packed_bcast(group, root)
 
     def copy_arrays(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
-        """Copy each array of its owner into that of all ranks.  Collective: every rank calls it.
+        """Copy each array from its owner to all ranks. Collective: every rank calls it.
 
         Args:
             arrays: Arrays of the same dtypes and shapes on all ranks.
-            owners: The rank with the data of each array.  Arrays of one owner are neighbors.
+            owners: The rank with the data of each array. Arrays of one owner are neighbors.
         """
         if type(self).bcast_arrays is MpiTransport.bcast_arrays:
             self._copy_arrays(arrays, owners)
@@ -280,7 +280,7 @@ class MpiTransport:
                 on_device: bool, homogeneous: bool, root: int) -> Array:
         """Return the array of the root for this rank, of that shape and dtype.
 
-        ``xs`` is empty on the other ranks.  ``homogeneous``: all arrays have the same shape.
+        ``xs`` is empty on the other ranks. ``homogeneous``: all arrays have the same shape.
         """
         scatter = self.mpi_comm.Scatter if homogeneous else self.mpi_comm.Scatterv
         nbytes = dtype.itemsize * math.prod(shape) * self.size if homogeneous else None

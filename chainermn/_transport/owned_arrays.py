@@ -73,7 +73,7 @@ def _reduce(mpi_comm: MPI.Intracomm, group: Group, chunk: Sequence[Sequence[Arra
 
 
 def _gather(group: Group, chunk: Sequence[Sequence[Array]]) -> None:
-    """Copy the parts of each rank into those of all ranks."""
+    """Copy the parts from each rank to all ranks."""
     comm, tag = group.tagged_comm, tags.reserved().arrays
     rank, size = comm.rank, comm.size
     own, (some, *_) = chunk[rank], itertools.chain(*chunk)

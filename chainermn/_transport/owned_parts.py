@@ -44,7 +44,7 @@ def dealt(sizes: tuple[int, ...], owners: tuple[int, ...], nodes: tuple[int, ...
         length: The greatest number of elements of a chunk, which :func:`fits`.
 
     Returns:
-        For each chunk, the parts of each rank, in the order of the arrays.  Those of a node are at
+        For each chunk, the parts of each rank, in the order of the arrays. Those of a node are at
         most ``length`` elements, divided by the number of nodes.
     """
     alignment = _ALIGNMENT if fits(nodes, length // _ALIGNMENT) else 1

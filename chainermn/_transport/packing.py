@@ -21,7 +21,7 @@ def pack(arrays: Sequence[Array], dtype: np.dtype | None = None, batched: bool =
 
     Args:
         arrays: At least one array.
-        dtype: Dtype of the result; by default that of the first array.
+        dtype: Dtype of the result; by default the dtype of the first array.
         batched: Whether a device copies all arrays at once; they must be floating-point.
         scale: Multiplies the elements before rounding.
     """

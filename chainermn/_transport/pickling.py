@@ -1,6 +1,6 @@
 """Pickled objects: serialized once, before anything is sent, without copying large buffers.
 
-Pickle protocol 5 (PEP 574) keeps large buffers out of the stream.  They are sent separately, which
+Pickle protocol 5 (PEP 574) keeps large buffers out of the stream. They are sent separately, which
 saves a copy of every large array inside an object.
 """
 from __future__ import annotations
@@ -33,7 +33,7 @@ def dump(obj: Object) -> tuple[bytes, Sequence[Buffer]]:
         TypeError: If the object cannot be pickled.
     """
     try:
-        # mpi4py's pickle, which a program may have replaced by that of another library.
+        # mpi4py's pickle, which a program may have replaced by another library's.
         if type(obj) in _PLAIN:
             return MPI.pickle.dumps(obj), ()  # takes half the time of dumps_oob
         stream, buffers = MPI.pickle.dumps_oob(obj)

@@ -72,7 +72,7 @@ is_crowded=True)
 
 
 def discover(mpi_comm: MPI.Intracomm) -> Topology:
-    """Exchange the places of all ranks.  Collective: every rank calls it."""
+    """Exchange the places of all ranks. Collective: every rank calls it."""
     return of(mpi_comm.rank, mpi_comm.allgather(here()))
 
 

@@ -77,7 +77,7 @@ def __getattr__(name: str) -> object:
 def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
                         mpi_comm: MPI.Intracomm | None = None,
                         **kwargs: Unpack[_Options]) -> CommunicatorBase:
-    """Create a communicator.  Collective: every rank of ``mpi_comm`` calls it.
+    """Create a communicator. Collective: every rank of ``mpi_comm`` calls it.
 
     ==================  ======  ======  ============  ==============================================
     Name                CPU     GPU     NCCL          Recommended use
@@ -96,12 +96,12 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
         kwargs: Options, the same on all ranks:
 
             - allreduce_grad_dtype: Dtype in which ``pure_nccl`` exchanges gradients (float16,
-              float32 or float64); by default ``chainer.config.dtype``.  Ignored by ``auto`` if it
+              float32 or float64); by default ``chainer.config.dtype``. Ignored by ``auto`` if it
               uses ``flat``.
             - batched_copy (bool): Whether a GPU copies all gradients to and from the buffer
               with one kernel launch; true by default.
             - timeout (float): Seconds until an operation times out: the job is aborted with a
-              report that shows what each rank is doing.  0 disables the timeout.  By default the
+              report that shows what each rank is doing.  0 disables the timeout. By default the
               environment variable ``CHAINERMN_TIMEOUT``, or else 3600.
 
     Returns:
@@ -237,7 +237,7 @@ def _warn_of_different_kernels(has_torch: Sequence[bool]) -> None:
     if 0 < len(without) < len(has_torch):
         warnings.warn(
             f"PyTorch's kernels compute on all ranks except {ranks_text(without)}, so the results "
-            'differ in rounding.  Install PyTorch on all ranks, or set CHAINER_USE_TORCH=never on '
+            'differ in rounding. Install PyTorch on all ranks, or set CHAINER_USE_TORCH=never on '
             'all.', RuntimeWarning, stacklevel=5)
 
 

@@ -36,7 +36,7 @@ class Channel:
         """
 
     def share_error(self, operation: str, error: Exception | None) -> None:
-        """Raise the errors of all ranks on all ranks.  Collective: every rank calls it.
+        """Raise the errors of all ranks on all ranks. Collective: every rank calls it.
 
         A communicator that compares calls raises them with the next operation of each rank.
 
@@ -66,7 +66,7 @@ class Channel:
             error: An error that this rank raised.
 
         Returns:
-            ``None`` if the error is not from a consistency check of this communicator.  Otherwise
+            ``None`` if the error is not from a consistency check of this communicator. Otherwise
             the number of each rank, by rank, with ``None`` for ranks that called something else;
             empty if a rank raised an error before the check, or had exited.
         """
@@ -76,7 +76,7 @@ class Channel:
                         ) -> Activation:
         """Send the output of a part of a model, for :func:`chainermn.functions.send`.
 
-        It is marked, so that a gradient is never received in place of data.  Otherwise it is
+        It is marked, so that a gradient is never received in place of data. Otherwise it is
         like ``send``; ``recv`` can also receive it.
 
         Args:
@@ -86,7 +86,7 @@ class Channel:
             needs_gradient: Whether :meth:`recv_gradient` will be called.
 
         Returns:
-            An object for :meth:`recv_gradient`.  Its attribute ``needs_gradient`` is the argument.
+            An object for :meth:`recv_gradient`. Its attribute ``needs_gradient`` is the argument.
         """
         return _version7.send_activation(self._comm, data, dest, tag, needs_gradient)
 
@@ -155,7 +155,7 @@ class Channel:
             model: As for ``multi_node_mean_grad``.
             zero_fill: As for ``multi_node_mean_grad``.
             shards: For each rank, begin and end of the elements that it needs, in C order, by path
-                of the parameter; the other elements are undefined there.  Every rank gets all
+                of the parameter; the other elements are undefined there. Every rank gets all
                 elements of a parameter that is in no shard, or in shards that overlap.
         """
         self._comm.multi_node_mean_grad(model, zero_fill)
@@ -167,7 +167,7 @@ def with_overridden(channel: Channel, comm: Version7, cls: type) -> Channel:
     Args:
         channel: The channel.
         comm: The communicator whose methods to call.
-        cls: Its class, or that of the object that it forwards to.
+        cls: Its class, or the class of the object that it forwards to.
 
     Returns:
         ``channel``.

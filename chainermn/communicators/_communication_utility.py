@@ -25,7 +25,7 @@ def init_ranks(mpi_comm: MPI.Intracomm) -> tuple[int, int, int, int, int]:
 
 
 def init_intra_mpi_comm(mpi_comm: MPI.Intracomm, intra_rank: int, inter_rank: int) -> MPI.Comm:
-    """Return an MPI communicator of the ranks of this node.  Collective: every rank calls it.
+    """Return an MPI communicator of the ranks of this node. Collective: every rank calls it.
 
     Args:
         mpi_comm: The ranks.
@@ -88,10 +88,10 @@ def inter_allreduce_gpu(inter_mpi_comm: MPI.Intracomm, size: int, gpu_buffer_a: 
 
 def chunked_bcast_obj(obj: Object, mpi_comm: MPI.Intracomm, max_buf_len: int = 256 * 1024 * 1024,
                       root: int = 0) -> Object:
-    """Broadcast a picklable object of any size.  Collective: every rank calls it.
+    """Broadcast a picklable object of any size. Collective: every rank calls it.
 
     Args:
-        obj: On the root, the object.  Ignored on the other ranks.
+        obj: On the root, the object. Ignored on the other ranks.
         mpi_comm: The ranks.
         max_buf_len: Has no effect.
         root: The rank whose object is sent.

@@ -22,8 +22,8 @@ class NcclCommunicatorBase(MpiCommunicatorBase):
             raise RuntimeError(
                 f'NCCL is not available: {missing}.\nThe communicator '
                 f'{cls.transport_class.name} exchanges '  # type: ignore[attr-defined]
-                'gradients between GPUs.  create_communicator(\'auto\') uses it only where it is '
-                'available, and \'flat\' elsewhere.  With '
+                'gradients between GPUs. create_communicator(\'auto\') uses it only where it is '
+                'available, and \'flat\' elsewhere. With '
                 'GPUs, pip install "cupy-cuda13x[ctk]" nvidia-nccl-cu13, or "cupy-cuda12x[ctk]" '
                 'nvidia-nccl-cu12, whichever the driver supports.')
 

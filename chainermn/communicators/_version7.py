@@ -22,7 +22,7 @@ from chainermn._operations.on_all_ranks import HasChannel, raise_together
 from chainermn._transport.elementwise import check_op
 from chainermn._types import Array, Arrays, Model, Object, ReceivedArrays, SameArray
 
-#: Operations that version 7 lacks, and the methods of version 7 that their defaults call.  A class
+#: Operations that version 7 lacks, and the methods of version 7 that their defaults call. A class
 #: that overrides one of these methods, to count, log or compress, gets the default: it expects its
 #: method to be called wherever version 7 called it.
 CALLED: dict[str, tuple[str, ...]] = {
@@ -102,7 +102,7 @@ def overridden_in_channel(cls: type) -> list[str]:
 
 
 def share_error(comm: Version7, operation: str, error: Exception | None) -> None:
-    """Raise the errors of all ranks on all ranks.  Collective: every rank calls it.
+    """Raise the errors of all ranks on all ranks. Collective: every rank calls it.
 
     Args:
         comm: The communicator.

@@ -1,15 +1,15 @@
 """The interface of all communicators.
 
 The operations are named after the functions of MPI (MPI standard, chapters 3 "Point-to-Point" and
-6 "Collective Communication").  Operations whose names end in ``_obj`` accept any picklable Python
+6 "Collective Communication"). Operations whose names end in ``_obj`` accept any picklable Python
 object; the others accept arrays: ``numpy.ndarray`` or ``cupy.ndarray``.
 
-Every collective operation starts with a consistency check: all ranks compare their calls.  If an
+Every collective operation starts with a consistency check: all ranks compare their calls. If an
 argument is invalid on one rank, or ranks call different operations, or pass a different root, op,
 dtype or shape where these must be equal, then **every rank raises the same error**, which shows
 what each rank called, and no data is sent.
 
-Communicators are not thread-safe.  Messages between two ranks arrive in the order in which they
+Communicators are not thread-safe. Messages between two ranks arrive in the order in which they
 were sent; large objects and arrays are only transferred while the other rank receives them.
 """
 from __future__ import annotations
@@ -70,8 +70,8 @@ class GradientQueue(Protocol):
                   ) -> tuple[dict[str, Array], bool]:
         """Return the gradients of a model by path, after the ranks have compared them.
 
-        Collective: every rank calls it.  For other arguments and errors, see
-        :meth:`chainermn.CommunicatorBase.multi_node_mean_grad`.  The second result is whether
+        Collective: every rank calls it. For other arguments and errors, see
+        :meth:`chainermn.CommunicatorBase.multi_node_mean_grad`. The second result is whether
         ``notify`` is true on any rank.
         """
 
@@ -98,7 +98,7 @@ class GradientQueue(Protocol):
         """In debug mode, raise ValueError if a gradient of the model is not finite."""
 
     def cancel(self) -> None:
-        """Drop all submitted gradients.  Collective: every rank calls it.
+        """Drop all submitted gradients. Collective: every rank calls it.
 
         The ranks may have submitted different numbers of times.
         """
@@ -107,11 +107,11 @@ class GradientQueue(Protocol):
 class CommunicatorBase(metaclass=abc.ABCMeta):
     """The interface of all communicators.
 
-    A communicator is a group of ranks (processes) numbered from 0 to ``size - 1``.  Create one with
+    A communicator is a group of ranks (processes) numbered from 0 to ``size - 1``. Create one with
     :func:`chainermn.create_communicator`.
 
     A subclass must define the abstract methods and the properties of ChainerMN 7 (``rank``,
-    ``size``, ``intra_rank``, ...); then all features of version 7 work.  The other operations call
+    ``size``, ``intra_rank``, ...); then all features of version 7 work. The other operations call
     these methods, except for ``isend``, ``irecv``, ``waitall``, ``serve`` and ``mean_queue``, which
     raise an error unless the class defines them or derives from
     :class:`~chainermn.communicators.mpi_communicator_base.MpiCommunicatorBase`.
@@ -233,7 +233,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     def set_config(self, name: str, value: Object = True, **kwargs: object) -> None:
         """Set a configuration item of this communicator.
 
-        Every rank should set the same value.  The items are:
+        Every rank should set the same value. The items are:
 
         - ``batched_copy`` (bool): copy all gradients to and from the exchange buffer with one
           kernel launch, on GPUs.
@@ -316,7 +316,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """Return a context that is shown on the timeline: ``with comm.span('augment'):``.
 
         The multi-node optimizer uses ``'forward'``, ``'backward'``, ``'exchange'`` (or
-        ``'broadcast'``) and ``'update'``.  Without ``CHAINERMN_TIMELINE`` it has no effect.
+        ``'broadcast'``) and ``'update'``. Without ``CHAINERMN_TIMELINE`` it has no effect.
 
         Args:
             name: Name on the timeline.
@@ -360,7 +360,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             On the ranks of the group, a communicator with the same class and configuration, in
-            which ``ranks[i]`` has rank ``i``.  ``None`` on the other ranks.
+            which ``ranks[i]`` has rank ``i``. ``None`` on the other ranks.
 
         Example:
             >>> group = comm.new_group([0])
@@ -371,7 +371,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         return _version7.new_group(self, ranks)
 
     def barrier(self) -> None:
-        """Wait until every rank has called it.  Collective: every rank calls it.
+        """Wait until every rank has called it. Collective: every rank calls it.
 
         Example:
             >>> if comm.rank == 0:
@@ -385,19 +385,19 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     def serve(self, answer: Callable[[int, np.ndarray], Sequence[Buffer]]) -> Service:
         """Start a thread on each rank that answers requests of the other ranks.
 
-        Collective: every rank calls it.  The requests are not: a rank can send one at any time,
+        Collective: every rank calls it. The requests are not: a rank can send one at any time,
         and gets an answer even while the other rank computes, sleeps or waits.
 
         Args:
             answer: Called as ``answer(source, request)`` for each request to this rank, with the
                 rank that sent it and a flat uint8 array; returns a list of C-ordered host arrays
-                or bytes, which are concatenated.  It runs in the thread, one request at a time;
-                requests of this rank to itself run in the calling thread.  If it raises an
+                or bytes, which are concatenated. It runs in the thread, one request at a time;
+                requests of this rank to itself run in the calling thread. If it raises an
                 error, the rank that sent the request raises that error.
 
         Returns:
-            A service.  ``ask({rank: [array, ...], ...})`` sends requests to several ranks at once
-            and returns their answers, flat uint8 arrays, by rank.  ``close()`` declares that
+            A service. ``ask({rank: [array, ...], ...})`` sends requests to several ranks at once
+            and returns their answers, flat uint8 arrays, by rank. ``close()`` declares that
             this rank sends no more requests, and returns at once; the rank answers requests
             until every rank has called it or has reached the end of the program.
 
@@ -416,13 +416,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         """Raise ``error`` on every rank, in place of this rank's next collective operation.
 
-        Collective: the other ranks call any collective operation, or :meth:`refuse` as well.  Use
+        Collective: the other ranks call any collective operation, or :meth:`refuse` as well. Use
         it in functions built on communicators, if an argument is invalid on one rank only: the
         ranks without an error continue to their first operation, which raises the same error.
 
         Args:
             operation: Name of the failed operation, for the message.
-            error: The reason.  Every rank raises an error of this type (or of its nearest built-in
+            error: The reason. Every rank raises an error of this type (or of its nearest built-in
                 base, if some rank does not know the type) whose message contains its message.
 
         Example:
@@ -451,7 +451,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             tag: Number from 0 to 32767; the receiver passes the same one.
 
         Raises:
-            TypeError, ValueError: If an argument is invalid.  A receiver that waits for this
+            TypeError, ValueError: If an argument is invalid. A receiver that waits for this
                 message raises the same error.
 
         Example:
@@ -471,7 +471,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             A new array (or a tuple of arrays if a tuple or list was sent), with the sender's dtype
-            and shape.  It is on the current device if it was sent from a device and this process
+            and shape. It is on the current device if it was sent from a device and this process
             has CuPy, else on the host.
 
         Example:
@@ -486,19 +486,19 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """Start to send an array, or a tuple or list of arrays, and return at once (MPI_Isend).
 
         Several messages to one rank can be in flight, also with the same tag; they are received
-        in the order in which they were sent.  :meth:`recv` can also receive them.
+        in the order in which they were sent. :meth:`recv` can also receive them.
 
         Args:
-            x: As for :meth:`send`.  It is copied, so it can be changed at once.
+            x: As for :meth:`send`. It is copied, so it can be changed at once.
             dest: Rank of the receiver; may be this rank.
             tag: Number from 0 to 32767; the receiver passes the same one.
 
         Returns:
-            A request.  ``wait()`` returns ``None``, without waiting for the receiver.  ``test()``
-            returns whether ``wait()`` would return at once.  Wait for each request, once.
+            A request. ``wait()`` returns ``None``, without waiting for the receiver. ``test()``
+            returns whether ``wait()`` would return at once. Wait for each request, once.
 
         Raises:
-            TypeError, ValueError: If an argument is invalid.  A receiver that waits for this
+            TypeError, ValueError: If an argument is invalid. A receiver that waits for this
                 message raises the same error.
 
         Example:
@@ -518,8 +518,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             tag: The tag of the sender.
 
         Returns:
-            A request.  ``wait()`` returns the result of :meth:`recv`, or raises its error.
-            ``test()`` returns at once whether ``wait()`` would return at once.  A large array is
+            A request. ``wait()`` returns the result of :meth:`recv`, or raises its error.
+            ``test()`` returns at once whether ``wait()`` would return at once. A large array is
             only transferred while this rank waits for or tests some request, or sends or
             receives something else; until then, :meth:`send` on the other rank does not return.
             So wait before a collective call that the sender makes after :meth:`send` (not
@@ -561,12 +561,12 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Collective: every rank calls it.
 
         Args:
-            x: On the root, an array of any shape.  Ignored on the other ranks.
+            x: On the root, an array of any shape. Ignored on the other ranks.
             root: The rank whose array is sent; the same on all ranks.
             max_buf_len: Ignored; arrays of any length are supported.
 
         Returns:
-            On the root ``x`` itself.  On the others a new array of the same dtype and shape, on the
+            On the root ``x`` itself. On the others a new array of the same dtype and shape, on the
             current device if the root's array is on a device.
 
         Example:
@@ -585,7 +585,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             root: The rank that gets the arrays; the same on all ranks.
 
         Returns:
-            On the root, a tuple with the arrays of all ranks, by rank.  ``None`` elsewhere.
+            On the root, a tuple with the arrays of all ranks, by rank. ``None`` elsewhere.
 
         Example:
             >>> comm.gather(np.full(2, comm.rank))
@@ -617,13 +617,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Args:
             x: Array; the same dtype and shape on all ranks.
-            op: ``'sum'``, ``'prod'``, ``'max'`` or ``'min'``.  For bool arrays sum and max mean
+            op: ``'sum'``, ``'prod'``, ``'max'`` or ``'min'``. For bool arrays sum and max mean
                 "or", prod and min mean "and".
             out: Array for the result, with the same dtype, shape and device as ``x``; it may be
-                ``x`` itself.  By default a new array.
+                ``x`` itself. By default a new array.
 
         Returns:
-            On every rank ``out``, or a new array, with the same bits (except for NaN).  float16 is
+            On every rank ``out``, or a new array, with the same bits (except for NaN). float16 is
             combined in float32 and rounded once.
 
         Example:
@@ -637,7 +637,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     def allreduce_many(self, xs: Sequence[_A], op: str = 'sum') -> tuple[_A, ...]:
         """Combine several arrays at once: one exchange for all arrays of a dtype.
 
-        Collective: every rank calls it.  For many small arrays it is faster than one
+        Collective: every rank calls it. For many small arrays it is faster than one
         :meth:`allreduce` per array.
 
         Args:
@@ -664,7 +664,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             root: The rank that gets the result; the same on all ranks.
 
         Returns:
-            On the root a new array.  ``None`` elsewhere.
+            On the root a new array. ``None`` elsewhere.
 
         Example:
             >>> comm.reduce(np.array([1, comm.rank]))  # None on rank 1
@@ -679,7 +679,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Args:
             xs: One array for each rank, by rank, all of one dtype, or an array whose first axis has
-                length ``size``.  ``xs[i]`` has the same shape on all ranks.
+                length ``size``. ``xs[i]`` has the same shape on all ranks.
             op: As for :meth:`allreduce`.
 
         Returns:
@@ -717,7 +717,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Args:
             xs: On the root, a tuple or list of ``size`` arrays of one dtype and any shapes, or an
-                array whose first axis has length ``size``.  Ignored on the other ranks.
+                array whose first axis has length ``size``. Ignored on the other ranks.
             root: The rank whose arrays are sent; the same on all ranks.
 
         Returns:
@@ -749,7 +749,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def send_obj(self, obj: Object, dest: int, tag: int = 0) -> None:
-        """Send a picklable object to one rank.  May return before it is received.
+        """Send a picklable object to one rank. May return before it is received.
 
         Args:
             obj: Any picklable object.
@@ -757,7 +757,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             tag: Number from 0 to 32767; the receiver may pass the same one.
 
         Raises:
-            Exception: The error of pickling, if that fails.  The receiver raises the same error.
+            Exception: The error of pickling, if that fails. The receiver raises the same error.
             TypeError, ValueError: If ``dest`` or ``tag`` is invalid.
 
         Example:
@@ -794,10 +794,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def bcast_obj(self, obj: _T | None, max_buf_len: int = 256 * 1024 * 1024, root: int = 0) -> _T:
-        """Broadcast a picklable object from the root.  Collective: every rank calls it.
+        """Broadcast a picklable object from the root. Collective: every rank calls it.
 
         Args:
-            obj: On the root, any picklable object, also ``None``.  Ignored on the other ranks.
+            obj: On the root, any picklable object, also ``None``. Ignored on the other ranks.
             max_buf_len: Ignored; objects of any size are supported.
             root: The rank whose object is sent; the same on all ranks.
 
@@ -811,14 +811,14 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def gather_obj(self, obj: _T, root: int = 0) -> list[_T] | None:
-        """Collect one object from each rank on the root.  Collective: every rank calls it.
+        """Collect one object from each rank on the root. Collective: every rank calls it.
 
         Args:
             obj: Any picklable object.
             root: The rank that gets the objects; the same on all ranks.
 
         Returns:
-            On the root, a list with the objects of all ranks, by rank.  ``None`` elsewhere.
+            On the root, a list with the objects of all ranks, by rank. ``None`` elsewhere.
 
         Example:
             >>> comm.gather_obj(f'rank {comm.rank}')  # None on rank 1
@@ -826,7 +826,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     def allgather_obj(self, obj: _T) -> list[_T]:
-        """Collect one object from each rank on all ranks.  Collective: every rank calls it.
+        """Collect one object from each rank on all ranks. Collective: every rank calls it.
 
         Args:
             obj: Any picklable object.
@@ -841,10 +841,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         return _version7.allgather_obj(self, obj)
 
     def scatter_obj(self, objs: Sequence[_T] | None, root: int = 0) -> _T:
-        """Send one object to each rank from the root.  Collective: every rank calls it.
+        """Send one object to each rank from the root. Collective: every rank calls it.
 
         Args:
-            objs: On the root, a sequence of ``size`` objects.  Ignored on the other ranks.
+            objs: On the root, a sequence of ``size`` objects. Ignored on the other ranks.
             root: The rank whose objects are sent; the same on all ranks.
 
         Returns:
@@ -858,7 +858,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def allreduce_obj(self, obj: _T, op: str = 'sum') -> _T:
-        """Combine the objects of all ranks, by rank.  Collective: every rank calls it.
+        """Combine the objects of all ranks, by rank. Collective: every rank calls it.
 
         Args:
             obj: A picklable object.
@@ -881,7 +881,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     def bcast_data(self, model: Model) -> None:
         """Copy the parameters of rank 0's model to the models of all ranks.
 
-        Collective: every rank calls it.  Persistent values (such as the statistics of batch
+        Collective: every rank calls it. Persistent values (such as the statistics of batch
         normalization) are not changed; uninitialized parameters are skipped.
 
         Args:
@@ -894,7 +894,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     def broadcast_data(self, model: Model) -> None:
-        """Call :meth:`bcast_data`, whose older name this is.  Collective: every rank calls it.
+        """Call :meth:`bcast_data`, whose older name this is. Collective: every rank calls it.
 
         Args:
             model: As for :meth:`bcast_data`.
@@ -906,13 +906,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                              compression: Compression = None) -> None:
         """Replace each gradient of the model by its mean over all ranks, in place.
 
-        Collective: every rank calls it.  The gradients are then bitwise identical on all ranks.
+        Collective: every rank calls it. The gradients are then bitwise identical on all ranks.
 
         Args:
             model: A ``chainer.Link`` with the same parameters on all ranks.
-            zero_fill: If true, the gradient of an initialized parameter that has none is zero.  If
+            zero_fill: If true, the gradient of an initialized parameter that has none is zero. If
                 false, such a parameter is skipped, and it is an error if some rank has a gradient
-                for it.  Uninitialized parameters are always skipped.
+                for it. Uninitialized parameters are always skipped.
             compression: ``None``, ``'fp16'``, ``'bf16'``, or a compressor with the same parameters
                 on all ranks, which encodes the gradients of each rank;
                 see :mod:`chainermn.communicators.compression`.
@@ -930,8 +930,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                   ) -> AbstractContextManager[object]:
         """Return a context whose operations name their caller: ``comm.called_by('LogReport')``.
 
-        The ranks compare the callers.  If they differ, for example because an extension was added
-        on one rank only, all ranks raise ValueError, which shows the callers.  In nested contexts,
+        The ranks compare the callers. If they differ, for example because an extension was added
+        on one rank only, all ranks raise ValueError, which shows the callers. In nested contexts,
         the outermost caller counts.
 
         Args:
@@ -951,7 +951,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Collective: every rank calls it.
 
         Returns:
-            Always the same queue of this communicator; it has its own messages.  Keep a reference
+            Always the same queue of this communicator; it has its own messages. Keep a reference
             to the communicator while you use the queue.
 
         Raises:
@@ -969,7 +969,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                          'overlap=False.')
 
     def check_replicas(self, model: Model) -> None:
-        """Compare the parameters of a model, bit by bit.  Collective: every rank calls it.
+        """Compare the parameters of a model, bit by bit. Collective: every rank calls it.
 
         In debug mode (``chainer.set_debug(True)`` or ``CHAINERMN_DEBUG=1``) the multi-node
         optimizer calls it after every 100th update, or every k-th with
@@ -1007,9 +1007,9 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         self.multi_node_mean_grad(model, zero_fill)
 
     def finalize(self) -> None:  # noqa: B027  (some communicators hold no resources)
-        """Free the resources of the communicator.  Collective: every rank calls it, once.
+        """Free the resources of the communicator. Collective: every rank calls it, once.
 
-        Do not use the communicator afterwards.  Programs that create only a few communicators
+        Do not use the communicator afterwards. Programs that create only a few communicators
         need not call it.
 
         Example:

@@ -9,7 +9,7 @@ class DummyCommunicator(FlatCommunicator):
     """Does not average gradients, to measure a training step without communication.
 
     Each rank keeps its own gradients, which are still packed, and compressed if there is
-    compression.  Everything else, including ``bcast_data``, communicates.
+    compression. Everything else, including ``bcast_data``, communicates.
 
     Example:
         >>> comm = chainermn.create_communicator('dummy')

@@ -9,7 +9,7 @@ class FlatCommunicator(MpiCommunicatorBase):
     """Averages all gradients of a dtype at once.
 
     Host arrays are averaged in shared memory; arrays on a device, and host arrays if there is no
-    shared memory, by one MPI_Allreduce.  Other operations also sum large host arrays in shared
+    shared memory, by one MPI_Allreduce. Other operations also sum large host arrays in shared
     memory.
 
     Example:

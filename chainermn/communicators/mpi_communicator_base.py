@@ -43,7 +43,7 @@ _BARRIER = pack('barrier')
 class MpiCommunicatorBase(CommunicatorBase):
     """All operations of :class:`chainermn.CommunicatorBase` on MPI.
 
-    Collective: every rank creates one.  A subclass selects a transport, or defines
+    Collective: every rank creates one. A subclass selects a transport, or defines
     ``multi_node_mean_grad(self, model, zero_fill=False)`` to average gradients in its own way.
     If a subclass overrides a method that ChainerMN 7 has, such as ``gather_obj``, the operations
     that version 7 lacks, such as ``allgather_obj``, call that method.
@@ -51,7 +51,7 @@ class MpiCommunicatorBase(CommunicatorBase):
     without a default.
 
     Args:
-        mpi_comm: ``mpi4py.MPI.Intracomm``.  ChainerMN communicates on duplicates of it, which your
+        mpi_comm: ``mpi4py.MPI.Intracomm``. ChainerMN communicates on duplicates of it, which your
             own messages cannot reach.
 
     Attributes:
@@ -313,7 +313,7 @@ _named = functools.lru_cache(maxsize=None)(Caller)
 
 def _use_defaults(cls: type[MpiCommunicatorBase]) -> None:
     """Make operations that version 7 lacks call the methods that a class overrides."""
-    # Not before: methods may be added to the class.  mean_queue finds out by itself.
+    # Not before: methods may be added to the class. mean_queue finds out by itself.
     for name in _version7.CALLED.keys() - {'mean_queue'}:
         if _version7.needs_default(cls, name):
             setattr(cls, name, getattr(CommunicatorBase, name))

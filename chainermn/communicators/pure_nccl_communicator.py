@@ -20,10 +20,10 @@ class PureNcclCommunicator(NcclCommunicatorBase):
     """Averages the gradients of a model on a GPU by one ncclAllReduce.
 
     Gradients are exchanged in one dtype: ``allreduce_grad_dtype`` or, if that is ``None``, the
-    ``dtype`` of Chainer's configuration, where ``mixed16`` means float16.  Each mean is cast to the
+    ``dtype`` of Chainer's configuration, where ``mixed16`` means float16. Each mean is cast to the
     dtype of its gradient.
 
-    NCCL connects at the first exchange, on the GPU that holds the model.  The exchange runs on its
+    NCCL connects at the first exchange, on the GPU that holds the model. The exchange runs on its
     own CUDA stream, after all work queued on the caller's current stream.
 
     Example:

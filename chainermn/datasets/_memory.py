@@ -101,7 +101,7 @@ class _Estimate:
         return self._of_items(attributes, depth) or sys.getsizeof(value)
 
     def _of_items(self, items: Sequence[Object], depth: int) -> int:
-        """Estimate the bytes of items from some of them.  The same object counts once."""
+        """Estimate the bytes of items from some of them. The same object counts once."""
         some = items[::-(-len(items) // _SAMPLES) or 1]
         unique = {id(each): each for each in some}
         n = len(items) if len(unique) == len(some) else len({*map(id, items)})

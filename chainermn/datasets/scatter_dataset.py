@@ -1,4 +1,4 @@
-"""The name of :mod:`chainermn.datasets.scatter` in ChainerMN 1 to 6; today that of a function."""
+"""The name of :mod:`chainermn.datasets.scatter` in ChainerMN 1 to 6; today, a function."""
 from __future__ import annotations
 
 import warnings

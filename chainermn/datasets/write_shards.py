@@ -31,16 +31,16 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
 
     Samples that are tuples or lists of arrays or numbers are written to ``PREFIX-00000.npz``,
     ``PREFIX-00001.npz`` and so on, dicts to .npz files with names, and arrays or numbers alone to
-    .npy files.  They are read as tuples, dicts, arrays and NumPy scalars; a list in a tuple or dict
-    becomes an array.  All samples have the same shapes and dtypes; for others, write tar or Parquet
-    files with the tools for these.  Only the samples of one shard are in memory.  They are copied
+    .npy files. They are read as tuples, dicts, arrays and NumPy scalars; a list in a tuple or dict
+    becomes an array. All samples have the same shapes and dtypes; for others, write tar or Parquet
+    files with the tools for these. Only the samples of one shard are in memory. They are copied
     at once, so a generator may reuse its arrays.
 
     With a communicator, it is collective (every rank calls it): each rank writes its own data set,
     the shards of lower ranks have lower numbers (unless their lengths are unknown), and all ranks
     raise the same error.
 
-    Each file is complete, or absent.  The index, ``PREFIX.index.json``, is written last, so that
+    Each file is complete, or absent. The index, ``PREFIX.index.json``, is written last, so that
     iterators need not open all shards to learn their lengths.
 
     Args:
@@ -53,7 +53,7 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
         overwrite: Whether to replace, and remove, existing shards of this prefix.
 
     Returns:
-        The paths of all shards; with ``comm``, those of all ranks, on each rank.
+        The paths of all shards; with ``comm``, of all ranks, on each rank.
 
     Raises:
         FileExistsError: If there are shards of this prefix, unless ``overwrite`` is true.

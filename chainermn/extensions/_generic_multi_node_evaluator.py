@@ -11,6 +11,7 @@ import chainer
 from chainermn._operations.on_all_ranks import raise_on_all_ranks, raise_together
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._replica_check import ReplicaCheck
 
 _NOTHING = object()
 
@@ -28,12 +29,12 @@ def check_ends(iterator: Any, name: str) -> None:
 class GenericMultiNodeEvaluator(chainer.training.Extension):
     """An evaluator for metrics that are not means over batches, such as BLEU or F1.
 
-    Every rank calls :meth:`calc_local` for each of its batches.  The root gathers all results and
-    calls :meth:`aggregate`.  Collective: every rank runs the extension; the numbers of batches may
-    differ.  The results are exchanged once, so an error of one rank is raised on the others after
+    Every rank calls :meth:`calc_local` for each of its batches. The root gathers all results and
+    calls :meth:`aggregate`. Collective: every rank runs the extension; the numbers of batches may
+    differ. The results are exchanged once, so an error of one rank is raised on the others after
     their last batches.
 
-    By default it calls the target, and returns all results on the root.  Override the two methods
+    By default it calls the target, and returns all results on the root. Override the two methods
     to compute something else.
 
     Args:
@@ -44,6 +45,7 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         converter: Function that converts a batch to the arguments of ``calc_local``.
         root: Rank that aggregates; the same on all ranks.
         progress_hook: Function that the root calls with each batch after its evaluation.
+        allow_different_models: As for :func:`create_multi_node_evaluator`; the root warns.
 
     Raises:
         ValueError: If the iterator repeats its data set.
@@ -70,6 +72,7 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
     def __init__(self, comm: CommunicatorBase, iterator: chainer.dataset.Iterator,
                  target: Callable[..., Any], device: chainer.backend.Device | None = None,
                  converter: Callable[..., Any] = chainer.dataset.concat_examples, root: int = 0,
+                 *, allow_different_models: bool = False,
                  **kwargs: Callable[[Any], object] | None) -> None:
         self._progress_hook = kwargs.pop('progress_hook', None)
         if kwargs:
@@ -84,6 +87,8 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         self.converter = converter
         self.device = device
         self.root = root
+        self._replica_check = ReplicaCheck(self.comm, type(self).__name__,
+                                           not allow_different_models)
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate one batch: calls the target, or ``eval_func``.
@@ -103,14 +108,14 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         return function(*args, **kwargs)
 
     def aggregate(self, results: list[Any]) -> Any:
-        """Combine the results: returns them as they are.  Called on the root only.
+        """Combine the results: returns them as they are. Called on the root only.
 
         Args:
             results: The results of the first batches of all ranks, ordered by rank, then of their
                 second batches, and so on.
 
         Returns:
-            The result of the extension on the root.  To log it, call ``chainer.report`` here.
+            The result of the extension on the root. To log it, call ``chainer.report`` here.
 
         Example:
             >>> class Examples(chainermn.extensions.GenericMultiNodeEvaluator):
@@ -125,7 +130,7 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         return results
 
     def __call__(self, trainer: chainer.training.Trainer | None = None) -> Any:
-        """Evaluate.  Collective: every rank calls it.
+        """Evaluate. Collective: every rank calls it.
 
         Args:
             trainer: Has no effect.
@@ -140,12 +145,15 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         with raise_together(self.comm, operation), \
                 chainer.using_config('train', False), chainer.no_backprop_mode():
             results = list(self._local_results())
+            digests = self._replica_check.digests(self._targets)
         with self.comm.called_by('GenericMultiNodeEvaluator'):
-            gathered = self.comm.gather_obj(results, self.root)
+            gathered = self.comm.gather_obj((results, digests), self.root)
+        if gathered is not None:
+            self._replica_check.compare([each for _, each in gathered])
         result = None
         with raise_together(self.comm, operation):
             if gathered is not None:
-                rows = zip_longest(*gathered, fillvalue=_NOTHING)
+                rows = zip_longest(*(each for each, _ in gathered), fillvalue=_NOTHING)
                 result = self.aggregate([result for row in rows for result in row
                                          if result is not _NOTHING])
         with self.comm.called_by('GenericMultiNodeEvaluator'):

@@ -34,46 +34,46 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
                         ) -> _MultiNodeSnapshot:
     """Make a snapshot extension write one file for each set of ranks with the same state.
 
-    The lowest rank of each set writes ``<file name>.<rank>``.  With ``autoload``, all sets resume
-    at the newest snapshot that is complete on every set.  The writing rank reads the file and sends
-    it to the other ranks of its set, so nodes need no shared folder.  docs/checkpoints.md lists all
+    The lowest rank of each set writes ``<file name>.<rank>``. With ``autoload``, all sets resume
+    at the newest snapshot that is complete on every set. The writing rank reads the file and sends
+    it to the other ranks of its set, so nodes need no shared folder. docs/checkpoints.md lists all
     guarantees.
 
-    Training stops only while the state is copied in memory.  A thread writes the copy, in the
+    Training stops only while the state is copied in memory. A thread writes the copy, in the
     format of ``chainer.serializers.save_npz``; it is on the disk at the next snapshot, or at the
-    end of the training.  If writing fails, an OSError is raised there on every rank; on ranks that
+    end of the training. If writing fails, an OSError is raised there on every rank; on ranks that
     do not write, in their next collective operation of ``comm``.
 
     A snapshot with a ``writer`` or ``savefun`` other than Chainer's defaults (``SimpleWriter``,
-    ``save_npz``) is written by that, while training waits, without a checksum and a lock.  All
+    ``save_npz``) is written by that, while training waits, without a checksum and a lock. All
     others are locked while the training runs: another job that writes snapshots with the same name
     to the same folder gets an error that shows the job.
 
     With several sets and the default writer, all ranks compare the iteration at every snapshot, so
-    the trigger must fire in the same iterations on all ranks.  With ``autoload``, the condition of
-    the snapshot must be true in the same iterations; otherwise, rank 0 warns once.  Files beyond
+    the trigger must fire in the same iterations on all ranks. With ``autoload``, the condition of
+    the snapshot must be true in the same iterations; otherwise, rank 0 warns once. Files beyond
     ``n_retains`` are removed once all sets have written the newer one.
 
-    In data-parallel training all ranks are replicas of each other.  Another number of ranks can
+    In data-parallel training all ranks are replicas of each other. Another number of ranks can
     resume from such a snapshot; see ``maybe_load`` of the checkpointer.
 
     Args:
         comm: ChainerMN communicator.
         snapshot: Extension that ``chainer.training.extensions.snapshot`` or ``snapshot_object``
             returned.
-        replica_sets: Sets of ranks with the same state, the same on all ranks.  A set is any
-            iterable of ranks, or one rank.  The remaining ranks form another set: on four ranks
+        replica_sets: Sets of ranks with the same state, the same on all ranks. A set is any
+            iterable of ranks, or one rank. The remaining ranks form another set: on four ranks
             ``[[0, 1]]`` means ``{0, 1}`` and ``{2, 3}``, and ``[0]`` means ``{0}`` and
-            ``{1, 2, 3}``.  By default, all ranks form one set.
-        allow_pickle: Whether to save and load arrays of Python objects.  Loading them runs any code
+            ``{1, 2, 3}``. By default, all ranks form one set.
+        allow_pickle: Whether to save and load arrays of Python objects. Loading them runs any code
             that the files hold.
         allow_other_classes: Whether to load a snapshot whose models, optimizers, update rules or
-            iterators have other classes.  States with the same names are loaded, even if their
+            iterators have other classes. States with the same names are loaded, even if their
             meanings differ.
 
     Returns:
-        The extension, with the trigger and priority of ``snapshot``.  Its attribute ``is_master``
-        tells whether this rank writes.  Its attribute ``snapshot`` is the argument, whose
+        The extension, with the trigger and priority of ``snapshot``. Its attribute ``is_master``
+        tells whether this rank writes. Its attribute ``snapshot`` is the argument, whose
         ``filename`` now ends in ``.<rank>``; its condition and writer are called on the masters
         only.
 
@@ -139,7 +139,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     @called_by('multi_node_snapshot')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Lock the files; resume with ``autoload``.  Collective: every rank calls it.
+        """Lock the files; resume with ``autoload``. Collective: every rank calls it.
 
         Raises:
             RuntimeError: On every rank, if another job uses this file name in this folder.
@@ -178,7 +178,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     @called_by('multi_node_snapshot')
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Take a snapshot, on the masters.  Collective if there are several sets.
+        """Take a snapshot, on the masters. Collective if there are several sets.
 
         Raises:
             OSError: If a rank could not write the last snapshot.
@@ -198,7 +198,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception,
                  tb: types.TracebackType) -> None:
-        """Take a snapshot if it has ``snapshot_on_error``.  Not collective."""
+        """Take a snapshot if it has ``snapshot_on_error``. Not collective."""
         self._look_up_folder(trainer)
         self._warn_of_failure()
         if self.is_master and hasattr(self.snapshot, 'on_error'):
@@ -208,7 +208,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     @called_by('multi_node_snapshot')
     def finalize(self) -> None:
-        """Wait for the last snapshot, and unlock.  Collective if there are several sets."""
+        """Wait for the last snapshot, and unlock. Collective if there are several sets."""
         # Each rank's writer may have started a process.
         started = self.snapshot if self.is_master else getattr(self.snapshot, 'writer', None)
         finalize = getattr(started, 'finalize', None)

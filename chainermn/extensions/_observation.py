@@ -30,7 +30,7 @@ def to_host(value: Value | chainer.Variable) -> Value:
 
 
 def count_samples(comm: CommunicatorBase, trainer: chainer.training.Trainer) -> int:
-    """Return the number of samples of all ranks in an epoch.  Collective: every rank calls it.
+    """Return the number of samples of all ranks in an epoch. Collective: every rank calls it.
 
     Returns:
         The same number on all ranks; 0 if any of them is unknown.

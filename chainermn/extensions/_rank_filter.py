@@ -10,7 +10,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 class RankFilter(logging.Filter):
     """Passes log messages of rank 0 only, and warnings and errors of all ranks.
 
-    It also adds the attribute ``rank`` to each message, for the format.  Add it to a handler.
+    It also adds the attribute ``rank`` to each message, for the format. Add it to a handler.
 
     Args:
         comm: ChainerMN communicator.

@@ -1,6 +1,6 @@
 """Warns if the models of the ranks differ, as after a forgotten create_multi_node_optimizer.
 
-The evaluator and the checkpointer send digests with what they exchange anyway.  A digest covers a
+The evaluator and the checkpointer send digests with what they exchange anyway. A digest covers a
 sample of each parameter, so it costs the same for any size of the model: training changes nearly
 all elements.
 """
@@ -51,7 +51,7 @@ class _Warned(runtime.ProcessState):
 class ReplicaCheck:
     """Compares the models of all ranks, in each call of an extension.
 
-    Models may differ by design.  These are not compared:
+    Models may differ by design. These are not compared:
 
     - parameters that a multi-node optimizer trains between other ranks, or has not broadcast yet;
     - other parameters, if this rank's program has itself called an operation since the last call,
@@ -102,7 +102,7 @@ class ReplicaCheck:
         return found
 
     def compare(self, by_rank: Sequence[Digests]) -> None:
-        """Warn on rank 0, once per process, if the models differ.
+        """Warn, once per process, if the models differ. Only one rank calls it.
 
         Args:
             by_rank: The digests of all ranks.
@@ -110,7 +110,7 @@ class ReplicaCheck:
         Warns:
             RuntimeWarning: If they differ.
         """
-        if self._comm.rank or runtime.get(_Warned).is_done:
+        if runtime.get(_Warned).is_done:
             return
         for part in by_rank[0]:
             found = [digests[part] for digests in by_rank if part in digests]

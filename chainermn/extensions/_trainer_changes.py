@@ -6,7 +6,7 @@
 - ``Trainer.run``: ``chainermn top`` and metrics show what its LogReports report.
 - ``Trainer.run``: an error is printed once, although the Trainer and the job both print errors.
   The Trainer prints an error before it finalizes the extensions, which can take long or hang, so
-  the report of the job leaves out the traceback.  The Trainer does not print errors that all ranks
+  the report of the job leaves out the traceback. The Trainer does not print errors that all ranks
   raise, or that another rank of the node has printed.
 """
 from __future__ import annotations

@@ -12,9 +12,9 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 class AllreducePersistent(chainer.training.Extension):
     """Replaces each floating-point persistent array of a model by its mean over all ranks.
 
-    Collective: every rank calls it.  Batch normalization keeps the mean and variance of the rank's
-    own batches; averaging them gives statistics of all batches.  Run it before a model is evaluated
-    or saved, as its default trigger (each epoch) and priority (before writers) do.  Integers,
+    Collective: every rank calls it. Batch normalization keeps the mean and variance of the rank's
+    own batches; averaging them gives statistics of all batches. Run it before a model is evaluated
+    or saved, as its default trigger (each epoch) and priority (before writers) do. Integers,
     arrays of integers and other values are not changed.
 
     Args:

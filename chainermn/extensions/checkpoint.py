@@ -49,22 +49,22 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
                                    ) -> MultiNodeCheckpointer:
     """Make an extension that saves each rank, so that an interrupted job can resume.
 
-    Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``, atomically.  After the
+    Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``, atomically. After the
     training, the files are removed when all ranks have ended without an error.
     docs/checkpoints.md lists all guarantees.
 
-    Training stops only while the state is copied in memory; a thread writes the copy.  On the CPU,
-    it also copies large states of update rules, while the next gradients are computed.  At the next
+    Training stops only while the state is copied in memory; a thread writes the copy. On the CPU,
+    it also copies large states of update rules, while the next gradients are computed. At the next
     checkpoint, at the end of the training and before loading, all ranks wait until all files are on
-    the disk.  If a rank could not write its file, all raise an OSError there.
+    the disk. If a rank could not write its file, all raise an OSError there.
 
-    Without a Trainer, save and load a dictionary of the objects that have a state.  ``save``
+    Without a Trainer, save and load a dictionary of the objects that have a state. ``save``
     returns when all ranks have written their files; ``save(..., wait=False)`` works as in a
     Trainer.
 
     Collective: all ranks trigger the extension in the same iterations.
 
-    The files are locked from the first load or save until they are removed.  Another job with the
+    The files are locked from the first load or save until they are removed. Another job with the
     same name and folder gets an error that shows the job.
 
     Args:
@@ -72,16 +72,16 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
         comm: ChainerMN communicator.
         cp_interval: Number of newest checkpoints to keep.
         gc_interval: How many more checkpoints there may be before the others are removed.
-        path: Folder of the files; the trainer's ``out`` by default.  A relative path is resolved
+        path: Folder of the files; the trainer's ``out`` by default. A relative path is resolved
             once: here, or when the extension first sees the trainer.
-        allow_pickle: Whether to save and load arrays of Python objects.  Loading them runs any code
+        allow_pickle: Whether to save and load arrays of Python objects. Loading them runs any code
             that the files hold.
         allow_other_classes: Whether to load a checkpoint whose models, optimizers, update rules or
-            iterators have other classes.  States with the same names are loaded, even if their
+            iterators have other classes. States with the same names are loaded, even if their
             meanings differ.
-        allow_different_models: Whether the ranks may train different models.  Otherwise, rank 0
+        allow_different_models: Whether the ranks may train different models. Otherwise, rank 0
             warns once if the parameters that an optimizer of the checkpoint has trained differ
-            between ranks, as without :func:`chainermn.create_multi_node_optimizer`.  Models with
+            between ranks, as without :func:`chainermn.create_multi_node_optimizer`. Models with
             different layers are not compared, nor models of programs that call operations
             themselves between checkpoints, as in model parallelism.
 
@@ -239,19 +239,19 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
     @called_by('create_multi_node_checkpointer')
     def save(self, target: object, iteration: int, wait: bool = True) -> None:
-        """Save an object.  Collective: every rank calls it.
+        """Save an object. Collective: every rank calls it.
 
         Args:
             target: Any object that Chainer can serialize, such as a trainer or a model; or a
                 dictionary of such objects.
             iteration: Number of the checkpoint, the same on all ranks.
-            wait: Whether to return only when the files of all ranks are on the disk.  Otherwise it
+            wait: Whether to return only when the files of all ranks are on the disk. Otherwise it
                 returns when the state is copied in memory, except the states of update rules that
                 wait for copies until the next update; a thread writes it.
 
         Raises:
             OSError: On every rank, if any rank could not write this checkpoint, or the one before
-                it that was saved with ``wait=False``.  The next call saves again.
+                it that was saved with ``wait=False``. The next call saves again.
             RuntimeError: On every rank, if another job uses this name in this folder.
             ValueError: On every rank, if their iterations or names differ.
             TypeError: On every rank, if the state of any rank holds Python objects.
@@ -274,7 +274,9 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             parts = SavedParts(target)
             copy = state.CopiedState.of(parts, self.allow_pickle)
             digests = self._replica_check.digests(_trained_models(parts))
-        self._replica_check.compare(self._saver.complete(iteration, digests))
+        by_rank = self._saver.complete(iteration, digests)
+        if not self._rank:
+            self._replica_check.compare(by_rank)
         self._saver.start(Save(
             iteration, names.path(iteration, self._rank), copy, names=names,
             on_written=lambda: self.stats.durations.append(time.perf_counter() - start)))
@@ -287,24 +289,24 @@ class MultiNodeCheckpointer(chainer.training.Extension):
                    path: str | None = None) -> int | None:
         """Load the newest checkpoint that is complete on all ranks, if there is one.
 
-        Collective: every rank calls it.  Extensions added to the trainer later are restored when
+        Collective: every rank calls it. Extensions added to the trainer later are restored when
         they are added.
 
         A checkpoint of another number of ranks is loaded if their models and optimizers were
-        identical.  Iterators then continue at the same fraction of the epoch, and the order of the
+        identical. Iterators then continue at the same fraction of the epoch, and the order of the
         data and the random numbers will differ from the saved run.
 
         Args:
             trainer: The object to load into, of the kind that was saved; or a dictionary of such
                 objects.
-            optimizer: Multi-node optimizer.  If it is given, or in the dictionary, the first update
+            optimizer: Multi-node optimizer. If it is given, or in the dictionary, the first update
                 after loading is an ordinary one, also of other multi-node optimizers of the
-                trainer; otherwise it only copies rank 0's parameters to all ranks.  Other
+                trainer; otherwise it only copies rank 0's parameters to all ranks. Other
                 optimizers have no effect.
             path: Folder of the files, from now on.
 
         Returns:
-            The iteration of the checkpoint; ``None`` if there is none.  Rank 0 also logs it, and
+            The iteration of the checkpoint; ``None`` if there is none. Rank 0 also logs it, and
             prints it if the program has not set up logging.
 
         Raises:
@@ -370,11 +372,11 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
     @called_by('create_multi_node_checkpointer')
     def finalize(self) -> None:
-        """Complete the last save.  If training succeeded on all ranks, remove the files.
+        """Complete the last save. If training succeeded on all ranks, remove the files.
 
-        Without a trainer, the files are removed immediately.  After ``Trainer.run``, which calls
+        Without a trainer, the files are removed immediately. After ``Trainer.run``, which calls
         this method, they are removed when all ranks have ended without an error, since a later step
-        may fail, such as saving the model.  Another call removes them immediately, and so does the
+        may fail, such as saving the model. Another call removes them immediately, and so does the
         first one with a communicator that does not compare the calls of its ranks.
 
         Collective: every rank calls it, unless training failed.
@@ -439,7 +441,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         self._has_trainer = self._has_trainer or hasattr(target, 'updater')
 
     def _lock(self, must_write: bool = False) -> None:
-        """Lock the files.  Collective: every rank calls it."""
+        """Lock the files. Collective: every rank calls it."""
         with raise_together(self.comm, 'locking checkpoints'):
             names = self._names
             names.check_no_folder(self._rank)

@@ -17,15 +17,15 @@ class LinearScaling(chainer.training.Extension):
     """Scales the learning rate with the batch size of all ranks, after a warm-up.
 
     This is the linear scaling rule with gradual warm-up of Goyal et al. (2017),
-    https://arxiv.org/abs/1706.02677.  The learning rate of the optimizer is the one for
-    ``base_batch_size`` examples per update.  If the ranks together use k times as many, it grows
+    https://arxiv.org/abs/1706.02677. The learning rate of the optimizer is the one for
+    ``base_batch_size`` examples per update. If the ranks together use k times as many, it grows
     linearly from this value to k times this value during the first ``warmup_epochs``.
 
     The batch size of all ranks is the sum of the ranks' batch sizes, times ``n_accumulations`` of
     the multi-node optimizer.
 
-    Add it on all ranks.  Do not combine it with other extensions that set the same attribute; pass
-    ``decay`` instead.  The learning rate only depends on the iteration, so it is correct after
+    Add it on all ranks. Do not combine it with other extensions that set the same attribute; pass
+    ``decay`` instead. The learning rate only depends on the iteration, so it is correct after
     resuming.
 
     Collective at the beginning of the training.
@@ -37,7 +37,7 @@ class LinearScaling(chainer.training.Extension):
             have the same batch size.
         warmup_epochs: Length of the warm-up in epochs; 0 for none.
         decay: Function that returns a factor of the learning rate for an epoch, such as
-            ``lambda epoch: 0.1 ** (epoch // 30)``.  The epoch is a float.
+            ``lambda epoch: 0.1 ** (epoch // 30)``. The epoch is a float.
         attr: The hyperparameter to set, such as ``'alpha'`` for Adam.
         optimizer: The optimizer; by default, the main one of the trainer's updater.
 
@@ -63,7 +63,7 @@ class LinearScaling(chainer.training.Extension):
         self._schedule: _Schedule | None = None
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Set the learning rate of the next update.  Collective: every rank calls it.
+        """Set the learning rate of the next update. Collective: every rank calls it.
 
         Raises:
             ValueError: On every rank, if the optimizer of a rank has no such hyperparameter, or the
@@ -109,7 +109,7 @@ class _RankSettings(NamedTuple):
     batch_size: int
     examples: int
     accumulations: int
-    arguments: tuple[float, float | None, float]  # rate, base batch size, epochs: equal on all
+    arguments: tuple[float, float | None, float]  # rate, base batch size, epochs: the same on all
 
 
 class _Schedule(NamedTuple):

@@ -13,7 +13,7 @@ from chainermn.extensions.observation_aggregator import ObservationAggregator, T
 class MultiNodeEarlyStoppingTrigger:
     """Chainer's ``EarlyStoppingTrigger`` on the mean of a value over all ranks.
 
-    Pass it to a trainer as the stop trigger.  Collective whenever ``check_trigger`` fires.
+    Pass it to a trainer as the stop trigger. Collective whenever ``check_trigger`` fires.
 
     Args:
         comm: ChainerMN communicator.

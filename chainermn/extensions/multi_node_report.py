@@ -30,15 +30,15 @@ def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) 
     Add it to the trainer on all ranks.
 
     - ``LogReport`` and ``PlotReport`` report means over the observations of all ranks since the
-      last report; each observation counts once.  Collective whenever their trigger fires, so it
-      must fire in the same iteration on all ranks.  ``log`` is the same on all ranks; rank 0 writes
+      last report; each observation counts once. Collective whenever their trigger fires, so it
+      must fire in the same iteration on all ranks. ``log`` is the same on all ranks; rank 0 writes
       the files.
-    - ``ProgressBar`` shows the examples per second of all ranks.  Collective at the beginning of
+    - ``ProgressBar`` shows the examples per second of all ranks. Collective at the beginning of
       the training, to count the data sets.
     - ``PrintReport`` and ``ProgressBar`` print on rank 0 only.
 
     Args:
-        actual_report: One of these extensions of ``chainer.training.extensions``.  It is changed.
+        actual_report: One of these extensions of ``chainer.training.extensions``. It is changed.
         communicator: ChainerMN communicator of the ranks that have different examples.
 
     Returns:
@@ -67,7 +67,7 @@ def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) 
             _begin_summary, report, communicator, _public_name(report))
         report._init_summary()
     if isinstance(report, extensions.LogReport) and not is_root:
-        report._log_name = None  # that of the file
+        report._log_name = None  # the name of the file
     elif isinstance(report, extensions.PlotReport) and not (is_root and report.available()):
         report.__class__ = _Undrawn
     elif isinstance(report, extensions.PrintReport) and not is_root:
@@ -100,7 +100,7 @@ class _Summary(chainer.reporter.DictSummary):
         self._caller = caller
 
     def compute_mean(self) -> dict[str, float]:
-        """Return the means.  Collective: every rank calls it."""
+        """Return the means. Collective: every rank calls it."""
         mine = {name: (float(summary._x), float(summary._n))
                 for name, summary in self._summaries.items()}
         totals: dict[str, tuple[float, float]] = {}
@@ -142,7 +142,7 @@ class _Bar(progress_bar._TrainerProgressBar):
         self._epochs_per_second = 0.
 
     def start(self, trainer: chainer.training.Trainer) -> None:
-        """Add up the data sets of all ranks, and start the clock.  Collective: every rank calls it.
+        """Add up the data sets of all ranks, and start the clock. Collective: every rank calls it.
 
         Chainer's bar starts the clock when it is first drawn, so it first shows an infinite speed.
         """

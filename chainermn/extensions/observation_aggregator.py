@@ -22,17 +22,17 @@ Trigger: TypeAlias = tuple[float, str] | Callable[[chainer.training.Trainer], bo
 class ObservationAggregator(chainer.training.Extension):
     """Aggregates the values of one key over all ranks, and adds the result to their observations.
 
-    Collective whenever ``comm_trigger`` fires, on all ranks in the same iteration.  It takes one
+    Collective whenever ``comm_trigger`` fires, on all ranks in the same iteration. It takes one
     exchange, or two with an ``aggregator``.
 
     Args:
         comm: ChainerMN communicator.
-        original_key: Key of the value in ``trainer.observation``, such as ``'main/loss'``.  It may
+        original_key: Key of the value in ``trainer.observation``, such as ``'main/loss'``. It may
             be missing in any iteration, on any rank.
         aggregated_key: Key of the result; ``original_key`` by default.
         comm_trigger: When to aggregate the values since the last time.
         aggregator: Function that gets one list of values per rank, ordered by rank, and returns the
-            result.  It is called on rank 0; pass it on all ranks or on none.  By default, the mean
+            result. It is called on rank 0; pass it on all ranks or on none. By default, the mean
             of all values.
 
     Raises:
@@ -73,7 +73,7 @@ class ObservationAggregator(chainer.training.Extension):
 
     @called_by('ObservationAggregator')
     def compute_summary(self, trainer: chainer.training.Trainer | None = None) -> Value | None:
-        """Aggregate the stored values and discard them.  Collective: every rank calls it.
+        """Aggregate the stored values and discard them. Collective: every rank calls it.
 
         Args:
             trainer: Has no effect.
@@ -109,7 +109,7 @@ class ObservationAggregator(chainer.training.Extension):
 
         Warns:
             RuntimeWarning: When saving, if values are neither numbers nor arrays of numbers: they
-                are not saved.  When loading, if the file lacks them.
+                are not saved. When loading, if the file lacks them.
         """
         if hasattr(self.comm_trigger, 'serialize'):
             self.comm_trigger.serialize(serializer['comm_trigger'])

@@ -23,16 +23,16 @@ class ProgressBar(chainer.training.Extension):
     """Trainer extension that prints a progress bar for all ranks on rank 0.
 
     It shows how much of the training is done, the samples per second of all ranks together, and
-    the time left.  After a resume, it continues at the iteration of the checkpoint, and the
-    speed is that of the current run.  It needs no checkpoint of its own.  It uses tqdm if it is
+    the time left. After a resume, it continues at the iteration of the checkpoint, and the
+    speed is measured in the current run. It needs no checkpoint of its own. It uses tqdm if it is
     installed, otherwise Chainer's bar.
 
-    Add it to the trainer on all ranks.  Collective at the beginning of the training, to add up the
+    Add it to the trainer on all ranks. Collective at the beginning of the training, to add up the
     data sets.
 
     Args:
         comm: ChainerMN communicator of the ranks that have different samples.
-        training_length: Length of the training, such as ``(20, 'epoch')``; by default that of the
+        training_length: Length of the training, such as ``(20, 'epoch')``; by default, of the
             trainer's stop trigger.
         interval: Minimum number of seconds between two updates of the bar.
         out: Where to print; ``sys.stderr`` by default.
@@ -59,7 +59,7 @@ class ProgressBar(chainer.training.Extension):
 
     @called_by('ProgressBar')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Add up the data sets of all ranks.  Collective: every rank calls it."""
+        """Add up the data sets of all ranks. Collective: every rank calls it."""
         self._samples = count_samples(self.comm, trainer)
         self._points.clear()
 

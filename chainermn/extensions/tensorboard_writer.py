@@ -23,12 +23,12 @@ class TensorBoardWriter(extensions.LogReport):
     """Writes means of the observations of all ranks for TensorBoard.
 
     Like ``LogReport`` with :func:`create_multi_node_report`: each value is the mean over all ranks
-    and all iterations since the last one.  Rank 0 writes.  It requires tensorboardX: ``pip install
+    and all iterations since the last one. Rank 0 writes. It requires tensorboardX: ``pip install
     tensorboardX``.
 
     Add it on all ranks, then run ``tensorboard --logdir result``.
 
-    Collective whenever the trigger fires, which must be in the same iteration on all ranks.  A
+    Collective whenever the trigger fires, which must be in the same iteration on all ranks. A
     resumed run continues the curves: of earlier runs in the same folder, TensorBoard only shows
     values up to the iteration that it resumed from.
 

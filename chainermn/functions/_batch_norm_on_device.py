@@ -1,6 +1,6 @@
 """The arithmetic of multi-node batch normalization on CuPy arrays: few kernels, no temporaries.
 
-The same functions as in ``_batch_norm_on_host``.  In the kernels ``W`` is the dtype of the
+The same functions as in ``_batch_norm_on_host``. In the kernels ``W`` is the dtype of the
 statistics, at least float32.
 """
 from __future__ import annotations

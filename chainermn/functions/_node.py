@@ -33,9 +33,9 @@ class Node(chainer.FunctionNode):
 class Communication(Node):
     """Base of nodes that communicate.
 
-    Chainer runs backward of the node with the largest rank first.  By default, that is the number
+    Chainer runs backward of the node with the largest rank first. By default, that is the number
     of nodes before it, so a node that gets its input from another MPI rank would come last, and in
-    another order than on that rank.  Here, later calls have larger ranks: backward of all calls
+    another order than on that rank. Here, later calls have larger ranks: backward of all calls
     runs in the opposite order on each MPI rank.
     """
 

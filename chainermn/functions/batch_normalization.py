@@ -149,8 +149,8 @@ class MultiNodeBatchNormalizationFunction:
     Args:
         comm: ChainerMN communicator.
         eps: Added to the variance for numerical stability.
-        mean: Moving average of the mean before this call; zeros by default.  It is not changed.
-        var: Moving average of the variance before this call; zeros by default.  It is not changed.
+        mean: Moving average of the mean before this call; zeros by default. It is not changed.
+        var: Moving average of the variance before this call; zeros by default. It is not changed.
         decay: Decay rate of the moving averages.
         communication_backend: ``'mpi'``, ``'nccl'`` (with pure_nccl) or ``'auto'``.
 
@@ -175,7 +175,7 @@ class MultiNodeBatchNormalizationFunction:
 
     def __call__(self, x: VariableOrArray, gamma: VariableOrArray, beta: VariableOrArray,
                  *fixed: VariableOrArray) -> chainer.Variable:
-        """Normalize ``x``.  In training mode collective: every rank calls it.
+        """Normalize ``x``. In training mode collective: every rank calls it.
 
         Args:
             x: Variable or array of shape (batch, size, ...).

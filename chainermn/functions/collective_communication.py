@@ -13,7 +13,7 @@ scatter            gather
 =================  =============================================================
 
 Every output gets a gradient, zeros if the loss does not use it; so if backward runs on one rank,
-run it on all ranks.  Sums of float16 gradients are computed in float32.
+run it on all ranks. Sums of float16 gradients are computed in float32.
 """
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Scatter(_Collective):
 
 
 def allgather(comm: CommunicatorBase, x: VariableOrArray) -> tuple[chainer.Variable, ...]:
-    """Differentiable all-gather.  Collective: every rank calls it, and runs backward.
+    """Differentiable all-gather. Collective: every rank calls it, and runs backward.
 
     Args:
         comm: ChainerMN communicator.
@@ -167,12 +167,12 @@ def allgather(comm: CommunicatorBase, x: VariableOrArray) -> tuple[chainer.Varia
 
 
 def reduce_scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> chainer.Variable:
-    """Differentiable reduce-scatter.  Collective: every rank calls it, and runs backward.
+    """Differentiable reduce-scatter. Collective: every rank calls it, and runs backward.
 
     Args:
         comm: ChainerMN communicator.
         xs: One Variable or array for each rank, all of one dtype; or one Variable with these as
-            rows.  ``xs[i]`` has the same shape on all ranks.
+            rows. ``xs[i]`` has the same shape on all ranks.
 
     Returns:
         On rank ``i``, the sum of ``xs[i]`` over all ranks.
@@ -190,7 +190,7 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> cha
 
 
 def alltoall(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> tuple[chainer.Variable, ...]:
-    """Differentiable all-to-all.  Collective: every rank calls it, and runs backward.
+    """Differentiable all-to-all. Collective: every rank calls it, and runs backward.
 
     Args:
         comm: ChainerMN communicator.
@@ -232,7 +232,7 @@ def all_to_all(comm: CommunicatorBase, xs: Sequence[VariableOrArray], device: in
 
 
 def allreduce(comm: CommunicatorBase, x: VariableOrArray) -> chainer.Variable:
-    """Differentiable all-reduce (sum).  Collective: every rank calls it, and runs backward.
+    """Differentiable all-reduce (sum). Collective: every rank calls it, and runs backward.
 
     If every rank computes its own loss from the sum, ``x`` gets the gradient of the sum of all
     losses.
@@ -255,11 +255,11 @@ def allreduce(comm: CommunicatorBase, x: VariableOrArray) -> chainer.Variable:
 
 
 def bcast(comm: CommunicatorBase, x: VariableOrArray | None, root: int = 0) -> chainer.Variable:
-    """Differentiable broadcast.  Collective: every rank calls it, and runs backward.
+    """Differentiable broadcast. Collective: every rank calls it, and runs backward.
 
     Args:
         comm: ChainerMN communicator.
-        x: On the root, Variable or array.  Ignored on the other ranks.
+        x: On the root, Variable or array. Ignored on the other ranks.
         root: The rank whose array is sent; the same on all ranks.
 
     Returns:
@@ -276,7 +276,7 @@ def bcast(comm: CommunicatorBase, x: VariableOrArray | None, root: int = 0) -> c
 
 def gather(comm: CommunicatorBase, x: VariableOrArray, root: int = 0
            ) -> chainer.Variable | tuple[chainer.Variable, ...]:
-    """Differentiable gather.  Collective: every rank calls it, and runs backward.
+    """Differentiable gather. Collective: every rank calls it, and runs backward.
 
     Args:
         comm: ChainerMN communicator.
@@ -284,7 +284,7 @@ def gather(comm: CommunicatorBase, x: VariableOrArray, root: int = 0
         root: The rank that gets the arrays; the same on all ranks.
 
     Returns:
-        On the root, a tuple with the Variables of all ranks, by rank.  Elsewhere one Variable of
+        On the root, a tuple with the Variables of all ranks, by rank. Elsewhere one Variable of
         shape ``(0,)``, for ``backward()``.
 
     Example:
@@ -299,12 +299,12 @@ def gather(comm: CommunicatorBase, x: VariableOrArray, root: int = 0
 
 def scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray] | None, root: int = 0
             ) -> chainer.Variable:
-    """Differentiable scatter.  Collective: every rank calls it, and runs backward.
+    """Differentiable scatter. Collective: every rank calls it, and runs backward.
 
     Args:
         comm: ChainerMN communicator.
         xs: On the root, one Variable or array for each rank, of any shape and one dtype; or one
-            Variable with these as rows.  Ignored on the other ranks.
+            Variable with these as rows. Ignored on the other ranks.
         root: The rank whose arrays are sent; the same on all ranks.
 
     Returns:

@@ -81,7 +81,7 @@ class Recv(_PointToPoint):
 
 def send(x: VariableOrArray | Sequence[VariableOrArray], communicator: CommunicatorBase,
          rank: int, tag: int = 0) -> chainer.Variable:
-    """Send a Variable, differentiably.  Rank ``rank`` calls :func:`recv`.
+    """Send a Variable, differentiably. Rank ``rank`` calls :func:`recv`.
 
     Args:
         x: Variable, or tuple or list of Variables, of any shapes and floating-point dtypes.
@@ -90,9 +90,9 @@ def send(x: VariableOrArray | Sequence[VariableOrArray], communicator: Communica
         tag: Number from 0 to 32767; the receiver passes the same one.
 
     Returns:
-        The *delegate variable*: an empty Variable that is connected to ``x``.  Its backward
-        receives the gradient of ``x`` from the receiver.  Call ``backward()`` on it, or connect it
-        to a later computation with :func:`recv` or :func:`pseudo_connect`.  If nothing in ``x``
+        The *delegate variable*: an empty Variable that is connected to ``x``. Its backward
+        receives the gradient of ``x`` from the receiver. Call ``backward()`` on it, or connect it
+        to a later computation with :func:`recv` or :func:`pseudo_connect`. If nothing in ``x``
         needs a gradient (an array, or a Variable with ``requires_grad=False``), no gradient is
         exchanged, whether or not the ranks run backward.
 
@@ -124,13 +124,13 @@ def send(x: VariableOrArray | Sequence[VariableOrArray], communicator: Communica
 def recv(communicator: CommunicatorBase, rank: int,
          delegate_variable: chainer.Variable | None = None, tag: int = 0,
          force_tuple: bool = False, *, device: object = None) -> Variables:
-    """Receive a Variable, differentiably.  Rank ``rank`` calls :func:`send`.
+    """Receive a Variable, differentiably. Rank ``rank`` calls :func:`send`.
 
     Args:
         communicator: ChainerMN communicator.
         rank: Rank of the sender; not this rank.
         delegate_variable: The result of an earlier :func:`send` on this rank, or another
-            Variable.  Backward continues from here to this Variable; without it, backward ends
+            Variable. Backward continues from here to this Variable; without it, backward ends
             here.
         tag: The tag of the sender.
         force_tuple: Whether to return a tuple even for a single Variable.

@@ -28,8 +28,8 @@ def pseudo_connect(delegate_variable: chainer.Variable | None, *actual_variables
     """Return ``actual_variables``, connected to ``delegate_variable`` in the graph.
 
     The parts of a model on several ranks are not connected in the graph of one rank: one part ends
-    with a send, another starts with a receive.  Backward from the output of the last part would
-    miss the others.  So ``send`` returns an empty *delegate variable*, and this function returns
+    with a send, another starts with a receive. Backward from the output of the last part would
+    miss the others. So ``send`` returns an empty *delegate variable*, and this function returns
     Variables with the values of ``actual_variables``, whose backward also runs the backward of the
     delegate variable.
 

@@ -57,7 +57,7 @@ def unpack(packed: Packed) -> Object:
         packed: The result of :func:`pack`.
 
     Returns:
-        The batch.  Its arrays can be written to, and do not overlap.
+        The batch. Its arrays can be written to, and do not overlap.
     """
     form, content = packed
     if form == 'tuples':

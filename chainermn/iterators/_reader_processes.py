@@ -1,7 +1,7 @@
 """Processes that read batches, for readers in Python that would keep the GIL from training.
 
-They are new programs, since a fork of a rank has copies of its connections and locks.  Cloudpickle
-sends them the batches to read, so the script needs no main guard.  They exit when their connection
+They are new programs, since a fork of a rank has copies of its connections and locks. Cloudpickle
+sends them the batches to read, so the script needs no main guard. They exit when their connection
 is shut down, or the rank has ended.
 """
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ReaderProcesses(Iterator[PlacedBatch]):
         return next(self._turns).receive()
 
     def interrupt(self) -> None:
-        """Shut down the connections.  Any thread may call it."""
+        """Shut down the connections. Any thread may call it."""
         for each in self._processes:
             each.interrupt()
 

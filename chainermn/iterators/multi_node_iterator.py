@@ -23,22 +23,22 @@ def create_multi_node_iterator(actual_iterator: DatasetIterator, communicator: C
                                rank_master: int = 0) -> _MultiNodeIterator:
     """Create an iterator that returns the batches of one rank on all ranks.
 
-    Collective: every rank calls it.  ``next()`` and ``reset()`` of the result, and loading it, are
+    Collective: every rank calls it. ``next()`` and ``reset()`` of the result, and loading it, are
     also collective: each broadcasts one message from ``rank_master``, with the batch and the
-    progress.  Use it for models on several ranks, which need the same batch on all of them.  If
+    progress. Use it for models on several ranks, which need the same batch on all of them. If
     reading the data on each rank is cheaper than sending it, see
     :func:`create_synchronized_iterator`.
 
     Args:
-        actual_iterator: On ``rank_master``, any iterator whose batches can be pickled.  On the
+        actual_iterator: On ``rank_master``, any iterator whose batches can be pickled. On the
             other ranks an iterator that never reads a batch; its attributes can be read, except
-            for the progress.  With :func:`chainermn.datasets.create_empty_dataset` it needs no
+            for the progress. With :func:`chainermn.datasets.create_empty_dataset` it needs no
             data.
         communicator: ChainerMN communicator.
         rank_master: The rank whose iterator is used; the same on all ranks.
 
     Returns:
-        An iterator.  Batches, and ``epoch``, ``epoch_detail``, ``previous_epoch_detail``,
+        An iterator. Batches, and ``epoch``, ``epoch_detail``, ``previous_epoch_detail``,
         ``is_new_epoch`` and ``current_position``, are the same on all ranks.
 
     Raises:
@@ -114,7 +114,7 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
     next = __next__
 
     def reset(self) -> None:
-        """Restart from the first batch.  Collective: every rank calls it."""
+        """Restart from the first batch. Collective: every rank calls it."""
         if self._is_root:
             self.actual_iterator.reset()
         self._share_progress()
@@ -124,7 +124,7 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
 
         Every rank saves the progress of ``rank_master``, without communication and in the format
         of Chainer's iterators, so any of these snapshots can be loaded into an ordinary iterator,
-        such as in a single process.  Loading is collective (every rank calls it): ``rank_master``
+        such as in a single process. Loading is collective (every rank calls it): ``rank_master``
         loads, and broadcasts its progress; the snapshots of the other ranks are ignored.
 
         Args:
@@ -153,7 +153,7 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
         return self.communicator.rank == self.rank_master
 
     def _own_progress(self, with_order: bool = False) -> dict[str, Object]:
-        """Return the progress.  The order is large, but changes only once per epoch."""
+        """Return the progress. The order is large, but changes only once per epoch."""
         actual = self.actual_iterator
         values = [(name, getattr(actual, name, _MISSING)) for name in _PROGRESS]
         progress = {name: value for name, value in values if value is not _MISSING}

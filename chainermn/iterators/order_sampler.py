@@ -16,14 +16,14 @@ _MAX_EPOCHS = 10_000  # that are searched for an order that was loaded
 class MultiNodeOrderSampler:
     """Shuffles the data set anew in each epoch, and gives each rank its share of the order.
 
-    Collective: every rank creates one.  Afterwards the ranks do not communicate: each computes the
+    Collective: every rank creates one. Afterwards the ranks do not communicate: each computes the
     order of an epoch from the seed and the number of the epoch, and takes every ``comm.size``-th
-    sample.  So each rank needs access to the complete data set, such as a list of image files, but
-    reads only the samples of its share.  With :func:`chainermn.scatter_dataset`, in contrast, a
+    sample. So each rank needs access to the complete data set, such as a list of image files, but
+    reads only the samples of its share. With :func:`chainermn.scatter_dataset`, in contrast, a
     rank has the same samples in all epochs.
 
-    Snapshots contain the order with the iterator.  With another number of ranks, the multi-node
-    checkpointer continues at the same sample: the ranks share the rest of the epoch.  (If fewer
+    Snapshots contain the order with the iterator. With another number of ranks, the multi-node
+    checkpointer continues at the same sample: the ranks share the rest of the epoch. (If fewer
     samples than ranks were used, it starts the epoch again.)
 
     Args:
@@ -31,8 +31,8 @@ class MultiNodeOrderSampler:
         comm: ChainerMN communicator.
         seed: Seed of all orders, 0 or more.
         shuffle: Whether to shuffle; otherwise, each epoch has the order of the data set.
-        even: Whether all ranks have equally many samples per epoch.  Then, up to ``comm.size - 1``
-            samples are repeated at the end of an epoch.  Otherwise, some ranks have one sample less
+        even: Whether all ranks have equally many samples per epoch. Then, up to ``comm.size - 1``
+            samples are repeated at the end of an epoch. Otherwise, some ranks have one sample less
             than others; use :func:`chainermn.join`.
 
     Raises:
@@ -108,7 +108,7 @@ class MultiNodeOrderSampler:
     def note_epoch(self, epoch: int) -> None:
         """Note the epoch of the next order that is loaded.
 
-        The multi-node checkpointer calls it.  Otherwise the first epoch with this order is used,
+        The multi-node checkpointer calls it. Otherwise the first epoch with this order is used,
         but if a rank has only few samples, orders of several epochs may be equal.
 
         Args:

@@ -31,66 +31,66 @@ _BROKEN = (0, UNKNOWN)
 class ShardedIterator(chainer.dataset.Iterator):
     """Reads samples from shards, such as files; each rank keeps only a few of them in memory.
 
-    Collective: every rank creates one.  Afterwards the ranks do not communicate.  ``next()``
-    returns a list of ``batch_size`` samples.  In each epoch, every sample is in one batch of one
+    Collective: every rank creates one. Afterwards the ranks do not communicate. ``next()``
+    returns a list of ``batch_size`` samples. In each epoch, every sample is in one batch of one
     rank, and all ranks have equally many batches.
 
-    The shards are shuffled in each epoch, and the samples of ``buffer`` shards at a time.  The
+    The shards are shuffled in each epoch, and the samples of ``buffer`` shards at a time. The
     order depends on the seed and the epoch only: 4 ranks with a batch size of 8 and 2 ranks with
-    16 take the same samples in each step.  So a snapshot contains a position, and any number of
+    16 take the same samples in each step. So a snapshot contains a position, and any number of
     ranks continues there, with any batch size.
 
-    A thread of each rank reads batches in advance.  Its errors, such as that of a damaged file,
-    are raised on all ranks, as :class:`ShardError`, which gives the file or the sample.  Errors of
+    A thread of each rank reads batches in advance. Its errors, such as an error of a damaged file,
+    are raised on all ranks, as :class:`ShardError`, which gives the file or the sample. Errors of
     network file systems that may be transient (EIO, ESTALE, ETIMEDOUT, ConnectionError and similar)
-    are raised after three attempts.  A shard that is replaced by one with as many samples and bytes
+    are raised after three attempts. A shard that is replaced by one with as many samples and bytes
     is not noticed.
 
     Args:
         shards: A pattern such as ``'train-*.npz'``, which selects only the files that it matches; a
             folder that ``Dataset.save_to_disk`` of Hugging Face wrote; or a list of paths, or of
-            any objects with a length and ``[index]``.  All ranks need access to all of them.  By
+            any objects with a length and ``[index]``. All ranks need access to all of them. By
             the suffix of a file, a sample is
 
             - ``.npy``: a row of the array.
             - ``.npz``: a tuple of rows of ``arr_0``, ``arr_1``, ...; a dict, if the arrays have
               other names.
             - ``.tar``: a dict of the files with one stem by extension, as bytes, and ``'__key__'``,
-              as in WebDataset.  Links and sparse files are read as tar extracts them.
+              as in WebDataset. Links and sparse files are read as tar extracts them.
             - ``.parquet``, ``.arrow``: a dict by column: NumPy scalars for numbers, dates and
               durations, arrays for lists, ``None`` for null, otherwise as ``to_pylist`` of pyarrow
-              returns it.  They need pyarrow.
+              returns it. They need pyarrow.
         batch_size: Number of samples of one rank in a batch; the same on all ranks.
         comm: ChainerMN communicator.
         repeat: Whether to start the next epoch at the end of one.
-        shuffle: Whether to shuffle.  Otherwise, each epoch has the order of the shards.
+        shuffle: Whether to shuffle. Otherwise, each epoch has the order of the shards.
         seed: Seed of all orders, from 0 to 2**32 - 1.
         buffer: Number of shards whose samples are mixed.
         last: What happens to samples at the end of an epoch that do not fill a batch on all
-            ranks.  ``'repeat'`` completes the batch with the first samples of the next epoch (of
-            the same one if ``repeat`` is false).  ``'drop'`` leaves them out.  ``'split'`` makes a
+            ranks. ``'repeat'`` completes the batch with the first samples of the next epoch (of
+            the same one if ``repeat`` is false). ``'drop'`` leaves them out. ``'split'`` makes a
             smaller batch; if there are fewer samples than ranks, it is completed to one for each
             rank with ``repeat``, and otherwise, some ranks have one batch less, so training needs
-            :func:`chainermn.join`.  By default, ``'repeat'`` if ``repeat`` is true, otherwise
+            :func:`chainermn.join`. By default, ``'repeat'`` if ``repeat`` is true, otherwise
             ``'split'``.
         n_prefetch: Number of batches to read in advance; with 0, there is no thread.
-        n_processes: Number of processes of each rank that read, in turns.  Without them, the thread
+        n_processes: Number of processes of each rank that read, in turns. Without them, the thread
             reads, which delays training if the reader or ``transform`` is slow and does not release
-            the GIL.  The processes are new programs without MPI, so a script needs no main guard;
-            cloudpickle sends them the shards, ``reader`` and ``transform``.  Each opens the shards
-            that its batches need.  Starting them takes about a second, also after :meth:`reset`.
+            the GIL. The processes are new programs without MPI, so a script needs no main guard;
+            cloudpickle sends them the shards, ``reader`` and ``transform``. Each opens the shards
+            that its batches need. Starting them takes about a second, also after :meth:`reset`.
         reader: A function that opens a shard: it returns an object with a length and ``[index]``,
-            and optionally ``close()`` and ``__getitems__(indexes)``.  By default, files are opened
+            and optionally ``close()`` and ``__getitems__(indexes)``. By default, files are opened
             by their suffix.
         transform: A function from a sample to a sample, which runs in the thread or process; for
             example, it decodes an image.
-        on_error: ``'skip'`` leaves out samples and shards that cannot be read.  They are logged,
-            counted, and reported as ``skipped_samples`` and ``skipped_shards``.  A batch without
-            any readable sample repeats the batch before.  A resumed job keeps its order, so skipped
+        on_error: ``'skip'`` leaves out samples and shards that cannot be read. They are logged,
+            counted, and reported as ``skipped_samples`` and ``skipped_shards``. A batch without
+            any readable sample repeats the batch before. A resumed job keeps its order, so skipped
             shards stay skipped.
 
     Attributes:
-        skipped: Number of samples that this rank left out since the first batch.  On another number
+        skipped: Number of samples that this rank left out since the first batch. On another number
             of ranks, all of them continue with the number of rank 0.
         skipped_shards: Number of shards that could not be opened when the iterator was created.
 
@@ -211,7 +211,7 @@ class ShardedIterator(chainer.dataset.Iterator):
         return range(self._batches.length())
 
     def serialize(self, serializer: Serializer) -> None:
-        """Save or load the position, which is that of all ranks.
+        """Save or load the position, which all ranks share.
 
         Args:
             serializer: A Chainer serializer or deserializer.

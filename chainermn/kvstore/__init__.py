@@ -31,7 +31,7 @@ _ALIASES: dict[str, StoreType] = {'dist': 'dist_sync', 'dist_sync_device': 'dist
 def create(name: StoreType | Literal['dist', 'dist_sync_device'] = 'local',
            communicator: CommunicatorBase | None = None, *,
            bigarray_bound: float = BIGARRAY_BOUND) -> KVStore:
-    """Create a store.  Collective for the ``dist`` types: every rank calls it.
+    """Create a store. Collective for the ``dist`` types: every rank calls it.
 
     ====================  =========  ===============================================================
     Type                  Shared by  A push
@@ -47,17 +47,17 @@ def create(name: StoreType | Literal['dist', 'dist_sync_device'] = 'local',
                                      rank waits for another
     ====================  =========  ===============================================================
 
-    In the ``dist`` types each rank is a worker and a server.  Keys are assigned to the servers in
+    In the ``dist`` types each rank is a worker and a server. Keys are assigned to the servers in
     turn; an array of ``bigarray_bound`` elements or more is split into shards, one for each server.
 
-    A ``dist_async`` server is a thread.  It replies while its rank computes, sleeps or waits, and
-    runs until every rank has closed the store or ended.  So a rank whose training loop ended with
-    a caught exception continues to serve the others.  If a process dies, the whole job aborts.
+    A ``dist_async`` server is a thread. It replies while its rank computes, sleeps or waits, and
+    runs until every rank has closed the store or ended. So a rank whose training loop ended with
+    a caught exception continues to serve the others. If a process dies, the whole job aborts.
 
     Args:
-        name: The type; the same on all ranks.  As in MXNet, ``dist`` is ``dist_sync``, and
+        name: The type; the same on all ranks. As in MXNet, ``dist`` is ``dist_sync``, and
             ``dist_sync_device`` is ``dist_device_sync``.
-        communicator: Only for the ``dist`` types; the same on all ranks.  By default, one of all
+        communicator: Only for the ``dist`` types; the same on all ranks. By default, one of all
             processes that sends through MPI, in host memory.
         bigarray_bound: Number of elements, positive; the same on all ranks.
 

@@ -49,7 +49,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def init(self, layouts: Sequence[KeyLayout], values: Sequence[Array]) -> None:
-        """Give the servers their shards of new keys, of rank 0's values.  Collective."""
+        """Give the servers their shards of new keys, of rank 0's values. Collective."""
 
     @abc.abstractmethod
     def push(self, layouts: Sequence[KeyLayout], values: Sequence[Array | RowSparse]) -> None:
@@ -64,7 +64,7 @@ class Backend(abc.ABC):
                     ) -> Array | RowSparse:
         """Return the sum of the values that were pushed for the devices of this process.
 
-        A sum of several values has the dtype :func:`sum_dtype`.  One array is not copied.
+        A sum of several values has the dtype :func:`sum_dtype`. One array is not copied.
         """
         dtype = sum_dtype(layout.dtype)
         if layout.is_row_sparse and all(isinstance(x, RowSparse) for x in values):
@@ -84,7 +84,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def check_same(self, operation: str, arguments: str) -> None:
-        """Raise ValueError on all ranks if they made different calls.  Collective."""
+        """Raise ValueError on all ranks if they made different calls. Collective."""
 
     def comparing(self, settings: OptimizerSettings, named: Named
                   ) -> AbstractContextManager[object]:
@@ -98,15 +98,15 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def gather(self, obj: _T) -> list[_T] | None:
-        """Return the objects of all ranks on rank 0, else ``None``.  Collective."""
+        """Return the objects of all ranks on rank 0, else ``None``. Collective."""
 
     @abc.abstractmethod
     def bcast(self, obj: _T) -> _T:
-        """Return the object of rank 0.  Collective."""
+        """Return the object of rank 0. Collective."""
 
     @abc.abstractmethod
     def barrier(self) -> None:
-        """Wait until all workers have called it.  Collective."""
+        """Wait until all workers have called it. Collective."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -327,7 +327,7 @@ def to_dense(x: Array | RowSparse) -> Array:
 
 
 def check_same(comm: CommunicatorBase, operation: str, arguments: str) -> None:
-    """Raise the same ValueError on all ranks if they made different calls.  Collective."""
+    """Raise the same ValueError on all ranks if they made different calls. Collective."""
     check_equal(comm, comm.allgather_obj(f'{operation} {arguments}'.rstrip()),
                 'KVStore: the ranks made different calls',
                 'Make the same calls with the same arguments on all ranks.')

@@ -29,9 +29,9 @@ class KVStore:
 
     Create one with :func:`chainermn.kvstore.create`, which describes the types.
 
-    A key is an int or a str.  A value is a NumPy or CuPy array or a :class:`RowSparse`, or a list
-    of these, one for each device of this process.  Arrays have a dtype of booleans, integers,
-    floating-point or complex numbers in native byte order, and any shape.  Every method that takes
+    A key is an int or a str. A value is a NumPy or CuPy array or a :class:`RowSparse`, or a list
+    of these, one for each device of this process. Arrays have a dtype of booleans, integers,
+    floating-point or complex numbers in native byte order, and any shape. Every method that takes
     a key and a value also takes a list of keys and a list of their values.
 
     ``priority`` is accepted and has no effect: a call has finished its work when it returns.
@@ -67,14 +67,14 @@ class KVStore:
     # --- values ----------------------------------------------------------------------------------
 
     def init(self, key: KeyLike | KeysLike, value: Values) -> None:
-        """Add keys with their initial values.  Each key is initialized once, before any push.
+        """Add keys with their initial values. Each key is initialized once, before any push.
 
-        ``dist`` types: collective, every rank calls it with the same keys, dtypes and shapes.  The
+        ``dist`` types: collective, every rank calls it with the same keys, dtypes and shapes. The
         values of rank 0 are used.
 
         Args:
             key: Key, or list of keys.
-            value: For each key an array or a :class:`RowSparse`, which is copied.  A
+            value: For each key an array or a :class:`RowSparse`, which is copied. A
                 :class:`RowSparse` makes a row-sparse key, of which single rows can be pulled.
 
         Raises:
@@ -100,16 +100,16 @@ class KVStore:
         Several values for one key are summed first, in a list of values as well as with a key that
         occurs several times in ``key``, as in MXNet.
 
-        ``dist_sync``: collective, every rank calls it with the same keys.  The values of all ranks
+        ``dist_sync``: collective, every rank calls it with the same keys. The values of all ranks
         are summed, in the order of the ranks, and the updater is called once.
 
-        ``dist_async``: not collective.  The updater is called with this rank's value.
+        ``dist_async``: not collective. The updater is called with this rank's value.
 
         Args:
             key: Key, or list of keys.
             value: For each key an array or a :class:`RowSparse`, or a list of these, of the key's
-                dtype and shape.  They are not changed.
-            priority: Number, or list with a number for each key.  Has no effect.
+                dtype and shape. They are not changed.
+            priority: Number, or list with a number for each key. Has no effect.
 
         Raises:
             ValueError: If a key is not initialized, or a value does not have the key's shape, or
@@ -158,7 +158,7 @@ class KVStore:
              priority: float | Sequence[float] = 0) -> Array | list[Array] | None:
         """Read the values of keys.
 
-        ``dist_sync``: collective, every rank calls it with the same keys.  ``dist_async``: not
+        ``dist_sync``: collective, every rank calls it with the same keys. ``dist_async``: not
         collective.
 
         Row-sparse keys are skipped with a warning; use :meth:`row_sparse_pull`.
@@ -167,11 +167,11 @@ class KVStore:
             key: Key, or list of keys.
             out: For each key an array, or a list of arrays, of the key's dtype and shape, which
                 the value is written to.
-            priority: Number, or list with a number for each key.  Has no effect.
+            priority: Number, or list with a number for each key. Has no effect.
 
         Returns:
-            ``None`` if ``out`` is given.  Otherwise a new array of the key's dtype and shape; for a
-            list of keys, a list of arrays; ``None`` in place of a row-sparse key's array.  Arrays
+            ``None`` if ``out`` is given. Otherwise a new array of the key's dtype and shape; for a
+            list of keys, a list of arrays; ``None`` in place of a row-sparse key's array. Arrays
             are in host memory, except in ``device`` and ``nccl`` stores, where they are on the
             device of the initial value.
 
@@ -236,14 +236,14 @@ class KVStore:
         Args:
             key: Key, or list of keys.
             out: For each key an array or a :class:`RowSparse`, or a list of these, of the key's
-                dtype and shape, which the rows are written to.  All other rows become 0.
-            priority: Number, or list with a number for each key.  Has no effect.
-            row_ids: Required.  Indices of the rows: a one-dimensional array or list of integers, in
-                any order, with or without repetitions.  Or a list of these for the keys, or for
+                dtype and shape, which the rows are written to. All other rows become 0.
+            priority: Number, or list with a number for each key. Has no effect.
+            row_ids: Required. Indices of the rows: a one-dimensional array or list of integers, in
+                any order, with or without repetitions. Or a list of these for the keys, or for
                 each key a list of these for its outputs.
 
         Returns:
-            ``None`` if ``out`` is given.  Otherwise a new :class:`RowSparse` with the rows, in
+            ``None`` if ``out`` is given. Otherwise a new :class:`RowSparse` with the rows, in
             ascending order and each once; for a list of keys, a list of these.
 
         Raises:
@@ -284,13 +284,13 @@ class KVStore:
     def set_updater(self, updater: Updater) -> None:
         """Set the function that merges pushed values; the default replaces the stored value.
 
-        ``dist`` types: collective, every rank calls it with the same function.  It is called on the
+        ``dist`` types: collective, every rank calls it with the same function. It is called on the
         rank that stores the key; for a large array, on each rank with its shard.
 
         Args:
             updater: Called as ``updater(key, input, stored)``: the key (int or str), the sum of the
                 pushed values, and the stored array of the same dtype and shape, which it changes in
-                place.  It may overwrite ``input``.  It must not use the store.  A new array as its
+                place. It may overwrite ``input``. It must not use the store. A new array as its
                 result is an error of :meth:`push`, since it would have no effect.
 
         Raises:
@@ -321,24 +321,24 @@ class KVStore:
         """Make the store apply an optimizer: pushed values are the gradients of the stored arrays.
 
         ``dist`` types: collective, every rank calls it with an optimizer of the same class and
-        hyperparameters.  Each server reads the hyperparameters of its rank's optimizer at each
-        step, so change them on every rank.  In ``dist_sync``, :meth:`push` raises an error if they
-        or the hooks differ.  The states of an earlier optimizer are discarded.
+        hyperparameters. Each server reads the hyperparameters of its rank's optimizer at each
+        step, so change them on every rank. In ``dist_sync``, :meth:`push` raises an error if they
+        or the hooks differ. The states of an earlier optimizer are discarded.
 
         Args:
-            optimizer: Any ``chainer.optimizer.GradientMethod``.  It may be set up with a model,
-                which is not changed.  Its hooks must be called for each parameter, as
+            optimizer: Any ``chainer.optimizer.GradientMethod``. It may be set up with a model,
+                which is not changed. Its hooks must be called for each parameter, as
                 ``WeightDecay`` is.
-            rescale_grad: Factor of the gradients.  Pass ``1 / kvstore.num_workers`` to average them
-                in ``dist_sync``, which sums them.  float16 sums are rescaled in float32 (and
-                stay float32 with ``use_fp32_update``), so they neither overflow nor underflow.  If
+            rescale_grad: Factor of the gradients. Pass ``1 / kvstore.num_workers`` to average them
+                in ``dist_sync``, which sums them. float16 sums are rescaled in float32 (and
+                stay float32 with ``use_fp32_update``), so they neither overflow nor underflow. If
                 gradients are loss-scaled, multiply this factor by ``1 / scale``.
             compare_settings: Pass False to allow different hyperparameters and hooks.
 
         Raises:
             TypeError: If ``optimizer`` has a wrong type.
             ValueError: If a hook needs all parameters at once, if the optimizer cannot update
-                shards and there are some already, or if the ranks differ.  A subclass of
+                shards and there are some already, or if the ranks differ. A subclass of
                 Chainer's rules that overrides their methods can update shards only if it declares
                 ``is_elementwise = True`` itself.
 
@@ -368,9 +368,9 @@ class KVStore:
         """Compress the values that are pushed from now on, to 2 bits each.
 
         Each value is sent as ``threshold``, ``-threshold`` or 0, so 16 values take the bytes of one
-        float32.  The sender keeps the difference (error feedback) and adds it to its next push of
-        the key.  ``dist`` types compress the pushes of workers to servers; the other types, the
-        values of several devices of a process, if a key is pushed with several values.  Only
+        float32. The sender keeps the difference (error feedback) and adds it to its next push of
+        the key. ``dist`` types compress the pushes of workers to servers; the other types, the
+        values of several devices of a process, if a key is pushed with several values. Only
         floating-point arrays are compressed, not the :class:`RowSparse` values of row-sparse keys;
         pulls never are.
 
@@ -412,10 +412,10 @@ class KVStore:
                               dump_optimizer: bool = False) -> None:
         """Write the optimizer's states, such as momenta and float32 copies, to an npz file.
 
-        The file does not hold the values of the keys: pull and save these.  It is replaced
+        The file does not hold the values of the keys: pull and save these. It is replaced
         atomically.
 
-        ``dist`` types: collective, every rank calls it.  Rank 0 writes the states of all ranks to
+        ``dist`` types: collective, every rank calls it. Rank 0 writes the states of all ranks to
         one file, which any number of ranks can load.
 
         Args:
@@ -450,15 +450,15 @@ class KVStore:
         self._backend.barrier()
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read a file of :meth:`save_optimizer_states`.  No code from the file is run.
+        """Read a file of :meth:`save_optimizer_states`. No code from the file is run.
 
-        The states of keys that the file does not have are dropped.  A float32 copy is loaded if it
+        The states of keys that the file does not have are dropped. A float32 copy is loaded if it
         still rounds to the value of its key.
 
-        Keys that are not initialized yet get their states when they are.  If the file holds
+        Keys that are not initialized yet get their states when they are. If the file holds
         hyperparameters, they are set in the optimizer.
 
-        ``dist`` types: collective, every rank calls it.  Rank 0 reads the file.
+        ``dist`` types: collective, every rank calls it. Rank 0 reads the file.
 
         Args:
             fname: Path of the file.
@@ -497,7 +497,7 @@ class KVStore:
     # --- synchronization -------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Wait until all workers have called it.  ``dist`` types: collective, every rank calls it.
+        """Wait until all workers have called it. ``dist`` types: collective, every rank calls it.
 
         All pushes that any worker made before are merged when it returns.
 
@@ -521,8 +521,8 @@ class KVStore:
     def close(self) -> None:
         """Close the store on this worker, which must not use it afterwards.
 
-        Not collective.  Later calls of the store raise ValueError.  In a ``dist_async`` store this
-        rank continues to serve the other workers until all of them have closed it.  Open stores are
+        Not collective. Later calls of the store raise ValueError. In a ``dist_async`` store this
+        rank continues to serve the other workers until all of them have closed it. Open stores are
         closed at the end of the program.
 
         Example:

@@ -28,46 +28,46 @@ _Parameters: TypeAlias = dict[str, chainer.Parameter]
 def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore,
                              update_on_kvstore: bool | None = None, *,
                              compare_settings: bool = True) -> _KVStoreOptimizer:
-    """Create an optimizer that trains through a store.  Collective, except for local stores.
+    """Create an optimizer that trains through a store. Collective, except for local stores.
 
     Returns a proxy of ``actual_optimizer``, like :func:`chainermn.create_multi_node_optimizer`.
     Its ``update(lossfun, *args)`` computes this rank's gradients and pushes them for all parameters
-    (the key is the parameter's path, the priority ``-i`` for the i-th).  Then it
+    (the key is the parameter's path, the priority ``-i`` for the i-th). Then it
 
     - pulls their mean over all ranks, with which the actual optimizer updates the parameters, or,
     - with ``update_on_kvstore``, pulls the parameters, which the store has updated.
 
     In ``dist_sync``, both give the parameters that the actual optimizer computes in one process
-    from the mean gradients; a parameter with k paths is updated k times, as in Chainer.  Without
+    from the mean gradients; a parameter with k paths is updated k times, as in Chainer. Without
     ``update_on_kvstore``, the actual optimizer works as usual: all hooks, hyperparameters of single
-    parameters, loss scaling, and its states in snapshots.  With it, each rank keeps the states of
+    parameters, loss scaling, and its states in snapshots. With it, each rank keeps the states of
     the parameters that it serves, and
     :meth:`chainermn.kvstore.KVStore.save_optimizer_states` saves them; hooks must be called for
-    each parameter.  The next update overwrites changes that the program makes to parameters, such
+    each parameter. The next update overwrites changes that the program makes to parameters, such
     as clipped weights or a model that is loaded after the first update.
 
     Gradients are averaged in ``dist_sync``, where the store multiplies their sum by
-    ``1 / kvstore.num_workers``, for float16 in float32.  In ``dist_async`` each push of a rank
+    ``1 / kvstore.num_workers``, for float16 in float32. In ``dist_async`` each push of a rank
     is an update of its own, so there are ``num_workers`` times as many updates.
 
     A store can serve only one such optimizer, since its keys are the paths of the parameters (the
-    first path of each).  Their values are the parameters with ``update_on_kvstore``, otherwise the
+    first path of each). Their values are the parameters with ``update_on_kvstore``, otherwise the
     last mean gradients.
 
     The first ``update`` does not change ``t``: it initializes the keys and copies the parameters of
-    rank 0 to all ranks.  So does an ``update`` that finds new parameters, which were initialized
-    since.  These updates are collective; in ``dist_async`` all others are not, and ranks may make
+    rank 0 to all ranks. So does an ``update`` that finds new parameters, which were initialized
+    since. These updates are collective; in ``dist_async`` all others are not, and ranks may make
     different numbers of them.
 
     Args:
         actual_optimizer: Any ``chainer.optimizer.GradientMethod``, set up with a model or not yet.
         kvstore: A store without updater and optimizer.
-        update_on_kvstore: Whether the store updates the parameters.  By default the store does in
+        update_on_kvstore: Whether the store updates the parameters. By default the store does in
             ``dist_async``, the actual optimizer in all other types.
         compare_settings: If true, ranks compare hyperparameters (such as ``lr``), hooks, disabled
             parameters and ``t`` in each update, and raise an error if they differ, as in
-            :func:`chainermn.create_multi_node_optimizer`.  Pass False if the differences are
-            intended.  In ``dist_async``, they are not compared.
+            :func:`chainermn.create_multi_node_optimizer`. Pass False if the differences are
+            intended. In ``dist_async``, they are not compared.
 
     Returns:
         The optimizer of this rank.
@@ -154,7 +154,7 @@ class _KVStoreOptimizer(OptimizerProxy):
         Collective, except for local stores and ``dist_async``.
 
         Args:
-            lossfun: Function of ``args`` and ``kwds`` that returns the loss, a scalar Variable.  If
+            lossfun: Function of ``args`` and ``kwds`` that returns the loss, a scalar Variable. If
                 ``None``, the current gradients of the parameters are used.
             *args: Arguments of ``lossfun``.
             **kwds: Keyword arguments of ``lossfun``.
@@ -234,7 +234,7 @@ class _WorkerUpdate(_KVStoreOptimizer):
             init_state(parameters[path])
 
     def _step(self, parameters: _Parameters) -> None:
-        for parameter in parameters.values():  # also those of disabled rules, for hooks
+        for parameter in parameters.values():  # also if their rules are disabled, for hooks
             fill_missing_grad(parameter)
         keep_scale(self.actual_optimizer)
         compressor = self.kvstore._backend.server.compressor

@@ -37,7 +37,7 @@ class KeyUpdate(NamedTuple):
 class OptimizerUpdater:
     """Steps a Chainer optimizer; the pushed values are the gradients.
 
-    Hyperparameters and hooks are read from the optimizer at each update.  It may be set up with a
+    Hyperparameters and hooks are read from the optimizer at each update. It may be set up with a
     model, which is not changed.
 
     Args:
@@ -121,7 +121,7 @@ class OptimizerUpdater:
                 update.stored[...] = parameter.array
 
     def _parameter(self, update: KeyUpdate) -> chainer.Parameter:
-        """Return a parameter with the array, its gradient and its rule; mostly that of before."""
+        """Return a parameter with the array, its gradient and its rule; mostly the same one."""
         key, input, stored = update
         parameter = self._parameters.get(key)
         if parameter is None or parameter.array is not stored:

@@ -64,7 +64,7 @@ class Server:
             return (x * x.dtype.type(scale)).astype(dtype, copy=False)
 
     def add_keys(self, layouts: Sequence[KeyLayout], shards: Mapping[int, Array]) -> None:
-        """Add keys.  ``shards`` are this server's, by number of the key; the server owns them now.
+        """Add keys. ``shards`` are this server's, by number of the key; the server owns them now.
 
         Raises:
             ValueError: If loaded optimizer states do not fit a key; no key is added then.

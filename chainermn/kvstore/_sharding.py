@@ -1,9 +1,9 @@
 """Sharding: how arrays are split over the servers, and the messages that carry the shards.
 
-A message carries shards of any number of keys to or from one server.  It is a sequence of entries.
+A message carries shards of any number of keys to or from one server. It is a sequence of entries.
 Each entry has a head of four int64 (number of the key, kind of the entry, number of row indices,
 number of bytes of the values), then the row indices as int64, then the values; everything starts at
-a multiple of eight bytes.  The values have the dtype of the key, or, if they are a sum of several
+a multiple of eight bytes. The values have the dtype of the key, or, if they are a sum of several
 values, :func:`sum_dtype`.
 """
 from __future__ import annotations
@@ -35,7 +35,7 @@ Buffer: TypeAlias = bytes | memoryview
 class KeyLayout(NamedTuple):
     """Which servers store the array of one key.
 
-    A small array is on one server.  A large one is split into as many shards as there are servers:
+    A small array is on one server. A large one is split into as many shards as there are servers:
     a row-sparse one between its rows, any other as if it were flat.
     """
 

@@ -17,7 +17,7 @@ class RowSparse:
 
     Args:
         row_ids: Indices of the stored rows: a one-dimensional array or list of integers from 0 to
-            ``shape[0] - 1``, in any order.  Rows with the same index are summed.
+            ``shape[0] - 1``, in any order. Rows with the same index are summed.
         rows: NumPy or CuPy array of shape ``(len(row_ids), *shape[1:])`` and any dtype.
         shape: Shape of the full array, with at least one dimension.
 

@@ -15,7 +15,7 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):
     """Batch normalization with the mean and variance over the batches of all ranks.
 
     Small batches make the statistics of a single rank noisy; these are equal to the statistics of
-    one process with all examples.  In training mode forward and backward are collective: every
+    one process with all examples. In training mode forward and backward are collective: every
     rank runs them, in the same order.
 
     Args:
@@ -50,7 +50,7 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):
             comm, communication_backend)
 
     def forward(self, x: VariableOrArray, finetune: bool = False) -> chainer.Variable:
-        """Normalize ``x``.  In training mode collective: every rank calls it.
+        """Normalize ``x``. In training mode collective: every rank calls it.
 
         In training mode it uses the statistics of all ranks, and updates the moving averages;
         otherwise it uses the moving averages.

@@ -19,10 +19,10 @@ def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend
                       ) -> _Link:
     """Copy a model, with each ``BatchNormalization`` replaced by the multi-node one.
 
-    See :class:`MultiNodeBatchNormalization`.  Every rank converts its own model; nothing is sent.
+    See :class:`MultiNodeBatchNormalization`. Every rank converts its own model; nothing is sent.
 
     Args:
-        link: A link.  All batch normalizations in its chains, chain lists and ``Sequential`` are
+        link: A link. All batch normalizations in its chains, chain lists and ``Sequential`` are
             replaced, also in attributes such as a list of layers.
         comm: ChainerMN communicator.
         communication_backend: ``'mpi'``, ``'nccl'`` (with pure_nccl) or ``'auto'``.

@@ -26,7 +26,7 @@ class MultiNodeChainList(chainer.ChainList):
 
     Every rank creates a list of the parts that it computes; together they are one model.
 
-    The parts of a rank run in the order in which they were added.  Backward runs exactly in the
+    The parts of a rank run in the order in which they were added. Backward runs exactly in the
     opposite order, so it cannot deadlock if forward does not.
 
     Args:
@@ -56,11 +56,11 @@ class MultiNodeChainList(chainer.ChainList):
         """Add a part.
 
         Args:
-            link: The link that computes it.  It gets one argument for each rank in ``rank_in`` (a
+            link: The link that computes it. It gets one argument for each rank in ``rank_in`` (a
                 tuple if a tuple was sent), or the arguments of the model.
             rank_in: Rank or ranks that send its inputs, in the order of the arguments; this rank
-                for the output of an earlier part on it.  ``None`` for the inputs of the model.
-            rank_out: Rank or ranks that receive its output.  ``None`` for the output of the model;
+                for the output of an earlier part on it. ``None`` for the inputs of the model.
+            rank_out: Rank or ranks that receive its output. ``None`` for the output of the model;
                 at most one part on each rank.
 
         Raises:
@@ -100,11 +100,11 @@ class MultiNodeChainList(chainer.ChainList):
 
         Returns:
             The output of the part with ``rank_out=None``; if there is none, an empty Variable.
-            Call ``backward()`` on it in both cases.  ``None`` on a rank without parts.
+            Call ``backward()`` on it in both cases. ``None`` on a rank without parts.
 
         Raises:
             ValueError: On all ranks, if a part sends to its own rank and no later part uses it, or
-                a part receives from its own rank and no earlier part has sent.  It shows the part.
+                a part receives from its own rank and no earlier part has sent. It shows the part.
                 If parts of several ranks wait for each other, the job is aborted with a report that
                 shows them.
 

@@ -26,7 +26,7 @@ def create_multi_node_n_step_rnn(
         rank_out: Rank that receives the final states; ``None`` for none.
 
     Returns:
-        A link.  Call it without states, with the sequences only.  It returns the outputs of
+        A link. Call it without states, with the sequences only. It returns the outputs of
         ``actual_link``, and the delegate variable (``None`` without ``rank_out``), for
         :func:`chainermn.functions.pseudo_connect`.
 

@@ -40,33 +40,33 @@ _NOT_RECOMPUTED = (
 class Pipeline:
     """A loss function that runs the stages of a model at the same time, on micro-batches.
 
-    It divides each batch into micro-batches.  While one rank computes a stage for one of them, the
-    other ranks compute theirs for others.  Pass it to the optimizer in place of the model::
+    It divides each batch into micro-batches. While one rank computes a stage for one of them, the
+    other ranks compute theirs for others. Pass it to the optimizer in place of the model::
 
         optimizer.update(chainermn.Pipeline(model, lossfun), x, t)
 
     A call computes the loss *and* the gradients, since backward of the first micro-batches comes
-    before forward of the last.  The gradients do not change the model until ``backward()`` of the
-    result, which adds them to those of the parameters.  In ``chainer.no_backprop_mode()``, it only
-    computes the loss.
+    before forward of the last. The gradients do not change the model until ``backward()`` of the
+    result, which adds them to the gradients of the parameters. In ``chainer.no_backprop_mode()``,
+    it only computes the loss.
 
     Args:
         model: The :class:`MultiNodeChainList` of this rank, or a link that contains it, such as
-            ``L.Classifier``.  Each of its links is a stage.
+            ``L.Classifier``. Each of its links is a stage.
         lossfun: ``lossfun(y, t)`` returns the loss from the output of the model and the last
-            argument of the call: a mean over examples.  ``None`` if ``model`` returns the loss.
-        n_micro_batches: The number of micro-batches in a batch.  A batch with fewer examples is
+            argument of the call: a mean over examples. ``None`` if ``model`` returns the loss.
+        n_micro_batches: The number of micro-batches in a batch. A batch with fewer examples is
             divided into single examples.
-        schedule: ``'1f1b'`` alternates forward and backward.  The number of micro-batches in a
+        schedule: ``'1f1b'`` alternates forward and backward. The number of micro-batches in a
             stage is at most one more than the number of stages from it to the output, so memory
-            does not grow with ``n_micro_batches``.  ``'gpipe'`` runs forward of all, then backward
+            does not grow with ``n_micro_batches``. ``'gpipe'`` runs forward of all, then backward
             of all.
         tied: Parameters that several ranks share, by name: each of these ranks passes its own, of
-            equal shape.  They start with the values of the first of these ranks, and get the sum of
+            equal shape. They start with the values of the first of these ranks, and get the sum of
             their gradients.
         recompute: Whether stages keep only their inputs, and repeat forward before backward, with
             the state of links and random generators of the first time.
-        communicator: The ranks, if the model contains no ``MultiNodeChainList``.  Such a model
+        communicator: The ranks, if the model contains no ``MultiNodeChainList``. Such a model
             communicates by :mod:`chainermn.functions`, and is a stage as a whole.
 
     Raises:
@@ -122,19 +122,19 @@ class Pipeline:
         self._n_calls = 0
 
     def __call__(self, *args: Object, **kwds: Object) -> Variable:
-        """Return the loss of a batch.  Collective: every rank calls it.
+        """Return the loss of a batch. Collective: every rank calls it.
 
         Args:
             args: With ``lossfun``, the inputs of the model and the target; ``None`` for those that
-                this rank does not use.  Without, the arguments of ``model`` on this rank.  Ranks
+                this rank does not use. Without, the arguments of ``model`` on this rank. Ranks
                 that have inputs or the output of the model pass the same number of examples; other
-                ranks may pass anything.  Arrays have one example per row, lists one per element;
+                ranks may pass anything. Arrays have one example per row, lists one per element;
                 tuples and dicts contain arrays or lists.
             kwds: Like ``args``, by name; not the target.
 
         Returns:
             On all ranks, the mean loss over all examples: a Variable of shape ``()``, with the
-            loss's dtype.  Reported values, such as the accuracy, are also means, and are reported
+            loss's dtype. Reported values, such as the accuracy, are also means, and are reported
             on all ranks.
 
         Raises:
@@ -215,7 +215,7 @@ class Pipeline:
 
     def _agree(self, shape: _Shape, batch: Batch, collected: Collected
                ) -> tuple[int, float | None]:
-        """Return the number of examples and the loss scale, if any, equal on all ranks."""
+        """Return the number of examples and the loss scale, if any, the same on all ranks."""
         comm = self._comm
         own = [stage for stage in shape.stages if stage.rank == comm.rank]
         n_examples = None

@@ -45,7 +45,7 @@ def create_multi_node_optimizer(
     """Create an optimizer that averages gradients over all ranks before each step.
 
     Returns a proxy for ``actual_optimizer``: all attributes (``lr``, ``t``, ``target``,
-    ``add_hook``, ``serialize``, ...) are those of the actual optimizer, but ``update`` averages.
+    ``add_hook``, ``serialize``, ...) belong to the actual optimizer, but ``update`` averages.
     The proxy is not an instance of :class:`chainer.Optimizer`; Chainer's updaters accept it.
 
     ``proxy.update(lossfun, *args)`` is collective: every rank calls it. It computes this rank's
@@ -59,7 +59,7 @@ def create_multi_node_optimizer(
     numbers on each rank.
 
     Args:
-        actual_optimizer: Chainer optimizer, before or after ``setup`` with a model.  Without
+        actual_optimizer: Chainer optimizer, before or after ``setup`` with a model. Without
             ``double_buffering``, ``overlap`` and ``shard_states``, any object with the methods
             ``setup(model)`` and ``update(None, *args)`` and the attribute ``target`` will do, such
             as a wrapper of another framework's optimizer.

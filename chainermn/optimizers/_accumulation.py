@@ -8,15 +8,15 @@ from chainermn._gradients.loss_scale import without_scale
 from chainermn._types import Array, Model, Object, Parameter, Serializer
 from chainermn.optimizers._optimizer_proxy import once
 
-#: Where it is saved.  Checkpoints treat arrays below 'chainermn' as belonging to one rank.
+#: Where it is saved. Checkpoints treat arrays below 'chainermn' as belonging to one rank.
 _FOLDER = 'chainermn', 'accumulation'
 
 
 class Accumulation:
     """Accumulates the gradients of ``n`` updates, and returns their mean.
 
-    If an update does not use a parameter, its gradient counts as zero.  float16 is accumulated in
-    float32 and rounded once.  The loss scale may change between updates, so gradients are divided
+    If an update does not use a parameter, its gradient counts as zero. float16 is accumulated in
+    float32 and rounded once. The loss scale may change between updates, so gradients are divided
     by theirs, and the mean has the scale of the last one.
 
     Args:

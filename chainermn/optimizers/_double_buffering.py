@@ -7,7 +7,7 @@
     send        -          g2 ......   g3 ......    g4 ......
     step        -          -           mean(g2)     mean(g3)
 
-The model and its copy are the two buffers.  After each backward they swap their gradients.  Then
+The model and its copy are the two buffers. After each backward they swap their gradients. Then
 the new gradients are exchanged from the copy, and the model has the previous means, for the actual
 optimizer.
 """
@@ -49,7 +49,7 @@ class DoubleBuffering(GradientAveraging):
         """Begin an update, while the gradients of the last one are in flight."""
 
     def skip(self) -> None:
-        """Do nothing: the gradients that follow those of the skipped step are in flight."""
+        """Do nothing: the gradients after the skipped step are in flight."""
 
     def reset(self) -> None:
         self._drop()
@@ -88,7 +88,7 @@ class DoubleBuffering(GradientAveraging):
         self._create_buffer()
 
     def _create_buffer(self) -> None:
-        """Copy the model.  Collective: every rank calls it."""
+        """Copy the model. Collective: every rank calls it."""
         self.communicated_target = copy.deepcopy(self.actual_optimizer.target)
         # All ranks are here: create the queue, or drop gradients left by another optimizer.
         self._queue = self.communicator.mean_queue()
@@ -134,7 +134,7 @@ class DoubleBuffering(GradientAveraging):
             means(path, mean)
 
     def _restore(self) -> None:
-        """Put the loaded means into the copy of the model.  Collective: every rank calls it."""
+        """Put the loaded means into the copy of the model. Collective: every rank calls it."""
         if self.communicated_target is None:  # a resumed run does not broadcast
             self._create_buffer()
         params = _by_path(self.communicated_target) if self._loaded else {}

@@ -13,7 +13,7 @@ def is_elementwise(rule: UpdateRule) -> bool:
 
     The attribute ``is_elementwise`` of a rule only holds for the class that declares it: a subclass
     that overrides one of the methods, such as LAMB as a subclass of Adam, may use norms of the
-    whole parameter.  It must declare ``is_elementwise = True`` itself.
+    whole parameter. It must declare ``is_elementwise = True`` itself.
 
     Args:
         rule: Update rule of Chainer, such as ``parameter.update_rule``.

@@ -25,18 +25,18 @@ class FullUpdate:
             init_state(param)
 
     def prepare(self, optimizer: Optimizer) -> None:
-        """Prepare an exchange.  Collective: every rank calls it."""
+        """Prepare an exchange. Collective: every rank calls it."""
 
     def shards(self) -> Sequence[Shard] | None:
         """Return the elements of gradients that each rank needs for a step; ``None``: all."""
         return None
 
     def update(self, optimizer: Optimizer, *args: Object, **kwds: Object) -> None:
-        """Step with the mean gradients.  Collective: every rank calls it."""
+        """Step with the mean gradients. Collective: every rank calls it."""
         optimizer.update(None, *args, **kwds)
 
     def gather(self, optimizer: Optimizer) -> dict[str, dict[str, Object]]:
-        """Return the states of all parameters.  Collective: every rank calls it."""
+        """Return the states of all parameters. Collective: every rank calls it."""
         return {path: dict(param.update_rule.state or {})
                 for path, param in with_rules(optimizer.target).items()}
 
@@ -61,7 +61,7 @@ class FullUpdate:
                           RuntimeWarning, stacklevel=3)
 
     def common(self, saved: Mapping[str, Object]) -> dict[str, Object]:
-        """Return the part of a saved optimizer that is equal on all ranks."""
+        """Return the part of a saved optimizer that is the same on all ranks."""
         return dict(saved)
 
 

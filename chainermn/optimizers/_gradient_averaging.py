@@ -61,7 +61,7 @@ class GradientAveraging:
             self.compression.reset()
 
     def begin(self) -> None:
-        """Begin an update.  The one before may have failed."""
+        """Begin an update. The one before may have failed."""
         self._commit()
 
     def skip(self) -> None:
@@ -89,11 +89,11 @@ class GradientAveraging:
         compute_gradients(self.actual_optimizer, loss)
 
     def broadcast(self) -> None:
-        """Copy the parameters of rank 0, when some are new.  Collective: all ranks call it."""
+        """Copy the parameters of rank 0, when some are new. Collective: all ranks call it."""
         self.communicator.bcast_data(self.actual_optimizer.target)
 
     def mean(self, shards: Sequence[Shard] | None) -> bool:
-        """Replace the gradients of the model by means.  Collective: every rank calls it.
+        """Replace the gradients of the model by means. Collective: every rank calls it.
 
         Args:
             shards: The elements of gradients that each rank needs; ``None``: all.

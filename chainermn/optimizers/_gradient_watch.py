@@ -1,9 +1,9 @@
 """Find out when the gradient of a parameter is complete, while backward still runs.
 
-Chainer stores the gradients of parameters only at the end of backward.  But a gradient is complete
-as soon as all functions that use the parameter have run.  So this module walks the graph before
-backward to count these functions, and wraps each step of backward.  The graph is not changed: the
-same functions run in the same order.  PyTorch computes gradients of several functions at once, and
+Chainer stores the gradients of parameters only at the end of backward. But a gradient is complete
+as soon as all functions that use the parameter have run. So this module walks the graph before
+backward to count these functions, and wraps each step of backward. The graph is not changed: the
+same functions run in the same order. PyTorch computes gradients of several functions at once, and
 announces them.
 """
 from __future__ import annotations
@@ -74,9 +74,9 @@ def watch(loss: Variable, nodes: Collection[VariableNode],
     Args:
         loss: The loss.
         nodes: ``node`` of each parameter to watch.
-        ready: Called as ``ready(node, gradient)`` as soon as a gradient is complete.  The array is
+        ready: Called as ``ready(node, gradient)`` as soon as a gradient is complete. The array is
             not written to before backward ends, but code that runs within backward may replace
-            it.  It is not called for all nodes, for example not if a function returns no gradient
+            it. It is not called for all nodes, for example not if a function returns no gradient
             for an input.
 
     Returns:

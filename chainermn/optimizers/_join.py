@@ -45,25 +45,25 @@ def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = Tru
          ) -> AbstractContextManager[None]:
     """Let ranks train with different numbers of batches.
 
-    Collective: every rank enters and leaves it.  It also works around ``trainer.run()``.  A rank
+    Collective: every rank enters and leaves it. It also works around ``trainer.run()``. A rank
     that has exhausted its batches waits at the end of the block and takes part in the updates of
     the others, with gradients of zero; it also steps, so that model and optimizer stay identical on
-    all ranks.  When the last rank has finished, all ranks get its model, including persistent
-    values, and the state of its optimizer.  (If several ranks finish last, the highest one.)
+    all ranks. When the last rank has finished, all ranks get its model, including persistent
+    values, and the state of its optimizer. (If several ranks finish last, the highest one.)
     A rank may have no batches at all.
 
-    As always, the first ``update`` only broadcasts.  With ``n_accumulations``, a rank that finishes
+    As always, the first ``update`` only broadcasts. With ``n_accumulations``, a rank that finishes
     within an accumulation exchanges its accumulated gradients.
 
-    Only ``optimizer.update`` is shadowed.  When one rank is exhausted, any other collective call on
+    Only ``optimizer.update`` is shadowed. When one rank is exhausted, any other collective call on
     the same communicator, such as in ``MultiNodeBatchNormalization``, an evaluator, a checkpointer
     or an ``ObservationAggregator``, raises an error on all ranks; calls on another communicator
-    would wait forever.  If the block raises an error on one rank, all ranks raise it.
+    would wait forever. If the block raises an error on one rank, all ranks raise it.
 
     Args:
         optimizer: Multi-node optimizer, created without double buffering.
         divide_by_initial_world_size: If true, the sum of the gradients is divided by the number of
-            all ranks, so that each batch has the same weight.  If false, by the number of active
+            all ranks, so that each batch has the same weight. If false, by the number of active
             ranks, so that steps do not become shorter.
         enable: If false, do nothing, for inputs that are known to be even.
         throw_on_early_termination: If true, all ranks raise RuntimeError when one rank is exhausted

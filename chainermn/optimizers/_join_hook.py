@@ -100,7 +100,7 @@ class JoinHook:
         optimizer._step()
 
     def post_hook(self, root: int) -> None:
-        """Get the model and the state of the optimizer of a rank.  Collective: every rank calls it.
+        """Get the model and the state of the optimizer of a rank. Collective: every rank calls it.
 
         Args:
             root: The rank that finished last.

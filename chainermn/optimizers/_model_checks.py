@@ -32,7 +32,7 @@ class ModelChecks:
         if not self.has_gradients and _depends_on_parameters(loss):
             self._communicator.refuse('the multi-node optimizer', ValueError(
                 'the loss of update(lossfun, ...) depends on no parameter of the '
-                f'{type(model).__name__} passed to setup(), but on those of another model. '
+                f'{type(model).__name__} passed to setup(), but on parameters of another model. '
                 'Pass the same model to setup() and update().'))
 
     def after_update(self, model: Model) -> None:

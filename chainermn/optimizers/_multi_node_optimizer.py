@@ -37,11 +37,11 @@ class UpdateProgress:
     """The progress of an optimizer on this rank.
 
     Attributes:
-        n_started: Updates since the last exchange.  The ranks compare it when they exchange
-            gradients.  An update that raised an error on one rank counts there, so in the next
+        n_started: Updates since the last exchange. The ranks compare it when they exchange
+            gradients. An update that raised an error on one rank counts there, so in the next
             exchange that rank is ahead of the others.
         is_started: Whether other ranks still wait for this rank in the current update.
-        n_before: Updates before the last exchange, with those of the snapshot that was loaded, for
+        n_before: Updates before the last exchange, with the updates of a loaded snapshot, for
             errors; negative before the first update.
     """
 
@@ -162,10 +162,10 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     def update(self, lossfun: Callable[..., Variable] | None = None, *args: Object, **kwds: Object
                ) -> None:
-        """Average the gradients over all ranks and step.  Collective: every rank calls it.
+        """Average the gradients over all ranks and step. Collective: every rank calls it.
 
         Args:
-            lossfun: Function that returns the loss, a scalar Variable.  If ``None``, the current
+            lossfun: Function that returns the loss, a scalar Variable. If ``None``, the current
                 gradients of the parameters are used.
             args: Arguments of ``lossfun``.
             kwds: Keyword arguments of ``lossfun``.
@@ -225,8 +225,8 @@ class MultiNodeOptimizer(OptimizerProxy):
 
         Returns:
             On all ranks, for the path of each initialized parameter that has an update rule, the
-            state of that rule: arrays of the shape and device of the parameter, by name.  They may
-            be those of the optimizer.
+            state of that rule: arrays of the shape and device of the parameter, by name. They may
+            be the optimizer's own arrays.
 
         Example:
             >>> adam = chainer.optimizers.Adam()
@@ -243,7 +243,7 @@ class MultiNodeOptimizer(OptimizerProxy):
     def serialize(self, serializer: Serializer) -> None:
         """Save or load the actual optimizer, and the gradients that were not sent yet.
 
-        Those gradients belong to the rank.  If a rank loads a snapshot of another rank, it takes
+        Those gradients belong to the rank. If a rank loads a snapshot of another rank, it takes
         that rank's accumulated gradients (``n_accumulations``) for its own, and drops those that
         compression has not sent.
 

@@ -13,7 +13,7 @@ from chainermn.optimizers._delegate import Delegate
 class OptimizerProxy(Delegate, wraps='actual_optimizer'):
     """The base class of optimizers that combine the gradients of ranks.
 
-    All attributes that a subclass does not define or annotate are those of the actual optimizer.
+    All attributes that a subclass does not define or annotate belong to the actual optimizer.
 
     Args:
         actual_optimizer: The Chainer optimizer.
@@ -43,7 +43,7 @@ class OptimizerProxy(Delegate, wraps='actual_optimizer'):
 
 
 def compute_gradients(optimizer: Optimizer, loss: Variable) -> None:
-    """Replace the gradients of all parameters of an optimizer by those of a loss.
+    """Replace the gradients of all parameters of an optimizer by the gradients of a loss.
 
     Args:
         optimizer: The Chainer optimizer, set up with a model.

@@ -1,7 +1,7 @@
-"""The settings of an optimizer, such as the learning rate, which must be equal on all ranks.
+"""The settings of an optimizer, such as the learning rate, which must be the same on all ranks.
 
-If they differ, replicas drift apart.  So the ranks compare a digest of them at each exchange, in
-the message that starts it anyway.  The digest is computed again only if a setting has changed.
+If they differ, replicas drift apart. So the ranks compare a digest of them at each exchange, in
+the message that starts it anyway. The digest is computed again only if a setting has changed.
 """
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _ARGUMENTS = ('rate', 'threshold', 'lower_bound', 'upper_bound', 'weight_decay',
 class OptimizerSettings:
     """The settings of one optimizer.
 
-    These are its hyperparameters, loss scale and hooks, its update rules and those of single
+    These are its hyperparameters, loss scale and hooks, its update rules and the rules of single
     parameters, the disabled parameters, and ``t``, which differs if only some ranks have loaded a
-    snapshot; without states, as in SGD, ``t`` does not matter.  Hooks of the program may only read,
+    snapshot; without states, as in SGD, ``t`` does not matter. Hooks of the program may only read,
     for example to write a log, so ranks whose hooks differ are only warned.
 
     Args:
@@ -85,7 +85,7 @@ class OptimizerSettings:
         self._optimizer = actual_optimizer
         self._named: Named = []
         self._rules: list[Object] = []
-        self._of_chainer: list[chainer.UpdateRule] = []  # those of them that have settings
+        self._of_chainer: list[chainer.UpdateRule] = []  # the rules that have settings
         self._hookable: Object = None
         self._hyperparams: list[dict[str, Object]] = []  # of these: their parent, and often no more
         self._hooks: list[Hooks] = []  # of the optimizer before and after updates, then of these
@@ -296,12 +296,12 @@ def _draws_noise(hook: Object) -> bool:
 
 
 def _own(hyperparam: Object) -> dict[str, Object]:
-    """Return the hyperparameters that are not those of the parent."""
+    """Return the hyperparameters that differ from the parent's."""
     return {name: value for name, value in vars(hyperparam).items() if name != '_parent'}
 
 
 def _are_equal(values: list[Object], others: list[Object]) -> bool:
-    """Compare lists.  What cannot be compared, such as an array, is equal if it is the same."""
+    """Compare lists. What cannot be compared, such as an array, is equal if it is the same."""
     try:
         return values == others
     except Exception:
@@ -309,7 +309,7 @@ def _are_equal(values: list[Object], others: list[Object]) -> bool:
 
 
 def _comparable(value: Object) -> Object:
-    """Return a value whose ``repr`` is equal on all ranks, unless the setting differs.
+    """Return a value whose ``repr`` is the same on all ranks, unless the setting differs.
 
     Negative zero is equal to zero, and all NaNs are equal.
     """

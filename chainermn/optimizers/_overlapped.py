@@ -1,4 +1,4 @@
-"""Overlap: gradients are exchanged while backward computes those of the layers before.
+"""Overlap: gradients are exchanged while backward computes the gradients of earlier layers.
 
 ::
 
@@ -8,8 +8,8 @@
     step                                        with all means
 
 Parameters are assigned to buckets in the order in which backward finishes them on rank 0 in the
-first update, also after resuming.  The exchange of a bucket starts when its gradients and all
-previous buckets are complete, so the order is the same on all ranks.  Gradients that are missing at
+first update, also after resuming. The exchange of a bucket starts when its gradients and all
+previous buckets are complete, so the order is the same on all ranks. Gradients that are missing at
 the end of backward, such as the gradients of a layer that this rank's loss did not use, are
 exchanged then.
 """
@@ -120,7 +120,7 @@ class Overlapped(GradientAveraging):
         self._assign()
 
     def _assign(self) -> None:
-        """Assign the parameters to buckets.  Collective: every rank calls it."""
+        """Assign the parameters to buckets. Collective: every rank calls it."""
         self._are_assigned = True
         # All ranks are here: create the queue, or drop gradients left by another optimizer.
         self._queue = self.communicator.mean_queue()
@@ -186,10 +186,10 @@ class Overlapped(GradientAveraging):
 def _assigned(sizes: dict[str, int], bucket_bytes: int) -> list[list[str]]:
     """Assign parameters of these sizes to buckets, in order.
 
-    A larger parameter gets its own bucket, with small ones that follow, such as its bias.  The
+    A larger parameter gets its own bucket, with small ones that follow, such as its bias. The
     first buckets are smaller, each at most half of what was sent before, so that the exchange
-    starts early.  The last buckets are smaller, each at most a third of what is left, because
-    little of backward remains to hide their exchange.  None is made smaller than 1 MiB.
+    starts early. The last buckets are smaller, each at most a third of what is left, because
+    little of backward remains to hide their exchange. None is made smaller than 1 MiB.
     """
     buckets: list[list[str]] = []
     total = sum(sizes.values())

@@ -19,7 +19,7 @@ class AllRanks:
     are_in_step = True
 
     def announce(self, operation: Operation) -> None:
-        """Start an operation of this rank.  Collective: every rank calls it."""
+        """Start an operation of this rank. Collective: every rank calls it."""
 
     def scale(self, model: Model) -> None:
         """Turn means over all ranks into means over the ranks that have gradients."""

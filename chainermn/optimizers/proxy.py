@@ -1,4 +1,4 @@
-"""Building blocks for optimizers that wrap a Chainer optimizer, as those of the KVStore do.
+"""Building blocks for optimizers that wrap a Chainer optimizer, such as the KVStore's.
 
 Such an optimizer derives from :class:`OptimizerProxy`, and defines ``update``::
 

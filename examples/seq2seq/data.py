@@ -14,7 +14,7 @@ def load(files=None):
     """Read the files of training and validation, source and target each; generate without.
 
     Returns:
-        Training pairs and validation pairs.  A pair is two lists of words.
+        Training pairs and validation pairs. A pair is two lists of words.
     """
     if files is None:
         pairs = generate(3000)

@@ -1,6 +1,6 @@
 """chainermn run --hosts-file: a job restarts on the reachable hosts, and grows again.
 
-The hosts are this machine.  mpiexec starts ranks on a host with a script in place of ssh, which
+The hosts are this machine. mpiexec starts ranks on a host with a script in place of ssh, which
 fails unless there is a file HOST.up.
 """
 

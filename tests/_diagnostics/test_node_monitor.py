@@ -132,7 +132,7 @@ def monitored(status, alone=True, received=(), is_busy=False, first=0, is_slow=F
               has_launcher=False):
     """Monitor two processes; return their signals and the report.
 
-    The first one may be slow to exit after its files are closed.  Their launcher is killed last.
+    The first one may be slow to exit after its files are closed. Their launcher is killed last.
     """
     ranks = [subprocess.Popen(['sleep', '60']) for _ in range(2 + has_launcher)]
     files = [os.pidfd_open(rank.pid) for rank in ranks]

@@ -196,7 +196,7 @@ OWN = 'gradients'  # of the rank; one rank alone has no others
 ROUNDED = '16 explains differences of up to 1e-02.'
 ROUNDING = 'rounding'  # of the loss or the gradients, maybe on one rank only
 INITIAL = 'the initial parameters'
-SHIFTED = f'The batch of B is that of update {AT + 1} of '
+SHIFTED = f'A has the batch of B in update {AT + 1} of '
 
 CAUSES = {
     'seed of one rank': Cause(NUMPY, 1, replaced(seed=on_last(seeded(np.random.seed))), True),

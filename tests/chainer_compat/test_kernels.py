@@ -1,6 +1,6 @@
 """Chainer's own CUDA kernels compile for sm_90, on a machine without a GPU.
 
-NVRTC compiles; nothing runs.  ``tox -e kernels-cupy13`` and ``kernels-cupy14`` install what it
+NVRTC compiles; nothing runs. ``tox -e kernels-cupy13`` and ``kernels-cupy14`` install what it
 takes.
 """
 

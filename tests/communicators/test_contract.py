@@ -33,7 +33,7 @@ pytestmark = pytest.mark.every_size
 
 FIRST = Array(shape=(5,))
 # Dtypes and layouts are nearly independent: each dtype is tested with the first array, and each
-# other array as float32 and as this dtype.  With --full, all combinations are tested.
+# other array as float32 and as this dtype. With --full, all combinations are tested.
 ARRAYS = {
     FIRST: None,
     Array(shape=()): 'int64',

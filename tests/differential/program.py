@@ -1,6 +1,6 @@
 """One program for the old ChainerMN and for ours: each rank writes what it observed as JSON.
 
-``mpiexec -n N python program.py FOLDER SCENARIO ...``.  A scenario is a function of a communicator
+``mpiexec -n N python program.py FOLDER SCENARIO ...``. A scenario is a function of a communicator
 that returns plain data.
 """
 import contextlib

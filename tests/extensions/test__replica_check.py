@@ -1,5 +1,6 @@
 """Evaluators and checkpointers warn if the ranks train different models, and only then."""
 
+import gc
 import os
 import pathlib
 import subprocess
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from shared_fixtures import communicators
 
+import chainermn
 from chainermn.extensions._replica_check import ReplicaCheck
 
 TESTS = str(pathlib.Path(__file__).parents[1])
@@ -69,6 +71,16 @@ for i in range(3):
     optimizer.update(lambda: F.sum(model(np.random.rand(3, 2).astype('f'))))
     checkpointer.save({'model': model, 'optimizer': optimizer}, i)
 checkpointer.finalize()
+'''),
+    'generic evaluator on another root': ('GenericMultiNodeEvaluator', 'no multi-node', '''
+model = classifier()
+optimizer = chainer.optimizers.Adam().setup(model)
+evaluate = chainermn.extensions.GenericMultiNodeEvaluator(
+    comm, iterator(repeat=False), model, root=1)
+evaluate.eval_func = lambda x, t: model(x, t).array
+for _ in range(3):
+    optimizer.update(model, np.random.rand(2, 4).astype('f'), np.zeros(2, 'i'))
+    evaluate()
 '''),
     'batch normalization of all ranks': ('create_multi_node_evaluator', 'no multi-node', '''
 model = chainermn.links.create_mnbn_model(
@@ -217,6 +229,20 @@ chainermn.create_multi_node_evaluator(evaluated, comm)()
 from version7 import Version7Communicator
 train(chainer.optimizers.Adam().setup(classifier()), 'theirs', comm=Version7Communicator())
 
+# Evaluators for other metrics, of one model and of several:
+class Generic(chainermn.extensions.GenericMultiNodeEvaluator):
+    def calc_local(self, *batch):
+        return self._targets['main'](*batch).array
+
+model = classifier()
+optimizer = made().setup(model)
+evaluators = [Generic(comm, iterator(repeat=False), model),
+              Generic(comm, iterator(repeat=False), classifier(), allow_different_models=True)]
+for _ in range(2):
+    optimizer.update(model, np.random.rand(2, 4).astype('f'), np.zeros(2, 'i'))
+    for each in evaluators:
+        each()
+
 # Evaluators without models:
 class Plain:
     def evaluate(self):
@@ -276,6 +302,26 @@ def test_only_a_sample_is_read(comm, monkeypatch):
     else:
         assert not found and not seen
     assert len({repr(each) for each in comm.allgather_obj(found)}) == 1
+
+
+@pytest.mark.every_size
+def test_calls_on_communicators_that_no_longer_exist(naive):
+    """Calls since the last comparison count, and earlier ones do not."""
+    def call_on_another():
+        chainermn.create_communicator('naive', naive.mpi_comm).barrier()
+        gc.collect()
+
+    check = ReplicaCheck(naive, 'test', is_enabled=True)
+    models = {'model': chainer.links.Linear(1, 1)}
+    assert bool(check.digests(models)) == (naive.size > 1)
+    call_on_another()
+    assert not check.digests(models)
+    kept = chainermn.create_communicator('naive', naive.mpi_comm)
+    kept.barrier()
+    assert not check.digests(models)
+    del kept
+    gc.collect()
+    assert bool(check.digests(models)) == (naive.size > 1)
 
 
 @pytest.mark.every_size

@@ -1,7 +1,7 @@
 """Checkpoints between the updates of a step (``n_accumulations``): none of their gradients is lost.
 
 The reference is a closed form: SGD with a learning rate of 1 on a linear loss subtracts the mean
-gradient of all examples of the updates of a step.  It does not depend on the number of ranks.
+gradient of all examples of the updates of a step. It does not depend on the number of ranks.
 The laws of states combine accumulation with other options and numbers of ranks.
 """
 import os

@@ -1,6 +1,6 @@
 """A resumed run continues the logs of an uninterrupted one, with Chainer's extensions.
 
-One process saves each iteration, and resumes from some.  The laws of states add ChainerMN's
+One process saves each iteration, and resumes from some. The laws of states add ChainerMN's
 extensions and several ranks, the laws of order all iterators.
 """
 import io

@@ -1,4 +1,4 @@
-"""What the tests on a GPU share.  One GPU is enough for all ranks."""
+"""What the tests on a GPU share. One GPU is enough for all ranks."""
 
 import os
 
@@ -12,8 +12,8 @@ import chainermn
 def device_id():
     """The number of this rank's GPU, from 0 of those that it sees.
 
-    NCCL wants each rank of a host to have a GPU of its own.  Where some share one, each rank is a
-    host of its own; then nothing goes through NVLink or shared memory.  NCCL reads this when it
+    NCCL wants each rank of a host to have a GPU of its own. Where some share one, each rank is a
+    host of its own; then nothing goes through NVLink or shared memory. NCCL reads this when it
     first connects.
     """
     import cupy

@@ -1,7 +1,7 @@
 """Collects wheels for a GPU machine without a network: ``python tests/gpu/offline.py FOLDER``.
 
 The GPU machine needs Python with pip, NumPy, and CuPy with NCCL, which are too large to carry.
-``FOLDER`` gets wheels of all other packages, Chainer's built here, and a script.  Copy the
+``FOLDER`` gets wheels of all other packages, Chainer's built here, and a script. Copy the
 repository and the folder to the machine, and run in the root of the repository::
 
     sh FOLDER/run.sh                            the GPU tests at 1 and 2 ranks, in ten minutes

@@ -1,6 +1,6 @@
 """Chainer's own networks on a GPU: forward, backward and three updates, as on the CPU.
 
-Each in float32, float16 and mixed16.  The CPU computes the same network, from the same parameters,
+Each in float32, float16 and mixed16. The CPU computes the same network, from the same parameters,
 in the same dtype; so what is compared is Chainer's GPU code with Chainer's CPU code.
 """
 

@@ -1,6 +1,6 @@
 """Averages gradients for some seconds: ``steps.py SECONDS [WAY]``.
 
-Rank 0 writes a line before each step.  After the third step, the last rank fails, or pauses, in
+Rank 0 writes a line before each step. After the third step, the last rank fails, or pauses, in
 this way.
 """
 

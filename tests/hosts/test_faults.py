@@ -222,7 +222,7 @@ def test_a_lost_link_of_a_host_that_mpi_reaches():
 
 
 def test_mpiexec_leaves_other_hosts_running():
-    """As srun does without -K.  The node monitor of the host reports, and this ends the others."""
+    """As srun does without -K. The node monitor of the host reports, and this ends the others."""
     with Hosts([1, 2]) as hosts:
         mpiexec = hosts.mpiexec
         hosts.mpiexec = lambda command: [

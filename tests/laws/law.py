@@ -54,7 +54,7 @@ def law(
     """Return a decorator that makes tests of a law.
 
     The function gets a ``program``, fixtures, and if it has an argument ``comm``, a communicator:
-    that which the program names, or 'flat'.  Ranks may fail independently, but only after their
+    that which the program names, or 'flat'. Ranks may fail independently, but only after their
     last communication.
 
     Args:
@@ -123,14 +123,14 @@ def planted(target: object, name: str, change: Callable[[Any], Any]) -> Fault:
 
 
 class Communicators(dict[str, Any]):
-    """Communicators by name, created when a program needs them.  Collective."""
+    """Communicators by name, created when a program needs them. Collective."""
 
     def __missing__(self, name: str) -> Any:
         self[name] = create(name)
         return self[name]
 
     def close(self) -> None:
-        """Finalize them.  Collective: every rank calls it."""
+        """Finalize them. Collective: every rank calls it."""
         for comm in self.values():
             comm.finalize()
 

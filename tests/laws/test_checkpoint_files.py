@@ -51,7 +51,7 @@ def first_file(select):
                st.sampled_from([-1, 1, 2])),
      planted(snapshot_module, 'select', first_file))
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.filterwarnings('ignore:skipped the save')
+@pytest.mark.filterwarnings('ignore:skipped iteration')
 def test_replica_sets(comm, program, tmp_path):
     """Snapshots of replica sets: each rank continues with its set's state, the newest of all."""
     labels, lost, n_retains = program
@@ -99,7 +99,7 @@ DAMAGES['of another save'] = DAMAGES['of another rank']  # of the same iteration
         st.sampled_from(['flipped', *DAMAGES]), st.floats(0, .999), st.integers(0, 7)),
     min_size=1, max_size=3)), planted(rank_file, '_has_right_digest', lambda f: lambda path: True),
     examples=12)
-@pytest.mark.filterwarnings('ignore:skipped the save', 'ignore:.*nothing was loaded')
+@pytest.mark.filterwarnings('ignore:skipped iteration')
 def test_damaged_files(comm, program, tmp_path):
     """Damaged files: the newest undamaged save is loaded, or none; also by fewer ranks."""
     is_resized, damages = program

@@ -28,7 +28,7 @@ def update(optimizer):
     ('overlap', 'always', True), ('shard_states', True, False)])
 @pytest.mark.parametrize('resumed', [False, True], ids=['at the start', 'resumed'])
 def test_options(comm, same_error, name, value, other, resumed):
-    """Even if the options are those by default on some ranks.  After resuming, none broadcasts."""
+    """Even if the options are those by default on some ranks. After resuming, none broadcasts."""
     optimizer = prepared(comm, **{name: value if comm.rank == 0 else other})
 
     def updates():

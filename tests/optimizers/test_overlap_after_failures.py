@@ -1,7 +1,7 @@
 """Overlap where backward fails on some ranks, on all, or at different layers, and they go on.
 
 What such ranks have put on its way meets what others put later, and must not be taken for it: the
-bits are those of the same without overlap.  If only some ranks fail, and go on with the next update
+bits are those of the same without overlap. If only some ranks fail, and go on with the next update
 of that optimizer, all ranks raise there.
 """
 

@@ -54,7 +54,7 @@ def pool(context, ending):
         result = workers.apply_async(end, (ending,))
         if ending in ('return', 'raise'):
             return result.get()
-        # The result never arrives.  A thread of the pool joins the worker, and starts another one.
+        # The result never arrives. A thread of the pool joins the worker, and starts another one.
         while worker in workers._pool:
             time.sleep(.01)
         return worker.exitcode
@@ -90,12 +90,12 @@ def shell(context, ending):
 
 KINDS = {kind.__name__: kind for kind in (process, pool, executor, iterator, program, shell)}
 
-#: All combinations.  If a worker of an iterator fails, the rank fails.
+#: All combinations. If a worker of an iterator fails, the rank fails.
 ALL = [*itertools.product(('fork', 'forkserver', 'spawn'), ('process', 'pool', 'executor'),
                           ENDINGS),
        *itertools.product(('fork', 'forkserver', 'spawn'), ['iterator'], ['return']),
        *itertools.product([''], ['program', 'shell'], ENDINGS)]
-#: Each start method, kind and ending.  Every second one runs after a communicator was created.
+#: Each start method, kind and ending. Every second one runs after a communicator was created.
 SAMPLE = [('forkserver', 'process', 'return'), ('forkserver', 'pool', 'exit'),
           ('forkserver', 'process', 'raise'), ('forkserver', 'executor', 'killed'),
           ('spawn', 'process', 'exit'), ('fork', 'process', 'killed'),

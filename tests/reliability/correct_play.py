@@ -1,6 +1,6 @@
 """What random correct programs have in common: delays, and the registry of their parts.
 
-All ranks draw the same random numbers, so each knows what the others do.  Per program one delay is
+All ranks draw the same random numbers, so each knows what the others do. Per program one delay is
 long enough for a wrong alarm; during it the rank sleeps, computes, holds the GIL, is stopped
 by a signal, or is in a debugger.
 """
@@ -55,7 +55,7 @@ class Play:
         return self.rng.choice([0, 0, .01, .1, .3])
 
     def pause(self) -> None:
-        """Delays a random rank in a random way.  Every rank calls it, in its main thread."""
+        """Delays a random rank in a random way. Every rank calls it, in its main thread."""
         rank, seconds, way = self.peer(), self.seconds(), self.rng.choice(WAYS)
         if self.rank == rank and seconds:
             way(seconds)
@@ -71,7 +71,7 @@ class Play:
 
 
 def part(play: Callable[[Play], None]) -> Callable[[Play], None]:
-    """Add a part of programs.  Every rank calls it."""
+    """Add a part of programs. Every rank calls it."""
     PARTS[play.__name__] = play
     return play
 

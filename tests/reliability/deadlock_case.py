@@ -5,7 +5,7 @@ A comment marks the line in which a rank waits forever, in the operation that th
     comm.recv(1, 0)  # 0 waits for 1
     y.backward()     # in backward of chainermn.functions.send: 0 waits for 1
 
-``1 and 2`` are ranks that it waits for; of ``1 or 2``, one would be enough.  Parentheses, as in
+``1 and 2`` are ranks that it waits for; of ``1 or 2``, one would be enough. Parentheses, as in
 ``# (2 waits for 0)``, mark a rank that need not be named: a deadlock blocks it without being a part
 of it, or there are several cycles.
 """

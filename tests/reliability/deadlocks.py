@@ -5,7 +5,7 @@
 
 A case passes if mpiexec ends within 5 seconds (more on a slow machine) with a nonzero status, after
 one message that names the ranks, operations and lines of the deadlock, and if no process is left.
-``CHAINERMN_TIMEOUT`` is not set.  For another MPI library, pass the Python of an environment with
+``CHAINERMN_TIMEOUT`` is not set. For another MPI library, pass the Python of an environment with
 it; ``--docs`` writes one table for all libraries in the file of results.
 """
 

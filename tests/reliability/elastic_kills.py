@@ -1,16 +1,16 @@
 """Kills ranks and disconnects hosts of elastic jobs, and checks that no sample is lost or repeated.
 
 ``python tests/reliability/elastic_kills.py [--kills 100] [--jobs 2] [--seed 0]`` trains with
-``chainermn run -n 4 --min-ranks 2`` on four virtual hosts, which needs root.  At random
+``chainermn run -n 4 --min-ranks 2`` on four virtual hosts, which needs root. At random
 moments a rank is killed (SIGKILL), or the link of a host is cut, until the job has restarted and
-some random time longer.  At most two hosts are disconnected at a time.  Each training ends, after
-five kills, at the end of an epoch.  Then
+some random time longer. At most two hosts are disconnected at a time. Each training ends, after
+five kills, at the end of an epoch. Then
 
 - the job must have succeeded,
 - every start must have resumed from a complete checkpoint, and from none that is older than the
   newest one before the kill,
 - apart from iterations that were repeated because they came after the checkpoint, each sample was
-  seen once per epoch.  (When an epoch resumes with another number of ranks, up to three samples are
+  seen once per epoch. (When an epoch resumes with another number of ranks, up to three samples are
   repeated, so that all ranks have equally many.)
 """
 from __future__ import annotations

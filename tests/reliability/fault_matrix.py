@@ -5,8 +5,8 @@
 
 A case passes if mpiexec ends within 5 seconds of the fault (more on a slow machine) with a nonzero
 status, after one message with host, rank, cause and, if available, stack, and if no process and no
-shared memory is left.  Before the first communicator, mpiexec reports signals (and MPICH leaves
-its shared memory), and ranks only report their own hangs.  ``--docs`` writes the table of all
+shared memory is left. Before the first communicator, mpiexec reports signals (and MPICH leaves
+its shared memory), and ranks only report their own hangs. ``--docs`` writes the table of all
 results in the file to that page; with ``--only``, only the columns that have results.
 """
 
@@ -145,7 +145,7 @@ def _problem(case: Case, host: str, status: int, output: str, took: float) -> st
         is_common = case.place == 'in a checkpoint' and re.search(rf'rank {rank}\b', output)
         if not any(right.match(line) for line in messages) and not is_common:
             return 'other message'
-        # All ranks raise a common error, which names the rank.  On several hosts, ranks that
+        # All ranks raise a common error, which names the rank. On several hosts, ranks that
         # mpiexec terminates print no stack.
         if is_common or ('killed by SIGTERM' in output and 'ended first' in output):
             stack = ''
@@ -250,7 +250,7 @@ def main() -> int:
     """Run the cases and print the table."""
     parser = job_results.parser_of(__doc__.splitlines()[0])
     parser.add_argument('--hosts', metavar='RANKS', help='ranks of each host, such as 2,1; '
-                        'needs root.  Then --ranks and --jobs have no effect')
+                        'needs root. Then --ranks and --jobs have no effect')
     args = parser.parse_args()
     per_host = [int(n) for n in args.hosts.split(',')] if args.hosts else []
     if per_host:

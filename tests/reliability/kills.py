@@ -2,9 +2,9 @@
 
 ``python tests/reliability/kills.py [--kills 500] [--jobs 2] [--seed 0]`` trains a small network on
 two processes: with Adam or MomentumSGD, at random with overlap, sharded states or accumulated
-gradients, so that states are copied while the training continues.  Each is killed (SIGKILL: one
+gradients, so that states are copied while the training continues. Each is killed (SIGKILL: one
 rank, or all) at a random moment and started again, until a training finishes; then another one
-begins.  After every kill
+begins. After every kill
 
 - no file may be damaged, and only the newest save may be incomplete,
 - the next start must resume at the newest complete save, or begin if there is none,

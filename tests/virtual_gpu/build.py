@@ -1,14 +1,14 @@
 """Builds a virtual GPU into the environment of this Python: ``python tests/virtual_gpu/build.py``.
 
-CuPy's wheel then runs on the CPU.  The libraries of CUDA below it are stand-ins, compiled from the
-folders ``cuda`` and ``libraries``.  Two of CuPy's modules include parts of CUDA as machine code, so
+CuPy's wheel then runs on the CPU. The libraries of CUDA below it are stand-ins, compiled from the
+folders ``cuda`` and ``libraries``. Two of CuPy's modules include parts of CUDA as machine code, so
 they are built again from CuPy's source; a third is replaced by ``generator_api.py``.
 
-``tox -e virtual-gpu`` runs this and the tests.  It needs g++ on x86-64 Linux, no root.
+``tox -e virtual-gpu`` runs this and the tests. It needs g++ on x86-64 Linux, no root.
 
 One kernel runs at a time, and the threads of a block take turns, so races between threads remain
-hidden.  All devices share one address space.  cuSPARSE, cuDNN and precompiled device code (cub,
-``cupy.random.default_rng``) are missing.  Random numbers differ from those of CUDA.
+hidden. All devices share one address space. cuSPARSE, cuDNN and precompiled device code (cub,
+``cupy.random.default_rng``) are missing. Random numbers differ from those of CUDA.
 """
 
 import argparse

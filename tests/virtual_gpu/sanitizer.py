@@ -1,7 +1,7 @@
 """Runs a command with the address sanitizer: ``python tests/virtual_gpu/sanitizer.py COMMAND ...``.
 
 If a kernel accesses memory outside of an array, or after it was freed, the process ends, and prints
-where, and the kernel's name.  CuPy's memory pool hides such errors from the sanitizer; the GPU
+where, and the kernel's name. CuPy's memory pool hides such errors from the sanitizer; the GPU
 tests do not use the pool then, and other programs can call ``cupy.cuda.set_allocator(None)``.
 """
 

@@ -57,7 +57,7 @@ def main(options: argparse.Namespace) -> None:
     except (ConversionError, ImportError, OSError) as error:
         sys.exit(f'{type(error).__name__}: {error}')
     where = f' (from {prefix})' if prefix else ''
-    print(f'Wrote {options.output}{where}. Its outputs are those of Chainer, except for rounding.')
+    print(f'Wrote {options.output}{where}. It has the outputs of Chainer, except for rounding.')
 
 
 def _export_training(options: argparse.Namespace) -> None:
@@ -79,7 +79,7 @@ def _export_training(options: argparse.Namespace) -> None:
         sys.exit(f'{type(error).__name__}: {error}')
     print(f'Wrote {os.path.join(options.output, "train.py")}, module.pt and training.pt: let '
           'data_set in train.py return your data. A snapshot does not contain the learning rate; '
-          f'it is that of {options.training}.')
+          f'it is from {options.training}.')
 
 
 def _load(options: argparse.Namespace, model: Any, inputs: Sequence[Any]) -> str:

@@ -78,7 +78,7 @@ def compare(model: chainer.Link, module: torch.nn.Module, *inputs: Any, train: b
         model: A Chainer model on the CPU.
         module: A module with the same names of parameters.
         inputs: Arguments of the model: NumPy arrays, variables, numbers, or lists of them.
-        train: The mode; that of the module by default.
+        train: The mode; by default, the mode of the module.
         call: What to run instead of the model, such as ``model.predict``.
 
     Returns:

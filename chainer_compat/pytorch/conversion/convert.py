@@ -114,7 +114,7 @@ def _compared_sizes(module: fx.GraphModule, first: Trace, size: int) -> list[Tra
     """Compare other batch sizes, and return the runs of the model.
 
     A few sizes cannot show how the program depends on all: ``(n + 1) // 2`` is 2 for 3 and for 4.
-    The model may reject sizes that are smaller than that of the example.
+    The model may reject smaller sizes than the example's.
     """
     runs = []
     run = run_again(first)
@@ -154,7 +154,7 @@ def _compare(module: fx.GraphModule, run: Trace, checks: set[str]) -> None:
 
 def _other_run(first: Trace, size: int | None, other: int | None,
                run: Callable[[Trace, tuple[Any, ...], int], Trace], seed: int = 0) -> Trace:
-    """Run the model with other values, and another batch size if that of the example is given."""
+    """Run the model with other values, and with another batch size if the example has one."""
     failure: Exception | None = None
     for inputs in varied(first.inputs, size, other, seed):
         try:

@@ -27,7 +27,7 @@ class GraphBuilder(Protocol):
         """Return an array as a value of the graph."""
 
     def is_parameter(self, array: Array) -> bool:
-        """Whether an array is that of a parameter."""
+        """Whether an array belongs to a parameter."""
 
 
 class FunctionView:
@@ -80,7 +80,7 @@ class FunctionView:
 
     @property
     def with_gradients(self) -> bool:
-        """Whether gradients must be those of Chainer, even where values are equal."""
+        """Whether gradients must be Chainer's, even where values are equal."""
         return self._builder.with_gradients
 
     def sizes(self, index: int) -> tuple[int, int]:

@@ -53,7 +53,7 @@ class Builder:
     Args:
         runs: Two runs. Their functions must be the same; their sizes can differ with the batch.
         batch: The batch sizes of both runs; ``None`` if these are equal.
-        with_gradients: Whether gradients must be those of Chainer where maxima are equal.
+        with_gradients: Whether gradients must be Chainer's where maxima are equal.
     """
 
     def __init__(self, runs: tuple[Trace, Trace], batch: tuple[int, int] | None,
@@ -164,7 +164,7 @@ class Builder:
         return first
 
     def is_parameter(self, array: Array) -> bool:
-        """Whether an array is that of a parameter."""
+        """Whether an array belongs to a parameter."""
         return self._names.get(identity(array)) in self._parameters
 
     def _known_arrays(self) -> dict[Any, str]:

@@ -1,4 +1,4 @@
-"""The inputs of a module, with checks that they are like those of the conversion."""
+"""The inputs of a module, with checks that they are as in the conversion."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def add(graph: fx.Graph, tracer: fx.proxy.TracerBase, inputs: tuple[Any, ...],
 
 
 def _argument_names(function: Callable[..., Any], count: int) -> list[str]:
-    """Return the names of arguments, which become those of the module and of an ONNX file."""
+    """Return names for the arguments of the module and the inputs of an ONNX file."""
     names = [name for name, parameter in inspect.signature(function).parameters.items()
              if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)]
     return [names[i] if i < len(names) else f'x{i}' for i in range(count)]

@@ -1,6 +1,6 @@
 """Runs of a converted module that can be compared with Chainer's, and their gradients.
 
-A run draws no random numbers: it takes those of Chainer's run.
+A run draws no random numbers: it takes the numbers of Chainer's run.
 """
 
 from __future__ import annotations

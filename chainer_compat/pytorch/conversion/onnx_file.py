@@ -47,7 +47,7 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
         dynamic_batch: Whether the file accepts any batch size, the length of the first array.
             ``None``: if the model does, otherwise with a warning.
         call: What to run instead of ``model``, such as ``model.predict``.
-        opset_version: The version of ONNX's operators; that of ``torch.onnx`` by default.
+        opset_version: The version of ONNX's operators; the default of ``torch.onnx`` by default.
 
     Raises:
         ConversionError: If the model cannot be converted, or outputs differ. No file is written.
@@ -166,7 +166,7 @@ def _check(file: Path, runs: list[Trace]) -> None:
             relative = difference(output, value)
             if relative > TOLERANCE * ROUNDING.get(value.dtype.name, 0.):
                 raise ConversionError(
-                    f'Output {i} of the ONNX file differs from that of the model by '
+                    f'Output {i} of the ONNX file differs from the model by '
                     f'{relative:.1e}, relative to its largest element.')
 
 

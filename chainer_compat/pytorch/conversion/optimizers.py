@@ -224,7 +224,7 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
 
 
 def actual(optimizer: Any) -> Any:
-    """Return the optimizer that updates: that of a multi-node optimizer."""
+    """Return the optimizer that updates: the one inside a multi-node optimizer."""
     while hasattr(optimizer, 'actual_optimizer'):
         optimizer = optimizer.actual_optimizer
     if not isinstance(optimizer, chainer.Optimizer):
@@ -255,9 +255,9 @@ def _states(optimizer: Any) -> dict[int, dict[str, Any]]:
 def _parameters(optimizer: Any, module: torch.nn.Module
                 ) -> tuple[list[tuple[str, Any, torch.nn.Parameter]],
                            list[tuple[str, torch.nn.Parameter]]]:
-    """Return the parameters that are updated, with those of the module; and the frozen ones.
+    """Return the parameters that are updated, with the module's; and the frozen ones.
 
-    The module can be that of a part of the optimizer's target, such as the predictor of a
+    The module can be converted from a part of the optimizer's target, such as the predictor of a
     Classifier.
     """
     if not isinstance(module, torch.nn.Module):
@@ -329,7 +329,7 @@ def kind_of(optimizer: Any, params: list[Any]) -> RuleInTorch:
 
 
 def _named(name: str, call: Callable[[], T]) -> T:
-    """Return the result of a call, whose error names the parameter."""
+    """Return the result of a call; an error contains the name of the parameter."""
     try:
         return call()
     except ConversionError as error:

@@ -65,7 +65,7 @@ def read(path: str | Path) -> Iterator[Mapping[str, Array]]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return a file; or of a folder those of the newest iteration that all ranks saved."""
+    """Return a file; for a folder, the files of the newest iteration that all ranks saved."""
     return _newest_files(path) if path.is_dir() else [path]
 
 

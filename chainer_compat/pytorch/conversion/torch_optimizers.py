@@ -1,4 +1,4 @@
-"""Chainer's formulas for PyTorch, where those of ``torch.optim`` are others.
+"""Chainer's formulas for PyTorch, where ``torch.optim`` has others.
 
 They use PyTorch only: a training that has moved to PyTorch has a copy of their source.
 """

@@ -127,7 +127,7 @@ class Trace:
         if isinstance(value, TrackedArray):
             if isinstance(value.reference, Lost):
                 raise ConversionError(
-                    f'its input was computed from those of the model by {value.reference.name}, '
+                    f'its input was computed from inputs of the model by {value.reference.name}, '
                     'which has no expression in PyTorch. Use functions of Chainer instead')
             return value.reference
         known = self._arrays.get(identity(value))
@@ -197,8 +197,8 @@ class Trace:
                 return result
             raise ConversionError(
                 f'The model cannot be converted: numpy.{name} gets an array that depends on the '
-                'inputs, and returns no array or changes one, so the result would be that of the '
-                f'example for all inputs ({self.place()}{self.source()}). Use functions of '
+                'inputs, and returns no array or changes one, so all inputs would give the result '
+                f'of the example ({self.place()}{self.source()}). Use functions of '
                 'Chainer instead.')
         if name not in NUMPY or _is_lost((args, kwargs)) or not isinstance(
                 result, np.ndarray | np.generic):

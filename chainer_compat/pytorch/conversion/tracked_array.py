@@ -177,7 +177,7 @@ def _reject_value(written: str) -> None:
     if recorder is not None and not recorder.is_inside:
         raise ConversionError(
             f'The model cannot be converted: {written} gets a value that depends on the inputs, so '
-            f'the result would be that of the example for all inputs ({recorder.place()}'
+            f'all inputs would give the result of the example ({recorder.place()}'
             f'{recorder.source()}). Choose with F.where instead of if, calculate with arrays or '
             'variables instead of numbers, or convert a function without this line, with call=.')
 

@@ -37,7 +37,7 @@ def load_optimizer(path: str | Path, optimizer: Any) -> WhereItStopped:
         optimizer: Set up with the model, or a part of the one in the snapshot.
 
     Raises:
-        ConversionError: If the file does not contain the state, or that of several optimizers.
+        ConversionError: If the file does not contain the state, or the state of several optimizers.
     """
     files = files_of(Path(path))
     with contextlib.ExitStack() as stack:

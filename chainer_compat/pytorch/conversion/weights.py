@@ -27,7 +27,7 @@ def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any
                  call: Callable[..., Any] | None = None) -> None:
     """Copy the weights of a PyTorch module into a Chainer model.
 
-    The names of a converted module are those of the model. For other modules with the same layers,
+    A converted module has the names of the model. For other modules with the same layers,
     such as torchvision's ResNet-50, pass example inputs: both run, and layers with weights are
     matched in the order in which they are called. A bias that the module lacks becomes zero. The
     ``eps`` of normalization layers is also copied. A warning says if the outputs then differ. If

@@ -74,9 +74,9 @@ _leaky_relu = super(torch.autograd.Function, _LeakyReLU).apply
 def run_relu(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``torch.relu(x)``.
 
-    The gradient is 0 wherever the output is, as Chainer's on a GPU. On the CPU, Chainer's is NaN
-    there if that of the output is infinite or NaN. At NaN, it is that of the output, and Chainer's
-    is 0.
+    The gradient is 0 wherever the output is 0, as Chainer's on a GPU. Chainer's on the CPU is NaN
+    there if the gradient of the output is infinite or NaN. Where the output is NaN, the gradient of
+    the output is passed on; Chainer's is 0.
     """
     f.retain_outputs((0,))
     return torch.relu(x)

@@ -168,7 +168,7 @@ def run_where(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 class _Embedding(torch.autograd.Function):
-    """The gradient is that of the IDs at that time, as in Chainer."""
+    """The gradient belongs to the IDs at that time, as in Chainer."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, W: torch.Tensor, ignored: int | None) -> torch.Tensor:

@@ -17,7 +17,7 @@ from chainer_compat.pytorch.unsupported import Unsupported
 
 
 def dropout(f: Dropout, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
-    """Set random elements to zero, and scale the others. The numbers are those of Chainer."""
+    """Set random elements to zero, and scale the others. The random numbers are Chainer's."""
     x, = inputs
     if f.mask is not None or not is_channels_last(x):
         raise Unsupported

@@ -59,7 +59,7 @@ def _kept_tensors(members: list[Member], kept: Kept) -> list[tuple[torch.Tensor,
 
 
 def _gradient_tensors(grads: list[Array], kept: Kept | None) -> list[torch.Tensor]:
-    """Return tensors of gradients; of small ones those of the last update, if they are the same."""
+    """Return tensors of gradients; for small ones the last update's, if unchanged."""
     if kept is None or not kept.is_small:
         return [_shared(grad) for grad in grads]
     if len(kept.gradients) != len(grads) or not all(map(is_, kept.gradients, grads)):

@@ -5,7 +5,7 @@ With ``'bfloat16'``, they round float32 operands to bfloat16, and sum up the pro
 the operands to TF32 (``gpu_arrays.precision``); it has no effect on the CPU.
 
 On processors without bfloat16 instructions, PyTorch's bfloat16 kernels take many times as long as
-those of float32, and some sum up in bfloat16.  There, the kernels of float32 multiply the rounded
+its float32 kernels, and some sum up in bfloat16. There, the float32 kernels multiply the rounded
 operands: each product of two such numbers is exact in float32.
 """
 

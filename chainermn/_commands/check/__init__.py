@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Run the checks.  Collective: every rank calls it.
+    """Run the checks. Collective: every rank calls it.
 
     Returns:
         The exit status, the same on all ranks: 0 if all required checks passed on all of them.

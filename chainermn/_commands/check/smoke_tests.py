@@ -30,7 +30,7 @@ class Result(NamedTuple):
 
 
 def run_all(limit: TimeLimit) -> list[Result]:
-    """Test all communicators.  Collective: every rank calls it.
+    """Test all communicators. Collective: every rank calls it.
 
     Args:
         limit: Gets the name of each test.

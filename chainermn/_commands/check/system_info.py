@@ -62,7 +62,7 @@ class ProcessInfo(NamedTuple):
 
 
 def collect() -> ProcessInfo:
-    """Inspect this process.  Starts MPI."""
+    """Inspect this process. Starts MPI."""
     devices = _devices()
     software = {name: _info(probe, devices) for name, probe in _PROBES.items()}
     cores = frozenset(os.sched_getaffinity(0))
@@ -89,7 +89,7 @@ def rank() -> str | None:
 
 
 def finalize_mpi() -> None:
-    """Finalize MPI in this process.  Collective: every rank calls it."""
+    """Finalize MPI in this process. Collective: every rank calls it."""
     MPI.Finalize()
 
 
@@ -302,7 +302,7 @@ def _cuda_aware(devices: list[str]) -> Info:
     return info
 
 
-#: The lines of the report.  If a probe raises, the report shows the error.
+#: The lines of the report. If a probe raises, the report shows the error.
 _PROBES: dict[str, Callable[[list[str]], Info]] = {
     'Python': lambda devices: Info(
         f'{platform.python_version()} in {sys.executable}',

@@ -46,21 +46,21 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
     """Start ``n`` MPI processes on this machine; each calls ``fn(comm, *args, **kwargs)``.
 
     Works in scripts, notebooks and tests, also inside an MPI process: it always starts new
-    processes.  ``fn`` can be defined in the script or notebook itself, a lambda or a closure
+    processes. ``fn`` can be defined in the script or notebook itself, a lambda or a closure
     (cloudpickle serializes it); if it is defined in another module, that module must be on
-    ``sys.path``.  Output of the processes goes to the caller's ``sys.stdout`` and ``sys.stderr``.
+    ``sys.path``. Output of the processes goes to the caller's ``sys.stdout`` and ``sys.stderr``.
 
     Args:
-        fn: The function to call.  Its first argument is the rank's communicator.
+        fn: The function to call. Its first argument is the rank's communicator.
         n: The number of processes.
-        args: Further arguments.  Each process gets its own copy.  Large arrays are written to a
+        args: Further arguments. Each process gets its own copy. Large arrays are written to a
             temporary folder (see ``TMPDIR``) once, and copied only when a process writes to them.
         communicator_name: Name of the communicator; see :func:`chainermn.create_communicator`.
         timeout: Seconds until all processes must have finished; ``None`` waits forever.
-        env: Additional environment variables of the processes.  Unless ``OMP_NUM_THREADS`` is
+        env: Additional environment variables of the processes. Unless ``OMP_NUM_THREADS`` is
             set here or in the caller, it is the number of available cores divided by ``n``, at
             least 1.
-        kwargs: Keyword arguments of ``fn``.  (If one has the name of an argument above, use
+        kwargs: Keyword arguments of ``fn``. (If one has the name of an argument above, use
             ``functools.partial``.)
 
     Returns:
@@ -68,16 +68,16 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
 
     Raises:
         Exception: The error that ``fn`` raised on the rank that failed first, with the rank, its
-            host and its traceback.  All other processes are terminated.
+            host and its traceback. All other processes are terminated.
         RuntimeError: If that error cannot be pickled, or a process ended without returning from
             ``fn``; the message gives the rank, and the signal or exit status.
-        TimeoutError: If ``timeout`` expired.  All processes are terminated.
+        TimeoutError: If ``timeout`` expired. All processes are terminated.
         TypeError: If ``fn`` is not callable, ``n`` is not an integer, or ``fn``, an argument or a
             result cannot be pickled.
         ValueError: If ``n`` is less than 1, or ``timeout`` is not positive.
         FileNotFoundError: If mpiexec is not found.
 
-    If the caller is interrupted or killed, all processes are also terminated.  Processes that
+    If the caller is interrupted or killed, all processes are also terminated. Processes that
     ``fn`` leaves running continue; ``launch`` waits neither for them nor for their output.
 
     Example:

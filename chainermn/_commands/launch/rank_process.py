@@ -1,10 +1,10 @@
 """A rank of :func:`chainermn.launch`: a parent process, and a child that runs the function.
 
-mpiexec runs this file.  It forks before importing anything: the child becomes the rank, and the
-parent waits for it, to report how it ended.  When the caller exits or closes its pipe, the parent
+mpiexec runs this file. It forks before importing anything: the child becomes the rank, and the
+parent waits for it, to report how it ended. When the caller exits or closes its pipe, the parent
 kills the rank and everything the rank has started.
 
-A rank that fails writes the reason to a file and waits for the caller to terminate the job.  So
+A rank that fails writes the reason to a file and waits for the caller to terminate the job. So
 only the caller reports the error, and it also sees other ranks that fail at the same time.
 """
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _Rank:
 def remove_shared_memory(folder: str) -> None:
     """Remove shared memory that MPI leaves behind when ranks are killed.
 
-    MPI derives the names from mpiexec's process ID.  A later job with the same ID would use the
+    MPI derives the names from mpiexec's process ID. A later job with the same ID would use the
     leftover segments and fail in MPI_Init.
     """
     for path in glob.glob(f'{glob.escape(folder)}/shared-*'):
@@ -131,7 +131,7 @@ def remove_shared_memory(folder: str) -> None:
 
 
 def _watch_caller(folder: str, process: int) -> None:
-    """Kill the rank when the caller closes its end of the pipe or dies.  Never returns."""
+    """Kill the rank when the caller closes its end of the pipe or dies. Never returns."""
     with contextlib.suppress(OSError):  # the caller has already exited
         pipe = os.open(f'{folder}/caller', os.O_RDONLY | os.O_NONBLOCK)
         os.set_blocking(pipe, True)

@@ -1,7 +1,7 @@
 """Pickle objects to files, for the arguments and results of :func:`chainermn.launch`.
 
-A file contains the pickle and the buffers of the arrays (PEP 574).  Readers map the file into
-memory, so all processes share one copy of a large array.  A process that writes to the array gets
+A file contains the pickle and the buffers of the arrays (PEP 574). Readers map the file into
+memory, so all processes share one copy of a large array. A process that writes to the array gets
 private copies of the pages it changes (copy-on-write).
 """
 from __future__ import annotations
@@ -45,7 +45,7 @@ def save(path: str, obj: Object) -> None:
 
 
 def load(path: str) -> Object:
-    """Read an object.  Its arrays stay valid after the file is removed.
+    """Read an object. Its arrays stay valid after the file is removed.
 
     Args:
         path: Path of a file of :func:`save`.

@@ -1,7 +1,7 @@
 """``chainermn run``: start an MPI job, and restart it after a failure.
 
 One failing rank aborts the whole job (see `global_except_hook`), so the whole job is restarted.
-A script that uses the checkpointer resumes from the last checkpoint.  With a hosts file, the job
+A script that uses the checkpointer resumes from the last checkpoint. With a hosts file, the job
 restarts on the reachable hosts.
 """
 from __future__ import annotations
@@ -50,7 +50,7 @@ more ranks. Such restarts do not count for --max-restarts and --startup. The ran
 the environment variable CHAINERMN_RUN_RANKS. SIGUSR1 is forwarded to the ranks.
 
 After a failure, a table on stderr shows the start, duration and result of each attempt.
-The exit status is that of mpiexec in the last attempt. If OMP_NUM_THREADS is not set, it is
+The exit status is mpiexec's in the last attempt. If OMP_NUM_THREADS is not set, it is
 set to the number of cores of this machine divided by the number of ranks on a host.
 """
 

@@ -103,7 +103,7 @@ class Pool:
 class Watch:
     """Probes the hosts during an attempt, and decides whether to end it.
 
-    A probe can also fail because the host accepts no logins.  Therefore, a host is only lost if its
+    A probe can also fail because the host accepts no logins. Therefore, a host is only lost if its
     ranks are not connected, for example while the job starts, and another host answers.
 
     Args:
@@ -139,7 +139,7 @@ class Watch:
             self._probe.close()
 
     def poll(self) -> Ending | None:
-        """Return why to end the attempt, or ``None``.  Call it frequently."""
+        """Return why to end the attempt, or ``None``. Call it frequently."""
         now = self._clock.poll()
         if self._links is not None:
             self._links.poll()

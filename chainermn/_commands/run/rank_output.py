@@ -1,8 +1,8 @@
 """The output of a rank: labels its lines, and writes them to a file of the rank.
 
 It runs as a script, ``python rank_output.py ATTEMPT IS_LABELED FOLDER PROGRAM ARGS...``, started by
-mpiexec in place of the program.  The program replaces it, so it has the same process ID; a second
-process forwards what it writes, until the program and its children have closed their outputs.  It
+mpiexec in place of the program. The program replaces it, so it has the same process ID; a second
+process forwards what it writes, until the program and its children have closed their outputs. It
 uses only the standard library, so it starts at once.
 """
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The supervisor: the parent of mpiexec; it ensures that no process of the job is left behind.
 
 It runs as a script, ``python supervisor.py GRACE MPIEXEC ARGS...``, ends with its own parent, and
-exits with the exit status of mpiexec, or 128 + signal number.  If its parent died, it also removes
+exits with the exit status of mpiexec, or 128 + signal number. If its parent died, it also removes
 ``$CHAINERMN_RUN_FOLDER``, where failed ranks write their messages.
 
 SIGINT and SIGTERM end the job: mpiexec gets the first of them, and is killed if it is still running
-after GRACE seconds, or at the next SIGINT.  SIGUSR1 and SIGUSR2 are forwarded to mpiexec.
+after GRACE seconds, or at the next SIGINT. SIGUSR1 and SIGUSR2 are forwarded to mpiexec.
 
-It forwards the output of mpiexec.  After a signal that ends the job, it leaves out that the signal
+It forwards the output of mpiexec. After a signal that ends the job, it leaves out that the signal
 has ended the ranks, since this is no failure.
 """
 from __future__ import annotations
@@ -58,7 +58,7 @@ def die_with_parent(number: int) -> Callable[[], None]:
 
 def start(command: list[str], environment: dict[str, str], grace: float,
           output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """Start a supervisor of mpiexec.  It ends with this thread.
+    """Start a supervisor of mpiexec. It ends with this thread.
 
     Args:
         command: The command of mpiexec.
@@ -194,7 +194,7 @@ def exit_status(process: subprocess.Popen[bytes]) -> int:
 def _kill_children() -> None:
     """Kill leftover processes of a failed job, such as the data loaders of a killed rank.
 
-    Orphans become children of this process, because it is a subreaper.  Processes that write log
+    Orphans become children of this process, because it is a subreaper. Processes that write log
     files (rank_output.py) end by themselves when the others have ended.
     """
     deadline = time.monotonic() + _LOG_TIMEOUT

@@ -15,7 +15,7 @@ from chainermn._commands.top.table import TableRow
 
 _DESCRIPTION = """\
 Shows a running job, without restarting it: for each rank the number of updates, updates per
-second, the shares of its time, and memory. Rates and shares are those of the last 10 seconds.
+second, the shares of its time, and memory. Rates and shares cover the last 10 seconds.
 Run it on a host of the job, as the user of the job. Ctrl-C ends it; the job continues.
 """
 

@@ -20,7 +20,7 @@ _MIN_DELAY = .1
 
 
 class TableRow(NamedTuple):
-    """A rank.  ``None`` is unknown."""
+    """A rank. ``None`` is unknown."""
 
     rank: int
     host: str | None = None

@@ -16,7 +16,7 @@ _ORDER = ('Look for a call inside an "if" on the rank, for loops of different le
 
 
 class WaitingRank(NamedTuple):
-    """A rank of a deadlock.  Ranks are those of COMM_WORLD.
+    """A rank of a deadlock. Ranks are numbered as in COMM_WORLD.
 
     Attributes:
         rank: The rank.

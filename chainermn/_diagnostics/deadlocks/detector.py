@@ -1,8 +1,8 @@
 """Detects deadlocks of living ranks: on the first rank of a group, from the states of all.
 
 A rank that has waited for a while sends its state, and notifies the detector when it resumes.
-States of different times could contradict each other.  So if they contain a deadlock, the detector
-starts a confirmation round: it asks these ranks again.  If no state has changed since, all of them
+States of different times could contradict each other. So if they contain a deadlock, the detector
+starts a confirmation round: it asks these ranks again. If no state has changed since, all of them
 were true at the same time.
 """
 from __future__ import annotations
@@ -12,13 +12,13 @@ import time
 from chainermn._diagnostics.deadlocks.rank_state import RankState
 from chainermn._diagnostics.deadlocks.wait_graph import WaitGraph
 
-# A search delays the program of this rank.  If it takes more CPU seconds than the first number, the
+# A search delays the program of this rank. If it takes more CPU seconds than the first number, the
 # detector pauses for its time multiplied by the second one.
 _SHORT, _PAUSE = .01, 20
 
 
 class DeadlockDetector:
-    """Collects the states of waiting ranks.  Ranks are those of COMM_WORLD."""
+    """Collects the states of waiting ranks. Ranks are numbered as in COMM_WORLD."""
 
     def __init__(self) -> None:
         self.states: dict[int, RankState] = {}

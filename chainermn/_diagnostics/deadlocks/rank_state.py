@@ -1,6 +1,6 @@
 """The state of a rank: its threads, the operations that it has entered, and its messages.
 
-Ranks that wait send it to another rank, which finds deadlocks (``wait_graph``).  A rank in an
+Ranks that wait send it to another rank, which finds deadlocks (``wait_graph``). A rank in an
 operation that another rank has entered too does not wait for it: it may be unpickling, adding, or
 receiving a large array.
 """
@@ -80,7 +80,7 @@ class WaitKind(enum.Enum):
 
 
 class Wait(NamedTuple):
-    """What an operation waits for.  Ranks are those of its communicator."""
+    """What an operation waits for. Ranks are numbered as in its communicator."""
 
     kind: WaitKind
     key: Key
@@ -114,7 +114,7 @@ class Wait(NamedTuple):
 
 
 class ThreadState(NamedTuple):
-    """A picture of a thread, for other ranks.  It is blocked if one of its calls waits."""
+    """A picture of a thread, for other ranks. It is blocked if one of its calls waits."""
 
     operation: str  # the outermost one, or ''
     call: str  # the same with its arguments, or else the newest call of this rank

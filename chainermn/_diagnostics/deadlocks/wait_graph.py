@@ -1,9 +1,9 @@
 """The wait-for graph: finds ranks that wait for each other, or for finished ranks, forever.
 
 A collective waits for all ranks that have not entered it; a send for its receiver; a receive for
-its sender, or if any rank may send, for one of them.  A rank is blocked if all of its threads are.
+its sender, or if any rank may send, for one of them. A rank is blocked if all of its threads are.
 Ranks that are not blocked, or whose state is unknown because they run, can make progress, and so
-can ranks that wait for them.  The ranks that remain are deadlocked (Hilbrich et al. 2012).
+can ranks that wait for them. The ranks that remain are deadlocked (Hilbrich et al. 2012).
 """
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The process of the node monitor: waits for the ranks of its node, and reports the first failure.
 
-It runs as a separate program that uses only the standard library.  Arguments: the descriptor of the
+It runs as a separate program that uses only the standard library. Arguments: the descriptor of the
 socket on which it listens; the number of ranks of the job; whether all of them are on this node;
 for each rank of this node ``rank:process:file``, where the file is a pidfd; and the pidfds of the
 ranks' launchers, the processes of mpiexec on this node.

@@ -1,7 +1,7 @@
 """The connection of a rank to the node monitor of its node.
 
 The first rank of a node starts the monitor, with an open socket to which all ranks of the node
-connect.  ``global_except_hook`` asks the monitor, through this connection, whether this rank is the
+connect. ``global_except_hook`` asks the monitor, through this connection, whether this rank is the
 first one of its node to report a failure.
 """
 from __future__ import annotations
@@ -77,7 +77,7 @@ def prepare() -> Registration:
 def register(rank: int, world: Sequence[int], registrations: Sequence[Registration]) -> None:
     """Start a node monitor for the ranks of each node that has none, and connect to it.
 
-    Every rank calls it, and then :func:`wait_until_ready`.  Starts nothing on ranks where it is
+    Every rank calls it, and then :func:`wait_until_ready`. Starts nothing on ranks where it is
     disabled or not supported, as on systems other than Linux.
 
     Args:
@@ -191,7 +191,7 @@ def _is_first() -> bool:
 
 
 def _answer(timeout: float) -> bytes:
-    """Return a message of the monitor; empty after the timeout.  Blocks in the kernel."""
+    """Return a message of the monitor; empty after the timeout. Blocks in the kernel."""
     ready, _, _ = select.select([_file()], [], [], timeout)
     return os.read(_file(), 1) if ready else b''
 

@@ -34,7 +34,7 @@ class NcclGroup:
     The operations are collective and run on the current stream.
 
     Args:
-        mpi_comm: The ranks.  Nothing else may use it meanwhile.
+        mpi_comm: The ranks. Nothing else may use it meanwhile.
         all_ranks: A larger communicator whose ranks connect at the same time; all of them raise
             the same error if a rank cannot connect.
         record: The flight record of the communicator, with its time limit.
@@ -69,9 +69,9 @@ class NcclGroup:
             return nccl.NcclCommunicator(self._mpi_comm.size, unique_id, self._mpi_comm.rank)
         except nccl.NcclError as error:
             raise RuntimeError(
-                f'{error} on GPU {_device().pci_bus_id} of {MPI.Get_processor_name()}.  Use one '
+                f'{error} on GPU {_device().pci_bus_id} of {MPI.Get_processor_name()}. Use one '
                 "GPU per rank: call chainer.get_device(f'@cupy:{comm.intra_rank}').use() before "
-                'moving the model to the GPU.  Set NCCL_DEBUG=INFO for details') from error
+                'moving the model to the GPU. Set NCCL_DEBUG=INFO for details') from error
 
     @property
     def size(self) -> int:
@@ -206,7 +206,7 @@ class NcclGroup:
 
 
 def _status(event: DeviceEvent) -> int:
-    """Return the CUDA status of an event.  ``Event.done`` treats any error as not done."""
+    """Return the CUDA status of an event. ``Event.done`` treats any error as not done."""
     import cupy
 
     return cupy.cuda.runtime.eventQuery(event.ptr)
@@ -232,12 +232,12 @@ def together(mpi_comm: MPI.Comm, what: str, call: Callable[[], _Result]) -> _Res
 
 def _set_options() -> None:
     """Set environment variables of NCCL, unless the user did."""
-    # Exchanges of several groups start in program order on all ranks.  Otherwise two GPUs could
+    # Exchanges of several groups start in program order on all ranks. Otherwise two GPUs could
     # each run an exchange that the other cannot start for lack of resources.
     os.environ.setdefault('NCCL_LAUNCH_ORDER_IMPLICIT', '1')
     if 'NCCL_RUNTIME_CONNECT' not in os.environ:
         # Since NCCL 2.22, the first collective of an algorithm blocks the host until all ranks call
-        # it.  A rank that has begun more exchanges than others could not tell them; see
+        # it. A rank that has begun more exchanges than others could not tell them; see
         # NcclMeanQueue.cancel.
         os.environ['NCCL_RUNTIME_CONNECT'] = '0'
         # Before 2.32.3, connecting PAT in advance hangs if nodes have different numbers of ranks

@@ -1,6 +1,6 @@
 """The transport on NCCL: the gradients of a model in one buffer, on a separate CUDA stream.
 
-Single arrays are exchanged on the current stream.  MPI carries arrays that NCCL cannot.
+Single arrays are exchanged on the current stream. MPI carries arrays that NCCL cannot.
 """
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class DeviceTransport(MpiTransport):
 class NcclTransport(DeviceTransport):
     """NCCL among all ranks: one all-reduce per model, and the collectives for arrays.
 
-    NCCL connects at the first exchange, on the current device.  Exchanges of models run on a
+    NCCL connects at the first exchange, on the current device. Exchanges of models run on a
     separate stream, after all work queued on the current stream.
     """
 
@@ -315,7 +315,7 @@ class NcclTransport(DeviceTransport):
                   nbytes: int | None, dtype: np.dtype | None = None) -> tuple[Array, ...]:
         """Send arrays of one dtype by rank; return the received arrays, of the given shapes.
 
-        An array for this rank itself is copied.  ``nbytes`` is the size of the exchange, if all
+        An array for this rank itself is copied. ``nbytes`` is the size of the exchange, if all
         ranks know it.
         """
         import cupy
@@ -372,7 +372,7 @@ def is_gathered(compressor: Compressor | None) -> bool:
 
 
 def wait(event: DeviceEvent | None) -> None:
-    """Make the current stream wait for an event.  Does not block."""
+    """Make the current stream wait for an event. Does not block."""
     if event is not None:
         import cupy
 

@@ -1,7 +1,7 @@
 """Transfers slices of chunks between nodes with nonblocking messages.
 
 Each transfer has three phases, some steps apart, so that several chunks are in flight while ranks
-copy and add others: ``start``, ``combine`` and ``finish``.  All ranks call the phases of all chunks
+copy and add others: ``start``, ``combine`` and ``finish``. All ranks call the phases of all chunks
 in the same order.
 """
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NodeTransfer:
         self._requests: list[MPI.Request] = []
 
     def start(self, scale: np.generic | None) -> None:
-        """Start to send this node's slice, and to receive those of others."""
+        """Start to send this node's slice, and to receive the slices of others."""
 
     def combine(self, scale: np.generic | None) -> None:
         """Wait for the slices of other nodes, and start to send the result, times ``scale``."""
@@ -144,7 +144,7 @@ class NodeGather(NodeTransfer):
 
     Args:
         inter: One rank of each node.
-        parts: The part of the slice of each node.  This node's may be written to until
+        parts: The part of the slice of each node. This node's may be written to until
             ``combine``.
         waiting: Waits for requests.
     """
@@ -169,7 +169,7 @@ class NodeCopy(NodeTransfer):
 
     Args:
         inter: One rank of each node.
-        data: The data; that of the root replaces the others.  It may be written to until
+        data: The data; the root's data replaces the others'. It may be written to until
             ``combine``.
         waiting: Waits for requests.
         root: The node with the data.

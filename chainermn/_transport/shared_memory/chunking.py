@@ -86,7 +86,7 @@ def slices(length: int, count: int) -> list[tuple[int, int]]:
 
 
 class OwnedSlice(NamedTuple):
-    """A slice of a chunk whose pieces belong to ranks, those of each node side by side.
+    """A slice of a chunk whose pieces belong to ranks; the pieces of a node are side by side.
 
     Attributes:
         pieces: The pieces, in the order of the nodes and ranks.

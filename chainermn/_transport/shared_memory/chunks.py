@@ -55,7 +55,7 @@ class DirectChunk(Chunk):
         output: Receives the sums.
         own: Begin and end of the slice that this rank reduces; empty if it reduces none.
         nodes: Sums the slice over all nodes; ``None`` on a single node, or if it is empty.
-        is_encoded: Whether nodes send encoded data, which must be scaled first.  Otherwise, it is
+        is_encoded: Whether nodes send encoded data, which must be scaled first. Otherwise, it is
             faster to scale in ``unpack``.
         needed: The pieces that this rank needs; by default all.
     """

@@ -28,7 +28,7 @@ class EncodedNodeSum(NodeTransfer):
     """Averages a slice over all ranks, like :class:`NodeSum`, with compressed messages.
 
     A node sends its parts encoded, averages those that it receives, and sends the encoded mean.
-    All nodes decode the same means, so they get the same bits.  A compressor with state has one
+    All nodes decode the same means, so they get the same bits. A compressor with state has one
     for each part, on the rank that encodes it.
 
     Args:

@@ -68,7 +68,7 @@ class Planner:
         self._slices = topology.smallest_node  # the number of ranks that reduce on each node
         self._inputs, self._outputs, self._inter = inputs, outputs, inter
         self._chunk = outputs.shape[1]
-        # The parts of other nodes.  Parts may differ by an element.
+        # The parts of other nodes. Parts may differ by an element.
         self._received = [] if inter is None else [
             np.empty(self._chunk + 8 * inter.size, np.uint8) for _ in outputs]
         self.waiting, self.encoding = Waiting(), Encoding()

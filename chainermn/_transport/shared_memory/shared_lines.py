@@ -28,14 +28,14 @@ class _Memories(runtime.ProcessState):
 
 
 class SharedLines:
-    """The messages of the ranks of a node.  Collective: every rank creates one, and frees it.
+    """The messages of the ranks of a node. Collective: every rank creates one, and frees it.
 
     Args:
         mpi_comm: The ranks of the node.
         capacity: The largest size of a message in bytes.
 
     Raises:
-        MPI.Exception: If no shared memory is available.  MPI libraries raise it on all ranks.
+        MPI.Exception: If no shared memory is available. MPI libraries raise it on all ranks.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, capacity: int) -> None:
@@ -95,7 +95,7 @@ class SharedLines:
         return own != MISMATCH and all(place[:IDENTIFIER_SIZE] == own for place in places)
 
     def free(self) -> None:
-        """Free the memory.  Collective: every rank calls it, once."""
+        """Free the memory. Collective: every rank calls it, once."""
         del self.published
         self._places.clear()
         self._window.free()
@@ -103,7 +103,7 @@ class SharedLines:
 
 
 def create(mpi_comm: MPI.Intracomm, capacity: int) -> SharedLines | None:
-    """Allocate the memory, or return ``None`` on all ranks.  Collective: every rank calls it.
+    """Allocate the memory, or return ``None`` on all ranks. Collective: every rank calls it.
 
     Args:
         mpi_comm: Ranks of one node.

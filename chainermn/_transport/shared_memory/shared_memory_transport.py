@@ -150,7 +150,7 @@ class SharedMemoryTransport(MpiTransport):
         for larger chunks.
 
         Args:
-            arrays: The arrays, whose sizes are equal on all ranks.
+            arrays: The arrays, whose sizes are the same on all ranks.
         """
         if self._largest < sys.maxsize and (
                 size := sum(array.nbytes for array in arrays)) > self._largest:

@@ -1,6 +1,6 @@
 """Sums host arrays in the shared memory of a node, chunk by chunk.
 
-Packing all gradients into one buffer would move them out of the CPU cache and back.  Instead, each
+Packing all gradients into one buffer would move them out of the CPU cache and back. Instead, each
 chunk passes three phases while it is in the cache:
 
 - pack: each rank copies its chunk into its input in the shared window;
@@ -9,12 +9,12 @@ chunk passes three phases while it is in the cache:
 - unpack: each rank copies the complete output back into its arrays.
 
 At step k each rank unpacks chunk k - 2 LAG, packs chunk k and reduces chunk k - LAG; it begins once
-all other ranks have finished step k - LAG.  So with 2 LAG inputs and outputs no rank reads data too
+all other ranks have finished step k - LAG. So with 2 LAG inputs and outputs no rank reads data too
 early or overwrites unread data, and a rank may be LAG - 1 steps late without blocking others.
 
 With several nodes, two more phases follow ``reduce``, each IN_FLIGHT steps later: ``combine`` sums
 the slices of all nodes, and ``finish`` waits for the result; see
-:mod:`chainermn._transport.shared_memory.between_nodes`.  That takes 2 IN_FLIGHT more outputs.  Each
+:mod:`chainermn._transport.shared_memory.between_nodes`. That takes 2 IN_FLIGHT more outputs. Each
 element is summed by a single rank of all, so all ranks get the same bits.
 """
 from __future__ import annotations
@@ -76,7 +76,7 @@ def chunk_size(topology: Topology, size: int = sys.maxsize) -> int:
 
 
 def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int) -> SharedMemory | None:
-    """Allocate shared memory.  Collective: every rank calls it.
+    """Allocate shared memory. Collective: every rank calls it.
 
     Args:
         mpi_comm: The ranks; nothing else may use it during an exchange.
@@ -140,11 +140,11 @@ class SharedMemory:
 
     def sum(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray] | None = None,
             scale: float | None = None) -> None:
-        """Sum arrays over all ranks, element by element.  Collective: every rank calls it.
+        """Sum arrays over all ranks, element by element. Collective: every rank calls it.
 
         Args:
             arrays: Host arrays, all float16 (summed in float32 and rounded once), float32 or
-                float64.  The shapes are equal on all ranks.
+                float64. The shapes are the same on all ranks.
             results: Arrays of the same shapes and dtype for the sums, which are bitwise identical
                 on all ranks; by default ``arrays``.
             scale: Multiplies the sums before rounding.
@@ -156,11 +156,11 @@ class SharedMemory:
 
     def sum_for_owners(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...],
                        scale: float | None = None) -> None:
-        """Sum arrays in place, each for its owner.  Collective: every rank calls it.
+        """Sum arrays in place, each for its owner. Collective: every rank calls it.
 
         Args:
-            arrays: As for :meth:`sum`.  Values on other ranks are undefined.
-            owners: The rank that needs each array.  Arrays of one owner are neighbors.
+            arrays: As for :meth:`sum`. Values on other ranks are undefined.
+            owners: The rank that needs each array. Arrays of one owner are neighbors.
             scale: Multiplies the sums before rounding.
         """
         if not owned_parts.fits(self._nodes, self.chunk // 8):
@@ -193,7 +193,7 @@ class SharedMemory:
         Collective: every rank calls it.
 
         Args:
-            arrays: Like those of :meth:`sum`.
+            arrays: As for :meth:`sum`.
             results: Arrays for the means; by default ``arrays``.
             codec: Encodes flat arrays.
             compressor: Its compressor.
@@ -205,11 +205,11 @@ class SharedMemory:
                      1 / len(self._nodes))
 
     def copy(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...]) -> None:
-        """Copy each array of its owner into that of all ranks.  Collective: every rank calls it.
+        """Copy each array from its owner to all ranks. Collective: every rank calls it.
 
         Args:
-            arrays: Host arrays.  The shapes and dtypes are equal on all ranks.
-            owners: The rank with the data of each array.  Arrays of one owner are neighbors.
+            arrays: Host arrays. The shapes and dtypes are the same on all ranks.
+            owners: The rank with the data of each array. Arrays of one owner are neighbors.
 
         Raises:
             RuntimeError: If another rank of the node failed or ended during the exchange.
@@ -231,7 +231,7 @@ class SharedMemory:
         self._window.is_passive = self._planner.waiting.is_passive = passive
 
     def free(self) -> None:
-        """Free the memory.  Collective: every rank calls it, once."""
+        """Free the memory. Collective: every rank calls it, once."""
         if self._failure is None:
             self._plans.clear()
             del self._planner  # both refer to the memory

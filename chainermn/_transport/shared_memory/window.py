@@ -1,8 +1,8 @@
 """Shared memory of the ranks of one node, with counters for synchronization.
 
-Each rank counts its steps in its own segment and polls the counters of the others.  A waiting rank
+Each rank counts its steps in its own segment and polls the counters of the others. A waiting rank
 polls briefly, then yields its core, then sleeps between polls: with fewer cores than ranks, the
-other rank may need this core.  If a rank fails or its process ends, the others raise an error that
+other rank may need this core. If a rank fails or its process ends, the others raise an error that
 names it within about a second.
 """
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Window:
         detects_ends: Whether to raise an error if the process of another rank has ended.
 
     Raises:
-        MPI.Exception: If no shared memory is available.  MPI libraries raise it on all ranks.
+        MPI.Exception: If no shared memory is available. MPI libraries raise it on all ranks.
 
     Attributes:
-        segments: The segments of all ranks, as arrays of bytes.  The rank that uses a page most
+        segments: The segments of all ranks, as arrays of bytes. The rank that uses a page most
             should write to it first, so that the page is near its core.
         published: Its first element is the counter of this rank.
         is_passive: Whether to sleep after every poll, since this process has other work.
@@ -102,7 +102,7 @@ class Window:
             self._mine[1] = 1 + self._mpi_comm.rank
 
     def free(self) -> None:
-        """Free the memory; the segments must not be touched any more.  Collective."""
+        """Free the memory; the segments must not be touched any more. Collective."""
         self.segments, self._others = [], {}
         del self._mine, self.published
         self._window.Unlock_all()
@@ -135,7 +135,7 @@ def check_space(size: int) -> None:
     """Raise if ``/dev/shm`` has too little space for the windows of a node.
 
     Otherwise the first write to a window would kill the process; and some MPI libraries do not
-    raise on the other ranks if allocation fails on one.  Nothing is written, since the other ranks
+    raise on the other ranks if allocation fails on one. Nothing is written, since the other ranks
     of the node wait for this one.
     """
     if os.path.isdir('/dev/shm'):

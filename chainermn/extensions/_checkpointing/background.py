@@ -1,6 +1,6 @@
 """Threads write files while the training continues.
 
-A thread calls no MPI function and uses no device.  The interpreter waits for it before it exits.
+A thread calls no MPI function and uses no device. The interpreter waits for it before it exits.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chainermn._process import runtime
 
 
 class _Writers(runtime.ProcessState):
-    """The writers of this process.  A forked child has none of their threads."""
+    """The writers of this process. A forked child has none of their threads."""
 
     def __init__(self) -> None:
         self.pending: set[BackgroundWriter] = set()  # with a job that nobody has joined
@@ -29,7 +29,7 @@ class BackgroundWriter:
 
     def start(self, path: str, job: Callable[[], None],
               first: Callable[[], None] = lambda: None) -> None:
-        """Start a job.  The job before must be joined.
+        """Start a job. The job before must be joined.
 
         Args:
             path: Path of the file that the job writes, for its error.

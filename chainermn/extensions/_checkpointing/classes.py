@@ -34,7 +34,7 @@ def find_differences(arrays: Mapping[str, np.ndarray], parts: SavedParts) -> str
     """Compare the classes in a file with the classes of the parts to load.
 
     Args:
-        arrays: The saved arrays by name.  Files of older versions contain no class names.
+        arrays: The saved arrays by name. Files of older versions contain no class names.
         parts: The parts to load.
 
     Returns:
@@ -61,7 +61,7 @@ def find_differences(arrays: Mapping[str, np.ndarray], parts: SavedParts) -> str
 
 
 def raise_differences(comm: CommunicatorBase, differences: str, problem: str, advice: str) -> None:
-    """Raise an error if any rank differs from the save.  Collective: every rank calls it.
+    """Raise an error if any rank differs from the save. Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.

@@ -28,10 +28,10 @@ class Row(NamedTuple):
 
 
 def verify_folder(folder: str) -> list[Row]:
-    """Read all files of a folder.  Needs no MPI, and runs no code from the files.
+    """Read all files of a folder. Needs no MPI, and runs no code from the files.
 
     Args:
-        folder: Folder of checkpoints or snapshots.  Files on the disks of other nodes are missing.
+        folder: Folder of checkpoints or snapshots. Files on the disks of other nodes are missing.
 
     Returns:
         A row for each save, by iteration; then one for each damaged file that belongs to none of

@@ -26,7 +26,7 @@ class _Obstacle(NamedTuple):
 
 
 class JobLock:
-    """The locks of the files of one extension.  Released with this object at the latest.
+    """The locks of the files of one extension. Released with this object at the latest.
 
     Args:
         comm: ChainerMN communicator.

@@ -1,12 +1,12 @@
 """States of update rules are copied by a thread, while the next gradients are computed.
 
 These states, such as Adam's moments, only change in an update, and are two thirds of what Adam
-saves.  So they are copied until the program asks any rule for its state: as long as there are
-copies to make, the attribute ``_state`` of all rules waits for them.  Every update, and every
-program that changes a state, reads it first.  Only ``vars(rule)`` and ``gc`` get around that.
+saves. So they are copied until the program asks any rule for its state: as long as there are
+copies to make, the attribute ``_state`` of all rules waits for them. Every update, and every
+program that changes a state, reads it first. Only ``vars(rule)`` and ``gc`` get around that.
 
-An array that can be reached in another way is copied immediately: one to which there are more
-references than that of its rule, or that shares its memory.
+An array that can be reached in another way is copied immediately: if anything but its
+rule refers to it, or it shares its memory.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PART = 1 << 22  # bytes; a thread that must wait waits for one part
 
 
 class _Pending(runtime.ProcessState):
-    """The copies that this process makes.  A forked child makes none."""
+    """The copies that this process makes. A forked child makes none."""
 
     def __init__(self) -> None:
         self.copies: LateCopies | None = None
@@ -56,7 +56,7 @@ def finish_copies() -> None:
             copies.finish()
     finally:
         with pending.lock:
-            if pending.copies is copies:  # not those of a save that began meanwhile
+            if pending.copies is copies:  # not if another save has begun meanwhile
                 pending.copies = None
                 with contextlib.suppress(AttributeError):  # another thread was faster
                     del ChainerRule._state
@@ -113,7 +113,7 @@ class LateCopies:
     def finish(self) -> None:
         """Copy what is left, and wait for what another thread copies.
 
-        A signal handler may call this in the middle of the same call.  Hence it also copies what
+        A signal handler may call this in the middle of the same call. Hence it also copies what
         this thread has begun; and no handler runs between a look at ``_done`` and the copy.
         """
         is_finished = False

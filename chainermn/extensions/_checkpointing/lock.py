@@ -1,6 +1,6 @@
 """Locks of processes on files, with ``flock``.
 
-The kernel releases the lock when the process ends.  Whoever releases it removes the file; the next
+The kernel releases the lock when the process ends. Whoever releases it removes the file; the next
 process takes over the file of a killed one.
 """
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FileLock:
         self._path = path
 
     def release(self) -> None:
-        """Remove the file when the last user releases it.  Does nothing in a forked process."""
+        """Remove the file when the last user releases it. Does nothing in a forked process."""
         locks = runtime.get(_Locks)
         with locks.mutex:
             if locks.held.get(self._path) is not self:
@@ -60,7 +60,7 @@ class FileLock:
 
 
 def acquire(path: str, timeout: float) -> FileLock:
-    """Lock a file.  A process that has the lock gets it again.
+    """Lock a file. A process that has the lock gets it again.
 
     Args:
         path: Path of the lock file; its folder must exist.

@@ -25,7 +25,7 @@ def read_sums(arrays: Mapping[str, np.ndarray]) -> Shard:
 
 
 def mean_of_sums(of_ranks: Sequence[Shard]) -> dict[str, np.ndarray]:
-    """Return the accumulated gradients whose mean over any number of ranks is that of the save."""
+    """Return the accumulated gradients whose mean over any number of ranks is as saved."""
     means: dict[str, np.ndarray] = {}
     for key in sorted(set[str]().union(*of_ranks)):
         saved = [sums[key] for sums in of_ranks if key in sums]

@@ -1,4 +1,4 @@
-"""Arrays in npz files.  Files are not trusted: reading them runs no code and wastes no memory."""
+"""Arrays in npz files. Files are not trusted: reading them runs no code and wastes no memory."""
 from __future__ import annotations
 
 import io
@@ -99,7 +99,7 @@ def find_problem(path: str, is_known: bool = False) -> str | None:
 
     Args:
         path: Path of the file.
-        is_known: Whether its content was compared with a checksum already.  Otherwise the CRC-32 of
+        is_known: Whether its content was compared with a checksum already. Otherwise the CRC-32 of
             each array is checked.
 
     Returns:

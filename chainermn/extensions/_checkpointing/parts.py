@@ -10,7 +10,7 @@ from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
 
 
 class SavedParts:
-    """The parts of an object.  They are found once per save or load.
+    """The parts of an object. They are found once per save or load.
 
     Each dictionary has parts by the prefix of the names of their arrays.
 

@@ -1,6 +1,6 @@
 """How far iterators are in their epochs, for ranks that load the file of another rank.
 
-If another number of ranks saved, their data sets have other lengths.  So model, optimizer and
+If another number of ranks saved, their data sets have other lengths. So model, optimizer and
 iteration are as saved, but each iterator continues at the same fraction of the same epoch, in an
 order of its own; with an order sampler that can resume, at the same sample of the same order.
 Iterators with a true ``has_global_position`` save a position of all ranks, which any rank loads.

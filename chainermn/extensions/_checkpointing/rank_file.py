@@ -3,7 +3,7 @@
 There is no manifest of all files, since it could only be written after an exchange: the save before
 a failure would have none, and need the tag.
 
-The last 64 bytes are the SHA-256 of the file.  They are the comment of the archive, which contains
+The last 64 bytes are the SHA-256 of the file. They are the comment of the archive, which contains
 zeros while the SHA-256 is computed.
 """
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNSIGNED = bytes(64)
 
 
 class Tag(NamedTuple):
-    """The save that a file belongs to.  It is complete if each writer has a file of it."""
+    """The save that a file belongs to. It is complete if each writer has a file of it."""
 
     save: str  # unique; the same in all files of the save
     iteration: int
@@ -49,10 +49,10 @@ def write(path: str, arrays: Mapping[str, np.ndarray], tag: Tag, *, compress: bo
         tag: The tag, still without digests.
         compress: Whether to compress the file.
         buffers: Names of the models' arrays in which replicas may differ.
-        own: Names of the arrays that each replica has for itself, such as those of iterators.
+        own: Names of the arrays that each replica has for itself, such as arrays of iterators.
 
     Raises:
-        OSError: If the file cannot be written.  The old file is unchanged then.
+        OSError: If the file cannot be written. The old file is unchanged then.
     """
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     with open_atomic(path) as file:
@@ -186,7 +186,7 @@ def _has_right_digest(path: str) -> bool:
 
 
 class _Digest:
-    """A file that computes its SHA-256.  It cannot seek, so zipfile writes nothing twice."""
+    """A file that computes its SHA-256. It cannot seek, so zipfile writes nothing twice."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

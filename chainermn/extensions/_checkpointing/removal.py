@@ -1,6 +1,6 @@
 """Removes the files of a training that is complete.
 
-A later step may still fail, such as saving the model.  Therefore, the files stay until all ranks
+A later step may still fail, such as saving the model. Therefore, the files stay until all ranks
 have ended without an error, or until the same process starts another training with the same name
 and folder.
 """
@@ -23,7 +23,7 @@ class _Trainings(runtime.ProcessState):
 
 
 def remove_files(comm: CommunicatorBase, names: SaveNames) -> None:
-    """Remove all files of a training.  Collective: every rank calls it."""
+    """Remove all files of a training. Collective: every rank calls it."""
     with raise_together(comm, 'removing checkpoints'):
         _remove_own_files(comm, names)
 

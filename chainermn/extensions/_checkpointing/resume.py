@@ -41,7 +41,7 @@ _MAX_NAMED = 3  # arrays in an error
 def load(comm: CommunicatorBase, selection: Selection, parts: SavedParts, allow_pickle: bool,
          group: CommunicatorBase | None = None, allow_other_classes: bool = False,
          title: str = '') -> bool:
-    """Load a save into an object, and log its iteration.  Collective: every rank calls it.
+    """Load a save into an object, and log its iteration. Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.
@@ -98,7 +98,7 @@ def _name_of(selection: Selection) -> str:
 
 def _read(comm: CommunicatorBase, selection: Selection, group: CommunicatorBase | None,
           allow_pickle: bool) -> Callable[[], Arrays]:
-    """Return a function that opens the file that this rank loads.  Collective: every rank calls it.
+    """Return a function that opens the file that this rank loads. Collective: every rank calls it.
 
     The first rank of a group reads the file for the others.
     """
@@ -116,7 +116,7 @@ def _read(comm: CommunicatorBase, selection: Selection, group: CommunicatorBase 
 
 def _compare_classes(comm: CommunicatorBase, selection: Selection, opened: Callable[[], Arrays],
                      parts: SavedParts) -> None:
-    """Raise an error on all ranks if a part has another class.  Collective."""
+    """Raise an error on all ranks if a part has another class. Collective."""
     with raise_together(comm, 'loading'), opened() as arrays:
         differences = classes.find_differences(arrays, parts)
     classes.raise_differences(
@@ -153,8 +153,8 @@ def _warnings(comm: CommunicatorBase, selection: Selection, group: CommunicatorB
               has_sums: bool, new_extensions: Sequence[str]) -> Iterator[str]:
     """Return what this rank warns of."""
     if comm.rank == 0 and new_extensions:
-        yield (f'the save of iteration {selection.iteration} has no state for these extensions, so '
-               'they start from scratch: ' + ', '.join(new_extensions))
+        yield (f'the files of iteration {selection.iteration} have no state for these extensions, '
+               'so they start from scratch: ' + ', '.join(new_extensions))
     if has_sums and group is not None and not selection.is_for_all and (
             group.size > 1 and group.rank == 0):
         yield (f'iteration {selection.iteration} is between the updates of a step '
@@ -167,8 +167,8 @@ def _warnings(comm: CommunicatorBase, selection: Selection, group: CommunicatorB
                 'from the saved run, and all ranks load the extensions of one rank')
         if not selection.are_buffers_equal:
             text += ('; arrays of the model that are not parameters, such as the means of batch '
-                     'normalization, differed between the ranks, and all ranks load those of one '
-                     'rank')
+                     'normalization, differed between the ranks, and all ranks load the values of '
+                     'one rank')
         yield text
 
 

@@ -60,7 +60,7 @@ class SaveNames:
                 'or rename the folder, or pass another name or folder.')
 
     def remove(self, number: int, rank: int, writers: Collection[int]) -> None:
-        """Remove the file of a rank; on rank 0 also those of ranks that this job does not have.
+        """Remove the file of a rank; on rank 0 also files of ranks that this job does not have.
 
         Args:
             number: Number of the save.

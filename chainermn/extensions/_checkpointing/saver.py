@@ -45,7 +45,7 @@ class _SaveReport(NamedTuple):
     next_iteration: int | None  # of the next save; None at the end
     failure: str | None
     is_written: bool
-    obsolete: list[int]  # only those of rank 0 count
+    obsolete: list[int]  # only rank 0 uses its list
     run: str
     replicas: Digests
 
@@ -58,8 +58,8 @@ class Saver:
         title: Name of the saved state in errors.
         writers: The ranks that write a file each; rank 0 is the first.
         find_obsolete: Function that returns the numbers of the saves to remove, once a save is
-            complete.  Called on rank 0, by its thread.
-        is_alone: Whether only rank 0 writes.  Then no rank waits for another.
+            complete. Called on rank 0, by its thread.
+        is_alone: Whether only rank 0 writes. Then no rank waits for another.
     """
 
     def __init__(self, comm: CommunicatorBase, title: str, writers: Sequence[int],
@@ -93,7 +93,7 @@ class Saver:
 
     def complete(self, next_iteration: int | None, replicas: Digests = _NO_DIGESTS
                  ) -> list[Digests]:
-        """Wait until all ranks have written the save in flight.  Collective: every rank calls it.
+        """Wait until all ranks have written the save in flight. Collective: every rank calls it.
 
         Args:
             next_iteration: Iteration of the next save; ``None`` at the end.
@@ -132,7 +132,7 @@ class Saver:
         return [report.replicas for report in reports]
 
     def start(self, save: Save) -> None:
-        """Start a save in a thread.  The save before must be complete, or have failed."""
+        """Start a save in a thread. The save before must be complete, or have failed."""
         self._count += 1
         self._in_flight = save
         tag = Tag(f'{self._run}-{self._count}', save.iteration, self._size, list(self._writers),
@@ -151,7 +151,7 @@ class Saver:
                               first=save.state.late.finish if save.state else lambda: None)
 
     def flush(self) -> None:
-        """Complete the save in flight, and remove obsolete saves.  Collective: every rank calls it.
+        """Complete the save in flight, and remove obsolete saves. Collective: every rank calls it.
 
         Raises:
             OSError: On every rank, if any rank could not write or remove its files.
@@ -199,4 +199,4 @@ class Saver:
 
 def not_saved(title: str, failures: Sequence[str]) -> OSError:
     """Return the error for a save that ranks could not write; a line for each of them."""
-    return OSError(f'{title} was not saved; earlier saves are kept\n  ' + '\n  '.join(failures))
+    return OSError(f'{title} was not saved; earlier files are kept\n  ' + '\n  '.join(failures))

@@ -33,10 +33,10 @@ class _VerifiedFile(NamedTuple):
 
 
 def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int]) -> Selection | None:
-    """Find the newest save that is complete on all ranks.  Collective: every rank calls it.
+    """Find the newest save that is complete on all ranks. Collective: every rank calls it.
 
     A save is complete if each rank that its first file names as a writer has an undamaged file with
-    the same tag.  Files of ChainerMN 7 have no tag: each rank must have an undamaged one.
+    the same tag. Files of ChainerMN 7 have no tag: each rank must have an undamaged one.
 
     Args:
         comm: ChainerMN communicator.
@@ -62,7 +62,7 @@ def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int]) -> 
         if selection is not None:
             return selection
         if comm.rank == 0:
-            warnings.warn(f'skipped the save of iteration {number}\n  ' + '\n  '.join(problems),
+            warnings.warn(f'skipped iteration {number}\n  ' + '\n  '.join(problems),
                           RuntimeWarning, stacklevel=3)
     return None
 

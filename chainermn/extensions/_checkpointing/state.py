@@ -66,7 +66,7 @@ class CopiedState:
             parts: The parts of the object.
             allow_pickle: Whether to accept arrays of Python objects.
             arrays: The arrays of the object by name, if it was serialized; they are replaced by
-                copies.  Otherwise, it is serialized here, with the random number generators.
+                copies. Otherwise, it is serialized here, with the random number generators.
 
         Raises:
             TypeError: If the state holds Python objects, unless that is allowed.
@@ -86,7 +86,7 @@ class CopiedState:
 
 
 def copy_state(target: object, late: LateCopies | None = None) -> dict[str, np.ndarray]:
-    """Copy everything that an object serializes.  Waits for the GPU.
+    """Copy everything that an object serializes. Waits for the GPU.
 
     Args:
         target: An object that Chainer can serialize, such as a trainer or a link.
@@ -151,7 +151,7 @@ def late_copies(parts: SavedParts) -> LateCopies:
 def capture_random() -> dict[str, np.ndarray]:
     """Return the states of ``numpy.random``, ``random`` and, if it is loaded, PyTorch, by name.
 
-    Chainer's shuffling iterators and dropout draw from ``numpy.random``.  A resumed run draws the
+    Chainer's shuffling iterators and dropout draw from ``numpy.random``. A resumed run draws the
     same numbers only if these states are saved.
     """
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)

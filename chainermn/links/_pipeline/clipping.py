@@ -27,7 +27,7 @@ class GradientClipping:
         self._comm, self.threshold, self._counted = comm, threshold, counted
 
     def __call__(self, optimizer: Optimizer) -> None:
-        """Scale the gradients.  Collective: every rank calls it."""
+        """Scale the gradients. Collective: every rank calls it."""
         params = {id(param): param for param in optimizer.target.params(False)
                   if param.grad is not None}.values()
         own = sum((float((param.grad.astype('d') ** 2).sum()) / (param._loss_scale or 1) ** 2

@@ -1,7 +1,7 @@
 """Gradients of a pipeline: collected apart during a schedule, and given to the parameters later.
 
 ``Optimizer.update(pipeline, x, t)`` calls the pipeline, then ``cleargrads``, then ``backward()`` of
-the loss.  The pipeline has computed the gradients by then, so they are in the node of the loss.
+the loss. The pipeline has computed the gradients by then, so they are in the node of the loss.
 """
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Collected:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collect the gradients that are computed inside; those of before are restored."""
+        """Collect the gradients that are computed inside, then restore the earlier ones."""
         before = [param.grad_var if param.is_initialized else None for param in self.params]
         for param in self.params:
             param.cleargrad()

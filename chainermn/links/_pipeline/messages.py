@@ -4,7 +4,7 @@ A message is a tuple of arrays, the first of which says what the others are, so 
 takes one micro-batch for another.
 
 A message from a device is sent once the device has computed it; until then, the rank may queue its
-next step.  No rank waits for such a message forever: whenever this rank waits, for a message or in
+next step. No rank waits for such a message forever: whenever this rank waits, for a message or in
 an operation of the program, it sends what it has, in the order of its steps.
 """
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StageMessages:
     Args:
         comm: The communicator.
         stages: All stages.
-        call: The number of the call, equal on all ranks.
+        call: The number of the call, the same on all ranks.
         transfers: The transfers of this rank.
     """
 
@@ -118,7 +118,7 @@ class StageMessages:
             return
         head = np.array([self._call, micro_batch, message.is_tuple, *message.flags], np.int64)
         self._unsent.append(_Unsent(key, *self._transfers.to_send((head, *message.arrays))))
-        # If the device is as fast as the host, it will soon be there.  Otherwise it does not run
+        # If the device is as fast as the host, it will soon be there. Otherwise it does not run
         # out of work if the host continues.
         until = 2 * time.perf_counter() - self._step_began
         self._send_computed()

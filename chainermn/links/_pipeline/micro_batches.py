@@ -11,7 +11,7 @@ from chainermn._types import Object
 def count(args: Object) -> int | None:
     """Return the number of examples in arguments, or ``None`` if they contain none.
 
-    Arrays and Variables have one example per row, lists one per element.  Tuples and dicts contain
+    Arrays and Variables have one example per row, lists one per element. Tuples and dicts contain
     arguments.
 
     Raises:

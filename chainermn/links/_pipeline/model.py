@@ -46,7 +46,7 @@ class RankModel:
             model is not self.chain_list or type(model).forward is not MultiNodeChainList.forward)
 
     def params(self) -> list[Parameter]:
-        """Return the parameters, also those of a loss function that is a link, each once."""
+        """Return the parameters, also of a loss function that is a link, each once."""
         links = [each for each in (self.model, self._lossfun) if isinstance(each, chainer.Link)]
         return [*{id(param): param for link in links for param in link.params()}.values()]
 

@@ -21,7 +21,7 @@ _DEVICE_TOLERANCE = .01
 class Recomputation:
     """The state before a forward step, and fingerprints of its output.
 
-    The state of CuPy's generator cannot be read.  On a device, each forward step gives it a seed
+    The state of CuPy's generator cannot be read. On a device, each forward step gives it a seed
     from NumPy's generator.
 
     Args:
@@ -48,7 +48,7 @@ class Recomputation:
         self._output = [*map(_Fingerprint.of, arrays)]
 
     def differences(self, arrays: Sequence[Array]) -> list[Array | bool] | None:
-        """Return for each array of an output whether it differs from that of the forward step.
+        """Return for each array of an output whether it differs from the array of the forward step.
 
         Returns:
             ``None`` if number, shape or dtype of the arrays differ.
@@ -99,7 +99,7 @@ def _second_generator(device_id: int) -> Object:
 class _Fingerprint(NamedTuple):
     """An array's shape and dtype, and sums of its elements with random signs.
 
-    These are few numbers.  Sums of an array and of a changed one differ by about the norm of the
+    These are few numbers. Sums of an array and of a changed one differ by about the norm of the
     change.
     """
 
@@ -109,7 +109,7 @@ class _Fingerprint(NamedTuple):
 
     @classmethod
     def of(cls, x: Array) -> _Fingerprint:
-        """Return the fingerprint of an array.  Does not wait for a device."""
+        """Return the fingerprint of an array. Does not wait for a device."""
         dtype = x.dtype if x.dtype.kind == 'f' and x.dtype.itemsize > 2 else np.dtype('f')
         xp = chainer.backend.get_array_module(x)
         flat = x.reshape(-1)
@@ -122,7 +122,7 @@ class _Fingerprint(NamedTuple):
         return cls(x.shape, x.dtype, sums)
 
     def differs(self, other: _Fingerprint) -> Array | bool:
-        """Return whether another array differs by more than rounding.  Does not wait for a device.
+        """Return whether another array differs by more than rounding. Does not wait for a device.
 
         Args:
             other: Its fingerprint, of the same shape and dtype.

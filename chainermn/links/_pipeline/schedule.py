@@ -1,10 +1,10 @@
 """The order in which each rank runs its stages: a list of steps, which all ranks can compute.
 
-The order is that of ranks that work in a common clock: at each tick, each rank takes one step whose
-inputs are there.  So ranks that follow their lists and wait for messages cannot deadlock.
+Ranks work as if they had a common clock: at each tick, each rank takes one step whose
+inputs are there. So ranks that follow their lists and wait for messages cannot deadlock.
 
 - ``'gpipe'``: all forward steps of a rank, then all backward steps.
-- ``'1f1b'``: a backward step as soon as there is one.  A stage starts no more micro-batches than
+- ``'1f1b'``: a backward step as soon as there is one. A stage starts no more micro-batches than
   there are stages from it to the output, and one more, which limits the activations that it keeps.
   Without the one more, a rank would always wait for the message that another has just sent.
 """

@@ -5,10 +5,10 @@ communicator run in the order posted, and ranks that post receives ahead post in
 MPI reads and writes an array while the host waits, so that is done on the transfer stream, where
 nothing else runs:
 
-- An array to send is copied on the stream that computes it.  Once the device has made the copy, the
-  host passes it to MPI.  Until then the host continues and queues the next step.
+- An array to send is copied on the stream that computes it. Once the device has made the copy, the
+  host passes it to MPI. Until then the host continues and queues the next step.
 - A received array is copied to the stream that computes, which frees and reuses memory in its own
-  order.  The received one is kept until the device has made the copy.
+  order. The received one is kept until the device has made the copy.
 """
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Transfers:
         return [x.copy() if _on_device(x) else x for x in arrays], self._event()
 
     def is_reached(self, event: DeviceEvent | None) -> bool:
-        """Return whether the device has reached an event.  After an error of the device, it has."""
+        """Return whether the device has reached an event. After an error of the device, it has."""
         if event is None:
             return True
         import cupy

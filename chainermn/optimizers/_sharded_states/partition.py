@@ -26,7 +26,7 @@ class Item(NamedTuple):
 
     @property
     def description(self) -> str:
-        """What must be equal on all ranks, as text."""
+        """What must be the same on all ranks, as text."""
         return (f'{"enabled" if self.is_enabled else "disabled"}, '
                 f'{"divisible" if self.is_divisible else "not divisible, or with hooks"}, '
                 f'{self.size} elements{" in memory of another parameter" * self.is_tied}')
@@ -35,8 +35,8 @@ class Item(NamedTuple):
 def partition(items: Sequence[Item], n: int) -> list[Shard]:
     """Assign every element of every parameter to one of ``n`` ranks.
 
-    Each rank gets about the same number of elements.  Indivisible parameters are assigned first,
-    the largest ones first.  Parameters that share memory are assigned to every rank: each of them
+    Each rank gets about the same number of elements. Indivisible parameters are assigned first,
+    the largest ones first. Parameters that share memory are assigned to every rank: each of them
     changes the others, so they must be updated together.
 
     Args:
@@ -44,7 +44,7 @@ def partition(items: Sequence[Item], n: int) -> list[Shard]:
         n: Number of ranks.
 
     Returns:
-        The shard of each rank; equal on all ranks.
+        The shard of each rank; the same on all ranks.
     """
     shards: list[Shard] = [{item.path: (0, item.size) for item in items if item.is_tied}
                            for _ in range(n)]

@@ -1,6 +1,6 @@
 """Hooks of an optimizer whose ranks have the mean gradients of their shards only.
 
-Some of Chainer's hooks compute each element by itself.  Others need norms: each rank sums the
+Some of Chainer's hooks compute each element by itself. Others need norms: each rank sums the
 squares of its shard, and the ranks exchange one array of sums.
 """
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Sharded optimizer states (ZeRO stage 1): each rank updates its shard of the parameters.
 
 Each rank gets the mean gradients of its shard, calls the hooks of the optimizer, and updates its
-shard, for which alone it keeps the state of the update rules.  Then the ranks exchange the updated
-parameters.  If a hook needs the gradients of all parameters, each rank gets them all.
+shard, for which alone it keeps the state of the update rules. Then the ranks exchange the updated
+parameters. If a hook needs the gradients of all parameters, each rank gets them all.
 
 An update rule that computes each element independently updates a piece of a parameter, a flat array
-that shares its memory.  Other rules, and rules with hooks, update the complete parameter on one
-rank.  Parameters that share memory with each other are not sharded: every rank updates them.
+that shares its memory. Other rules, and rules with hooks, update the complete parameter on one
+rank. Parameters that share memory with each other are not sharded: every rank updates them.
 """
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _RuleState(NamedTuple):
 
 class _States(runtime.ProcessState):
     def __init__(self) -> None:
-        #: If the state of a rule may not be that of all elements.  Two optimizers may have the
+        #: If the state of a rule may be incomplete. Two optimizers may have the
         #: same rule.
         self.by_rule: weakref.WeakKeyDictionary[UpdateRule, _StateElements] = (
             weakref.WeakKeyDictionary())
@@ -66,7 +66,7 @@ class ShardedUpdate(FullUpdate):
 
     Args:
         communicator: The ranks that share the states.
-        caller: The optimizer.  Its options get a description of each update rule.
+        caller: The optimizer. Its options get a description of each update rule.
     """
 
     def __init__(self, communicator: CommunicatorBase, caller: Caller) -> None:
@@ -216,7 +216,7 @@ class ShardedUpdate(FullUpdate):
                     self._held[rule] = _StateElements(loaded[path], None)
 
     def _cut(self, params: Mapping[str, Parameter]) -> dict[str, Array]:
-        """Cut this rank's pieces out of the parameters and gradients; return those of parameters.
+        """Cut out this rank's pieces of parameters and gradients; return the parameters' pieces.
 
         They are copies if the arrays are not contiguous.
         """

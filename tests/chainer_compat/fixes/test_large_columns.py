@@ -97,7 +97,7 @@ def last_of(monkeypatch):
 
 
 # Images and sizes of square windows: more than 2**31 elements of the image, or of the columns of
-# one channel.  Stride 1, no padding.
+# one channel. Stride 1, no padding.
 IMAGES = [((1, 2150, 1000, 1000), 1), ((2, 1, 16000, 16000), 3)]
 VOLUMES = [((1, 22, 100, 1000, 1000), 1), ((1, 1, 450, 450, 450), 3)]
 

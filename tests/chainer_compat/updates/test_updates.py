@@ -111,7 +111,7 @@ def test_what_an_update_reads_may_change_in_it(option, monkeypatch):
 
 @pytest.mark.parametrize('option', ['auto', 'never'])
 def test_floating_point_errors(option):
-    """PyTorch ignores ``np.errstate``.  Parameters before the one of the error are updated."""
+    """PyTorch ignores ``np.errstate``. Parameters before the one of the error are updated."""
     link = chainer.Link()
     with link.init_scope():
         link.a, link.b, link.c = (chainer.Parameter(np.zeros(3, 'f')) for _ in range(3))

@@ -166,4 +166,4 @@ def test_files_that_raise_errors_of_other_types(comm, names, spoil):
     save(comm, names, 2)
     rank = 0 if spoil is write_deep_tag else comm.size - 1
     on(comm, rank, spoil, names.path(2, rank))
-    assert selected(comm, names, 'skipped the save of iteration 2') == 1
+    assert selected(comm, names, 'skipped iteration 2') == 1

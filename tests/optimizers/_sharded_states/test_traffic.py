@@ -1,6 +1,6 @@
 """Bytes that an update with sharded states sends, in units of ``(n - 1) / n`` of the parameters.
 
-Each rank is a node.  Averaging gradients for all ranks takes two units, for their owners one, and
+Each rank is a node. Averaging gradients for all ranks takes two units, for their owners one, and
 copying the updated parameters one.
 """
 
