@@ -34,15 +34,15 @@ class ForwardState:
     generator cannot be read.
 
     Args:
-        links: The links; also contains those that are attributes of these.
-        previous: An earlier state of the same links, whose copies of large arrays are used again
-            if they are equal.
+        links: The links. Links among their attributes are included.
+        previous: An earlier state of the same links. Its copies of large arrays are reused if the
+            arrays have not changed.
     """
 
     def __init__(self, links: Iterable[chainer.Link], previous: ForwardState | None = None) -> None:
         self._links = [*links]
         self._previous = previous
-        #: Objects by id; kept, so that no other object gets the id.
+        #: Visited objects by id. References are kept so that ids are not reused.
         self._visited: dict[int, Any] = {}
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._variables: list[tuple[chainer.Variable, _Array]] = []
@@ -66,8 +66,8 @@ class ForwardState:
         """Restore this state.
 
         Args:
-            keep_new_parameters: Whether parameters and links that have been registered since remain
-                in their links.
+            keep_new_parameters: Whether to keep parameters and links that were registered after
+                this state was captured.
         """
         for attributes, before in self._attributes:
             new: set[str] = set()
@@ -141,7 +141,7 @@ class _Calls(chainer.LinkHook):
     """Adds links to a state when they are called."""
 
     def __init__(self, state: ForwardState) -> None:
-        self.name = f'chainer_compat {id(self)}'  # one may be in another
+        self.name = f'chainer_compat {id(self)}'  # unique, since hooks can be nested
         self._state = state
 
     def forward_preprocess(self, args: Any) -> None:
@@ -150,9 +150,9 @@ class _Calls(chainer.LinkHook):
 
 @contextlib.contextmanager
 def state_before(func: Callable[..., Any]) -> Iterator[ForwardState]:
-    """Return the state of a function: of its object, and of links that are called inside.
+    """Yield the state of the links that a function uses: its owner, and links called inside.
 
-    The state of each link is that before its first call.
+    The state of each link is captured before its first call.
     """
     owner = getattr(func, '__self__', func)
     state = ForwardState([owner] if isinstance(owner, chainer.Link) else [])
@@ -161,7 +161,7 @@ def state_before(func: Callable[..., Any]) -> Iterator[ForwardState]:
 
 
 def global_generators() -> list[_Setting]:
-    """Return how to restore the generators that all code shares."""
+    """Return the setters and the states of the global random number generators."""
     settings: list[_Setting] = [
         (np.random.set_state, np.random.get_state(legacy=False)),
         (random.setstate, random.getstate())]
@@ -174,7 +174,7 @@ def global_generators() -> list[_Setting]:
 
 @functools.lru_cache(4096)
 def _method(kind: type) -> Callable[[ForwardState, Any], None] | None:
-    """Return the method for objects of a class; ``None`` if they are no state."""
+    """Return the method for objects of a class; ``None`` if they hold no state."""
     torch = sys.modules.get('torch')
     kinds: list[tuple[tuple[type, ...], Callable[[ForwardState, Any], None] | None]] = [
         ((chainer.Parameter, random.SystemRandom), None),
@@ -196,7 +196,10 @@ def _registered(attributes: dict[str, Any]) -> set[str]:
 
 
 def _is_same(container: Any, elements: Any) -> bool:
-    """Return whether a container has these elements, in this order: they may have no ``==``."""
+    """Return whether a container has these elements, in this order.
+
+    It compares identities, since elements may not support ``==``.
+    """
     if len(container) != len(elements):
         return False
     if isinstance(container, set):

@@ -10,9 +10,9 @@ from chainermn._operations.exceptions import CollectiveMismatchError
 from chainermn._operations.ranks import group_ranks, ranks_text, select_groups
 from chainermn._operations.table import CALL, DTYPE, END, SHAPE
 
-# The numbers of parameters, of their values, and of groups of ranks and their lines in an error.
+# Maximum numbers of parameters, of values of each, of groups of ranks, and of lines in an error.
 _MAX_PARAMETERS, _MAX_VALUES, _MAX_GROUPS, _MAX_LINES = 10, 4, 12, 32
-#: What to do, by what differs; operations that compare a digest have advice of their own.
+#: Advice for each kind of difference. Operations that compare a digest have their own.
 _ADVICE = {
     'end': 'A rank reached the end of the program while others called a collective. Look for loops '
            'of different lengths (chainermn.join supports them for optimizer updates), or for a '
@@ -30,12 +30,12 @@ _ADVICE = {
                'a checkpoint on all ranks.',
     'callers': 'All ranks must make the same calls in the same order. All ranks must add the same '
                'extensions, with the same triggers, in the same order, and use the same iterators. '
-               'Look for one inside an "if" on the rank; only extensions that do not communicate '
-               'can be on one rank alone.',
+               'Look for one that is created inside an "if" on the rank. Only extensions that do '
+               'not communicate may be added on a single rank.',
     'roots': 'Pass the same root on all ranks.',
     'ops': 'Pass the same op on all ranks.',
     'dtypes': 'Cast before the call, e.g. x.astype(numpy.float32).',
-    'shapes': 'Make the shapes equal before the call; only gather and allgather accept '
+    'shapes': 'Pass arrays of the same shape; only gather and allgather accept '
               'different shapes.',
 }
 
@@ -84,7 +84,7 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
         signatures: The call of each rank.
         failures: The error of each rank that failed.
         details: The contents of each rank's digest.
-        sites: The call site of each rank; not shown if all are equal.
+        sites: The call site of each rank; not shown if all are the same.
         callers: Who made the call of each rank.
     """
     every_site = sites
@@ -155,7 +155,7 @@ def _have_different_options(callers: Sequence[Caller], signatures: Sequence[Call
                             ) -> bool:
     if not callers[0].name or len({caller.name for caller in callers}) > 1:
         return False
-    if len({signature.update for signature in signatures}) > 1:  # also why their states differ
+    if len({signature.update for signature in signatures}) > 1:  # then their states differ as well
         return len({caller.options_digest for caller in callers}) > 1
     return len({caller.digest for caller in callers}) > 1
 

@@ -37,7 +37,7 @@ def get(compression: Compression) -> Compressor | PowerSGD | None:
         A compressor, or ``None``. A name or a dict gives a new compressor, without state.
 
     Raises:
-        TypeError: If it is none of these, or the threshold is no number.
+        TypeError: If it is none of these, or the threshold is not a number.
         ValueError: If the type is unknown, or a parameter is unknown or out of range.
 
     Example:

@@ -118,9 +118,9 @@ class MeanQueue:
         def average_list() -> None:
             if turn.differs:
                 raise ValueError(
-                    'Collective mismatch in the background: ranks submitted gradients of '
-                    'different paths, dtypes or sizes, in different orders, or only some of '
-                    'them with a compressor. Submit the same gradients on all ranks.')
+                    'Collective mismatch in the background: ranks submitted gradients with '
+                    'different paths, dtypes or sizes, or in different orders, or only some ranks '
+                    'used a compressor. Submit the same gradients on all ranks.')
             with recorder.span('means', 'operation', arrays):
                 if compressor is None:
                     self._transport.mean(arrays, results)

@@ -50,10 +50,10 @@ class PowerSGD:
 
     def __init__(self, rank: int = 2, min_compression_rate: float = 2) -> None:
         if isinstance(rank, bool) or not isinstance(rank, numbers.Integral):
-            raise TypeError(f"PowerSGD's rank, of the matrices it sends, must be a positive "
+            raise TypeError(f'PowerSGD: rank (of the low-rank matrices) must be a positive '
                             f'integer, not {rank!r}')
         if rank < 1:
-            raise ValueError(f"PowerSGD's rank, of the matrices it sends, must be a positive "
+            raise ValueError(f'PowerSGD: rank (of the low-rank matrices) must be a positive '
                              f'integer, not {rank}')
         if isinstance(min_compression_rate, bool) or not isinstance(
                 min_compression_rate, numbers.Real):

@@ -2,7 +2,7 @@
 
 If all ranks raise an error, only one rank prints it. If Chainer's Trainer has printed an error,
 the report of the job shows it in one line. An error that this package raises to explain a mistake
-is printed with the frames of the program, where the mistake is.
+is printed with the frames of the program, where the mistake is. A note says where it happened.
 """
 from __future__ import annotations
 
@@ -59,6 +59,14 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 def is_printed_here(error: BaseException) -> bool:
     """Return whether this rank prints an error, if it is not caught."""
     return getattr(error, _ATTRIBUTE, True)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a line to an error.
+
+    As its method ``add_note`` of Python 3.11. Python 3.10 shows the line on the other ranks only.
+    """
+    error.__dict__['__notes__'] = [*getattr(error, '__notes__', ()), note]
 
 
 def mark_shown(error: BaseException) -> None:

@@ -12,17 +12,17 @@ from chainermn._operations.call_signature import CODES, DTYPES, MAX_INLINE_DIMS,
 
 
 class Kind(enum.IntEnum):
-    """What a message contains: its first byte."""
+    """The type of the content of a message, its first byte."""
 
     ARRAY = 0
     TUPLE = 1  # of arrays: the first ones are in the message, the others follow
     OBJECT = 2
-    ERROR = 3  # of the sender, instead of data
-    ACTIVATION = 4  # a mark of chainermn.functions, then another header
+    ERROR = 3  # the sender failed, and sends no data
+    ACTIVATION = 4  # sent by chainermn.functions; the header of the data follows
     GRADIENT = 5  # the same
 
 
-#: Instead of the number of a payload: the data is in the message itself.
+#: Takes the place of the number of a payload if the data is in the message itself.
 IN_MESSAGE = -1
 
 # kind, dtype, device, dimensions, number of the payload, number of arrays, shape; its size keeps
@@ -30,7 +30,8 @@ IN_MESSAGE = -1
 _STRUCT = struct.Struct(f'=BB?Biq{MAX_INLINE_DIMS}q')
 _PADDING = tuple((0,) * (MAX_INLINE_DIMS - n) for n in range(MAX_INLINE_DIMS + 1))
 SIZE = _STRUCT.size
-#: The greatest size of the header of an array: a longer shape follows it, of up to 64 dimensions.
+#: The maximum size of an array's header. A shape with more than ``MAX_INLINE_DIMS`` dimensions (up
+#: to 64) follows the fixed part.
 MAX_SIZE = SIZE + 64 * 8
 
 

@@ -332,9 +332,9 @@ def _batch(a: RecordedRun, b: RecordedRun, found: _Found) -> list[str]:
     index = found.position
     row, other = (run.ranks[found.rank].row(index) for run in (a, b))
     if row['examples'] == other['examples']:
-        return ['It has the same examples in another order.']
+        return ['It has the same examples in a different order.']
     if _examples(a, found.rank, index, index + 1) == _examples(b, found.rank, index, index + 1):
-        return ['All ranks together have the same examples, distributed in another way.']
+        return ['All ranks together have the same examples, distributed differently.']
     notes = []
     for text, run, digest, where in (('B', b, row['batch'], 'A'), ('A', a, other['batch'], 'B')):
         notes += [f'{text} has the batch of {where} in update '

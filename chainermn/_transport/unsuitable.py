@@ -1,4 +1,4 @@
-"""What to pass instead of an object that is no array of NumPy or CuPy."""
+"""What to pass instead of an object that is not a NumPy or CuPy array."""
 from __future__ import annotations
 
 import chainer

@@ -1,8 +1,8 @@
-"""Warns if the models of the ranks differ, as after a forgotten create_multi_node_optimizer.
+"""Warns if the models of the ranks differ, such as without create_multi_node_optimizer.
 
-The evaluator and the checkpointer send digests with what they exchange anyway. A digest covers a
-sample of each parameter, so it costs the same for any size of the model: training changes nearly
-all elements.
+The evaluators and the checkpointer attach digests to messages that they send anyway. A digest
+covers a sample of each parameter, so its cost does not depend on the sizes of the parameters. A
+sample is enough, because training changes nearly all elements.
 """
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class ReplicaCheck:
     Models may differ by design. These are not compared:
 
     - parameters that a multi-node optimizer trains between other ranks, or has not broadcast yet;
-    - other parameters, if this rank's program has itself called an operation since the last call,
-      as in model parallelism or if it averages parameters from time to time; or with communicators
-      of other libraries, where this is not known;
-    - models with different parameters; and everything that is no parameter, such as the running
+    - other parameters, if the program on this rank has called an operation itself since the last
+      check, for example for model parallelism, or to average parameters periodically; or if the
+      communicator comes from another library, so that such calls cannot be counted;
+    - models with different parameters; and everything that is not a parameter, such as the running
       averages of batch normalization.
 
     Create it in the function that the program calls.

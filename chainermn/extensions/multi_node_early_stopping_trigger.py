@@ -1,4 +1,4 @@
-"""MultiNodeEarlyStoppingTrigger: stops all ranks at once, by a mean over all ranks."""
+"""MultiNodeEarlyStoppingTrigger: stops all ranks in the same iteration, by a mean over them."""
 from __future__ import annotations
 
 import warnings
@@ -78,7 +78,7 @@ class MultiNodeEarlyStoppingTrigger:
         return stops
 
     def get_training_length(self) -> tuple[float, str]:
-        """Return the maximal length of the training, such as ``(100, 'epoch')``.
+        """Return the maximum length of the training, such as ``(100, 'epoch')``.
 
         Example:
             >>> stop = chainermn.extensions.MultiNodeEarlyStoppingTrigger(
@@ -89,7 +89,7 @@ class MultiNodeEarlyStoppingTrigger:
         return self.actual_trigger.get_training_length()
 
     def serialize(self, serializer: Serializer) -> None:
-        """Save or load the best value, the number of checks since then, and values to average.
+        """Save or load the best value, the checks since then, and values that are not averaged.
 
         Args:
             serializer: A Chainer serializer or deserializer.
@@ -99,7 +99,7 @@ class MultiNodeEarlyStoppingTrigger:
 
 
 class _SharedTrigger:
-    """A trigger that is asked once per iteration, for all who need its answer.
+    """Calls a trigger once per iteration, and shares the result.
 
     An ``IntervalTrigger`` that is asked twice in one iteration fires the first time only.
     """

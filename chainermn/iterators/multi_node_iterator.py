@@ -31,9 +31,9 @@ def create_multi_node_iterator(actual_iterator: DatasetIterator, communicator: C
 
     Args:
         actual_iterator: On ``rank_master``, any iterator whose batches can be pickled. On the
-            other ranks an iterator that never reads a batch; its attributes can be read, except
-            for the progress. With :func:`chainermn.datasets.create_empty_dataset` it needs no
-            data.
+            other ranks, an iterator whose batches are never read. Its attributes can be read,
+            except for the progress. With :func:`chainermn.datasets.create_empty_dataset` it needs
+            no data.
         communicator: ChainerMN communicator.
         rank_master: The rank whose iterator is used; the same on all ranks.
 
@@ -153,7 +153,7 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
         return self.communicator.rank == self.rank_master
 
     def _own_progress(self, with_order: bool = False) -> dict[str, Object]:
-        """Return the progress. The order is large, but changes only once per epoch."""
+        """Return the progress, with the order only when it has changed: it is large."""
         actual = self.actual_iterator
         values = [(name, getattr(actual, name, _MISSING)) for name in _PROGRESS]
         progress = {name: value for name, value in values if value is not _MISSING}

@@ -316,9 +316,9 @@ def _check_settings(saved: np.ndarray, present: np.ndarray) -> None:
         SETTINGS, saved.tolist(), present.tolist(), strict=True) if before != now]
     if different:
         raise ValueError(
-            f'{_NAME}: the snapshot has a position in other shards or in another order, so samples '
-            f'would be repeated or missing: {", ".join(different)}. Use the same shards, shuffle, '
-            'seed and buffer.')
+            f'{_NAME}: the snapshot was saved with different shards or in a different order, so '
+            f'samples would be repeated or skipped: {", ".join(different)}. Use the same shards, '
+            'shuffle, seed and buffer.')
 
 
 def _check_length(batches: Batches) -> None:

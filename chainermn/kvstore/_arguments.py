@@ -89,7 +89,7 @@ def check_value(x: Value) -> Value:
 
 
 def check_fits(x: Value, layout: KeyLayout) -> None:
-    """Raise if a value has not the dtype and shape of a key."""
+    """Raise an error if a value does not have the dtype and shape of its key."""
     if x.dtype != layout.dtype:
         raise TypeError(f'key {layout.key!r} has the dtype {layout.dtype}, not {x.dtype}; cast '
                         f'before the call, e.g. x.astype(numpy.{layout.dtype})')

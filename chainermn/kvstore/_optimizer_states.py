@@ -53,8 +53,8 @@ def join_states(layout: KeyLayout, states: Mapping[int, OptimizerState]) -> Opti
         states: By server; servers without states are missing.
 
     Returns:
-        The states. Those that have not the shape of the shard, such as the number of steps, are
-        the states of the first server.
+        The states. States that do not have the shape of the shard, such as the number of steps,
+        come from the first server.
     """
     first = min(states)
     joined = dict(states[first])

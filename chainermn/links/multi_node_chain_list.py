@@ -11,6 +11,7 @@ import chainer
 
 from chainermn import functions
 from chainermn._operations.arguments import is_integer
+from chainermn._operations.common_error import add_note
 from chainermn._types import Model, Object, Variable
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -58,8 +59,9 @@ class MultiNodeChainList(chainer.ChainList):
         Args:
             link: The link that computes it. It gets one argument for each rank in ``rank_in`` (a
                 tuple if a tuple was sent), or the arguments of the model.
-            rank_in: Rank or ranks that send its inputs, in the order of the arguments; this rank
-                for the output of an earlier part on it. ``None`` for the inputs of the model.
+            rank_in: Rank or ranks that send its inputs, in the order of the arguments. Pass
+                this rank itself to use the output of an earlier part on it. ``None`` for the inputs
+                of the model.
             rank_out: Rank or ranks that receive its output. ``None`` for the output of the model;
                 at most one part on each rank.
 
@@ -96,15 +98,16 @@ class MultiNodeChainList(chainer.ChainList):
 
         Args:
             inputs: The inputs of the model.
-            kwds: Those by name, as of batches that are dicts.
+            kwds: The keyword inputs of the model, such as the items of a batch that is a dict.
 
         Returns:
             The output of the part with ``rank_out=None``; if there is none, an empty Variable.
             Call ``backward()`` on it in both cases. ``None`` on a rank without parts.
 
         Raises:
-            ValueError: On all ranks, if a part sends to its own rank and no later part uses it, or
-                a part receives from its own rank and no earlier part has sent. It shows the part.
+            ValueError: On all ranks, if a part sends to its own rank and no later part receives the
+                output, or a part receives from its own rank and no earlier part has sent. The
+                message shows the part.
                 If parts of several ranks wait for each other, the job is aborted with a report that
                 shows them.
 
@@ -134,16 +137,15 @@ class MultiNodeChainList(chainer.ChainList):
         return graph.close(output)
 
     def _call(self, n: int, args: Sequence[Value], kwds: dict[str, Object]) -> Value:
-        """Call a part; an error, which may only name a function of Chainer, gets a note."""
+        """Call a part; add a note to its errors, which may mention only a Chainer function."""
         try:
             return self[n](*args, **kwds)
         except Exception as error:
-            if hasattr(error, 'add_note'):  # Python 3.11 and later
-                part, _, _ = self._described_parts()[n]
-                inputs = ', '.join(
-                    f'{x.dtype} {x.shape}' if hasattr(x, 'shape') and hasattr(x, 'dtype') else
-                    type(x).__name__ for each in args for x in as_tuple(each))
-                error.add_note(f'in {part} on rank {self._comm.rank}, with inputs {inputs}')
+            part, _, _ = self._described_parts()[n]
+            inputs = ', '.join(
+                f'{x.dtype} {x.shape}' if hasattr(x, 'shape') and hasattr(x, 'dtype') else
+                type(x).__name__ for each in args for x in as_tuple(each))
+            add_note(error, f'in {part} on rank {self._comm.rank}, with inputs {inputs}')
             raise
 
     def _described_parts(self) -> list[tuple[str, list[int] | None, list[int] | None]]:

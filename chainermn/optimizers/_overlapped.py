@@ -8,10 +8,10 @@
     step                                        with all means
 
 Parameters are assigned to buckets in the order in which backward finishes them on rank 0 in the
-first update, also after resuming. The exchange of a bucket starts when its gradients and all
-previous buckets are complete, so the order is the same on all ranks. Gradients that are missing at
-the end of backward, such as the gradients of a layer that this rank's loss did not use, are
-exchanged then.
+first update of each run, also of a resumed one. The exchange of a bucket starts when its gradients
+and all previous buckets are complete, so the order is the same on all ranks. Gradients that are
+missing at the end of backward, such as the gradients of a layer that this rank's loss did not use,
+are exchanged then.
 """
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from chainermn.optimizers._sharded_states.partition import Shard
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
 
-#: Bytes of a bucket below which its exchange takes hardly less time.
+#: Bytes of the smallest useful bucket: the exchange of a smaller one takes nearly as long.
 _SMALLEST = 2**20
 
 
 class Overlapped(GradientAveraging):
-    """Gradients are exchanged in buckets during backward; at once if that does not pay off.
+    """Exchanges gradients in buckets during backward, or all after it if that takes less time.
 
     Args:
         actual_optimizer, communicator, zero_fill, compression: See :class:`GradientAveraging`.
@@ -74,7 +74,7 @@ class Overlapped(GradientAveraging):
         """Forget the gradients of an update."""
         #: Gradients that were complete before the end of backward, by path.
         self._early: dict[str, Array] = {}
-        #: Of the submitted gradients, by path.
+        #: Means of the submitted gradients, by path.
         self._means: dict[str, Array] = {}
         self._n_submitted = 0  # buckets
         #: Paths of gradients that changed after they were submitted.
@@ -136,7 +136,7 @@ class Overlapped(GradientAveraging):
                 {path: params[path].array.nbytes for path in paths}, self._bucket_bytes)])
 
     def _rollback(self, *args: Collection[str]) -> None:
-        if not (self.buckets and self._queue.pending):  # otherwise once they are cancelled
+        if not (self.buckets and self._queue.pending):  # else they are when cancelled
             super()._rollback(*args)
 
     def _mean(self, shards: Sequence[Shard] | None) -> None:

@@ -217,7 +217,7 @@ CAUSES = {
         lambda p, old, x, n: changed_value(old(x, n), 2, 1.) if n == AT else old(x, n))), True),
     'order in the batch': Cause(BATCH, AT, replaced(
         indices=lambda p, old, n: old(n)[::-1] if n == AT else old(n)),
-        note='same examples in another order'),
+        note='same examples in a different order'),
     'a normalization': Cause(BATCH, 1, replaced(
         transform=lambda p, old, x, n: old(x, n) / np.float32(1.01))),
     'float64 data': Cause(BATCH, 1, replaced(

@@ -58,12 +58,12 @@ class Trace:
         self._parts = {id(part) for part in [*model.links(), *model.params()]}
         self._nodes: dict[Any, Reference] = {}
         self._arrays: dict[Any, Reference] = {}
-        self._owners: list[Any] = []  # memory must not be used again while it identifies arrays
+        self._owners: list[Any] = []  # kept, so that memory that identifies arrays is not reused
         self._random = _random_state()
         self.is_inside = False
 
     def place(self) -> str:
-        """Return the link and the line of the program that is running."""
+        """Return the link and the line of the program that are being executed."""
         frame = _frame()
         link = self._links[-1] if self._links else ''
         if link:
@@ -80,11 +80,12 @@ class Trace:
         """Raise an error if the model drew random numbers in a way that the trace does not show."""
         if _random_state() != self._random:
             raise ConversionError(
-                'The model cannot be converted: it draws random numbers outside of Chainer\'s '
-                f'functions and without np.random.normal, uniform or gumbel ({self.place()}).')
+                'The model cannot be converted: it draws random numbers other than with '
+                "Chainer's functions or np.random.normal, uniform and gumbel "
+                f'({self.place()}).')
 
     def check_links(self) -> None:
-        """Raise an error if the model has created links or parameters, which nobody trained."""
+        """Raise an error if the run created links or parameters: they are untrained."""
         for path, part in [*self.model.namedlinks(), *self.model.namedparams()]:
             if isinstance(part, chainer.Link | Parameter) and id(part) not in self._parts:
                 raise ConversionError(
@@ -197,9 +198,9 @@ class Trace:
                 return result
             raise ConversionError(
                 f'The model cannot be converted: numpy.{name} gets an array that depends on the '
-                'inputs, and returns no array or changes one, so all inputs would give the result '
-                f'of the example ({self.place()}{self.source()}). Use functions of '
-                'Chainer instead.')
+                'inputs, and returns no array or changes one in place. The module would return the '
+                f'result of the example for every input ({self.place()}{self.source()}). Use '
+                "Chainer's functions instead.")
         if name not in NUMPY or _is_lost((args, kwargs)) or not isinstance(
                 result, np.ndarray | np.generic):
             return _marked(result, Lost(f'numpy.{name} ({self.place()})'))
@@ -298,12 +299,12 @@ def trace_again(first: Trace, inputs: tuple[Any, ...], seed: int) -> Trace:
 
 
 def run_again(first: Trace) -> Callable[[Trace, tuple[Any, ...], int], Trace]:
-    """Return ``trace_again``, or a function that records results only, if these are not random."""
+    """Return ``trace_again`` if the model draws random numbers, else one that records outputs."""
     return trace_again if any(call.name in DRAWN for call in first.calls) else _results
 
 
 def _results(first: Trace, inputs: tuple[Any, ...], seed: int) -> Trace:
-    """Run the model of a record with other inputs, and return the record with other results."""
+    """Run the model of a record with other inputs, and return its record with the new outputs."""
     record = Trace(first.model, inputs, first.train, first.call)
     record.calls, record.outputs = first.calls, first.outputs
     with unchanged(first.model) as state, chainer.using_config(
@@ -343,7 +344,7 @@ def _output(value: Any, record: Trace) -> Reference:
 
 
 def _frame() -> types.FrameType:
-    """Return the frame of the program that is running."""
+    """Return the innermost frame outside of libraries."""
     frame = sys._getframe(2)
     while frame.f_back is not None and is_library(frame.f_globals.get('__name__', '')):
         frame = frame.f_back
@@ -351,7 +352,7 @@ def _frame() -> types.FrameType:
 
 
 def is_library(module: str) -> bool:
-    """Whether a module is no part of the program."""
+    """Return whether a module belongs to a library, not to the program."""
     return module.partition('.')[0] in (
         'chainer', 'chainer_compat', 'chainermn', 'numpy')
 

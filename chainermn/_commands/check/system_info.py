@@ -31,7 +31,7 @@ _SIZES = 'PMI_SIZE', 'OMPI_COMM_WORLD_SIZE', 'PMIX_SIZE'
 _RANKS = 'PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK'
 
 
-#: Variables that limit the threads of a rank. BLAS libraries prefer their own one.
+#: Variables that limit the threads of a rank. Each BLAS library prefers its own.
 _THREADS = 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS'
 
 
@@ -56,7 +56,7 @@ class ProcessInfo(NamedTuple):
 
     software: dict[str, Info]
     host: str
-    cores: frozenset[int]  # the numbers of those that it may use
+    cores: frozenset[int]  # numbers of the cores that it may use
     threads: int  # of NumPy's matrix operations
     devices: list[str]
 
@@ -148,13 +148,13 @@ def _chainer(devices: list[str]) -> Info:
     if version != _CHAINER:
         return info._replace(problem=Advice(
             'unsupported-version', f'Chainer {version} is installed, but ChainerMN 8 needs '
-            f'{_CHAINER}, which it contains. Remove the other one: '
+            f'{_CHAINER}, which is part of it. Remove the separate Chainer: '
             f'{sys.executable} -m pip uninstall chainer'))
     return _add_compute_dtype(_add_gpu_advice(info, devices), devices)
 
 
 def _add_gpu_advice(info: Info, devices: list[str]) -> Info:
-    """Add what makes convolutions on a GPU faster, if they are slow."""
+    """Add a hint on how to speed up convolutions on a GPU, if they are slow."""
     mode = getattr(importlib.import_module('chainer').config, 'use_torch', 'never')
     advice = _why_slow_on_gpu(devices) if mode != 'never' else ''
     return info._replace(hint=Advice('slow-convolutions', advice)) if advice else info
@@ -279,7 +279,8 @@ def _cuda(devices: list[str]) -> Info:
 
 def _nccl(devices: list[str]) -> Info:
     if not nccl._available:
-        hint = _missing(f'NCCL is faster between GPUs. Install it: {_pip("nvidia-nccl-cu12")}')
+        hint = _missing('NCCL makes communication between GPUs faster. Install it: '
+                        f'{_pip("nvidia-nccl-cu12")}')
         return Info('none', hint=hint if devices else None)
     number = nccl.get_version()
     version = f'{number // 10000}.{number // 100 % 100}.{number % 100}'

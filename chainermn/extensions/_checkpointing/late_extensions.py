@@ -98,8 +98,8 @@ class _Loader(NamedTuple):
                     except KeyError as error:
                         raise ValueError(
                             f'the extension {name} cannot load the state that was saved under this '
-                            f'name: it has no {error.args[0]}. If it is another extension, give it '
-                            'another name: trainer.extend(..., name=...)') from error
+                            f'name: that has no {error.args[0]}. If this is a different extension, '
+                            'give it a different name: trainer.extend(..., name=...)') from error
 
 
 class _Extensions(collections.OrderedDict[str, Object]):

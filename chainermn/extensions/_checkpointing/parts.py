@@ -82,7 +82,7 @@ class _Dictionary:
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         for name, each in self.objects.items():
             if not isinstance(name, str):
-                raise TypeError(f'the names of the parts of a state are text, not {name!r}')
+                raise TypeError(f'the keys of a state must be strings, not {name!r}')
             if not hasattr(each, 'serialize'):
                 raise TypeError(
                     f'{name!r} is of type {type(each).__name__}, which Chainer cannot serialize. '

@@ -161,7 +161,7 @@ def find_problem(path: str, rank: int, first: Tag | None) -> str | None:
         if tag is not None and not _has_right_digest(path):
             problem: str | None = 'the SHA-256 is wrong'
         elif (tag and tag.save) != (first and first.save):
-            problem = 'is of another save than the first file'
+            problem = 'belongs to a different checkpoint than the first file'
         elif tag is not None and tag.rank != rank:
             problem = f'is the file of rank {tag.rank}'
         else:

@@ -157,10 +157,10 @@ def _warnings(comm: CommunicatorBase, selection: Selection, group: CommunicatorB
                'so they start from scratch: ' + ', '.join(new_extensions))
     if has_sums and group is not None and not selection.is_for_all and (
             group.size > 1 and group.rank == 0):
-        yield (f'iteration {selection.iteration} is between the updates of a step '
-               f'(n_accumulations), and {group.size} ranks share its file: all of them continue '
-               'with the gradients that one rank accumulated. Use replica sets of one rank, or '
-               'chainermn.create_multi_node_checkpointer.')
+        yield (f'iteration {selection.iteration} was saved in the middle of a gradient '
+               f'accumulation (n_accumulations), and {group.size} ranks share its file, so all of '
+               'them continue with the gradients that one rank accumulated. Use replica sets of '
+               'one rank, or chainermn.create_multi_node_checkpointer.')
     if comm.rank == 0 and selection.size not in (None, comm.size):
         text = (f'iteration {selection.iteration} was saved by {selection.size} ranks and is '
                 f'loaded on {comm.size}: the order of the data and the random numbers will differ '

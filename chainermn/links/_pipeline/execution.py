@@ -8,6 +8,7 @@ from typing import NamedTuple
 import chainer
 from chainer.utils import force_array
 
+from chainermn._operations.common_error import add_note
 from chainermn._types import Array, Model, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.links._pipeline.messages import Message, StageMessages, ahead
@@ -80,8 +81,7 @@ class Execution:
                 try:
                     run(stage, step.micro_batch)
                 except Exception as error:
-                    if hasattr(error, 'add_note'):  # Python 3.11 and later
-                        error.add_note(f'in {stage.step_text(step.micro_batch, step.is_forward)}')
+                    add_note(error, f'in {stage.step_text(step.micro_batch, step.is_forward)}')
                     raise
             self._messages.finish()
 

@@ -6,6 +6,7 @@ from typing import NoReturn, TypeAlias
 
 import chainer
 
+from chainermn._operations.common_error import add_note
 from chainermn._types import Model, Object, Parameter, Variable
 from chainermn.links._pipeline.stages import ListedLink, Stage
 from chainermn.links.multi_node_chain_list import MultiNodeChainList, Value
@@ -86,8 +87,8 @@ class RankModel:
             except Exception as error:
                 may_be_target = stage.has_inputs and len(args) > 1 and (
                     self._lossfun is None and not self._is_wrapped)
-                if may_be_target and hasattr(error, 'add_note'):  # Python 3.11 and later
-                    error.add_note(_TARGET)
+                if may_be_target:
+                    add_note(error, _TARGET)
                 raise
         return self._loss(batch, args, y) if stage.has_output else y
 

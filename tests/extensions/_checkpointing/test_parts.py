@@ -49,7 +49,7 @@ def test_buffers_and_states_of_iterators():
 @pytest.mark.parametrize('target, text', [
     ({'epoch': 3}, "'epoch' is of type int, which Chainer cannot serialize"),
     ({'a': np.zeros(2)}, "'a' is of type ndarray, which"),
-    ({1: chainer.links.Linear(1, 1)}, 'the names of the parts of a state are text, not 1')])
+    ({1: chainer.links.Linear(1, 1)}, 'the keys of a state must be strings, not 1')])
 def test_parts_that_cannot_be_serialized(target, text):
     with pytest.raises(TypeError, match=text):
         state.copy_state(SavedParts(target).whole)

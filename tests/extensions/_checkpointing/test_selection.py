@@ -61,7 +61,7 @@ def test_files_of_two_runs_are_not_taken_for_one(comm, names):
     """Two runs were killed while they saved the same iteration."""
     save(comm, names, 1)
     save(comm, names, 2, save='a' if comm.rank else 'b')
-    assert selected(comm, names, '(?s)iteration 2\n.*rank 1: .* is of another save') == 1
+    assert selected(comm, names, '(?s)iteration 2\n.*rank 1: .* to a different checkpoint') == 1
 
 
 @pytest.mark.mpi(min_size=2)
@@ -122,7 +122,7 @@ def test_a_file_of_chainermn_7_and_one_of_ours_are_no_save(comm, names, old):
     for iteration in (1, 2):
         save(comm, names, iteration)
     on(comm, old, write_old, names, old, 2)
-    assert selected(comm, names, 'is of another save than the first file') == 1
+    assert selected(comm, names, 'belongs to a different checkpoint than the first file') == 1
 
 
 def test_files_of_chainermn_7_of_more_ranks(comm, tmp_path):
