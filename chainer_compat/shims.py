@@ -4,7 +4,7 @@ import importlib
 
 from chainer_compat.dialect import silent_changes
 
-#: Shims of one module of Chainer are applied in this order: a later one wraps what an earlier one
+#: Shims of one Chainer module are applied in this order: a later one wraps what an earlier one
 #: has put there.
 MODULES = (
     'fixes.chainer_bugs', 'fixes.cupy_changes', 'fixes.example_programs', 'dialect.silent_changes',

@@ -13,7 +13,7 @@ from chainermn.extensions import _trainer_changes
 def apply() -> None:
     """Make all changes."""
     environment.set_mpi_defaults()
-    # Forked children: they are no ranks, so they exit without MPI_Finalize.
+    # Forked children: they are not ranks, so they exit without MPI_Finalize.
     forked.skip_mpi_finalize_in_children()
     # sys.excepthook and SystemExit: a rank that fails aborts the job.
     global_except_hook._add_hook_if_enabled()

@@ -347,7 +347,7 @@ def shared_memory() -> set[str]:
 def _abort_function(status: int) -> Callable[[], object] | None:
     """Return a function that aborts the job; ``None`` if there are no other processes."""
     if not _is_installed():
-        return None  # a forked child, such as a worker of MultiprocessIterator, is no rank
+        return None  # a forked child, such as a worker of MultiprocessIterator, is not a rank
     # Not imported here: importing it initializes MPI, which waits for the other processes.
     mpi = sys.modules.get('mpi4py.MPI')
     if mpi is not None and mpi.Is_initialized():

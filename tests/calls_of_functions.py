@@ -1,4 +1,4 @@
-"""A call of every function of Chainer."""
+"""A call of every Chainer function."""
 
 import chainer
 import chainer.functions as F

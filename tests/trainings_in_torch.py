@@ -12,7 +12,7 @@ def train(optimizer, data):
 
 
 def train_in_torch(module, optimizer, data):
-    """Update a module of PyTorch in the same way."""
+    """Update a PyTorch module in the same way."""
     for x, t in data:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(module(torch.tensor(x)), torch.tensor(t)).backward()

@@ -87,7 +87,7 @@ def _cudnn_attribute(name: str) -> property:
     def set_value(self: Any, value: bool) -> None:
         warn(f'{name} is an attribute of Chainer 1: use chainer.using_config({key!r}, ...).')
         if name == 'use_cudnn':
-            vars(self).get('_old_options', {}).pop(key, None)  # 'always' is no option
+            vars(self).get('_old_options', {}).pop(key, None)  # 'always' is not an option
             set_options(self, {key: 'always' if value else 'never'})
         else:
             set_options(self, {key: bool(value)})

@@ -39,7 +39,7 @@ def init(device: Any = None) -> None:
 
 
 def allocate(name: str, like: Any, *args: Any, dtype: Any = 'float32', stream: None = None) -> Any:
-    """Call a function of CuPy with the arguments that it had in ``chainer.cuda``."""
+    """Call a CuPy function with the arguments that it had in ``chainer.cuda``."""
     init()
     import cupy
 

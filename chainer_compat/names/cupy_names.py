@@ -194,7 +194,7 @@ def _has_old_names(module: str) -> bool:
 
 
 def complete(module: ModuleType) -> None:
-    """Let a module of CuPy find its old names. Idempotent.
+    """Let a CuPy module find its old names. Idempotent.
 
     Args:
         module: The module, which has been executed.

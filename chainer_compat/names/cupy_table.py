@@ -147,7 +147,7 @@ GONE = {
     **dict.fromkeys(
         ('cupy.cuda.cudnn', 'cupy.cuda.cudnn_enabled', 'cupy.cudnn', 'cupyx.cudnn',
          'cupy_backends.cuda.libs.cudnn', 'cupyx.tools.install_library.install_cudnn'),
-        'CuPy 14 has no cuDNN. Use functions of Chainer, which use PyTorch if it is installed; or '
+        'CuPy 14 has no cuDNN. Use Chainer functions, which use PyTorch if it is installed; or '
         'install CuPy 13.'),
     **dict.fromkeys(
         ('cupy.array_api', 'cupy.array_api.*'),

@@ -115,7 +115,7 @@ def issctype(rep: Any) -> bool:
 
 
 def issubclass_(arg1: Any, arg2: Any) -> bool:
-    """Return whether something is a subclass; false if it is no class."""
+    """Return whether something is a subclass; false if it is not a class."""
     try:
         return issubclass(arg1, arg2)
     except TypeError:
@@ -155,7 +155,7 @@ class Cast(dict[Any, Any]):
 FUNCTIONS = [alen, asfarray, asscalar, find_common_type, in1d, issctype, issubclass_, issubsctype,
              msort, obj2sctype, sctype2char]
 CONSTANTS = {'NINF': -float('inf'), 'NZERO': -0., 'PZERO': 0.}
-# Names that moved to another module of NumPy.
+# Names that moved to another NumPy module.
 MOVED = {
     'AxisError': 'exceptions', 'ComplexWarning': 'exceptions', 'TooHardError': 'exceptions',
     'VisibleDeprecationWarning': 'exceptions', 'RankWarning': 'exceptions',

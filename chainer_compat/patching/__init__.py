@@ -1,1 +1,1 @@
-"""How modules of Chainer are changed while they are imported, without changing its files."""
+"""How Chainer modules are changed while they are imported, without changing its files."""

@@ -1,4 +1,4 @@
-"""The loader that applies shims while a module of Chainer is imported.
+"""The loader that applies shims while a Chainer module is imported.
 
 Chainer's .pyc files still contain the original. Edited code has its own .pyc files, beside
 this package's. Where they cannot be written, it is compiled at every import, which is slow, so only
@@ -24,7 +24,7 @@ BETWEEN = '\n\n\n'
 
 
 def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
-    """Return the spec of a module of Chainer, with our loader; ``None`` if it has no shims."""
+    """Return the spec of a Chainer module, with our loader; ``None`` if it has no shims."""
     if name in moved:
         return ModuleSpec(name, MovedLoader(partial(importlib.import_module, moved[name])))
     if name not in edits and name not in patches:

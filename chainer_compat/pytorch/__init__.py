@@ -14,7 +14,7 @@ stay NumPy or CuPy arrays, and share their memory with tensors.
 The environment variable ``CHAINER_USE_TORCH`` sets the default. What PyTorch does not support,
 Chainer computes, without a message. ``python -m chainer_compat`` shows what is used.
 
-``expressions`` is the table: what each function of Chainer is in PyTorch. ``recording`` computes
+``expressions`` is the table: what each Chainer function is in PyTorch. ``recording`` computes
 runs of functions by it, on the CPU, and ``runs`` their gradients; ``kernels`` compute single
 functions. ``dispatch`` decides for each call, and ``tensors`` converts. ``conversion`` builds
 PyTorch modules and ONNX files from the same table.

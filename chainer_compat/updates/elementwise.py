@@ -1,4 +1,4 @@
-"""Elementwise kernels of CuPy, launched once for the arrays of many parameters.
+"""Elementwise CuPy kernels, launched once for the arrays of many parameters.
 
 Chainer's update rules and hooks launch a kernel for each parameter. They make it by
 :func:`elementwise`, so that the call for one parameter can be recorded; :func:`launch` then builds

@@ -2,7 +2,7 @@
 
 Chainer calls the rule of each parameter. For small parameters, most of the time is spent in calls;
 for large ones, each operation of a rule reads them from memory again. Here, parameters with equal
-rules are updated together: by one kernel of PyTorch, in blocks (block_updates.py), or on a GPU by
+rules are updated together: by one PyTorch kernel, in blocks (block_updates.py), or on a GPU by
 one launch (device_updates.py).
 
 Only Chainer's own classes are updated together. Everything else runs as it is, in its turn.
@@ -202,7 +202,7 @@ def _is_accepted(rule: Any) -> bool:
 
 def _key(member: Member, rule: Any, loss_scale: float | None, are_numbers: dict[int, bool]
          ) -> Hashable | None:
-    """Return what is equal for members of a group; ``None`` if a hyperparameter is no number."""
+    """Return what is equal for members of a group; ``None`` if a hyperparameter is not a number."""
     own = rule.hyperparam.__dict__
     parent = own.get('_parent')
     kind: Hashable = member.kind if loss_scale is None else (member.kind, loss_scale)

@@ -155,7 +155,7 @@ def updates_in_blocks(module: Any) -> None:
 
     It was memory-bound. Results are bitwise identical.
     """
-    # Imported before a program can replace methods of Chainer, which they remember.
+    # Imported before a program can replace Chainer methods, which they remember.
     from chainer_compat.updates import one_pass, optimizer_steps  # noqa: F401
 
     rule = getattr(module, RULES[module.__name__])

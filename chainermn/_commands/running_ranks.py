@@ -25,7 +25,7 @@ def job(process: int) -> str | None:
     """Return an identifier of the job of a rank.
 
     Returns:
-        ``None`` if the process belongs to another user, or is no rank that has created a
+        ``None`` if the process belongs to another user, or is not a rank that has created a
         communicator.
     """
     found = _file(process)

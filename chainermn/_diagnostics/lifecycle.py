@@ -42,7 +42,7 @@ class Check(Protocol):
 
 
 class _Lifecycle(runtime.ProcessState):
-    """What the end of this process needs. A forked child is no rank, so it starts with nothing."""
+    """What the end of this process needs. A forked child is not a rank, so it needs nothing."""
 
     def __init__(self) -> None:
         #: In order of creation, which is the same on all their ranks.

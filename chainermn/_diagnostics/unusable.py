@@ -1,7 +1,7 @@
 """Unusable communicators raise an error instead of waiting for ranks that will not come.
 
 A communicator becomes unusable when it is finalized, when the program ends, and in a forked child,
-which is no rank.
+which is not a rank.
 """
 from __future__ import annotations
 

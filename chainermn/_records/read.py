@@ -64,7 +64,7 @@ class RecordedRank:
     def row(self, index: int) -> Row:
         """Return what an update has, by column."""
         row = dict(zip(COLUMNS, self.lines[index].split(' '), strict=True))
-        row['copied'] = str(_COPIED.strip() == row['mean'])  # whether it is no step
+        row['copied'] = str(_COPIED.strip() == row['mean'])  # whether it is not a step
         return row
 
     def call(self, index: int) -> int:
@@ -73,7 +73,7 @@ class RecordedRank:
         return int(call) if call.isdigit() else index
 
     def position(self, call: int) -> int:
-        """Return the position of the first update that is no earlier than a call."""
+        """Return the position of the first update that is not earlier than a call."""
         return bisect.bisect_left(range(len(self)), call, key=self.call)
 
     def columns(self, names: Iterable[str], begin: int = 0, end: int | None = None

@@ -80,7 +80,7 @@ class Opener:
                          'function that opens a path and returns an object with len() and [index]')
 
     def measure(self, shard: Object) -> tuple[int, int]:
-        """Return the numbers of samples and of bytes; -1 if it is no file."""
+        """Return the numbers of samples and of bytes; -1 if it is not a file."""
         opened = retried(lambda: self.open(shard))
         try:
             return len(opened), size_of(shard)

@@ -13,7 +13,7 @@ from chainermn._types import Object
 
 _NAME = re.compile(r'((?:.*/)?[^./][^./]*)\.([^/]+)', re.DOTALL)
 
-#: Members that are no files: a label, and a list of files in an incremental backup.
+#: Members that are not files: a label, and a list of files in an incremental backup.
 _LABEL, _LIST = b'V', b'D'
 
 #: Symbolic links that are followed, one after another.

@@ -153,7 +153,7 @@ def span(name: str, category: str = '') -> AbstractContextManager[None]:
     """Count the body of the with statement as an activity, if somebody watches.
 
     Args:
-        name: The name of a span; those that are no activity belong to the one around them.
+        name: The name of a span; spans that are not an activity belong to the one around them.
         category: As for the timeline.
     """
     activities = runtime.get(_Watched).activities

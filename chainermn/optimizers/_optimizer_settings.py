@@ -283,7 +283,7 @@ def _others(hooks: Hooks) -> Iterator[str]:
 
 
 def _arguments(hook: Object) -> dict[str, Object]:
-    """Return the numbers with which a hook of Chainer changes gradients."""
+    """Return the numbers with which a Chainer hook changes gradients."""
     if not isinstance(hook, _HOOKS_OF_CHAINER):
         return {}
     return {name: _comparable(vars(hook)[name]) for name in _ARGUMENTS if name in vars(hook)}

@@ -1,4 +1,4 @@
-"""Every function of Chainer runs without a warning, and its first two derivatives are right.
+"""Every Chainer function runs without a warning, and its first two derivatives are right.
 
 Warnings are errors in these tests. Derivatives are compared with finite differences, and results
 with NumPy where it has the same function; test_references.py has more tests of the patched ones.

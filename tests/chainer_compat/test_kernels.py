@@ -55,7 +55,7 @@ def source(kernel, arguments):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Lets GPU functions of Chainer run on NumPy arrays; gives the source of their kernels."""
+    """Lets Chainer's GPU functions run on NumPy arrays; gives the source of their kernels."""
     sources = {}
 
     class Elementwise:

@@ -304,7 +304,7 @@ def test_link(gpu, name, dtype, scalar):
     check_same(on_cpu, on_gpu, tolerance, numbers=name not in RANDOM_LINKS)
 
 
-#: The optimizers of Chainer that update by a rule.
+#: The Chainer optimizers that update by a rule.
 OPTIMIZERS = sorted(name for name, each in inspect.getmembers(optimizers, inspect.isclass)
                     if issubclass(each, chainer.optimizer.GradientMethod))
 

@@ -238,7 +238,7 @@ class Dropout(Block):
 
 
 class Noise(Block):
-    """Random numbers of NumPy that are no function of Chainer."""
+    """Random numbers that NumPy draws, not a Chainer function."""
 
     def build(self):
         self.W = self.array(self.width)

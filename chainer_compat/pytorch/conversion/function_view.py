@@ -1,4 +1,4 @@
-"""A function of Chainer as its expression sees it."""
+"""A Chainer function as its expression sees it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FunctionView:
 
     @property
     def arguments(self) -> Any:
-        """The arguments of a function of NumPy."""
+        """The arguments of a NumPy function."""
         return plain(self._first.function.args)
 
     @property

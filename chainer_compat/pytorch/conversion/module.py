@@ -38,7 +38,7 @@ from chainer_compat.pytorch.conversion.tracing import Trace
 from chainer_compat.pytorch.conversion.tracked_array import Array, plain
 from chainer_compat.pytorch.expressions import EXPRESSIONS, NUMPY
 
-#: A submodule that returns its mode. Unlike ``self.training``, it is no constant after torch.load.
+#: A submodule that returns its mode. Unlike ``self.training``, it is not constant after torch.load.
 MODE = '_is_training'
 
 INFERENCE = ('This module was converted for inference. Convert the model with train=True to train '
@@ -219,7 +219,7 @@ class Builder:
     def _output(self, first: Any, second: Any) -> Any:
         if isinstance(first, Leaf) and identity(first.array) not in self._names:
             raise ConversionError('The model cannot be converted: an output was not computed by '
-                                  'functions of Chainer.')
+                                  'Chainer functions.')
         value = (self.resolve if isinstance(first, Reference) else self.merged)(first, second)
         return value.node if isinstance(value, fx.Proxy) else value
 
@@ -237,8 +237,8 @@ class Builder:
             return self.batch.array(self.constant, first, second)
         raise ConversionError(
             'its input is an array that differs between two runs, but was not computed by '
-            'functions of Chainer: it is random, or depends on the inputs in a way that cannot be '
-            'seen, such as table[x]. Use functions of Chainer, such as F.embed_id(x, table)')
+            'Chainer functions: it is random, or depends on the inputs in a way that cannot be '
+            'seen, such as table[x]. Use Chainer functions, such as F.embed_id(x, table)')
 
     def _get(self, name: str) -> Any:
         key = ('attribute', name)
@@ -309,4 +309,4 @@ def _add_tensors(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -
 
 def _check_name(module: torch.nn.Module, part: str, name: str) -> None:
     if hasattr(module, part) or keyword.iskeyword(part):
-        raise ConversionError(f'{name} contains a name that modules of PyTorch cannot have: {part}')
+        raise ConversionError(f'{name} contains a name that PyTorch modules cannot have: {part}')

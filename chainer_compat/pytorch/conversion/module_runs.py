@@ -193,7 +193,7 @@ class OneByOne(ModuleRun):
 
 def _vector_jacobian_product(node: chainer.FunctionNode, directions: list[Array],
                              used: list[bool], indexes: list[int]) -> dict[int, Array]:
-    """Return the gradients of some inputs of a function of Chainer."""
+    """Return the gradients of some inputs of a Chainer function."""
     gradients = tuple(chainer.Variable(d.copy()) if is_used else None
                       for d, is_used in zip(directions, used, strict=True))
     with chainer.using_config('use_torch', 'never'), chainer.using_config('enable_backprop', False):

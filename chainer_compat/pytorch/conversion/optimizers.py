@@ -1,4 +1,4 @@
-"""``to_torch_optimizer``: convert an optimizer of Chainer to PyTorch, and its state back.
+"""``to_torch_optimizer``: convert a Chainer optimizer to PyTorch, and its state back.
 
 Each update rule of Chainer has an entry in :data:`KINDS`. Hooks become options of PyTorch's
 optimizer where these do the same, and functions that run before each step otherwise.
@@ -108,7 +108,7 @@ _ADAMW = _ADAM._replace(make=torch.optim.AdamW, has_weight_decay=False)
 
 def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
                        ) -> torch.optim.Optimizer:
-    """Return an optimizer of PyTorch that continues where Chainer's stopped.
+    """Return a PyTorch optimizer that continues where Chainer's stopped.
 
     It has the state of each parameter, also with hyperparameters of its own. Parameters with
     ``disable_update()`` get ``requires_grad=False``. The hooks WeightDecay, GradientClipping,
@@ -172,7 +172,7 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
 
 def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.optim.Optimizer,
                          module: torch.nn.Module) -> None:
-    """Copy the state of an optimizer of PyTorch into one of Chainer's.
+    """Copy the state of a PyTorch optimizer into one of Chainer's.
 
     Args:
         optimizer: An optimizer of the same kind, set up with the model. Its hyperparameters are not
@@ -194,7 +194,7 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
     known = {id(each) for group in torch_optimizer.param_groups for each in group['params']}
     if missing := [name for name, _, new in used if id(new) not in known]:
         raise ConversionError(
-            f'The optimizer of PyTorch does not update these parameters of the module: '
+            f'The PyTorch optimizer does not update these parameters of the module: '
             f'{", ".join(missing[:4])}{", ..." * (len(missing) > 4)}. Pass the module whose '
             'parameters it was created with; for parameters that stay frozen, call '
             'disable_update() in Chainer first.')
@@ -210,7 +210,7 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
                         'shard_states=True and was updated. Set it up with the model again first')
                 if found and found.get(theirs) is None:
                     raise ConversionError(
-                        f'The optimizer of PyTorch has no state {theirs!r} of {name}')
+                        f'The PyTorch optimizer has no state {theirs!r} of {name}')
                 factor = _named(name, functools.partial(kind.factor, rule.hyperparam))
                 values.append((rule.state[ours], found[theirs].detach().cpu().numpy() / factor
                                if found else 0))
@@ -337,7 +337,7 @@ def _named(name: str, call: Callable[[], T]) -> T:
 
 
 def remaining_hooks(optimizer: Any, kind: RuleInTorch) -> tuple[list[Any], float]:
-    """Return the hooks that are no options in PyTorch, and the option ``weight_decay``."""
+    """Return the hooks that are not options in PyTorch, and the option ``weight_decay``."""
     hooks, after = _hooks_of(actual(optimizer))
     if after:
         raise ConversionError(

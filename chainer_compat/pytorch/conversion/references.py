@@ -46,7 +46,7 @@ Reference = Input | Output | Detached | Leaf
 
 
 class NumpyFunction:
-    """A function of NumPy, with its arguments."""
+    """A NumPy function, with its arguments."""
 
     def __init__(self, name: str, args: Any, kwargs: Any) -> None:
         self.name, self.args, self.kwargs = name, args, kwargs

@@ -29,7 +29,7 @@ _REASONS = {
     'chainer': 'it has no entry',
     'chainermn': 'it communicates with other ranks. Convert a model that one rank can compute, and '
                  'copy the parameters of the other ranks to it',
-    '': 'it is not a function of Chainer. Use one of Chainer, or convert a function without it, '
+    '': 'it is not a Chainer function. Use one of Chainer, or convert a function without it, '
         'with call='}
 
 

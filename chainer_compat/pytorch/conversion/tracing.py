@@ -129,7 +129,7 @@ class Trace:
             if isinstance(value.reference, Lost):
                 raise ConversionError(
                     f'its input was computed from inputs of the model by {value.reference.name}, '
-                    'which has no expression in PyTorch. Use functions of Chainer instead')
+                    'which has no expression in PyTorch. Use Chainer functions instead')
             return value.reference
         known = self._arrays.get(identity(value))
         if known is None:
@@ -188,7 +188,7 @@ class Trace:
         return apply
 
     def numpy_function(self, name: str, args: Any, kwargs: Any, result: Any) -> Any:
-        """Record a function of NumPy, and return its result with its origin."""
+        """Record a NumPy function, and return its result with its origin."""
         if self.is_inside:
             return result
         if name == 'copy':

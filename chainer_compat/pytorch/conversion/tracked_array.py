@@ -2,7 +2,7 @@
 
 During a traced run, the model gets such arrays as inputs, and as ``variable.array``. NumPy
 functions with an expression become part of the graph. All others mark their result: it raises an
-error as soon as a function of Chainer, or an ``if``, uses it.
+error as soon as a Chainer function, or an ``if``, uses it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ SIZED_BY_VALUES = {f'numpy.{name}' for name in (
 class Recorder(Protocol):
     """The traced run, as far as arrays need it."""
 
-    is_inside: bool  # whether a function of Chainer is running
+    is_inside: bool  # whether a Chainer function is running
 
     def numpy_function(self, name: str, args: Any, kwargs: Any, result: Any) -> Any:
-        """Record a function of NumPy, and return its result with its origin."""
+        """Record a NumPy function, and return its result with its origin."""
 
     def place(self) -> str:
         """Return the link and the line of the program that is running."""

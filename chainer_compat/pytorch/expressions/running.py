@@ -13,7 +13,7 @@ from chainer_compat.pytorch.unsupported import Unsupported
 
 
 class Retained(NamedTuple):
-    """What ``backward`` of a function of Chainer reads, beside options of the function."""
+    """What ``backward`` of a Chainer function reads, beside options of the function."""
 
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()

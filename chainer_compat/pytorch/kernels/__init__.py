@@ -1,4 +1,4 @@
-"""Kernels of PyTorch that compute single functions of Chainer.
+"""Kernels of PyTorch that compute single Chainer functions.
 
 They compute on a GPU, and on the CPU where runs of functions are not recorded: while somebody
 watches, for example. Each module contains the kernels of one family, and is imported with PyTorch,

@@ -16,7 +16,7 @@ from chainer.links.rnn.n_step_rnn import NStepRNNBase, argsort_list_descent
 from chainer_compat.pytorch.kernels import n_step_rnn
 from chainer_compat.pytorch.unsupported import Unsupported
 
-#: Cells of the links of Chainer, and whether they are bidirectional, by their method ``rnn``.
+#: Cells of Chainer's links, and whether they are bidirectional, by their method ``rnn``.
 _LINKS: dict[Callable[..., object], tuple[n_step_rnn.Cell, bool]] = {
     L.NStepLSTM.rnn: (n_step_rnn.LSTM, False), L.NStepBiLSTM.rnn: (n_step_rnn.LSTM, True),
     L.NStepGRU.rnn: (n_step_rnn.GRU, False), L.NStepBiGRU.rnn: (n_step_rnn.GRU, True),

@@ -14,7 +14,7 @@ from chainer.configuration import global_config
 from chainer_compat.pytorch.tensors import compute_dtype, gpu_arrays, memory_format, process
 from chainer_compat.pytorch.unsupported import Unsupported
 
-#: An expression of PyTorch's for a function of Chainer, called with it and tensors.
+#: An expression of PyTorch's for a Chainer function, called with it and tensors.
 Expression: TypeAlias = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))

@@ -8,7 +8,7 @@ SIGINT and SIGTERM end the job: mpiexec gets the first of them, and is killed if
 after GRACE seconds, or at the next SIGINT. SIGUSR1 and SIGUSR2 are forwarded to mpiexec.
 
 It forwards the output of mpiexec. After a signal that ends the job, it leaves out that the signal
-has ended the ranks, since this is no failure.
+has ended the ranks, since this is not a failure.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares functions of Chainer with plain NumPy, forward and backward.
+"""Compares Chainer functions with plain NumPy, forward and backward.
 
 Of the functions here each output is linear in each input, or nearly: so the derivatives of the
 NumPy references, by which the gradients are checked, come from differences with hardly an error.

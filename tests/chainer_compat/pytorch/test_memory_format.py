@@ -19,7 +19,7 @@ def are_last(x):
 
 
 class Blocks(chainer.Chain):
-    """Each function with a kernel, and functions of NumPy in between."""
+    """Each function with a kernel, and NumPy functions in between."""
 
     def __init__(self, n_channels=3, groups=1):
         super().__init__()

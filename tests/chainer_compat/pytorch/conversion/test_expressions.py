@@ -1,4 +1,4 @@
-"""Every function of Chainer has an expression with the same outputs and gradients, or a reason.
+"""Every Chainer function has an expression with the same outputs and gradients, or a reason.
 
 The calls are those of ``calls_of_functions``, mostly in float64, where rounding hides nothing.
 """
