@@ -143,7 +143,7 @@ class _Environment(runtime.ProcessState):
         self.is_checked = False
 
 
-def _warn_of_unknown_variables() -> None:
+def _warn_of_variables() -> None:
     """Print a warning once if environment variables of ChainerMN have no effect."""
     if runtime.get(_Environment).is_checked:
         return
@@ -151,6 +151,9 @@ def _warn_of_unknown_variables() -> None:
     for name, nearest in environment.unknown().items():
         streams.write(f'chainermn: warning: the environment variable {name} is unknown and has no '
                       f'effect{f"; did you mean {nearest}?" if nearest else ""}\n')
+    if environment.text(environment.RECORD_DETAILS) and not environment.text(environment.RECORD):
+        streams.write(f'chainermn: warning: {environment.RECORD_DETAILS} has no effect without '
+                      f'{environment.RECORD}\n')
 
 
 @entered('create_communicator')
@@ -210,7 +213,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     for item, value in config.items():
         communicator.set_config(item, value)
     if MPI.COMM_WORLD.rank == 0:
-        _warn_of_unknown_variables()
+        _warn_of_variables()
     if mpi_comm.rank == 0:  # at the end: the warning may be an error, on this rank only
         _warn_of_different_kernels([each.has_torch for each in arguments])
     return communicator

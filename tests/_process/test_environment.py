@@ -114,20 +114,20 @@ def test_variables_of_chainer_and_chainer_compat_are_not_unknown(monkeypatch):
     assert environment.unknown() == {}
 
 
-
-
 def test_one_rank_warns_of_unknown_variables_once(tmp_path):
-    done = run_job(tmp_path, CREATE, CHAINERMN_TIMOUT='60', CHAINERMN_DATA='/data')
+    done = run_job(tmp_path, CREATE, CHAINERMN_TIMOUT='60', CHAINERMN_DATA='/data',
+                   CHAINERMN_RECORD_DETAILS='1')
     assert done.stdout == (
         'chainermn: warning: the environment variable CHAINERMN_DATA is unknown and has no effect\n'
         'chainermn: warning: the environment variable CHAINERMN_TIMOUT is unknown and has no '
-        'effect; did you mean CHAINERMN_TIMEOUT?\n')
+        'effect; did you mean CHAINERMN_TIMEOUT?\n'
+        'chainermn: warning: CHAINERMN_RECORD_DETAILS has no effect without CHAINERMN_RECORD\n')
 
 
 def test_nobody_warns_of_known_variables(tmp_path):
     known = dict.fromkeys(environment.KNOWN - {
         environment.OVERLAY, environment.RUN_FOLDER, environment.RUN_LINK, environment.METRICS,
-        environment.TIMELINE, environment.RECORD}, '1')
+        environment.TIMELINE, environment.RECORD, environment.RECORD_DETAILS}, '1')
     assert run_job(tmp_path, CREATE, **known).stdout == ''
 
 
