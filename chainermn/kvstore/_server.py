@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import chainer
 import numpy as np
 
-from chainermn._operations.common_error import add_note
 from chainermn.communicators.compression import TwoBit
 from chainermn.kvstore import _sharding
 from chainermn.kvstore._optimizer_states import OptimizerState
@@ -207,7 +206,10 @@ def _run(updater: Updater, key: Key, input: Array, stored: Array) -> None:
                 'the updater returned a new array, which has no effect. Change stored in place: '
                 'stored[...] = result, or stored += change; and return nothing')
     except Exception as error:
-        add_note(error, f'in the updater for key {key!r}{_line(updater, error)}')
+        # Python 3.10 has no add_note, but other ranks read the notes.
+        error.__notes__ = [
+            *getattr(error, '__notes__', ()),
+            f'in the updater for key {key!r}{_line(updater, error)}']
         raise
 
 

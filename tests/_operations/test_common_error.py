@@ -1,4 +1,4 @@
-"""Errors that all ranks raise lose the frames of this package, and know which rank prints them."""
+"""Errors that explain a mistake lose the frames of this package; one rank prints a common one."""
 import traceback
 
 import pytest
@@ -23,7 +23,7 @@ def frames(error):
     return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
 
 
-@pytest.mark.parametrize('debug, is_marked', [('0', True), ('1', True), ('', False)])
+@pytest.mark.parametrize('debug, is_marked', [('0', True), ('', False), ('1', True), ('1', False)])
 def test_frames_of_this_package_are_hidden(monkeypatch, debug, is_marked):
     monkeypatch.setenv('CHAINERMN_DEBUG', debug)
     error = caught(raise_internally)
@@ -32,7 +32,15 @@ def test_frames_of_this_package_are_hidden(monkeypatch, debug, is_marked):
     before = frames(error)
     assert before[:2] == ['caught', 'raise_internally'] and len(before) > 2
     common_error.hide_frames(error)
-    assert frames(error) == (before[:2] if debug == '0' else before)
+    assert frames(error) == (before if debug == '1' else before[:2])
+
+
+def test_frames_stay_if_it_could_be_a_mistake_of_this_package():
+    error = caught(lambda: common_error.mark(None, is_printed_here=True))
+    before = frames(error)
+    assert before[-1] == 'mark'
+    common_error.hide_frames(error)
+    assert frames(error) == before
 
 
 def test_frames_stay_if_all_are_internal():
