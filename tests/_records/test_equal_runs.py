@@ -358,7 +358,7 @@ def test_what_is_no_record(tmp_path):
     (tmp_path / 'rank0.txt').write_text('1 2 3\n')
     with pytest.raises(ValueError, match='is not a run record, or was written by another version'):
         RecordedRun(tmp_path)
-    with pytest.raises(TypeError, match='folder must be a path, not Adam: the Trainer has the optimizers'):
+    with pytest.raises(TypeError, match='folder must be a path, not Adam: the Trainer has the'):
         chainermn.extensions.RunRecord(chainer.optimizers.Adam())
 
 
