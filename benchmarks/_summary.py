@@ -67,11 +67,15 @@ def _compared(start: list, a: float | None, b: float | None) -> list:
     return [*start, a, b, a / b if a is not None and b else None]
 
 
+def _step(results: Results, start: list, *place: str) -> list:
+    """Return a row of a training step, with the ratio of its table."""
+    return [*start, *(results.value('training_step', column, *place, caption='float32')
+                      for column in (f'{V8}, ms', f'{TORCH}, ms', f'{V8} / {TORCH}'))]
+
+
 def _steps(results: Results) -> list[list]:
-    rows = [_compared([model, 'CPU, float32'], *(
-        results.value('training_step', f'{name}, ms', model, '1', '1', caption='float32')
-        for name in (V8, TORCH)))
-        for model in ('ResNet-50', 'CNN', 'LSTM')]
+    rows = [_step(results, [model, 'CPU, float32'], model, '1', '1')
+            for model in ('ResNet-50', 'CNN', 'LSTM')]
     rows += [_compared(['ResNet-50', f'GPU ({results.gpu}), {dtype}'], *(
         results.value('gpu_step', 'time, ms', f'{name}, {dtype}') for name in (V8, TORCH)))
         for dtype in ('float32', 'bfloat16')]
@@ -89,9 +93,8 @@ def _scaling(results: Results) -> list[list]:
         results.value('hosts', f'{name}, ms', rate, hosts, ranks, caption='Gradients')
         for name in (V8, DDP)))
         for rate, hosts, ranks in [('1', '2', '1'), ('1', '4', '2')]]
-    rows.append(_compared(['training step of ResNet-50, 1 Gbit/s', '2', '1'], *(
-        results.value('training_step', f'{name}, ms', 'ResNet-50', '2', '1', caption='float32')
-        for name in (V8, TORCH))))
+    rows.append(_step(results, ['training step of ResNet-50, 1 Gbit/s', '2', '1'],
+                      'ResNet-50', '2', '1'))
     return rows
 
 

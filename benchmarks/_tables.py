@@ -70,7 +70,7 @@ SECTIONS = {
         'Training step on a CPU', 'How long does a training step take?',
         'PyTorch: the fastest of its defaults, fused optimizers with channels last, and '
         '`torch.compile`; on several ranks, DDP. The two hosts are virtual, with a link of '
-        '1 Gbit/s.'),
+        '1 Gbit/s. The time of the kernels alone is measured by a profiler, which adds to it.'),
     'functions': Section(
         'Functions with PyTorch kernels',
         'How long do functions take with PyTorch\'s kernels on the CPU, relative to Chainer\'s?'),
@@ -132,8 +132,14 @@ def tables(output: str) -> list[Table]:
     return found
 
 
+def _is_number(cell: str) -> bool:
+    return re.fullmatch(r'-?[\d,.]+%?', cell) is not None
+
+
 def markdown(table: Table) -> str:
     """Return a table of the page, below its caption."""
-    rows = [table.columns, ['---'] * len(table.columns), *table.rows]
+    marks = ['---:' if all(map(_is_number, filter(None, column))) else '---'
+             for column in zip(*table.rows, strict=True)] or ['---'] * len(table.columns)
+    rows = [table.columns, marks, *table.rows]
     caption = f'{table.caption}:\n\n' if table.caption else ''
     return caption + ''.join(f'| {" | ".join(row)} |\n' for row in rows)

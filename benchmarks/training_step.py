@@ -70,7 +70,7 @@ KERNELS = 'kernels'  # asks for the seconds of a step in PyTorch's functions
 #: Captions and columns of the tables.
 IN_FLOAT32, IN_BFLOAT16, RESIDENT = 'Time in float32', 'Time in bfloat16', 'Memory of rank 0'
 COLUMNS = {
-    IN_FLOAT32: [f'{V8}, ms', 'of which PyTorch kernels, ms', f'{WITHOUT_TORCH}, ms',
+    IN_FLOAT32: [f'{V8}, ms', 'PyTorch kernels alone, ms', f'{WITHOUT_TORCH}, ms',
                  f'{TORCH}, ms', f'{V8} / {TORCH}'],
     IN_BFLOAT16: [f'{V8}, ms', f'{AUTOCAST}, ms', f'{V8} / {AUTOCAST}'],
     RESIDENT: [f'{kind}, MB' for kind in (V8, WITHOUT_TORCH, TORCH, BFLOAT16, AUTOCAST)],

@@ -67,7 +67,8 @@ nitpick_ignore_regex = [
 
 html_theme = 'furo'
 pygments_dark_style = 'github-dark'
-html_title = f'ChainerMN {release}'
+html_title = f'ChainerMN {release.partition(".dev")[0]}'
+toc_object_entries_show_parents = 'hide'
 html_copy_source = False
 html_extra_path = ['_root']  # index.html, which leads to the front page
 html_static_path = ['_static']

@@ -45,7 +45,8 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         converter: Function that converts a batch to the arguments of ``calc_local``.
         root: Rank that aggregates; the same on all ranks.
         progress_hook: Function that the root calls with each batch after its evaluation.
-        allow_different_models: As for :func:`create_multi_node_evaluator`; the root warns.
+        allow_different_models: As for :func:`chainermn.create_multi_node_evaluator`. The root
+            warns.
 
     Raises:
         ValueError: If the iterator repeats its data set.

@@ -21,24 +21,24 @@ def draw() -> str:
     text = HERE.with_name('benchmarks').joinpath('training_step.txt').read_text(encoding='utf-8')
     table = _tables.tables(text)[0]
     models = [model for model, hosts, ranks, *_ in table.rows if hosts == ranks == '1']
-    times = {name: [table.value(f'{name}, ms', model, '1', '1') for model in models]
-             for name in (V8, WITHOUT_TORCH, TORCH)}
-    with_torch, without = ([x / y for x, y in zip(times[name], times[TORCH], strict=True)]
-                           for name in (V8, WITHOUT_TORCH))
+    with_torch, of_v8, of_without = (
+        [table.value(column, model, '1', '1') for model in models]
+        for column in (f'{V8} / {TORCH}', f'{V8}, ms', f'{WITHOUT_TORCH}, ms'))
+    without = [ratio * x / y for ratio, x, y in zip(with_torch, of_without, of_v8, strict=True)]
     places = range(len(models))
-    figure = Figure(figsize=(8, 3.4), layout='constrained')
+    figure = Figure(figsize=(6.4, 3.8), layout='constrained')
     axes = figure.subplots()
     bars = [axes.barh([place - .2 for place in places], with_torch, .38, color=STYLES[V8][0],
                       label=V8),
             axes.barh([place + .2 for place in places], without, .38,
                       color=STYLES[WITHOUT_TORCH][0], label=WITHOUT_TORCH)]
     for each in bars:
-        axes.bar_label(each, fmt='%.1f', padding=3)
+        axes.bar_label(each, fmt='%.1f', padding=6)
     axes.axvline(1, color=STYLES[TORCH][0], linestyle='--', label=TORCH)
     axes.set_yticks([*places], models)
     axes.invert_yaxis()
-    axes.set_xlabel("time of a training step on a CPU, relative to PyTorch (less is better)")
-    axes.legend(loc='lower right')
+    axes.set_xlabel("time of a training step, relative to PyTorch (less is better)")
+    figure.legend(loc='outside upper center', ncols=3, frameon=False)
     axes.spines[['top', 'right']].set_visible(False)
     return svg.from_figure(figure)
 
