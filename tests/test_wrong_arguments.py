@@ -144,6 +144,12 @@ WRONG = [
     (lambda c: pipeline(c).gradient_clipping('5'), "a number of at least 0, not '5'"),
     (lambda c: pipeline(c).gradient_clipping(float('nan')), 'a number of at least 0, not nan'),
     (lambda c: c.allreduce_obj({}), "cannot combine the objects with op='sum'; allgather_obj"),
+    (lambda c: c.send(0, X, 0), 'not an array of float32 (3,) and 0. Check the order of the'),
+    (lambda c: checkpointer(c, 'a/b'), "pass the folder as path='...', not 'a/b'"),
+    (lambda c: chainermn.kvstore.create('local').push(X, 'w'), 'The key comes first: push(key'),
+    (lambda c: chainermn.kvstore.create('local').set_updater(chainer.optimizers.SGD()),
+     'not SGD; pass an optimizer to set_optimizer'),
+    (lambda c: datasets.write_shards('x', DATA, 2, c), 'prefix must be a path, not list. Check'),
     (lambda c: c.bcast_data(L.Linear), 'but got the class Linear; pass an instance'),
 ]
 

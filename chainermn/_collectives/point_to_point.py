@@ -319,10 +319,11 @@ class Messages:
     def _check(self, peer: int, tag: int, name: str, wildcards: bool) -> None:
         """Check peer and tag; raise on this rank only, since there is no rank to notify."""
         if not is_integer(peer) or not is_integer(tag):
-            advice = '' if name == 'dest' or not hasattr(peer, 'dtype') else (
+            advice = '' if not hasattr(peer, 'dtype') else (
+                '. Check the order of the arguments: send(data, dest, tag)' if name == 'dest' else
                 '; the received array is returned: x = comm.recv(source, tag)')
-            raise TypeError(
-                f'{name} and tag must be integers, not {peer!r} and {tag!r}{advice}')
+            raise TypeError(f'{name} and tag must be integers, not {_described(peer)} and '
+                            f'{_described(tag)}{advice}')
         if not (0 <= peer < self._size or (wildcards and peer == MPI.ANY_SOURCE)):
             raise ValueError(f'{name} must be a rank from 0 to {self._size - 1}, not {peer}')
         if not (0 <= tag <= self._max_tag or (wildcards and tag == MPI.ANY_TAG)):
@@ -428,3 +429,10 @@ class Messages:
             raise TypeError(f'rank {source} sent its message with tag {tag} by send{suffix}(); '
                             f'receive it with recv{suffix}()')
         return received
+
+
+def _described(argument: object) -> str:
+    """Describe an argument; arrays by their dtype and shape."""
+    if hasattr(argument, 'dtype') and hasattr(argument, 'shape'):
+        return f'an array of {argument.dtype} {argument.shape}'
+    return repr(argument)

@@ -12,11 +12,16 @@ import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
+import chainer
+import six  # type: ignore[import-untyped]
+
 from chainermn._process import environment
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _COMPAT = os.path.join(os.path.dirname(os.path.dirname(_PACKAGE)), 'chainer_compat') + os.sep
-_INTERNAL = _PACKAGE, _COMPAT, contextlib.__file__  # context managers of this package run there
+#: Chainer calls this package, and the package calls Chainer; context managers run in contextlib.
+_INTERNAL = (_PACKAGE, _COMPAT, os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep,
+             six.__file__, contextlib.__file__)
 _RAISE = dis.opmap['RAISE_VARARGS']
 _ATTRIBUTE = '_chainermn_is_printed_here'
 _SHOWN = '_chainermn_is_shown'
@@ -81,7 +86,9 @@ def is_shown(error: BaseException) -> bool:
 
 
 def hide_frames(error: BaseException) -> None:
-    """Remove the frames of this package from the traceback of an error that explains a mistake.
+    """Remove the frames of this package and of Chainer from the traceback of certain errors.
+
+    These are errors that explain a mistake, and errors that all ranks raise.
 
     ``CHAINERMN_DEBUG=1`` shows them.
     """

@@ -70,7 +70,7 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
     """
     comm = cast(CommunicatorBase, _Alone()) if comm is None else as_communicator(
         comm, f'{_NAME}(dataset, prefix, samples_per_shard, comm)')
-    return _write(dataset, os.fspath(prefix), samples_per_shard, comm, overwrite)
+    return _write(dataset, prefix, samples_per_shard, comm, overwrite)
 
 
 class _Alone:
@@ -93,12 +93,16 @@ class _Alone:
         pass
 
 
-def _write(dataset: Dataset | Iterable[Object], prefix: str, samples_per_shard: int,
-           comm: CommunicatorBase, overwrite: bool) -> list[str]:
+def _write(dataset: Dataset | Iterable[Object], path: str | os.PathLike[str],
+           samples_per_shard: int, comm: CommunicatorBase, overwrite: bool) -> list[str]:
     from chainermn._shards.listing import remove_index, write_index  # most programs write none
 
     is_root = comm.rank == 0
     with raise_together(comm, _NAME):
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f'{_NAME}(dataset, prefix): prefix must be a path, not '
+                            f'{type(path).__name__}. Check the order of the arguments.')
+        prefix = os.fspath(path)
         if not is_integer(samples_per_shard) or samples_per_shard < 1:
             raise ValueError('samples_per_shard must be an integer of at least 1, not '
                              f'{samples_per_shard!r}')

@@ -125,8 +125,9 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
             f'{name!r}, cp_interval={cp_interval!r}, gc_interval={gc_interval!r}'))
     if '/' in name or cp_interval < 1 or gc_interval < 1:
         comm.refuse('create_multi_node_checkpointer', ValueError(
-            'name must not contain a slash, and intervals must be at least 1; got '
-            f'{name!r}, cp_interval={cp_interval}, gc_interval={gc_interval}'))
+            f"name must not contain a slash; pass the folder as path='...', not {name!r}"
+            if '/' in name else 'intervals must be at least 1; got '
+            f'cp_interval={cp_interval}, gc_interval={gc_interval}'))
     with raise_on_all_ranks(comm, 'create_multi_node_checkpointer'):
         if path is not None:
             _check_writable(path)
@@ -269,7 +270,13 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         start = time.perf_counter()
         with raise_together(self.comm, 'saving a checkpoint'):
             if not is_integer(iteration):
-                raise TypeError(f'iteration must be an integer, not {iteration!r}')
+                raise TypeError('save(target, iteration): iteration must be an integer, not '
+                                f'{type(iteration).__name__}')
+            if not isinstance(target, Mapping) and not hasattr(target, 'serialize'):
+                raise TypeError(
+                    'save(target, iteration): target must be a dict of objects, such as '
+                    "{'model': model, 'optimizer': optimizer}, or an object with a method "
+                    f'serialize, not {type(target).__name__}')
             self._check_target(target)
             parts = SavedParts(target)
             copy = state.CopiedState.of(parts, self.allow_pickle)
@@ -283,7 +290,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         if wait:
             self._saver.flush()
 
-    @called_by('create_multi_node_checkpointer')
+    @called_by('maybe_load of the checkpointer')
     def maybe_load(self, trainer: object,
                    optimizer: _OptimizerProxy | chainer.Optimizer | None = None,
                    path: str | None = None) -> int | None:

@@ -29,9 +29,18 @@ def check_keys(key: KeyLike | KeysLike) -> list[Key]:
     keys: list[Key] = []
     for one in key if isinstance(key, (tuple, list)) else [key]:
         if isinstance(one, bool) or not (isinstance(one, str) or hasattr(one, '__index__')):
-            raise TypeError(f'a key must be an int or a str, not {one!r}')
-        keys.append(one if isinstance(one, str) else operator.index(one))
+            raise TypeError(f'a key must be an int or a str, not {_described(one)}')
+        try:
+            keys.append(one if isinstance(one, str) else operator.index(one))
+        except TypeError:  # an array of several elements
+            raise TypeError(f'a key must be an int or a str, not {_described(one)}. The key comes '
+                            'first: push(key, value)') from None
     return keys
+
+
+def _described(key: object) -> str:
+    shape: tuple[int, ...] = getattr(key, 'shape', ())
+    return f'{type(key).__name__} of {shape}' if shape else repr(key)
 
 
 def check_values(key: KeyLike | KeysLike, values: Values) -> list[list[Value]]:
@@ -58,7 +67,9 @@ def check_lists(key: KeyLike | KeysLike, values: Values, name: str) -> list[list
 def check_updater(updater: object) -> None:
     """Raise TypeError if an object cannot be called as ``updater(key, input, stored)``."""
     if not callable(updater):
-        raise TypeError(f'updater must be callable, not {updater!r}')
+        hint = '; pass an optimizer to set_optimizer' if hasattr(updater, 'update_rule') or (
+            isinstance(updater, chainer.Optimizer)) else ''
+        raise TypeError(f'updater must be callable, not {type(updater).__name__}{hint}')
     try:
         signature = inspect.signature(updater)
     except (TypeError, ValueError):  # of a function in C

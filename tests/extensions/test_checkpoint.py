@@ -268,8 +268,27 @@ def test_stats_count_what_is_on_the_disk(comm, folder, gate):
 @pytest.mark.parametrize('arguments', [('a/b', 5, 5), ('run', 0, 5), ('run', 5, 0)])
 def test_bad_arguments(comm, arguments):
     name, cp_interval, gc_interval = arguments
-    with pytest.raises(ValueError, match='name must not contain a slash, and'):
+    with pytest.raises(ValueError, match='must not contain a slash; pass|intervals must be at least 1'):
         chainermn.create_multi_node_checkpointer(name, comm, cp_interval, gc_interval)
+
+
+def test_a_list_is_refused(comm, folder):
+    saver = chainermn.create_multi_node_checkpointer('x', comm, path=folder)
+    with raises_on_all(TypeError, "target must be a dict of objects, such as {'model': model"):
+        saver.save([chainer.links.Linear(2, 2)], 1)
+
+
+@pytest.mark.compares_calls
+@pytest.mark.mpi(min_size=2)
+def test_maybe_load_on_one_rank(comm, folder):
+    """The other ranks begin to train; both calls exchange objects."""
+    saver = chainermn.create_multi_node_checkpointer('x', comm, path=folder)
+    optimizer = chainer.optimizers.SGD().setup(chainer.links.Linear(2, 2))
+    trainer = chainer.training.Trainer(chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator([1], 1), optimizer), out=folder)
+    with raises_on_all(chainermn.CollectiveMismatchError, 'maybe_load of the checkpointer',
+                       'callers differ'):
+        saver.maybe_load(trainer) if comm.rank == 0 else saver.initialize(trainer)
 
 
 def test_no_folder(comm):

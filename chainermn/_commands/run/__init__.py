@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
@@ -127,7 +128,9 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             f'. Put it before SCRIPT: -n N {options.script}'
             if any(each.startswith('-n') for each in options.args) else ''))
     if not options.is_module and not os.path.isfile(options.script):
-        parser.error(f'no such script: {options.script}')
+        parser.error(f'no such script: {options.script}' + (
+            f'. Leave it out: -n {options.n} {" ".join(options.args)}'
+            if re.fullmatch(r'python[\d.]*', os.path.basename(options.script)) else ''))
     try:
         environment.check_flags()
         path, arguments = mpiexec.find(), shlex.split(options.mpiexec_args)
