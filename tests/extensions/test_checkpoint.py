@@ -268,7 +268,7 @@ def test_stats_count_what_is_on_the_disk(comm, folder, gate):
 @pytest.mark.parametrize('arguments', [('a/b', 5, 5), ('run', 0, 5), ('run', 5, 0)])
 def test_bad_arguments(comm, arguments):
     name, cp_interval, gc_interval = arguments
-    with pytest.raises(ValueError, match='must not contain a slash; pass|intervals must be at least 1'):
+    with pytest.raises(ValueError, match=r'contain a slash; pass|must be at least 1'):
         chainermn.create_multi_node_checkpointer(name, comm, cp_interval, gc_interval)
 
 
