@@ -437,6 +437,7 @@ def test_options(tmp_path, env):
            ('--grow-after', 'soon', 'a number of seconds'),
            ('--grace', '-inf', 'a number of seconds')]],
     (['-n', '1', 'none.py'], 'no such script: none.py'),
+    (['-n', '1', 'python', 'a.py', '--b'], 'no such script: python. Leave it out: -n 1 a.py --b'),
     (['-n', '1', '--mpiexec-args', '"', 'script.py'], 'No closing quotation'),
     (['-n', '1', '--metrics', 'x', 'script.py'], 'must be PORT'),
 ])
