@@ -242,7 +242,7 @@ class TwoBit:
     def compress(self, x: Array, key: Hashable = None) -> Array:
         """Return uint32, ``ceil(len(x) / 16)`` of them, with two bits for each value.
 
-        The first value is in the lowest bits.  1 is ``threshold``, 2 ``-threshold``, 3 NaN.
+        The first value is in the lowest bits. 1 is ``threshold``, 2 ``-threshold``, 3 NaN.
 
         If the length or dtype of ``x`` has changed for this key, its residual restarts at zero.
         If the key is :class:`Pieces`, each piece has its own residual, whatever it is encoded with.

@@ -101,7 +101,7 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
             - batched_copy (bool): Whether a GPU copies all gradients to and from the buffer
               with one kernel launch; true by default.
             - timeout (float): Seconds until an operation times out: the job is aborted with a
-              report that shows what each rank is doing.  0 disables the timeout. By default the
+              report that shows what each rank is doing. 0 disables the timeout. By default the
               environment variable ``CHAINERMN_TIMEOUT``, or else 3600.
 
     Returns:

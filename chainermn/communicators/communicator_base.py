@@ -238,7 +238,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         - ``batched_copy`` (bool): copy all gradients to and from the exchange buffer with one
           kernel launch, on GPUs.
         - ``timeout`` (float): seconds until an operation times out: the job is aborted with a
-          report that shows what each rank is doing.  0 disables the timeout; ``None`` uses
+          report that shows what each rank is doing. 0 disables the timeout; ``None`` uses
           ``CHAINERMN_TIMEOUT``.
 
         Args:
