@@ -35,7 +35,7 @@ def own(params: Iterable[Any]) -> None:
         params: Parameters, which may be repeated, or have no gradient.
     """
     shared: list[Any] = []
-    views: dict[int, list[Any]] = {}  # parameters, by the array that their gradients are views of
+    views: dict[tuple[bool, int], list[Any]] = {}  # parameters, by the memory of their gradients
     for param in params:
         variable = param._grad_var
         grad = param._grad if variable is None else variable._data[0]
@@ -49,10 +49,10 @@ def own(params: Iterable[Any]) -> None:
                 base is not None and 0 in grad.strides):
             shared.append(param)
         elif base is not None:
-            views.setdefault(id(base), []).append(param)
+            views.setdefault(_memory(base), []).append(param)
     for others in views.values():
         others = [*{id(param): param for param in others}.values()]
-        if sys.getrefcount(others[0]._grad.base) - _COUNT_OF_BASE > len(others) or (
+        if _is_used_elsewhere(others) or (
                 len(others) > 1 and _overlap([param._grad for param in others])):
             shared += others
     for param in shared:
@@ -104,6 +104,27 @@ def _device_of(array: Any) -> Any:
     return chainer.using_device(chainer.backend.get_device_from_array(array))
 
 
+def _memory(base: Any) -> tuple[bool, int]:
+    """Return what is equal for arrays that are views of one array, or of one PyTorch storage."""
+    if hasattr(base, 'untyped_storage'):
+        return True, base.untyped_storage().data_ptr()
+    return False, id(base)
+
+
+def _is_used_elsewhere(params: list[Any]) -> bool:
+    """Whether anything but the gradients of these parameters refers to the memory they share."""
+    references = [sys.getrefcount(param._grad.base) - _COUNT_OF_BASE for param in params]
+    base = params[0]._grad.base
+    if not hasattr(base, 'untyped_storage'):
+        # Views of an array of PyTorch's memory have no count of their own.
+        return references[0] > len(params) or hasattr(base.base, 'untyped_storage')
+    import torch
+
+    count = getattr(torch._C, '_storage_Use_Count', None)  # with the one that asks
+    return max(references) > 1 or count is None or (
+        count(base.untyped_storage()._cdata) > len(params) + 1)
+
+
 def _overlap(arrays: list[Any]) -> bool:
     """Whether arrays may overlap: their addresses do."""
     bounds = sorted(map(_bounds, arrays))
@@ -143,5 +164,6 @@ def _count() -> int:
 
 
 _COUNT = _count()
+_sample = _Sample(np.zeros(2)[:1])
 #: The same of an array with one view, without the view.
-_COUNT_OF_BASE = sys.getrefcount(_Sample(np.zeros(2)[:1])._grad.base) - 1
+_COUNT_OF_BASE = sys.getrefcount(_sample._grad.base) - 1

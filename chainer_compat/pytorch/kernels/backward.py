@@ -49,18 +49,21 @@ def variables(*gradients: np.ndarray | None) -> tuple[Variable, ...]:
 
 
 def with_bias(gx: torch.Tensor | None, gW: torch.Tensor | None, gy: Variable | None,
-              indexes: tuple[int, ...]) -> list[Variable]:
+              x: np.ndarray, indexes: tuple[int, ...]) -> list[Variable]:
     """Return the gradients of input, weight and bias that were asked for.
 
     Args:
         gx: The gradient of the input; ``None`` if not asked for.
         gW: The gradient of the weight; ``None`` if not asked for.
         gy: The gradient of the output, whose second axis has the channels.
+        x: The input, whose memory format its gradient gets.
         indexes: Which gradients to return; 2 is the bias.
     """
     found = []
     if gx is not None:
-        found.append(variable(product(memory_format.preferred(gx)), False))
+        is_last = memory_format.is_channels_last(x)
+        gx = memory_format.preferred(gx) if is_last else gx.contiguous()
+        found.append(variable(product(gx), False))
     if gW is not None:
         found.append(variable(product(gW.contiguous()), False))
     if gy is not None and 2 in indexes:

@@ -76,7 +76,7 @@ def gradients(f: Convolution2DFunction, indexes: tuple[int, ...], grad_outputs: 
     with precision(x_, 'convolution'):
         gx, gW, _ = aten.convolution_backward(
             gy_, x_, W_, None, *options, [0 in indexes, 1 in indexes, False])
-    return backward.with_bias(gx, gW, grad_outputs[0], indexes)
+    return backward.with_bias(gx, gW, grad_outputs[0], x, indexes)
 
 
 def deconvolution_gradients(
@@ -93,7 +93,7 @@ def deconvolution_gradients(
         gx = torch.convolution(gy_, W_, None, *options) if 0 in indexes else None
         gW = aten.convolution_backward(
             x_, gy_, W_, None, *options, [False, True, False])[1] if 1 in indexes else None
-    return backward.with_bias(gx, gW, grad_outputs[0], indexes)
+    return backward.with_bias(gx, gW, grad_outputs[0], x, indexes)
 
 
 def weight_gradient(f: FunctionNode, x: np.ndarray, gy: np.ndarray, xp: object = None

@@ -46,7 +46,7 @@ def gradients(f: LinearFunction, indexes: tuple[int, ...], grad_outputs: backwar
     with precision(gy_, 'matmul'):
         gx = gy_.mm(W_) if 0 in indexes else None
         gW = gy_.t().mm(x_) if 1 in indexes else None
-    return backward.with_bias(gx, gW, grad_outputs[0], indexes)
+    return backward.with_bias(gx, gW, grad_outputs[0], x, indexes)
 
 
 def input_gradient(node: LinearGradData, inputs: tuple[np.ndarray, np.ndarray]

@@ -8,7 +8,8 @@ import pytest
 from each_case import each_case
 from kernel_cases import draw
 
-pytest.importorskip('torch')
+torch = pytest.importorskip('torch')
+arrays = pytest.importorskip('chainer_compat.pytorch.expressions.arrays')
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -70,6 +71,25 @@ def test_training_agrees_with_chainer(shape, options):
                         strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * abs(b).max())
             assert a.flags.c_contiguous  # as optimizers and communicators exchange them fastest
+
+
+def test_gradients_of_flattened_images_have_channels_last():
+    """Else the gradient of a ReLU before a fully connected layer is slow."""
+    x = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
+    y = arrays.run_reshape(F.array.reshape.Reshape((2, 60)), x)
+    gx, = torch.autograd.grad(y, x, torch.arange(120.).reshape(2, 60))
+    assert gx.stride() == x.stride()
+    assert gx.reshape(-1).tolist() == [*range(120)]
+
+
+@pytest.mark.parametrize('order', 'CF')
+def test_gradients_of_a_deconvolution_have_the_order_of_its_input(order):
+    x = chainer.Variable(draw(2, 4, 6, 6, dtype='f') if order == 'C'
+                         else draw(2, 6, 6, 4, dtype='f').transpose(0, 3, 1, 2))
+    y = F.deconvolution_2d(x, draw(4, 3, 2, 2, dtype='f'), stride=2)
+    y.grad = draw(*y.shape, dtype='f')
+    y.backward()
+    assert x.grad.strides == x.array.strides
 
 
 def test_images_have_channels_last():

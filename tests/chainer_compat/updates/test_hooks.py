@@ -4,10 +4,13 @@ import itertools
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
 from chainer import function_hooks, optimizer_hooks
 from each_case import each_case
+
+from chainer_compat.updates.gradient_memory import own
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -99,3 +102,41 @@ def test_hooks_of_float16_keep_small_gradients():
     link.p.grad, link.p._loss_scale = np.full(3, 2. ** -16, 'e'), 2. ** 10
     optimizer.update()
     np.testing.assert_allclose(link.p.array, -2. ** -6)
+
+
+def addresses(params):
+    return [param.grad.__array_interface__['data'][0] for param in params]
+
+
+def test_gradients_that_nothing_shares_are_not_copied():
+    """Also those of an LSTM, which PyTorch computes in parts of one storage."""
+    lstm, linear = L.NStepLSTM(1, 3, 4, 0), L.Linear(4, 2)
+    params = [linear.W, lstm[0].w0, lstm[0].w7]
+
+    def backward():
+        for link in lstm, linear:
+            link.cleargrads()
+        F.sum(linear(lstm(None, None, [np.ones((5, 3), 'f')])[0][0]) ** 2).backward()
+
+    backward()
+    before = addresses(params)
+    own([*lstm.params(), *linear.params()])
+    assert addresses(params) == before
+
+
+@pytest.mark.parametrize('other', ['tensor', 'part', 'array', 'view'])
+def test_gradients_in_a_storage_that_others_use_are_copied(other):
+    torch = pytest.importorskip('torch')
+    tensor = torch.ones(2, 3)
+    params = [chainer.Parameter(np.zeros(3, 'f')) for _ in range(2)]
+    for param, row in zip(params, tensor, strict=True):
+        param.grad = row.numpy()
+    del row
+    kept = {'tensor': tensor, 'part': tensor[:, 0], 'array': tensor.numpy(),
+            'view': params[1].grad[:2]}[other]
+    del tensor
+    own(params)
+    for param in params:
+        param.grad *= 2
+    assert np.asarray(kept).max() == 1
+    np.testing.assert_array_equal([param.grad for param in params], np.full((2, 3), 2))
