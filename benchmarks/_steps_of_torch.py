@@ -63,13 +63,14 @@ def cnn(wrap: Wrap) -> Step:
 
 
 class Bottleneck(nn.Module):
-    """A block of ResNet-50, with the stride in the first convolution, as Chainer's."""
+    """A block of ResNet-50, with the stride in the 3x3 convolution, as ``examples/imagenet``."""
 
     def __init__(self, inputs: int, width: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width),
+            nn.ReLU(),
             nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
         self.short = nn.Identity() if inputs == outputs else nn.Sequential(
             nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))

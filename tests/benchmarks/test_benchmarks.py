@@ -199,3 +199,20 @@ def test_sections_of_other_runs_state_their_date(tmp_path):
     assert dates() == [['C'], [], []]
     write_page(page, tmp_path, ['recent'], [], 'D', True)
     assert dates() == [['D'], ['C'], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['CNN', 'ResNet-50', 'perceptron', 'DCGAN'])
+def test_steps_compute_as_much_as_those_of_pytorch(name, monkeypatch):
+    """Floating-point operations in PyTorch's functions, forward and backward."""
+    flop_counter = pytest.importorskip('torch.utils.flop_counter')
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    counts = []
+    for module, options in ('_steps_of_chainer', {}), ('_steps_of_torch', {'kind': 'PyTorch'}):
+        steps_of = importlib.import_module(module)
+        step = steps_of.STEPS[name](steps_of.wrapped(None, False, **options))
+        step()  # creates parameters
+        with flop_counter.FlopCounterMode(display=False) as counter:
+            step()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0

@@ -89,7 +89,8 @@ def normalized(v, r):
 
 def sequences(v, r):
     bidirectional = bool(r.randint(2))
-    sizes = sorted(r.randint(1, 5, r.randint(1, 5)), reverse=True)  # of the batch at each time
+    sizes = np.sort(r.randint(1, 5, r.randint(1, 5)))[::-1]
+    sizes = np.repeat(sizes, r.randint(1, 7, len(sizes)))  # of the batch at each time
     ws = [[v(3, 2 if i < 4 else 3) for i in range(8)] for _ in range(1 + bidirectional)]
     bs = [[v(3) for _ in range(8)] for _ in range(1 + bidirectional)]
     states = [v(1 + bidirectional, sizes[0], 3) for _ in range(2)]
@@ -280,6 +281,21 @@ def test_kernels(program):
     assert_close(outcome(program, 'auto'), expected, tolerance)
 
 
+def first_ended_first(in_parts):
+    """The final states of sequences that end in different parts are in the order of their ends."""
+    def changed(*args, **options):
+        y, *final = in_parts(*args, **options)
+        return y, *[state.flip(1) for state in final]
+    return changed
+
+
+@law(calls(['drawn n_step_lstm'], 'f'),
+     planted(kernels.n_step_rnn.Layer, '_in_parts', first_ended_first), examples=15)
+def test_sequences(program):
+    """LSTMs of sequences of any lengths: the results and gradients of NumPy."""
+    assert_close(outcome(program, 'auto'), outcome(program, 'never'), 5e-4)
+
+
 def rounded_in_place(arrays):
     """Kernels round the gradient that they get."""
     def changed(*args, **options):
@@ -363,8 +379,8 @@ def test_derivatives(program):
 
 def mean_of_three(with_bias):
     """The gradient of a bias is a mean of the rows, if there are three."""
-    def changed(gx, gw, gy, indexes):
-        found = with_bias(gx, gw, gy, indexes)
+    def changed(gx, gw, gy, x, indexes):
+        found = with_bias(gx, gw, gy, x, indexes)
         if gy is not None and 2 in indexes and len(gy) == 3:
             found[-1].array /= 3
         return found

@@ -59,6 +59,9 @@ RNN = {'tanh': Cell(torch.rnn_tanh, _rnn_step(F.tanh), 1),
 
 Weights = Sequence[Sequence[Variable]]
 
+#: Time steps of a run for which a call of its own is faster.
+MIN_STEPS = 4
+
 
 def lstm(n_layers: int, dropout_ratio: float, hx: Variable, cx: Variable, ws: Weights, bs: Weights,
          xs: Sequence[Variable], use_bi_direction: bool, **kwargs: object
@@ -173,6 +176,25 @@ def reversing(sizes: Sequence[int]) -> np.ndarray:
                            for step, size in enumerate(sizes)])
 
 
+def _has_fast_layer(cell: Cell, x: torch.Tensor) -> bool:
+    """Whether PyTorch computes sequences of one length by oneDNN, twice as fast as others."""
+    return cell is LSTM and not x.is_cuda and x.dtype == torch.float32
+
+
+def _parts(sizes: Sequence[int]) -> list[list[int]]:
+    """Split time steps into runs with the same number of sequences, and what is between them."""
+    parts: list[list[int]] = []
+    between: list[int] = []
+    for _, group in itertools.groupby(sizes):
+        run = [*group]
+        if len(run) < MIN_STEPS:
+            between += run
+            continue
+        parts += [between, run] if between else [run]
+        between = []
+    return [*parts, between] if between else parts
+
+
 class Layer(FunctionNode):
     """One layer in one direction.
 
@@ -213,22 +235,39 @@ class Layer(FunctionNode):
         order = None if self.order is None else torch.from_numpy(self.order)
         if order is not None:
             x = x[order]
-        entry: tuple[torch.Tensor, ...]
-        sizes = self.sizes
-        if self._has_equal_lengths():  # no padding, which is faster
-            entry = x.view(len(sizes), sizes[0], -1),
-        else:
-            entry = x, torch.tensor(sizes)
+        parts = _parts(self.sizes) if _has_fast_layer(self.cell, x) else [self.sizes]
+        with precision(x, 'rnn'):
+            y, *final = (self._steps if len(parts) == 1 else self._in_parts)(
+                x, *parts, states=states, parameters=parameters)
+        return y if order is None else y[order], *(s[0] for s in final)
+
+    def _in_parts(self, x: torch.Tensor, *parts: Sequence[int], states: list[torch.Tensor],
+                  parameters: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Compute some time steps after the others."""
+        ys, ended = [], []
+        for elements, sizes in zip(x.split([*map(sum, parts)]), parts, strict=True):
+            n = sizes[0]
+            ended.append([s[:, n:] for s in states])  # sequences that have no more elements
+            y, *states = self._steps(
+                elements, sizes, states=[s[:, :n] for s in states], parameters=parameters)
+            ys.append(y)
+        return torch.cat(ys), *[torch.cat(ends, 1) for ends in zip(
+            states, *reversed(ended), strict=True)]
+
+    def _steps(self, x: torch.Tensor, sizes: Sequence[int], *, states: list[torch.Tensor],
+               parameters: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         # cuDNN keeps what backward needs only while training. There is no dropout.
         is_training = chainer.config.enable_backprop
         options = [True, 1, 0., is_training, False]  # biases, layers, dropout, train, bidirectional
-        if len(entry) == 1:
+        entry: tuple[torch.Tensor, ...]
+        if sizes[0] == sizes[-1]:  # no padding, which is faster
+            entry = x.view(len(sizes), sizes[0], -1),
             options.append(False)  # batch_first
-        with precision(x, 'rnn'):
-            y, *final = self.cell.torch(
-                *entry, states if self.cell.has_cell else states[0], parameters, *options)
-        y = y.reshape(len(x), -1)
-        return y if order is None else y[order], *(s[0] for s in final)
+        else:
+            entry = x, torch.tensor(sizes)
+        y, *final = self.cell.torch(
+            *entry, states if self.cell.has_cell else states[0], parameters, *options)
+        return y.reshape(len(x), -1), *final
 
     def _has_equal_lengths(self) -> bool:
         return self.sizes[0] == self.sizes[-1]

@@ -50,8 +50,9 @@ def test_values_and_gradients(agree):
     for number, link in enumerate([*LINKS, *map(with_own_rnn, LINKS)]):
         for layers, dropout, lengths, dtype in [
             (2, .3, (5, 3, 2), 'd'), (1, 0., (3, 3), 'f'), (1, 0., (1,), 'd'),
-            (2, 0., (2, 4, 1), 'f'),
-        ][:4 if number % len(LINKS) < 2 else 2]:
+            (2, 0., (2, 4, 1), 'f'), (2, .3, (2, 9, 4, 9), 'f'), (1, 0., (6, 5, 6), 'f'),
+            (1, 0., (8, 8, 8, 4, 4, 3), 'f'),
+        ][:7 if number % len(LINKS) < 2 else 2]:
             f, sizes, _ = network(link, layers, dropout, dtype)
             agree(f, *arrays(sizes, lengths, dtype))
 
