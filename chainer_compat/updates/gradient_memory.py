@@ -117,7 +117,8 @@ def _is_used_elsewhere(params: list[Any]) -> bool:
     base = params[0]._grad.base
     if not hasattr(base, 'untyped_storage'):
         # Views of an array of PyTorch's memory have no count of their own.
-        return references[0] > len(params) or hasattr(base.base, 'untyped_storage')
+        return references[0] > len(params) or hasattr(
+            getattr(base, 'base', None), 'untyped_storage')
     import torch
 
     count = getattr(torch._C, '_storage_Use_Count', None)  # with the one that asks

@@ -124,6 +124,15 @@ def test_gradients_that_nothing_shares_are_not_copied():
     assert addresses(params) == before
 
 
+def test_gradients_in_a_buffer_that_the_program_keeps_are_copied():
+    buffer = bytearray(np.ones(3, 'f').tobytes())
+    param = chainer.Parameter(np.zeros(3, 'f'))
+    param.grad = np.frombuffer(buffer, 'f')
+    own([param])
+    param.grad *= 2
+    np.testing.assert_array_equal(np.frombuffer(buffer, 'f'), np.ones(3))
+
+
 @pytest.mark.parametrize('other', ['tensor', 'part', 'array', 'view'])
 def test_gradients_in_a_storage_that_others_use_are_copied(other):
     torch = pytest.importorskip('torch')
