@@ -204,28 +204,11 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class _Flatten(torch.autograd.Function):
-    """``x.reshape(shape)`` of images with channels last; so has their gradient.
-
-    PyTorch's own gradient is contiguous, and element-wise kernels are slow with different strides.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        ctx.shape = x.shape
-        return x.reshape(shape)
-
-    @staticmethod
-    def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gy.reshape(ctx.shape).contiguous(memory_format=torch.channels_last), None
-
-
 def run_reshape(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``x.reshape(shape)``."""
     _check(x)
-    if len(f.shape) < 3 and x.requires_grad and (
-            memory_format.of(x) is torch.channels_last):
-        return _Flatten.apply(x, f.shape)
+    if len(f.shape) < 3:
+        x = memory_format.with_ordered_gradient(x)
     return x.reshape(f.shape)
 
 

@@ -14,6 +14,7 @@ from chainer_compat.pytorch.expressions.arrays import dtype_of
 from chainer_compat.pytorch.expressions.running import NOTHING, XX, Called, Retained, X, Y
 from chainer_compat.pytorch.tensors.arrays import Expression, check_floats
 from chainer_compat.pytorch.tensors.gpu_arrays import DTYPES
+from chainer_compat.pytorch.tensors.memory_format import with_ordered_gradient
 from chainer_compat.pytorch.unsupported import Unsupported
 
 
@@ -243,14 +244,14 @@ def run_interpolate(f: Any, p: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -
 
 def run_sum(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``torch.sum(x, axis)``."""
-    return torch.sum(x, _axes_of(f, x), keepdim=bool(f.keepdims))
+    return torch.sum(with_ordered_gradient(x), _axes_of(f, x), keepdim=bool(f.keepdims))
 
 
 def run_mean(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``torch.mean(x, axis)``."""
     if not x.numel():
         raise Unsupported
-    y = torch.mean(x, _axes_of(f, x), keepdim=bool(f.keepdims))
+    y = torch.mean(with_ordered_gradient(x), _axes_of(f, x), keepdim=bool(f.keepdims))
     f.multiplier = y.numel() / x.numel()
     return y
 

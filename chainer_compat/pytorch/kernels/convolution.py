@@ -43,6 +43,8 @@ def recorded(f: Convolution2DFunction, x: torch.Tensor, W: torch.Tensor,
                                    f.cudnn_fast, x.shape, W.shape, x.dtype)
     dtype = x.dtype
     x, W, b = rounded(x, W, b)
+    if before is torch.contiguous_format:
+        x = memory_format.with_ordered_gradient(x)
     y = torch.conv2d(x.contiguous(memory_format=before), W, b, *options)
     y = y.contiguous(memory_format=after)
     f.retain_inputs((0, 1))
