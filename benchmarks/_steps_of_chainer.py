@@ -44,6 +44,7 @@ def _classifying(network: chainer.Link, optimizer: chainer.Optimizer, shape: tup
     x = random.rand(*shape).astype('f')
     t = random.randint(n_classes, size=len(x)).astype('i')
     model = L.Classifier(network)
+    model.compute_accuracy = False
     optimizer.setup(model)
     return lambda: optimizer.update(model, x, t)
 

@@ -12,7 +12,7 @@ written as its users do: with its defaults; with fused optimizers, and images wi
 and compiled, on one rank, by ``torch.compile``, which needs a C++ compiler. The table shows the
 fastest.
 
-A step is forward, backward and the update. With one rank nothing is exchanged. With several,
+A step is forward, backward and the update, without accuracy. With one rank nothing is exchanged. With several,
 ChainerMN exchanges gradients by ``flat``, and PyTorch by DDP on gloo; only some models run. Each
 process has one thread. A turn is the fastest of some steps on one rank, their mean on several,
 where processes wait for each other. The time in kernels is that in PyTorch's functions, of the
