@@ -12,11 +12,11 @@ written as its users do: with its defaults; with fused optimizers, and images wi
 and compiled, on one rank, by ``torch.compile``, which needs a C++ compiler. The table shows the
 fastest.
 
-A step is forward, backward and the update, without accuracy. With one rank nothing is exchanged. With several,
-ChainerMN exchanges gradients by ``flat``, and PyTorch by DDP on gloo; only some models run. Each
-process has one thread. A turn is the fastest of some steps on one rank, their mean on several,
-where processes wait for each other. The time in kernels is that in PyTorch's functions, of the
-fastest of 10 steps; the rest is Chainer's, NumPy's and the optimizer's. The memory is the
+A step is forward, backward and the update, without accuracy. With one rank nothing is exchanged.
+With several, ChainerMN exchanges gradients by ``flat``, and PyTorch by DDP on gloo; only some
+models run. Each process has one thread. A turn is the fastest of some steps on one rank, their mean
+on several, where processes wait for each other. The time in kernels is that in PyTorch's functions,
+of the fastest of 10 steps; the rest is Chainer's, NumPy's and the optimizer's. The memory is the
 largest resident set of rank 0.
 
 Two hosts of one rank each follow: network namespaces of this machine, whose links have the rate of
