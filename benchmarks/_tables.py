@@ -111,6 +111,9 @@ SECTIONS = {
         'bound: the bytes of uncompressed gradients at full speed of the link.'),
 }
 
+#: The unit at the end of a heading.
+UNIT = re.compile(', (ms|µs|MB|steps/s)$')
+
 #: Of each title, the name of the benchmark.
 NAMES = {section.title: name for name, section in SECTIONS.items()}
 
@@ -137,9 +140,21 @@ def _is_number(cell: str) -> bool:
 
 
 def markdown(table: Table) -> str:
-    """Return a table of the page, below its caption."""
-    marks = ['---:' if all(map(_is_number, filter(None, column))) else '---'
-             for column in zip(*table.rows, strict=True)] or ['---'] * len(table.columns)
-    rows = [table.columns, marks, *table.rows]
-    caption = f'{table.caption}:\n\n' if table.caption else ''
-    return caption + ''.join(f'| {" | ".join(row)} |\n' for row in rows)
+    """Return a table of the page, below its caption, without empty columns.
+
+    If several columns have the same unit, it is part of the caption.
+    """
+    columns = [column for column in zip(table.columns, *table.rows, strict=True)
+               if any(column[1:]) or not table.rows]
+    headings = [column[0] for column in columns]
+    units = [match[1] for match in map(UNIT.search, headings) if match]
+    caption = table.caption
+    if len(units) > 1 and len(set(units)) == 1:
+        headings = [UNIT.sub('', heading) for heading in headings]
+        caption = f'{caption}, in {units[0]}' if caption else (
+            f'{"Times" if units[0] in ("ms", "µs") else "Numbers"} in {units[0]}')
+    marks = ['---:' if all(map(_is_number, filter(None, column[1:]))) else '---'
+             for column in columns]
+    rows = [headings, marks, *zip(*(column[1:] for column in columns), strict=True)]
+    return (f'{caption}:\n\n' if caption else '') + ''.join(
+        f'| {" | ".join(row)} |\n' for row in rows)
