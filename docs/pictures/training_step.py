@@ -36,11 +36,11 @@ def draw() -> str:
                       color=STYLES[WITHOUT_TORCH][0], label=WITHOUT_TORCH)]
     for each in bars:
         axes.bar_label(each, fmt='%.1f', padding=6)
-    axes.axvline(1, color=STYLES[TORCH][0], linestyle='--', label=TORCH)
+    line = axes.axvline(1, color=STYLES[TORCH][0], linestyle='--', label=TORCH)
     axes.set_yticks([*places], models)
     axes.invert_yaxis()
     axes.set_xlabel('time of a training step / PyTorch (less is better)')
-    figure.legend(loc='outside upper center', ncols=2, frameon=False)
+    figure.legend(handles=[*bars, line], loc='outside upper center', ncols=2, frameon=False)
     axes.spines[['top', 'right']].set_visible(False)
     return svg.from_figure(figure)
 
