@@ -35,8 +35,8 @@ def summary(folder: pathlib.Path, sections: Mapping[str, str]) -> str:
     return (_table('How fast is a training step, compared with PyTorch?',
                    ['model', 'on', f'{V8}, ms', f'{TORCH}, ms', 'ratio'],
                    _steps(results), sections, 'training_step', 'gpu_step')
-            + _table('How does it scale on one host and on several?',
-                     ['measured', 'hosts', 'ranks per host', f'{V8}, ms', f'{DDP}, ms', 'ratio'],
+            + _table('How does it scale on one node and on several?',
+                     ['measured', 'nodes', 'ranks per node', f'{V8}, ms', f'{DDP}, ms', 'ratio'],
                      _scaling(results), sections, 'weak_scaling', 'mean_grad', 'training_step',
                      'hosts')
             + _table('What do checks and records cost?',

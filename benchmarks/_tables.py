@@ -63,13 +63,13 @@ SECTIONS = {
         'How long would averaging 102 MB take on up to 1,024 ranks, by a model?',
         'ChainerMN 8 uses the communicator `flat`; mpi4py: packing and one `MPI_Allreduce`.'),
     'weak_scaling': Section(
-        'Weak scaling on one host', 'How much of a training step is communication?',
+        'Weak scaling on one node', 'How much of a training step is communication?',
         'Each rank has its own batch, so the work grows with the ranks. Ranks beyond the number of '
         'cores share them.'),
     'training_step': Section(
         'Training step on a CPU', 'How long does a training step take?',
         'PyTorch: the fastest of its defaults, fused optimizers with channels last, and '
-        '`torch.compile`; on several ranks, DDP. The two hosts are virtual, with a link of '
+        '`torch.compile`; on several ranks, DDP. The two nodes are virtual hosts with a link of '
         '1 Gbit/s. The time of the kernels alone is measured by a profiler, which adds to it.'),
     'functions': Section(
         'Functions with PyTorch kernels',
@@ -82,8 +82,9 @@ SECTIONS = {
         'Sleeping layers wait instead of computing, like a rank with a GPU.'),
     'overlap': Section(
         'Overlap of communication', 'How much communication time does overlap hide?',
-        'slowed: a simulated network as slow as the backward pass; hosts: a link of 1 Gbit/s; '
-        'shared: all cores compute, so overlap has no benefit; watching: only the overhead.'),
+        'slowed: a simulated network as slow as the backward pass; hosts: two nodes with a link of '
+        '1 Gbit/s; shared: all cores compute, so overlap has no benefit; watching: only the '
+        'overhead.'),
     'sharded_states': Section(
         'Sharded optimizer states', 'How much memory and time do sharded states of Adam take?'),
     'scatter_dataset': Section(
@@ -105,10 +106,10 @@ SECTIONS = {
         'How much work does exchanging gradients add to an update on a GPU?',
         'Counted on the virtual GPU. A negative number is work that ChainerMN saves.'),
     'hosts': Section(
-        'Averaging gradients between hosts',
-        'How long does averaging 102 MB take over the links between hosts?',
-        'The hosts are virtual (network namespaces) and share the cores of this machine. Lower '
-        'bound: the bytes of uncompressed gradients at full speed of the link.'),
+        'Averaging gradients between nodes',
+        'How long does averaging 102 MB take over the links between nodes?',
+        'The nodes are virtual hosts (network namespaces) and share the cores of this machine. '
+        'Lower bound: the bytes of uncompressed gradients at full speed of the link.'),
 }
 
 #: The unit at the end of a heading.

@@ -174,7 +174,7 @@ def draw(path: str, found: dict[tuple[str, str], dict[str, float]], model: str) 
     for (shape, rate), medians in found.items():
         hosts, ranks = map(int, shape.split('x'))
         panel = panels.setdefault(
-            f'{rate[:-4]} {rate[-4].upper()}bit/s, {ranks} rank{"s" * (ranks > 1)} per host', {})
+            f'{rate[:-4]} {rate[-4].upper()}bit/s, {ranks} rank{"s" * (ranks > 1)} per node', {})
         least = bound(V8, ranks_of(shape), size_of(model), rate)
         for method, seconds in {**medians, BOUND: least}.items():
             if method in _rounds.STYLES:
@@ -191,7 +191,7 @@ def draw(path: str, found: dict[tuple[str, str], dict[str, float]], model: str) 
                  xticks=sorted({n for points in lines.values() for n in points}))
         axes.grid(alpha=.3)
     for axes in all_axes[-n:]:
-        axes.set_xlabel('hosts')
+        axes.set_xlabel('nodes')
     for axes in all_axes[::n]:
         axes.set_ylabel('time, ms')
     _rounds.add_legend(figure, all_axes[0])
@@ -235,7 +235,7 @@ def main() -> None:
             times = medians | {BOUND: bound(V8, ranks_of(shape), size_of(args.model), rate)}
             rows.append([f'{float(rate[:-4]) * UNITS[rate[-4:]] / 1e9:g}',
                          *map(int, shape.split('x')), *(times[method] * 1e3 for method in shown)])
-        _rounds.table(['link, Gbit/s', 'hosts', 'ranks per host',
+        _rounds.table(['link, Gbit/s', 'nodes', 'ranks per node',
                        *(f'{method}, ms' for method in shown)], rows, caption)
     if args.svg:
         draw(args.svg, found, args.model)

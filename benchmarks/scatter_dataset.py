@@ -1,4 +1,4 @@
-"""Time and memory to scatter a data set, compared with ChainerMN 7.
+"""Time and memory to scatter a dataset, compared with ChainerMN 7.
 
 Run it in an environment with ChainerMN and MPI, on Linux:
 ``python benchmarks/scatter_dataset.py [--ranks 4] [--rounds 5] [--mib 1024] [--svg FILE]``.

@@ -221,7 +221,7 @@ def main() -> None:
                 measure(name, [kind for kind in kinds if kind not in (WITHOUT_TORCH, COMPILED)], 2,
                         args, tables, hosts)
     for caption, rows in tables.items():
-        columns = ['model', 'hosts', 'ranks per host', *COLUMNS[caption]]
+        columns = ['model', 'nodes', 'ranks per node', *COLUMNS[caption]]
         if rows:
             _rounds.table(columns[:len(rows[0])], rows, caption)
     if args.svg and drawn[V8]:
