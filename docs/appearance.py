@@ -100,6 +100,15 @@ def file_name(block: docutils.nodes.literal_block) -> str:
     return ''
 
 
+def order_fields(app: Sphinx, domain: str, kind: str, content: docutils.nodes.Element) -> None:
+    """Put the type of the result below its description, and before the exceptions."""
+    for fields in content.findall(docutils.nodes.field_list):
+        names = [field[0].astext().split()[0] for field in fields]
+        if 'rtype' in names and 'returns' in names:
+            rtype = fields.children.pop(names.index('rtype'))
+            fields.insert(names.index('returns') + 1, rtype)
+
+
 def show_public_types(app: Sphinx, obj: Any, bound: bool) -> None:
     """Replace private types in the annotations of a function, before autodoc reads them."""
     function = inspect.unwrap(getattr(obj, '__func__', obj))
@@ -169,6 +178,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     sphinx.highlighting.PygmentsBridge.html_formatter = LineFormatter
     app.setup_extension('sphinx.ext.autodoc')
     app.connect('doctree-read', style_blocks)
+    app.connect('object-description-transform', order_fields, priority=900)  # after autodoc
     # Before the handler that keeps default values, which copies the signature.
     app.connect('autodoc-before-process-signature', show_public_types, priority=400)
     app.connect('html-page-context', fold_sidebar, priority=900)  # after the theme

@@ -103,9 +103,13 @@ def break_code(app: Sphinx, doctree: docutils.nodes.document) -> None:
     for code in doctree.findall(docutils.nodes.literal):
         if isinstance(code.parent, docutils.nodes.title):  # also shown in the sidebar
             continue
-        words = re.split(r'(?<=[._(,/])(?=\w{4})', code.astext())
+        text = code.astext()
+        words = re.split(r'(?<=[._(,/])(?=\w{4})', text)
         parts = map(docutils.nodes.Text, words)
-        breaks = (docutils.nodes.raw('', '<wbr>', format='html') for _ in words[1:])
+        breaks = (docutils.nodes.raw('', '<wbr class="within">' if word[-1] == '_' else '<wbr>',
+                                     format='html') for word in words[:-1])
+        if len(text) < 30:
+            code['classes'].append('short')
         code.children = []
         code.extend(filter(None, itertools.chain(*itertools.zip_longest(parts, breaks))))
 
