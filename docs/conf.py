@@ -114,7 +114,14 @@ def break_code(app: Sphinx, doctree: docutils.nodes.document) -> None:
         code.extend(filter(None, itertools.chain(*itertools.zip_longest(parts, breaks))))
 
 
+def hide_readme(app: Sphinx, page: str, source: list[str]) -> None:
+    """Leave README.md, to which pages link, out of the sidebar: the front page is like it."""
+    if page == 'README':
+        source[0] = f'---\norphan: true\n---\n{source[0]}'
+
+
 def setup(app: Sphinx) -> None:
     """Register the transformations of links and code."""
+    app.connect('source-read', hide_readme)
     app.connect('doctree-read', link_folders)
     app.connect('doctree-read', break_code)
