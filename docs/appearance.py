@@ -32,6 +32,9 @@ KINDS = {'sh': 'command', 'bash': 'command', 'text': 'output', 'diff': 'diff'}
 #: Columns of a block, and of one in small print, at the width of the page. See code.css.
 COLUMNS, WIDE = 101, 117
 
+#: A line of output with several columns.
+ROW = re.compile(r'^(?:.*?\S {2,}(?=\S)){3}', re.MULTILINE)
+
 logger = sphinx.util.logging.getLogger(__name__)
 
 
@@ -79,6 +82,8 @@ def style_blocks(app: Sphinx, doctree: docutils.nodes.document) -> None:
             logger.warning('code without a language', location=block, type='appearance')
         if kind == 'output' and COLUMNS < max(map(len, block.astext().splitlines())) <= WIDE:
             block['classes'].append('wide')
+        if kind == 'output' and len(ROW.findall(block.astext())) > 1:
+            block['classes'].append('columns')
         if name:
             title = docutils.nodes.caption(name, name)
             # The classes are those of a code-block directive with a caption.

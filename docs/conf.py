@@ -104,7 +104,7 @@ def break_code(app: Sphinx, doctree: docutils.nodes.document) -> None:
         if isinstance(code.parent, docutils.nodes.title):  # also shown in the sidebar
             continue
         text = code.astext()
-        words = re.split(r'(?<=[._(,/])(?=\w{4})', text)
+        words = re.split(r'(?:(?<=[.(,/])|(?<=[a-zA-Z\d]_))(?=\w{4})', text)
         parts = map(docutils.nodes.Text, words)
         breaks = (docutils.nodes.raw('', '<wbr class="within">' if word[-1] == '_' else '<wbr>',
                                      format='html') for word in words[:-1])
