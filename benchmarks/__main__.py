@@ -1,15 +1,17 @@
 """Run all benchmarks, one after the other, and save their output and plots.
 
-``python benchmarks [NAME ...] [--quick] [--out FOLDER] [--docs docs/benchmarks.md]``
+``python benchmarks [NAME ...] [--quick] [--out FOLDER] [--docs docs/benchmarks.md [--format]]``
 
 Without names, everything runs that can: ``hosts`` needs root and iproute2, ``gpu_counts`` CuPy and
 the virtual GPU (``python tests/virtual_gpu/build.py``), ``gpu`` and ``gpu_step`` a GPU. Each
 benchmark has a time limit; failures and timeouts are reported at the end and do not stop the
-others. The folder contains a text file and a PNG for each (no PNG without matplotlib).
+others. The folder contains a text file and a SVG for each (no SVG without matplotlib).
 
 ``--docs`` generates a page with all tables and plots, the machine and the date, so that no figure
 is typed by hand. It is written after each benchmark, so an interrupted run can be completed by the
-names that are missing. A section from another date, commit or machine states its own.
+names that are missing. A section from another date, commit or machine states its own. ``--format``
+runs nothing: it writes the page again from the outputs next to it, after a change of its format.
+The plot at the top is drawn by ``python docs/pictures/training_step.py``.
 """
 
 import argparse
@@ -78,7 +80,13 @@ PAGE = """# Benchmarks
 ChainerMN 8, compared with ChainerMN 7, plain mpi4py and PyTorch (in data-parallel tests PyTorch
 DDP, on gloo).
 
+![Time of a training step relative to PyTorch]({pictures}/training_step.svg)
+
+## Summary
+
 {summary}
+
+## How this was measured
 
 Measured in one run on {when}.
 
@@ -93,6 +101,8 @@ Only compare figures within a table. All methods of a table took turns in one ru
 so that load on the machine affected all of them. Tables show medians, plots all rounds. Ratios
 compare two methods within a round. Each process has one thread.
 
+## Contents
+
 | question | section |
 |---|---|
 {questions}
@@ -106,7 +116,7 @@ def run(name: str, out: pathlib.Path, args: argparse.Namespace) -> str:
     """Run one benchmark, print and save its output; return an error message, or ''."""
     command = [sys.executable, '-u', '-W', 'ignore', str(HERE / f'{name}.py')]
     if importlib.util.find_spec('matplotlib'):
-        command += ['--png', str(out / f'{name}.png')]
+        command += ['--svg', str(out / f'{name}.svg')]
     if name in ON_MPIEXEC:
         beside = pathlib.Path(sys.executable).with_name('mpiexec')
         mpiexec = str(beside) if beside.exists() else 'mpiexec'
@@ -155,16 +165,17 @@ def when() -> str:
 
 
 def section(name: str, page: pathlib.Path, out: pathlib.Path, own_date: str) -> str:
-    """Return the text of a section; copy its output and PNG into a folder next to the page."""
+    """Return the text of a section; copy its output and SVG into a folder next to the page."""
     folder = page.with_suffix('')
     folder.mkdir(parents=True, exist_ok=True)
-    for path in out.glob(f'{name}.*'):
-        shutil.copyfile(path, folder / path.name)
+    if out != folder:
+        for path in out.glob(f'{name}.*'):
+            shutil.copyfile(path, folder / path.name)
     title, question, note = _tables.SECTIONS[name]
     parts = [f'## {title}\n', f'{question}\n', f'{note}\n' if note else '']
     parts += map(_tables.markdown, _tables.tables(
         (out / f'{name}.txt').read_text(encoding='utf-8')))
-    parts += [f'![{title}]({folder.name}/{name}.png)\n' if (out / f'{name}.png').exists() else '',
+    parts += [f'![{title}]({folder.name}/{name}.svg)\n' if (out / f'{name}.svg').exists() else '',
               f'Measured on {own_date}.\n' if own_date else '',
               LINKS.format(name=name, folder=folder.name)]
     return '\n'.join(filter(None, parts))
@@ -179,7 +190,7 @@ def questions(sections: Container[str]) -> str:
 
 def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: list[str],
                measured: str, is_complete: bool) -> None:
-    """Write a page, or replace sections of an existing page.
+    """Write a page, or replace sections of an existing page; its other sections remain.
 
     Args:
         page: Path of the page.
@@ -189,13 +200,12 @@ def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: l
         measured: Date, commit and machine of the new results.
         is_complete: Whether these are those of the page, too.
     """
-    head, *rest = re.split(r'^(?=## )', page.read_text(encoding='utf-8') if page.exists() else '',
-                           flags=re.MULTILINE)
-    match = re.search(r'^Measured in one run on (.*)\.$', head, re.MULTILINE)
+    old = page.read_text(encoding='utf-8') if page.exists() else ''
+    match = re.search(r'^Measured in one run on (.*)\.$', old, re.MULTILINE)
     before = match[1] if match else ''
     of_page = measured if is_complete or not before else before
     sections = {}
-    for text in rest:
+    for text in re.split(r'^(?=## )', old, flags=re.MULTILINE):
         name = _tables.NAMES.get(text[3:].partition('\n')[0])
         if name is None:
             continue
@@ -204,13 +214,26 @@ def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: l
         sections[name] = text
     for name in names:
         sections[name] = section(name, page, out, '' if measured == of_page else measured)
-    head = PAGE.format(summary=_summary.summary(page.with_suffix(''), sections), when=of_page,
-                       questions=questions(sections))
+    pictures = os.path.relpath(HERE.parent / 'docs' / 'pictures', page.absolute().parent)
+    head = PAGE.format(
+        pictures=pictures, summary=_summary.summary(page.with_suffix(''), sections), when=of_page,
+        questions=questions(sections))
     texts = [sections[name] for name in LIMITS if name in sections]
     if wrong:
         texts.append('## Failures\n\n' + ''.join(f'- {each}\n' for each in wrong))
     page.write_text('\n'.join([head, *(f'{text.rstrip()}\n' for text in texts)]),
                     encoding='utf-8')
+
+
+def format_page(page: pathlib.Path) -> None:
+    """Write a page again, from its own outputs."""
+    old = page.read_text(encoding='utf-8')
+    dates = {name: (re.search(r'^Measured on (.*)\.$', text, re.MULTILINE) or ['', ''])[1]
+             for text in re.split(r'^(?=## )', old, flags=re.MULTILINE)
+             if (name := _tables.NAMES.get(text[3:].partition('\n')[0]))}
+    for date in dict.fromkeys(dates.values()):
+        names = [name for name, each in dates.items() if each == date]
+        write_page(page, page.with_suffix(''), names, [], date, False)
 
 
 def main() -> None:
@@ -222,11 +245,18 @@ def main() -> None:
                         metavar='FOLDER', help='output folder; default: %(default)s')
     parser.add_argument('--docs', type=pathlib.Path, metavar='FILE',
                         help='write a page; with names, replace their sections in an existing page')
+    parser.add_argument('--format', action='store_true',
+                        help='run nothing, but write the page of --docs again from its outputs')
     parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
                         help='Python with torch; default: this one')
     args = parser.parse_args()
     if unknown := set(args.names) - set(LIMITS):
         parser.error(f'unknown benchmark: {", ".join(sorted(unknown))}')
+    if args.format and not args.docs:
+        parser.error('--format needs --docs')
+    if args.format:
+        format_page(args.docs)
+        return
     names = [name for name in LIMITS if name in args.names]
     measured = when()
     if is_complete := not names:
@@ -246,7 +276,7 @@ def main() -> None:
             done.append(name)
         if args.docs:
             write_page(args.docs, out, done, wrong, measured, is_complete)
-    print('Wrote texts and PNGs to', out)
+    print('Wrote texts and SVGs to', out)
     if wrong:
         raise SystemExit('\n'.join(wrong))
 

@@ -16,10 +16,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'docs' / 'pictures'))
+import svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,28 +50,34 @@ KINDS = {
     **{kind: {} for kind in (TORCH, DDP, FUSED, COMPILED, AUTOCAST, AUTOCAST_FUSED, MOSAIC,
                              WEBDATASET)},
 }
-#: Color, marker and line style of each name in all pictures. Most colors are those of Okabe and
-#: Ito, which color-blind people can tell apart.
+#: Color, marker and line style of each name in all pictures, in the order of series and columns.
+#: Most colors are those of Okabe and Ito, which color-blind people can tell apart.
 STYLES = {
     V8: ('#0072B2', 'o', '-'),
+    f'{V8}, naive': ('#56B4E9', 'D', '-'),
+    f'{V8}, fp16': ('#56B4E9', 'D', '--'),
+    f'{V8}, 2bit': ('#004D80', 'X', ':'),
+    WITHOUT_TORCH: ('#E69F00', 'P', '-'),
     V7: ('#D55E00', 's', '-'),
     TORCH: ('#009E73', '^', '-'),
     DDP: ('#009E73', '^', '-'),
     MPI4PY: ('#CC79A7', 'v', '-'),
-    WITHOUT_TORCH: ('#E69F00', 'P', '-'),
-    f'{V8}, naive': ('#56B4E9', 'D', '-'),
-    f'{V8}, fp16': ('#56B4E9', 'D', '--'),
-    f'{V8}, 2bit': ('#004D80', 'X', ':'),
-    'lower bound': ('#777777', 'd', '--'),
     'ring, as in NCCL': ('#000000', '<', '-.'),
     MOSAIC: ('#000000', '<', '-'),
     WEBDATASET: ('#777777', '>', '-'),
+    'lower bound': ('#777777', 'd', '--'),
     'create': ('#0072B2', 'o', '-'),
     'check': ('#56B4E9', 'D', '--'),
     'deadlock': ('#004D80', 'X', '-'),
     'stall warning': ('#777777', '>', '-.'),
     'timeout': ('#000000', '<', ':'),
 }
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return names in the order of ``STYLES``; others follow."""
+    order = list(STYLES)
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
 
 def parser(doc: str, rounds: int, ranks: int = 0, takes_torch: bool = False
@@ -81,7 +91,7 @@ def parser(doc: str, rounds: int, ranks: int = 0, takes_torch: bool = False
         made.add_argument('--torch', default=sys.executable, metavar='PYTHON',
                           help='Python with torch; default: this one')
     made.add_argument('--quick', action='store_true', help='one short round, as a test')
-    made.add_argument('--png', metavar='FILE', help='plot all rounds (matplotlib)')
+    made.add_argument('--svg', metavar='FILE', help='plot all rounds (matplotlib)')
     made.add_argument('--work', help=argparse.SUPPRESS)
     made.add_argument('--folder', help=argparse.SUPPRESS)
     if '--work' in sys.argv:
@@ -221,7 +231,7 @@ def times(a: list[float], b: list[float]) -> str:
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = '') -> None:
     """Print a table, which ``_tables.py`` finds by the dashes under its heading.
 
-    Numbers get three digits; ``None`` is an empty cell.
+    ``None`` is an empty cell.
     """
     cells = [columns, *([cell(each) for each in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -234,13 +244,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = 
 
 
 def cell(value: Any) -> str:
-    """Return the text of a cell.
+    """Return the text of a cell: measured numbers with three digits, counts (``int``) with all.
 
-    >>> [cell(value) for value in (1234.5, 12.345, .01234, 10000, 'flat', None)]
-    ['1,234', '12.3', '0.0123', '10,000', 'flat', '']
+    >>> [cell(value) for value in (1234.5, 12.345, .9996, .01234, 12345, 'flat', None)]
+    ['1,230', '12.3', '1.00', '0.0123', '12,345', 'flat', '']
     """
     if not isinstance(value, float):
         return '' if value is None else f'{value:,}' if isinstance(value, int) else str(value)
+    value = float(f'{value:.3g}')
     if value == 0:
         return '0'
     return f'{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}'
@@ -257,13 +268,13 @@ def load() -> str:
 
 
 def axes_of(height: float, n: int = 1, n_rows: int = 1) -> tuple['Figure', list['Axes']]:
-    """Return a figure of 1,260 pixels, and its axes: ``n`` in each row."""
+    """Return a figure that is readable on a phone, and its axes: ``n`` in each row."""
     import matplotlib
     matplotlib.use('Agg')
     from matplotlib import pyplot
 
     pyplot.rcParams['font.size'] = 12
-    figure, axes = pyplot.subplots(n_rows, n, figsize=(10.5, height), layout='constrained',
+    figure, axes = pyplot.subplots(n_rows, n, figsize=(5.5, height), layout='constrained',
                                    squeeze=False)
     return figure, list(axes.flat)
 
@@ -273,7 +284,7 @@ def chart(path: str, title: str, label: str, series: dict[str, dict[str, list[fl
     """Draw values by row, a point for each round and a stroke for the median.
 
     Args:
-        path: Of the PNG.
+        path: Of the SVG.
         title: Above it.
         label: What a value is, with its unit.
         series: Values by row, of each name in ``STYLES``.
@@ -282,13 +293,16 @@ def chart(path: str, title: str, label: str, series: dict[str, dict[str, list[fl
     """
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    rows = list(dict.fromkeys(row for values in series.values() for row in values))
-    height = 1.8 + len(rows) * (.22 + .17 * len(series))
-    figure, (axes,) = axes_of(height)
-    for name, values_of in series.items():
+    names = in_order(series)
+    rows = list(dict.fromkeys(row for name in names for row in series[name]))
+    # Do not wrap between a number and its unit.
+    labels = [textwrap.fill(re.sub(r'(\d) (?=\w)', '\\1\u00a0', row), 22) for row in rows]
+    n_lines = sum(label.count('\n') for label in labels)
+    figure, (axes,) = axes_of(1.6 + len(rows) * (.2 + .15 * len(series)) + .1 * n_lines)
+    for name in names:
         color, marker, _ = STYLES[name]
-        for row, values in values_of.items():
-            here = [each for each in series if row in series[each]]
+        for row, values in series[name].items():
+            here = [each for each in names if row in series[each]]
             y = rows.index(row) + .8 * ((here.index(name) + .5) / len(here) - .5)
             axes.plot(values, [y] * len(values), marker, color=color, alpha=.35)
             axes.plot(statistics.median(values), y, '|', color=color, markersize=18,
@@ -303,23 +317,27 @@ def chart(path: str, title: str, label: str, series: dict[str, dict[str, list[fl
         low, high = axes.get_xlim()
         axes.xaxis.set_major_formatter(plain)
         axes.xaxis.set_minor_formatter(
-            plain if high < 6 * low else sparse if high < 100 * low else NullFormatter())
+            plain if high < 4 * low else sparse if high < 40 * low else NullFormatter())
     elif all(min(values) >= 0 for each in series.values() for values in each.values()):
         axes.set_xlim(0, None)
-    axes.set(title=title, xlabel=label, yticks=range(len(rows)), yticklabels=rows,
+    axes.set(xlabel=textwrap.fill(label, 34), yticks=range(len(rows)), yticklabels=labels,
              ylim=(len(rows) - .5, -.5))
     axes.grid(axis='x', alpha=.3)
-    figure.legend(loc='outside lower center', ncols=4)
+    figure.suptitle(title)
+    if len(series) + len(lines or {}) > 1:
+        add_legend(figure, axes)
     save(figure, path)
 
 
-def save(figure: 'Figure', path: str) -> None:
-    """Save a figure as PNG, and its words in the PNG's description, so that tests can read them."""
-    from matplotlib import pyplot
-    from matplotlib.text import Text
+def add_legend(figure: 'Figure', axes: 'Axes') -> None:
+    """Add a legend below the axes."""
+    figure.legend(*axes.get_legend_handles_labels(), loc='outside lower center', ncols=2,
+                  frameon=False)
 
-    figure.canvas.draw()
-    texts = {text.get_text() for text in figure.findobj(Text)}
-    words = sorted(text for text in texts if re.match('[^$]*[A-Za-z]', text))
-    figure.savefig(path, dpi=120, metadata={'Description': '\n'.join(words)})
+
+def save(figure: 'Figure', path: str) -> None:
+    """Save a figure as SVG, whose text stays text."""
+    from matplotlib import pyplot
+
+    pathlib.Path(path).write_text(svg.from_figure(figure), encoding='utf-8')
     pyplot.close(figure)

@@ -30,18 +30,17 @@ class Results:
 
 
 def summary(folder: pathlib.Path, sections: Mapping[str, str]) -> str:
-    """Return the tables of the first screen."""
+    """Return the questions of the summary, with their tables."""
     results = Results(folder)
     return (_table('How fast is a training step, compared with PyTorch?',
-                   ['model', 'on', f'{V8}, ms', f'{TORCH}, ms', f'{V8} / {TORCH}'],
+                   ['model', 'on', f'{V8}, ms', f'{TORCH}, ms', 'ratio'],
                    _steps(results), sections, 'training_step', 'gpu_step')
-            + _table('How does it scale on one host and on several?',
-                     ['measured', 'hosts', 'ranks per host', f'{V8}, ms', f'{DDP}, ms',
-                      f'{V8} / {DDP}'],
+            + _table('How does it scale on one node and on several?',
+                     ['measured', 'nodes', 'ranks per node', f'{V8}, ms', f'{DDP}, ms', 'ratio'],
                      _scaling(results), sections, 'weak_scaling', 'mean_grad', 'training_step',
                      'hosts')
             + _table('What do checks and records cost?',
-                     ['check', 'operation', 'without, µs', 'with, µs', 'ratio'],
+                     ['check', 'operation', 'without', 'with', 'ratio'],
                      _checks(results), sections, 'collectives', 'recent', 'timeline',
                      'run_record')).rstrip('\n')
 
@@ -58,7 +57,7 @@ def _table(title: str, columns: list[str], rows: list[list], sections: Mapping[s
             own = re.search(r'^Measured on ([\d-]+)', sections[name], re.MULTILINE)
             links.append(f'[{_tables.SECTIONS[name].title}](#{_tables.SECTIONS[name].anchor})'
                          + (f' (of {own[1]})' if own else ''))
-    return (f'**{title}**\n\n{_tables.markdown(_tables.Table("", columns, cells))}\n'
+    return (f'### {title}\n\n{_tables.markdown(_tables.Table("", columns, cells))}\n'
             f'From {", ".join(links)}.\n\n')
 
 
@@ -100,19 +99,17 @@ def _scaling(results: Results) -> list[list]:
 
 def _checks(results: Results) -> list[list]:
     allreduce = 'allreduce of a float, µs'
-    rows = [
-        ['consistency check, and all else added to mpi4py', 'allreduce of a float',
+    step = 'step of a perceptron, 1,000 units, ms'
+    return [
+        ['consistency check, and all else added to mpi4py', allreduce,
          *(results.value('collectives', f'{name}, µs', 'allreduce', caption='2 ranks')
            for name in (MPI4PY, V8)),
          results.value('collectives', f'{V8} / {MPI4PY}', 'allreduce', caption='2 ranks')],
-        ['flight recorder', 'allreduce of a float',
-         results.value('recent', allreduce, 'off'), results.value('recent', allreduce,
-                                                                  'on (default)'),
-         results.value('recent', 'ratio to off', 'on (default)')]]
-    step = 'step of a perceptron, 1,000 units'
-    rows.append(['timeline', step, *(results.value('timeline', column, step) for column in (
-        'without a timeline, µs', 'with a timeline, µs', 'ratio'))])
-    off, on, ratio = (results.value('run_record', column, 'perceptron, 1,000 units') for column in (
-        'without a record, ms', 'with a record, ms', 'ratio'))
-    rows.append(['record of a run', step, off and off * 1e3, on and on * 1e3, ratio])
-    return rows
+        ['flight recorder', allreduce,
+         *(results.value('recent', allreduce, way) for way in ('off', 'on (default)')),
+         results.value('recent', 'ratio to off', 'on (default)')],
+        ['timeline', step, *(results.value('timeline', column, step) for column in (
+            'without a timeline', 'with a timeline', 'ratio'))],
+        ['record of a run', step, *(
+            results.value('run_record', column, 'perceptron, 1,000 units')
+            for column in ('without a record, ms', 'with a record, ms', 'ratio'))]]

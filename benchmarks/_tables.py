@@ -63,13 +63,13 @@ SECTIONS = {
         'How long would averaging 102 MB take on up to 1,024 ranks, by a model?',
         'ChainerMN 8 uses the communicator `flat`; mpi4py: packing and one `MPI_Allreduce`.'),
     'weak_scaling': Section(
-        'Weak scaling on one host', 'How much of a training step is communication?',
+        'Weak scaling on one node', 'How much of a training step is communication?',
         'Each rank has its own batch, so the work grows with the ranks. Ranks beyond the number of '
         'cores share them.'),
     'training_step': Section(
         'Training step on a CPU', 'How long does a training step take?',
         'PyTorch: the fastest of its defaults, fused optimizers with channels last, and '
-        '`torch.compile`; on several ranks, DDP. The two hosts are virtual, with a link of '
+        '`torch.compile`; on several ranks, DDP. The two nodes are virtual hosts with a link of '
         '1 Gbit/s. The time of the kernels alone is measured by a profiler, which adds to it.'),
     'functions': Section(
         'Functions with PyTorch kernels',
@@ -82,8 +82,9 @@ SECTIONS = {
         'Sleeping layers wait instead of computing, like a rank with a GPU.'),
     'overlap': Section(
         'Overlap of communication', 'How much communication time does overlap hide?',
-        'slowed: a simulated network as slow as the backward pass; hosts: a link of 1 Gbit/s; '
-        'shared: all cores compute, so overlap has no benefit; watching: only the overhead.'),
+        'slowed: a simulated network as slow as the backward pass; hosts: two nodes with a link of '
+        '1 Gbit/s; shared: all cores compute, so overlap has no benefit; watching: only the '
+        'overhead.'),
     'sharded_states': Section(
         'Sharded optimizer states', 'How much memory and time do sharded states of Adam take?'),
     'scatter_dataset': Section(
@@ -105,11 +106,14 @@ SECTIONS = {
         'How much work does exchanging gradients add to an update on a GPU?',
         'Counted on the virtual GPU. A negative number is work that ChainerMN saves.'),
     'hosts': Section(
-        'Averaging gradients between hosts',
-        'How long does averaging 102 MB take over the links between hosts?',
-        'The hosts are virtual (network namespaces) and share the cores of this machine. Lower '
-        'bound: the bytes of uncompressed gradients at full speed of the link.'),
+        'Averaging gradients between nodes',
+        'How long does averaging 102 MB take over the links between nodes?',
+        'The nodes are virtual hosts (network namespaces) and share the cores of this machine. '
+        'Lower bound: the bytes of uncompressed gradients at full speed of the link.'),
 }
+
+#: The unit at the end of a heading.
+UNIT = re.compile(', (ms|µs|MB|steps/s)$')
 
 #: Of each title, the name of the benchmark.
 NAMES = {section.title: name for name, section in SECTIONS.items()}
@@ -137,9 +141,21 @@ def _is_number(cell: str) -> bool:
 
 
 def markdown(table: Table) -> str:
-    """Return a table of the page, below its caption."""
-    marks = ['---:' if all(map(_is_number, filter(None, column))) else '---'
-             for column in zip(*table.rows, strict=True)] or ['---'] * len(table.columns)
-    rows = [table.columns, marks, *table.rows]
-    caption = f'{table.caption}:\n\n' if table.caption else ''
-    return caption + ''.join(f'| {" | ".join(row)} |\n' for row in rows)
+    """Return a table of the page, below its caption, without empty columns.
+
+    If several columns have the same unit, it is part of the caption.
+    """
+    columns = [column for column in zip(table.columns, *table.rows, strict=True)
+               if any(column[1:]) or not table.rows]
+    headings = [column[0] for column in columns]
+    units = [match[1] for match in map(UNIT.search, headings) if match]
+    caption = table.caption
+    if len(units) > 1 and len(set(units)) == 1:
+        headings = [UNIT.sub('', heading) for heading in headings]
+        caption = f'{caption}, in {units[0]}' if caption else (
+            f'{"Times" if units[0] in ("ms", "µs") else "Numbers"} in {units[0]}')
+    marks = ['---:' if all(map(_is_number, filter(None, column[1:]))) else '---'
+             for column in columns]
+    rows = [headings, marks, *zip(*(column[1:] for column in columns), strict=True)]
+    return (f'{caption}:\n\n' if caption else '') + ''.join(
+        f'| {" | ".join(row)} |\n' for row in rows)

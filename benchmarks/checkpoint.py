@@ -2,7 +2,7 @@
 
 Run it in an environment with ChainerMN and MPI, for a model of 100 MB on each rank:
 ``python benchmarks/checkpoint.py [--ranks 2] [--rounds 5] [--part call] [--folder-of-files DIR]
-[--png FILE]``.
+[--svg FILE]``.
 
 - call: duration of the call that saves, on the slowest rank.
 - added: time that a checkpoint adds to the following steps; ChainerMN 8 writes in a background
@@ -255,8 +255,9 @@ def main() -> None:
             rows += of_call
         _rounds.table(['time', f'{V8}, ms', f'{V7}, ms', 'copy in memory, ms'], rows,
                       f'{args.ranks} ranks')
-        if args.png and drawn:
-            _rounds.chart(args.png, 'Delay by a checkpoint', 'time, ms', drawn)
+        if args.svg and drawn:
+            _rounds.chart(args.svg, 'Delay by a checkpoint', 'time, ms', drawn,
+                          is_log=True)
 
 
 if __name__ == '__main__':

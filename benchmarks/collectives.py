@@ -1,7 +1,7 @@
 """Latency of operations on small data.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/collectives.py [--ranks 2,4] [--rounds 25] [--png FILE]``.
+``python benchmarks/collectives.py [--ranks 2,4] [--rounds 25] [--svg FILE]``.
 
 Compared with ChainerMN 7 and mpi4py. Arrays have one float32 per rank, objects are a small dict,
 and a round trip is a message from rank 0 to rank 1 and back. Of mpi4py, it is the uppercase method
@@ -115,11 +115,11 @@ def report(ranks: int, seconds: dict[str, dict[str, list[float]]]
     """Print the medians and the goals; return the ratios to mpi4py by kind and operation."""
     ratios = {kind: {operation: _rounds.ratios(each[kind], each[MPI4PY])
                      for operation, each in seconds.items()} for kind in KINDS}
-    names = (MPI4PY, *KINDS)
+    names = (*KINDS, MPI4PY)
     _rounds.table(['operation', *(f'{name}, µs' for name in names),
-                   *(f'{kind} / {MPI4PY}' for kind in KINDS)],
+                   f'{V8} / {MPI4PY}'],
                   ([operation, *(statistics.median(each[name]) * 1e6 for name in names),
-                    *(statistics.median(ratios[kind][operation]) for kind in KINDS)]
+                    statistics.median(ratios[V8][operation])]
                    for operation, each in seconds.items()), f'{ranks} ranks')
     print(_rounds.load())
     for operation, kind, rival, goal in GOALS:
@@ -145,8 +145,8 @@ def main() -> None:
         for kind, ratios in found.items():
             for operation, each in ratios.items():
                 drawn[kind][f'{operation}, {ranks} ranks'] = each
-    if args.png:
-        _rounds.chart(args.png, 'Latency of small operations', 'time relative to mpi4py', drawn,
+    if args.svg:
+        _rounds.chart(args.svg, 'Latency of small operations', 'time relative to mpi4py', drawn,
                       {MPI4PY: 1}, is_log=True)
 
 

@@ -1,7 +1,7 @@
 """A model that predicts the time to average 102 MB of gradients on up to 1,024 ranks.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/cost_model.py [--network MICROSECONDS GBIT] [--rounds 5] [--png FILE]``.
+``python benchmarks/cost_model.py [--network MICROSECONDS GBIT] [--rounds 5] [--svg FILE]``.
 
 The parameters are fitted on this machine, with as many ranks as in the prediction, all busy at the
 same time, without running an allreduce: ``latency`` of a message of 8 bytes, and for 102 MB the
@@ -33,7 +33,7 @@ import time
 import _rounds
 
 FITTED = ('latency', 'message', 'copy', 'add', 'read', 'write', 'reduce', 'fresh')
-SHAPES = (MPI4PY, V8, RING) = (_rounds.MPI4PY, _rounds.V8, 'ring, as in NCCL')
+SHAPES = (V8, MPI4PY, RING) = (_rounds.V8, _rounds.MPI4PY, 'ring, as in NCCL')
 CHUNK = 1 << 19  # bytes that go through shared memory at a time; between nodes four times that
 LATE = 4  # steps from when a chunk is packed to when it is unpacked
 MESSAGE = 16 << 20
@@ -215,32 +215,32 @@ def main() -> None:
                   f'{8e-9 / network[1]:.0f} Gbit/s')
     _rounds.table(['ranks', 'algorithm', 'predicted, ms', 'measured, ms', 'predicted / measured'],
                   rows, 'Predicted and measured on this machine')
-    if args.png:
-        draw(args.png, totals, curves, compared)
+    if args.svg:
+        draw(args.svg, totals, curves, compared)
 
 
 def draw(path: str, totals: list[int], curves: dict[str, list[float]],
          compared: dict[str, dict[str, list[float]]]) -> None:
-    """Draws the predictions, and beside them how they compare with what was measured."""
-    figure, (left, right) = _rounds.axes_of(4.8, 2)
+    """Draws the predictions, and below them how they compare with what was measured."""
+    figure, (upper, lower) = _rounds.axes_of(6.5, n_rows=2)
     for shape in SHAPES:
         color, marker, line = _rounds.STYLES[shape]
         style = {'color': color, 'marker': marker, 'linestyle': line}
-        left.plot(totals, curves[shape], label=shape, **style)
-        right.plot(range(len(compared[shape])),
+        upper.plot(totals, curves[shape], label=shape, **style)
+        lower.plot(range(len(compared[shape])),
                    [statistics.median(each) for each in compared[shape].values()], **style)
-    left.set(title='Predicted for many nodes', xlabel='ranks', ylabel='time, ms', xscale='log',
+    upper.set(title='Predicted for many nodes', xlabel='ranks', ylabel='time, ms', xscale='log',
              ylim=(0, None))
-    left.set_xticks(totals, [str(total) for total in totals], rotation=45)
-    left.minorticks_off()
+    upper.set_xticks(totals, [str(total) for total in totals], rotation=45)
+    upper.minorticks_off()
     labels = list(compared[SHAPES[0]])
-    right.axhline(1, color='gray')
-    right.set(title='On this machine', xlabel='ranks', ylabel='predicted / measured',
+    lower.axhline(1, color='gray')
+    lower.set(title='On this machine', xlabel='ranks', ylabel='predicted / measured',
               ylim=(0, None))
-    right.set_xticks(range(len(labels)), labels)
-    left.grid(alpha=.3)
-    right.grid(alpha=.3)
-    figure.legend(loc='outside lower center', ncols=3)
+    lower.set_xticks(range(len(labels)), labels)
+    upper.grid(alpha=.3)
+    lower.grid(alpha=.3)
+    _rounds.add_legend(figure, upper)
     _rounds.save(figure, path)
 
 

@@ -101,7 +101,8 @@ def main() -> None:
                       for _ in range(2 if args.quick else args.rounds + 1)]
             row.append(statistics.median(ratios[1:]))  # the first round warms up
         rows.append(row)
-    _rounds.table(['function', *(f'{a} x {b:,}, ratio' for a, b in SIZES)], rows)
+    _rounds.table(['function', *(f'{a} x {b:,}' for a, b in SIZES)], rows,
+                  "Time with PyTorch's kernels / time with Chainer's, by the size of the arrays")
     print(_rounds.load())
 
 

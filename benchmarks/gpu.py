@@ -1,6 +1,6 @@
 """On a GPU: bandwidth of packing, and steps of ResNet-50 and of a perceptron with 1 G parameters.
 
-``python benchmarks/gpu.py [--ranks N] [--rounds 3] [--png FILE]``; without a network:
+``python benchmarks/gpu.py [--ranks N] [--rounds 3] [--svg FILE]``; without a network:
 ``tests/gpu/offline.py``. By default each GPU has a rank, but there are at least two ranks. If
 ranks share a GPU, NCCL sends through sockets instead of NVLink, and the ranks compute at the same
 time: then only compare numbers of kernels and times on the host.
@@ -237,8 +237,8 @@ def work(args) -> None:
         time.sleep(.05)
     comm = chainermn.create_communicator('pure_nccl')
     found = steps(world, comm, args.rounds, 2 if args.quick else 4)
-    if args.png and world.rank == 0:
-        _rounds.chart(args.png, 'Training steps on GPUs', 'time, ms', {_rounds.V8: found})
+    if args.svg and world.rank == 0:
+        _rounds.chart(args.svg, 'Training steps on GPUs', 'time, ms', {_rounds.V8: found})
     comm.finalize()
 
 

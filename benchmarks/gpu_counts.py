@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument('--ranks', type=int, default=2, help='default: %(default)s')
     parser.add_argument('--quick', action='store_true', help='only small parameters')
     parser.add_argument('--work', help=argparse.SUPPRESS)
-    parser.add_argument('--png', help=argparse.SUPPRESS)
+    parser.add_argument('--svg', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
         return work(args.work, args.quick)

@@ -2,7 +2,7 @@
 
 Run it as root on Linux with iproute2, in an environment with ChainerMN and MPI:
 ``python benchmarks/hosts.py [--shapes 2x1,4x2] [--rates 1gbit,10gbit]
-[--compression fp16,2bit] [--torch PYTHON] [--png FILE]``.
+[--compression fp16,2bit] [--torch PYTHON] [--svg FILE]``.
 
 The hosts are network namespaces of this machine (``tests/virtual_hosts.py``); the link of each has
 the given rate in each direction. They share the cores of this machine: real hosts have more.
@@ -174,22 +174,27 @@ def draw(path: str, found: dict[tuple[str, str], dict[str, float]], model: str) 
     for (shape, rate), medians in found.items():
         hosts, ranks = map(int, shape.split('x'))
         panel = panels.setdefault(
-            f'{rate[:-4]} {rate[-4].upper()}bit/s, {ranks} rank{"s" * (ranks > 1)} per host', {})
+            f'{rate[:-4]} {rate[-4].upper()}bit/s, {ranks} rank{"s" * (ranks > 1)} per node', {})
         least = bound(V8, ranks_of(shape), size_of(model), rate)
         for method, seconds in {**medians, BOUND: least}.items():
             if method in _rounds.STYLES:
                 panel.setdefault(method, {})[hosts] = seconds * 1e3
-    n_rows = -(-len(panels) // 2)
-    figure, all_axes = _rounds.axes_of(1 + 4 * n_rows, min(2, len(panels)), n_rows)
+    n_rows, n = -(-len(panels) // 2), min(2, len(panels))
+    figure, all_axes = _rounds.axes_of(1 + 2.5 * n_rows, n, n_rows)
     for axes, (title, lines) in zip(all_axes, panels.items(), strict=True):
-        for method, points in lines.items():
+        for method in _rounds.in_order(lines):
+            points = lines[method]
             color, marker, line = _rounds.STYLES[method]
             axes.plot(points.keys(), points.values(), line, color=color, marker=marker,
                       label=method)
-        axes.set(title=title, xlabel='hosts', ylabel='time, ms', ylim=(0, None),
+        axes.set(title=title.replace(', ', ',\n'), ylim=(0, None),
                  xticks=sorted({n for points in lines.values() for n in points}))
         axes.grid(alpha=.3)
-    figure.legend(*all_axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=3)
+    for axes in all_axes[-n:]:
+        axes.set_xlabel('nodes')
+    for axes in all_axes[::n]:
+        axes.set_ylabel('time, ms')
+    _rounds.add_legend(figure, all_axes[0])
     _rounds.save(figure, path)
 
 
@@ -223,17 +228,17 @@ def main() -> None:
             with virtual_hosts.Hosts(ranks_of(shape), rate) as hosts:
                 found[shape, rate] = measure(hosts, rate, methods, args)
     for caption, shown in [
-            ('Gradients', [BOUND, *(method for method in methods if method not in others)]),
+            ('Gradients', _rounds.in_order({BOUND, *methods} - {*others})),
             ('Other operations', others)]:
         rows = []
         for (shape, rate), medians in found.items():
             times = medians | {BOUND: bound(V8, ranks_of(shape), size_of(args.model), rate)}
             rows.append([f'{float(rate[:-4]) * UNITS[rate[-4:]] / 1e9:g}',
                          *map(int, shape.split('x')), *(times[method] * 1e3 for method in shown)])
-        _rounds.table(['link, Gbit/s', 'hosts', 'ranks per host',
+        _rounds.table(['link, Gbit/s', 'nodes', 'ranks per node',
                        *(f'{method}, ms' for method in shown)], rows, caption)
-    if args.png:
-        draw(args.png, found, args.model)
+    if args.svg:
+        draw(args.svg, found, args.model)
 
 
 if __name__ == '__main__':

@@ -2,7 +2,7 @@
 
 Run it in an environment with ChainerMN, MPI and NumPy 1.26; the iterator of ChainerMN 7 fails on
 NumPy 2 and is skipped there:
-``python benchmarks/iterator.py [--ranks 2] [--rounds 15] [--png FILE]``.
+``python benchmarks/iterator.py [--ranks 2] [--rounds 15] [--svg FILE]``.
 
 Batches consist of 32 digits: 64 float32 values and an int32 label. The output shows the time of
 ``next()`` on the slowest rank for both, the ratio within a round (median, minimum and maximum), and
@@ -76,8 +76,8 @@ def main() -> None:
         print(_rounds.show('batch', times[V8], times[V7], GOAL))
     print(f'{V8} over the iterator alone: {_rounds.times(times[V8], times["alone"])};',
           _rounds.load())
-    if args.png:
-        _rounds.chart(args.png, 'A batch of the multi-node iterator', 'time, ms', {
+    if args.svg:
+        _rounds.chart(args.svg, 'A batch of the multi-node iterator', 'time, ms', {
             kind: {f'{args.ranks} ranks': [1e3 * one for one in times[kind]]} for kind in kinds})
 
 

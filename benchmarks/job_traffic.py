@@ -1,7 +1,7 @@
 """Messages and bytes for starting, checking and diagnosing a job, counted and predicted.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/job_traffic.py [--ranks 2,8,32] [--png FILE]``.
+``python benchmarks/job_traffic.py [--ranks 2,8,32] [--svg FILE]``.
 
 Counted on real ranks, as calls of mpi4py: the messages and bytes that arrive at the rank that
 receives most. A collective of MPI counts as one message of each other rank. The events:
@@ -143,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--ranks', default=','.join(map(str, RANKS)), help='default: %(default)s')
     parser.add_argument('--quick', action='store_true', help='only 2 and 3 ranks, as a test')
-    parser.add_argument('--png', metavar='FILE', help='plot the bytes of each event (matplotlib)')
+    parser.add_argument('--svg', metavar='FILE', help='plot the bytes of each event (matplotlib)')
     parser.add_argument('--work', help=argparse.SUPPRESS)
     parser.add_argument('--folder', help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -164,28 +164,29 @@ def main() -> None:
             if is_bytes and len(sizes) > 2:
                 model = fit(event, {n: found[n] for n in sizes[:-1]}, sizes[-1])
                 worst = max(worst, found[sizes[-1]] / model, model / found[sizes[-1]])
-        _rounds.table([unit, *(f'{n} ranks' for n in sizes),
-                       *(f'{n:,} ranks, predicted' for n in PREDICTED)], rows,
-                      f'{unit.capitalize()} at the rank that receives most')
+        _rounds.table([unit, *(f'{n:,}' for n in (*sizes, *PREDICTED))], rows,
+                      f'{unit.capitalize()} at the rank that receives most, by the number of ranks '
+                      f'(predicted from {PREDICTED[0]:,} ranks on)')
     print(f'bytes at {sizes[-1]} ranks over the model fitted to fewer ranks, or the inverse: at '
           f'most {worst:.2f} times; {_rounds.load()}')
-    if args.png:
-        draw(args.png, curves, sizes[-1])
+    if args.svg:
+        draw(args.svg, curves, sizes[-1])
 
 
 def draw(path: str, curves: dict[str, dict[int, int]], largest: int) -> None:
     """Draw the bytes of each event over the number of ranks."""
-    figure, (axes,) = _rounds.axes_of(5)
+    figure, (axes,) = _rounds.axes_of(4.5)
     for event, points in curves.items():
         color, marker, line = _rounds.STYLES[event]
         axes.plot(points.keys(), points.values(), line, color=color, marker=marker, label=event)
     axes.axvspan(largest, max(points), color='#eeeeee', label='predicted')
-    axes.set(title='Start, check and diagnosis of a job', xscale='log', yscale='log',
+    figure.suptitle('Start, check and diagnosis of a job')
+    axes.set(xscale='log', yscale='log',
              xlabel='ranks', ylabel='bytes that a rank receives')
     axes.set_xticks([*points], [f'{n:,}' for n in points])
     axes.minorticks_off()
     axes.grid(alpha=.3)
-    figure.legend(loc='outside lower center', ncols=3)
+    _rounds.add_legend(figure, axes)
     _rounds.save(figure, path)
 
 

@@ -33,7 +33,7 @@ def main() -> None:
                         help='milliseconds that the slow rank sleeps in each step; '
                              'default: %(default)s')
     parser.add_argument('--quick', action='store_true', help='one short round, as a test')
-    parser.add_argument('--png', metavar='FILE', help='plot the ratios of all rounds (matplotlib)')
+    parser.add_argument('--svg', metavar='FILE', help='plot the ratios of all rounds (matplotlib)')
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.seconds = 1, .2
@@ -83,8 +83,8 @@ def main() -> None:
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         accuracy = float(F.accuracy(model.predictor(images[validation]), labels[validation]).array)
     if comm.rank == 0:
-        if args.png:
-            _rounds.chart(args.png, f'dist_async with a slow rank, {comm.size} ranks',
+        if args.svg:
+            _rounds.chart(args.svg, f'dist_async with a slow rank, {comm.size} ranks',
                           'steps per second, relative to no slow rank',
                           {_rounds.V8: {'other ranks': ratios}})
         ratio = statistics.median(ratios)

@@ -187,7 +187,7 @@ def main() -> None:
     if args.quick:
         args.ranks, args.rounds, args.models = '2', 1, 'small'
     kinds = [V8, V7, *([DDP] if _rounds.has_torch(args.torch) else [])]
-    methods = [method for kind in kinds for method in METHODS[kind]]
+    methods = _rounds.in_order(method for kind in kinds for method in METHODS[kind])
     rows, found = [], {method: {} for method in methods}
     for ranks in map(int, args.ranks.split(',')):
         each = measure(ranks, args.models.split(','), args.rounds, kinds, args.torch)
@@ -198,8 +198,8 @@ def main() -> None:
                 found[method][f'{TITLES[model]}, {ranks} ranks'] = [
                     1e3 * one for one in seconds]
     _rounds.table(['gradients', 'ranks', *(f'{method}, ms' for method in methods)], rows)
-    if args.png:
-        _rounds.chart(args.png, 'Averaging gradients on one node', 'time, ms', found, is_log=True)
+    if args.svg:
+        _rounds.chart(args.svg, 'Averaging gradients on one node', 'time, ms', found, is_log=True)
 
 
 if __name__ == '__main__':

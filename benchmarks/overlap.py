@@ -1,7 +1,7 @@
 """Communication time that overlap does not hide: overlap=True compared with no overlap.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/overlap.py [--ranks 2] [--rounds 3] [--only hosts] [--png FILE]``.
+``python benchmarks/overlap.py [--ranks 2] [--rounds 3] [--only hosts] [--svg FILE]``.
 
 Slowed: a communicator whose exchange takes as long as backward, in proportion to the bytes,
 without using a core, like a network card. Exposed is the time of a step minus that of a step
@@ -239,8 +239,8 @@ def main() -> None:
               f'{_rounds.load()}', flush=True)
     _rounds.table(['case', 'ranks', 'step without communication, ms', 'without overlap, ms',
                    'with overlap, ms', 'ratio with / without', 'ratio of'], table)
-    if args.png:
-        _rounds.chart(args.png, 'Overlap of communication and computation',
+    if args.svg:
+        _rounds.chart(args.svg, 'Overlap of communication and computation',
                       'with overlap / without (exposed communication, or step)',
                       {_rounds.V8: found})
 

@@ -1,7 +1,7 @@
 """Pipelines of two ranks, compared with one process and with torch.distributed.pipelining.
 
 Run it in an environment with ChainerMN, MPI and PyTorch, without which its column is missing:
-``python benchmarks/pipeline.py [--rounds 9] [--png FILE]``.
+``python benchmarks/pipeline.py [--rounds 9] [--svg FILE]``.
 
 There are two models of eight layers, half of them on each rank, with a mean squared error:
 
@@ -244,8 +244,8 @@ def main() -> None:
           f'{memory["1f1b"] / memory["gpipe"]:.3f} ({memory["1f1b"] / 1e6:.1f} and '
           f'{memory["gpipe"] / 1e6:.1f} MB); goal {GOALS["gpipe"]:g}')
     print(_rounds.load())
-    if args.png:
-        _rounds.chart(args.png, 'Step of a pipeline of two ranks', 'time, ms', drawn)
+    if args.svg:
+        _rounds.chart(args.svg, 'Step of a pipeline of two ranks', 'time, ms', drawn)
 
 
 if __name__ == '__main__':

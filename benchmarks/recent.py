@@ -1,7 +1,7 @@
 """Overhead of the flight recorder, which keeps the last 64 operations: one-float allreduce.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/recent.py [--ranks 2] [--rounds 200] [--png FILE]``.
+``python benchmarks/recent.py [--ranks 2] [--rounds 200] [--svg FILE]``.
 
 The same processes alternate between running with and without the recorder; without it, the
 function that records a call is empty, and the lines around it are removed. ``on, with call sites``
@@ -68,12 +68,12 @@ def main() -> None:
                 seconds[name].append(groups[_rounds.V8].ask((name, 2 if args.quick else CALLS)))
     ratios = {name: _rounds.ratios(seconds[name], seconds[OFF]) for name in WAYS}
     _rounds.table(['flight recorder', 'allreduce of a float, µs', 'ratio to off'],
-                  ([name, statistics.median(seconds[name]) * 1e6,
-                    f'{statistics.median(ratios[name]):.3f}'] for name in WAYS))
+                  ([name, statistics.median(seconds[name]) * 1e6, statistics.median(ratios[name])]
+                   for name in WAYS))
     print(f'{args.ranks} ranks; on over off {_rounds.times(seconds[ON], seconds[OFF])}; '
           f'goal {GOAL}; {_rounds.load()}')
-    if args.png:
-        _rounds.chart(args.png, 'Flight recorder: time of an allreduce of a float',
+    if args.svg:
+        _rounds.chart(args.svg, 'Flight recorder: time of an allreduce of a float',
                       'time relative to no flight recorder',
                       {_rounds.V8: {name: ratios[name] for name in (ON, SITES)}})
 

@@ -1,7 +1,7 @@
 """Overhead of recording a run: training steps with CHAINERMN_RECORD and without.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/run_record.py [--ranks 1] [--rounds 7] [--png FILE]``.
+``python benchmarks/run_record.py [--ranks 1] [--rounds 7] [--svg FILE]``.
 
 The same processes alternate between running with and without a record, 100 steps at a time, so that
 each turn with a record has one step with digests of all parameters and functions; of ResNet-50, a
@@ -92,14 +92,14 @@ def main() -> None:
     ratios['ResNet-50'] = [ratio + more / EVERY for ratio in ratios['ResNet-50']]
     _rounds.table(['training step', 'without a record, ms', 'with a record, ms', 'ratio'],
                   ([name, base := statistics.median(seconds[False][name]) * 1e3,
-                    base * (ratio := statistics.median(each)), f'{ratio:.3f}']
+                    base * (ratio := statistics.median(each)), ratio]
                    for name, each in ratios.items()))
     print(f'{args.ranks} ranks; {_rounds.load()}')
     print(f'a step of ResNet-50 with digests of everything: {1 + more:.3f} times')
     for name, goal in GOALS.items():
         print(f'{name}: {statistics.median(ratios[name]):.3f} times; goal {goal}')
-    if args.png:
-        _rounds.chart(args.png, 'Recording a run', 'time relative to no record',
+    if args.svg:
+        _rounds.chart(args.svg, 'Recording a run', 'time relative to no record',
                       {_rounds.V8: ratios})
 
 

@@ -1,7 +1,7 @@
 """Costs of a rank in a job with many ranks: start, exchanges, small operations, end, memory.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/scale.py [--ranks 8,64] [--rounds 3] [--png FILE]``.
+``python benchmarks/scale.py [--ranks 8,64] [--rounds 3] [--svg FILE]``.
 
 Compares ``flat`` and ``naive`` with the ``naive`` of ChainerMN 7 and with mpi4py, each in its own
 job; the jobs take turns, with fewer rounds for more ranks. Milliseconds are CPU time, the mean of
@@ -229,7 +229,9 @@ def main() -> None:
                       ([step, *(median(step, kind, n) for kind in KINDS)]
                        for step in costs if step not in SIZES), f'{n} ranks')
         _rounds.table(['size of a rank', *KINDS],
-                      ([size, *(median(size, kind, n) for kind in KINDS)] for size in SIZES),
+                      ([size, *(each if 'MB' in size else round(each)
+                                for each in (median(size, kind, n) for kind in KINDS))]
+                       for size in SIZES),
                       f'{n} ranks')
     print(f'{", ".join(map(str, rounds.values()))} rounds; {_rounds.load()}')
     last = sizes[-1]
@@ -237,11 +239,11 @@ def main() -> None:
         value = f'{ratio(step, kind, last):.2f} times {V7}' if is_ratio else (
             f'{median(step, kind, last):.1f}')
         print(f'{step}, {kind}, {last} ranks: {value}; goal {goal}')
-    if args.png:
+    if args.svg:
         drawn = {kind: {f'{step}, {n} ranks': [max(costs[step], 1e-2) for costs in found[n][kind]]
                         for step in ('create_communicator', 'first 2 updates', UPDATES)
                         for n in sizes} for kind in KINDS}
-        _rounds.chart(args.png, 'Jobs with many ranks', 'CPU time of a rank, ms', drawn,
+        _rounds.chart(args.svg, 'Jobs with many ranks', 'CPU time of a rank, ms', drawn,
                       is_log=True)
 
 

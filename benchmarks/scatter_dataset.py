@@ -1,7 +1,7 @@
-"""Time and memory to scatter a data set, compared with ChainerMN 7.
+"""Time and memory to scatter a dataset, compared with ChainerMN 7.
 
 Run it in an environment with ChainerMN and MPI, on Linux:
-``python benchmarks/scatter_dataset.py [--ranks 4] [--rounds 5] [--mib 1024] [--png FILE]``.
+``python benchmarks/scatter_dataset.py [--ranks 4] [--rounds 5] [--mib 1024] [--svg FILE]``.
 
 The root has a ``TupleDataset`` of images (3 x 32 x 32 float32) and labels, which is scattered in
 order and shuffled. The output shows the time until all ranks have their shard, for both, with the
@@ -97,16 +97,14 @@ def main() -> None:
             print(_rounds.show(what, times[V8], times[V7], GOAL))
             print(f'{what}, peak memory of {V8} / data: {statistics.median(peaks[V8]):.2f}; '
                   f'goal {MEMORY:g}', flush=True)
-            rows.append([what, *(statistics.median(times[kind]) * 1e3 for kind in times),
-                         *(statistics.median(peaks[kind]) for kind in peaks)])
+            rows += [[f'{what}, ms', *(statistics.median(times[kind]) * 1e3 for kind in times)],
+                     [f'{what}, memory / data', *map(statistics.median, peaks.values())]]
             for kind, seconds in times.items():
                 each[kind][what] = [1e3 * one for one in seconds]
-    _rounds.table(['order', *(f'{kind}, ms' for kind in each),
-                   *(f'{kind}, memory / data' for kind in each)], rows,
-                  f'{args.mib} MiB to {args.ranks} ranks')
+    _rounds.table(['order', *each], rows, f'{args.mib} MiB to {args.ranks} ranks')
     print(_rounds.load())
-    if args.png:
-        _rounds.chart(args.png, f'Scattering {args.mib} MiB to {args.ranks} ranks', 'time, ms',
+    if args.svg:
+        _rounds.chart(args.svg, f'Scattering {args.mib} MiB to {args.ranks} ranks', 'time, ms',
                       each, is_log=True)
 
 

@@ -1,7 +1,7 @@
 """Samples per second from shards, compared with MosaicML Streaming and WebDataset.
 
 Run it in an environment with ChainerMN; rivals that are not installed are left out:
-``python benchmarks/sharded_data.py [--rounds 5] [--samples 20000] [--png FILE]``, after
+``python benchmarks/sharded_data.py [--rounds 5] [--samples 20000] [--svg FILE]``, after
 ``pip install mosaicml-streaming webdataset``.
 
 Samples are digits: 64 float32 values and an int32 label, in shards of 2,000, on a local disk and in
@@ -238,15 +238,15 @@ def main() -> None:
     _rounds.table(['reader', 'samples per second'], (
         [kind, round(n / statistics.median(each))] for kind, each in times.items()))
     _rounds.table(['reader for 80 % of a step', 'step / step without a reader'], (
-        [kind, f'{statistics.median(each):.3f}'] for kind, each in steps.items()))
+        [kind, statistics.median(each)] for kind, each in steps.items()))
     for kind, each in steps.items():
         print(f'{kind}: {min(each):.3f} to {max(each):.3f} times; goal {STEP_GOAL:g}')
     if rivals:
         print(f'time of {V8} over the faster one: {_rounds.times(times[V8], rivals)}; '
               f'goal {GOAL:g}')
     print(_rounds.load())
-    if args.png:
-        _rounds.chart(args.png, 'Reading shards', 'thousand samples per second', {
+    if args.svg:
+        _rounds.chart(args.svg, 'Reading shards', 'thousand samples per second', {
             kind: {'all samples, shuffled': [n / seconds / 1000 for seconds in each]}
             for kind, each in times.items()})
 

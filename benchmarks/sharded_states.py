@@ -1,7 +1,7 @@
 """Memory and time of Adam with sharded optimizer states, compared with complete ones.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/sharded_states.py [--ranks 4] [--rounds 5] [--png FILE]``.
+``python benchmarks/sharded_states.py [--ranks 4] [--rounds 5] [--svg FILE]``.
 
 The model has ten linear layers with 100 million float32 parameters. State memory: bytes of Adam's
 moments on the rank with most. Step: update and, if sharded, exchange of the parameters on one
@@ -80,8 +80,8 @@ def main() -> None:
         print(f'{row}: {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f}) '
               f'times; goal {GOALS[row]:g}; {_rounds.load()}', flush=True)
     _rounds.table(['of a rank', 'ranks', 'complete states', 'sharded states', 'ratio'], rows)
-    if args.png:
-        _rounds.chart(args.png, 'Sharded optimizer states', 'sharded states / complete states',
+    if args.svg:
+        _rounds.chart(args.svg, 'Sharded optimizer states', 'sharded states / complete states',
                       {_rounds.V8: found})
 
 

@@ -121,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--rounds', type=int, default=25, help='default: %(default)s')
     parser.add_argument('--quick', action='store_true', help='one short round, as a test')
-    parser.add_argument('--png', metavar='FILE', help='plot all rounds (matplotlib)')
+    parser.add_argument('--svg', metavar='FILE', help='plot all rounds (matplotlib)')
     args = parser.parse_args()
     rounds = 1 if args.quick else args.rounds
     found: dict[str, tuple[list[float], list[float]]] = {}
@@ -146,8 +146,8 @@ def main() -> None:
     for (step, (clock, _)), goal in zip(found.items(), GOALS, strict=True):
         print(f'{step}: {statistics.median(clock):.2f} ms; goal {goal}')
     print(_rounds.load())
-    if args.png:
-        _rounds.chart(args.png, 'Time to start', 'added wall-clock time, ms', {
+    if args.svg:
+        _rounds.chart(args.svg, 'Time to start', 'added wall-clock time, ms', {
             _rounds.V8: {step: clock for step, (clock, _) in found.items()}})
 
 

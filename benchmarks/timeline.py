@@ -1,7 +1,7 @@
 """Overhead of recording a timeline: a training step, and the worst case, a one-float allreduce.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/timeline.py [--ranks 2] [--rounds 25] [--png FILE]``.
+``python benchmarks/timeline.py [--ranks 2] [--rounds 25] [--svg FILE]``.
 
 The same processes alternate between running with and without a timeline; without it, the
 operations are restored to those used when ``CHAINERMN_TIMELINE`` is not set. A step is an update
@@ -105,16 +105,18 @@ def main() -> None:
                     seconds[on][name].append(ask((name, 2 if args.quick else count, on)))
             empty.append(ask(('spans', CALLS, False)))
     ratios = {name: _rounds.ratios(seconds[True][name], seconds[False][name]) for name in turns}
-    _rounds.table(['operation', 'without a timeline, µs', 'with a timeline, µs', 'ratio'],
-                  ([name, *(statistics.median(seconds[on][name]) * 1e6 for on in (False, True)),
-                    f'{statistics.median(ratios[name]):.3f}'] for name in turns))
+    units = {name: ('µs', 1e6) if name == CALL else ('ms', 1e3) for name in turns}
+    _rounds.table(['operation', 'without a timeline', 'with a timeline', 'ratio'],
+                  ([f'{name}, {unit}',
+                    *(statistics.median(seconds[on][name]) * factor for on in (False, True)),
+                    statistics.median(ratios[name])] for name, (unit, factor) in units.items()))
     off, step = statistics.median(empty), statistics.median(seconds[False][STEP])
     print(f'without one, the with-statements of a step take {off * 1e6:.2f} µs: '
           f'{1 + off / step:.6f} times')
     print(f'{args.ranks} ranks; {STEP}: {_rounds.times(seconds[True][STEP], seconds[False][STEP])}'
           f'; goal {GOAL}; {_rounds.load()}')
-    if args.png:
-        _rounds.chart(args.png, 'Recording a timeline', 'time relative to no timeline',
+    if args.svg:
+        _rounds.chart(args.svg, 'Recording a timeline', 'time relative to no timeline',
                       {_rounds.V8: ratios})
 
 

@@ -1,7 +1,7 @@
 """Messages and bytes that a rank receives for the consistency check, counted and predicted.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/traffic.py [--ranks 2,4,16,32] [--png FILE]``.
+``python benchmarks/traffic.py [--ranks 2,4,16,32] [--svg FILE]``.
 
 Counted on real ranks, as payload without the headers of MPI, on the rank that receives most. Times
 would mean nothing: there are more ranks than cores. The model, ceil(log2(ranks)) messages, is
@@ -81,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--ranks', default=','.join(map(str, RANKS)), help='default: %(default)s')
     parser.add_argument('--quick', action='store_true', help='only 2 and 3 ranks, as a test')
-    parser.add_argument('--png', metavar='FILE', help='plot the bytes of a check (matplotlib)')
+    parser.add_argument('--svg', metavar='FILE', help='plot the bytes of a check (matplotlib)')
     parser.add_argument('--work', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
@@ -103,8 +103,8 @@ def main() -> None:
     worst = max(abs(counts[n][2][gradients][1] / model[n] - 1) for n in sizes)
     print(f'counted over model: at most {1 + worst:.3f} times; at 1,024 ranks {model[1024]} bytes; '
           'goal 64')
-    if args.png:
-        _rounds.chart(args.png, 'Consistency check of gradients', 'bytes that a rank receives', {
+    if args.svg:
+        _rounds.chart(args.svg, 'Consistency check of gradients', 'bytes that a rank receives', {
             _rounds.V8: {f'{n:,} ranks': [n_bytes] for n, n_bytes in model.items()}}, is_log=True)
 
 

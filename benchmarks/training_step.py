@@ -2,7 +2,7 @@
 
 Run it in an environment with ChainerMN, MPI, scikit-learn and PyTorch:
 ``python benchmarks/training_step.py [--ranks 1,2] [--hosts 1gbit] [--rounds 4] [--only CNN,LSTM]
-[--png FILE]``.
+[--svg FILE]``.
 
 The models: six 3x3 convolutions of 32 channels, on 16 images of 3 x 32 x 32; ResNet-50, on 4 images
 of 3 x 224 x 224; the perceptron of ``examples/mnist`` with 1,000 units, on 100 images; an LSTM of
@@ -70,10 +70,10 @@ KERNELS = 'kernels'  # asks for the seconds of a step in PyTorch's functions
 #: Captions and columns of the tables.
 IN_FLOAT32, IN_BFLOAT16, RESIDENT = 'Time in float32', 'Time in bfloat16', 'Memory of rank 0'
 COLUMNS = {
-    IN_FLOAT32: [f'{V8}, ms', 'PyTorch kernels alone, ms', f'{WITHOUT_TORCH}, ms',
+    IN_FLOAT32: [f'{V8}, ms', f'{WITHOUT_TORCH}, ms', 'PyTorch kernels alone, ms',
                  f'{TORCH}, ms', f'{V8} / {TORCH}'],
     IN_BFLOAT16: [f'{V8}, ms', f'{AUTOCAST}, ms', f'{V8} / {AUTOCAST}'],
-    RESIDENT: [f'{kind}, MB' for kind in (V8, WITHOUT_TORCH, TORCH, BFLOAT16, AUTOCAST)],
+    RESIDENT: [f'{kind}, MB' for kind in (V8, BFLOAT16, WITHOUT_TORCH, TORCH, AUTOCAST)],
 }
 
 
@@ -159,7 +159,7 @@ def measure(name: str, kinds: list[str], ranks: int, args: argparse.Namespace,
               f'{GOALS.get(ranks, 1):g}', flush=True)
         return statistics.median(_rounds.ratios(seconds[kind], seconds[fastest]))
 
-    row = [*start, middle[V8], kernels, middle.get(WITHOUT_TORCH)]
+    row = [*start, middle[V8], middle.get(WITHOUT_TORCH), kernels]
     if TORCH in kinds:
         fastest = fastest_of(seconds, VARIANTS)
         row += [middle[fastest], ratio(V8, fastest)]
@@ -221,11 +221,11 @@ def main() -> None:
                 measure(name, [kind for kind in kinds if kind not in (WITHOUT_TORCH, COMPILED)], 2,
                         args, tables, hosts)
     for caption, rows in tables.items():
-        columns = ['model', 'hosts', 'ranks per host', *COLUMNS[caption]]
+        columns = ['model', 'nodes', 'ranks per node', *COLUMNS[caption]]
         if rows:
             _rounds.table(columns[:len(rows[0])], rows, caption)
-    if args.png and drawn[V8]:
-        _rounds.chart(args.png, 'Training steps on a CPU', 'time relative to PyTorch', drawn,
+    if args.svg and drawn[V8]:
+        _rounds.chart(args.svg, 'Training steps on a CPU', 'time relative to PyTorch', drawn,
                       {TORCH: 1}, is_log=True)
 
 

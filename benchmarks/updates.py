@@ -1,7 +1,7 @@
 """Updates of all parameters by an optimizer, compared with Chainer's and PyTorch's.
 
 Run it in an environment with ChainerMN and PyTorch, without which its columns are missing:
-``python benchmarks/updates.py [--rounds 15] [--png FILE]``.
+``python benchmarks/updates.py [--rounds 15] [--svg FILE]``.
 
 One process and one thread; the methods take turns. ChainerMN 7 calls the rule of each parameter, as
 Chainer does without the patches. ChainerMN 8 updates all parameters by PyTorch's fused kernels, and
@@ -97,17 +97,18 @@ def main() -> None:
                     if n:  # the first round warms up
                         times.setdefault(method, []).append(time.perf_counter() - start)
             row = f'{name}, {model}'
-            rows.append([row, *(statistics.median(each) * 1e3 for each in times.values())])
+            rows.append([row, *(statistics.median(times[method]) * 1e3
+                               for method in _rounds.in_order(times))])
             for method, goal in zip((V8, WITHOUT_TORCH), GOALS[model], strict=True):
                 if method in times:
                     print(f'{row}: {method} over {V7}: {_rounds.times(times[method], times[V7])}; '
                           f'goal {goal:g}')
             for method, each in times.items():
                 drawn.setdefault(method, {})[row] = [1e3 * seconds for seconds in each]
-    _rounds.table(['update', *(f'{method}, ms' for method in drawn)], rows)
+    _rounds.table(['update', *(f'{method}, ms' for method in _rounds.in_order(drawn))], rows)
     print(_rounds.load())
-    if args.png:
-        _rounds.chart(args.png, 'Update of all parameters', 'time, ms', drawn, is_log=True)
+    if args.svg:
+        _rounds.chart(args.svg, 'Update of all parameters', 'time, ms', drawn, is_log=True)
 
 
 if __name__ == '__main__':

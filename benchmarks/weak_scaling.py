@@ -1,7 +1,7 @@
 """Communication time in a training step: ChainerMN 8, ChainerMN 7, and PyTorch DDP on gloo.
 
 Run it in an environment with ChainerMN, MPI and scikit-learn:
-``python benchmarks/weak_scaling.py [--up-to 4] [--rounds 7] [--torch PYTHON] [--png FILE]``.
+``python benchmarks/weak_scaling.py [--up-to 4] [--rounds 7] [--torch PYTHON] [--svg FILE]``.
 
 Models: the perceptron of ``examples/mnist`` on digits, 16 examples per rank, and a small ResNet of
 three blocks on images of 3 x 32 x 32, 8 examples per rank; PyTorch has models of the same shapes.
@@ -218,8 +218,8 @@ def main() -> None:
                   'Communication in a training step')
     _rounds.table(['model', 'ranks', *kinds], efficiency,
                   'Efficiency: a step without communication on one rank / a step on all ranks')
-    if args.png:
-        _rounds.chart(args.png, 'Communication in a training step', 'time, ms', drawn)
+    if args.svg:
+        _rounds.chart(args.svg, 'Communication in a training step', 'time, ms', drawn)
 
 
 if __name__ == '__main__':

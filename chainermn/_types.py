@@ -53,7 +53,7 @@ Object: TypeAlias = Any
 
 
 class Dataset(Protocol):
-    """A data set of Chainer or of the program."""
+    """A dataset of Chainer or of the program."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: Any, /) -> Any: ...

@@ -32,6 +32,9 @@ KINDS = {'sh': 'command', 'bash': 'command', 'text': 'output', 'diff': 'diff'}
 #: Columns of a block, and of one in small print, at the width of the page. See code.css.
 COLUMNS, WIDE = 101, 117
 
+#: A line of output with several columns.
+ROW = re.compile(r'^(?:.*?\S {2,}(?=\S)){3}', re.MULTILINE)
+
 logger = sphinx.util.logging.getLogger(__name__)
 
 
@@ -79,6 +82,8 @@ def style_blocks(app: Sphinx, doctree: docutils.nodes.document) -> None:
             logger.warning('code without a language', location=block, type='appearance')
         if kind == 'output' and COLUMNS < max(map(len, block.astext().splitlines())) <= WIDE:
             block['classes'].append('wide')
+        if kind == 'output' and len(ROW.findall(block.astext())) > 1:
+            block['classes'].append('columns')
         if name:
             title = docutils.nodes.caption(name, name)
             # The classes are those of a code-block directive with a caption.
@@ -98,6 +103,15 @@ def file_name(block: docutils.nodes.literal_block) -> str:
         if found:
             return found[1]
     return ''
+
+
+def order_fields(app: Sphinx, domain: str, kind: str, content: docutils.nodes.Element) -> None:
+    """Put the type of the result below its description, and before the exceptions."""
+    for fields in content.findall(docutils.nodes.field_list):
+        names = [field[0].astext().split()[0] for field in fields]
+        if 'rtype' in names and 'returns' in names:
+            rtype = fields.children.pop(names.index('rtype'))
+            fields.insert(names.index('returns') + 1, rtype)
 
 
 def show_public_types(app: Sphinx, obj: Any, bound: bool) -> None:
@@ -169,6 +183,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     sphinx.highlighting.PygmentsBridge.html_formatter = LineFormatter
     app.setup_extension('sphinx.ext.autodoc')
     app.connect('doctree-read', style_blocks)
+    app.connect('object-description-transform', order_fields, priority=900)  # after autodoc
     # Before the handler that keeps default values, which copies the signature.
     app.connect('autodoc-before-process-signature', show_public_types, priority=400)
     app.connect('html-page-context', fold_sidebar, priority=900)  # after the theme

@@ -72,6 +72,7 @@ toc_object_entries_show_parents = 'hide'
 html_copy_source = False
 html_extra_path = ['_root']  # index.html, which leads to the front page
 html_static_path = ['_static']
+html_favicon = '_static/favicon.svg'
 html_css_files = ['code.css', 'site.css']
 html_theme_options = {
     'light_css_variables': {
@@ -103,14 +104,25 @@ def break_code(app: Sphinx, doctree: docutils.nodes.document) -> None:
     for code in doctree.findall(docutils.nodes.literal):
         if isinstance(code.parent, docutils.nodes.title):  # also shown in the sidebar
             continue
-        words = re.split(r'(?<=[._(,/])(?=\w{4})', code.astext())
+        text = code.astext()
+        words = re.split(r'(?:(?<=[.(,/])|(?<=[a-zA-Z\d]_))(?=\w{4})', text)
         parts = map(docutils.nodes.Text, words)
-        breaks = (docutils.nodes.raw('', '<wbr>', format='html') for _ in words[1:])
+        breaks = (docutils.nodes.raw('', '<wbr class="within">' if word[-1] == '_' else '<wbr>',
+                                     format='html') for word in words[:-1])
+        if len(text) < 30:
+            code['classes'].append('short')
         code.children = []
         code.extend(filter(None, itertools.chain(*itertools.zip_longest(parts, breaks))))
 
 
+def hide_readme(app: Sphinx, page: str, source: list[str]) -> None:
+    """Leave README.md, to which pages link, out of the sidebar: the front page is like it."""
+    if page == 'README':
+        source[0] = f'---\norphan: true\n---\n{source[0]}'
+
+
 def setup(app: Sphinx) -> None:
     """Register the transformations of links and code."""
+    app.connect('source-read', hide_readme)
     app.connect('doctree-read', link_folders)
     app.connect('doctree-read', break_code)

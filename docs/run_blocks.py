@@ -4,7 +4,7 @@
 
 - ``python`` blocks are one program, which runs in a new folder that contains ``benchmarks``,
   ``examples`` and ``tests`` of the repository;
-- ``diff`` blocks with a number of ranks are the second of two Python programs;
+- ``diff`` blocks with a number of ranks, or a file name, are the second of two Python programs;
 - ``sh`` blocks run in the same folder, in order with the others;
 - blocks in other languages are not run.
 
@@ -86,7 +86,7 @@ def find_blocks(page: str) -> list[Block]:
                 raise SystemExit(f'{block}: unknown comment {key!r}; use one of {", ".join(KEYS)}')
             value = int(value) if key == 'ranks' else key == 'printed' or value.strip()
             setattr(block, key.replace(' ', '_'), value)
-        if block.language == 'diff' and 'ranks:' in comments:
+        if block.language == 'diff' and re.search('ranks:|file:', comments):
             block.language, block.code = 'python', re.sub(
                 r'^(?:-.*|[+ ])', '', block.code, flags=re.M)
         if block.language == 'sh' and page.startswith('examples/') and not block.not_run:

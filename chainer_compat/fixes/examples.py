@@ -1,4 +1,4 @@
-"""Examples of data sets, as Chainer's patched iterators get them."""
+"""Examples of datasets, as Chainer's patched iterators get them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def example(dataset: Any, index: Any) -> Any:
     """Return an example.
 
     Raises:
-        RuntimeError: If the data set raises StopIteration, which would end the batch early.
+        RuntimeError: If the dataset raises StopIteration, which would end the batch early.
     """
     try:
         return dataset[index]
     except StopIteration as error:
         raise RuntimeError(
-            f'example {index} of the data set ({type(dataset).__name__}) raised StopIteration, '
+            f'example {index} of the dataset ({type(dataset).__name__}) raised StopIteration, '
             'which would end the batch without the remaining examples. Catch it in get_example, or '
             'raise another exception.') from error
 
@@ -41,7 +41,7 @@ class Batch:
     """Examples that a thread gets, or its error.
 
     Args:
-        dataset: The data set.
+        dataset: The dataset.
         indexes: The indexes of the examples.
     """
 

@@ -1,4 +1,4 @@
-"""Errors of iterators: in the data set, in worker processes, and at exit."""
+"""Errors of iterators: in the dataset, in worker processes, and at exit."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _add(link: Any, found: list[Any]) -> bool:
 def _is_above_link(kind: type, cls: weakref.ref[type]) -> bool:
     """Return whether no other base class of a class has methods between Chainer's and Link's.
 
-    The class of a program must not be kept: its methods may refer to a data set.
+    The class of a program must not be kept: its methods may refer to a dataset.
     """
     above = super(kind, cls())
     return all([getattr(above, name) is _ORIGINALS[Link, name] for name in _METHODS])

@@ -201,9 +201,9 @@ def _gradients(context: Context, operation: str, model: Model, zero_fill: bool,
 
 
 def _hint_at_single_host(context: Context) -> None:
-    """Print once that compression takes time but saves none, if all ranks are on one host."""
+    """Print once that compression takes time but saves none, if all ranks are on one node."""
     if context.rank == 0 and context.size > 1 and context.topology.inter_size == 1:
-        _print_once('chainermn: compression makes exchanges slower on a single host. It '
+        _print_once('chainermn: compression makes exchanges slower on a single node. It '
                     'pays off if the network between hosts is the bottleneck.\n')
 
 

@@ -9,7 +9,7 @@ from chainermn._process import environment
 VARIABLE = environment.TIMEOUT
 
 #: The timeout per operation in seconds, unless the environment or the communicator sets one: long
-#: enough for typical work of one rank while the others wait, such as preparing a data set.
+#: enough for typical work of one rank while the others wait, such as preparing a dataset.
 DEFAULT = 3600.
 
 

@@ -54,7 +54,7 @@ class CollectiveMismatchError(ChainerMNError, ValueError):
 
 
 class DataSizeError(ChainerMNError, RuntimeError):
-    """The data set passed to ``scatter_dataset`` does not fit into the memory of a node."""
+    """The dataset passed to ``scatter_dataset`` does not fit into the memory of a node."""
 
     __module__ = 'chainermn'
 

@@ -198,7 +198,7 @@ class _Samples:
         return len(self._samples)
 
     def read(self, indexes: np.ndarray) -> Sequence[Object]:
-        """Return samples; in one call if it has ``__getitems__``, as PyTorch's data sets."""
+        """Return samples; in one call if it has ``__getitems__``, as PyTorch's datasets."""
         numbers = indexes.tolist()
         if hasattr(self._samples, '__getitems__'):
             return self._samples.__getitems__(numbers)

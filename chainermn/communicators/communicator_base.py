@@ -302,7 +302,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @property
     def within_config_scope(self) -> bool:
-        """Whether the code runs inside :meth:`config_scope`."""
+        """Whether the code runs inside ``config_scope``."""
         return self._in_config_scope
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -511,7 +511,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         self._missing('isend')
 
     def irecv(self, source: int, tag: int = 0) -> Request[ReceivedArrays]:
-        """Start to receive a message of :meth:`isend` or :meth:`send`, and return at once.
+        """Start to receive a message of ``isend`` or ``send``, and return at once.
 
         Args:
             source: Rank of the sender; may be this rank.
@@ -535,7 +535,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         self._missing('irecv')
 
     def waitall(self, requests: Sequence[Request[_T]]) -> list[_T]:
-        """Wait for requests of :meth:`isend` and :meth:`irecv` (MPI_Waitall).
+        """Wait for requests of ``isend`` and ``irecv`` (MPI_Waitall).
 
         Args:
             requests: The requests.
@@ -769,7 +769,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int = -1) -> Object:
-        """Receive an object of :meth:`send_obj`.
+        """Receive an object of ``send_obj``.
 
         Args:
             source: Rank of the sender, or ``mpi4py.MPI.ANY_SOURCE``.
@@ -894,7 +894,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     def broadcast_data(self, model: Model) -> None:
-        """Call :meth:`bcast_data`, whose older name this is. Collective: every rank calls it.
+        """Call ``bcast_data``, whose older name this is. Collective: every rank calls it.
 
         Args:
             model: As for :meth:`bcast_data`.
@@ -992,7 +992,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         debug_checks.check_replicas(model, self.allgather_obj)
 
     def allreduce_grad(self, model: Model, zero_fill: bool = False) -> None:
-        """Call :meth:`multi_node_mean_grad`, whose older name this is.
+        """Call ``multi_node_mean_grad``, whose older name this is.
 
         Collective: every rank calls it.
 

@@ -26,7 +26,7 @@ the number of ranks. ``encoded_dtype = 'float16'`` or ``'bfloat16'`` declares th
 encoded arrays.
 
 With ``encoded_type``, the dtype of encoded arrays, and a method ``encoded_length(size)``, ``flat``
-averages the gradients of each host first, and encodes only parts that it sends to other hosts.
+averages the gradients of each node first, and encodes only parts that it sends to other nodes.
 
 :class:`PowerSGD` does not have these methods: it averages matrices as products of thin matrices.
 

@@ -1,4 +1,4 @@
-"""Estimates whether scattering a data set would exhaust the memory of a node."""
+"""Estimates whether scattering a dataset would exhaust the memory of a node."""
 from __future__ import annotations
 
 import os
@@ -43,10 +43,10 @@ def check(n_bytes: int, shares: Sequence[float], nodes: Sequence[NodeMemory], ro
     """Raise an error if the ranks of a node would receive more than fits into its memory.
 
     Args:
-        n_bytes: Estimated size of the data set.
+        n_bytes: Estimated size of the dataset.
         shares: The fraction that each rank receives.
         nodes: The node of each rank.
-        root: The rank that has the data set.
+        root: The rank that has the dataset.
 
     Raises:
         DataSizeError: If it does not fit.
@@ -60,14 +60,14 @@ def check(n_bytes: int, shares: Sequence[float], nodes: Sequence[NodeMemory], ro
     for name, share in received.items():
         if n_bytes * share > free[name]:
             raise DataSizeError(
-                f'the data set has about {_text(n_bytes)}, of which the ranks on node {name} '
+                f'the dataset has about {_text(n_bytes)}, of which the ranks on node {name} '
                 f'would receive {_text(n_bytes * share)}, but {_text(free[name])} are free '
                 'there. Write it to files with chainermn.datasets.write_shards, and read these '
                 'with chainermn.iterators.ShardedIterator; or scatter a list of paths.')
 
 
 def estimate(dataset: Object) -> int:
-    """Estimate the bytes of a data set in memory, without reading its examples from files.
+    """Estimate the bytes of a dataset in memory, without reading its examples from files.
 
     An object that pickles itself in its own way counts as small.
     """
@@ -75,7 +75,7 @@ def estimate(dataset: Object) -> int:
 
 
 class _Estimate:
-    """Visits some of the objects that a data set consists of."""
+    """Visits some of the objects that a dataset consists of."""
 
     def __init__(self) -> None:
         self._rest = _VISITS

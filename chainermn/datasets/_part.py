@@ -1,7 +1,7 @@
-"""Cuts a shard out of a data set that is in memory, without reading a single example.
+"""Cuts a shard out of a dataset that is in memory, without reading a single example.
 
 A shard is sent to another rank, so it should be small and quick to pickle: the shard of an array is
-an array, not a list of rows. Data sets of unknown types are not cut: reading the examples of a
+an array, not a list of rows. Datasets of unknown types are not cut: reading the examples of a
 ``LabeledImageDataset`` would load all images into memory, and would freeze random augmentation.
 """
 from __future__ import annotations
@@ -23,22 +23,22 @@ from chainermn._types import Array, Dataset, Object
 
 
 class NotInMemoryError(ChainerMNError):
-    """The data set, or a data set inside it, is of a type that cannot be cut."""
+    """The dataset, or a dataset inside it, is of a type that cannot be cut."""
 
 
 def cut(dataset: Dataset, indexes: np.ndarray) -> Dataset:
     """Cut out the examples with the given numbers.
 
     Args:
-        dataset: A data set.
+        dataset: A dataset.
         indexes: 1-dimensional array of integers from 0 to ``len(dataset) - 1``.
 
     Returns:
-        A data set whose ``i``-th example equals ``dataset[indexes[i]]``. It may share memory with
+        A dataset whose ``i``-th example equals ``dataset[indexes[i]]``. It may share memory with
         ``dataset``.
 
     Raises:
-        NotInMemoryError: If the data set cannot be cut.
+        NotInMemoryError: If the dataset cannot be cut.
     """
     if isinstance(dataset, (np.ndarray, cuda.ndarray)):
         return _cut_array(dataset, indexes)

@@ -1,4 +1,4 @@
-"""Scatters a data set: the root has all of it, each rank gets its own shard.
+"""Scatters a dataset: the root has all of it, each rank gets its own shard.
 
 The shard of rank ``r`` of ``s``, for ``n`` examples, is the half-open interval of positions::
 
@@ -52,36 +52,36 @@ def scatter_dataset(
     *,
     force_equal_length: bool = True,
 ) -> SubDataset:
-    """Scatter the root's data set: each rank gets its own shard.
+    """Scatter the root's dataset: each rank gets its own shard.
 
     Collective: every rank calls it.
 
-    The root never reads an example. What it sends depends on the type of the data set:
+    The root never reads an example. What it sends depends on the type of the dataset:
 
     - Arrays, lists, tuples, and ``TupleDataset``, ``DictDataset``, ``SubDataset``,
       ``ConcatenatedDataset`` and ``TransformDataset`` of these: each rank gets only its own
       shard, arrays as arrays. Transforms are sent as functions; they run when an example is
       used, each time.
     - Other objects with ``__len__`` and ``__getitem__``, including subclasses of these types: the
-      whole data set is pickled and sent to all ranks. So a data set of files should be a list of
+      whole dataset is pickled and sent to all ranks. So a dataset of files should be a list of
       paths, like ``LabeledImageDataset``; no image is opened here.
 
     If the ranks of a node would receive more than the memory that is free there, nothing is sent.
-    Data sets that do not fit are read from files by
+    Datasets that do not fit are read from files by
     :class:`chainermn.iterators.ShardedIterator`.
 
-    Arrays that are not shuffled are sent without copying. For shuffled data sets, and for lists,
+    Arrays that are not shuffled are sent without copying. For shuffled datasets, and for lists,
     the root copies the shards of one eighth of the ranks at a time, or of one rank.
 
     Args:
-        dataset: On the root, the data set. Ignored on the other ranks (pass ``None``); the root
+        dataset: On the root, the dataset. Ignored on the other ranks (pass ``None``); the root
             warns if another rank passes one of another length.
         comm: ChainerMN or mpi4py communicator.
-        root: The rank that has the data set; the same on all ranks.
+        root: The rank that has the dataset; the same on all ranks.
         shuffle: Whether to shuffle the examples first. Only the root's argument is used.
         seed: Seed for shuffling, from 0 to 2**32 - 1; ``None`` shuffles differently each time.
             Only the root's argument is used.
-        max_buf_len: Ignored; data sets of any size are supported.
+        max_buf_len: Ignored; datasets of any size are supported.
         force_equal_length: If true, all shards have the same length, ceil(n / size); if n is not a
             multiple of size, some examples belong to two shards. If false, each example belongs to
             one shard, and lengths differ by at most one. Only the root's argument is used.
@@ -90,9 +90,9 @@ def scatter_dataset(
         This rank's shard. On the root it is a view of ``dataset``.
 
     Raises:
-        TypeError: If ``comm`` is not a communicator, or the data set has no length.
+        TypeError: If ``comm`` is not a communicator, or the dataset has no length.
         ValueError: If the seed is out of range.
-        DataSizeError: On all ranks, if the data set is too large; it states the size and the free
+        DataSizeError: On all ranks, if the dataset is too large; it states the size and the free
             memory, both estimated.
 
     Example:
@@ -228,11 +228,11 @@ def _plan(dataset: Dataset, size: int, shuffle: bool, seed: int | None, force_eq
         n = len(dataset)
     except TypeError as error:
         if dataset is not None:
-            raise TypeError(f'the data set of rank {root}, the root, has no length: it is of type '
-                            f'{type(dataset).__name__}. Pass a data set with __len__.') from error
+            raise TypeError(f'the dataset of rank {root}, the root, has no length: it is of type '
+                            f'{type(dataset).__name__}. Pass a dataset with __len__.') from error
         others = [rank for rank, (length, _) in enumerate(ranks) if length]
         raise TypeError(
-            f'rank {root}, the root, passed None. Pass the data set on rank {root}' + (
+            f'rank {root}, the root, passed None. Pass the dataset on rank {root}' + (
                 f', or root={others[0]} on all ranks: rank {others[0]} passed one.'
                 if others else ', and None on the other ranks.')) from None
     nodes = [node for _, node in ranks]
@@ -258,7 +258,7 @@ def _random_state(seed: int | None) -> np.random.RandomState:
 
 
 def _length(dataset: Dataset) -> int:
-    """Return the length of a data set, 0 for ``None`` and objects without a length."""
+    """Return the length of a dataset, 0 for ``None`` and objects without a length."""
     try:
         return len(dataset)
     except Exception:  # of any type: it is code of the user
@@ -266,17 +266,17 @@ def _length(dataset: Dataset) -> int:
 
 
 def _warn_of_ignored(lengths: Sequence[int], root: int) -> None:
-    """Warn on the root if other ranks passed data sets of their own, which are ignored.
+    """Warn on the root if other ranks passed datasets of their own, which are ignored.
 
-    Programs may pass the same data set on all ranks, or an empty one, or a placeholder.
+    Programs may pass the same dataset on all ranks, or an empty one, or a placeholder.
     """
     others = [rank for rank, length in enumerate(lengths) if length not in (0, 1, lengths[root])]
     if others:
         warnings.warn('\n'.join([
-            f'scatter_dataset ignored the data sets passed by {ranks_text(others)}; it scatters '
+            f'scatter_dataset ignored the datasets passed by {ranks_text(others)}; it scatters '
             f'the one of the root, rank {root}. Lengths:',
             *group_lines(enumerate(map(str, lengths))),
-            'Pass the whole data set on the root, and None on the other ranks. If each rank has '
+            'Pass the whole dataset on the root, and None on the other ranks. If each rank has '
             'its own data, do not call scatter_dataset.']), RuntimeWarning, stacklevel=3)
 
 
@@ -303,7 +303,7 @@ def _shards(n_total: int, size: int, force_equal_length: bool) -> Shards:
     if not is_integer(n_total):
         is_sized = hasattr(n_total, '__len__')
         raise TypeError('n_total_samples must be an integer, not ' + (
-            f'{type(n_total).__name__}; pass the length of the data set' if is_sized
+            f'{type(n_total).__name__}; pass the length of the dataset' if is_sized
             else repr(n_total)))
     n = operator.index(n_total)
     if n < 0:

@@ -1,4 +1,4 @@
-"""write_shards: a data set as files for :class:`chainermn.iterators.ShardedIterator`."""
+"""write_shards: a dataset as files for :class:`chainermn.iterators.ShardedIterator`."""
 from __future__ import annotations
 
 import glob
@@ -27,7 +27,7 @@ _NAME = 'write_shards'
 def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[str],
                  samples_per_shard: int, comm: CommunicatorBase | None = None, *,
                  overwrite: bool = False) -> list[str]:
-    """Write a data set or a stream of samples as shards, and an index of their lengths.
+    """Write a dataset or a stream of samples as shards, and an index of their lengths.
 
     Samples that are tuples or lists of arrays or numbers are written to ``PREFIX-00000.npz``,
     ``PREFIX-00001.npz`` and so on, dicts to .npz files with names, and arrays or numbers alone to
@@ -36,7 +36,7 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
     files with the tools for these. Only the samples of one shard are in memory. They are copied
     at once, so a generator may reuse its arrays.
 
-    With a communicator, it is collective (every rank calls it): each rank writes its own data set,
+    With a communicator, it is collective (every rank calls it): each rank writes its own dataset,
     the shards of lower ranks have lower numbers (unless their lengths are unknown), and all ranks
     raise the same error.
 

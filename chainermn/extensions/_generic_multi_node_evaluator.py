@@ -17,12 +17,12 @@ _NOTHING = object()
 
 
 def check_ends(iterator: Any, name: str) -> None:
-    """Raise ValueError if an iterator of Chainer or ChainerMN repeats its data set."""
+    """Raise ValueError if an iterator of Chainer or ChainerMN repeats its dataset."""
     kind = type(iterator)
     repeats = getattr(iterator, 'repeat', False) or getattr(iterator, '_repeat', False)
     if repeats and kind.__module__.startswith(('chainer.iterators.', 'chainermn.iterators.')):
         raise ValueError(
-            f'the iterator {name!r} of the evaluator repeats its data set, so the evaluation would '
+            f'the iterator {name!r} of the evaluator repeats its dataset, so the evaluation would '
             f'not end. Create it with {kind.__name__}(..., repeat=False).')
 
 
@@ -49,7 +49,7 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
             warns.
 
     Raises:
-        ValueError: If the iterator repeats its data set.
+        ValueError: If the iterator repeats its dataset.
 
     Example:
         >>> class LongestInput(chainermn.extensions.GenericMultiNodeEvaluator):

@@ -68,7 +68,7 @@ class LinearScaling(chainer.training.Extension):
         Raises:
             ValueError: On every rank, if the optimizer of a rank has no such hyperparameter, or the
                 learning rates or arguments of the ranks differ.
-            AttributeError: On every rank, if an iterator has no batch size or data set.
+            AttributeError: On every rank, if an iterator has no batch size or dataset.
         """
         if self._schedule is None:
             with raise_together(self.comm, 'LinearScaling'):

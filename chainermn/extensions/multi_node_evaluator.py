@@ -70,7 +70,7 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     Raises:
         TypeError: If ``actual_evaluator`` has no ``evaluate``, or ``communicator`` is not a
             communicator.
-        ValueError: If an iterator of the evaluator repeats its data set.
+        ValueError: If an iterator of the evaluator repeats its dataset.
 
     Example:
         >>> iterator = chainer.iterators.SerialIterator(train, 2, repeat=False, shuffle=False)
@@ -142,7 +142,7 @@ def _checked(observation: Object) -> dict[str, Value]:
 class _CountingIterator(Delegate, wraps='iterator'):
     """Appends the length of every batch to ``counts``.
 
-    It is exhausted at once if the data set is empty; Chainer's iterators would divide by zero.
+    It is exhausted at once if the dataset is empty; Chainer's iterators would divide by zero.
     """
 
     iterator: chainer.dataset.Iterator
@@ -155,7 +155,7 @@ class _CountingIterator(Delegate, wraps='iterator'):
     def __iter__(self) -> _CountingIterator:
         return self
 
-    def __next__(self) -> Any:  # a batch: whatever the data set holds
+    def __next__(self) -> Any:  # a batch: whatever the dataset holds
         if len(getattr(self.iterator, 'dataset', [()])) == 0:
             raise StopIteration
         batch = next(self.iterator)

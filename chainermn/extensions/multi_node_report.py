@@ -34,7 +34,7 @@ def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) 
       must fire in the same iteration on all ranks. ``log`` is the same on all ranks; rank 0 writes
       the files.
     - ``ProgressBar`` shows the examples per second of all ranks. Collective at the beginning of
-      the training, to count the data sets.
+      the training, to count the datasets.
     - ``PrintReport`` and ``ProgressBar`` print on rank 0 only.
 
     Args:
@@ -142,7 +142,7 @@ class _Bar(progress_bar._TrainerProgressBar):
         self._epochs_per_second = 0.
 
     def start(self, trainer: chainer.training.Trainer) -> None:
-        """Add up the data sets of all ranks, and start the clock. Collective: every rank calls it.
+        """Add up the datasets of all ranks, and start the clock. Collective: every rank calls it.
 
         Chainer's bar starts the clock when it is first drawn, so it first shows an infinite speed.
         """

@@ -28,7 +28,7 @@ class ProgressBar(chainer.training.Extension):
     installed, otherwise Chainer's bar.
 
     Add it to the trainer on all ranks. Collective at the beginning of the training, to add up the
-    data sets.
+    datasets.
 
     Args:
         comm: ChainerMN communicator of the ranks that have different samples.
@@ -59,7 +59,7 @@ class ProgressBar(chainer.training.Extension):
 
     @called_by('ProgressBar')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Add up the data sets of all ranks. Collective: every rank calls it."""
+        """Add up the datasets of all ranks. Collective: every rank calls it."""
         self._samples = count_samples(self.comm, trainer)
         self._points.clear()
 

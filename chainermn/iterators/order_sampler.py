@@ -1,4 +1,4 @@
-"""An order sampler that shuffles the complete data set in each epoch, without moving data."""
+"""An order sampler that shuffles the complete dataset in each epoch, without moving data."""
 from __future__ import annotations
 
 import operator
@@ -14,11 +14,11 @@ _MAX_EPOCHS = 10_000  # that are searched for an order that was loaded
 
 
 class MultiNodeOrderSampler:
-    """Shuffles the data set anew in each epoch, and gives each rank its share of the order.
+    """Shuffles the dataset anew in each epoch, and gives each rank its share of the order.
 
     Collective: every rank creates one. Afterwards the ranks do not communicate: each computes the
     order of an epoch from the seed and the number of the epoch, and takes every ``comm.size``-th
-    sample. So each rank needs access to the complete data set, such as a list of image files, but
+    sample. So each rank needs access to the complete dataset, such as a list of image files, but
     reads only the samples of its share. With :func:`chainermn.scatter_dataset`, in contrast, a
     rank has the same samples in all epochs.
 
@@ -27,10 +27,10 @@ class MultiNodeOrderSampler:
     samples than ranks were used, it starts the epoch again.)
 
     Args:
-        dataset_size: Number of samples of the complete data set.
+        dataset_size: Number of samples of the complete dataset.
         comm: ChainerMN communicator.
         seed: Seed of all orders, 0 or more.
-        shuffle: Whether to shuffle; otherwise, each epoch has the order of the data set.
+        shuffle: Whether to shuffle; otherwise, each epoch has the order of the dataset.
         even: Whether all ranks have equally many samples per epoch. Then, up to ``comm.size - 1``
             samples are repeated at the end of an epoch. Otherwise, some ranks have one sample less
             than others; use :func:`chainermn.join`.
@@ -57,7 +57,7 @@ class MultiNodeOrderSampler:
             if self._seed < 0:
                 raise ValueError(f'seed must not be negative, but is {seed}')
             if self._n < comm.size:
-                raise ValueError(f'the data set has {dataset_size} samples, fewer than the '
+                raise ValueError(f'the dataset has {dataset_size} samples, fewer than the '
                                  f'{comm.size} ranks')
         self._shuffle, self._even = bool(shuffle), bool(even)
         self._rank, self._size = comm.rank, comm.size

@@ -1,4 +1,4 @@
-"""An iterator over shards: data sets larger than memory, shared by all ranks."""
+"""An iterator over shards: datasets larger than memory, shared by all ranks."""
 from __future__ import annotations
 
 import logging

@@ -17,7 +17,7 @@ def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator:
                                  ) -> _SynchronizedIterator:
     """Shuffle the iterators of all ranks in the same order.
 
-    Collective: every rank calls it. Afterwards nothing is sent: each rank reads its own data set,
+    Collective: every rank calls it. Afterwards nothing is sent: each rank reads its own dataset,
     which should be the same on all ranks, in an order from a random seed of rank 0. Each rank
     draws one number from ``numpy.random``. For models on several ranks, see also
     :func:`create_multi_node_iterator`.

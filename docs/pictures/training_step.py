@@ -6,6 +6,7 @@
 import pathlib
 import sys
 
+import matplotlib
 import svg
 from matplotlib.figure import Figure
 
@@ -26,7 +27,8 @@ def draw() -> str:
         for column in (f'{V8} / {TORCH}', f'{V8}, ms', f'{WITHOUT_TORCH}, ms'))
     without = [ratio * x / y for ratio, x, y in zip(with_torch, of_without, of_v8, strict=True)]
     places = range(len(models))
-    figure = Figure(figsize=(6.4, 3.8), layout='constrained')
+    matplotlib.rcParams['font.size'] = 12
+    figure = Figure(figsize=(5.5, 3.8), layout='constrained')
     axes = figure.subplots()
     bars = [axes.barh([place - .2 for place in places], with_torch, .38, color=STYLES[V8][0],
                       label=V8),
@@ -34,11 +36,11 @@ def draw() -> str:
                       color=STYLES[WITHOUT_TORCH][0], label=WITHOUT_TORCH)]
     for each in bars:
         axes.bar_label(each, fmt='%.1f', padding=6)
-    axes.axvline(1, color=STYLES[TORCH][0], linestyle='--', label=TORCH)
+    line = axes.axvline(1, color=STYLES[TORCH][0], linestyle='--', label=TORCH)
     axes.set_yticks([*places], models)
     axes.invert_yaxis()
-    axes.set_xlabel("time of a training step, relative to PyTorch (less is better)")
-    figure.legend(loc='outside upper center', ncols=3, frameon=False)
+    axes.set_xlabel('time of a training step / PyTorch (less is better)')
+    figure.legend(handles=[*bars, line], loc='outside upper center', ncols=2, frameon=False)
     axes.spines[['top', 'right']].set_visible(False)
     return svg.from_figure(figure)
 

@@ -8,7 +8,7 @@ class Crops(chainer.dataset.DatasetMixin):
     """Squares cut out of labeled images.
 
     Args:
-        images: Data set of images, (3, height, width) with values from 0 to 255, and labels.
+        images: Dataset of images, (3, height, width) with values from 0 to 255, and labels.
         mean: Array that is subtracted from each image, such as their mean.
         size: Pixels per side; the images are at least as large.
         random: Whether to cut anywhere and to mirror every second one, to train; else from the

@@ -1,4 +1,4 @@
-"""Generate a small image data set with the usual layout of ImageNet: folders and label lists.
+"""Generate a small image dataset with the usual layout of ImageNet: folders and label lists.
 
 The label lists images/train.txt and images/val.txt have lines such as "train/07/031.jpg 7". The
 images are noisy stripes; their direction and color determine the class.

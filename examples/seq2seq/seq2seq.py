@@ -79,7 +79,7 @@ def main():
     np.random.seed(args.seed + comm.rank)
 
     # (MN) Rank 0 reads the data. Each process gets its own part, and the vocabularies, which
-    # are objects of Python rather than arrays or data sets.
+    # are objects of Python rather than arrays or datasets.
     source = target = train = validation = None
     if comm.rank == 0:
         train, validation = data.load(args.files)

@@ -12,7 +12,6 @@ import sys
 
 import pytest
 import virtual_hosts
-from PIL import Image
 from time_limits import seconds
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / 'benchmarks'
@@ -30,10 +29,9 @@ pytestmark = pytest.mark.mpi_skip
 DOCS = BENCHMARKS.parent / 'docs' / 'benchmarks'
 
 
-def words_of(png):
+def words_of(picture):
     """The texts in a picture, without numbers."""
-    texts = Image.open(png).text['Description'].splitlines()
-    return {re.sub('[0-9.,]+', '#', text) for text in texts}
+    return runpy.run_path(str(DOCS.parent / 'pictures' / 'svg.py'))['labels'](picture)
 
 
 def check_tables(output):
@@ -73,12 +71,12 @@ def test_makes_a_section(name, tmp_path):
         assert modules['markdown'](table) in page
     assert f'[output](page/{name}.txt)' in page
     assert (tmp_path / 'page' / f'{name}.txt').read_text(encoding='utf-8') == output
-    if (tmp_path / f'{name}.png').exists():
-        drawn = words_of(tmp_path / f'{name}.png')
+    if (tmp_path / f'{name}.svg').exists():
+        drawn = words_of(tmp_path / f'{name}.svg')
         assert drawn
         assert not [words for words in drawn if RETIRED_LABEL.search(words)]
-        if (DOCS / f'{name}.png').exists():
-            assert drawn <= words_of(DOCS / f'{name}.png'), f'run python benchmarks {name}'
+        if (DOCS / f'{name}.svg').exists():
+            assert drawn <= words_of(DOCS / f'{name}.svg'), f'run python benchmarks {name}'
 
 
 def test_without_a_gpu(tmp_path):
@@ -116,7 +114,7 @@ def run_path(name):
 
 PAGE = (BENCHMARKS.parent / 'docs' / 'benchmarks.md').read_text(encoding='utf-8')
 TABLES = run_path('_tables.py')
-TITLES = re.findall('^## (.*)$', PAGE, re.MULTILINE)
+TITLES = re.findall('^## (.*)$', PAGE.partition('\n## Contents\n')[2], re.MULTILINE)
 
 
 @pytest.mark.parametrize('title', TITLES)
@@ -132,8 +130,8 @@ def test_the_page_shows_the_tables_of_its_outputs(title):
                             for line in TABLES['markdown'](table).splitlines(True)
                             if line.startswith('|'))
     assert f'| {question} | [{title}](#{TABLES["SECTIONS"][name].anchor}) |' in PAGE
-    picture = DOCS / f'{name}.png'
-    assert picture.exists() == (f'](benchmarks/{name}.png)' in section)
+    picture = DOCS / f'{name}.svg'
+    assert picture.exists() == (f'](benchmarks/{name}.svg)' in section)
     if picture.exists():
         assert not [words for words in words_of(picture) if RETIRED_LABEL.search(words)]
 
@@ -147,7 +145,7 @@ def test_the_page_uses_one_set_of_names():
 def test_the_page_begins_with_answers():
     first = PAGE.partition('\nMeasured in one run on ')[0]
     assert first == PAGE[:len(first)] != PAGE
-    rows = [len(re.findall(r'^\| (?!---)', part, re.MULTILINE)) for part in first.split('\n**')]
+    rows = [len(re.findall(r'^\| (?!---)', part, re.MULTILINE)) for part in first.split('\n###')]
     assert rows == [0, 6, 6, 5]  # with the headings
     assert run_path('_summary.py')['summary'](DOCS, {}).count('| ') == first.count('| ')
 
@@ -165,8 +163,31 @@ def test_tables_are_found_in_an_output(capsys):
     output = capsys.readouterr().out
     table, = TABLES['tables'](f'the begin\n{output}')
     assert table == ('CPU', ['model', 'time, ms', 'ranks'],
-                     [['a b', '1,234', '2'], ['c', '', '10'], ['d', '0.0123', '']])
-    assert (table.value('time, ms', 'a b'), table.value('time, ms', 'c')) == (1234, None)
+                     [['a b', '1,230', '2'], ['c', '', '10'], ['d', '0.0123', '']])
+    assert (table.value('time, ms', 'a b'), table.value('time, ms', 'c')) == (1230, None)
+
+
+def test_tables_of_the_page():
+    table = TABLES['Table']('4 ranks', ['ranks', 'a, ms', 'b, ms', 'c, ms', 'a / b'],
+                            [['2', '1', '2', '', '0.5']])
+    assert TABLES['markdown'](table) == (
+        '4 ranks, in ms:\n\n| ranks | a | b | a / b |\n| ---: | ---: | ---: | ---: |\n'
+        '| 2 | 1 | 2 | 0.5 |\n')
+    table = table._replace(columns=['ranks', 'a, ms', 'b, MB', 'c', 'a / b'])
+    assert '4 ranks:\n\n| ranks | a, ms | b, MB | a / b |\n' in TABLES['markdown'](table)
+
+
+@pytest.mark.parametrize('has_two', [False, True])
+def test_a_picture(has_two, tmp_path):
+    rounds = run_path('_rounds.py')
+    series = {'ChainerMN 7': {'a row, which has a long name': [3., 40.]},
+              'ChainerMN 8': {'a row, which has a long name': [1., 2.]}}
+    if not has_two:
+        del series['ChainerMN 7']
+    rounds['chart'](tmp_path / 'a.svg', 'The title', 'time, ms', series, is_log=True)
+    words = words_of(tmp_path / 'a.svg')
+    assert words >= {'The title', 'time, ms', 'a row, which has a', 'long name'}
+    assert ('ChainerMN #' in words) == has_two  # no legend for one series
 
 
 @pytest.mark.parametrize('output', [
@@ -180,8 +201,9 @@ def test_wrong_tables_are_found(output):
 def test_sections_of_other_runs_state_their_date(tmp_path):
     def dates():
         text = page.read_text(encoding='utf-8')
+        head, *sections = re.split('^## (?!Summary|How|Contents)', text, flags=re.MULTILINE)
         return [re.findall(r'^Measured (?:in one run )?on (.*)\.$', part, re.MULTILINE)
-                for part in re.split('^## ', text, flags=re.MULTILINE)]
+                for part in (head, *sections)]
 
     write_page = run_path('__main__.py')['write_page']
     page = tmp_path / 'page.md'
@@ -199,6 +221,11 @@ def test_sections_of_other_runs_state_their_date(tmp_path):
     assert dates() == [['C'], [], []]
     write_page(page, tmp_path, ['recent'], [], 'D', True)
     assert dates() == [['D'], ['C'], []]
+    before = page.read_text()
+    (tmp_path / 'page' / 'recent.txt').write_text('\na  b\n-  -\nx  2\n')
+    run_path('__main__.py')['format_page'](page)
+    assert page.read_text() == before.replace('| x | 1 |', '| x | 2 |', 2).replace(
+        '| x | 2 |', '| x | 1 |', 1)
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Communicators of third parties, with the methods of ChainerMN 7 and no more, and proxies.
 
-The tests of functions, links, data sets, iterators and extensions also run with one of them.
+The tests of functions, links, datasets, iterators and extensions also run with one of them.
 """
 
 import os

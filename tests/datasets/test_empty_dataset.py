@@ -1,4 +1,4 @@
-"""The data set without content."""
+"""The dataset without content."""
 
 import chainer
 import numpy as np

@@ -1,4 +1,4 @@
-"""scatter_dataset estimates a data set before it sends it, so that no rank runs out of memory."""
+"""scatter_dataset estimates a dataset before it sends it, so that no rank runs out of memory."""
 
 import pickle
 
@@ -14,7 +14,7 @@ MB = 10**6
 
 
 class Images(chainer.dataset.DatasetMixin):
-    """A data set of the program, which is sent to all ranks as it is."""
+    """A dataset of the program, which is sent to all ranks as it is."""
 
     def __init__(self, images):
         self.images, self.comment = images, 'x' * 100

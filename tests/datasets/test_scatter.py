@@ -1,4 +1,4 @@
-"""Scattering data sets: the amount of data that is sent, and errors."""
+"""Scattering datasets: the amount of data that is sent, and errors."""
 
 import contextlib
 import itertools
@@ -34,7 +34,7 @@ class Broken:
 @each_case('other, whole', itertools.product(
     [None, [], np.zeros(N), range(N), iter([]), Broken(), 'other'], [False, True]))
 def test_ignored_data_sets(comm, other, whole):
-    """One rank warns if others passed a data set of another length, which they would miss."""
+    """One rank warns if others passed a dataset of another length, which they would miss."""
     root, n = comm.size - 1, N
     own = range(n) if whole else list(range(n))
     dataset = own if comm.rank == root else (
@@ -98,14 +98,14 @@ def test_takes_an_mpi4py_communicator(comm):
 
 
 def test_a_data_set_without_length_raises_on_all_ranks(comm):
-    with raises_on_all(TypeError, 'the data set of rank 0, the root, has no length'):
+    with raises_on_all(TypeError, 'the dataset of rank 0, the root, has no length'):
         chainermn.scatter_dataset(iter([1, 2]), comm)
 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize('others, advice', [
-    (None, 'passed None. Pass the data set on rank 0, and None on the other ranks.'),
-    ([1, 2], 'Pass the data set on rank 0, or root=1 on all ranks: rank 1 passed one.')])
+    (None, 'passed None. Pass the dataset on rank 0, and None on the other ranks.'),
+    ([1, 2], 'Pass the dataset on rank 0, or root=1 on all ranks: rank 1 passed one.')])
 def test_none_on_the_root_raises_on_all_ranks(comm, others, advice):
     with raises_on_all(TypeError, advice):
         chainermn.scatter_dataset(others if comm.rank else None, comm)

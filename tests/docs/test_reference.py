@@ -55,6 +55,13 @@ def test_the_index_has_every_name():
     assert not missing, 'not in docs/reference/index.rst: ' + ', '.join(missing)
 
 
+def test_the_overview_has_every_operation():
+    text = REFERENCE.joinpath('communicators.rst').read_text(encoding='utf-8')
+    listed = re.findall(r'^   ~chainermn.CommunicatorBase.(\w+)$', text, re.M)
+    operations = {name for name in vars(chainermn.CommunicatorBase) if name[0] != '_'}
+    assert sorted(listed) == sorted(operations)
+
+
 def test_every_package_that_has_public_names_is_looked_at():
     root = pathlib.Path(chainermn.__file__).parent
     packages = {'chainermn', *(

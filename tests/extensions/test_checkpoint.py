@@ -66,7 +66,7 @@ def differing(comm, folder, save, load):
         checkpointer_of(comm, path=folder).maybe_load(load)
     text = str(caught.value)
     assert text.startswith('iteration 4 was not loaded: the program differs from the checkpoint\n')
-    assert text.endswith('Use the model, optimizer and data set of the saved run. To start from '
+    assert text.endswith('Use the model, optimizer and dataset of the saved run. To start from '
                          'the beginning, pass another name or folder.')
     return text
 

@@ -112,7 +112,7 @@ def test_a_bar_never_shows_an_infinite_speed(comm, tmp_path, monkeypatch, clock)
 
 def test_a_bar_without_a_data_set_to_count(comm, tmp_path):
     class Endless(chainer.dataset.Iterator):
-        """An iterator that has no data set."""
+        """An iterator that has no dataset."""
 
         epoch, epoch_detail, is_new_epoch = 0, 0., False
 

@@ -1,6 +1,6 @@
 """A job that resumes on another number of ranks uses the rest of the epoch.
 
-The reference: the samples that the old job has used, counted, and the rest of the data set.
+The reference: the samples that the old job has used, counted, and the rest of the dataset.
 """
 import collections
 import itertools

@@ -58,8 +58,9 @@ def test_the_tutorial(start, tmp_path, is_virtual):
     if not is_virtual and cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip('needs two GPUs')
     page = (EXAMPLES.with_name('docs') / 'tutorial.md').read_text(encoding='utf-8')
-    script = re.search(r'<!-- file: many.py -->\n```python\n(.*?)```', page, re.DOTALL)[1]
-    for change in re.search(r'```diff\n(.*?)```', page, re.DOTALL)[1].split('\n\n'):
+    to_many, to_gpus = re.findall(r'```diff\n(.*?)```', page, re.DOTALL)
+    script = re.sub(r'^(?:-.*\n|[+ ])', '', to_many, flags=re.MULTILINE)
+    for change in to_gpus.split('\n\n'):
         lines = change.splitlines()
         old, new = ('\n'.join(line[1:] for line in lines if line[0] in signs)
                     for signs in (' -', ' +'))

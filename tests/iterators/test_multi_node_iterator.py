@@ -26,7 +26,7 @@ def serial(dataset, **kwargs):
 
 
 def make(comm, root, dataset, **kwargs):
-    """The data set is read on the root only."""
+    """The dataset is read on the root only."""
     if comm.rank != root:
         dataset = chainermn.datasets.create_empty_dataset(dataset)
     return create_multi_node_iterator(serial(dataset, **kwargs), comm, root)

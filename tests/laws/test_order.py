@@ -363,7 +363,7 @@ def test_synchronized_iterator(comm, program):
 # --- scatter -------------------------------------------------------------------------------------
 
 class Bare:
-    """The least a data set can be."""
+    """The least a dataset can be."""
 
     def __init__(self, n):
         self.n = n
@@ -385,7 +385,7 @@ SOURCES = {
     'list': lambda n: [f'example {i}' for i in range(n)],
     'tuple': lambda n: tuple(range(n)), 'bare': Bare, 'range': range,
 }
-#: Of a length and functions that create other data sets.
+#: Of a length and functions that create other datasets.
 COMPOSED = {
     'TupleDataset': lambda n, a, b: datasets.TupleDataset(a(n), b(n)),
     'DictDataset': lambda n, a, b: datasets.DictDataset(x=a(n), t=b(n)),

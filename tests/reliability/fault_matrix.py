@@ -193,19 +193,19 @@ def _shared_memory(folder: str, roots: list[str]) -> list[str]:
 
 
 def table(results: dict[Case, Result]) -> str:
-    """The table of results: one line per way, one column per kind of place."""
-    columns = {place: [place] for place in (*program.FIRST, *program.PLACES)}
-    columns |= {f'in an operation ({name})': list(program.OPERATIONS) for name in COMMUNICATORS}
-    lines = ['| a rank ends by | ' + ' | '.join(columns) + ' |',
-             '|---' * (1 + len(columns)) + '|']
-    for way in program.WAYS:
-        cells = []
-        for column, places in columns.items():
-            name = column.partition('(')[2].rstrip(')') or 'flat'
-            cells.append(job_results.cell([
-                result for case, result in results.items()
-                if case.way == way and case.place in places and case.communicator == name]))
-        lines.append(f'| {way} | ' + ' | '.join(cells) + ' |')
+    """The table of results: one line per kind of place, one column per way."""
+    rows = {place: [place] for place in (*program.FIRST, *program.PLACES)}
+    rows |= {f'in an operation ({name})': list(program.OPERATIONS) for name in COMMUNICATORS}
+    lines = ['| a rank ends | ' + ' | '.join(program.WAYS) + ' |',
+             '|---' * (1 + len(program.WAYS)) + '|']
+    for row, places in rows.items():
+        name = row.partition('(')[2].rstrip(')') or 'flat'
+        cells = [job_results.cell([
+            result for case, result in results.items()
+            if case.way == way and case.place in places and case.communicator == name])
+            for way in program.WAYS]
+        cells = [re.sub(r'^(\d+)/\1, (.*) s$', r'\2', cell) for cell in cells]  # all are correct
+        lines.append(f'| {row} | ' + ' | '.join(cells) + ' |')
     ranks = ', '.join(map(str, sorted({case.ranks for case in results})))
     numbers, wrong = job_results.summary(results)
     lines += ['', f'{len(results)} jobs on {ranks} ranks: {numbers}; the longest took '
@@ -213,8 +213,8 @@ def table(results: dict[Case, Result]) -> str:
     return '\n'.join(lines)
 
 
-def with_columns(old: str, new: str, machine: str) -> str:
-    """Return the text of the page, with the columns of another table that have results.
+def with_rows(old: str, new: str, machine: str) -> str:
+    """Return the text of the page, with the rows of another table that have results.
 
     Args:
         old: The table of the page, and what is written below it.
@@ -223,26 +223,22 @@ def with_columns(old: str, new: str, machine: str) -> str:
     """
     before, below = _rows(old)
     after, numbers = _rows(new)
-    head, = [row for way, row in after.items() if way == 'a rank ends by']
-    places = [place for place in head if any(
-        row.get(place, '') not in (place, '', '---') for row in after.values())]
-    for way, row in before.items():
-        row.update({place: after[way][place] for place in places})
+    places = [place for place, row in [*after.items()][2:] if any(row.values())]
+    before.update({place: after[place] for place in places})
     name = ', '.join(places)
     paragraphs = [each for each in below if not each.startswith(f'{name[0].upper()}{name[1:]}: ')]
-    return '\n'.join(f'| {way} | {" | ".join(row.values())} |' if way else
-                     '|---' * (1 + len(row)) + '|' for way, row in before.items()) + ''.join(
+    return '\n'.join(f'| {place} | {" | ".join(row.values())} |' if place else
+                     '|---' * (1 + len(row)) + '|' for place, row in before.items()) + ''.join(
         f'\n\n{each}' for each in [
             *paragraphs, f'{name[0].upper()}{name[1:]}: {" ".join(numbers)} {machine}'])
 
 
 def _rows(text: str) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """Return the cells of a table by way and place, and the paragraphs below it."""
+    """Return the cells of a table by place and way, and the paragraphs below it."""
     table, *below = text.strip().split('\n\n')
     head, *rows = ([cell.strip() for cell in line.strip('|').split('|')]
                    for line in table.splitlines())
-    places = head[1:]
-    return {row[0].strip('-'): dict(zip(places, row[1:], strict=True))
+    return {row[0].strip('-'): dict(zip(head[1:], row[1:], strict=True))
             for row in (head, *rows)}, below
 
 
@@ -261,7 +257,7 @@ def main() -> int:
     text = table(results)
     if args.docs and args.only:
         old = args.docs.read_text().partition(BEGIN)[2].partition(job_results.END)[0]
-        text = with_columns(old, text, job_results.machine())
+        text = with_rows(old, text, job_results.machine())
     return job_results.show(args, results, text, BEGIN, adds_machine=not args.only)
 
 

@@ -183,7 +183,7 @@ BATCH = 32  # of each process
 
 def data_set():
     """Return the training data: pairs of an input and a label."""
-    raise NotImplementedError('Return your data set here')
+    raise NotImplementedError('Return your dataset here')
 
 
 def loss_of(module, x, t):

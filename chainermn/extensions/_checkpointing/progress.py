@@ -1,6 +1,6 @@
 """How far iterators are in their epochs, for ranks that load the file of another rank.
 
-If another number of ranks saved, their data sets have other lengths. So model, optimizer and
+If another number of ranks saved, their datasets have other lengths. So model, optimizer and
 iteration are as saved, but each iterator continues at the same fraction of the same epoch, in an
 order of its own; with an order sampler that can resume, at the same sample of the same order.
 Iterators with a true ``has_global_position`` save a position of all ranks, which any rank loads.
@@ -21,14 +21,14 @@ EPOCHS = 'chainermn/epochs'  # name of the array with the values of epoch_detail
 
 _ORDERS = 'order', '_order'  # names of the order in Chainer's iterators
 
-#: A longer data set may continue one sample earlier, as epoch_detail is rounded.
+#: A longer dataset may continue one sample earlier, as epoch_detail is rounded.
 _MAX_LENGTH = 10**6
 
 
 def capture_epochs(parts: SavedParts) -> dict[str, np.ndarray]:
     """Return the ``epoch_detail`` of all iterators.
 
-    An iterator that does not shuffle saves its position, but not the length of its data set.
+    An iterator that does not shuffle saves its position, but not the length of its dataset.
 
     Returns:
         One array, by its name.
@@ -68,7 +68,7 @@ def compare_iterators(arrays: Mapping[str, np.ndarray], iterators: Mapping[str, 
 
     Returns:
         What to load into iterators that cannot load the saved arrays, by prefix; and for each
-        other iterator whose data set is too short for the saved position, a text.
+        other iterator whose dataset is too short for the saved position, a text.
     """
     progress, problems = {}, []
     for prefix, iterator in iterators.items():
@@ -93,7 +93,7 @@ def _needs_own_order(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Ob
 
 
 def _find_problem(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object) -> str | None:
-    """Return a text if the data set is too short for the saved position.
+    """Return a text if the dataset is too short for the saved position.
 
     The lengths of orders are compared when they are loaded.
     """
@@ -101,7 +101,7 @@ def _find_problem(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Objec
     if not length or key not in arrays or _order(arrays, prefix) is not None:
         return None
     position = arrays[key].item()
-    return (f'{key} is {position} in the file, but the data set of the program has {length} '
+    return (f'{key} is {position} in the file, but the dataset of the program has {length} '
             'examples') if position > length else None
 
 

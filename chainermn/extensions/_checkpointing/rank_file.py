@@ -92,7 +92,7 @@ def sharded_states(keys: Collection[str]) -> set[str]:
 def _is_shared(key: str, is_trainer: bool) -> bool:
     """Whether all replicas have the same array; a trainer's iterators and extensions differ.
 
-    The epoch of its optimizers differs too, if the data sets have different lengths.
+    The epoch of its optimizers differs too, if the datasets have different lengths.
     """
     if 'chainermn' in key.split('/')[:-1]:  # what our objects save for one rank
         return False

@@ -83,7 +83,7 @@ def load(comm: CommunicatorBase, selection: Selection, parts: SavedParts, allow_
     classes.raise_differences(  # or an error of another rank
         comm, differences.summary(_name_of(selection)),
         f'iteration {selection.iteration} was not loaded: the program differs from the checkpoint',
-        'Use the model, optimizer and data set of the saved run. To start from the beginning, '
+        'Use the model, optimizer and dataset of the saved run. To start from the beginning, '
         'pass another name or folder.')
     for text in _warnings(comm, selection, group, has_sums, new_extensions):
         warnings.warn(text, RuntimeWarning, stacklevel=4)

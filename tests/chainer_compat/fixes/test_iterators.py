@@ -136,7 +136,7 @@ def batches(iterator):
 for index, error, said in [
         (1, ValueError('no file'), (ValueError, 'no file')),
         (7, ValueError('no file'), (ValueError, 'no file')),
-        *[(i, StopIteration(), (RuntimeError, f'example {i} of the data set (Failing) raised Stop'))
+        *[(i, StopIteration(), (RuntimeError, f'example {i} of the dataset (Failing) raised Stop'))
           for i in (0, 3)]]:
     expected = [[0, 1], [2, 3], [4, 5], [6, 7], 'end']
     expected[index // 2] = said

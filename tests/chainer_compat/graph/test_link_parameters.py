@@ -110,7 +110,7 @@ def test_replaced_methods_of_chainer(cls, method, monkeypatch):
 
 @pytest.mark.parametrize('has_own', [False, True])
 def test_classes_are_freed(has_own):
-    """Their methods may refer to a data set."""
+    """Their methods may refer to a dataset."""
     class Mine(chainer.Chain):
         def own(self, include_uninit=True):
             return super().params(include_uninit)

@@ -65,7 +65,7 @@ def test_python_objects_are_refused_before_anything_is_loaded(comm, tmp_path):
 @pytest.mark.parametrize('save, load, difference', [
     (dict(shuffle=False), dict(shuffle=True), 'updater/iterator:main/_order is missing'),
     (dict(shuffle=False), dict(shuffle=False, length=4),
-     'updater/iterator:main/current_position is 6 in the file, but the data set of the program '
+     'updater/iterator:main/current_position is 6 in the file, but the dataset of the program '
      'has 4 examples')])
 def test_a_program_that_differs_is_one_error(comm, tmp_path, save, load, difference):
     def trainer_of(length=20, shuffle=None):

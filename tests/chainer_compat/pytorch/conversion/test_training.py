@@ -96,7 +96,7 @@ def run(folder, command, n_processes):
     text = path.read_text()
     assert 'import chainer' not in text
     for old, new in (
-            ("    raise NotImplementedError('Return your data set here')",
+            ("    raise NotImplementedError('Return your dataset here')",
              f'    import numpy as np{DATA}    return torch.utils.data.TensorDataset('
              'torch.tensor(x), torch.tensor(t))'),
             ('BATCH = 32', f'BATCH = {16 // n_processes}')):
