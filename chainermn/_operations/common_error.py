@@ -6,22 +6,13 @@ is printed with the frames of the program, where the mistake is. A note says whe
 """
 from __future__ import annotations
 
-import contextlib
 import dis
-import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-import chainer
-import six  # type: ignore[import-untyped]
-
 from chainermn._process import environment
+from chainermn._process.program_place import OURS, PACKAGES
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_COMPAT = os.path.join(os.path.dirname(os.path.dirname(_PACKAGE)), 'chainer_compat') + os.sep
-#: Chainer calls this package, and the package calls Chainer; context managers run in contextlib.
-_INTERNAL = (_PACKAGE, _COMPAT, os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep,
-             six.__file__, contextlib.__file__)
 _RAISE = dis.opmap['RAISE_VARARGS']
 _ATTRIBUTE = '_chainermn_is_printed_here'
 _SHOWN = '_chainermn_is_shown'
@@ -107,14 +98,14 @@ def _is_raised_here(error: BaseException) -> bool:
     if tb is None or isinstance(error, AssertionError):
         return False
     code = tb.tb_frame.f_code
-    return (code.co_filename.startswith((_PACKAGE, _COMPAT)) and tb.tb_lasti >= 0
+    return (code.co_filename.startswith(OURS) and tb.tb_lasti >= 0
             and code.co_code[tb.tb_lasti] == _RAISE)
 
 
 def _visible(tb: TracebackType | None) -> TracebackType | None:
     frames = []
     while tb is not None:
-        if not tb.tb_frame.f_code.co_filename.startswith(_INTERNAL):
+        if not tb.tb_frame.f_code.co_filename.startswith(PACKAGES):
             frames.append(tb)
         tb = tb.tb_next
     visible = None

@@ -2,6 +2,7 @@
 
 - ``Trainer.__init__``: a multi-node optimizer without a model is an error that says what to do,
   instead of an AttributeError of ``None``.
+- ``Trainer.extend``: notes where the program adds an extension, for errors.
 - ``Trainer.run``: a warning if extensions of several ranks write to the same files or terminal.
 - ``Trainer.run``: ``chainermn top`` and metrics show what its LogReports report.
 - ``Trainer.run``: an error is printed once, although the Trainer and the job both print errors.
@@ -12,6 +13,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import traceback
 
@@ -19,6 +21,7 @@ from chainer.training import Extension, Trainer
 
 from chainermn._operations import common_error
 from chainermn._process import launcher
+from chainermn._process.program_place import program_place
 from chainermn._timeline import reported
 from chainermn._types import Object
 from chainermn.extensions._shared_outputs import warn_about_shared_outputs
@@ -27,7 +30,7 @@ from chainermn.optimizers import MultiNodeOptimizer
 
 def change_trainer() -> None:
     """Make all changes."""
-    init, run = Trainer.__init__, Trainer.run
+    init, extend, run = Trainer.__init__, Trainer.extend, Trainer.run
 
     @functools.wraps(init)
     def checked_init(self: Trainer, updater: Object, *args: Extension, **kwargs: Extension) -> None:
@@ -36,6 +39,13 @@ def change_trainer() -> None:
                 optimizer._check_set_up()
         init(self, updater, *args, **kwargs)
 
+    @functools.wraps(extend)
+    def noted_extend(self: Trainer, extension: Extension, *args: Object, **kwargs: Object) -> None:
+        extend(self, extension, *args, **kwargs)
+        path, line = program_place()
+        entry = next(reversed(self._extensions.values()))
+        entry._chainermn_added_at = f'{os.path.basename(path)}:{line}'  # call_site.py shows it
+
     @functools.wraps(run)
     def checked_run(self: Trainer, show_loop_exception_msg: bool = True) -> None:
         warn_about_shared_outputs(self)
@@ -43,7 +53,7 @@ def change_trainer() -> None:
         # The Trainer tests this argument when it has caught an error.
         run(self, show_loop_exception_msg and _ShowsError())
 
-    Trainer.__init__, Trainer.run = checked_init, checked_run
+    Trainer.__init__, Trainer.extend, Trainer.run = checked_init, noted_extend, checked_run
 
 
 class _ShowsError:
