@@ -10,6 +10,8 @@ import dis
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
+from chainer.utils.type_check import InvalidType
+
 from chainermn._process import environment
 from chainermn._process.program_place import OURS, PACKAGES
 
@@ -79,12 +81,23 @@ def is_shown(error: BaseException) -> bool:
 def hide_frames(error: BaseException) -> None:
     """Remove the frames of this package and of Chainer from the traceback of certain errors.
 
-    These are errors that explain a mistake, and errors that all ranks raise.
-
-    ``CHAINERMN_DEBUG=1`` shows them.
+    See :func:`visible_frames`.
     """
-    if (is_common(error) or _is_raised_here(error)) and not environment.flag(environment.DEBUG):
-        error.__traceback__ = _visible(error.__traceback__) or error.__traceback__
+    error.__traceback__ = visible_frames(error) or error.__traceback__
+
+
+def visible_frames(error: BaseException) -> TracebackType | None:
+    """Return the frames of the program in the traceback of certain errors, or ``None``.
+
+    These are errors that explain a mistake, and errors that all ranks raise. Chainer's InvalidType
+    explains one: it gives the function and the shapes.
+
+    ``CHAINERMN_DEBUG=1`` shows all frames.
+    """
+    if environment.flag(environment.DEBUG) or not (
+            is_common(error) or isinstance(error, InvalidType) or _is_raised_here(error)):
+        return None
+    return _visible(error.__traceback__)
 
 
 def _is_raised_here(error: BaseException) -> bool:

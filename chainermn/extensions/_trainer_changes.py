@@ -8,7 +8,8 @@
 - ``Trainer.run``: an error is printed once, although the Trainer and the job both print errors.
   The Trainer prints an error before it finalizes the extensions, which can take long or hang, so
   the report of the job leaves out the traceback. The Trainer does not print errors that all ranks
-  raise, or that another rank of the node has printed.
+  raise, or that another rank of the node has printed. Errors that explain a mistake are printed
+  with the frames of the program only.
 """
 from __future__ import annotations
 
@@ -64,9 +65,15 @@ class _ShowsError:
         if not isinstance(error, Exception) or common_error.is_common(error):
             return False
         text = ''.join(traceback.format_exception(error))
-        is_first = launcher.claim(text)
-        if is_first:
-            common_error.mark_shown(error)
-        else:
+        if not launcher.claim(text):
             common_error.mark(error, is_printed_here=False)
-        return is_first
+            return False
+        common_error.mark_shown(error)
+        frames = common_error.visible_frames(error)
+        if frames is None:
+            return True
+        sys.stderr.write(''.join([  # as Trainer.run
+            f'Exception in main training loop: {error}\nTraceback (most recent call last):\n',
+            *traceback.format_tb(frames), 'Will finalize trainer extensions and updater before '
+            'reraising the exception.\n']))
+        return False
