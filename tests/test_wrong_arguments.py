@@ -142,6 +142,7 @@ WRONG = [
      'ShardedIterator(shards, batch_size, comm) needs a ChainerMN communicator, not int. Check'),
     (lambda c: pipeline(c, tied=['W']), "tied must be a dict of parameters by name, such as tied="),
     (lambda c: pipeline(c).gradient_clipping('5'), "a number of at least 0, not '5'"),
+    (lambda c: pipeline(c).gradient_clipping(chainer.optimizers.SGD()), 'no hook, but returns one'),
     (lambda c: pipeline(c).gradient_clipping(float('nan')), 'a number of at least 0, not nan'),
     (lambda c: c.allreduce_obj({}), "cannot combine the objects with op='sum'; allgather_obj"),
     (lambda c: c.send(0, X, 0), 'not an array of float32 (3,) and 0. Check the order of the'),
