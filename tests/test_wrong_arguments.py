@@ -151,6 +151,9 @@ WRONG = [
     (lambda c: chainermn.kvstore.create('local').set_updater(chainer.optimizers.SGD()),
      'not SGD; pass an optimizer to set_optimizer'),
     (lambda c: datasets.write_shards('x', DATA, 2, c), 'prefix must be a path, not list. Check'),
+    (lambda c: checkpointer(c, 'x').save(), "'iteration'. Call save(target, iteration, wait=True)"),
+    (lambda c: checkpointer(c, 'x').maybe_load(1, 2, step=3), "'step'. Call maybe_load(trainer, "),
+    (lambda c: extensions.MultiNodeEarlyStoppingTrigger(c, monitr='x'), "arguments ['monitr']"),
     (lambda c: c.bcast_data(L.Linear), 'but got the class Linear; pass an instance'),
 ]
 

@@ -188,7 +188,8 @@ def test_what_cannot_be_compared(naive, tmp_path, usage_error):
     path = tmp_path / 'a/rank0.txt'
     text = path.read_text()
     path.write_text(text.replace('"size": 1,', '"size": 2,'))
-    assert 'has the record of only one of 2 ranks' in usage_error('compare', run.folder)
+    assert ('has the record of only one of 2 ranks. Add RunRecord, or set CHAINERMN_RECORD, on all '
+            'ranks') in usage_error('compare', run.folder)
     path.write_text(text.partition('\n')[0] + '\n')
     assert 'has no update: the run ended before its first' in usage_error(
         'compare', run.folder, run.folder)
