@@ -79,25 +79,32 @@ def is_shown(error: BaseException) -> bool:
 
 
 def hide_frames(error: BaseException) -> None:
-    """Remove the frames of this package and of Chainer from the traceback of certain errors.
-
-    See :func:`visible_frames`.
-    """
-    error.__traceback__ = visible_frames(error) or error.__traceback__
-
-
-def visible_frames(error: BaseException) -> TracebackType | None:
-    """Return the frames of the program in the traceback of certain errors, or ``None``.
+    """Remove the frames of this package and of Chainer from the tracebacks of certain errors.
 
     These are errors that explain a mistake, and errors that all ranks raise. Chainer's InvalidType
-    explains one: it gives the function and the shapes.
+    explains one: it gives the function and the shapes. The frames are also removed from errors of
+    the program that are the cause: there, they only lead to a function of the program, such as the
+    transform of a sample.
 
     ``CHAINERMN_DEBUG=1`` shows all frames.
     """
-    if environment.flag(environment.DEBUG) or not (
-            is_common(error) or isinstance(error, InvalidType) or _is_raised_here(error)):
-        return None
-    return _visible(error.__traceback__)
+    if not _explains(error):
+        return
+    error.__traceback__ = _visible(error.__traceback__) or error.__traceback__
+    for each in (*chain(error),)[1:]:
+        innermost = _innermost(each.__traceback__)
+        if innermost is not None and not innermost.tb_frame.f_code.co_filename.startswith(PACKAGES):
+            each.__traceback__ = _visible(each.__traceback__)
+
+
+def visible_frames(error: BaseException) -> TracebackType | None:
+    """Return the frames that :func:`hide_frames` leaves; ``None`` if it changes nothing."""
+    return _visible(error.__traceback__) if _explains(error) else None
+
+
+def _explains(error: BaseException) -> bool:
+    return not environment.flag(environment.DEBUG) and (
+        is_common(error) or isinstance(error, InvalidType) or _is_raised_here(error))
 
 
 def _is_raised_here(error: BaseException) -> bool:
@@ -105,14 +112,18 @@ def _is_raised_here(error: BaseException) -> bool:
 
     An error of anything else that this package does can be its own mistake.
     """
-    tb = error.__traceback__
-    while tb is not None and tb.tb_next is not None:
-        tb = tb.tb_next
+    tb = _innermost(error.__traceback__)
     if tb is None or isinstance(error, AssertionError):
         return False
     code = tb.tb_frame.f_code
     return (code.co_filename.startswith(OURS) and tb.tb_lasti >= 0
             and code.co_code[tb.tb_lasti] == _RAISE)
+
+
+def _innermost(tb: TracebackType | None) -> TracebackType | None:
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    return tb
 
 
 def _visible(tb: TracebackType | None) -> TracebackType | None:

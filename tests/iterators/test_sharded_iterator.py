@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import threading
+import traceback
 import warnings
 
 import chainer
@@ -17,7 +18,8 @@ from ranks_in_threads import Alone, on_ranks
 from shared_fixtures import create
 
 import chainermn
-from chainermn.iterators import ShardedIterator
+from chainermn._operations import common_error
+from chainermn.iterators import ShardedIterator, ShardError
 
 pytestmark = pytest.mark.every_size
 
@@ -221,6 +223,20 @@ def test_an_invalid_argument_on_one_rank_is_an_error_on_all(comm, option, value,
     with pytest.raises((ValueError, OSError, RuntimeError), match=error) as caught:
         ShardedIterator(comm=comm, **arguments)
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+def test_an_error_of_transform_is_printed_with_the_frames_of_the_program(comm):
+    def transform(x):
+        raise KeyError('label')
+
+    iterator = ShardedIterator([range(10)], 1, comm, transform=transform, shuffle=False)
+    with pytest.raises(ShardError, match="sample 0: KeyError: 'label'") as caught:
+        next(iterator)
+    common_error.hide_frames(caught.value)
+    text = ''.join(traceback.format_exception(caught.value))
+    assert text.count(', in transform\n') == 1 and text.count('Traceback') == 2, text
+    assert os.path.dirname(chainermn.__file__) not in text
+    iterator.finalize()
 
 
 def test_different_arguments(comm):
