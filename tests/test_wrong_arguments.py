@@ -12,6 +12,7 @@ from shared_fixtures import communicators
 import chainermn
 import chainermn.functions as F
 from chainermn import datasets, extensions, iterators, links
+from chainermn.communicators import compression
 
 X = np.ones(3, 'f')
 DATA = [(X, np.int32(0))] * 4
@@ -154,6 +155,16 @@ WRONG = [
     (lambda c: checkpointer(c, 'x').save(), "'iteration'. Call save(target, iteration, wait=True)"),
     (lambda c: checkpointer(c, 'x').maybe_load(1, 2, step=3), "'step'. Call maybe_load(trainer, "),
     (lambda c: extensions.MultiNodeEarlyStoppingTrigger(c, monitr='x'), "arguments ['monitr']"),
+    (lambda c: chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), c, compression=compression.PowerSGD), 'create one: PowerSGD()'),
+    (lambda c: chainermn.join(L.Linear(3)), 'needs a multi-node optimizer, not Linear. Create'),
+    (lambda c: iterators.ShardedIterator('x-*.npz', 5, c, transform='float'),
+     "transform must be a function, not 'float'"),
+    (lambda c: chainermn.kvstore.create('dist_sync', c).init('w', 3.),
+     'not float. Convert numbers and lists of numbers: np.array(value, np.float32)'),
+    (lambda c: chainermn.kvstore.create('dist_sync', c).set_optimizer(
+        chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), c)),
+     'not MultiNodeOptimizer. Pass its actual_optimizer: the store combines the gradients'),
     (lambda c: c.bcast_data(L.Linear), 'but got the class Linear; pass an instance'),
 ]
 

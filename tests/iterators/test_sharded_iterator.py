@@ -283,3 +283,15 @@ def test_in_a_forked_child(comm, shared_folder):
     os.close(read)
     os.close(written)
     iterator.finalize()
+
+
+def test_as_a_multi_node_iterator(comm):
+    iterator = ShardedIterator([range(10)], 1, comm)
+    if comm.size > 1:
+        with pytest.raises(ValueError, match='all ranks would get the part of rank 0 only'):
+            chainermn.iterators.create_multi_node_iterator(iterator, comm)
+    alone = ShardedIterator([range(10)], 10, comm.split(comm.rank, 0), shuffle=False)
+    batches = chainermn.iterators.create_multi_node_iterator(alone, comm)
+    assert next(batches) == [*range(10)]
+    for each in iterator, alone:
+        each.finalize()
