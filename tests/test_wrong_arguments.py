@@ -165,6 +165,8 @@ WRONG = [
     (lambda c: chainermn.kvstore.create('dist_sync', c).set_optimizer(
         chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), c)),
      'not MultiNodeOptimizer. Pass its actual_optimizer: the store combines the gradients'),
+    (lambda c: trainer().extend(extensions.RunRecord), 'create one: RunRecord(...)'),
+    (lambda c: trainer().extend(chainer_extensions.LogReport), 'is the class LogReport; create'),
     (lambda c: c.bcast_data(L.Linear), 'but got the class Linear; pass an instance'),
 ]
 

@@ -2,7 +2,8 @@
 
 - ``Trainer.__init__``: a multi-node optimizer without a model is an error that says what to do,
   instead of an AttributeError of ``None``.
-- ``Trainer.extend``: notes where the program adds an extension, for errors.
+- ``Trainer.extend``: notes where the program adds an extension, for errors. A class in place of an
+  extension is an error.
 - ``Trainer.run``: a warning if extensions of several ranks write to the same files or terminal.
 - ``Trainer.run``: ``chainermn top`` and metrics show what its LogReports report.
 - ``Trainer.run``: an error is printed once, although the Trainer and the job both print errors.
@@ -42,6 +43,9 @@ def change_trainer() -> None:
 
     @functools.wraps(extend)
     def noted_extend(self: Trainer, extension: Extension, *args: Object, **kwargs: Object) -> None:
+        if isinstance(extension, type) and issubclass(extension, Extension):
+            raise TypeError(f'trainer.extend: extension is the class {extension.__name__}; create '
+                            f'one: {extension.__name__}(...)')
         extend(self, extension, *args, **kwargs)
         path, line = program_place()
         entry = next(reversed(self._extensions.values()))

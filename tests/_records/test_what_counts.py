@@ -225,5 +225,7 @@ def test_wrong_arguments_of_a_record_of_pytorch(tmp_path):
 def test_both_ways_to_record(naive, tmp_path):
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(.1), naive)
     run_record.record_by_environment(optimizer, str(tmp_path), '')
-    with pytest.warns(RuntimeWarning, match='this optimizer is recorded already. Its record is'):
+    with pytest.warns(RuntimeWarning, match=r'recorded already\. Use either CHAINERMN_RECORD'):
         run_record.record(optimizer, str(tmp_path))
+    with pytest.warns(RuntimeWarning, match='recorded already, in .*; its record is now in .*x'):
+        run_record.record(optimizer, str(tmp_path / 'x'))
