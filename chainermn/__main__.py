@@ -43,7 +43,12 @@ def main(args: list[str] | None = None) -> int:
         importlib.import_module(package).add_arguments(parsers[name])
     options, unknown = parser.parse_known_args(args)
     if unknown:  # parse_args would print the usage without the command
-        parsers.get(options.command, parser).error(f'unrecognized arguments: {" ".join(unknown)}')
+        from difflib import get_close_matches  # takes a millisecond
+
+        command = parsers.get(options.command, parser)
+        hints = [f'. Did you mean {match}?' for each in unknown for match in get_close_matches(
+            each.partition('=')[0], command._option_string_actions, 1, .8)]
+        command.error(f'unrecognized arguments: {" ".join(unknown)}{"".join(hints[:1])}')
     if options.command is None:
         parser.print_help()
         return 0

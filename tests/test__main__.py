@@ -52,6 +52,14 @@ def test_wrong_option_shows_the_usage_of_the_command(args, usage_error):
     assert err.endswith(f'python -m chainermn {args[0]}: error: unrecognized arguments: --wrong\n')
 
 
+@pytest.mark.parametrize('args, hint', [
+    (['run', '-n', '2', '--max-restart', '2'], '--max-restart. Did you mean --max-restarts?'),
+    (['run', '-n', '2', '--hostfile=x', 'x'], '--hostfile=x. Did you mean --hosts-file?'),
+    (['compare', 'a', '--jsn'], '--jsn. Did you mean --json?')])
+def test_a_misspelled_option(args, hint, usage_error):
+    assert f'unrecognized arguments: {hint}\n' in usage_error(*args)
+
+
 def test_wrong_option_without_a_command(usage_error):
     assert usage_error('--wrong').startswith('usage: python -m chainermn [-h] [--version]')
 

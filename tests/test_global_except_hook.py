@@ -7,10 +7,12 @@ import subprocess
 import sys
 import textwrap
 
+import chainer
 import pytest
 from jobs import run_job
 from time_limits import seconds
 
+import chainer_compat
 import chainermn
 
 pytestmark = pytest.mark.mpi_skip
@@ -133,10 +135,12 @@ def test_an_error_of_all_ranks_is_printed_once_without_internal_frames(
     ('comm.send(1, dest=7, tag=0)', 'dest must be a rank from 0 to 1, not 7', False),
     ("chainermn.create_multi_node_optimizer('Adam', comm)", 'needs an optimizer', False),
     ('comm.__dict__.clear(); comm.size', "no attribute '_size'", True),
-], ids=['value', 'type', 'not raised'])
+    ('chainer.functions.linear(np.ones((2, 3)), np.ones((2, 4)))', 'Actual: 3 != 4', False),
+], ids=['value', 'type', 'not raised', "Chainer's"])
 def test_an_error_that_explains_a_mistake_is_printed_without_internal_frames(
         tmp_path, code, text, is_internal):
     status, output = run(tmp_path, f'''
+        import chainer, numpy as np
         comm = chainermn.create_communicator('naive')
         def mine():
             {code}
@@ -146,8 +150,12 @@ def test_an_error_that_explains_a_mistake_is_printed_without_internal_frames(
         ''')
     assert status != 0
     assert output.count(text) == 1 and ', in mine\n' in output, output
-    package = os.path.dirname(chainermn.__file__)
-    assert (f'File "{package}' in output) == is_internal, output
+    assert has_internal_frames(output) == is_internal, output
+
+
+def has_internal_frames(output):
+    return any(f'File "{os.path.dirname(package.__file__)}' in output
+               for package in (chainer, chainermn, chainer_compat))
 
 
 @pytest.mark.slow
@@ -193,6 +201,20 @@ def test_the_trainer_and_the_job_print_an_error_once(tmp_path, code, text, is_co
     assert output.count('Exception in main training loop') == (show and not is_common)
     assert output.count(text) == output.count('aborts the job') == 1
     assert output.count('Traceback') == 1 and output.count('in fail\n') == 1, output
+
+
+@pytest.mark.parametrize('code', [
+    'RANK == 1 and comm.send(1, dest=7, tag=0)',
+    pytest.param('RANK == 1 and optimizer.target.predictor(np.ones((2, 5)))',
+                 marks=pytest.mark.slow)])
+@pytest.mark.parametrize('debug', ['0', pytest.param('1', marks=pytest.mark.slow)])
+def test_the_trainer_prints_a_mistake_without_internal_frames(tmp_path, code, debug):
+    status, output = run(tmp_path, TRAINER.format(code, True), CHAINERMN_DEBUG=debug)
+    assert status != 0
+    assert output.count('Exception in main training loop') == 1
+    assert output.count('(traceback above)') == output.count('Will finalize trainer') == 1
+    assert output.count('Traceback') == output.count('in fail\n') == 1, output
+    assert has_internal_frames(output) == (debug == '1'), output
 
 
 # Of these the system keeps 8 bits, which are 0.

@@ -12,6 +12,7 @@ from shared_fixtures import communicators
 import chainermn
 import chainermn.functions as F
 from chainermn import datasets, extensions, iterators, links
+from chainermn.communicators import compression
 
 X = np.ones(3, 'f')
 DATA = [(X, np.int32(0))] * 4
@@ -142,6 +143,7 @@ WRONG = [
      'ShardedIterator(shards, batch_size, comm) needs a ChainerMN communicator, not int. Check'),
     (lambda c: pipeline(c, tied=['W']), "tied must be a dict of parameters by name, such as tied="),
     (lambda c: pipeline(c).gradient_clipping('5'), "a number of at least 0, not '5'"),
+    (lambda c: pipeline(c).gradient_clipping(chainer.optimizers.SGD()), 'no hook, but returns one'),
     (lambda c: pipeline(c).gradient_clipping(float('nan')), 'a number of at least 0, not nan'),
     (lambda c: c.allreduce_obj({}), "cannot combine the objects with op='sum'; allgather_obj"),
     (lambda c: c.send(0, X, 0), 'not an array of float32 (3,) and 0. Check the order of the'),
@@ -150,6 +152,21 @@ WRONG = [
     (lambda c: chainermn.kvstore.create('local').set_updater(chainer.optimizers.SGD()),
      'not SGD; pass an optimizer to set_optimizer'),
     (lambda c: datasets.write_shards('x', DATA, 2, c), 'prefix must be a path, not list. Check'),
+    (lambda c: checkpointer(c, 'x').save(), "'iteration'. Call save(target, iteration, wait=True)"),
+    (lambda c: checkpointer(c, 'x').maybe_load(1, 2, step=3), "'step'. Call maybe_load(trainer, "),
+    (lambda c: extensions.MultiNodeEarlyStoppingTrigger(c, monitr='x'), "arguments ['monitr']"),
+    (lambda c: chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), c, compression=compression.PowerSGD), 'create one: PowerSGD()'),
+    (lambda c: chainermn.join(L.Linear(3)), 'needs a multi-node optimizer, not Linear. Create'),
+    (lambda c: iterators.ShardedIterator('x-*.npz', 5, c, transform='float'),
+     "transform must be a function, not 'float'"),
+    (lambda c: chainermn.kvstore.create('dist_sync', c).init('w', 3.),
+     'not float. Convert numbers and lists of numbers: np.array(value, np.float32)'),
+    (lambda c: chainermn.kvstore.create('dist_sync', c).set_optimizer(
+        chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), c)),
+     'not MultiNodeOptimizer. Pass its actual_optimizer: the store combines the gradients'),
+    (lambda c: trainer().extend(extensions.RunRecord), 'create one: RunRecord(...)'),
+    (lambda c: trainer().extend(chainer_extensions.LogReport), 'is the class LogReport; create'),
     (lambda c: c.bcast_data(L.Linear), 'but got the class Linear; pass an instance'),
 ]
 

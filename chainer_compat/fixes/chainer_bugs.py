@@ -38,6 +38,18 @@ def update_before_setup() -> dict[str, str]:
     return {line: f'self._check_set_up(); {line}'}
 
 
+@edit('chainer.optimizer')
+def setup_of_something_else() -> dict[str, str]:
+    """All versions: the error of ``setup`` did not say what it got.
+
+    ChainerMN has loss functions around models, such as Pipeline, which are passed to ``update``.
+    """
+    return {"'optimization target must be a link'":
+            "'optimizer.setup(model) takes the model, a chainer.Link, not '"
+            " + getattr(link, '__name__', type(link).__name__) + '. Pass loss functions to '"
+            "'optimizer.update.'"}
+
+
 @patch('chainer.functions.array.transpose_sequence')
 def unused_sequences(transpose_sequence: Any) -> None:
     """All versions: F.transpose_sequence failed in backward if the loss did not use all outputs.

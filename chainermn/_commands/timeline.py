@@ -46,7 +46,9 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
         run = trace_files.read(options.files)
     except OSError as error:
-        parser.error(f'cannot read the timeline {error.filename}: {error.strerror}')
+        is_folder = pathlib.Path(str(error.filename)).is_dir()
+        advice = f'. Pass its files: {error.filename}/*.json' if is_folder else ''
+        parser.error(f'cannot read the timeline {error.filename}: {error.strerror}{advice}')
     except ValueError as error:
         parser.error(str(error))
     if options.between and options.between[0] >= run.seconds:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from chainermn._diagnostics.call_site import IN_EXTENSION
 from chainermn._operations.call_signature import PROGRAM, Caller, CallSignature
 from chainermn._operations.exceptions import CollectiveMismatchError
 from chainermn._operations.ranks import group_ranks, ranks_text, select_groups
@@ -124,7 +125,11 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
         what = 'end'
     elif what == 'operations' and any(signature.operation == 'join' for signature in signatures):
         what = 'join'
+    elif what == 'operations' and any(IN_EXTENSION in site for site in every_site):
+        what = 'callers'
     advice = usual.declared.advice if is_digest else _ADVICE[what]
+    if what in ('operations', 'callers'):
+        advice = next((caller.if_missing for caller in callers if caller.if_missing), advice)
     return CollectiveMismatchError.of(
         '\n'.join([f'{title} ({NOT_SENT})', *table, advice]), calls, every_site)
 

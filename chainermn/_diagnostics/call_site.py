@@ -1,33 +1,31 @@
 """Call sites: the file and line of the program that called an operation."""
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import inspect
+import linecache
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from types import FrameType
 
 import chainer
 
-#: The folder of this package.
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+from chainermn._process.program_place import PACKAGE, PACKAGES
+from chainermn._types import Object
+
 #: The module with the wrapper of all operations.
 WRAPPER = PACKAGE + os.path.join('_operations', 'call.py')
 #: Folders of the layers through which every operation of a communicator passes.
 LAYERS = WRAPPER, *(f'{PACKAGE}{name}{os.sep}' for name in (
     'communicators', '_collectives', '_gradients', '_transport', '_consistency', '_diagnostics',
     '_timeline'))
-_COMPAT = [folder + os.sep for folder in getattr(
-    importlib.util.find_spec('chainer_compat'), 'submodule_search_locations', None) or ()]
-_CHAINER = os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep
 _RUN = inspect.unwrap(chainer.training.Trainer.run).__code__
+#: The lines of Trainer.run that call the extension of its variable ``entry``.
+_CALLS_OF_EXTENSIONS = frozenset({
+    'entry.extension(self)', 'if entry.trigger(self):', 'initializer(self)', 'finalize()'})
+#: Begins what a call site says of the extension.
+IN_EXTENSION = ', in the extension '
 _FUNCTIONS = f'{PACKAGE}functions{os.sep}'
-#: Folders and files whose frames are never a call site. Context managers of ours run in contextlib,
-#: and threads in threading.
-PACKAGES = PACKAGE, _CHAINER, *_COMPAT, contextlib.__file__, threading.__file__
 
 
 def _function(frame: FrameType) -> str:
@@ -52,16 +50,21 @@ def describe() -> str:
     """Describe the call site of the current operation, as the end of a sentence.
 
     For example ``, called at train.py:8``, or ``, in backward of chainermn.functions.allgather,
-    called at train.py:8``. Frames of this package and of Chainer are skipped.
+    called at train.py:8``. Frames of this package and of Chainer are skipped. If an extension of
+    the Trainer calls it, the place where the program has added the extension is more useful than
+    that of ``trainer.run()``.
     """
-    frame, through = sys._getframe(1), ''
+    frame, through, extension = sys._getframe(1), '', _extension()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGES):
+        if frame.f_code is _RUN and extension:
+            return through + extension
         if frame.f_code.co_filename.startswith(_FUNCTIONS):
             through = _function(frame) or through
         frame = frame.f_back
     if frame.f_code.co_filename.startswith(PACKAGES):
         return through  # at the end of the program, or in a thread of this package
-    return f'{through}, called at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}'
+    return (f'{through}, called at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}'
+            f'{extension}')
 
 
 def iteration() -> int | None:
@@ -74,6 +77,26 @@ def iteration() -> int | None:
             return frame.f_locals['self'].updater.iteration + is_in_update
         names.append(frame.f_code.co_name)
     return None
+
+
+def _extension() -> str:
+    """Describe the extension of the Trainer that calls the current operation, or return ''."""
+    frame = next((each for each in outwards(sys._getframe(1)) if each.f_code is _RUN), None)
+    if frame is None or linecache.getline(
+            frame.f_code.co_filename, frame.f_lineno).strip() not in _CALLS_OF_EXTENSIONS:
+        return ''
+    entry = frame.f_locals['entry']
+    name = getattr(entry.extension, 'name', None) or type(entry.extension).__name__
+    place = getattr(entry, '_chainermn_added_at', '')  # _trainer_changes.py
+    return f'{IN_EXTENSION}{name!r}' + (f' added at {place}' if place else '') + (
+        f' with trigger={_trigger(entry.trigger)}')
+
+
+def _trigger(trigger: Object) -> str:
+    """Describe the trigger of an extension as a program passes it."""
+    if type(trigger) is chainer.training.triggers.IntervalTrigger:
+        return f'({trigger.period:g}, {trigger.unit!r})'
+    return getattr(trigger, '__name__', type(trigger).__name__)
 
 
 def of_error(error: BaseException) -> str:

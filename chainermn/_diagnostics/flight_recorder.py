@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import TypeAlias
 
-from chainermn._diagnostics import call_site
 from chainermn._diagnostics.world_ranks import WorldRanks
 from chainermn._operations import call_signature
 from chainermn._operations.call import Call, local
 from chainermn._operations.ranks import ranks_text
 from chainermn._process import environment, runtime
 from chainermn._process.mpi import MPI
+from chainermn._process.program_place import PACKAGES
 
 #: Capacity of the ring buffer of each communicator.
 LENGTH = 64
@@ -238,7 +238,7 @@ def _note_site(call: Call) -> None:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(call_site.PACKAGES):
+        if not code.co_filename.startswith(PACKAGES):
             call.place = code, frame.f_lasti
             return
         frame = frame.f_back

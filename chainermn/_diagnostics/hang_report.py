@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from chainermn._diagnostics import call_site, flight_recorder, thread_state
+from chainermn._diagnostics import flight_recorder, thread_state
 from chainermn._diagnostics.deadlocks.rank_state import Progress, ThreadState
 from chainermn._operations.ranks import group_ranks, group_texts, ranks_text, select_groups
 
@@ -168,19 +168,15 @@ def _stacks(responses: Mapping[int, Response], limits: _Limits, n_lines: int) ->
 
 
 def _innermost(stack: Sequence[str], n_lines: int) -> list[str]:
-    """Return the innermost frames of the first thread, without frames of this package and Chainer.
-
-    The innermost frame is shown in any case.
-    """
+    """Return the innermost frames of the first thread, at least one, and its operation."""
     frames: list[list[str]] = []
     for line in stack[1:]:
         if line.startswith('Thread '):
             break
-        if line.startswith('  File ') or not frames:
+        if line.startswith(('  File ', '  in ')) or not frames:
             frames.append([])
         frames[-1].append(line)
-    shown = [frame for frame in frames[:-1]
-             if not frame[0].removeprefix('  File "').startswith(call_site.PACKAGES)] + frames[-1:]
+    shown = [*frames]
     while len(shown) > 1 and sum(map(len, shown)) > n_lines - 1:
         del shown[0]
     dots = ['  ...'] * (len(shown) < len(frames))

@@ -11,9 +11,10 @@ import threading
 from collections.abc import Collection, Mapping
 from types import FrameType
 
-from chainermn._diagnostics import call_site, thread_frames
+from chainermn._diagnostics import thread_frames
 from chainermn._diagnostics.call_site import outwards
 from chainermn._operations import call
+from chainermn._process.program_place import PACKAGES
 
 _DEBUGGERS = ('bdb', 'pdb', 'pydevd', '_pydevd_bundle', 'debugpy')
 
@@ -115,7 +116,7 @@ def _package(frame: FrameType) -> str:
 def _origin(frame: FrameType) -> str:
     """Return ``'ours'``, also for Chainer, ``'stdlib'``, ``'library'`` or ``'program'``."""
     path = frame.f_code.co_filename
-    if path.startswith(call_site.PACKAGES):
+    if path.startswith(PACKAGES):
         return 'ours'
     stdlib, libraries = _folders()
     if path.startswith(libraries):

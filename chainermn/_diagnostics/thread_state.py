@@ -14,7 +14,9 @@ from chainermn._diagnostics.flight_recorder import FlightRecord, MessageRecord, 
 from chainermn._operations import call as calls_of_threads
 from chainermn._operations.call import Call
 from chainermn._operations.table import END
+from chainermn._process import environment
 from chainermn._process.mpi import MPI
+from chainermn._process.program_place import PACKAGES
 
 #: The start of the names of the threads that ``host_links`` starts.
 HOST_LINK = 'chainermn link'
@@ -95,15 +97,31 @@ def snapshots() -> dict[int, Snapshot]:
 
 
 def stacks() -> str:
-    """Format the stacks of all threads except this one and host links; main first."""
+    """Format the stacks of all threads except this one and host links; main first.
+
+    Frames of this package and of Chainer are left out, unless ``CHAINERMN_DEBUG=1``.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     with thread_frames.current() as frames:
         return '\n'.join(
-            f'Thread {names.get(ident, ident)}:\n' + ''.join(
-                traceback.format_stack(frame)).rstrip()
+            f'Thread {names.get(ident, ident)}:\n{_stack(ident, frame)}'
             for ident, frame in sorted(frames.items(), key=lambda each: each[0] != main)
             if ident != threading.get_ident() and not names.get(ident, '').startswith(HOST_LINK))
+
+
+def _stack(ident: int, innermost: FrameType) -> str:
+    """Format the frames of the program in a thread, then the operation that it has called."""
+    summary = traceback.extract_stack(innermost)
+    if environment.flag(environment.DEBUG):
+        return ''.join(summary.format()).rstrip()
+    calls = calls_of_threads.of_thread(ident)
+    # Without an operation, the innermost frame shows what a library of Python waits for.
+    shown = traceback.StackSummary.from_list([
+        frame for frame in summary
+        if not frame.filename.startswith(PACKAGES) or (frame is summary[-1] and not calls)])
+    return '\n'.join([*''.join(shown.format()).splitlines(),
+                      *(f'  in {call.operation}' for call in calls[-1:])])
 
 
 def _of(record: FlightRecord) -> str:
@@ -122,7 +140,7 @@ def _caller(innermost: FrameType) -> FrameType:
 def _call_site(frame: FrameType) -> str:
     """Return file, line and function of the innermost frame of the program."""
     found = next((frame for frame in call_site.outwards(frame)
-                  if not frame.f_code.co_filename.startswith(call_site.PACKAGES)), frame)
+                  if not frame.f_code.co_filename.startswith(PACKAGES)), frame)
     name = found.f_code.co_name
     return f'{os.path.basename(found.f_code.co_filename)}:{found.f_lineno}' + (
         '' if name == '<module>' else f' in {name}()')

@@ -48,6 +48,9 @@ def get(compression: Compression) -> Compressor | PowerSGD | None:
         return compression
     if isinstance(compression, str):
         compression = {'type': compression}
+    if isinstance(compression, type):
+        raise TypeError(f'compression is the class {compression.__name__}; create one: '
+                        f'{compression.__name__}()')
     if not isinstance(compression, dict):
         raise TypeError('compression must be None, the name of a type, a dict such as '
                         "{'type': '2bit', 'threshold': 0.5}, or an object with the methods "

@@ -51,6 +51,7 @@ class Caller:
         options: Options by name, which must be the same on all ranks.
         advice: What to do if they differ.
         warning: The first and the last line of the warning if what may differ does.
+        if_missing: What to do if other ranks make another call instead.
 
     Attributes:
         digest: Of name, options and state, 31 bits; 0 is the program itself.
@@ -59,9 +60,10 @@ class Caller:
 
     def __init__(self, name: str, options: Mapping[str, str] | None = None, advice: str = (
             'Use the same options on all ranks, and change them on all ranks.'),
-            warning: tuple[str, str] = ('', '')) -> None:
+            warning: tuple[str, str] = ('', ''), if_missing: str = '') -> None:
         self.name = name
         self.advice = advice
+        self.if_missing = if_missing
         self.warning = warning
         self._state_digest = 0
         self._state: Callable[[], Mapping[str, str]] = dict

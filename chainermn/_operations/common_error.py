@@ -6,22 +6,15 @@ is printed with the frames of the program, where the mistake is. A note says whe
 """
 from __future__ import annotations
 
-import contextlib
 import dis
-import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-import chainer
-import six  # type: ignore[import-untyped]
+from chainer.utils.type_check import InvalidType
 
 from chainermn._process import environment
+from chainermn._process.program_place import OURS, PACKAGES
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_COMPAT = os.path.join(os.path.dirname(os.path.dirname(_PACKAGE)), 'chainer_compat') + os.sep
-#: Chainer calls this package, and the package calls Chainer; context managers run in contextlib.
-_INTERNAL = (_PACKAGE, _COMPAT, os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep,
-             six.__file__, contextlib.__file__)
 _RAISE = dis.opmap['RAISE_VARARGS']
 _ATTRIBUTE = '_chainermn_is_printed_here'
 _SHOWN = '_chainermn_is_shown'
@@ -86,14 +79,32 @@ def is_shown(error: BaseException) -> bool:
 
 
 def hide_frames(error: BaseException) -> None:
-    """Remove the frames of this package and of Chainer from the traceback of certain errors.
+    """Remove the frames of this package and of Chainer from the tracebacks of certain errors.
 
-    These are errors that explain a mistake, and errors that all ranks raise.
+    These are errors that explain a mistake, and errors that all ranks raise. Chainer's InvalidType
+    explains one: it gives the function and the shapes. The frames are also removed from errors of
+    the program that are the cause: there, they only lead to a function of the program, such as the
+    transform of a sample.
 
-    ``CHAINERMN_DEBUG=1`` shows them.
+    ``CHAINERMN_DEBUG=1`` shows all frames.
     """
-    if (is_common(error) or _is_raised_here(error)) and not environment.flag(environment.DEBUG):
-        error.__traceback__ = _visible(error.__traceback__) or error.__traceback__
+    if not _explains(error):
+        return
+    error.__traceback__ = _visible(error.__traceback__) or error.__traceback__
+    for each in (*chain(error),)[1:]:
+        innermost = _innermost(each.__traceback__)
+        if innermost is not None and not innermost.tb_frame.f_code.co_filename.startswith(PACKAGES):
+            each.__traceback__ = _visible(each.__traceback__)
+
+
+def visible_frames(error: BaseException) -> TracebackType | None:
+    """Return the frames that :func:`hide_frames` leaves; ``None`` if it changes nothing."""
+    return _visible(error.__traceback__) if _explains(error) else None
+
+
+def _explains(error: BaseException) -> bool:
+    return not environment.flag(environment.DEBUG) and (
+        is_common(error) or isinstance(error, InvalidType) or _is_raised_here(error))
 
 
 def _is_raised_here(error: BaseException) -> bool:
@@ -101,20 +112,24 @@ def _is_raised_here(error: BaseException) -> bool:
 
     An error of anything else that this package does can be its own mistake.
     """
-    tb = error.__traceback__
-    while tb is not None and tb.tb_next is not None:
-        tb = tb.tb_next
+    tb = _innermost(error.__traceback__)
     if tb is None or isinstance(error, AssertionError):
         return False
     code = tb.tb_frame.f_code
-    return (code.co_filename.startswith((_PACKAGE, _COMPAT)) and tb.tb_lasti >= 0
+    return (code.co_filename.startswith(OURS) and tb.tb_lasti >= 0
             and code.co_code[tb.tb_lasti] == _RAISE)
+
+
+def _innermost(tb: TracebackType | None) -> TracebackType | None:
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    return tb
 
 
 def _visible(tb: TracebackType | None) -> TracebackType | None:
     frames = []
     while tb is not None:
-        if not tb.tb_frame.f_code.co_filename.startswith(_INTERNAL):
+        if not tb.tb_frame.f_code.co_filename.startswith(PACKAGES):
             frames.append(tb)
         tb = tb.tb_next
     visible = None

@@ -123,7 +123,9 @@ class RecordedRun:
             raise ValueError(
                 f'{folder} has no record of a run: no file rank0.txt. Pass the folder of '
                 'CHAINERMN_RECORD, or "record" in the folder of the Trainer\'s results.'
-                if folder.is_dir() else f'no such folder: {folder}')
+                if folder.is_dir() else
+                f'{folder} is a file. Pass its folder, {folder.parent}' if folder.is_file() else
+                f'no such folder: {folder}')
         records = {path.stem: RecordedRank(path) for path in sorted(files, key=_key)}
         sizes = {name.rpartition('rank')[0]: record.size
                  for name, record in reversed(records.items())}  # of the first rank

@@ -150,8 +150,10 @@ def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = ''
     recording = Recording(folder, details, name, number)
     if hasattr(type(optimizer), '_recording'):  # of this package
         if optimizer._recording is not None:
-            _warn(f'this optimizer is recorded already. Its record is now in {folder}, not in '
-                  f'{optimizer._recording.folder}: use either CHAINERMN_RECORD or one RunRecord.')
+            before = optimizer._recording.folder
+            _warn('this optimizer is recorded already' + (
+                '' if before == folder else f', in {before}; its record is now in {folder}')
+                + '. Use either CHAINERMN_RECORD or one RunRecord.')
         optimizer._recording = recording
         return recording
     actual = getattr(optimizer, 'actual_optimizer', optimizer)

@@ -125,8 +125,11 @@ class OpenShards:
                 continue
             try:
                 samples += retried(functools.partial(self._read, number, indexes))
-            except Exception as error:
-                samples += self._read_others(number, indexes, error)
+                continue
+            except Exception as caught:
+                error = caught
+            # Not in the handler: its error would also be printed, before the same one of a sample.
+            samples += self._read_others(number, indexes, error)
         return samples
 
     def close(self) -> None:

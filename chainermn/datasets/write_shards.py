@@ -9,12 +9,14 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import chainer
 import numpy as np
 
 from chainermn._operations.arguments import is_integer
+from chainermn._operations.call_signature import Caller
 from chainermn._operations.on_all_ranks import check_equal, raise_together
 from chainermn._process.atomic_file import open_atomic
 from chainermn._types import Dataset, Object
@@ -22,6 +24,9 @@ from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _NAME = 'write_shards'
+_CALLER = Caller(_NAME, if_missing=(
+    'With comm, every rank calls write_shards, also without samples (pass []). To write on one '
+    'rank only, leave out comm, and call comm.barrier() on all ranks afterwards.'))
 
 
 def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[str],
@@ -70,7 +75,8 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
     """
     comm = cast(CommunicatorBase, _Alone()) if comm is None else as_communicator(
         comm, f'{_NAME}(dataset, prefix, samples_per_shard, comm)')
-    return _write(dataset, prefix, samples_per_shard, comm, overwrite)
+    with comm.called_by(_CALLER):
+        return _write(dataset, prefix, samples_per_shard, comm, overwrite)
 
 
 class _Alone:
@@ -91,6 +97,9 @@ class _Alone:
 
     def barrier(self) -> None:
         pass
+
+    def called_by(self, caller: Caller) -> AbstractContextManager[object]:
+        return nullcontext()
 
 
 def _write(dataset: Dataset | Iterable[Object], path: str | os.PathLike[str],
@@ -145,6 +154,10 @@ def _hint(comm: CommunicatorBase) -> str:
 
 def _samples(dataset: Dataset | Iterable[Object]) -> tuple[Iterator[Object], int | None]:
     """Return the samples, and their number if it is known."""
+    if not isinstance(dataset, Iterable) and not hasattr(dataset, '__getitem__'):
+        raise TypeError(f'{_NAME}(dataset, prefix): dataset must be a data set or another iterable '
+                        f'of samples, not {type(dataset).__name__}. A rank without samples passes '
+                        '[].')
     if isinstance(dataset, Sized):
         return (dataset[i] for i in range(len(dataset))), len(dataset)
     return iter(dataset), None
@@ -221,8 +234,9 @@ def _entries(sample: Object) -> Mapping[str, Object]:
 def _as_array(value: Object, i: int) -> np.ndarray:
     array = np.asarray(chainer.backends.cuda.to_cpu(value) if hasattr(value, 'get') else value)
     if array.dtype.hasobject:
-        raise TypeError(f'sample {i} holds {type(value).__name__}, which is not stored in arrays: '
-                        'that would run code when it is read')
+        raise TypeError(f'sample {i} holds {type(value).__name__}, but shards contain arrays only. '
+                        'Convert it to an array of numbers or text' + (
+                            ', such as -1 for a missing label.' if value is None else '.'))
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         _check_conversion(value, array, i)
     return array

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -29,8 +30,21 @@ def called_by(name: str) -> Callable[[Callable[Concatenate[_E, _P], _R]],
         @functools.wraps(method)
         def named(self: _E, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
             with self.comm.called_by(name):
-                return method(self, *args, **kwargs)
+                try:
+                    return method(self, *args, **kwargs)
+                except TypeError as error:
+                    if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                        raise
+                    # The arguments do not fit. Raised here, it is printed without this frame.
+                    raise TypeError(
+                        f'{error}. Call {method.__name__}({_arguments(method)}).') from None
 
         return named
 
     return decorate
+
+
+def _arguments(method: Callable[..., object]) -> str:
+    """Return the arguments of a method with their defaults, without types."""
+    _, *parameters = inspect.signature(method).parameters.values()
+    return ', '.join(str(each.replace(annotation=each.empty)) for each in parameters)

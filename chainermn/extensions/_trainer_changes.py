@@ -2,16 +2,20 @@
 
 - ``Trainer.__init__``: a multi-node optimizer without a model is an error that says what to do,
   instead of an AttributeError of ``None``.
+- ``Trainer.extend``: notes where the program adds an extension, for errors. A class in place of an
+  extension is an error.
 - ``Trainer.run``: a warning if extensions of several ranks write to the same files or terminal.
 - ``Trainer.run``: ``chainermn top`` and metrics show what its LogReports report.
 - ``Trainer.run``: an error is printed once, although the Trainer and the job both print errors.
   The Trainer prints an error before it finalizes the extensions, which can take long or hang, so
   the report of the job leaves out the traceback. The Trainer does not print errors that all ranks
-  raise, or that another rank of the node has printed.
+  raise, or that another rank of the node has printed. Errors that explain a mistake are printed
+  with the frames of the program only.
 """
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import traceback
 
@@ -19,6 +23,7 @@ from chainer.training import Extension, Trainer
 
 from chainermn._operations import common_error
 from chainermn._process import launcher
+from chainermn._process.program_place import program_place
 from chainermn._timeline import reported
 from chainermn._types import Object
 from chainermn.extensions._shared_outputs import warn_about_shared_outputs
@@ -27,7 +32,7 @@ from chainermn.optimizers import MultiNodeOptimizer
 
 def change_trainer() -> None:
     """Make all changes."""
-    init, run = Trainer.__init__, Trainer.run
+    init, extend, run = Trainer.__init__, Trainer.extend, Trainer.run
 
     @functools.wraps(init)
     def checked_init(self: Trainer, updater: Object, *args: Extension, **kwargs: Extension) -> None:
@@ -36,6 +41,16 @@ def change_trainer() -> None:
                 optimizer._check_set_up()
         init(self, updater, *args, **kwargs)
 
+    @functools.wraps(extend)
+    def noted_extend(self: Trainer, extension: Extension, *args: Object, **kwargs: Object) -> None:
+        if isinstance(extension, type) and issubclass(extension, Extension):
+            raise TypeError(f'trainer.extend: extension is the class {extension.__name__}; create '
+                            f'one: {extension.__name__}(...)')
+        extend(self, extension, *args, **kwargs)
+        path, line = program_place()
+        entry = next(reversed(self._extensions.values()))
+        entry._chainermn_added_at = f'{os.path.basename(path)}:{line}'  # call_site.py shows it
+
     @functools.wraps(run)
     def checked_run(self: Trainer, show_loop_exception_msg: bool = True) -> None:
         warn_about_shared_outputs(self)
@@ -43,7 +58,7 @@ def change_trainer() -> None:
         # The Trainer tests this argument when it has caught an error.
         run(self, show_loop_exception_msg and _ShowsError())
 
-    Trainer.__init__, Trainer.run = checked_init, checked_run
+    Trainer.__init__, Trainer.extend, Trainer.run = checked_init, noted_extend, checked_run
 
 
 class _ShowsError:
@@ -54,9 +69,15 @@ class _ShowsError:
         if not isinstance(error, Exception) or common_error.is_common(error):
             return False
         text = ''.join(traceback.format_exception(error))
-        is_first = launcher.claim(text)
-        if is_first:
-            common_error.mark_shown(error)
-        else:
+        if not launcher.claim(text):
             common_error.mark(error, is_printed_here=False)
-        return is_first
+            return False
+        common_error.mark_shown(error)
+        frames = common_error.visible_frames(error)
+        if frames is None:
+            return True
+        sys.stderr.write(''.join([  # as Trainer.run
+            f'Exception in main training loop: {error}\nTraceback (most recent call last):\n',
+            *traceback.format_tb(frames), 'Will finalize trainer extensions and updater before '
+            'reraising the exception.\n']))
+        return False

@@ -5,6 +5,7 @@ import warnings
 
 import chainer
 
+from chainermn._process.program_place import program_place
 from chainermn._types import Serializer
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.observation_aggregator import ObservationAggregator, Trigger
@@ -43,6 +44,9 @@ class MultiNodeEarlyStoppingTrigger:
         if not isinstance(monitor, str):
             raise TypeError('MultiNodeEarlyStoppingTrigger: monitor must be the key of a value, '
                             f"such as 'validation/main/loss', not {monitor!r}")
+        if unknown := sorted(kwargs.keys() - {'patients'}):
+            raise TypeError(
+                f'MultiNodeEarlyStoppingTrigger got unexpected keyword arguments {unknown}')
         self._check = _SharedTrigger(check_trigger)
         self.actual_trigger = chainer.training.triggers.EarlyStoppingTrigger(
             check_trigger=self._check, monitor=monitor + suffix, patience=patience, mode=mode,
@@ -50,6 +54,7 @@ class MultiNodeEarlyStoppingTrigger:
         self.aggregator: ObservationAggregator = ObservationAggregator(
             comm, monitor, monitor + suffix, comm_trigger=self._check)
         self._has_warned = False
+        self._place = program_place()
 
     def __call__(self, trainer: chainer.training.Trainer) -> bool:
         """Return whether to stop, the same on all ranks.
@@ -71,10 +76,11 @@ class MultiNodeEarlyStoppingTrigger:
             elif self.aggregator.comm.rank == 0 and not self._has_warned:
                 self._has_warned = True
                 known = ', '.join(map(repr, sorted(trainer.observation))) or 'nothing'
-                warnings.warn(
+                warnings.warn_explicit(
                     f'MultiNodeEarlyStoppingTrigger: no rank reported '
                     f'{self.aggregator.original_key!r}, only {known}. Correct monitor=, or pass a '
-                    'check_trigger that fires when the value is reported.', stacklevel=2)
+                    'check_trigger that fires when the value is reported.', UserWarning,
+                    *self._place)
         return stops
 
     def get_training_length(self) -> tuple[float, str]:

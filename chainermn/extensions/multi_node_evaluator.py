@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -10,6 +12,8 @@ import chainer
 from chainer.training.extensions import Evaluator
 
 from chainermn._operations.on_all_ranks import raise_on_all_ranks, raise_together
+from chainermn._operations.ranks import ranks_text
+from chainermn._process.program_place import program_place
 from chainermn._types import Array, Object
 from chainermn.communicators._recognize import as_communicator, overrides
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -93,6 +97,7 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
 
     check = ReplicaCheck(
         communicator, 'create_multi_node_evaluator', not allow_different_models)
+    names = _NameCheck()
 
     def evaluate() -> dict[str, Value]:
         counts: list[int] = []
@@ -106,6 +111,7 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
             by_rank = communicator.allgather_obj((sum(counts), sent, digests))
             if not communicator.rank:
                 check.compare([each for _, _, each in by_rank])
+                names.compare([keys for _, keys, _ in by_rank])
             if is_reduced:
                 return _reduced(communicator, by_rank, observation)
         return _weighted_means(by_rank)
@@ -115,6 +121,40 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     evaluator._mn_communicator = communicator
     evaluator.evaluate = evaluate
     return actual_evaluator
+
+
+class _NameCheck:
+    """Warns, once, if ranks report one metric under different names, as with and without a prefix.
+
+    Each mean would cover some of the ranks only. Other keys may differ between ranks, for example
+    in model parallelism.
+
+    Create it in the function that the program calls.
+    """
+
+    def __init__(self) -> None:
+        self._place = program_place()
+        self._has_warned = False
+
+    def compare(self, by_rank: Sequence[Collection[str]]) -> None:
+        """Compare the keys of all ranks."""
+        if self._has_warned or len({frozenset(keys) for keys in by_rank}) == 1:
+            return
+        reporting = {rank for rank, keys in enumerate(by_rank) if keys}
+        ranks = {key: {rank for rank in reporting if key in by_rank[rank]}
+                 for key in sorted(set().union(*by_rank), key=str)}
+        for longer, short in itertools.permutations(ranks, 2):
+            if str(longer).endswith(f'/{short}') and not ranks[longer] & ranks[short] and (
+                    ranks[longer] | ranks[short] == reporting):
+                self._has_warned = True
+                warnings.warn_explicit('\n'.join([
+                    'create_multi_node_evaluator: the ranks report a metric under different names, '
+                    'so each mean covers only some of them',
+                    *sorted(f'  {ranks_text(sorted(ranks[key]))}: {key!r}'
+                             for key in (longer, short)),
+                    'Report it under the same name on all ranks: chainer.report(values, observer) '
+                    'with the same observer.']), RuntimeWarning, *self._place)
+                return
 
 
 def _check_ends(evaluator: Any) -> None:

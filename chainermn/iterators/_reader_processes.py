@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from chainermn._operations import common_error
 from chainermn._operations.exceptions import ChainerMNError, ShardError
 from chainermn._process import mpiexec
 from chainermn._process.pickler import Pickler
@@ -185,8 +186,12 @@ def run(file: int, parent: int, turn: int, n: int) -> None:
             send('batch', (pack(samples), after, skipped))
         send('end', None)
     except Exception as error:
+        common_error.hide_frames(error)
+        reason: BaseException = error
+        if isinstance(error, ShardError):
+            reason = error.__cause__ or error  # the rank raises a ShardError itself
         text = str(error) if isinstance(error, ShardError) else explain(error)
-        send('error', (text, traceback.format_exc()))
+        send('error', (text, ''.join(traceback.format_exception(reason))))
 
 
 class _LogToRank(logging.Handler):

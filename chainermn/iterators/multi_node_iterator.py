@@ -11,6 +11,7 @@ from chainermn._types import Dataset, DatasetIterator, Object, Serializer
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.iterators._columns import pack, unpack
+from chainermn.iterators.sharded_iterator import ShardedIterator
 from chainermn.optimizers._delegate import Delegate, unwrap
 
 _MISSING = object()
@@ -90,6 +91,15 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
                     f'create_multi_node_iterator needs an iterator on rank {rank_master}, such as '
                     'chainer.iterators.SerialIterator(dataset, batch_size), not '
                     f'{type(actual_iterator).__name__}')
+            if self._is_root and communicator.size > 1 and (
+                    isinstance(actual_iterator, ShardedIterator)
+                    and actual_iterator._comm is communicator):
+                raise ValueError(
+                    'create_multi_node_iterator: the ShardedIterator already gives each rank of '
+                    'this communicator its own part of the samples, so all ranks would get the '
+                    f'part of rank {rank_master} only. Use the ShardedIterator as it is. To give '
+                    'all ranks the same batches of all samples, create it with the communicator of '
+                    'one rank: comm.split(comm.rank, 0).')
         self._share_progress()
 
     def __iter__(self) -> _MultiNodeIterator:

@@ -126,6 +126,9 @@ class ShardedIterator(chainer.dataset.Iterator):
         with raise_together(comm, _NAME):
             last, is_strict = last or ('repeat' if repeat else 'split'), on_error == 'raise'
             _check_arguments(batch_size, seed, buffer, n_prefetch, n_processes, last, on_error)
+            for name, function in {'reader': reader, 'transform': transform}.items():
+                if function is not None and not callable(function):
+                    raise TypeError(f'{name} must be a function, not {function!r}')
             found, index = find_shards(shards, is_strict)
         self.batch_size, self.repeat = batch_size, bool(repeat)
         self._n_prefetch, self._n_processes, self._is_strict = n_prefetch, n_processes, is_strict

@@ -95,7 +95,8 @@ def create(name: StoreType | Literal['dist', 'dist_sync_device'] = 'local',
         communicator.refuse('kvstore.create', error)
     if communicator is None or name in _LOCAL:
         return KVStore(name, LocalBackend(on_device=name != 'local'), float('inf'))
-    check_same(communicator, 'kvstore.create', f'{name!r}, bigarray_bound={bigarray_bound}')
+    with communicator.called_by('kvstore.create'):
+        check_same(communicator, 'kvstore.create', f'{name!r}, bigarray_bound={bigarray_bound}')
     backend: Backend = DistAsyncBackend(communicator) if name == 'dist_async' else \
         DistSyncBackend(communicator, on_device=name == 'dist_device_sync')
     return KVStore(name, backend, bigarray_bound)

@@ -64,6 +64,20 @@ def check_lists(key: KeyLike | KeysLike, values: Values, name: str) -> list[list
     return lists
 
 
+def check_optimizer(optimizer: object, text: str) -> None:
+    """Raise TypeError if a store cannot call the update rules of an optimizer.
+
+    Args:
+        optimizer: The optimizer.
+        text: The beginning of the error.
+    """
+    if not isinstance(optimizer, chainer.optimizer.GradientMethod):
+        advice = ('. Pass its actual_optimizer: the store combines the gradients of all ranks'
+                  if hasattr(optimizer, 'actual_optimizer') else ', such as '
+                  'chainer.optimizers.SGD()')
+        raise TypeError(f'{text}, not {type(optimizer).__name__}{advice}')
+
+
 def check_updater(updater: object) -> None:
     """Raise TypeError if an object cannot be called as ``updater(key, input, stored)``."""
     if not callable(updater):
@@ -93,7 +107,9 @@ def check_value(x: Value) -> Value:
         raise TypeError('a value must be an array, not a chainer.Variable; pass its .array or '
                         '.grad')
     if not isinstance(x, chainer.get_array_types()) or isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f'a value must be a NumPy or CuPy array or a RowSparse, not {type(x)}')
+        raise TypeError('a value must be a NumPy or CuPy array or a RowSparse, or a list of these '
+                        f'for several devices, not {type(x).__name__}. Convert numbers and lists '
+                        'of numbers: np.array(value, np.float32)')
     if x.dtype.kind not in 'biufc' or not x.dtype.isnative:
         raise TypeError(f'a store cannot hold arrays of dtype {x.dtype}')
     return x

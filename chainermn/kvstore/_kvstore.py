@@ -574,8 +574,9 @@ class KVStore:
         for one in keys:
             if one not in self._layouts:
                 known = ', '.join(map(repr, list(self._layouts)[:10])) or 'none'
+                where = ' on all ranks' if self.num_workers > 1 else ''
                 raise ValueError(f'key {one!r} is not initialized; call init({one!r}, value) '
-                                 f'first (initialized keys: {known})')
+                                 f'first{where} (initialized keys: {known})')
         return [self._layouts[one] for one in keys]
 
     def _optimizer(self, action: str) -> chainer.optimizer.GradientMethod:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import chainer
 
 from chainermn.communicators.errors import raise_on_all_ranks
+from chainermn.kvstore import _arguments
 from chainermn.kvstore._kvstore import KVStore
 from chainermn.kvstore._optimizer_updater import OptimizerUpdater
 from chainermn.kvstore._server import assign
@@ -88,9 +89,9 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
                         f'{type(kvstore).__name__}. Create one with chainermn.kvstore.create().')
     is_async = kvstore.type == 'dist_async'
     with raise_on_all_ranks(kvstore._backend, 'create_kvstore_optimizer'):
-        if not isinstance(actual_optimizer, chainer.optimizer.GradientMethod):
-            raise TypeError('create_kvstore_optimizer needs a chainer.optimizer.GradientMethod as '
-                            f'its first argument, not {type(actual_optimizer).__name__}.')
+        _arguments.check_optimizer(
+            actual_optimizer, 'create_kvstore_optimizer needs a chainer.optimizer.GradientMethod '
+            'as its first argument')
         if is_async and update_on_kvstore is not None and not update_on_kvstore:
             raise ValueError('dist_async has no mean gradient to update with: pass '
                              'update_on_kvstore=True, or use dist_sync.')

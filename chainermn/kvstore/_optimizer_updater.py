@@ -9,6 +9,7 @@ import numpy as np
 from chainer import optimizer_hooks
 
 from chainer_compat.updates import one_pass, update_hooks
+from chainermn.kvstore import _arguments
 from chainermn.kvstore._optimizer_states import OptimizerState
 from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.kvstore.row_sparse import Array
@@ -52,10 +53,8 @@ class OptimizerUpdater:
 
     def __init__(self, optimizer: chainer.optimizer.GradientMethod, rescale_grad: float = 1.,
                  compare_settings: bool = True) -> None:
-        if not isinstance(optimizer, chainer.optimizer.GradientMethod):
-            raise TypeError('set_optimizer needs a Chainer optimizer with update rules '
-                            f'(chainer.optimizer.GradientMethod), not '
-                            f'{type(optimizer).__name__}')
+        _arguments.check_optimizer(optimizer, 'set_optimizer needs a Chainer optimizer with '
+                                   'update rules (chainer.optimizer.GradientMethod)')
         self.optimizer = optimizer
         self.rescale_grad = float(rescale_grad)
         self.settings = OptimizerSettings(

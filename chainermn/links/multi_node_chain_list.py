@@ -47,6 +47,9 @@ class MultiNodeChainList(chainer.ChainList):
         >>> model = FirstHalf(comm) if comm.rank == 0 else SecondHalf(comm)
     """
 
+    #: Whether it is the model of a Pipeline.
+    _is_pipelined = False
+
     def __init__(self, comm: CommunicatorBase) -> None:
         super().__init__()
         self._comm = as_communicator(comm, 'MultiNodeChainList(comm)')
@@ -146,6 +149,9 @@ class MultiNodeChainList(chainer.ChainList):
                 f'{x.dtype} {x.shape}' if hasattr(x, 'shape') and hasattr(x, 'dtype') else
                 type(x).__name__ for each in args for x in as_tuple(each))
             add_note(error, f'in {part} on rank {self._comm.rank}, with inputs {inputs}')
+            if self._is_pipelined:
+                add_note(error, 'The program has called the model without its Pipeline. To train '
+                                'it, pass the Pipeline: optimizer.update(pipeline, *batch)')
             raise
 
     def _described_parts(self) -> list[tuple[str, list[int] | None, list[int] | None]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import contextlib
 import numbers
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import chainer
 import numpy as np
@@ -93,6 +93,7 @@ class Pipeline:
         chain_list = self._model.chain_list
         if chain_list is not None:
             communicator = chain_list._comm
+            chain_list._is_pipelined = True
         elif communicator is None:
             raise ValueError(
                 'Pipeline: the model contains no MultiNodeChainList. Pass communicator=comm, or '
@@ -169,6 +170,12 @@ class Pipeline:
             collected.make_infinite()
         return collected.loss(value, scale or 1.)
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Explain that the attributes of models and optimizers are not those of a Pipeline."""
+        raise AttributeError(
+            f'Pipeline has no attribute {name!r}. It is a loss function: call '
+            'optimizer.setup(model), then optimizer.update(pipeline, *batch).', name=name, obj=self)
+
     def gradient_clipping(self, threshold: float) -> GradientClipping:
         """Return a hook that clips the gradients of all stages by their common norm.
 
@@ -191,7 +198,10 @@ class Pipeline:
             >>> optimizer.add_hook(chainermn.Pipeline(chain).gradient_clipping(5))
         """
         if not isinstance(threshold, numbers.Real) or not threshold >= 0:
+            is_hook = isinstance(threshold, chainer.Optimizer)
             self._comm.refuse('Pipeline.gradient_clipping', TypeError(
+                'Pipeline: gradient_clipping is no hook, but returns one. Call it: '
+                'optimizer.add_hook(pipeline.gradient_clipping(5))' if is_hook else
                 f'Pipeline: threshold must be a number of at least 0, not {threshold!r}'))
         return GradientClipping(
             self._comm, threshold,

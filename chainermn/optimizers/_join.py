@@ -88,7 +88,8 @@ def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = Tru
         2
     """
     if not hasattr(optimizer, '_participants'):
-        raise TypeError(f'join needs a multi-node optimizer, not {optimizer!r}. '
+        raise TypeError('join needs a multi-node optimizer, not '
+                        f'{getattr(optimizer, "__name__", type(optimizer).__name__)}. '
                         'Create one with chainermn.create_multi_node_optimizer().')
     if not enable:
         return contextlib.nullcontext()

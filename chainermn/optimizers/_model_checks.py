@@ -3,11 +3,16 @@ from __future__ import annotations
 
 import chainer
 
+from chainermn._operations.call_signature import Caller
 from chainermn._process import environment
 from chainermn._types import FunctionNode, Model, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _INTERVAL = 100  # updates
+_DEBUG_MODE = Caller('the comparison of the models in debug mode', if_missing=(
+    f'Turn on debug mode ({environment.DEBUG}=1 or chainer.set_debug(True)) on all ranks, with the '
+    f'same {environment.DEBUG_EVERY}, or on none. All ranks must also train the same number of '
+    'updates.'))
 
 
 class ModelChecks:
@@ -40,7 +45,8 @@ class ModelChecks:
         if self._has_debug_variable or chainer.is_debug():
             self._n_updates += 1
             if self._n_updates % _interval() == 0:
-                self._communicator.check_replicas(model)
+                with self._communicator.called_by(_DEBUG_MODE):
+                    self._communicator.check_replicas(model)
 
 
 def _depends_on_parameters(loss: Variable) -> bool:

@@ -324,9 +324,14 @@ def test_ranks_end_with_the_caller(tmp_path, folder, sent):
 
 
 def test_wrong_arguments(monkeypatch, tmp_path):
-    def run(comm):
+    def run(comm, *args):
         raise AssertionError('was started')
 
+    for fn, args, reason in [(lambda: 0, (), r'<lambda>\(\): too many'),
+                             (lambda comm, x: 0, (), "missing a required argument: 'x'"),
+                             (lambda comm: 0, (1,), 'too many positional arguments')]:
+        with pytest.raises(TypeError, match=rf'calls fn\(comm, .* do not fit .*{reason}'):
+            chainermn.launch(fn, 2, *args)
     for wrong in (2.0, '2', True, None):
         with pytest.raises(TypeError, match='n must be an integer'):
             chainermn.launch(run, wrong)
@@ -337,7 +342,7 @@ def test_wrong_arguments(monkeypatch, tmp_path):
         chainermn.launch(3, run)
     with pytest.raises(ValueError, match='timeout must be positive'):
         chainermn.launch(run, 2, timeout=0)
-    with pytest.raises(TypeError, match='or one of its arguments cannot be pickled'):
+    with pytest.raises(TypeError, match=r'^run or one of its arguments cannot be pickled'):
         chainermn.launch(run, 2, sys._getframe())
 
     monkeypatch.setenv('PATH', str(tmp_path))

@@ -427,7 +427,9 @@ def test_options(tmp_path, env):
     (['-n', '1', '--log-dir', 'script.py', 'script.py'],
      'argument --log-dir: cannot create the folder '),
     (['-n', '2'], 'the following arguments are required: SCRIPT\n'),
-    (['-n', '0', 'script.py'], 'argument -n: must be an integer of at least 1, not 0'),
+    (['-n', '0', 'script.py'], 'argument -n/-np: must be an integer of at least 1, not 0'),
+    (['-np', '1', 'none.py'], 'no such script: none.py'),
+    (['-n', '1', '-m', 'script.py'], 'the name of a module, not the file script.py. Leave out -m'),
     *[(['-n', '1', f'{option}={value}', 'script.py'],
        f'argument {option}: must be {kind} of at least 0, not {value}') for option, value, kind in [
            ('--max-restarts', '-1', 'an integer'), ('--max-restarts', '1.5', 'an integer'),

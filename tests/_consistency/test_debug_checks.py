@@ -137,6 +137,23 @@ def test_the_optimizer_compares_replicas(flat, same_error, monkeypatch):
         assert 'the first is /first/W' in str(error)
 
 
+def test_debug_mode_on_one_rank_only(naive, same_error, monkeypatch):
+    """Until the first comparison, nothing is wrong."""
+    monkeypatch.setenv('CHAINERMN_DEBUG_EVERY', '3')
+    model, x = Model(), np.ones((2, 4), 'f')
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(.01), naive).setup(model)
+    with chainer.using_config('debug', naive.rank == 0):
+        for _ in range(1 + 2):
+            optimizer.update(model, x)
+        if naive.size == 1:
+            return
+        error = same_error(lambda: [optimizer.update(model, x) for _ in range(2)])
+    assert 'rank 0: the comparison of the models in debug mode (allgather_obj)' in str(error)
+    assert 'Turn on debug mode (CHAINERMN_DEBUG=1 or chainer.set_debug(True)) on all ranks' in str(
+        error)
+
+
 def test_how_often_it_compares(flat, same_error, monkeypatch):
     monkeypatch.setenv('CHAINERMN_DEBUG_EVERY', 'often')
     model = Model()

@@ -112,3 +112,67 @@ def test_the_iteration_is_that_of_the_trainer(comm, capsys):
         trained(comm, lambda trainer: None, in_iteration_3)
     assert f'rank 1: barrier, iteration 3, called at {FILE}:{line_of("in a loss")}' in str(
         caught.value)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.compares_calls
+def test_an_extension_is_shown_with_the_line_that_added_it(comm, capsys):
+    def report(kind, trigger):
+        """Train with an extension on rank 0, or with its trigger on the others."""
+        trainer = small_trainer(comm)
+        if comm.rank == 0:
+            trainer.extend(kind(), trigger=(2, 'iteration'))  # added
+        elif trigger is not None:
+            trainer.extend(kind(), trigger=trigger)  # with another trigger
+        with raises_on_all(ValueError, match='ranks called different operations') as caught:
+            trainer.run()
+        return str(caught.value)
+
+    def aggregator():
+        return chainermn.extensions.ObservationAggregator(comm, 'main/loss')
+
+    def barrier():
+        return chainer.training.make_extension()(lambda trainer: comm.barrier())  # its call
+
+    for trigger in (None, chainer.training.triggers.TimeTrigger(1e9)):
+        text = report(aggregator, trigger)
+        assert ('rank 0: ObservationAggregator (allgather_obj), iteration 2, in the extension '
+                f"'ObservationAggregator' added at {FILE}:{line_of('added')} with "
+                "trigger=(2, 'iteration')\n") in text
+        assert 'All ranks must add the same extensions, with the same triggers' in text
+    text = report(barrier, None)
+    assert (f'rank 0: barrier, iteration 2, called at {FILE}:{line_of("its call")}, in the '
+            f"extension '<lambda>' added at {FILE}:{line_of('added')} with trigger=") in text
+    text = report(aggregator, (1, 'iteration'))
+    assert (f": ObservationAggregator (allgather_obj), iteration 1, in the extension "
+            f"'ObservationAggregator' added at {FILE}:{line_of('with another trigger')} with "
+            "trigger=(1, 'iteration')") in text
+
+
+def small_trainer(comm):
+    model = chainer.links.Linear(2, 1)
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+    iterator = chainer.iterators.SerialIterator([np.ones(2, 'f')], 1)
+
+    def loss(x):
+        y = chainer.functions.sum(model(x))
+        chainer.report({'loss': y}, model)
+        return y
+
+    return chainer.training.Trainer(
+        chainer.training.StandardUpdater(iterator, optimizer, loss_func=loss), (3, 'iteration'))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.compares_calls
+def test_an_extension_is_not_blamed_for_updates_and_stop_triggers(comm, capsys):
+    def message(stop):
+        trainer = small_trainer(comm)
+        trainer.stop_trigger = stop
+        trainer.extend(lambda trainer: None, name='innocent')
+        with raises_on_all(ValueError, match='ranks called different operations') as caught:
+            trainer.run()
+        return str(caught.value)
+
+    assert 'innocent' not in message(
+        lambda trainer: trainer.updater.iteration == 1 and comm.rank == 0 and comm.barrier())

@@ -1,6 +1,8 @@
 """The state of each thread: operation, communicator, call, peers and call site."""
 
+import os
 import pickle
+import re
 import threading
 from typing import NamedTuple
 
@@ -136,3 +138,31 @@ def test_other_threads_are_seen_in_operations_only(naive):
     threads, ident = run('idle', lambda observe: observe())
     assert ident not in threads and main(threads).progress == ()
 
+
+
+def test_stacks_show_the_program_and_the_operation(naive, monkeypatch):
+    def stack(call):
+        """The stack of the main thread, in which ``call`` observes, as the watchdog sees it."""
+        found = []
+
+        def observe():
+            thread = threading.Thread(target=lambda: found.append(thread_state.stacks()))
+            thread.start()
+            thread.join()
+
+        call(observe)
+        return found[0].partition('\nThread ')[0]
+
+    def program(observe):
+        naive.allgather_obj(Observes(observe))
+
+    package = os.path.dirname(chainermn.__file__)
+    shown = stack(program)
+    assert shown.startswith('Thread MainThread:\n')
+    assert package not in shown
+    assert shown.endswith('\n  in allgather_obj')
+    assert ', in program\n    naive.allgather_obj(Observes(observe))\n' in shown
+    # Without an operation, what the thread waits for in the standard library.
+    assert re.search(r'/threading.py", line \d+, in \w+\n.*$', stack(lambda observe: observe()))
+    monkeypatch.setenv('CHAINERMN_DEBUG', '1')
+    assert f'  File "{package}' in stack(program)

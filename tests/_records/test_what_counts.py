@@ -188,7 +188,8 @@ def test_what_cannot_be_compared(naive, tmp_path, usage_error):
     path = tmp_path / 'a/rank0.txt'
     text = path.read_text()
     path.write_text(text.replace('"size": 1,', '"size": 2,'))
-    assert 'has the record of only one of 2 ranks' in usage_error('compare', run.folder)
+    assert ('has the record of only one of 2 ranks. Add RunRecord, or set CHAINERMN_RECORD, on all '
+            'ranks') in usage_error('compare', run.folder)
     path.write_text(text.partition('\n')[0] + '\n')
     assert 'has no update: the run ended before its first' in usage_error(
         'compare', run.folder, run.folder)
@@ -224,5 +225,7 @@ def test_wrong_arguments_of_a_record_of_pytorch(tmp_path):
 def test_both_ways_to_record(naive, tmp_path):
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(.1), naive)
     run_record.record_by_environment(optimizer, str(tmp_path), '')
-    with pytest.warns(RuntimeWarning, match='this optimizer is recorded already. Its record is'):
+    with pytest.warns(RuntimeWarning, match=r'recorded already\. Use either CHAINERMN_RECORD'):
         run_record.record(optimizer, str(tmp_path))
+    with pytest.warns(RuntimeWarning, match='recorded already, in .*; its record is now in .*x'):
+        run_record.record(optimizer, str(tmp_path / 'x'))

@@ -205,6 +205,7 @@ def test_not_a_timeline(text, tmp_path, usage_error):
 
 def test_wrong_arguments(files, tmp_path, usage_error):
     assert 'No such file' in usage_error('timeline', tmp_path / 'missing.*.json')
+    assert f'Is a directory. Pass its files: {tmp_path}/*.json' in usage_error('timeline', tmp_path)
     assert 'would overwrite' in usage_error('timeline', *files, '-o', files[0])
     assert 'start before end' in usage_error('timeline', *files, '--between', 2, 1)
     assert 'nothing was recorded after ' in usage_error(

@@ -288,6 +288,7 @@ TESTS = {
     'cudnn_warning': ['test_shims.py::test_cudnn_warning'],
     'deconvolution_cover_all': ['fixes/test_chainer_bugs.py::test_deconvolution_2d'],
     'update_before_setup': ['fixes/test_chainer_bugs.py::test_update_before_setup'],
+    'setup_of_something_else': ['fixes/test_chainer_bugs.py::test_setup_of_something_else'],
     'unused_sequences': ['fixes/test_chainer_bugs.py::test_transpose_sequence'],
     'no_ids': ['fixes/test_chainer_bugs.py::test_no_ids'],
     'rate_before_the_first_update': [

@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from shared_fixtures import communicators, create
+from shared_fixtures import communicators, create, raises_on_all
 
 from chainermn.datasets import write_shards
 from chainermn.iterators import ShardedIterator
@@ -35,9 +35,10 @@ def test_existing_shards(comm, shared_folder):
     ([{'a': 1}, {'b': 1}], ValueError, 'sample 1 is'),
     ([{'arr_0': 1}], TypeError, 'keys of samples must be names'),
     ([object()], TypeError, 'sample 0 holds object'),
-    (5, TypeError, 'not iterable'),
+    (5, TypeError, 'iterable of samples, not int. A rank without samples passes'),
     ([()], ValueError, 'sample 0 is empty'),
-    ([1 / 4, None], TypeError, 'sample 1 holds NoneType'),
+    ([1 / 4, None], TypeError, 'sample 1 holds NoneType, but .*, such as -1 for a missing label'),
+    (None, TypeError, 'iterable of samples, not NoneType. A rank without'),
     ([{'a\0': 1}], TypeError, 'keys of samples must be names'),
     ([b'ab', b'a\0'], ValueError, r"sample 1 holds b'a.x00', but NumPy stores b'a'"),
     ([(['a', 'b\0'],)], ValueError, r"sample 0 holds 'b.x00'"),
@@ -65,6 +66,19 @@ def test_invalid_arguments(comm, shared_folder):
     if comm.size > 1:
         with pytest.raises(ValueError, match='the samples differ between ranks'):
             write_shards([comm.rank / 2 if comm.rank else 0], 'train', 1, comm)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.compares_calls
+def test_a_call_on_one_rank_only(comm, shared_folder):
+    with raises_on_all(ValueError, match='ranks called different operations') as caught:
+        if comm.rank == 0:
+            write_shards([1], 'train', 1, comm)
+        else:
+            comm.barrier()
+    assert '  rank 0: write_shards (allgather_obj), called at test_write_shards.py:' in str(
+        caught.value)
+    assert 'To write on one rank only, leave out comm' in str(caught.value)
 
 
 @pytest.mark.mpi_skip

@@ -71,6 +71,7 @@ def test_a_misspelled_monitor_is_warned_about_once_on_rank_0(comm):
             trainer.updater.iteration = iteration
             trainer.observation = {'main/loss': 1., 'main/accuracy': 0.}
             assert trigger(trainer) == (iteration == 3)
+    assert {each.filename for each in caught} <= {__file__}
     assert [str(each.message) for each in caught] == [
         "MultiNodeEarlyStoppingTrigger: no rank reported 'main/lss', only 'main/accuracy', "
         "'main/loss'. Correct monitor=, or pass a check_trigger that fires when the value is "

@@ -1,5 +1,6 @@
 """The multi-node evaluator: the mean over the examples of all ranks."""
 
+import contextlib
 import copy
 
 import chainer
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from chainer.iterators import MultithreadIterator, SerialIterator
 from chainer.training.extensions import Evaluator
+from each_case import each_case
 from shared_fixtures import communicators, raises_on_all
 
 import chainermn
@@ -88,6 +90,36 @@ def test_a_key_counts_where_it_is_reported(comm):
     result = evaluator.evaluate()
     assert result == {'all': pytest.approx(1), 'last': pytest.approx(5)}
     assert list(result) == ['all', 'last']
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_metric_under_different_names_is_a_warning(comm):
+    evaluator = make(comm, [], cls=Custom)
+    evaluator.result = {'main/accuracy' if comm.rank else 'accuracy': 1.}
+    others = 'rank 1' if comm.size == 2 else f'ranks 1-{comm.size - 1}'
+    with pytest.warns(RuntimeWarning) if comm.rank == 0 else contextlib.nullcontext() as caught:
+        assert evaluator.evaluate().keys() == {'main/accuracy', 'accuracy'}
+    if comm.rank == 0:
+        text = str(caught[0].message)
+        assert f"\n  rank 0: 'accuracy'\n  {others}: 'main/accuracy'\n" in text, text
+        assert caught[0].filename == __file__
+    evaluator.evaluate()  # once
+
+
+@each_case('result', [
+    lambda rank: {'accuracy': 1., 'main/accuracy': 1.},
+    lambda rank: {'main/accuracy': 1.} | ({} if rank else {'accuracy': 1.}),
+    lambda rank: {f'accuracy of rank {rank}': 1.},
+    lambda rank: {'main/loss' if rank else 'main/accuracy': 1.},
+    lambda rank: {'encoder/loss' if rank else 'decoder/loss': 1.},
+    lambda rank: {'main/2accuracy' if rank else 'accuracy': 1.},
+    lambda rank: {} if rank else {'accuracy': 1., 'main/accuracy': 1.},
+    lambda rank: {'a' if rank else 1: 1.},
+])
+def test_other_keys_may_differ(comm, result):
+    evaluator = make(comm, [], cls=Custom)
+    evaluator.result = result(comm.rank)
+    evaluator.evaluate()  # warnings are errors
 
 
 class OldStyle(Evaluator):

@@ -17,6 +17,7 @@ from jobs import run_job
 from ranks_in_threads import Alone
 from shared_fixtures import create
 
+import chainermn
 from chainermn.iterators import ShardedIterator, ShardError, _reader_processes
 
 
@@ -56,7 +57,9 @@ def test_an_error_is_raised_on_all_ranks_with_its_traceback(comm):
             comm.allgather_obj(0)
     assert len({*comm.allgather_obj(str(caught.value))}) == 1
     if comm.rank == last:
-        assert 'in fail_on_the_last_rank' in str(caught.value.__cause__)
+        cause = str(caught.value.__cause__)
+        assert 'in fail_on_the_last_rank' in cause and cause.count('Traceback') == 1
+        assert os.path.dirname(chainermn.__file__) not in cause
     iterator.finalize()
 
 

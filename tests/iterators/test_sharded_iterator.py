@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import threading
+import traceback
 import warnings
 
 import chainer
@@ -17,7 +18,8 @@ from ranks_in_threads import Alone, on_ranks
 from shared_fixtures import create
 
 import chainermn
-from chainermn.iterators import ShardedIterator
+from chainermn._operations import common_error
+from chainermn.iterators import ShardedIterator, ShardError
 
 pytestmark = pytest.mark.every_size
 
@@ -223,6 +225,20 @@ def test_an_invalid_argument_on_one_rank_is_an_error_on_all(comm, option, value,
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
 
 
+def test_an_error_of_transform_is_printed_with_the_frames_of_the_program(comm):
+    def transform(x):
+        raise KeyError('label')
+
+    iterator = ShardedIterator([range(10)], 1, comm, transform=transform, shuffle=False)
+    with pytest.raises(ShardError, match="sample 0: KeyError: 'label'") as caught:
+        next(iterator)
+    common_error.hide_frames(caught.value)
+    text = ''.join(traceback.format_exception(caught.value))
+    assert text.count(', in transform\n') == 1 and text.count('Traceback') == 2, text
+    assert os.path.dirname(chainermn.__file__) not in text
+    iterator.finalize()
+
+
 def test_different_arguments(comm):
     if comm.size == 1:
         pytest.skip('there is no other rank')
@@ -267,3 +283,15 @@ def test_in_a_forked_child(comm, shared_folder):
     os.close(read)
     os.close(written)
     iterator.finalize()
+
+
+def test_as_a_multi_node_iterator(comm):
+    iterator = ShardedIterator([range(10)], 1, comm)
+    if comm.size > 1:
+        with pytest.raises(ValueError, match='all ranks would get the part of rank 0 only'):
+            chainermn.iterators.create_multi_node_iterator(iterator, comm)
+    alone = ShardedIterator([range(10)], 10, comm.split(comm.rank, 0), shuffle=False)
+    batches = chainermn.iterators.create_multi_node_iterator(alone, comm)
+    assert next(batches) == [*range(10)]
+    for each in iterator, alone:
+        each.finalize()

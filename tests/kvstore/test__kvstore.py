@@ -7,6 +7,7 @@ import re
 import chainer
 import numpy as np
 import pytest
+from shared_fixtures import raises_on_all
 
 from chainermn import kvstore
 
@@ -300,3 +301,13 @@ def test_results_of_the_updater_without_an_error(kv):
         kv.push('x', X)
     kv.barrier()
     np.testing.assert_array_equal(kv.pull('x'), np.ones_like(X))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.compares_calls
+def test_init_on_one_rank_only(comm, create):
+    kv = create('dist_sync')
+    with raises_on_all(ValueError, match=r"call init\('w', value\) first on all ranks"):
+        if comm.rank == 0:
+            kv.init('w', X)
+        kv.push('w', X)

@@ -1,5 +1,6 @@
 """Pipelines against one process with the same links, in plain Chainer and float64."""
 
+import copy
 import sys
 import tracemalloc
 
@@ -274,6 +275,28 @@ def test_a_target_without_a_function_of_loss_is_explained(comm):
     with pytest.raises((TypeError, ValueError)) as caught:
         Pipeline(model)(*batch(4))
     assert 'pass lossfun' in caught.value.__notes__[0]
+
+
+def test_a_pipeline_in_place_of_the_model_and_the_model_in_place_of_the_pipeline(comm):
+    model = MultiNodeChainList(comm)
+    model.add_link(L.Linear(WIDTH, WIDTH), rank_in=comm.rank - 1 if comm.rank else None,
+                   rank_out=comm.rank + 1 if comm.rank < comm.size - 1 else None)
+    pipeline = Pipeline(model, F.softmax_cross_entropy)
+    optimizer = chainer.optimizers.SGD()
+    for one in optimizer, chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm):
+        with pytest.raises(TypeError, match=r'a chainer\.Link, not Pipeline\. Pass'):
+            one.setup(pipeline)
+    optimizer.setup(model)
+    for name in 'update', 'params':
+        with pytest.raises(AttributeError, match='It is a loss function: call '):
+            getattr(pipeline, name)
+    assert copy.copy(pipeline).schedule == '1f1b'
+    if comm.rank == 0:
+        with pytest.raises(ValueError, match='ambiguous') as caught:
+            optimizer.update(model, *batch(4))
+        if sys.version_info >= (3, 11):
+            assert 'pass the Pipeline: optimizer.update(pipeline' in caught.value.__notes__[-1]
+    optimizer.update(pipeline, *batch(4))
 
 
 def test_a_loss_for_each_example_is_an_error(comm):

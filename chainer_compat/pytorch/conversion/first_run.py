@@ -40,7 +40,7 @@ def first_run(operation: str, model: chainer.Link, inputs: tuple[Any, ...], trai
         _check_input(value, f'input {i}')
     if any(not isinstance(p.device, chainer.backend.CpuDevice) for p in model.params()):
         raise ConversionError("The model is not on the CPU. Call model.to_device('@numpy') first.")
-    with explained(operation, inputs):
+    with explained(operation, inputs, model):
         state.initialize(model, lambda: (call or model)(*inputs))
         return trace(model, inputs, train, call)
 
@@ -49,9 +49,13 @@ def check_model(operation: str, model: object) -> None:
     """Raise an error if the model is not a chainer.Link."""
     if isinstance(model, chainer.Link):
         return
-    target = ' Pass its model, optimizer.target.' if hasattr(model, 'target') else ''
+    kind, target = name_of_kind(model), ''
+    if isinstance(model, type):
+        kind, target = f'the class {model.__name__}', f' Create one: {model.__name__}(...).'
+    elif hasattr(model, 'target'):
+        target = ' Pass its model, optimizer.target.'
     raise ConversionError(
-        f'{_name(operation)}: model must be a chainer.Link, not {name_of_kind(model)}.{target} '
+        f'{_name(operation)}: model must be a chainer.Link, not {kind}.{target} '
         f'The order of the arguments is {operation}.')
 
 
@@ -72,7 +76,8 @@ def _check_input(value: object, name: str) -> None:
 
 
 @contextlib.contextmanager
-def explained(operation: str, inputs: tuple[Any, ...]) -> Iterator[None]:
+def explained(operation: str, inputs: tuple[Any, ...], model: chainer.Link | None = None
+              ) -> Iterator[None]:
     """Raise a ConversionError if the program's model raises an error."""
     try:
         yield
@@ -84,6 +89,9 @@ def explained(operation: str, inputs: tuple[Any, ...]) -> Iterator[None]:
         place = f' ({lines[-1][0].f_code.co_filename}:{lines[-1][1]})' if lines else ''
         if not inputs:
             hint = f' Pass example inputs: {operation}.'
+        elif isinstance(model, chainer.links.Classifier) and len(inputs) == 1:
+            hint = (' L.Classifier takes the labels as well. To convert the model in it, pass '
+                    f'model.predictor: {operation.replace("model", "model.predictor")}.')
         elif any(map(_is_numbers, inputs)):
             hint = ' Pass arrays, such as np.array(x, np.float32), instead of lists of numbers.'
         else:

@@ -14,9 +14,18 @@ from torch import fx
 from chainer_compat.pytorch.conversion.errors import ConversionError
 
 
-def require(graph: fx.Graph, condition: Any, message: str) -> None:
-    """Let the module raise an error unless a condition, a value of its graph, is true."""
-    graph.call_function(torch._assert, (condition.node, message))
+def require(graph: fx.Graph, condition: Any, message: str, *values: Any) -> None:
+    """Let the module raise an error unless a condition, a value of its graph, is true.
+
+    Args:
+        graph: The graph of the module.
+        condition: The condition.
+        message: The text of the error.
+        values: Values of the graph, which the error shows after the text. They are not part of it,
+            since pickling a module evaluates all that computes text.
+    """
+    graph.call_function(torch._assert, (
+        condition.node, (message, *(each.node for each in values)) if values else message))
 
 
 def add(graph: fx.Graph, tracer: fx.proxy.TracerBase, inputs: tuple[Any, ...],
@@ -38,35 +47,38 @@ def add(graph: fx.Graph, tracer: fx.proxy.TracerBase, inputs: tuple[Any, ...],
     hint = '' if batch else (' Convert the model with dynamic_batch=True for other batch sizes, or '
                              'an error that says why it needs this one.')
 
+    names = _argument_names(function, len(inputs))
+
     def add_one(value: Any, path: tuple[Any, ...], proxy: Any) -> None:
+        name = names[path[0]] + ''.join(f'[{key!r}]' for key in path[1:])
         if isinstance(value, dict | tuple | list):
             length = fx.Proxy(graph.call_function(len, (proxy.node,)), tracer)
             require(graph, length == len(value),
-                    f'Input {path} must have {len(value)} elements, as in the conversion.')
+                    f'Input {name} must have {len(value)} elements, as in the conversion.')
             for key in value if isinstance(value, dict) else range(len(value)):
                 add_one(value[key], (*path, key), proxy[key])
         elif isinstance(value, np.ndarray | chainer.Variable):
             proxies[path] = proxy
             skipped = 1 if batch and value.ndim and len(value) == batch[0] else 0
             shape = tuple(value.shape[skipped:])
-            require(graph, proxy.shape[skipped:] == shape, f'Input {path} must have the shape '
-                    f'{("batch",) * skipped + shape}, as in the conversion.'
-                    + hint)
+            require(graph, proxy.shape[skipped:] == shape, f'Input {name} must have the shape '
+                    f'{("batch",) * skipped + shape}, as in the conversion.{hint} It has:',
+                    proxy.shape)
             if skipped and batches:
-                require(graph, proxy.shape[0] == batches[0].shape[0], f'Input {path} must have '
+                require(graph, proxy.shape[0] == batches[0].shape[0], f'Input {name} must have '
                         'the length of the first array, as in the conversion.')
             if skipped:
                 batches.append(proxy)
         elif value is None or isinstance(value, bool | int | float | str | np.generic):
             value = value.item() if isinstance(value, np.generic) else value
             require(graph, proxy == value,
-                    f'Argument {path} must be {value!r}, as in the conversion.')
+                    f'Argument {name} must be {value!r}, as in the conversion.')
         else:
             raise ConversionError(
-                f'Input {path} is a {type(value).__name__}. Inputs can be NumPy arrays, '
+                f'Input {name} is a {type(value).__name__}. Inputs can be NumPy arrays, '
                 'variables, numbers, strings, None, and lists, tuples and dicts of them.')
 
-    nodes = [graph.placeholder(name) for name in _argument_names(function, len(inputs))]
+    nodes = [graph.placeholder(name) for name in names]
     for i, (value, node) in enumerate(zip(inputs, nodes, strict=True)):
         add_one(value, (i,), fx.Proxy(node, tracer))
     return proxies

@@ -4,6 +4,7 @@ from __future__ import annotations
 import codecs
 import collections
 import contextlib
+import inspect
 import json
 import linecache
 import math
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from chainermn._commands.launch import rank_process, serialization
@@ -73,7 +74,7 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
             ``fn``; the message gives the rank, and the signal or exit status.
         TimeoutError: If ``timeout`` expired. All processes are terminated.
         TypeError: If ``fn`` is not callable, ``n`` is not an integer, or ``fn``, an argument or a
-            result cannot be pickled.
+            result cannot be pickled, or ``fn`` does not accept the arguments.
         ValueError: If ``n`` is less than 1, or ``timeout`` is not positive.
         FileNotFoundError: If mpiexec is not found.
 
@@ -84,7 +85,7 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
         >>> chainermn.launch(lambda comm: comm.allreduce_obj(comm.rank + 1), 2)
         [3, 3]
     """
-    n = _check_arguments(fn, n, timeout)
+    n = _check_arguments(fn, n, timeout, args, kwargs)
     command = [mpiexec.find_local(), '-n', str(n), sys.executable, rank_process.__file__]
     with tempfile.TemporaryDirectory(  # only this user can read it
             prefix='chainermn-launch-', ignore_cleanup_errors=True) as folder:
@@ -94,7 +95,7 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
         try:
             serialization.save(f'{folder}/call', (n, communicator_name, fn, args, kwargs, cells))
         except TypeError as error:
-            raise TypeError(f'{fn!r} or one of its arguments {error}') from error
+            raise TypeError(f'{_name(fn)} or one of its arguments {error}') from error
         with open(f'{folder}/path', 'w') as file:  # where the ranks import modules from
             json.dump([entry for entry in sys.path if isinstance(entry, str)], file)
         environment = {**mpiexec.environment(n, _LOCAL_ONLY), **(env or {})}
@@ -110,7 +111,8 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
         return [serialization.load(f'{folder}/result-{rank}') for rank in range(n)]
 
 
-def _check_arguments(fn: object, n: int, timeout: float | None) -> int:
+def _check_arguments(fn: Callable[..., Object], n: int, timeout: float | None,
+                     args: Sequence[Object], kwargs: Mapping[str, Object]) -> int:
     """Check the arguments; return ``n`` as an ``int``."""
     if not callable(fn):
         raise TypeError(f'launch(fn, n, *args): fn must be a function, not {fn!r}')
@@ -124,7 +126,27 @@ def _check_arguments(fn: object, n: int, timeout: float | None) -> int:
         raise ValueError(f'launch(fn, n, *args): n must be at least 1, not {n}')
     if timeout is not None and not timeout > 0:
         raise ValueError(f'timeout must be positive, not {timeout}')
+    _check_signature(fn, args, kwargs)
     return number
+
+
+def _check_signature(fn: Callable[..., Object], args: Sequence[Object],
+                     kwargs: Mapping[str, Object]) -> None:
+    """Raise TypeError if a function cannot be called with a communicator and these arguments."""
+    try:
+        # Not of what a decorator wraps: it may add arguments.
+        signature = inspect.signature(fn, follow_wrapped=False)
+    except (TypeError, ValueError):  # of a function in C
+        return
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError('launch(fn, n, *args, **kwargs) calls fn(comm, *args, **kwargs), but the '
+                        f'arguments do not fit {_name(fn)}{signature}: {error}') from None
+
+
+def _name(fn: Callable[..., Object]) -> str:
+    return getattr(fn, '__name__', type(fn).__name__)
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = '%(prog)s -n N [options] SCRIPT [ARGS...]'
-    parser.add_argument('-n', type=at_least(1), metavar='N',
+    parser.add_argument('-n', '-np', type=at_least(1), metavar='N',
                         help='number of ranks')
     parser.add_argument('--max-restarts', type=at_least(0), default=3, metavar='K',
                         help='maximum number of restarts (default: %(default)s)')
@@ -127,6 +127,8 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         parser.error('the following arguments are required: -n' + (
             f'. Put it before SCRIPT: -n N {options.script}'
             if any(each.startswith('-n') for each in options.args) else ''))
+    if options.is_module and options.script.endswith('.py'):
+        parser.error(f'-m takes the name of a module, not the file {options.script}. Leave out -m')
     if not options.is_module and not os.path.isfile(options.script):
         parser.error(f'no such script: {options.script}' + (
             f'. Leave it out: -n {options.n} {" ".join(options.args)}'

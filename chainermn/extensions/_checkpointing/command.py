@@ -98,7 +98,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
         rows = verify_folder(options.folder)
     except OSError as error:
-        parser.error(str(error))
+        parser.error(f'cannot read the folder {options.folder}: {error.strerror}')
     for row in rows:
         print(row)
     if not rows:

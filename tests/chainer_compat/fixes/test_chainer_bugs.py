@@ -196,3 +196,10 @@ def test_strides_of_foreign_memory():
 def test_update_before_setup(args):
     with pytest.raises(RuntimeError, match='Optimizer is not set up'):
         chainer.optimizers.Adam().update(*args)
+
+
+@pytest.mark.parametrize('link, name', [
+    (len, 'len'), (chainer.links.Linear, 'Linear'), (None, 'NoneType')])
+def test_setup_of_something_else(link, name):
+    with pytest.raises(TypeError, match=f'takes the model, a chainer.Link, not {name}. Pass loss'):
+        chainer.optimizers.Adam().setup(link)

@@ -185,7 +185,7 @@ WRONG_MODELS = {
     'With a batch size of 1': (  # F.squeeze removes the axis of the batch, too
         lambda: Net(lambda self, x: F.squeeze(self.fc(x)), fc=L.Linear(5, 1)), [X],
         {'dynamic_batch': True}),
-    r'Input \(1,\) is a object\.': (lambda: Net(lambda self, x, y: F.tanh(x)), [X, object()], {}),
+    r'Input x1 is a object\.': (lambda: Net(lambda self, x, y: F.tanh(x)), [X, object()], {}),
     'PyTorch cannot run the converted module: ValueError: Expected more than 1 value': (
         lambda: L.BatchNormalization(5, axis=0), [draw(2, 5)[:1]],
         {'train': True, 'dynamic_batch': False}),
@@ -244,8 +244,8 @@ def test_arguments_that_are_no_arrays():
     x = torch.from_numpy(x)
     module([x, {'x': x}], None, 2.)
     for arguments, message in (
-            (([x, {'x': x}, x], None, 2.), r'Input \(0,\) must have 2 elements'),
-            (([x, {'x': x, 'y': x}], None, 2.), r'Input \(0, 1\) must have 1 elements'),
+            (([x, {'x': x}, x], None, 2.), r'Input x0 must have 2 elements'),
+            (([x, {'x': x, 'y': x}], None, 2.), r'Input x0\[1\] must have 1 elements'),
             (([x, {'x': x}], x > 0, 2.), 'must be None'),
             (([x, {'x': x}], None, 3.), r'must be 2\.0')):
         with pytest.raises(AssertionError, match=message):
@@ -272,6 +272,9 @@ WRONG = [
      'The order of the arguments is to_torch(model, x).'),
     (lambda m, t, x: chainer_compat.to_torch(chainer.optimizers.SGD().setup(m), x),
      'not chainer.optimizers.SGD. Pass its model, optimizer.target.'),
+    (lambda m, t, x: chainer_compat.to_torch(L.Linear, x), 'class Linear. Create one: Linear(...)'),
+    (lambda m, t, x: chainer_compat.to_torch(L.Classifier(m), x),
+     'pass model.predictor: to_torch(model.predictor, x).'),
     (lambda m, t, x: chainer_compat.to_torch(m, torch.ones(2, 3)), 'input 0 is a torch.Tensor'),
     (lambda m, t, x: chainer_compat.to_torch(m, {'x': [torch.ones(2, 3)]}),
      "input 0['x'][0] is a torch.Tensor"),

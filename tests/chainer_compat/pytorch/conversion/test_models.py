@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 
 import chainer
 import chainer.functions as F
@@ -111,8 +112,11 @@ def test_batch_sizes_and_shapes():
         module = chainer_compat.to_torch(model.predictor, example)
         for n in 1, 2, 9:
             assert module(torch.zeros(n, 2, 4)).shape == (n, 3)
-    with pytest.raises(AssertionError, match=r"must have the shape \('batch', 2, 4\)"):
-        module(torch.zeros(2, 4, 2))
+    for each in module, pickle.loads(pickle.dumps(module)):
+        with pytest.raises(AssertionError, match=(
+                r"Input x0 must have the shape \('batch', 2, 4\), as in the conversion. It has:"
+                r'.*\[3, 4, 2\]')):
+            each(torch.zeros(3, 4, 2))
     fixed = chainer_compat.to_torch(model, x, t, dynamic_batch=False)
     with pytest.raises(AssertionError, match='must have the shape'):
         fixed(torch.zeros(2, 2, 4), torch.zeros(2, dtype=torch.int32))
