@@ -48,7 +48,8 @@ def get(compression: Compression) -> Compressor | PowerSGD | None:
         return compression
     if isinstance(compression, str):
         compression = {'type': compression}
-    if isinstance(compression, type) and hasattr(compression, 'decompress'):
+    if isinstance(compression, type) and (
+            compression is PowerSGD or hasattr(compression, 'decompress')):
         raise TypeError(f'compression is the class {compression.__name__}; create one: '
                         f'{compression.__name__}()')
     if not isinstance(compression, dict):

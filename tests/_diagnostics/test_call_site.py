@@ -138,7 +138,7 @@ def test_an_extension_is_shown_with_the_line_that_added_it(comm, capsys):
         text = report(aggregator, trigger)
         assert ('rank 0: ObservationAggregator (allgather_obj), iteration 2, in the extension '
                 f"'ObservationAggregator' added at {FILE}:{line_of('added')} with "
-                "trigger=(2, 'iteration')\n") in text
+                "trigger=(2, 'iteration')") in text
         assert 'All ranks must add the same extensions, with the same triggers' in text
     text = report(barrier, None)
     assert (f'rank 0: barrier, iteration 2, called at {FILE}:{line_of("its call")}, in the '
