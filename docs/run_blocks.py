@@ -17,6 +17,8 @@ Comments above a block modify this:
 - ``<!-- file: train.py -->``: save the block under this name, for a later block.
 - ``<!-- printed -->``: the expected output of the previous block. The order of lines does not
   matter (with several ranks it varies). ``...`` matches any text, or any lines if it is alone.
+- ``<!-- printed: PATTERN -->``: the same, but the pattern, which can have several lines, is
+  compared with both the output and the block, which shows an example of the output.
 - ``<!-- fails: TEXT -->``: the block must fail, with this text in its output.
 - ``<!-- before: CODE -->``: hidden code to run before the block; can have several lines.
 - ``<!-- not run: REASON -->``
@@ -59,6 +61,7 @@ class Block:
     ranks: int = 1
     file: str = ''
     printed: bool = False
+    pattern: str = ''
     fails: str = ''
     before: str = ''
     not_run: str = ''
@@ -84,7 +87,10 @@ def find_blocks(page: str) -> list[Block]:
             key, _, value = comment.partition(':')
             if key not in KEYS:
                 raise SystemExit(f'{block}: unknown comment {key!r}; use one of {", ".join(KEYS)}')
-            value = int(value) if key == 'ranks' else key == 'printed' or value.strip()
+            if key == 'printed':
+                block.printed, block.pattern = True, value.strip()
+                continue
+            value = int(value) if key == 'ranks' else value.strip()
             setattr(block, key.replace(' ', '_'), value)
         if block.language == 'diff' and re.search('ranks:|file:', comments):
             block.language, block.code = 'python', re.sub(
@@ -147,13 +153,20 @@ def check_printed(block: Block, output: str) -> None:
         from mpi4py import MPI
 
         output = ''.join(MPI.COMM_WORLD.allgather(output))
+    compare(block, block.pattern or block.code, output)
+    if block.pattern:
+        compare(block, block.pattern, block.code)
+
+
+def compare(block: Block, pattern: str, output: str) -> None:
+    """Compare output with the pattern of a block."""
     wrong = []
-    expected = block.code.splitlines()
+    expected = pattern.splitlines()
     for line in map(str.rstrip, output.splitlines()):
-        for pattern in sorted(expected, key='...'.__eq__):  # matches everything, so it comes last
-            if re.fullmatch(re.escape(pattern).replace(r'\.\.\.', '.*'), line):
-                if pattern != '...':
-                    expected.remove(pattern)
+        for each in sorted(expected, key='...'.__eq__):  # matches everything, so it comes last
+            if re.fullmatch(re.escape(each).replace(r'\.\.\.', '.*'), line):
+                if each != '...':
+                    expected.remove(each)
                 break
         else:
             wrong.append(line)
