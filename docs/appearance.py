@@ -4,6 +4,7 @@
   the comment ``<!-- file: NAME -->`` above its block.
 - Each line of code is an element, so that long lines can be indented where they are wrapped.
 - Types in signatures are public: a private class is shown as its public base class.
+- Docstrings link to the pages that they name, and source pages to the documentation of their names.
 - The sidebar shows one section at a time.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -50,10 +52,16 @@ class LineFormatter(pygments.formatters.HtmlFormatter):
         return super().wrap((is_code, mark(line)) for is_code, line in lines)
 
 
-def mark_line(line: str, kind: str = 'line') -> str:
-    """Return the element of a line. It tells the style by how much the line is indented."""
+def mark_line(line: str, kind: str = 'line', marker: int = 0) -> str:
+    """Return the element of a line. It tells the style by how much the line is indented.
+
+    Args:
+        line: The line, as HTML.
+        kind: The classes of the element.
+        marker: Columns of the marker before the line, which count as indentation.
+    """
     text = re.sub('<[^>]*>', '', line)
-    indent = len(text) - len(text.lstrip(' '))
+    indent = len(text) - len(text[marker:].lstrip(' '))
     style = f' style="--indent: {indent}ch"' if indent and text.strip() else ''
     # Wrap before a dot and after a parenthesis, rather than within a name.
     line = re.sub(r'(?=<span class="o">\.</span>)', '<wbr>', line)
@@ -65,8 +73,10 @@ def mark_diff(line: str) -> str:
     """Return the element of a line of a diff."""
     kind = {'gi': 'line added', 'gd': 'line removed'}.get(
         (re.match('<span class="(g[id])">[-+]', line) or ['', ''])[1], 'line')
+    # A line is one token. Wrap it at the same places as code.
+    line = re.sub(r'(?<=[\w)\]])(?=\.[a-zA-Z])|(?<=\w\()(?=[\w\'"&])', '<wbr>', line)
     line = re.sub(r'^((?:<span[^>]*>)?)([-+ ])', r'\1<span class="marker">\2</span>', line)
-    line = mark_line(line, kind)
+    line = mark_line(line, kind, marker=1)
     # The end of a line that is not copied is not copied either.
     return f'{line[:-1]}<span class="marker">\n</span>' if 'removed' in kind else line
 
@@ -160,6 +170,39 @@ class DTypeLike:
 DTypeLike.__module__ = 'numpy.typing'
 
 
+def link_pages(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Link to the pages that a docstring names, such as ``docs/checkpoints.md``."""
+    lines[:] = [re.sub(r'\bdocs/([\w/]+)\.md\b', r':doc:`/docs/\1`', line) for line in lines]
+
+
+def link_documentation(app: Sphinx, page: str, template: str, context: dict[str, Any],
+                       doctree: docutils.nodes.document | None) -> None:
+    """Correct the links of a source page: viewcode assumes one module name for all its objects."""
+    if not page.startswith('_modules/'):
+        return
+    anchors = {(app.builder.get_relative_uri(page, entry.docname), name): entry.node_id
+               for name, entry in app.env.domains.python_domain.objects.items()}
+
+    def corrected(link: re.Match[str]) -> str:
+        start, name, uri, anchor = link.groups()
+        anchor = anchors.get((uri, anchor)) or next(
+            (node for (where, full_name), node in anchors.items()
+             if where == uri and full_name.removesuffix(f'.{name}') in sys.modules), '')
+        return f'{start}{uri}#{anchor}"'
+
+    context['body'] = re.sub(
+        r'(id="([\w.]+)">\s*<a class="viewcode-back" href=")([^"#]*)#([^"]*)"', corrected,
+        context['body'])
+
+
+def break_contents(app: Sphinx, page: str, template: str, context: dict[str, Any],
+                   doctree: docutils.nodes.document | None) -> None:
+    """Allow line breaks within the names in the contents beside a page."""
+    breaks = re.compile('(?<=[a-z])(?=[A-Z])|(?<=[a-z]_)')
+    context['toc'] = re.sub(
+        '(?<="pre">)[^<]*', lambda name: breaks.sub('<wbr>', name[0]), context.get('toc', ''))
+
+
 def fold_sidebar(app: Sphinx, page: str, template: str, context: dict[str, Any],
                  doctree: docutils.nodes.document | None) -> None:
     """Fold each section of the sidebar, except the one of the page."""
@@ -186,5 +229,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect('object-description-transform', order_fields, priority=900)  # after autodoc
     # Before the handler that keeps default values, which copies the signature.
     app.connect('autodoc-before-process-signature', show_public_types, priority=400)
+    app.connect('autodoc-process-docstring', link_pages)
+    app.connect('html-page-context', link_documentation)
+    app.connect('html-page-context', break_contents)
     app.connect('html-page-context', fold_sidebar, priority=900)  # after the theme
     return {'version': '1', 'parallel_read_safe': True}

@@ -7,6 +7,7 @@ examples work both in the repository and on the site.
 from __future__ import annotations
 
 import itertools
+import os
 import pathlib
 import re
 import runpy
@@ -25,7 +26,7 @@ version = release = runpy.run_path(str(ROOT / 'chainermn' / '_version.py'))['__v
 
 root_doc = 'docs/contents'  # front.md with a toctree, which GitHub would show as code
 include_patterns = [
-    'docs/**', 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'examples/*/README.md',
+    'docs/**', 'CHANGELOG.md', 'CONTRIBUTING.md', 'examples/*/README.md',
     'examples/launch/digits.ipynb',
 ]
 exclude_patterns = ['docs/front.md', 'docs/_build', '**/.*', '**/__pycache__']
@@ -67,13 +68,14 @@ nitpick_ignore_regex = [
 
 html_theme = 'furo'
 pygments_dark_style = 'github-dark'
-html_title = f'ChainerMN {release.partition(".dev")[0]}'
+html_title = f'ChainerMN {release.partition(".dev")[0]}{" (development)" * (".dev" in release)}'
 toc_object_entries_show_parents = 'hide'
 html_copy_source = False
 html_extra_path = ['_root']  # index.html, which leads to the front page
 html_static_path = ['_static']
 html_favicon = '_static/favicon.svg'
 html_css_files = ['code.css', 'site.css']
+html_search_scorer = str(ROOT / 'docs' / 'search.js')
 html_theme_options = {
     'light_css_variables': {
         'color-added': '#dcf5e0', 'color-added-marker': '#116329',
@@ -87,6 +89,12 @@ html_theme_options = {
     },
 }
 html_show_sphinx = False
+
+#: The site has no README.md, which is like the front page: the pages instead of its sections.
+PAGES_OF_README = {
+    None: 'contents.rst', '#install': 'install.md', '#from-chainer-to-chainermn': 'tutorial.md',
+    '#errors-instead-of-hangs': 'reliability.md',
+}
 
 
 def link_folders(app: Sphinx, doctree: docutils.nodes.document) -> None:
@@ -105,7 +113,7 @@ def break_code(app: Sphinx, doctree: docutils.nodes.document) -> None:
         if isinstance(code.parent, docutils.nodes.title):  # also shown in the sidebar
             continue
         text = code.astext()
-        words = re.split(r'(?:(?<=[.(,/])|(?<=[a-zA-Z\d]_))(?=\w{4})', text)
+        words = re.split(r'(?:(?<=[.(,/])(?<!\./)|(?<=[a-zA-Z\d]_))(?=\w{4})', text)
         parts = map(docutils.nodes.Text, words)
         breaks = (docutils.nodes.raw('', '<wbr class="within">' if word[-1] == '_' else '<wbr>',
                                      format='html') for word in words[:-1])
@@ -115,14 +123,23 @@ def break_code(app: Sphinx, doctree: docutils.nodes.document) -> None:
         code.extend(filter(None, itertools.chain(*itertools.zip_longest(parts, breaks))))
 
 
-def hide_readme(app: Sphinx, page: str, source: list[str]) -> None:
-    """Leave README.md, to which pages link, out of the sidebar: the front page is like it."""
-    if page == 'README':
-        source[0] = f'---\norphan: true\n---\n{source[0]}'
+def replace_readme(app: Sphinx, page: str, source: list[str]) -> None:
+    """Let links to sections of README.md lead to pages; others download the file."""
+    folder = (ROOT / page).parent
+
+    def replace(link: re.Match[str]) -> str:
+        path, section = link.groups()
+        if (folder / path).resolve() != ROOT / 'README.md':
+            return link[0]
+        if section not in PAGES_OF_README:
+            return f'](path:{path})'
+        return f']({os.path.relpath(ROOT / "docs" / PAGES_OF_README[section], folder)})'
+
+    source[0] = re.sub(r'\]\(((?:\.\./)*README\.md)(#[\w-]+)?\)', replace, source[0])
 
 
 def setup(app: Sphinx) -> None:
     """Register the transformations of links and code."""
-    app.connect('source-read', hide_readme)
+    app.connect('source-read', replace_readme)
     app.connect('doctree-read', link_folders)
     app.connect('doctree-read', break_code)

@@ -1,0 +1,83 @@
+"""What docs/appearance.py, docs/conf.py and docs/search.js change on the site."""
+
+import importlib
+import pathlib
+import re
+import runpy
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip('sphinx')
+pytest.importorskip('bs4')
+pytestmark = pytest.mark.mpi_skip
+
+DOCS = pathlib.Path(__file__).parents[2] / 'docs'
+
+
+def run_path(name, monkeypatch):
+    monkeypatch.setattr(sys, 'path', [str(DOCS), *sys.path])
+    return runpy.run_path(str(DOCS / name))
+
+
+def test_docstrings_link_to_pages(monkeypatch):
+    lines = ['Long.', '(see docs/reference/commands.md).']
+    run_path('appearance.py', monkeypatch)['link_pages'](None, '', '', None, None, lines)
+    assert lines == ['Long.', '(see :doc:`/docs/reference/commands`).']
+
+
+def test_source_pages_link_to_documented_names(monkeypatch):
+    importlib.import_module('chainermn.links')
+    names = {f'chainermn.{name}': SimpleNamespace(docname='docs/api', node_id=f'id-{name}')
+             for name in ('Queue.put', 'links.Queue.get', 'links.put', 'links.Other.put')}
+    app = SimpleNamespace(
+        builder=SimpleNamespace(get_relative_uri=lambda page, name: f'../{name}.html'),
+        env=SimpleNamespace(domains=SimpleNamespace(python_domain=SimpleNamespace(objects=names))))
+    found = []
+    for name in 'Queue.put', 'Queue.get', 'put', 'absent':
+        context = {'body': f'<div id="{name}">\n<a class="viewcode-back" '
+                           f'href="../docs/api.html#chainermn.{name}">[docs]</a>'}
+        run_path('appearance.py', monkeypatch)['link_documentation'](
+            app, '_modules/chainermn/links', '', context, None)
+        found += re.findall('href="../docs/api.html#([^"]*)"', context['body'])
+    assert found == ['id-Queue.put', 'id-links.Queue.get', 'id-links.put', '']
+
+
+def test_names_in_the_contents_can_be_broken(monkeypatch):
+    context = {'toc': '<a href="#a_b"><span class="pre">a_b.CdEf()</span></a>'}
+    run_path('appearance.py', monkeypatch)['break_contents'](None, '', '', context, None)
+    assert context['toc'] == '<a href="#a_b"><span class="pre">a_<wbr>b.Cd<wbr>Ef()</span></a>'
+
+
+def test_lines_of_a_diff_are_wrapped_like_code(monkeypatch):
+    line = run_path('appearance.py', monkeypatch)['mark_diff'](
+        '<span class="gi">+  a = b.c(d)  # 1.5</span>\n')
+    assert 'style="--indent: 3ch"' in line
+    assert 'a = b<wbr>.c(<wbr>d)  # 1.5</span>' in line
+
+
+@pytest.mark.parametrize('page, link, to', [
+    ('docs/install', '../README.md', 'contents.rst'),
+    ('docs/reference/commands', '../../README.md#install', '../install.md'),
+    ('CONTRIBUTING', 'README.md#run-an-example-and-the-tests', 'path:README.md'),
+    ('docs/index', '../examples/mnist/README.md', '../examples/mnist/README.md')])
+def test_links_to_the_readme(page, link, to, monkeypatch):
+    source = [f'[text]({link})']
+    run_path('conf.py', monkeypatch)['replace_readme'](None, page, source)
+    assert source == [f'[text]({to})']
+
+
+def test_pages_for_sections_of_the_readme(monkeypatch):
+    headings = re.findall('^## (.*)$', DOCS.with_name('README.md').read_text(encoding='utf-8'),
+                          re.M)
+    anchors = {f'#{each.lower().replace(" ", "-")}' for each in headings}
+    for section, page in run_path('conf.py', monkeypatch)['PAGES_OF_README'].items():
+        assert section is None or section in anchors
+        assert (DOCS / page).is_file()
+
+
+def test_pages_whose_scores_differ():
+    for names in re.findall(r'\(([\w/\\|]{20,})\)', DOCS.joinpath('search.js').read_text()):
+        for name in names.replace('\\', '').split('|'):
+            assert [*DOCS.glob(f'{name}.*'), *DOCS.parent.glob(f'{name}.md')], name
