@@ -70,5 +70,5 @@ def test_the_tutorial(start, tmp_path, is_virtual):
     first, env = start(2)
     done = subprocess.run([*first, sys.executable, 'many.py'], cwd=tmp_path, timeout=seconds(380),
                           capture_output=True, text=True, env=env | {'VGPU_DEVICES': '2'})
-    assert done.stdout.startswith('2 processes, accuracy '), done.stdout + done.stderr
+    assert done.stdout.startswith('2 ranks, accuracy '), done.stdout + done.stderr
     assert float(done.stdout.split()[-1]) > .8
