@@ -105,10 +105,9 @@ class GradientQueue(Protocol):
 
 
 class CommunicatorBase(metaclass=abc.ABCMeta):
-    """The interface of all communicators.
+    """A group of ranks (processes), numbered from 0 to ``size - 1``.
 
-    A communicator is a group of ranks (processes) numbered from 0 to ``size - 1``. Create one with
-    :func:`chainermn.create_communicator`.
+    Create one with :func:`chainermn.create_communicator`.
 
     A subclass must define the abstract methods and the properties of ChainerMN 7 (``rank``,
     ``size``, ``intra_rank``, ...); then all features of version 7 work. The other operations call
@@ -894,7 +893,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     def broadcast_data(self, model: Model) -> None:
-        """Call ``bcast_data``, whose older name this is. Collective: every rank calls it.
+        """Older name of ``bcast_data``. Collective: every rank calls it.
 
         Args:
             model: As for :meth:`bcast_data`.
@@ -992,7 +991,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         debug_checks.check_replicas(model, self.allgather_obj)
 
     def allreduce_grad(self, model: Model, zero_fill: bool = False) -> None:
-        """Call ``multi_node_mean_grad``, whose older name this is.
+        """Older name of ``multi_node_mean_grad``.
 
         Collective: every rank calls it.
 

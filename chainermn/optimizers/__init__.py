@@ -58,55 +58,49 @@ def create_multi_node_optimizer(
     a layer such as ``Linear(None, 10)`` initializes itself on its first use, with different random
     numbers on each rank.
 
+    With ``n_accumulations=2``, two updates are equal to one update with a batch of twice the size.
+    Updates without a step end after backward: ``t`` does not change, hooks are not called, and the
+    gradients are ``None`` afterwards. Without ``lossfun``, call ``cleargrads`` before each
+    backward, as always. An update that copies parameters does not accumulate.
+
+    Accumulated gradients, and the unsent parts of compressed ones, are saved with the optimizer.
+    They differ between ranks, so only snapshots of all ranks contain all of them, such as those of
+    the multi-node checkpointer: docs/checkpoints.md.
+
     Args:
         actual_optimizer: Chainer optimizer, before or after ``setup`` with a model. Without
-            ``double_buffering``, ``overlap`` and ``shard_states``, any object with the methods
-            ``setup(model)`` and ``update(None, *args)`` and the attribute ``target`` will do, such
-            as a wrapper of another framework's optimizer.
+            ``double_buffering``, ``overlap`` and ``shard_states``, also any object with the
+            methods ``setup(model)`` and ``update(None, *args)`` and the attribute ``target``.
         communicator: ChainerMN communicator.
-        double_buffering: If true, gradients are exchanged while the next forward and backward
-            run, and a step uses the gradients of the previous update. This can change accuracy.
-            Only for communicators with ``can_overlap`` (``pure_nccl``). The first two updates do
-            not step.
-        zero_fill: If true, an initialized parameter that this rank's loss did not use (its
-            gradient is ``None``) has a gradient of zero. If false it is skipped, and it is an
-            error if some rank has a gradient for it. Uninitialized parameters are always skipped.
-        n_accumulations: Number of updates per step: ``update`` accumulates this rank's gradients,
-            and every ``n_accumulations``-th one averages them over these updates and all ranks,
-            and steps. So two updates with ``n_accumulations=2`` are equal to one update with a
-            batch of twice the size. The other updates end after backward: ``t`` does not change,
-            hooks are not called, and the gradients are ``None`` afterwards. Without ``lossfun``,
-            call ``cleargrads`` before each backward, as always. An update that broadcasts does not
-            accumulate. The loss scale may change between updates. The accumulated gradients are
-            saved with the optimizer. They belong to the
-            rank: only a snapshot of each rank, as taken by the multi-node checkpointer, contains
-            them for all ranks.
-        compression: Encoding of the gradients: ``None``, ``'fp16'``, ``'bf16'``, ``'2bit'``,
-            ``'powersgd'``, a dict such as ``{'type': '2bit', 'threshold': 0.5}``, or your own
-            compressor; see :mod:`chainermn.communicators.compression`. With ``'2bit'`` and
-            ``'powersgd'``, the gradients that were not sent yet are saved with the optimizer. They
-            belong to the rank: only a snapshot of each rank, as taken by the multi-node
-            checkpointer, contains them for all ranks. If another optimizer uses the same
-            compressor object, and it has state, this optimizer gets a copy without state.
-        overlap: If true, ``update(lossfun, ...)`` exchanges gradients in buckets while backward
-            computes others, and waits for them before the step. The results are the same as
-            without it; unlike with double buffering, each step uses the gradients of its own
-            update. ``update()`` without ``lossfun`` exchanges everything at once. It needs a second
-            communicator in the background, and as much memory as the gradients. If all ranks are
-            on one node and need all its cores to compute, overlap cannot help, and everything is
-            also exchanged at once; ``'always'`` overlaps even then.
-        bucket_mb: Size of the largest bucket, in units of 2**20 bytes: larger ones are exchanged
-            more efficiently, smaller ones earlier. The first and the last ones are smaller.
-        shard_states: If true, each rank keeps the state of the optimizer (such as Adam's moments)
-            for its shard of the parameters only, updates this shard, and the ranks exchange the
-            updated parameters (ZeRO stage 1). The results are the same as without it, some up to
-            rounding. The gradients of other shards are undefined after an update; hooks that need
-            them get them. Snapshots need the files of all ranks: use the multi-node checkpointer.
-            See docs/sharded_states.md.
-        compare_settings: If true, ranks compare hyperparameters (such as ``lr``), hooks, disabled
-            parameters and ``t`` in each exchange, and raise an error if they differ, for example
-            because an extension that changes ``lr`` was added on one rank only. Pass False if the
-            differences are intended.
+        double_buffering: Whether to exchange gradients during the next forward and backward, so
+            that each step uses the gradients of the previous update; false by default. This can
+            change accuracy. The first two updates do not step. Only with ``pure_nccl``:
+            docs/overlap.md.
+        zero_fill: Whether an initialized parameter that this rank's loss did not use (its
+            gradient is ``None``) has a gradient of zero; true by default. If false, it is skipped,
+            and it is an error if another rank has a gradient for it. Uninitialized parameters are
+            always skipped.
+        n_accumulations: Number of updates per step; 1 by default. ``update`` accumulates this
+            rank's gradients, and every ``n_accumulations``-th one averages them over these updates
+            and all ranks, and steps.
+        compression: Encoding of the gradients; ``None`` by default. Otherwise ``'fp16'``,
+            ``'bf16'``, ``'2bit'``, ``'powersgd'``, a dict such as ``{'type': '2bit',
+            'threshold': 0.5}``, or a compressor; see :mod:`chainermn.communicators.compression`.
+            If another optimizer uses the same compressor, and it has state, this optimizer gets a
+            copy without state.
+        overlap: Whether ``update(lossfun, ...)`` exchanges gradients in buckets during backward;
+            false by default. Each step uses the gradients of its own update. ``True`` has no
+            effect if all ranks are on one node without free cores; ``'always'`` overlaps even
+            then: docs/overlap.md.
+        bucket_mb: Size of the largest bucket, in units of 2**20 bytes; 25 by default. Large
+            buckets are exchanged more efficiently, small ones earlier.
+        shard_states: Whether each rank keeps the state of the optimizer (such as Adam's moments)
+            for its shard of the parameters only (ZeRO stage 1); false by default. After an update,
+            the gradients of other shards are undefined. Snapshots need the files of all ranks:
+            docs/sharded_states.md.
+        compare_settings: Whether ranks compare hyperparameters (such as ``lr``), hooks, disabled
+            parameters and ``t`` in each exchange, and raise an error if they differ; true by
+            default. Pass False if the differences are intended: docs/common_mistakes.md.
 
     Returns:
         The multi-node optimizer of this rank.

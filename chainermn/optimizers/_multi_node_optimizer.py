@@ -51,9 +51,10 @@ class UpdateProgress:
 
 
 class MultiNodeOptimizer(OptimizerProxy):
-    """See :func:`chainermn.create_multi_node_optimizer`.
+    """Averages gradients, then calls the actual optimizer.
 
-    It has all attributes of the actual optimizer, such as ``lr`` and ``t``, and these:
+    Create one with :func:`chainermn.create_multi_node_optimizer`. It has all attributes of the
+    actual optimizer, such as ``lr`` and ``t``, and these:
 
     Attributes:
         actual_optimizer: The optimizer that steps.
