@@ -26,7 +26,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 import _summary
 import _tables
@@ -100,12 +100,6 @@ tox -e bench -- --docs docs/benchmarks.md
 Only compare figures within a table. All methods of a table took turns in one run, round by round,
 so that load on the machine affected all of them. Tables show medians, plots all rounds. Ratios
 compare two methods within a round. Each process has one thread.
-
-## Contents
-
-| question | section |
-|---|---|
-{questions}
 """
 
 LINKS = """[Method](../benchmarks/{name}.py) and [output]({folder}/{name}.txt)
@@ -172,7 +166,7 @@ def section(name: str, page: pathlib.Path, out: pathlib.Path, own_date: str) -> 
         for path in out.glob(f'{name}.*'):
             shutil.copyfile(path, folder / path.name)
     title, question, note = _tables.SECTIONS[name]
-    parts = [f'## {title}\n', f'{question}\n', f'{note}\n' if note else '']
+    parts = [f'### {title}\n', f'{question}\n', f'{note}\n' if note else '']
     parts += map(_tables.markdown, _tables.tables(
         (out / f'{name}.txt').read_text(encoding='utf-8')))
     parts += [f'![{title}]({folder.name}/{name}.svg)\n' if (out / f'{name}.svg').exists() else '',
@@ -181,11 +175,11 @@ def section(name: str, page: pathlib.Path, out: pathlib.Path, own_date: str) -> 
     return '\n'.join(filter(None, parts))
 
 
-def questions(sections: Container[str]) -> str:
-    """Return the rows of the table of contents."""
-    return '\n'.join(f'| {each.question} | [{each.title}](#{each.anchor}) |'
-                     for name in LIMITS if name in sections
-                     for each in [_tables.SECTIONS[name]])
+def split(text: str) -> dict[str, str]:
+    """Return the sections of a page, by benchmark."""
+    sections = re.split(r'^(?=##+ )', text, flags=re.MULTILINE)
+    names = (_tables.NAMES.get(each.lstrip('# ').partition('\n')[0]) for each in sections)
+    return {name: each for name, each in zip(names, sections, strict=True) if name}
 
 
 def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: list[str],
@@ -205,10 +199,7 @@ def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: l
     before = match[1] if match else ''
     of_page = measured if is_complete or not before else before
     sections = {}
-    for text in re.split(r'^(?=## )', old, flags=re.MULTILINE):
-        name = _tables.NAMES.get(text[3:].partition('\n')[0])
-        if name is None:
-            continue
+    for name, text in split(old).items():
         if before != of_page and '\nMeasured on ' not in text:
             text = text.replace('\n[Method]', f'\nMeasured on {before}.\n\n[Method]')
         sections[name] = text
@@ -216,9 +207,11 @@ def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: l
         sections[name] = section(name, page, out, '' if measured == of_page else measured)
     pictures = os.path.relpath(HERE.parent / 'docs' / 'pictures', page.absolute().parent)
     head = PAGE.format(
-        pictures=pictures, summary=_summary.summary(page.with_suffix(''), sections), when=of_page,
-        questions=questions(sections))
-    texts = [sections[name] for name in LIMITS if name in sections]
+        pictures=pictures, summary=_summary.summary(page.with_suffix(''), sections), when=of_page)
+    texts = []
+    for group, members in _tables.GROUPS.items():
+        found = [sections[name] for name in members if name in sections]
+        texts += [f'## {group}', *found] if found else []
     if wrong:
         texts.append('## Failures\n\n' + ''.join(f'- {each}\n' for each in wrong))
     page.write_text('\n'.join([head, *(f'{text.rstrip()}\n' for text in texts)]),
@@ -229,8 +222,7 @@ def format_page(page: pathlib.Path) -> None:
     """Write a page again, from its own outputs."""
     old = page.read_text(encoding='utf-8')
     dates = {name: (re.search(r'^Measured on (.*)\.$', text, re.MULTILINE) or ['', ''])[1]
-             for text in re.split(r'^(?=## )', old, flags=re.MULTILINE)
-             if (name := _tables.NAMES.get(text[3:].partition('\n')[0]))}
+             for name, text in split(old).items()}
     for date in dict.fromkeys(dates.values()):
         names = [name for name, each in dates.items() if each == date]
         write_page(page, page.with_suffix(''), names, [], date, False)

@@ -33,20 +33,25 @@ def summary(folder: pathlib.Path, sections: Mapping[str, str]) -> str:
     """Return the questions of the summary, with their tables."""
     results = Results(folder)
     return (_table('How fast is a training step, compared with PyTorch?',
-                   ['model', 'on', f'{V8}, ms', f'{TORCH}, ms', 'ratio'],
-                   _steps(results), sections, 'training_step', 'gpu_step')
+                   ['model', 'device, dtype', V8, TORCH, f'{V8} / {TORCH}'],
+                   _steps(results), sections, 'training_step', 'gpu_step',
+                   caption='Times in ms, medians. On CPUs, the ratio is the median of the ratios '
+                           'in each round, so it can differ from the ratio of the times; below '
+                           f'1, {V8} is faster')
             + _table('How does it scale on one node and on several?',
-                     ['measured', 'nodes', 'ranks per node', f'{V8}, ms', f'{DDP}, ms', 'ratio'],
+                     ['operation', 'nodes', 'ranks per node', f'{V8}, ms', f'{DDP}, ms',
+                      f'{V8} / {DDP}'],
                      _scaling(results), sections, 'weak_scaling', 'mean_grad', 'training_step',
                      'hosts')
-            + _table('What do checks and records cost?',
-                     ['check', 'operation', 'without', 'with', 'ratio'],
+            + _table('How much overhead do safety checks and recording add?',
+                     ['check', 'operation', 'without', 'with', 'with / without'],
                      _checks(results), sections, 'collectives', 'recent', 'timeline',
-                     'run_record')).rstrip('\n')
+                     'run_record', caption='Medians; the ratio is the median of the ratios in '
+                                           'each round')).rstrip('\n')
 
 
 def _table(title: str, columns: list[str], rows: list[list], sections: Mapping[str, str],
-           *names: str) -> str:
+           *names: str, caption: str = '') -> str:
     """Return a table of the rows that have all numbers, and links to the sections."""
     cells = [[_rounds.cell(each) for each in row] for row in rows if None not in row]
     if not cells:
@@ -57,7 +62,7 @@ def _table(title: str, columns: list[str], rows: list[list], sections: Mapping[s
             own = re.search(r'^Measured on ([\d-]+)', sections[name], re.MULTILINE)
             links.append(f'[{_tables.SECTIONS[name].title}](#{_tables.SECTIONS[name].anchor})'
                          + (f' (of {own[1]})' if own else ''))
-    return (f'### {title}\n\n{_tables.markdown(_tables.Table("", columns, cells))}\n'
+    return (f'### {title}\n\n{_tables.markdown(_tables.Table(caption, columns, cells))}\n'
             f'From {", ".join(links)}.\n\n')
 
 
@@ -101,7 +106,7 @@ def _checks(results: Results) -> list[list]:
     allreduce = 'allreduce of a float, µs'
     step = 'step of a perceptron, 1,000 units, ms'
     return [
-        ['consistency check, and all else added to mpi4py', allreduce,
+        ['consistency check and all other overhead over mpi4py', allreduce,
          *(results.value('collectives', f'{name}, µs', 'allreduce', caption='2 ranks')
            for name in (MPI4PY, V8)),
          results.value('collectives', f'{V8} / {MPI4PY}', 'allreduce', caption='2 ranks')],

@@ -60,7 +60,7 @@ SECTIONS = {
         '`MPI_Allreduce` without packing. Lower bound: reading and writing each gradient once.'),
     'cost_model': Section(
         'Predicted averaging on many nodes',
-        'How long would averaging 102 MB take on up to 1,024 ranks, by a model?',
+        'How long would averaging 102 MB take on up to 1,024 ranks, according to a model?',
         'ChainerMN 8 uses the communicator `flat`; mpi4py: packing and one `MPI_Allreduce`.'),
     'weak_scaling': Section(
         'Weak scaling on one node', 'How much of a training step is communication?',
@@ -70,7 +70,8 @@ SECTIONS = {
         'Training step on a CPU', 'How long does a training step take?',
         'PyTorch: the fastest of its defaults, fused optimizers with channels last, and '
         '`torch.compile`; on several ranks, DDP. The two nodes are virtual hosts with a link of '
-        '1 Gbit/s. The time of the kernels alone is measured by a profiler, which adds to it.'),
+        '1 Gbit/s. "PyTorch kernels alone" was measured with a profiler, whose overhead is '
+        'included; it can therefore exceed the step time.'),
     'functions': Section(
         'Functions with PyTorch kernels',
         'How long do functions take with PyTorch\'s kernels on the CPU, relative to Chainer\'s?'),
@@ -82,8 +83,8 @@ SECTIONS = {
         'Sleeping layers wait instead of computing, like a rank with a GPU.'),
     'overlap': Section(
         'Overlap of communication', 'How much communication time does overlap hide?',
-        'slowed: a simulated network as slow as the backward pass; hosts: two nodes with a link of '
-        '1 Gbit/s; shared: all cores compute, so overlap has no benefit; watching: only the '
+        'slowed: simulated network, as slow as the backward pass. nodes: two nodes with a link of '
+        '1 Gbit/s. shared: all cores compute, so overlap has no benefit. watching: only the '
         'overhead.'),
     'sharded_states': Section(
         'Sharded optimizer states', 'How much memory and time do sharded states of Adam take?'),
@@ -110,6 +111,16 @@ SECTIONS = {
         'How long does averaging 102 MB take over the links between nodes?',
         'The nodes are virtual hosts (network namespaces) and share the cores of this machine. '
         'Lower bound: the bytes of uncompressed gradients at full speed of the link.'),
+}
+
+#: The parts of the page, with their sections in order.
+GROUPS = {
+    'Communication': ('collectives', 'mean_grad', 'hosts', 'cost_model', 'scale', 'traffic'),
+    'Training steps': ('training_step', 'gpu_step', 'weak_scaling', 'overlap', 'pipeline',
+                       'kvstore_async', 'functions', 'updates', 'gpu', 'gpu_counts'),
+    'Memory and data': ('sharded_states', 'checkpoint', 'scatter_dataset', 'iterator',
+                        'sharded_data'),
+    'Startup and diagnosis': ('startup', 'job_traffic', 'recent', 'timeline', 'run_record'),
 }
 
 #: The unit at the end of a heading.
@@ -152,8 +163,8 @@ def markdown(table: Table) -> str:
     caption = table.caption
     if len(units) > 1 and len(set(units)) == 1:
         headings = [UNIT.sub('', heading) for heading in headings]
-        caption = f'{caption}, in {units[0]}' if caption else (
-            f'{"Times" if units[0] in ("ms", "µs") else "Numbers"} in {units[0]}')
+        start = f'{caption}, in' if caption else 'Times in' if units[0] in ('ms', 'µs') else 'In'
+        caption = f'{start} {units[0].replace("steps/s", "steps per second")}'
     marks = ['---:' if all(map(_is_number, filter(None, column[1:]))) else '---'
              for column in columns]
     rows = [headings, marks, *zip(*(column[1:] for column in columns), strict=True)]

@@ -1,7 +1,7 @@
 """Communication time that overlap does not hide: overlap=True compared with no overlap.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/overlap.py [--ranks 2] [--rounds 3] [--only hosts] [--svg FILE]``.
+``python benchmarks/overlap.py [--ranks 2] [--rounds 3] [--only nodes] [--svg FILE]``.
 
 Slowed: a communicator whose exchange takes as long as backward, in proportion to the bytes,
 without using a core, like a network card. Exposed is the time of a step minus that of a step
@@ -15,7 +15,7 @@ overlap=True detects this; with 'always', which is also shown, communication slo
 With half the ranks, on more than two cores,
 there are free cores.
 
-Hosts: two hosts of one rank, with a link of 1 Gbit/s between them (``tests/virtual_hosts.py``,
+Nodes: two nodes of one rank, with a link of 1 Gbit/s between them (``tests/virtual_hosts.py``,
 which needs root), whose exchange takes as long as about half a step.
 
 Watching: a perceptron of 100 small layers without any gradients in buckets, so only the overhead of
@@ -37,11 +37,11 @@ import _rounds
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'tests'))
 import virtual_hosts
 
-GOALS = {'slowed, ten layers': .25, 'slowed, ResNet-50': .4, 'hosts, ten wide layers': .15,
+GOALS = {'slowed, ten layers': .25, 'slowed, ResNet-50': .4, 'nodes, ten wide layers': .15,
          'shared, ten layers': 1.03,
          'shared, ResNet-50': 1.03, 'shared always, ResNet-50': None,
          'half shared, ResNet-50': None, 'watching, 100 layers': 1.05}
-EXPOSED = 'slowed', 'hosts'  # their ratio is that of exposed times, not of steps
+EXPOSED = 'slowed', 'nodes'  # their ratio is that of exposed times, not of steps
 LATE = 4e-4  # seconds that a thread may sleep longer than it asks for; a card is on time
 BLOCKS = ((3, 64), (4, 128), (6, 256), (3, 512))  # of ResNet-50: how many, and how wide
 
@@ -208,9 +208,9 @@ def main() -> None:
     if args.quick:
         args.rounds = 1
         rows = [row for row in rows if row.endswith(' layers') and 'wide' not in row]  # small
-    if any('hosts' in row for row in rows) and (reason := virtual_hosts.why_not()):
-        print(f'not measured on two hosts: {reason}')
-        rows = [row for row in rows if 'hosts' not in row]
+    if any('nodes' in row for row in rows) and (reason := virtual_hosts.why_not()):
+        print(f'not measured on two nodes: {reason}')
+        rows = [row for row in rows if 'nodes' not in row]
     if (os.cpu_count() or 1) <= 2:  # half of them are not enough ranks
         rows = [row for row in rows if 'half' not in row]
     found, table = {}, []
@@ -219,13 +219,13 @@ def main() -> None:
         which, _, name = row.partition(', ')
         cores = os.cpu_count() or 1
         ranks = {'shared': cores, 'shared always': cores, 'half shared': max(2, cores // 2),
-                 'hosts': 2}.get(which, args.ranks)
+                 'nodes': 2}.get(which, args.ranks)
         with contextlib.ExitStack() as stack:
             hosts = (stack.enter_context(virtual_hosts.Hosts([1, 1], '1gbit'))
-                     if which == 'hosts' else None)
+                     if which == 'nodes' else None)
             groups = stack.enter_context(_rounds.groups(
                 __file__, ranks, [_rounds.V8], mpiexec=hosts and hosts.mpiexec))
-            n_steps = 1 if args.quick else {'slowed': 12, 'watching': 24, 'hosts': 3}.get(which, 6)
+            n_steps = 1 if args.quick else {'slowed': 12, 'watching': 24, 'nodes': 3}.get(which, 6)
             turns = [groups[_rounds.V8].ask((which, name, n_steps))
                      for _ in range(args.rounds)]
         values = [turn['ratio'] for turn in turns]

@@ -7,7 +7,7 @@ Run it in an environment with ChainerMN; rivals that are not installed are left 
 Samples are digits: 64 float32 values and an int32 label, in shards of 2,000, on a local disk and in
 the page cache. Each reader runs in one process, reads all samples in shuffled order, and returns
 arrays of batches of 32. In turns; the ratio is that to the faster rival in the same round. Then
-the time of a training step with a reader that takes 80 % of it, relative to a step without
+the time of a training step with a reader that takes 80% of it, relative to a step without
 data, which computes on one core: the reader waits, as for a disk, or computes in pure Python.
 """
 
@@ -237,7 +237,7 @@ def main() -> None:
     rivals = [min(each) for each in zip(*(times[kind] for kind in kinds[1:]), strict=True)]
     _rounds.table(['reader', 'samples per second'], (
         [kind, round(n / statistics.median(each))] for kind, each in times.items()))
-    _rounds.table(['reader for 80 % of a step', 'step / step without a reader'], (
+    _rounds.table(['reader for 80% of a step', 'step / step without a reader'], (
         [kind, statistics.median(each)] for kind, each in steps.items()))
     for kind, each in steps.items():
         print(f'{kind}: {min(each):.3f} to {max(each):.3f} times; goal {STEP_GOAL:g}')

@@ -79,7 +79,7 @@ def main() -> None:
                      statistics.median(values)])
         print(f'{row}: {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f}) '
               f'times; goal {GOALS[row]:g}; {_rounds.load()}', flush=True)
-    _rounds.table(['of a rank', 'ranks', 'complete states', 'sharded states', 'ratio'], rows)
+    _rounds.table(['per rank', 'ranks', 'complete states', 'sharded states', 'ratio'], rows)
     if args.svg:
         _rounds.chart(args.svg, 'Sharded optimizer states', 'sharded states / complete states',
                       {_rounds.V8: found})

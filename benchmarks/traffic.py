@@ -94,7 +94,7 @@ def main() -> None:
     gradients = OPERATIONS[0]
     model = {n: identifier * messages(n) for n in (*sizes, *PREDICTED)}
     _rounds.table(
-        ['ranks', 'bytes counted', 'bytes by the model', 'bytes of all signatures'],
+        ['ranks', 'bytes counted', 'bytes predicted', 'bytes of all signatures'],
         ([n, counts[n][2][gradients][1] if n in counts else None, model[n], signature * (n - 1)]
          for n in model), f'{gradients}, at the rank that receives most')
     _rounds.table(['operation', *(f'{n} ranks' for n in sizes)],

@@ -33,7 +33,7 @@ def draw() -> str:
     bars = [axes.barh([place - .2 for place in places], with_torch, .38, color=STYLES[V8][0],
                       label=V8),
             axes.barh([place + .2 for place in places], without, .38,
-                      color=STYLES[WITHOUT_TORCH][0], label=WITHOUT_TORCH)]
+                      color='#cccccc', label=WITHOUT_TORCH)]
     for each in bars:
         axes.bar_label(each, fmt='%.1f', padding=6)
     line = axes.axvline(1, color=STYLES[TORCH][0], linestyle='--', label=TORCH)

@@ -66,7 +66,7 @@ def test_makes_a_section(name, tmp_path):
     tables = check_tables(output)
     page = (tmp_path / 'page.md').read_text(encoding='utf-8')
     modules = run_path('_tables.py')
-    assert f'\n## {modules["SECTIONS"][name].title}\n' in page
+    assert f'\n### {modules["SECTIONS"][name].title}\n' in page
     for table in tables:
         assert modules['markdown'](table) in page
     assert f'[output](page/{name}.txt)' in page
@@ -114,22 +114,20 @@ def run_path(name):
 
 PAGE = (BENCHMARKS.parent / 'docs' / 'benchmarks.md').read_text(encoding='utf-8')
 TABLES = run_path('_tables.py')
-TITLES = re.findall('^## (.*)$', PAGE.partition('\n## Contents\n')[2], re.MULTILINE)
+TITLES = re.findall('^### (.*)$', PAGE.partition('\n## How this was measured\n')[2], re.MULTILINE)
 
 
 @pytest.mark.parametrize('title', TITLES)
 def test_the_page_shows_the_tables_of_its_outputs(title):
     name = TABLES['NAMES'][title]
-    section = PAGE.partition(f'\n## {title}\n')[2].partition('\n## ')[0]
+    section = PAGE.partition(f'\n### {title}\n')[2].partition('\n##')[0]
     assert f'[Method](../benchmarks/{name}.py) and [output](benchmarks/{name}.txt)' in section
-    question = TABLES['SECTIONS'][name].question
-    assert section.startswith(f'\n{question}\n')
+    assert section.startswith(f'\n{TABLES["SECTIONS"][name].question}\n')
     tables = check_tables((DOCS / f'{name}.txt').read_text(encoding='utf-8'))
     shown = ''.join(line for line in section.splitlines(True) if line.startswith('|'))
     assert shown == ''.join(line for table in tables
                             for line in TABLES['markdown'](table).splitlines(True)
                             if line.startswith('|'))
-    assert f'| {question} | [{title}](#{TABLES["SECTIONS"][name].anchor}) |' in PAGE
     picture = DOCS / f'{name}.svg'
     assert picture.exists() == (f'](benchmarks/{name}.svg)' in section)
     if picture.exists():
@@ -150,8 +148,25 @@ def test_the_page_begins_with_answers():
     assert run_path('_summary.py')['summary'](DOCS, {}).count('| ') == first.count('| ')
 
 
+def test_the_figures_of_the_front_page():
+    front = ' '.join(DOCS.with_name('front.md').read_text(encoding='utf-8').split())
+    steps, = (table for table in TABLES['tables'](
+        (DOCS / 'training_step.txt').read_text(encoding='utf-8')) if 'float32' in table.caption)
+    longest = max(float(row[-1]) for row in steps.rows if row[1:3] == ['1', '1'])
+    assert f'at most {longest - 1:.0%} longer' in front
+    value = run_path('_summary.py')['Results'](DOCS).value
+    for dtype, text in ('float32', ' times as long'), ('bfloat16', ' times in bfloat16'):
+        ours, theirs = (value('gpu_step', 'time, ms', f'{name}, {dtype}')
+                        for name in ('ChainerMN 8', 'PyTorch'))
+        assert f'{ours / theirs:.1f}{text}' in front
+    ours, theirs = (value('mean_grad', f'{name}, ms', 'ResNet-50, 102 MB', '2')
+                    for name in ('ChainerMN 8', 'PyTorch DDP'))
+    assert f'takes {ours:.0f} ms; PyTorch DDP, on gloo, takes {theirs:.0f} ms' in front
+
+
 def test_every_benchmark_has_a_question():
     assert set(TABLES['SECTIONS']) == set(SCRIPTS)
+    assert sorted(itertools.chain(*TABLES['GROUPS'].values())) == SCRIPTS
     assert len(TITLES) > 10
 
 
@@ -173,6 +188,9 @@ def test_tables_of_the_page():
     assert TABLES['markdown'](table) == (
         '4 ranks, in ms:\n\n| ranks | a | b | a / b |\n| ---: | ---: | ---: | ---: |\n'
         '| 2 | 1 | 2 | 0.5 |\n')
+    for unit, text in ('ms', 'Times in ms'), ('steps/s', 'In steps per second'):
+        assert TABLES['markdown'](TABLES['Table'](
+            '', [f'a, {unit}', f'b, {unit}'], [['1', '2']])).startswith(f'{text}:\n\n| a | b |\n')
     table = table._replace(columns=['ranks', 'a, ms', 'b, MB', 'c', 'a / b'])
     assert '4 ranks:\n\n| ranks | a, ms | b, MB | a / b |\n' in TABLES['markdown'](table)
 
@@ -201,7 +219,7 @@ def test_wrong_tables_are_found(output):
 def test_sections_of_other_runs_state_their_date(tmp_path):
     def dates():
         text = page.read_text(encoding='utf-8')
-        head, *sections = re.split('^## (?!Summary|How|Contents)', text, flags=re.MULTILINE)
+        head, *sections = re.split('^##+ (?!Summary|How|Startup and)', text, flags=re.MULTILINE)
         return [re.findall(r'^Measured (?:in one run )?on (.*)\.$', part, re.MULTILINE)
                 for part in (head, *sections)]
 
