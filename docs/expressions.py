@@ -53,14 +53,14 @@ def page():
     lines += [f'| `{name}` | {what} | {"yes" if name in in_runs else ""} |'
               for name, what in sorted(rows)]
     lines += ['', '## Functions without an expression', '',
-              'Gradients that a model computes by `chainer.grad` have none either.', '',
+              'Gradients computed with `chainer.grad` have none either.', '',
               '| function | reason |', '|---|---|']
     lines += [f'| `{name}` | {what} |' for name, what in sorted(without)]
     lines += ['', 'These options have none:', '', '| function | option |', '|---|---|']
     lines += [f'| `{name}` | {what} |' for name, what in sorted(options)]
     lines += ['', "## NumPy's functions", '',
               'Models may call these functions and methods with inputs or `variable.array`, and',
-              'draw random numbers by `random.normal`, `randn`, `standard_normal`, `uniform`,',
+              'draw random numbers with `random.normal`, `randn`, `standard_normal`, `uniform`,',
               '`rand`, `random_sample` or `gumbel`:',
               ', '.join(f'`{name}`' for name in sorted(set(in_numpy))
                         if not name.startswith('random.')) + '.']

@@ -22,7 +22,7 @@ def test_the_two_commands_are_one_line_each():
 @pytest.mark.mpi_skip  # tox -e docs runs it on 4 ranks
 def test_the_script_runs_before_and_after_the_changes(capsys):
     diff = blocks('diff')[0]
-    for sign, who in ('-', ''), ('+', r'process \d of \d: '):
+    for sign, who in ('-', ''), ('+', r'rank \d of \d: '):
         script = ''.join(line[1:] for line in diff.splitlines(True) if line[0] in (' ', sign, '\n'))
         exec(script, {})
         said = re.fullmatch(rf'{who}accuracy (\d\.\d{{3}})\n', capsys.readouterr().out)

@@ -53,7 +53,7 @@ def first_file(select):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.filterwarnings('ignore:skipped iteration')
 def test_replica_sets(comm, program, tmp_path):
-    """Snapshots of replica sets: each rank continues with its set's state, the newest of all."""
+    """Each rank loads its replica set's state at the newest iteration that all sets have."""
     labels, lost, n_retains = program
     label_of = [labels[rank % len(labels)] for rank in range(comm.size)]
     sets = [[rank for rank, label in enumerate(label_of) if label == each]
@@ -101,7 +101,7 @@ DAMAGES['of another save'] = DAMAGES['of another rank']  # of the same iteration
     examples=12)
 @pytest.mark.filterwarnings('ignore:skipped iteration')
 def test_damaged_files(comm, program, tmp_path):
-    """Damaged files: the newest undamaged save is loaded, or none; also by fewer ranks."""
+    """The newest undamaged checkpoint is loaded, or none, even by fewer ranks."""
     is_resized, damages = program
     folder, model = folder_of(comm, tmp_path), chainer.links.Linear(30, 20)
     older = folder_of(comm, tmp_path)
@@ -150,7 +150,7 @@ def one_save_late(find):
     st.integers(-1, 2), st.booleans(), st.booleans()), min_size=4, max_size=10)),
     planted(checkpoint_module.MultiNodeCheckpointer, '_find_obsolete', one_save_late), examples=10)
 def test_cleanup(comm, program, tmp_path):
-    """Checkpointer: the newest saves stay, as the intervals say, and each can be loaded."""
+    """The newest checkpoints stay, as the intervals define, and each of them can be loaded."""
     cp_interval, gc_interval, saves = program
     folder, model = folder_of(comm, tmp_path), chainer.links.Linear(2, 2)
 

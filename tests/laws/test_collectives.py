@@ -206,7 +206,7 @@ def without_axes(checked):
 
 @law(programs(), fault=planted(array_buffers, 'checked', without_axes), examples=25)
 def test_values(comm, program):
-    """Each rank gets what NumPy computes from the calls of all; arguments are unchanged."""
+    """Each rank gets what NumPy computes from the calls of all ranks; arguments are unchanged."""
     play_steps(comm, program)
 
 
@@ -236,7 +236,7 @@ def differing(draw):
 @law(differing(), fault=planted(reductions, 'packed', lambda packed: (
     lambda operation, array, root=-1, op='': packed(operation, array, root))), examples=20)
 def test_differing_arguments(comm, program):
-    """An error on all ranks, or the values of what each has passed."""
+    """If arguments differ between ranks, all ranks raise an error or get the correct values."""
     play_steps(comm, program)
 
 
@@ -355,7 +355,7 @@ def value_of(payload):
 @law(messages(), fault=planted(message_header, 'of_array', lambda of_array: (
     lambda shape, *more: of_array(shape[::-1], *more))), examples=12)
 def test_messages(comm, program):
-    """What is received is what was sent, with each tag in the order of the sends."""
+    """Messages arrive unchanged and, for each tag, in the order in which they were sent."""
     for found, order, by_irecv in program.steps:
         # Sends, and after them receives; the two ends of a message that fails share an error.
         outcomes = [Outcome('', None, rank, None) for rank in range(2 * len(found))]

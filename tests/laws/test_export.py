@@ -57,7 +57,7 @@ def assert_computes(run, model, program, is_dynamic, tolerance):
 
 @law(exported(dtypes='d'), planted(convert, 'other_sizes', lambda _: lambda size: []), 10)
 def test_to_torch(program):
-    """``to_torch``: the same as Chainer, for any values and any accepted batch size."""
+    """``to_torch`` gives Chainer's results, for any values and any accepted batch size."""
     model, example = made(program)
     module = chainer_compat.to_torch(model, *example, train=program.train).eval()
     assert_computes(lambda arrays: module(*tensors(arrays)).detach().numpy(), model, program,
@@ -68,7 +68,7 @@ def test_to_torch(program):
      planted(onnx_file, '_export', lambda export: lambda module, inputs, file, size, opset: export(
          module, inputs, file, None, opset)), 1)
 def test_to_onnx(program, tmp_path):
-    """``to_onnx``: the same as Chainer."""
+    """``to_onnx`` gives Chainer's results."""
     onnxruntime = pytest.importorskip('onnxruntime')
     pytest.importorskip('onnxscript')
     model, example = made(program)
@@ -86,7 +86,7 @@ def test_to_onnx(program, tmp_path):
 @law(exported(('link', 'link', 'smooth'), 'df'), planted(
     weights, '_as_numpy', lambda as_numpy: lambda tensor: as_numpy(tensor.half())), 10)
 def test_load_weights(program):
-    """``load_weights(model, to_torch(model))``: every parameter and persistent value."""
+    """``load_weights(model, to_torch(model))`` restores all parameters and persistent values."""
     model, example = made(program)
     module = chainer_compat.to_torch(model, *example, train=program.train)
     expected, actual = (chainer.serializers.DictionarySerializer() for _ in range(2))

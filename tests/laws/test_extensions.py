@@ -51,7 +51,7 @@ def shards(comm, counts, batch_size):
     multi_node_evaluator, '_weights', lambda weights: lambda by_rank: weights(
         [(min(n, 1), keys) for n, keys in by_rank])), examples=20)
 def test_evaluator(comm, program):
-    """The multi-node evaluator: the mean over the examples of all ranks."""
+    """The multi-node evaluator returns the mean over the examples of all ranks."""
     counts, batch_size, kind = program
     # Batches of one size, since Chainer's evaluator computes the mean of their means.
     data, iterator = shards(comm, [n * batch_size for n in counts], batch_size)
@@ -68,7 +68,7 @@ def test_evaluator(comm, program):
      planted(_generic_multi_node_evaluator, 'zip_longest', lambda _: (
          lambda *rows, fillvalue: zip(*rows, strict=False))), examples=10)
 def test_generic_evaluator(comm, program):
-    """``GenericMultiNodeEvaluator``: the results of all first batches, of all second ones, ..."""
+    """``GenericMultiNodeEvaluator`` gets the results of all first batches, all second ones, ..."""
     counts, batch_size, root = program
     data, iterator = shards(comm, counts, batch_size)
     evaluator = chainermn.extensions.GenericMultiNodeEvaluator(
@@ -107,7 +107,7 @@ class Observations(chainer.training.updaters.StandardUpdater):
 @law(st.tuples(MASKS, st.integers(1, 4)),
      planted(observation_aggregator, '_mean', lambda f: lambda values: f(values[:-1] or values)))
 def test_reports(comm, program, tmp_path):
-    """Aggregated values and logs: the mean of all reports of all ranks since the last time."""
+    """Aggregated values and logs are means of all reports of all ranks since the last time."""
     masks, interval = program
     updater = Observations(comm, masks)
     trainer = chainer.training.Trainer(updater, (6, 'iteration'), out=str(tmp_path))
@@ -139,7 +139,7 @@ def test_reports(comm, program, tmp_path):
      planted(AllreducePersistent, '_average', lambda f: lambda self, arrays, dtype: f(
          self, arrays[:1], dtype)))
 def test_persistent_values(comm, program):
-    """``AllreducePersistent``: floating-point values become their means, others stay."""
+    """``AllreducePersistent`` averages floating-point values and leaves others unchanged."""
     def values(rank):
         return [np.random.RandomState([n, rank]).randint(-9, 9, size).astype(dtype)
                 for n, (dtype, size) in enumerate(program)]

@@ -52,7 +52,7 @@ def without_arrays(restore):
 @law(programs([*BLOCKS], 'fd').filter(lambda program: program.parts[0].blocks),
      planted(ForwardState, 'restore', without_arrays), examples=8)
 def test_forget(program):
-    """``F.forget``: outputs, gradients, states and generators are the same as without it."""
+    """``F.forget`` does not change outputs, gradients, states or random generators."""
     expected = run(program, False)
     with unittest.mock.patch.object(forward_state, '_LARGE', 2**20 * (program.seed % 2)):
         found = run(program, True)

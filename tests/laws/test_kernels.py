@@ -271,7 +271,7 @@ def in_memory_order(tensor):
 
 @law(calls(layouts=LAYOUTS), planted(arrays, 'tensor', in_memory_order), examples=25)
 def test_kernels(program):
-    """PyTorch's kernels: the results, gradients and errors of NumPy."""
+    """PyTorch's kernels give the results, gradients and errors of NumPy."""
     tolerance = max(1e-2 if 'float16' in program.layouts else 0,
                     {'f': 5e-4, 'd': 1e-8}[program.dtype])
     expected = outcome(program, 'never')
@@ -292,7 +292,7 @@ def first_ended_first(in_parts):
 @law(calls(['drawn n_step_lstm'], 'f'),
      planted(kernels.n_step_rnn.Layer, '_in_parts', first_ended_first), examples=15)
 def test_sequences(program):
-    """LSTMs of sequences of any lengths: the results and gradients of NumPy."""
+    """LSTMs on sequences of any lengths give the results and gradients of NumPy."""
     assert_close(outcome(program, 'auto'), outcome(program, 'never'), 5e-4)
 
 
@@ -312,7 +312,7 @@ pairs = st.tuples(calls(dtype='f', use_torch=st.sampled_from(['auto', 'never']))
 
 @law(pairs, planted(backward, 'arrays', rounded_in_place), examples=12)
 def test_backward_changes_nothing(program):
-    """Gradient of ``f(x) + g(x)``: the sum of both, again and again, and no array changes."""
+    """The gradient of ``f(x) + g(x)`` is the sum of both, every time; no array is modified."""
     first, second = program
     with chainer.using_config('use_torch', first.use_torch):
         inputs, f = first.run()
@@ -390,7 +390,7 @@ def mean_of_three(with_bias):
 @law(programs(dtype=['f', 'd'], batches=(3, 1, 3), compression='', mode='plain', scale=None),
      planted(backward, 'with_bias', mean_of_three), examples=4)
 def test_models(program):
-    """Models with PyTorch's kernels: the losses and parameters of NumPy after each step."""
+    """Models with PyTorch's kernels have the losses and parameters of NumPy after each step."""
     hypothesis.assume((program.optimizer, program.dtype) != ('MSVAG', 'f'))  # amplifies rounding
     found = []
     for use_torch in 'auto', 'never':
@@ -435,7 +435,7 @@ def truncating():
 
 @law(calls(PRODUCTS, 'ffd'), truncating, examples=20)
 def test_bfloat16(program):
-    """Products of bfloat16: the same as in float32, except for the rounding of the operands."""
+    """Products in bfloat16 match float32, except for the rounding of the operands."""
     # Two operands, and on some processors the sum.
     compute = ['bfloat16', 'bfloat16', 'tf32'][program.seed % 3]  # the latter is for GPUs
     epsilon = 1e-6 if program.dtype == 'd' or compute == 'tf32' else (
@@ -466,5 +466,5 @@ def test_bfloat16(program):
      planted(recording, 'raises_errors', lambda _: lambda: np.geterr()['invalid'] == 'raise'),
      examples=30)
 def test_floating_point_errors(program):
-    """``np.errstate``: errors where NumPy raises them, also with PyTorch's kernels."""
+    """With ``np.errstate``, the errors are NumPy's, even with PyTorch's kernels."""
     assert_close(outcome(program, 'auto'), outcome(program, 'never'), 1e-3)

@@ -115,7 +115,7 @@ def first_window(of_window):
 
 @law(jobs, planted(SampleOrder, '_of_window', first_window), examples=8)
 def test_sharded_iterator(comm, program):
-    """``ShardedIterator``: the batches of all ranks are intervals of one order, also if killed."""
+    """The batches of ``ShardedIterator`` are intervals of one order, even after a kill."""
     n, orders, found, state = sum(program.counts), [], [], None
     for size, batch_size, n_steps, saver, last in program.runs:
         iterators = on_ranks(size, lambda one, args=(batch_size, last): program.create(
@@ -191,7 +191,7 @@ shares = st.builds(
 @law(shares, planted(MultiNodeOrderSampler, '_order', lambda order: (
     lambda self, epoch, used=0: order(self, epoch, used - used % self._size))), examples=20)
 def test_order_sampler(program):
-    """``MultiNodeOrderSampler``: ranks share one order, and its rest if their number changes."""
+    """Ranks share the order of ``MultiNodeOrderSampler``, and its rest if their number changes."""
     def samplers(size):
         return on_ranks(size, lambda one: MultiNodeOrderSampler(
             program.n, one, program.seed, program.shuffle, program.even))
@@ -286,7 +286,7 @@ def batches(*kind_names):
      planted(iterator_state, '_serialize_random', lambda serialize: lambda iterator, serializer: (
          isinstance(iterator, iterators.SerialIterator) or serialize(iterator, serializer))))
 def test_resumed_iterators(comm, program):
-    """Iterators of Chainer, also multi-node and synchronized: resumed, as uninterrupted."""
+    """Resumed iterators, including multi-node and synchronized ones, match uninterrupted ones."""
     wrap = [lambda each: each,
             lambda each: chainermn.iterators.create_multi_node_iterator(
                 each, comm, program.root % comm.size),
@@ -318,7 +318,7 @@ def test_resumed_iterators(comm, program):
         name: np.float32(value) if isinstance(value, float) else value
         for name, value in progress(self, **options).items()}))
 def test_multi_node_iterator(comm, program):
-    """``create_multi_node_iterator``: batches and progress of one rank, on all ranks."""
+    """``create_multi_node_iterator`` gives all ranks the batches and progress of one rank."""
     # Pickles lose the byte order of arrays with gaps or reversed, Chainer's processes that of
     # arrays without elements.
     hypothesis.assume(not any(
@@ -346,7 +346,7 @@ def test_multi_node_iterator(comm, program):
     iterators.ShuffleOrderSampler, '__init__',
     lambda init: lambda self, random_state=None: init(self)))
 def test_synchronized_iterator(comm, program):
-    """``create_synchronized_iterator``: all ranks draw the orders of a seed of rank 0."""
+    """With ``create_synchronized_iterator``, all ranks draw the orders of rank 0's seed."""
     np.random.seed(program.seed + comm.rank)
     actual = KINDS[program.kind]([*range(program.n)], program.batch_size)
     iterator = chainermn.iterators.create_synchronized_iterator(actual, comm)
@@ -425,7 +425,7 @@ scattered = st.builds(
     lambda dataset, size, shuffle, seed, *others: plan(
         dataset, size, shuffle, seed or None, *others))), examples=12)
 def test_scattered(comm, program):
-    """``scatter_dataset``, ``scatter_index``: ceil(n / s) from floor(n r / s) on; a partition."""
+    """``scatter_dataset`` and ``scatter_index`` give shards of the same length, or a partition."""
     n, size, root = program.n, comm.size, program.root % comm.size
     whole, options = program.create(n), {'force_equal_length': program.is_equal}
     part = chainermn.scatter_dataset(

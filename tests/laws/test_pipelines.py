@@ -55,7 +55,7 @@ def train(comm, program, recompute):
 @law(programs([*BLOCKS], 'fd'), planted(ForwardState, 'again', lambda again: lambda self: self),
      examples=2)
 def test_recomputation(comm, program):
-    """``Pipeline(recompute=True)``: losses, gradients, states and generators do not change."""
+    """``Pipeline(recompute=True)`` does not change losses, gradients, states or generators."""
     expected, expected_states = train(comm, program, False)
     expected |= generators()
     found, found_states = train(comm, program, True)
@@ -110,7 +110,7 @@ def one_process(program, size):
 @law(programs(), planted(Tied, 'add', lambda add: lambda self, params, grads: None),
      examples=3)
 def test_pipeline(comm, program):
-    """``Pipeline``: losses, gradients and states match one process that runs one at a time."""
+    """``Pipeline`` matches one process that runs one micro-batch at a time."""
     found, found_states = train(comm, program, program.recompute)
     expected, expected_states = one_process(program, comm.size)
     assert_equal(found, expected, 1e-8)
@@ -230,7 +230,7 @@ def without_missing(f):
 
 @law(calls, planted(_Collective, '_zeros_for_missing', without_missing), examples=12)
 def test_functions(comm, program):
-    """``chainermn.functions``: values and gradients of any calls match a single-process model."""
+    """Values and gradients of ``chainermn.functions`` match a single-process model."""
     own = Rank(comm.rank, program.dtype)
     ranks = [Rank(rank, 'd') for rank in range(comm.size)]
     for each in program.calls:
@@ -251,7 +251,7 @@ def test_functions(comm, program):
                st.integers(0, 5), st.integers(1, 9), st.integers(0, 99)),
      planted(micro_batches, 'count', lambda count: lambda args: 4))
 def test_wrong_calls(comm, program):
-    """A wrong call on one rank: the same error on all ranks, and the next call works."""
+    """A wrong call on one rank raises the same error on all ranks; the next call works."""
     kind, rank, n, seed = program
     is_wrong = comm.rank == rank % comm.size
     x, t = np.random.RandomState(seed).randn(2, n, stages.WIDTH)

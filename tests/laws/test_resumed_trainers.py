@@ -275,7 +275,7 @@ def left_by(target):
 @law(trainers(), planted(observation_aggregator, '_save_values', lambda save: (
     lambda serializer, values: save(serializer, values[:-1] or values))))
 def test_resumed_trainer(comm, program, tmp_path):
-    """A resumed Trainer: the same logs, learning rates, stop and state as one without an end."""
+    """A resumed Trainer has the logs, learning rates, stop and state of an uninterrupted one."""
     expected_rows, rows = {}, {}
     expected = Job(comm, folder_of(comm, tmp_path), program, expected_rows).run(
         2 * LENGTH, 99, is_saved=False)

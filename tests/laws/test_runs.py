@@ -314,7 +314,7 @@ pytestmark = [pytest.mark.mpi_skip,
 
 @law(graphs(), planted(runs._Gradients, 'take', losing), examples=60)
 def test_runs(program):
-    """Gradients of runs: the same as Chainer computes function by function."""
+    """Gradients of runs match the gradients that Chainer computes function by function."""
     try:
         with chainer.using_config('use_torch', 'never'):
             expected = run(program)

@@ -133,7 +133,7 @@ class KeptArrays:
 @law(written, planted(importlib.import_module('chainermn.datasets.write_shards'), '_Column',
                       lambda _: KeptArrays))
 def test_written_shards(comm, program, folder):
-    """``write_shards``: ``ShardedIterator`` reads what the ranks wrote, bit by bit."""
+    """``ShardedIterator`` reads exactly what the ranks wrote with ``write_shards``."""
     rows = program.rows(comm.rank)
     is_stream = [program.are_streams[rank % 2] for rank in range(comm.size)]
     stream = map(program.sample, reusing(rows))
@@ -229,7 +229,7 @@ archives = st.builds(
 @law(archives, planted(
     TarShard, '_read_sparse', lambda read: lambda self, file: read(self, file).rstrip(b'\0')))
 def test_tar(comm, program, folder):
-    """Files in tar: the same as GNU tar extracts, including links and holes, in all formats."""
+    """Files in tar are read as GNU tar extracts them, including links and holes, in all formats."""
     path, expected = on_rank_0(comm, program.write, subprocess.CalledProcessError)
     samples = read(comm, path, program.batch_size)
     found = [(os.path.normpath(f'{sample["__key__"]}.{extension}'), content) for sample in samples
@@ -375,7 +375,7 @@ def assert_value(pa, found, expected, kind):
 @law(tables, planted(arrow_files, '_numbers', lambda numbers: lambda array: array.to_numpy(
     zero_copy_only=False)), examples=8)
 def test_arrow(comm, program, folder, pa):
-    """Parquet and Arrow: ``to_pylist`` of pyarrow, with numbers in the dtype of the schema."""
+    """Parquet and Arrow give pyarrow's ``to_pylist``, with numbers in the dtype of the schema."""
     path, expected, kind = on_rank_0(
         comm, lambda: program.write(pa), pa.ArrowException, NotImplementedError)
     found = read(comm, path, program.batch_size, shuffle=program.shuffle)
@@ -439,7 +439,7 @@ selections = st.builds(
 
 @law(selections, planted(listing, '_matches', lambda _: lambda pattern, path: True))
 def test_patterns(comm, program, folder):
-    """Patterns and lists: each sample of the shards that they select and can be read, once."""
+    """Each readable sample of the shards that a pattern or list selects is read once."""
     shards, expected = on_rank_0(comm, program.write)
     assert read(comm, shards, program.batch_size, shuffle=False,
                 on_error=program.on_error) == expected
@@ -502,7 +502,7 @@ def keeping(serialize):
 
 @law(readings, planted(ShardedIterator, 'serialize', keeping))
 def test_options(comm, program, folder):
-    """``n_prefetch``, ``n_processes``, ``reader``, ``transform`` do not change the samples."""
+    """``n_prefetch``, ``n_processes``, ``reader`` and ``transform`` do not change the samples."""
     def create(shards, **options):
         return ShardedIterator(shards, program.batch_size, comm, program.repeat, program.shuffle,
                                program.seed, last=program.last, buffer=2, **options)

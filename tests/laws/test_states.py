@@ -1,4 +1,4 @@
-"""Laws of saves: a training that is saved and resumed is one that was not interrupted."""
+"""Laws of checkpoints: training that is saved and resumed matches uninterrupted training."""
 
 import dataclasses
 import random
@@ -90,7 +90,7 @@ def without_stored_number(capture):
               batches=[3, 2], is_fp32=False),
      planted(saved_state, 'capture_random', without_stored_number))
 def test_resumed_training(comm, program, tmp_path):
-    """Checkpointer: a resumed training has the bits of one that was not interrupted."""
+    """Training resumed by the checkpointer is bitwise identical to uninterrupted training."""
     expected = Saved(program, comm).run()
     assert_same(Saved(program, comm, folder_of(comm, tmp_path)).run(), expected)
 
@@ -221,7 +221,7 @@ class Continued(Training):
               optimizer=[name for name in OPTIMIZERS if name != 'SGD']),
      planted(late_copies, 'finish_copies', lambda finish: lambda: None))
 def test_saves_in_the_background(comm, program, tmp_path):
-    """Saving in a thread: the values of that time, although the training has changed them."""
+    """Saving in a thread writes the values at the time of the call, even if they change later."""
     at, gate, finish = program.seed % STEPS, threading.Event(), late_copies.LateCopies.finish
 
     def finish_later(late):

@@ -55,28 +55,28 @@ def test_mean_gradients(comm, program):
      planted(_accumulation, '_divided', lambda divided: lambda total, n, dtype: divided(
          total, n - (total.size == 6), dtype)))
 def test_accumulation(comm, program):
-    """``n_accumulations``: the same as one update with all the batches."""
+    """``n_accumulations`` gives the same result as one update with all the batches."""
     check_against_one_process(comm, program)
 
 
 @law(programs(mode='overlap'),
      planted(Accumulation, 'completed', lambda completed: lambda self, param, grad: grad))
 def test_overlap(comm, program):
-    """``overlap``: the same parameters as without it."""
+    """``overlap`` gives the same parameters as training without it."""
     check_against_one_process(comm, program)
 
 
 @law(programs(mode='double buffering'),
      planted(DoubleBuffering, '_drop', lambda drop: lambda self: drop(self) or True))
 def test_double_buffering(comm, program):
-    """``double_buffering``: the same as one process that steps one update late."""
+    """``double_buffering`` matches one process that applies gradients one update late."""
     check_against_one_process(comm, program)
 
 
 @law(programs(shard=True, hooks=('GradientClipping',)),
      planted(ShardedUpdate, '_total', lambda total: lambda self, values: values))
 def test_sharded_states(comm, program):
-    """``shard_states``: the same parameters as without it."""
+    """``shard_states`` gives the same parameters as training without it."""
     check_against_one_process(comm, program)
 
 
@@ -90,7 +90,7 @@ def with_zeros(join):
 @law(programs(shard=True, dtype=['f', 'd'], compression=['', 'fp16'], infinite=()),
      planted(sharded_states, 'join', with_zeros))
 def test_gathered_states(comm, program):
-    """``gather_states``: between updates, each rank gets the same states as without sharding."""
+    """``gather_states`` returns the states of training without sharding, between updates."""
     sharded = Training(program, comm)
     full = Training(dataclasses.replace(program, shard=False), comm)
     for step in range(STEPS):
@@ -121,21 +121,21 @@ def fill_with_ones(of_model):
 
 @law(programs(zero_fill=True), planted(ParameterList, 'of_model', fill_with_ones))
 def test_missing_gradients(comm, program):
-    """``zero_fill``: gradients that a rank does not have are zero."""
+    """With ``zero_fill``, gradients that a rank does not have are zero."""
     check_against_one_process(comm, program)
 
 
 @law(programs(scale=[4., 'dynamic']),
      planted(update_hooks, '_aware', lambda aware: {*aware, Hook.__call__}))
 def test_loss_scale(comm, program):
-    """Loss scaling: the same parameters as without it."""
+    """Loss scaling gives the same parameters as training without it."""
     check_against_one_process(comm, program)
 
 
 @law(programs(compression=['fp16', 'bf16'], targets=[1., 1., 1e5]),
      planted(GradientAveraging, 'mean', keep_own_scalars))
 def test_half_precision(comm, program):
-    """``compression='fp16'``, ``'bf16'``: gradients are rounded before and after the mean."""
+    """``compression='fp16'`` and ``'bf16'`` round gradients before and after averaging."""
     check_against_one_process(comm, program)
 
 
@@ -156,7 +156,7 @@ def check_beside_another(comm, program):
      planted(TwoBit, 'compress', lambda compress: lambda self, x, key=None: compress(
          TwoBit(self.threshold), x, key)))
 def test_two_bit(comm, program):
-    """2-bit compression: the next update sends what this one has not."""
+    """2-bit compression sends in the next update what this one has not sent."""
     check_beside_another(comm, program)
 
 
@@ -164,14 +164,14 @@ def test_two_bit(comm, program):
      planted(PowerSGD, '_store', lambda store: lambda self, matrix, p, q, scale: store(
          self, matrix, p, q, None)))
 def test_power_sgd(comm, program):
-    """PowerSGD: a product of two factors is sent, and the rest in the next update."""
+    """PowerSGD sends a product of two factors, and the rest in the next update."""
     check_beside_another(comm, program)
 
 
 @law(programs(events=['resume', '', 'resume', 'exception', 'hyperparameter', 'scale']),
      planted(FullUpdate, 'serialize', lambda f: lambda self, optimizer, serializer, is_root: None))
 def test_resume(comm, program):
-    """A resumed optimizer continues like one that was not interrupted."""
+    """A resumed optimizer continues like an uninterrupted one."""
     check_against_one_process(comm, program)
 
 
@@ -184,14 +184,14 @@ def call_hooks_twice(step):
 
 @law(programs(hooks=[*HOOKS]), planted(MultiNodeOptimizer, '_step', call_hooks_twice))
 def test_hooks(comm, program):
-    """Hooks change mean gradients, as in one process."""
+    """Hooks change the averaged gradients, as in one process."""
     check_against_one_process(comm, program)
 
 
 @law(programs(tie=['parameter', 'view', 'same', 'overlapping']),
      planted(tied_arrays, 'sharing_memory', lambda f: lambda arrays: []))
 def test_tied_parameters(comm, program):
-    """Parameters that share memory: the same as in one process."""
+    """Parameters that share memory are updated as in one process."""
     check_against_one_process(comm, program)
 
 
@@ -199,7 +199,7 @@ def test_tied_parameters(comm, program):
               compression=['', '2bit', 'fp16'], events=('',) * STEPS),
      planted(Join, 'scale', lambda f: lambda self, model: None))
 def test_join(comm, program):
-    """``join``: ranks without batches have gradients of zero, or do not count."""
+    """With ``join``, ranks without batches have zero gradients or do not count."""
     draw = np.random.RandomState(program.seed)
     counts = draw.randint(0, STEPS + 1, comm.size)
     is_divided_by_all = bool(program.compression) or program.seed % 2 == 0
@@ -228,7 +228,7 @@ class StoreTraining(Training):
               events=['', 'exception', 'rule hook', 'hyperparameter', 'replace', 'enable']),
      planted(_kvstore_optimizer, 'fill_missing_grad', lambda f: lambda param: None))
 def test_kvstore(comm, program):
-    """A multi-node optimizer that trains through a KVStore: the same as in one process."""
+    """A multi-node optimizer that trains through a KVStore matches one process."""
     check_against_one_process(comm, program, StoreTraining)
 
 
@@ -254,7 +254,7 @@ def change_setting(optimizer, number):
               events=('',) * STEPS, dtype=['f', 'd']),
      planted(_optimizer_settings, '_ARGUMENTS', lambda names: names[2:]), examples=3)
 def test_differing_settings(comm, program):
-    """A setting that differs on one rank is the same error on all; otherwise training continues."""
+    """If a setting differs on one rank, all raise the same error; otherwise training continues."""
     training = Training(program, comm)
     training.optimizer.target.one.update_rule.add_hook(WeightDecay(.1))
     for number in range(2):

@@ -170,7 +170,7 @@ def without_steps(key):
 @law(of_updates(hooks=st.just(()) | some(HOOKS, 1), is_fp32=st.booleans()),
      planted(one_pass, '_key', without_steps), examples=8)
 def test_one_pass(program):
-    """Updates in one pass: the same bits as Chainer's, one parameter after the other."""
+    """Updates in one pass are bitwise identical to Chainer's, one parameter after the other."""
     with one_by_one():
         expected = program.run()
     with in_blocks():
@@ -196,7 +196,7 @@ def stale_gradients():
 @law(of_updates(OPTIMIZERS.keys() - UNUSUAL - {'no beta'}, dtype=st.sampled_from('fd'),
                 special=st.just(False)), stale_gradients, examples=4)
 def test_one_pass_by_pytorch(program):
-    """Updates by PyTorch's kernels: the same as Chainer's but for rounding."""
+    """Updates by PyTorch's kernels match Chainer's, except for rounding."""
     pytest.importorskip('torch')
     with one_by_one():
         expected = program.run()

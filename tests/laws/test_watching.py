@@ -56,7 +56,7 @@ def doubled_scalars(mean):
 
 @law(PROGRAMS, planted(recorder, 'describe', drawing), examples=4)
 def test_timeline(comm, program, tmp_path, monkeypatch):
-    """A timeline changes nothing."""
+    """Recording a timeline changes nothing."""
     expected = Training(program, comm).run()
     path, begin = str(tmp_path / 'timeline.json'), time.perf_counter()
     monkeypatch.setenv(recorder.VARIABLE, path)
@@ -102,7 +102,7 @@ def test_debug_mode(comm, program):
               dtype=['f', 'd'], events=('',) * STEPS, batches=(BATCH,)),
      planted(debug_checks, 'check_own', lambda check: lambda gradients: None), examples=3)
 def test_debug_mode_errors(comm, program):
-    """Debug mode: a gradient that is not finite is the same error on all ranks, and is not sent."""
+    """In debug mode, a gradient that is not finite is not sent: all ranks raise the same error."""
     training = Training(program, comm)
     for number in range(2):
         training.update(number)
@@ -127,7 +127,7 @@ def test_debug_mode_errors(comm, program):
 
 @law(PROGRAMS, planted(run_record, 'random_states', drawing), examples=4)
 def test_run_records(comm, program, tmp_path):
-    """A record of a run changes nothing, and equal runs have equal records."""
+    """A record of a run changes nothing, and identical runs have identical records."""
     expected = Training(program, comm).run()
     folders = [pathlib.Path(comm.bcast_obj(str(tmp_path))) / name for name in 'ab']
     for folder in folders:
@@ -169,7 +169,7 @@ def test_function_hooks(comm, program):
 @law(programs(communicator='naive', compression='', mode='plain', shard=False),
      planted(NaiveCommunicator, 'multi_node_mean_grad', doubled_scalars), examples=4)
 def test_third_party_communicator(comm, program):
-    """A communicator with only the methods of version 7: the same parameters as with ours."""
+    """A communicator with only the methods of version 7 gives the same parameters as ours."""
     expected = Training(program, comm).run()
     found = Training(program, create('version7')).run()
     tolerance = TOLERANCES[program.dtype]

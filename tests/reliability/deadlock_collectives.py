@@ -57,7 +57,7 @@ def bcast_obj_and_wait(comm):
 
 
 @deadlock(2)
-def two_communicators_in_another_order(comm, second):
+def two_communicators_in_different_order(comm, second):
     if comm.rank == 0:
         comm.allreduce(ARRAY)  # 0 waits for 1
         second.allreduce(ARRAY)
@@ -100,7 +100,7 @@ def rows_and_columns(comm):
 
 
 @deadlock(3)
-def part_and_all(comm):
+def subgroup_and_all_ranks(comm):
     """Two ranks use their communicator, but the second one is in an operation of all ranks."""
     part = comm.split(comm.rank < 2, comm.rank)
     if comm.rank == 0:

@@ -36,7 +36,7 @@ def send_and_send_of_large_arrays(comm):
 
 
 @deadlock(2, bystanders=2)
-def another_tag(comm):
+def wrong_tag(comm):
     if comm.rank == 0:
         comm.send(ARRAY, 1, 5)  # 0 waits for 1
     else:
@@ -44,7 +44,7 @@ def another_tag(comm):
 
 
 @deadlock(2)
-def two_tags_in_another_order(comm):
+def two_tags_in_different_order(comm):
     if comm.rank == 0:
         comm.send(ARRAY, 1, 1)  # 0 waits for 1
         comm.send(ARRAY, 1, 2)
@@ -54,7 +54,7 @@ def two_tags_in_another_order(comm):
 
 
 @deadlock(2)
-def later_message_with_another_tag(comm):
+def later_message_with_wrong_tag(comm):
     """After many messages in both directions."""
     other = 1 - comm.rank
     for n in range(100):
@@ -71,7 +71,7 @@ def later_message_with_another_tag(comm):
 
 
 @deadlock(3, bystanders=1)
-def another_peer(comm):
+def wrong_peer(comm):
     """Rank 1 expects the message from rank 2, which rank 0 sends."""
     if comm.rank == 0:
         comm.send(ARRAY, 1, 0)  # 0 waits for 1
@@ -153,7 +153,7 @@ def large_send_obj_and_send_obj(comm):
 
 
 @deadlock(2)
-def object_with_another_tag(comm):
+def object_with_wrong_tag(comm):
     """The small object has been sent, so that rank 0 waits for the answer."""
     if comm.rank == 0:
         comm.send_obj('question', 1, tag=3)
@@ -164,7 +164,7 @@ def object_with_another_tag(comm):
 
 
 @deadlock(3)
-def any_source_of_all(comm):
+def any_source_on_all_ranks(comm):
     comm.recv(ANY_SOURCE, 0)  # (0 waits for 1 or 2), (1 waits for 0 or 2), (2 waits for 0 or 1)
 
 

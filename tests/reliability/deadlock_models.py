@@ -36,7 +36,7 @@ def functions_that_both_receive_first(comm):
 
 
 @deadlock(2)
-def functions_in_another_order(comm):
+def functions_in_different_order(comm):
     x = chainer.Variable(ARRAY)
     if comm.rank == 0:
         functions.send(x, comm, 1, tag=1)  # in chainermn.functions.send: 0 waits for 1
@@ -82,7 +82,7 @@ def both_wait_for_gradients(comm):
 
 
 @deadlock(2)
-def gradient_that_nobody_sends(comm):
+def gradient_that_is_never_sent(comm):
     """Rank 1 does not run backward."""
     if comm.rank == 0:
         y = functions.send(chainer.Variable(ARRAY), comm, 1)
@@ -108,7 +108,7 @@ def gradients_around_a_ring(comm):
 
 
 @deadlock(3)
-def functions_with_another_peer(comm):
+def functions_with_wrong_peer(comm):
     x = chainer.Variable(ARRAY)
     if comm.rank == 0:
         functions.send(x, comm, 1)  # in chainermn.functions.send: 0 waits for 1

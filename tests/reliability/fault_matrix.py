@@ -196,7 +196,7 @@ def table(results: dict[Case, Result]) -> str:
     """The table of results: one line per kind of place, one column per way."""
     rows = {place: [place] for place in (*program.FIRST, *program.PLACES)}
     rows |= {f'in an operation ({name})': list(program.OPERATIONS) for name in COMMUNICATORS}
-    lines = ['| a rank ends | ' + ' | '.join(program.WAYS) + ' |',
+    lines = ['| when the fault occurs | ' + ' | '.join(program.WAYS) + ' |',
              '|---' * (1 + len(program.WAYS)) + '|']
     for row, places in rows.items():
         name = row.partition('(')[2].rstrip(')') or 'flat'

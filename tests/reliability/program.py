@@ -265,7 +265,7 @@ def at_exit(comm, is_last):
         atexit.register(fault)
 
 
-PLACES = {'before': before, 'in a message': message, 'in shared memory': shared_memory,
+PLACES = {'before an operation': before, 'in a message': message, 'in shared memory': shared_memory,
           'with overlap': overlap, 'in a kvstore': kvstore,
           'in a checkpoint': checkpoint, 'with data loaders': loaders,
           'in a data loader': in_a_loader, 'at exit': at_exit, 'in a pipeline': pipeline}

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.mpi_skip,
 
 #: One of each kind: a message, objects, any source, communicators, functions, an optimizer.
 SAMPLE = [
-    ('another tag', 'naive', 2), ('cycle of 4 with messages and objects', 'flat', 4),
+    ('wrong tag', 'naive', 2), ('cycle of 4 with messages and objects', 'flat', 4),
     ('any source without a sender', 'naive', 3),
     ('three communicators in a circle', 'flat', 3),
     ('gradients around a ring', 'naive', 3), ('gradient queue and a message', 'flat', 2)]
