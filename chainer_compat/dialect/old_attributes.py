@@ -145,7 +145,8 @@ class FunctionName(str):
     @property
     def label(self) -> str:
         """The name."""
-        warn('Function hooks keep names of functions since Chainer 4: remove .label.')
+        warn('Since Chainer 4, function hooks store the names of functions, not the functions: '
+             'remove .label.')
         return str(self)
 
 

@@ -223,9 +223,9 @@ def _warn_of_backward(cls: Any) -> None:
     old = [name for name in ('backward_cpu', 'backward_gpu') if name in vars(cls)]
     if old and 'backward' not in vars(cls) and not cls.__module__.startswith('chainer.'):
         warnings.warn(
-            f'{cls.__name__}.{old[0]} is never called, so gradients are computed by '
-            f'{cls.__base__.__name__}: it has backward(indexes, grad_outputs) since Chainer 3. '
-            'Define this method, or derive from chainer.Function.', stacklevel=3)
+            f'{cls.__name__}.{old[0]} is never called: since Chainer 3, gradients are computed by '
+            f'{cls.__base__.__name__}.backward(indexes, grad_outputs). Override that method, or '
+            'derive from chainer.Function.', stacklevel=3)
 
 
 @edit('chainer.function_node')
@@ -247,7 +247,7 @@ def hash_of_variable(module: ModuleType) -> None:
     variable: Any = module.Variable
 
     def by_identity(self: Any) -> int:
-        warn('Variables have no hash since Chainer 3: use id(variable).')
+        warn('Since Chainer 3, Variables are not hashable: use id(variable).')
         return object.__hash__(self)
 
     variable.__hash__ = by_identity

@@ -50,7 +50,8 @@ def best_value(module: Any) -> None:
         try:
             serialize_original(self, serializer)
         except KeyError:
-            warnings.warn(f'The file lacks the best value of {type(self).__name__}.', stacklevel=2)
+            warnings.warn(f'The snapshot does not contain the best value of {type(self).__name__}; '
+                          'the trigger fires at its next value.', stacklevel=2)
 
     module.BestValueTrigger.serialize = serialize
 

@@ -63,7 +63,7 @@ def _set(variable: Any, value: Any) -> None:
         variable.__dict__['volatile'] = value
         return
     variable.__dict__.pop('volatile', None)
-    warn('volatile is the interface of Chainer 1: use chainer.no_backprop_mode() or remove it.')
+    warn('volatile belongs to the Chainer 1 API: use chainer.no_backprop_mode() or remove it.')
     if variable._volatile is not OFF:
         _hook_functions()
 

@@ -40,14 +40,14 @@ def update_before_setup() -> dict[str, str]:
 
 @edit('chainer.optimizer')
 def setup_of_something_else() -> dict[str, str]:
-    """All versions: the error of ``setup`` did not say what it got.
+    """All versions: the error of ``setup`` did not show what was passed.
 
-    ChainerMN has loss functions around models, such as Pipeline, which are passed to ``update``.
+    ChainerMN's Pipeline, for example, wraps a model but is passed to ``update``.
     """
     return {"'optimization target must be a link'":
-            "'optimizer.setup(model) takes the model, a chainer.Link, not '"
-            " + getattr(link, '__name__', type(link).__name__) + '. Pass loss functions to '"
-            "'optimizer.update.'"}
+            "'optimizer.setup(model) expects a chainer.Link, not '"
+            " + getattr(link, '__name__', type(link).__name__) + '. Pass loss functions, such as '"
+            "'a Pipeline, to optimizer.update instead.'"}
 
 
 @patch('chainer.functions.array.transpose_sequence')

@@ -147,25 +147,26 @@ GONE = {
     **dict.fromkeys(
         ('cupy.cuda.cudnn', 'cupy.cuda.cudnn_enabled', 'cupy.cudnn', 'cupyx.cudnn',
          'cupy_backends.cuda.libs.cudnn', 'cupyx.tools.install_library.install_cudnn'),
-        'CuPy 14 has no cuDNN. Use Chainer functions, which use PyTorch if it is installed; or '
-        'install CuPy 13.'),
+        'CuPy 14 does not support cuDNN. Use Chainer functions (they use PyTorch if it is '
+        'installed), or install CuPy 13.'),
     **dict.fromkeys(
         ('cupy.array_api', 'cupy.array_api.*'),
         'Use cupy itself, which has the functions of the array API standard.'),
     **dict.fromkeys(
         ('cupyx.fallback_mode', 'cupyx.fallback_mode.*'),
-        'Convert arrays by cupy.asnumpy where CuPy has no function.'),
+        'Convert arrays with cupy.asnumpy if CuPy lacks a function.'),
     **dict.fromkeys(
         ('cupy.cuda.texture.TextureReference', 'cupy_backends.cuda.api.driver.*[tT]exRef*'),
         'CUDA 12 has no texture references. Use cupy.cuda.texture.TextureObject.'),
     'cupy_backends.cuda.libs.cusparse.*':
-        'CUDA 12 has no such function of cuSPARSE. Use cupyx.cusparse or cupyx.scipy.sparse.',
+        'cuSPARSE in CUDA 12 does not have this function. Use cupyx.cusparse or '
+        'cupyx.scipy.sparse.',
     **dict.fromkeys(
         ('cupy.cuda.cutensor.*', 'cupyx.cutensor.*'),
         'This belongs to cuTENSOR 1. Use the functions of cupyx.cutensor.'),
     'cupy.cuda.cub.*': 'Use the functions of cupy, which call CUB.',
     'cupy.cuda.profiler.*': 'Use cupyx.profiler.profile.',
-    'cupy.cuda.function.CInt*': 'Pass integers of NumPy, such as numpy.int32(1), to the kernel.',
+    'cupy.cuda.function.CInt*': 'Pass NumPy integers, such as numpy.int32(1), to the kernel.',
     'cupy.MachAr': 'Use cupy.finfo.',
     'cupy.linalg.norm': 'Use cupy.trace.',
     'cupy.testing.*': 'Use the functions of pytest and numpy.testing.',
@@ -179,5 +180,5 @@ GONE = {
          'cupy_backends.cuda.api.driver.*', 'cupy_backends.cuda.libs.cublas.*',
          'cupy_backends.cuda.libs.curand.*', 'cupyx.scipy.sparse._csr.*',
          'cupyx.scipy.sparse._util.*', 'cupyx.scipy.special._digamma.*'),
-        'It was an internal of CuPy, and has no replacement.'),
+        'It was internal to CuPy and has no replacement.'),
 }

@@ -56,8 +56,8 @@ def _mutable(cls: type) -> Iterator[None]:
     flags = ctypes.c_ulong.from_address(address)
     if flags.value != cls.__flags__:
         raise RuntimeError(
-            f'CHAINER_COMPAT_NAMES=all cannot change {cls}: this Python stores types in a way that '
-            'is not known. Use CPython 3.10 to 3.15 with a global interpreter lock.')
+            "CHAINER_COMPAT_NAMES=all does not support this Python's type layout, so it cannot "
+            f'change {cls}. Use CPython 3.10 to 3.15 with a global interpreter lock.')
     immutable = flags.value & IMMUTABLE
     flags.value &= ~IMMUTABLE
     try:

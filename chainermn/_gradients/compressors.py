@@ -50,8 +50,8 @@ def get(compression: Compression) -> Compressor | PowerSGD | None:
         compression = {'type': compression}
     if isinstance(compression, type) and (
             compression is PowerSGD or hasattr(compression, 'decompress')):
-        raise TypeError(f'compression is the class {compression.__name__}; create one: '
-                        f'{compression.__name__}()')
+        raise TypeError(f'compression must be an instance, not the class {compression.__name__}. '
+                        f'Pass an instance: {compression.__name__}()')
     if not isinstance(compression, dict):
         raise TypeError('compression must be None, the name of a type, a dict such as '
                         "{'type': '2bit', 'threshold': 0.5}, or an object with the methods "

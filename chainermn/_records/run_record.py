@@ -128,9 +128,11 @@ def check_details(details: object) -> None:
         ValueError: If it is less than 1.
     """
     if not isinstance(details, int):
-        raise TypeError(f'details must be a number of updates, not {details!r}. 1: each update')
+        raise TypeError(f'details must be an integer of at least 1, not {details!r}: details are '
+                        'recorded in every details-th update')
     if details < 1:
-        raise ValueError(f'details must be at least 1, not {details}. 1: each update')
+        raise ValueError(f'details must be an integer of at least 1, not {details}: details are '
+                         'recorded in every details-th update')
 
 
 def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = '',
@@ -151,9 +153,9 @@ def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = ''
     if hasattr(type(optimizer), '_recording'):  # of this package
         if optimizer._recording is not None:
             before = optimizer._recording.folder
-            _warn('this optimizer is recorded already' + (
-                '' if before == folder else f', in {before}; its record is now in {folder}')
-                + '. Use either CHAINERMN_RECORD or one RunRecord.')
+            _warn(f'this optimizer was already being recorded to {before}' + (
+                '' if before == folder else f'; from now on it is recorded to {folder}')
+                + '. Use either CHAINERMN_RECORD or a single RunRecord.')
         optimizer._recording = recording
         return recording
     actual = getattr(optimizer, 'actual_optimizer', optimizer)

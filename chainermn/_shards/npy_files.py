@@ -161,5 +161,5 @@ class _Rows:
         while rest:
             n = os.preadv(self._file.fileno(), [rest], offset)
             if n == 0:
-                raise ValueError('the file has become shorter')
+                raise ValueError('the file was truncated while it was open')
             rest, offset = rest[n:], offset + n

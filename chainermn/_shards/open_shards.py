@@ -76,8 +76,9 @@ class Opener:
             return TarShard(shard)
         if suffix in ('.arrow', '.parquet'):
             return ParquetShard(shard) if suffix == '.parquet' else open_arrow(shard)
-        raise ValueError(f'no reader for {suffix or "a file without a suffix"!r}: pass reader=, a '
-                         'function that opens a path and returns an object with len() and [index]')
+        kind = f'{suffix!r} files' if suffix else 'files without a suffix'
+        raise ValueError(f'no reader for {kind}: pass reader=, a function that opens a path and '
+                         'returns an object with len() and [index]')
 
     def measure(self, shard: Object) -> tuple[int, int]:
         """Return the numbers of samples and of bytes; -1 if it is not a file."""
@@ -174,7 +175,8 @@ class OpenShards:
         now, before = (len(shard), size_of(self._shards[number])), self._sizes[number]
         if now != before and (now[0], UNKNOWN) != before:
             shard.close()
-            raise ValueError('it has changed: {:,} samples and {:,} bytes, before {:,} and {:,}'
+            raise ValueError('the file has changed since its samples were counted: now {:,} '
+                             'samples and {:,} bytes, previously {:,} and {:,}'
                              .format(*now, *before))
         return shard
 

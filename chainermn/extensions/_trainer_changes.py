@@ -44,8 +44,8 @@ def change_trainer() -> None:
     @functools.wraps(extend)
     def noted_extend(self: Trainer, extension: Extension, *args: Object, **kwargs: Object) -> None:
         if isinstance(extension, type) and issubclass(extension, Extension):
-            raise TypeError(f'trainer.extend: extension is the class {extension.__name__}; create '
-                            f'one: {extension.__name__}(...)')
+            raise TypeError('trainer.extend: extension must be an instance, not the class '
+                            f'{extension.__name__}. Pass an instance: {extension.__name__}(...)')
         extend(self, extension, *args, **kwargs)
         path, line = program_place()
         entry = next(reversed(self._extensions.values()))

@@ -461,8 +461,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
     @property
     def _names(self) -> SaveNames:
         if self.path is None:
-            raise TypeError('the checkpointer has no folder. Pass path=, since there is no trainer '
-                            'that has one.')
+            raise TypeError('the checkpointer has no folder. Pass path=; only a trainer provides '
+                            'a default.')
         return SaveNames(self.path, lambda iteration, rank: f'{self.name}.{rank}.{iteration}')
 
 

@@ -148,12 +148,12 @@ class _NameCheck:
                     ranks[longer] | ranks[short] == reporting):
                 self._has_warned = True
                 warnings.warn_explicit('\n'.join([
-                    'create_multi_node_evaluator: the ranks report a metric under different names, '
-                    'so each mean covers only some of them',
+                    'create_multi_node_evaluator: ranks report the same metric under different '
+                    'names, so each mean covers only some of the ranks',
                     *sorted(f'  {ranks_text(sorted(ranks[key]))}: {key!r}'
                              for key in (longer, short)),
-                    'Report it under the same name on all ranks: chainer.report(values, observer) '
-                    'with the same observer.']), RuntimeWarning, *self._place)
+                    'Use one name on all ranks: call chainer.report(values, observer) with the '
+                    'same observer.']), RuntimeWarning, *self._place)
                 return
 
 

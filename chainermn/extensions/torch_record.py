@@ -72,8 +72,8 @@ class TorchRecord:
 
     def _end(self) -> None:
         if not self._has_begun:
-            warnings.warn('TorchRecord records no step: call its method begin with the batch '
-                          'before each step.', RuntimeWarning, stacklevel=4)
+            warnings.warn('TorchRecord has recorded nothing: call its begin(batch) before each '
+                          'step.', RuntimeWarning, stacklevel=4)
             self._has_begun = True
         self._recording.end(self._training)
         self._training.t += 1

@@ -288,10 +288,10 @@ class KVStore:
         rank that stores the key; for a large array, on each rank with its shard.
 
         Args:
-            updater: Called as ``updater(key, input, stored)``: the key (int or str), the sum of the
-                pushed values, and the stored array of the same dtype and shape, which it changes in
-                place. It may overwrite ``input``. It must not use the store. A new array as its
-                result is an error of :meth:`push`, since it would have no effect.
+            updater: Called as ``updater(key, pushed, stored)``: the key (int or str), the sum of
+                the pushed values, and the stored array of the same dtype and shape, which it
+                changes in place. It may overwrite ``pushed``. It must not use the store. If it
+                returns a new array, :meth:`push` raises an error, because that array would be lost.
 
         Raises:
             TypeError: If ``updater`` cannot be called with three arguments.

@@ -309,7 +309,7 @@ class _StoreUpdate(_KVStoreOptimizer):
                 raise ValueError(f'parameter {path} has its own update rule, which the store does '
                                  f'not know; {_ON_WORKERS}')
         if self.actual_optimizer._loss_scaling_is_dynamic:
-            raise ValueError(f'dynamic loss scaling needs all gradients at once; {_ON_WORKERS}')
+            raise ValueError(f'dynamic loss scaling needs all gradients together; {_ON_WORKERS}')
 
     def _step(self, parameters: _Parameters) -> None:
         parameters = {path: parameter for path, parameter in parameters.items()

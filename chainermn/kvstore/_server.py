@@ -17,7 +17,7 @@ from chainermn.kvstore._optimizer_updater import KeyUpdate, OptimizerUpdater
 from chainermn.kvstore._sharding import Buffer, Compress, Entry, Key, KeyLayout, sum_dtype
 from chainermn.kvstore.row_sparse import Array
 
-#: Called as ``updater(key, input, stored)``; changes ``stored`` in place.
+#: Called as ``updater(key, pushed, stored)``; changes ``stored`` in place.
 Updater: TypeAlias = Callable[[Key, Array, Array], object]
 
 
@@ -87,9 +87,9 @@ class Server:
                 self.updater.update([self._key_update(key_id, xs) for key_id, xs in inputs])
                 return
             for key_id, xs in inputs:
-                key, input, stored = self._key_update(key_id, xs)
+                key, pushed, stored = self._key_update(key_id, xs)
                 with chainer.using_device(chainer.backend.get_device_from_array(stored)):
-                    _run(self.updater, key, input, stored)
+                    _run(self.updater, key, pushed, stored)
 
     def _key_update(self, key_id: int, inputs: Sequence[Array]) -> KeyUpdate:
         """Return a shard with the sum of arrays of its shape."""
@@ -196,15 +196,15 @@ class Server:
                     for name, value in state.items()})
 
 
-def _run(updater: Updater, key: Key, input: Array, stored: Array) -> None:
+def _run(updater: Updater, key: Key, pushed: Array, stored: Array) -> None:
     """Call an updater; a note in its error gives the updater and the key."""
     try:
-        result: Any = updater(key, input, stored)
+        result: Any = updater(key, pushed, stored)
         if isinstance(result, chainer.get_array_types()) and result is not stored and (
                 result.shape == stored.shape):
             raise TypeError(
-                'the updater returned a new array, which has no effect. Change stored in place: '
-                'stored[...] = result, or stored += change; and return nothing')
+                'the updater returned a new array, which has no effect. Change stored in place '
+                '(stored[...] = result, or stored += change), and return None')
     except Exception as error:
         # Python 3.10 has no add_note, but other ranks read the notes.
         error.__notes__ = [
@@ -227,9 +227,9 @@ def _line(updater: Updater, error: Exception) -> str:
     return f', at {os.path.basename(path)}:{line}'
 
 
-def assign(key: Key, input: Array, stored: Array) -> None:
+def assign(key: Key, pushed: Array, stored: Array) -> None:
     """Replace the stored value; the updater of a store without another one."""
-    stored[...] = input
+    stored[...] = pushed
 
 
 def sum_arrays(xs: Sequence[Array], dtype: np.dtype, scale: float = 1.) -> Array:

@@ -171,9 +171,9 @@ class Pipeline:
         return collected.loss(value, scale or 1.)
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Explain that the attributes of models and optimizers are not those of a Pipeline."""
+        """Explain that a Pipeline lacks the attributes of models and optimizers."""
         raise AttributeError(
-            f'Pipeline has no attribute {name!r}. It is a loss function: call '
+            f'Pipeline has no attribute {name!r}. A Pipeline is a loss function, not a model. Call '
             'optimizer.setup(model), then optimizer.update(pipeline, *batch).', name=name, obj=self)
 
     def gradient_clipping(self, threshold: float) -> GradientClipping:
@@ -200,7 +200,7 @@ class Pipeline:
         if not isinstance(threshold, numbers.Real) or not threshold >= 0:
             is_hook = isinstance(threshold, chainer.Optimizer)
             self._comm.refuse('Pipeline.gradient_clipping', TypeError(
-                'Pipeline: gradient_clipping is no hook, but returns one. Call it: '
+                'Pipeline: gradient_clipping is not a hook; it returns one. Write '
                 'optimizer.add_hook(pipeline.gradient_clipping(5))' if is_hook else
                 f'Pipeline: threshold must be a number of at least 0, not {threshold!r}'))
         return GradientClipping(

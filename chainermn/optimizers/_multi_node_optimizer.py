@@ -149,9 +149,9 @@ class MultiNodeOptimizer(OptimizerProxy):
         if isinstance(self.actual_optimizer, chainer.Optimizer) and not isinstance(
                 link, chainer.Link):
             raise TypeError(
-                'optimizer.setup(model) takes the model, a chainer.Link, not '
+                'optimizer.setup(model) expects a chainer.Link, not '
                 f'{getattr(link, "__name__", type(link).__name__)}. Pass loss functions, such as a '
-                'Pipeline, to optimizer.update.')
+                'Pipeline, to optimizer.update instead.')
         self._averaging.reset()
         self.actual_optimizer.setup(link)
         self.target_params, self._is_new = [], False  # the next update broadcasts the model

@@ -78,7 +78,7 @@ def _export_training(options: argparse.Namespace) -> None:
     except (ConversionError, ImportError, OSError) as error:
         sys.exit(f'{type(error).__name__}: {error}')
     print(f'Wrote {os.path.join(options.output, "train.py")}, module.pt and training.pt: let '
-          'data_set in train.py return your data. A snapshot does not contain the learning rate; '
+          'dataset in train.py return your data. A snapshot does not contain the learning rate; '
           f'it is from {options.training}.')
 
 

@@ -207,7 +207,8 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
                 if rule.state[ours].shape != old.shape:
                     raise ConversionError(
                         f'The state of {name} is a shard, since the optimizer has '
-                        'shard_states=True and was updated. Set it up with the model again first')
+                        'shard_states=True and was updated. Call optimizer.setup(model) again '
+                        'first')
                 if found and found.get(theirs) is None:
                     raise ConversionError(
                         f'The PyTorch optimizer has no state {theirs!r} of {name}')
@@ -413,7 +414,7 @@ def _set_state(optimizer: torch.optim.Optimizer, kind: RuleInTorch, name: str, o
     rule = old.update_rule
     if set(arrays) - set(kind.states):
         raise ConversionError(f'The state of {name} has {", ".join(sorted(arrays))}, but '
-                              f'{kind.make.__name__} knows {", ".join(kind.states)}')
+                              f'{kind.make.__name__} expects {", ".join(kind.states)}')
     found: dict[str, Any] = {'step': torch.tensor(float(rule.t))} if kind.counts else {}
     for ours, theirs in kind.states.items():
         if ours == 'vhat' and not rule.hyperparam.amsgrad:

@@ -43,7 +43,7 @@ def negative_sampling(f: Any, x: Any, t: Any, W: Any) -> Any:
     """``F.softplus`` of ``-x @ W[t]`` and of ``x @ W[samples]``, by ``torch.multinomial``."""
     table = getattr(f.raw('sampler'), '__self__', None)
     if not isinstance(table, chainer.utils.WalkerAlias):
-        raise NotImplementedError('a sampler that is not a WalkerAlias, so a Python program')
+        raise NotImplementedError('a sampler other than WalkerAlias, because it runs Python code')
     n = len(table.threshold)
     p = np.bincount(table.values[::2], table.threshold, n) + np.bincount(
         table.values[1::2], 1 - table.threshold, n)

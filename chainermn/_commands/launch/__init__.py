@@ -73,8 +73,8 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
         RuntimeError: If that error cannot be pickled, or a process ended without returning from
             ``fn``; the message gives the rank, and the signal or exit status.
         TimeoutError: If ``timeout`` expired. All processes are terminated.
-        TypeError: If ``fn`` is not callable, ``n`` is not an integer, or ``fn``, an argument or a
-            result cannot be pickled, or ``fn`` does not accept the arguments.
+        TypeError: If ``fn`` is not callable or does not accept the arguments, if ``n`` is not an
+            integer, or if ``fn``, an argument or a result cannot be pickled.
         ValueError: If ``n`` is less than 1, or ``timeout`` is not positive.
         FileNotFoundError: If mpiexec is not found.
 
@@ -136,13 +136,13 @@ def _check_signature(fn: Callable[..., Object], args: Sequence[Object],
     try:
         # Not of what a decorator wraps: it may add arguments.
         signature = inspect.signature(fn, follow_wrapped=False)
-    except (TypeError, ValueError):  # of a function in C
+    except (TypeError, ValueError):  # C functions have no signature
         return
     try:
         signature.bind(None, *args, **kwargs)
     except TypeError as error:
         raise TypeError('launch(fn, n, *args, **kwargs) calls fn(comm, *args, **kwargs), but the '
-                        f'arguments do not fit {_name(fn)}{signature}: {error}') from None
+                        f'arguments do not match {_name(fn)}{signature}: {error}') from None
 
 
 def _name(fn: Callable[..., Object]) -> str:

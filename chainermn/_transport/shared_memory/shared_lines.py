@@ -113,7 +113,7 @@ def create(mpi_comm: MPI.Intracomm, capacity: int) -> SharedLines | None:
 
     def check() -> None:
         if runtime.get(_Memories).count >= _MEMORIES:
-            raise RuntimeError('there are enough')
+            raise RuntimeError(f'the limit of {_MEMORIES} shared memories is reached')
         check_space(mpi_comm.size * (2 * _place_size(capacity) + 2 * 4096))
 
     for attempt in check, lambda: made.append(SharedLines(mpi_comm, capacity)):

@@ -144,7 +144,8 @@ def check_space(size: int) -> None:
             space = os.fstatvfs(file.fileno())
         free = space.f_bavail * space.f_frsize
         if space.f_blocks and free < size:  # it may have no limit
-            raise OSError(errno.ENOSPC, f'/dev/shm has {free} bytes left, and {size} are needed')
+            raise OSError(errno.ENOSPC,
+                          f'/dev/shm has {free:,} bytes left, but {size:,} are needed')
 
 
 def failures(mpi_comm: MPI.Comm, attempt: Callable[[], object]) -> str:

@@ -128,7 +128,8 @@ def read_tag(path: str) -> Tag | None:
         member = archive.getinfo(f'{TAG}.npy')
         npz.check_member(archive, member)
         if member.file_size > _MAX_TAG:
-            raise ValueError(f'the tag has {member.file_size:,} bytes')
+            raise ValueError(f'the tag claims {member.file_size:,} bytes; the maximum is '
+                             f'{_MAX_TAG:,}')
         with archive.open(member) as file:
             text = np.lib.format.read_array(file, allow_pickle=False).tobytes()
     fields = json.loads(text)

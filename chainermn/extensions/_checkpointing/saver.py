@@ -168,8 +168,8 @@ class Saver:
             raise on_all_ranks(self._comm, ValueError(
                 f'{text}Use a condition that is the same on all ranks.'))
         if self._rank == 0 and not self._has_warned:
-            warnings.warn(f'{text}autoload could not resume from it. To do that, use a condition '
-                          'that is the same on all ranks.', RuntimeWarning, stacklevel=2)
+            warnings.warn(f'{text}autoload cannot resume from an incomplete snapshot. Use a '
+                          'condition that is the same on all ranks.', RuntimeWarning, stacklevel=2)
         self._has_warned = True
 
     def _name_of(self, save: Save | None) -> str:

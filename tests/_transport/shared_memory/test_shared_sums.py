@@ -328,7 +328,7 @@ def test_several_nodes(tmp_path, hosts):
     result = run_on_hosts(tmp_path, SEVERAL_NODES, hosts)
     assert result.returncode == 0, result.stderr
     assert f'all is well on {len(set(hosts))} nodes' in result.stdout
-    assert result.stderr.count('compression makes exchanges slower') == (len(set(hosts)) == 1)
+    assert result.stderr.count('compression slows down communication') == (len(set(hosts)) == 1)
 
 
 KILLED = """
