@@ -144,7 +144,7 @@ NAMES: dict[str, dict[str, Row]] = {
 
 @patch(*NAMES)
 def old_names(module: ModuleType) -> None:
-    """All versions: names that Chainer 1 to 6 had, such as ``chainer.FunctionSet``, ``F.Linear``.
+    """All versions: names of Chainer 1 to 6, such as ``chainer.FunctionSet``, work again.
 
     Chainer 7.8.1 moved or removed them.
     """
@@ -192,7 +192,7 @@ def _search(package: str, name: str) -> str:
 def called_functions(module: ModuleType) -> None:
     """All versions: objects of classes such as ``F.Sigmoid`` can be called again.
 
-    Chainer 7.8.1 raised an error that mentions the method ``apply``.
+    Calling them raised an error about the method ``apply``.
     """
     module.FunctionNode.__call__ = _apply
 
@@ -205,10 +205,11 @@ def _apply(function: Any, *inputs: Any) -> Any:
 
 @patch('chainer.function_node')
 def backward_of_old_subclasses(module: ModuleType) -> None:
-    """All versions: warn about ``backward_cpu`` in a class derived from one of Chainer's functions.
+    """All versions: ``backward_cpu`` in a class derived from a Chainer function was not called.
 
-    Chainer 1 and 2 called it. Since version 3, Chainer's function computes the gradients, which are
-    wrong. chainer-speech-recognition derives from Convolution2DFunction.
+    Chainer 1 and 2 called it. Since version 3, Chainer's function computes the gradients, so the
+    gradients are wrong. Now a warning says so. chainer-speech-recognition derives from
+    Convolution2DFunction.
     """
     node: Any = module.FunctionNode
 

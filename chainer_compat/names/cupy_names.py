@@ -57,13 +57,13 @@ def _accepting(function: Callable[..., Any], arguments: dict[str, str | None]
 
 
 def current(name: str) -> str | None:
-    """Return the name that a module of old versions has now.
+    """Return the current name of a module of old versions.
 
     Args:
         name: Name of a module, such as ``cupy.core.core``.
 
     Returns:
-        The name of now, such as ``cupy._core.core``; None if it is not an old one.
+        The current name, such as ``cupy._core.core``; None if ``name`` is not an old one.
     """
     if name in MODULES:
         return MODULES[name]

@@ -23,7 +23,7 @@ class _Limits(NamedTuple):
     columns: int  # of the lines of operations
 
 
-#: Of jobs with few ranks: each stack is complete.
+#: Limits for jobs with few ranks: stacks are complete.
 _FEW_RANKS = 16
 _FEW = _Limits(_FEW_RANKS, 100, 8, 10000, 10000)
 _MANY = _Limits(8, 8, 3, 38, 180)  # the lines of the reason come in addition
@@ -168,7 +168,7 @@ def _stacks(responses: Mapping[int, Response], limits: _Limits, n_lines: int) ->
 
 
 def _innermost(stack: Sequence[str], n_lines: int) -> list[str]:
-    """Return the innermost frames of the first thread, at least one, and its operation."""
+    """Return the innermost frames of the first thread (at least one) and its operation."""
     frames: list[list[str]] = []
     for line in stack[1:]:
         if line.startswith('Thread '):

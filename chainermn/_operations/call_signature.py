@@ -50,12 +50,12 @@ class Caller:
             may be used on one rank only.
         options: Options by name, which must be the same on all ranks.
         advice: What to do if they differ.
-        warning: The first and the last line of the warning if what may differ does.
+        warning: First and last line of the warning about differences that are allowed.
         if_missing: What to do if other ranks make another call instead.
 
     Attributes:
-        digest: Of name, options and state, 31 bits; 0 is the program itself.
-        options_digest: Of name and options.
+        digest: 31-bit digest of name, options and state; 0 stands for the program itself.
+        options_digest: Digest of name and options.
     """
 
     def __init__(self, name: str, options: Mapping[str, str] | None = None, advice: str = (

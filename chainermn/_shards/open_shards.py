@@ -129,7 +129,7 @@ class OpenShards:
                 continue
             except Exception as caught:
                 error = caught
-            # Not in the handler: its error would also be printed, before the same one of a sample.
+            # Outside the handler, so that the traceback does not also show the first error.
             samples += self._read_others(number, indexes, error)
         return samples
 

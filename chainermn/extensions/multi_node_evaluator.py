@@ -124,12 +124,12 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
 
 
 class _NameCheck:
-    """Warns, once, if ranks report one metric under different names, as with and without a prefix.
+    """Warns once if ranks report a metric under different names, such as with and without a prefix.
 
-    Each mean would cover some of the ranks only. Other keys may differ between ranks, for example
+    Each mean would cover only some of the ranks. Other keys may differ between ranks, for example
     in model parallelism.
 
-    Create it in the function that the program calls.
+    Create the object in the function that user code calls, so that the warning shows that line.
     """
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ class _CountingIterator(Delegate, wraps='iterator'):
     def __iter__(self) -> _CountingIterator:
         return self
 
-    def __next__(self) -> Any:  # a batch: whatever the dataset holds
+    def __next__(self) -> Any:  # a batch of any type
         if len(getattr(self.iterator, 'dataset', [()])) == 0:
             raise StopIteration
         batch = next(self.iterator)

@@ -189,7 +189,7 @@ def run(file: int, parent: int, turn: int, n: int) -> None:
         common_error.hide_frames(error)
         reason: BaseException = error
         if isinstance(error, ShardError):
-            reason = error.__cause__ or error  # the rank raises a ShardError itself
+            reason = error.__cause__ or error  # the rank wraps it in a ShardError of its own
         text = str(error) if isinstance(error, ShardError) else explain(error)
         send('error', (text, ''.join(traceback.format_exception(reason))))
 

@@ -222,7 +222,7 @@ def _line(updater: Updater, error: Exception) -> str:
         path, line = inner.tb_frame.f_code.co_filename, inner.tb_lineno
     elif code is not None:
         path, line = code.co_filename, code.co_firstlineno
-    else:  # a function in C
+    else:  # C functions have no code object
         return ''
     return f', at {os.path.basename(path)}:{line}'
 

@@ -62,7 +62,7 @@ class _LeakyReLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor, None]:
         y, = ctx.saved_tensors
-        gy = like(gy, y)  # with different strides, PyTorch's kernel takes ten times as long
+        gy = like(gy, y)  # PyTorch's kernel is ten times slower if the strides differ
         if y.sum().isnan():  # Chainer returns the gradient where it was NaN
             return torch.where(y <= 0, gy * ctx.slope, gy), None
         return _leaky_relu_backward(gy, y, ctx.slope, False), None

@@ -134,7 +134,7 @@ def _check_signature(fn: Callable[..., Object], args: Sequence[Object],
                      kwargs: Mapping[str, Object]) -> None:
     """Raise TypeError if a function cannot be called with a communicator and these arguments."""
     try:
-        # Not of what a decorator wraps: it may add arguments.
+        # Do not follow __wrapped__: a decorator may add arguments.
         signature = inspect.signature(fn, follow_wrapped=False)
     except (TypeError, ValueError):  # C functions have no signature
         return

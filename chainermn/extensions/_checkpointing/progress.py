@@ -67,8 +67,8 @@ def compare_iterators(arrays: Mapping[str, np.ndarray], iterators: Mapping[str, 
         is_replica: Whether this rank loads the file of another rank.
 
     Returns:
-        What to load into iterators that cannot load the saved arrays, by prefix; and for each
-        other iterator whose dataset is too short for the saved position, a text.
+        The values to load into iterators that cannot load the saved arrays, by prefix; and an
+        error message for each other iterator whose dataset is too short for the saved position.
     """
     progress, problems = {}, []
     for prefix, iterator in iterators.items():
@@ -93,7 +93,7 @@ def _needs_own_order(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Ob
 
 
 def _find_problem(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object) -> str | None:
-    """Return a text if the dataset is too short for the saved position.
+    """Return an error message if the dataset is too short for the saved position, else None.
 
     The lengths of orders are compared when they are loaded.
     """
