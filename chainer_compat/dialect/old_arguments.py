@@ -126,7 +126,7 @@ def scaled(initializer: Any, scale: float) -> Any:
     """Return an initializer for values that are ``scale`` times as large.
 
     Args:
-        initializer: What links accept: also a number, an array, or ``None``.
+        initializer: Any initializer that links accept, including a number, an array or ``None``.
         scale: The factor.
     """
     from chainer import initializers
@@ -201,7 +201,7 @@ def invoke_before_training(module: ModuleType) -> None:
 
 
 def _is_before_training(extension: Any) -> bool:
-    # Without getattr, as __getattr__ may return anything. PolynomialShift still has the attribute.
+    # Avoid getattr, since __getattr__ may return anything. PolynomialShift still has the attribute.
     for holder in extension, *type(extension).__mro__:
         value = getattr(holder, '__dict__', {}).get('invoke_before_training')
         if value is not None and not getattr(holder, '__module__', '').startswith('chainer.'):

@@ -34,7 +34,7 @@ def volatile(module: ModuleType) -> None:
             check(self, data, name=name, grad=grad, requires_grad=requires_grad,
                   _grad_valid=_grad_valid, layout=layout, **unknown)
         else:
-            # As the original, but without its slow parsing of keywords.
+            # Like the original, but without its slow parsing of keywords.
             self._init_impl(data, None, name, grad, _grad_valid, requires_grad, None, None, layout)
 
     variable.__init__ = init

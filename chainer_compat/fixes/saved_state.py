@@ -49,7 +49,7 @@ def early_stopping_state(module: Any) -> None:
             warnings.warn('The snapshot does not contain the best value of EarlyStoppingTrigger.',
                           stacklevel=2)
             return
-        # Not the dictionary of summaries, since HDF5 cannot store its names.
+        # Save a single summary instead of the dictionary, since HDF5 cannot store its names.
         self._summary._summaries[self.monitor].serialize(serializer['summary'])
 
     module.EarlyStoppingTrigger.serialize = serialize
@@ -235,10 +235,10 @@ def observation_state(module: Any) -> None:
             except KeyError:
                 pass  # the triggers warn
             return
-        values = {name: getattr(value, 'array', value)  # of a Variable
+        values = {name: getattr(value, 'array', value)  # the array of a Variable
                   for name, value in self.observation.items()}
         values = {name: value for name, value in values.items() if _is_number(value)}
-        # Not as text, which HDF5 cannot store.
+        # Save the names as bytes, since HDF5 cannot store text.
         serializer('names', numpy.frombuffer(json.dumps(list(values)).encode(), numpy.uint8))
         for i, value in enumerate(values.values()):
             serializer(str(i), value)

@@ -285,7 +285,7 @@ def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | No
         return ModuleSpec(name, loader.MovedLoader(functools.partial(_load, name, now)))
     if not _is_import():
         return None
-    # No name=: otherwise, ``from cupy import core`` does not show the message.
+    # Omit name=: otherwise, ``from cupy import core`` does not show the message.
     raise ModuleNotFoundError(f'No module named {name!r}\n{GONE.get(name, HINT)}')
 
 
@@ -299,7 +299,7 @@ class CupyFinder:
 
 
 def restore() -> None:
-    """Restore the names of modules that the program has imported before."""
+    """Restore the names of modules that the program has already imported."""
     for name, module in list(sys.modules.items()):
         if _has_old_names(name) and module.__name__ == name:
             complete(module)

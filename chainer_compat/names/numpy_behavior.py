@@ -1,4 +1,4 @@
-"""What NumPy did until 2.3 and now rejects: ``CHAINER_COMPAT_NAMES=all`` restores it.
+"""Behavior of NumPy until 2.3 that it now rejects: ``CHAINER_COMPAT_NAMES=all`` restores it.
 
 Methods are set in the types of NumPy themselves, so that arrays of all libraries have them.
 """

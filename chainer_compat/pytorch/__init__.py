@@ -16,6 +16,6 @@ PyTorch does not support. ``python -m chainer_compat`` shows what is used.
 
 ``expressions`` is the table with the PyTorch equivalent of each Chainer function. ``recording``
 uses it to compute runs of functions on the CPU, and ``runs`` their gradients; ``kernels`` compute
-single functions. ``dispatch`` decides for each call, and ``tensors`` converts. ``conversion`` builds
-PyTorch modules and ONNX files from the same table.
+single functions. ``dispatch`` decides for each call, and ``tensors`` converts. ``conversion``
+builds PyTorch modules and ONNX files from the same table.
 """

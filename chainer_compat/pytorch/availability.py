@@ -1,4 +1,4 @@
-"""Whether PyTorch can be used, on the CPU and on a GPU, and why not."""
+"""Availability of PyTorch, on the CPU and on a GPU, and the reason if it cannot be used."""
 
 from __future__ import annotations
 

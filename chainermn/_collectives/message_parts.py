@@ -150,5 +150,5 @@ def is_inline(payload: Array) -> bool:
 
 
 def _is_staged(x: Array, payload: Array) -> bool:
-    """Whether a payload is a copy on the host of an array on a device."""
+    """Return whether a payload is a copy on the host of an array on a device."""
     return array_buffers.on_device(x) and not array_buffers.on_device(payload)

@@ -244,7 +244,7 @@ class ConsistencyCheck:
                     f'{operation} failed on this rank while the others were waiting for its data',
                     f'{streams.one_line(error)[:_LONGEST]}\n{advice}')
             self._refuse(operation, error, mismatch.NOT_SENT)
-        # Without counting: it is the same operation.
+        # Do not count this comparison: it is the same operation.
         if (nbytes is None or nbytes >= _LARGE) and not (
                 self.exchange.matches(self._identifier(signature))):
             self._compare(signature)

@@ -69,7 +69,7 @@ def describe() -> str:
 
 def iteration() -> int | None:
     """Return the iteration of the Trainer that calls the current operation, counted from 1."""
-    names: list[str] = []  # of inner functions
+    names: list[str] = []  # names of inner functions
     for frame in outwards(sys._getframe(1)):
         # Do not read the variables of other frames: Python would keep them alive until the
         # function returns.

@@ -1,4 +1,4 @@
-"""What this rank tells ``top`` and the metrics: a sample of each rank per second.
+"""Samples of the ranks for ``top`` and the metrics: one of each rank per second.
 
 The rank that a program of its host asks for samples asks the watchdogs of the other ranks, again
 and again. A rank that is not asked for a few seconds records nothing, so a viewer that is killed
@@ -110,7 +110,7 @@ class LiveView:
         self._rank, self._host = MPI.COMM_WORLD.rank, MPI.Get_processor_name()
 
     def is_watched(self, now: float) -> bool:
-        """Return whether somebody watches; otherwise nothing is recorded."""
+        """Return whether there are viewers; otherwise nothing is recorded."""
         return bool(self.viewers) or now < self._asked_at + _LEASE
 
     def poll(self, now: float) -> None:

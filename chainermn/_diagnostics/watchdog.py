@@ -119,7 +119,7 @@ class Watchdog(runtime.ProcessState):
     def start(self) -> None:
         """Start the thread if it is not running, and has something to do.
 
-        A single rank waits for no other; it needs the thread only if somebody watches it.
+        A single rank waits for no other; it needs the thread only if it is watched.
         """
         if self._thread is None and (MPI.COMM_WORLD.size > 1 or self._metrics_target
                                      or dump_request.are_pending()):
@@ -295,7 +295,7 @@ class Watchdog(runtime.ProcessState):
             self._send_question(group, list(question.answers), now)
 
     def _send_question(self, group: WatchdogGroup, ranks: Sequence[int], now: float) -> None:
-        """Ask ranks for their state; this rank answers at once."""
+        """Ask ranks for their state; this rank answers immediately."""
         assert group.question is not None
         group.question.ask(now, ranks if group.mpi_comm is not None else ())
         group.question.answers[group.ranks[group.rank]] = self._own.response('', now)

@@ -194,7 +194,7 @@ class MeanQueue:
             self._limit = least
             self._control.Barrier()  # all ranks know the limit
             turns = [self._turn(0) for _ in range(self._number, most)]
-        with contextlib.suppress(Exception):  # of discarded exchanges
+        with contextlib.suppress(Exception):  # raised by discarded exchanges
             self.wait()
         MPI.Request.Waitall([turn.request for turn in turns])
         self._number, self._limit = most, sys.maxsize

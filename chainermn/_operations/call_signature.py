@@ -37,13 +37,13 @@ IDENTIFIER_SIZE = 6
 
 
 def digest(value: object) -> int:
-    """Return a number of 63 bits, the same on all ranks for equal strings and numbers."""
+    """Return a 63-bit number, which is the same on all ranks for the same strings and numbers."""
     hashed = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
     return int.from_bytes(hashed, 'little') >> 1
 
 
 class Caller:
-    """Who makes a call: an extension, or another part of this package, instead of the program.
+    """The caller of an operation: an extension or another part of this package, not the program.
 
     Args:
         name: Its name, the same in all correct programs: for example not a subclass's, which
@@ -84,8 +84,8 @@ class Caller:
         """Replace what often changes.
 
         Args:
-            state: Returns what else must be equal, by name, for an error.
-            harmless: Returns what may differ, with a warning, by name.
+            state: Returns other values that must be the same, by name, for an error.
+            harmless: Returns values that may differ, with a warning, by name.
         """
         self._state, self.harmless = state, harmless
 
@@ -184,7 +184,7 @@ class CallSignature(NamedTuple):
 
     @property
     def arguments(self) -> str:
-        """What is known of the arguments, in words."""
+        """The known properties of the arguments, in words."""
         words = []
         if self.code != NO_DTYPE:
             words.append(str(self.dtype))

@@ -1,4 +1,4 @@
-"""Which rank prints an uncaught error, and with which frames.
+"""Choice of the rank that prints an uncaught error, and of the frames.
 
 If all ranks raise an error, only one rank prints it. If Chainer's Trainer has printed an error,
 the report of the job shows it in one line. An error that this package raises to explain a mistake

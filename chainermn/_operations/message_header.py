@@ -66,7 +66,7 @@ class MessageHeader(NamedTuple):
 
     @property
     def arguments(self) -> str:
-        """What is known of an array, in words."""
+        """The known properties of an array, in words."""
         if self.code == NO_DTYPE:
             return ''
         return f'{self.dtype} {self.shape}' if self.shape else str(self.dtype)

@@ -24,7 +24,7 @@ class Ranks(Protocol):
 
 
 class HasChannel(Protocol):
-    """A communicator, also of a third party."""
+    """A communicator, including third-party communicators."""
 
     @property
     def _chainermn_channel(self) -> Object:

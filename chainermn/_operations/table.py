@@ -15,7 +15,7 @@ CALL, DTYPE, SHAPE = 1, 2, 3
 #: The operation of a rank that has reached the end of the program.
 END = 'end of the program'
 
-#: What a dist_async KVStore pushes or pulls.
+#: A request of a dist_async KVStore: a push or pull.
 REQUEST = 'KVStore request'
 
 #: Messages of differentiable functions, which errors call as programs do.
@@ -25,7 +25,7 @@ BACKWARD_OF_SEND, BACKWARD_OF_RECV = f'backward of {SEND}', f'backward of {RECV}
 
 
 class Payload(enum.Enum):
-    """What an operation sends or receives."""
+    """The kind of data that an operation sends or receives."""
 
     NOTHING = enum.auto()
     ARRAYS = enum.auto()
@@ -34,7 +34,7 @@ class Payload(enum.Enum):
 
 
 class Waits(enum.Enum):
-    """What an operation waits for."""
+    """The events that an operation waits for."""
 
     RANKS = enum.auto()  # until all ranks have called it
     RECEIVER = enum.auto()  # of its message

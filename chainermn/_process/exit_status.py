@@ -23,7 +23,7 @@ Code: TypeAlias = object
 
 
 class Outcome(runtime.ProcessState):
-    """How the process ends, and callbacks for when that is known."""
+    """The outcome of the process, and callbacks for when it is known."""
 
     def __init__(self) -> None:
         #: The exit status, or the negative number of the signal that ended the process.
@@ -47,7 +47,7 @@ def outcome() -> Outcome:
 
 
 def listen() -> None:
-    """Start updating ``outcome()``, also in forked children."""
+    """Start updating ``outcome()``, including in forked children."""
     if outcome().is_updated:
         return
     outcome().is_updated = True

@@ -18,12 +18,12 @@ _RANDOM = {'numpy': 'the random numbers of numpy.random',
 #: Results, in the order in which an update computes them.
 _RESULTS = {'loss': 'the loss', 'own': 'the gradients of the rank', 'mean': 'the mean gradients',
             'parameters': 'the parameters after the update'}
-#: What an update has, in the order of cause, with what it is.
+#: The columns of an update, in the order of cause, and their descriptions.
 _CAUSES = {'copied': 'one run takes a step, and the other copies the parameters of rank 0',
            **_RANDOM, 'batch': 'the batch', **_RESULTS}
 #: All but random numbers, which explain nothing if all else is the same.
 _EXPLAINED = {name: what for name, what in _CAUSES.items() if name not in _RANDOM}
-#: What follows if everything before is the same.
+#: Conclusions if everything before this column is the same.
 _HINTS = {
     'loss': 'The batch and the random numbers are the same: the model, the loss function or the '
             'kernels differ, or the parameters were changed between two updates.',
@@ -68,7 +68,7 @@ class _Found(NamedTuple):
 
 
 def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
-    """Return the first difference between two runs; if it is rounding, the first other one, too."""
+    """Return the first difference between two runs; if it is rounding, also the first other one."""
     common = [name for name in a.ranks if name in b.ranks]
     for name in common:
         if notes := _initial(a.ranks[name], b.ranks[name]):

@@ -14,7 +14,7 @@ from chainermn._records.run_record import COLUMNS
 _COPIED = ' copied '
 _UPDATE = '{"update": '  # a line of details begins with it
 
-#: What an update has, by column.
+#: The values of an update, by column.
 Row = Mapping[str, str]
 
 

@@ -143,14 +143,14 @@ def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = ''
         optimizer: The optimizer, or a multi-node optimizer, set up with a model or not yet.
         folder: Where to write.
         details: As for :class:`RunRecord`.
-        name: Of the optimizer, if there are several: the first part of the names of its files.
+        name: Name of the optimizer, if there are several: the first part of its file names.
         number: Returns the number of the next update; by default, the optimizer counts.
 
     Returns:
         The recording; its method ``close`` ends it.
     """
     recording = Recording(folder, details, name, number)
-    if hasattr(type(optimizer), '_recording'):  # of this package
+    if hasattr(type(optimizer), '_recording'):  # a multi-node optimizer of this package
         if optimizer._recording is not None:
             before = optimizer._recording.folder
             _warn(f'this optimizer was already being recorded to {before}' + (
@@ -701,7 +701,7 @@ def _commit(folder: str) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of what is installed, also if it is not imported yet."""
+    """Return the versions of installed packages, even if they are not imported yet."""
     found = {}
     for name in _LIBRARIES:
         with contextlib.suppress(Exception):

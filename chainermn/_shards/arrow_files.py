@@ -155,7 +155,7 @@ def _take(column: Object, indexes: np.ndarray) -> Object:
 
     try:
         rows = column.take(indexes)
-    except pyarrow.ArrowNotImplementedError:  # of views and run-end encoded columns
+    except pyarrow.ArrowNotImplementedError:  # raised for views and run-end encoded columns
         return pyarrow.concat_arrays(
             [chunk for i in indexes.tolist() for chunk in column.slice(i, 1).chunks])
     return rows.chunk(0) if rows.num_chunks == 1 else rows.combine_chunks()

@@ -1,4 +1,4 @@
-"""The shards that a rank has open: opened when needed, retried, and named in errors."""
+"""The open shards of a rank: opened when needed, retried, and given in errors."""
 from __future__ import annotations
 
 import errno
@@ -33,7 +33,7 @@ _PAUSES = .1, 1.
 _TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT}
 
 
-#: What to do, with a shard and with a sample.
+#: Advice for a broken shard, and for a broken sample.
 _CURES = ("Replace it, or pass on_error='skip' to ShardedIterator to train without it.",
           "Correct the sample or transform, or pass on_error='skip' to ShardedIterator to train "
           'without it.')
@@ -203,7 +203,7 @@ class _Samples:
         return len(self._samples)
 
     def read(self, indexes: np.ndarray) -> Sequence[Object]:
-        """Return samples; in one call if it has ``__getitems__``, as PyTorch's datasets."""
+        """Return samples; in one call if it has ``__getitems__``, like PyTorch's datasets."""
         numbers = indexes.tolist()
         if hasattr(self._samples, '__getitems__'):
             return self._samples.__getitems__(numbers)

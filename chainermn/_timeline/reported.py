@@ -1,6 +1,6 @@
-"""What the Trainer of this process has reported: the newest entries of its LogReports.
+"""The reports of this process's Trainer: the newest entries of its LogReports.
 
-``top`` and the metrics read it from another thread, when somebody asks.
+``top`` and the metrics read them from another thread, on request.
 """
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Shares(NamedTuple):
 
 
 class Straggler(NamedTuple):
-    """How much a rank delayed the others."""
+    """The delay that a rank caused to the others."""
 
     rank: int
     seconds: float  # delay, averaged over the other ranks

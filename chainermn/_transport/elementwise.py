@@ -1,4 +1,4 @@
-"""Element-wise reductions with equal results on every transport.
+"""Element-wise reductions with identical results on every transport.
 
 The result is bitwise identical on all ranks, is rounded once, and does not depend on which rank has
 a NaN or a negative zero.

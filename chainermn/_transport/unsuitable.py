@@ -1,4 +1,4 @@
-"""What to pass instead of an object that is not a NumPy or CuPy array."""
+"""Advice on objects that are not NumPy or CuPy arrays."""
 from __future__ import annotations
 
 import chainer

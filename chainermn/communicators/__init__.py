@@ -206,7 +206,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         # PyTorch's updates would differ in rounding, and so the replicas of the model.
         chainer.global_config.fused_updates = False
     elif mpi_comm.size > 1 and getattr(chainer.config, 'fused_updates', False):
-        # Not 'auto': PyTorch may be imported on some ranks only.
+        # Replace 'auto', since PyTorch may be imported on some ranks only.
         chainer.global_config.fused_updates = True
     with rank_info.gathered(mpi_comm, ranks):
         communicator = communicator_class(mpi_comm=mpi_comm)

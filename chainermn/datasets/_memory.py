@@ -16,7 +16,7 @@ from chainermn._types import Object
 
 _SAMPLES = 32  # elements of a list that are measured
 _VISITS = 10_000  # objects that are measured
-_MAX_DEPTH = 50  # of objects in objects
+_MAX_DEPTH = 50  # nesting depth of objects
 
 
 class NodeMemory(NamedTuple):
@@ -123,7 +123,7 @@ def _free_in_group() -> int | None:
         used = int((group / 'memory.current').read_text())
         statistics = dict(line.split() for line in (group / 'memory.stat').read_text().splitlines())
         return int(limit) - used + int(statistics.get('inactive_file', 0))
-    except (OSError, ValueError, IndexError):  # also if the limit is "max"
+    except (OSError, ValueError, IndexError):  # ValueError if the limit is "max"
         return None
 
 

@@ -38,8 +38,8 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
     ``PREFIX-00001.npz`` and so on, dicts to .npz files with names, and arrays or numbers alone to
     .npy files. They are read as tuples, dicts, arrays and NumPy scalars; a list in a tuple or dict
     becomes an array. All samples have the same shapes and dtypes; for others, write tar or Parquet
-    files with the tools for these. Only the samples of one shard are in memory. They are copied
-    at once, so a generator may reuse its arrays.
+    files with the tools for these. Only the samples of one shard are in memory. Each sample is
+    copied immediately, so a generator may reuse its arrays.
 
     With a communicator, it is collective (every rank calls it): each rank writes its own dataset,
     the shards of lower ranks have lower numbers (unless their lengths are unknown), and all ranks
@@ -263,7 +263,7 @@ def _check_conversion(value: Object, array: np.ndarray, i: int) -> None:
 def _check_dtype(dtype: np.dtype) -> None:
     """Check that a file of NumPy preserves a dtype; it has no names for types of other packages."""
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # of metadata, and of the types for which this raises
+        warnings.simplefilter('ignore')  # about metadata, and about types for which this raises
         try:
             read = np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype))
         except ValueError:

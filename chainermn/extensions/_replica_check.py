@@ -39,7 +39,7 @@ class _PartDigest(NamedTuple):
     values: bytes
 
 
-#: What a rank sends.
+#: The digests that a rank sends.
 Digests: TypeAlias = Mapping[_ComparedPart, _PartDigest]
 
 

@@ -8,9 +8,9 @@
 - ``Trainer.run``: ``chainermn top`` and metrics show what its LogReports report.
 - ``Trainer.run``: an error is printed once, although the Trainer and the job both print errors.
   The Trainer prints an error before it finalizes the extensions, which can take a long time or
-  hang, so the report of the job leaves out the traceback. The Trainer does not print errors that all ranks
-  raise, or that another rank of the node has printed. Errors that explain a mistake are printed
-  with the frames of the program only.
+  hang, so the report of the job leaves out the traceback. The Trainer does not print errors that
+  all ranks raise, or that another rank of the node has printed. Errors that explain a mistake are
+  printed with the frames of the program only.
 """
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def change_trainer() -> None:
 
 
 class _ShowsError:
-    """Whether the Trainer prints the error that it has just caught."""
+    """A condition: true if the Trainer should print the error that it has just caught."""
 
     def __bool__(self) -> bool:
         error = sys.exc_info()[1]

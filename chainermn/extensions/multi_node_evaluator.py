@@ -182,7 +182,7 @@ def _checked(observation: Object) -> dict[str, Value]:
 class _CountingIterator(Delegate, wraps='iterator'):
     """Appends the length of every batch to ``counts``.
 
-    It is exhausted at once if the dataset is empty; Chainer's iterators would divide by zero.
+    It is exhausted immediately if the dataset is empty; Chainer's iterators would divide by zero.
     """
 
     iterator: chainer.dataset.Iterator

@@ -71,7 +71,8 @@ class ProgressBar(chainer.training.Extension):
         epoch = trainer.updater.epoch_detail
         position = min(trainer.updater.iteration if unit == 'iteration' else epoch, length)
         self._current = _Point(time.monotonic(), epoch, position, length)
-        # Not before: extensions that load a snapshot are initialized after this one.
+        # Create the bar at the first update, since extensions that load a snapshot are initialized
+        # after this one.
         if self._bar is None:
             self._bar = _new_bar(length, unit, self._out)
             self._draw()

@@ -168,7 +168,7 @@ def run(file: int, parent: int, turn: int, n: int) -> None:
     def send(kind: str, content: Object) -> None:
         try:
             message = pickle.dumps((kind, content), protocol=5)
-        except Exception:  # of a class that the script defines
+        except Exception:  # raised for a class that the script defines
             message = _dumps((kind, content))
         try:
             connection.sendall(message)

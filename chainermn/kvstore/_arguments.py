@@ -170,7 +170,7 @@ def write_rows(out: Value, ids: np.ndarray, rows: Array) -> None:
     """Copy rows into an array, whose other rows become 0, or into a :class:`RowSparse`."""
     if isinstance(out, RowSparse):
         device = chainer.backend.get_device_from_array(out.rows)
-        out.row_ids, out.rows = ids.copy(), device.send(rows).copy()  # other outputs get them, too
+        out.row_ids, out.rows = ids.copy(), device.send(rows).copy()  # other outputs also get them
         return
     device = chainer.backend.get_device_from_array(out)
     with chainer.using_device(device):

@@ -48,7 +48,7 @@ class OptimizerUpdater:
 
     Raises:
         TypeError: If ``optimizer`` has no update rules.
-        ValueError: If a hook needs all parameters at once.
+        ValueError: If a hook needs all parameters together.
     """
 
     def __init__(self, optimizer: chainer.optimizer.GradientMethod, rescale_grad: float = 1.,
@@ -62,7 +62,7 @@ class OptimizerUpdater:
             is_compared=compare_settings)
         #: Whether gradients are multiplied by the loss scale of the optimizer.
         self.is_loss_scaled = False
-        #: How often a key is updated with each gradient, if not once.
+        #: The number of updates of a key with each gradient, if not one.
         self.repeats: dict[Key, int] = {}
         #: Keys for which only the hooks are called.
         self.disabled: Set[Key] = frozenset()
@@ -187,7 +187,7 @@ class OptimizerUpdater:
         return self._rules[key]
 
     def _rule_with_states(self, stored: Array) -> chainer.optimizer.UpdateRule:
-        """Return a rule with all states, also those that its first update adds."""
+        """Return a rule with all states, including those that its first update adds."""
         rule = self.new_rule()
         is_copied = rule._use_fp32_update and stored.dtype == np.float16
         parameter = chainer.Parameter(stored.astype(np.float32 if is_copied else stored.dtype))

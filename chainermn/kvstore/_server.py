@@ -67,7 +67,7 @@ class Server:
         """Add keys. ``shards`` are this server's, by number of the key; the server owns them now.
 
         Raises:
-            ValueError: If loaded optimizer states do not fit a key; no key is added then.
+            ValueError: If loaded optimizer states do not match a key; no key is added then.
         """
         with self._lock:
             loaded = self._pop_loaded(layouts)
@@ -164,10 +164,10 @@ class Server:
                     if self.layouts[key_id].key in states}
 
     def load_optimizer_states(self, states: Mapping[Key, OptimizerState]) -> None:
-        """Set the optimizer states of full arrays, also of keys that are initialized later.
+        """Set the optimizer states of full arrays, including keys that are initialized later.
 
         Raises:
-            ValueError: If they do not fit the optimizer or an array, on whichever server it is.
+            ValueError: If they do not match the optimizer or an array of any server.
         """
         with self._lock:
             self._loaded = dict(states)

@@ -14,8 +14,8 @@ from chainermn.functions import batch_normalization
 class MultiNodeBatchNormalization(chainer.links.BatchNormalization):
     """Batch normalization with the mean and variance over the batches of all ranks.
 
-    Small batches make the statistics of a single rank noisy; these are equal to the statistics of
-    one process with all examples. In training mode forward and backward are collective: every
+    Small batches make the statistics of a single rank noisy; these are identical to the statistics
+    of one process with all examples. In training mode forward and backward are collective: every
     rank runs them, in the same order.
 
     Args:

@@ -91,10 +91,10 @@ def create_multi_node_optimizer(
         overlap: If true, ``update(lossfun, ...)`` exchanges gradients in buckets while backward
             computes others, and waits for them before the step. The results are the same as
             without it; unlike with double buffering, each step uses the gradients of its own
-            update. ``update()`` without ``lossfun`` exchanges everything at once. It needs a second
+            update. ``update()`` without ``lossfun`` exchanges all together. It needs a second
             communicator in the background, and as much memory as the gradients. If all ranks are
             on one node and need all its cores to compute, overlap cannot help, and everything is
-            also exchanged at once; ``'always'`` overlaps even then.
+            also exchanged together; ``'always'`` overlaps even then.
         bucket_mb: Size of the largest bucket, in units of 2**20 bytes: larger ones are exchanged
             more efficiently, smaller ones earlier. The first and the last ones are smaller.
         shard_states: If true, each rank keeps the state of the optimizer (such as Adam's moments)

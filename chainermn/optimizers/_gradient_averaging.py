@@ -1,4 +1,4 @@
-"""How gradients are averaged: all at once, unless a subclass overrides that."""
+"""Averaging of gradients: all together, unless a subclass overrides that."""
 from __future__ import annotations
 
 import copy
@@ -157,14 +157,14 @@ def takes(communicator: CommunicatorBase, *args: object, **kwds: object) -> bool
 
 def _own_compressor(compressor: Compressor | PowerSGD | None, user: GradientAveraging
                     ) -> Compressor | PowerSGD | None:
-    """Return a compressor that nobody else uses, since its state belongs to one model.
+    """Return a compressor that no other object uses, since its state belongs to one model.
 
     Args:
         compressor: A compressor.
         user: The object whose attribute ``compression`` it becomes.
 
     Returns:
-        The compressor, or a copy without state if it has state and somebody else uses it.
+        The compressor, or a copy without state if it has state and another object uses it.
 
     Raises:
         ValueError: If it cannot be copied.

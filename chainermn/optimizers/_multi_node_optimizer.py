@@ -2,7 +2,7 @@
 
 An update is composed of objects, each of which has its own state:
 
-- :class:`~._gradient_averaging.GradientAveraging`: how gradients are averaged (at once, overlapped,
+- :class:`~._gradient_averaging.GradientAveraging`: averages gradients (all together, overlapped,
   double buffering)
 - :class:`~._accumulation.Accumulation`: how often
 - :class:`~._participants.AllRanks`: between whom (all ranks, or the active ones of a join)
@@ -220,7 +220,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             recording.end(self)
 
     def gather_states(self) -> dict[str, dict[str, Object]]:
-        """Gather the states of the update rules, of which each rank may have a shard.
+        """Gather the states of the update rules, which may be sharded over the ranks.
 
         Collective: every rank calls it.
 

@@ -150,7 +150,7 @@ def one_save_late(find):
     st.integers(-1, 2), st.booleans(), st.booleans()), min_size=4, max_size=10)),
     planted(checkpoint_module.MultiNodeCheckpointer, '_find_obsolete', one_save_late), examples=10)
 def test_cleanup(comm, program, tmp_path):
-    """Checkpointer: the newest saves stay, as the intervals say, and each can be loaded."""
+    """Checkpointer: the newest checkpoints stay, as the intervals say, and each can be loaded."""
     cp_interval, gc_interval, saves = program
     folder, model = folder_of(comm, tmp_path), chainer.links.Linear(2, 2)
 

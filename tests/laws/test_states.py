@@ -1,4 +1,4 @@
-"""Laws of saves: a training that is saved and resumed is one that was not interrupted."""
+"""Laws of checkpoints: a training that is saved and resumed is one that was not interrupted."""
 
 import dataclasses
 import random
@@ -23,7 +23,7 @@ from chainermn.extensions._checkpointing import state as saved_state
 
 pytestmark = MARKS
 
-#: What programs do between steps, and a new process does again, or a save has.
+#: What programs do between steps, and a new process does again, or a checkpoint has.
 EVENTS = ['', 'exception', 'hyperparameter', 'scale', 'enable', 'rule hook', 'hook', 'add']
 
 
@@ -33,7 +33,7 @@ class Saved(Training):
     Args:
         program: The program.
         comm: The communicator.
-        folder: Folder of the saves; if ``None``, the training is not interrupted.
+        folder: Folder of the checkpoints; if ``None``, the training is not interrupted.
     """
 
     def __init__(self, program, comm, folder=None):

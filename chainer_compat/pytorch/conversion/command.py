@@ -113,7 +113,7 @@ def _made(option: str, name: str, *args: Any) -> Any:
         sys.path.insert(0, '')
     try:
         return getattr(importlib.import_module(module), function)(*args)
-    except Exception as error:  # of the program
+    except Exception as error:  # raised by the program
         sys.exit(f'{option} {name} cannot be called: {type(error).__name__}: {error}')
 
 

@@ -102,7 +102,7 @@ def explained(operation: str, inputs: tuple[Any, ...], model: chainer.Link | Non
 
 
 def _is_numbers(value: object) -> bool:
-    """Whether a value is a list of numbers, or of lists of them."""
+    """Return whether a value is a list of numbers, or of lists of them."""
     while isinstance(value, list | tuple) and value:
         value = value[0]
         if isinstance(value, bool | int | float):

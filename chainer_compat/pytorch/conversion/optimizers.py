@@ -41,7 +41,7 @@ class RuleInTorch(NamedTuple):
     options: Callable[[Any], Options]
     #: Names of states: Chainer's, and PyTorch's.
     states: dict[str, str]
-    #: What PyTorch's state is of Chainer's, from the hyperparameters.
+    #: The factor from Chainer's state to PyTorch's, from the hyperparameters.
     factor: Callable[[Any], float] = lambda _: 1.
     #: Whether ``weight_decay`` is what the hook WeightDecay does.
     has_weight_decay: bool = True
@@ -110,8 +110,8 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
                        ) -> torch.optim.Optimizer:
     """Return a PyTorch optimizer that continues where Chainer's stopped.
 
-    It has the state of each parameter, also with hyperparameters of its own. Parameters with
-    ``disable_update()`` get ``requires_grad=False``. The hooks WeightDecay, GradientClipping,
+    It has the state of each parameter, even if a parameter has its own hyperparameters. Parameters
+    with ``disable_update()`` get ``requires_grad=False``. The hooks WeightDecay, GradientClipping,
     GradientHardClipping and Lasso act as before: as the option ``weight_decay`` where that is the
     same, and otherwise before each step (``register_step_pre_hook``).
 
@@ -127,7 +127,7 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
         ``eps`` before each step, since Chainer adds it before it corrects the bias.
 
         PyTorch's momentum does not contain the learning rate, so a rate that changes later acts
-        at once on all of the velocity; and AdamW multiplies its weight decay by the rate.
+        immediately on all of the velocity; and AdamW multiplies its weight decay by the rate.
 
     Raises:
         ConversionError: If PyTorch has no such optimizer or hook, or the module lacks a parameter.

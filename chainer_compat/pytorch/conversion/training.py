@@ -22,7 +22,7 @@ from chainer_compat.updates.sharded_states import ENTRY, merge
 
 
 class WhereItStopped(NamedTuple):
-    """Where a training stopped; ``None``: the snapshot does not say."""
+    """The position at which a training stopped; ``None``: the snapshot does not contain it."""
 
     iteration: int | None
     epoch: int | None

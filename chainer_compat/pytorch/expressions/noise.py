@@ -68,7 +68,7 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'noise.zoneout.Zoneout': zoneout,
 }
 
-#: What the random functions in the graph return for the numbers that Chainer drew.
+#: The results of the random functions in the graph, for the numbers that Chainer drew.
 DRAWN: dict[str, Callable[..., Any]] = {
     'activation.rrelu.RReLU': lambda f, x: torch.where(x >= 0, x, x * torch.from_numpy(f.r)),
     'loss.negative_sampling.NegativeSamplingFunction':

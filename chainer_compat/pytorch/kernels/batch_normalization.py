@@ -272,7 +272,7 @@ def _check(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], x: np.nda
 
 
 def _are_plain(*arrays: Any) -> bool:
-    """Whether CuPy arrays are contiguous, of one dtype, and in memory of their own."""
+    """Return whether CuPy arrays are contiguous, of one dtype, and in memory of their own."""
     return (all(each is not None and each.dtype == arrays[0].dtype and each.flags.c_contiguous
                 for each in arrays) and len({id(each.data.mem) for each in arrays}) == len(arrays))
 

@@ -20,7 +20,7 @@ _SHOWN = 5  # broken shards
 
 
 class Reading(NamedTuple):
-    """What a rank read."""
+    """The samples and bytes that a rank read."""
 
     host: str
     samples: int
@@ -58,7 +58,7 @@ def read(pattern: str, host: str, rank: int, size: int) -> Reading:
                 shard.read(np.arange(begin, min(begin + _CHUNK, len(shard))))
             samples, n_bytes = samples + len(shard), n_bytes + size_of(path)
             shard.close()
-        except Exception as error:  # of a library, such as pyarrow
+        except Exception as error:  # raised by a library, such as pyarrow
             broken.append((path, explain(error)))
     return Reading(host, samples, n_bytes, time.perf_counter() - start, broken)
 

@@ -43,7 +43,7 @@ class Advice(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What is known about one piece of software."""
+    """The information about one piece of software."""
 
     text: str  # a line of the report
     data: dict[str, str | int | bool | None] | None = None  # for programs; None if there is none

@@ -33,7 +33,7 @@ _SETTLE_TIME = 0.3  # seconds after the first failure, for other failures and ou
 _GRACE_PERIOD = 5  # seconds for mpiexec to exit, before it gets a signal
 _FORWARD_TIME = 2  # seconds for mpiexec to forward output after all ranks have exited
 
-#: Start all processes on this machine, even inside a batch job; with MPICH, communicate over the
+#: Start all processes on this node, even inside a batch job; with MPICH, communicate over the
 #: loopback interface only.
 _LOCAL_ONLY = {
     'HYDRA_LAUNCHER': 'fork', 'HYDRA_RMK': 'user', 'UCX_NET_DEVICES': 'lo',  # MPICH
@@ -44,9 +44,9 @@ _LOCAL_ONLY = {
 def launch(fn: Callable[..., _Result], n: int, *args: Object,
            communicator_name: CommunicatorName = 'flat', timeout: float | None = None,
            env: Mapping[str, str] | None = None, **kwargs: Object) -> list[_Result]:
-    """Start ``n`` MPI processes on this machine; each calls ``fn(comm, *args, **kwargs)``.
+    """Start ``n`` MPI processes on this node; each calls ``fn(comm, *args, **kwargs)``.
 
-    Works in scripts, notebooks and tests, also inside an MPI process: it always starts new
+    Works in scripts, notebooks and tests, even inside an MPI process: it always starts new
     processes. ``fn`` can be defined in the script or notebook itself, a lambda or a closure
     (cloudpickle serializes it); if it is defined in another module, that module must be on
     ``sys.path``. Output of the processes goes to the caller's ``sys.stdout`` and ``sys.stderr``.
@@ -181,7 +181,7 @@ def _started(command: list[str], env: dict[str, str], folder: str, n: int
 
 
 def _is_closed(pipe: int) -> bool:
-    """Wait until nobody has the other end of a pipe; return False after the grace period."""
+    """Wait until no process has the other end of a pipe; return False after the grace period."""
     deadline = time.monotonic() + _GRACE_PERIOD
     while time.monotonic() < deadline:
         try:

@@ -1,4 +1,4 @@
-"""What to do about a deadlock, from the operations that its ranks wait in."""
+"""Advice about a deadlock, from the operations that its ranks wait in."""
 from __future__ import annotations
 
 from collections.abc import Sequence

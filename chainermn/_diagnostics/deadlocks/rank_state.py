@@ -32,7 +32,7 @@ Counts: TypeAlias = dict[tuple[int, int], int]  # messages by peer and tag
 
 
 class Shutdown(runtime.ProcessState):
-    """How far this rank is in the shutdown."""
+    """The progress of this rank's shutdown."""
 
     def __init__(self) -> None:
         #: The communicator whose shutdown exchange this rank is in.
@@ -70,7 +70,7 @@ class Progress(NamedTuple):
 
 
 class WaitKind(enum.Enum):
-    """Which ranks an operation waits for."""
+    """The ranks that an operation waits for."""
 
     COLLECTIVE = enum.auto()  # ranks that have not entered it
     CREATION = enum.auto()  # ranks that have not called create_communicator
@@ -80,7 +80,7 @@ class WaitKind(enum.Enum):
 
 
 class Wait(NamedTuple):
-    """What an operation waits for. Ranks are numbered as in its communicator."""
+    """The ranks and messages that an operation waits for; ranks as in its communicator."""
 
     kind: WaitKind
     key: Key

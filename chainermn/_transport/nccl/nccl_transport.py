@@ -367,7 +367,7 @@ def check_grad_dtype(dtype: object) -> np.dtype:
 
 
 def is_gathered(compressor: Compressor | None) -> bool:
-    """Whether each rank receives the encoded arrays of all, since NCCL cannot add them."""
+    """Return whether each rank receives the encoded arrays of all, since NCCL cannot add them."""
     return compressor is not None and getattr(compressor, 'encoded_dtype', None) is None
 
 

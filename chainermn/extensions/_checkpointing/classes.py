@@ -61,7 +61,7 @@ def find_differences(arrays: Mapping[str, np.ndarray], parts: SavedParts) -> str
 
 
 def raise_differences(comm: CommunicatorBase, differences: str, problem: str, advice: str) -> None:
-    """Raise an error if any rank differs from the save. Collective: every rank calls it.
+    """Raise an error if any rank differs from the checkpoint. Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.

@@ -1,4 +1,4 @@
-"""How far iterators are in their epochs, for ranks that load the file of another rank.
+"""The progress of iterators in their epochs, for ranks that load the file of another rank.
 
 If another number of ranks saved, their datasets have other lengths. So model, optimizer and
 iteration are as saved, but each iterator continues at the same fraction of the same epoch, in an
@@ -58,7 +58,7 @@ def note_epochs(arrays: Mapping[str, np.ndarray], iterators: Mapping[str, Object
 def compare_iterators(arrays: Mapping[str, np.ndarray], iterators: Mapping[str, Object],
                       saved_by: int | None, is_replica: bool
                       ) -> tuple[dict[str, IteratorProgress], list[str]]:
-    """Compare the iterators of a save with the iterators to load.
+    """Compare the iterators of a checkpoint with the iterators to load.
 
     Args:
         arrays: The saved arrays by name.

@@ -94,7 +94,7 @@ def sharded_states(keys: Collection[str]) -> set[str]:
 
 
 def _is_shared(key: str, is_trainer: bool) -> bool:
-    """Whether all replicas have the same array; a trainer's iterators and extensions differ.
+    """Return whether all replicas have the same array; a trainer's iterators and extensions differ.
 
     The epoch of its optimizers differs too, if the datasets have different lengths.
     """

@@ -20,7 +20,7 @@ from chainermn.optimizers._delegate import unwrap
 
 _RANDOM = 'chainermn/random/'
 
-#: How often to copy iterators if their threads draw random numbers at the same time.
+#: Number of attempts to copy iterators if their threads draw random numbers at the same time.
 _MAX_ATTEMPTS = 10
 
 _T = TypeVar('_T')
@@ -50,7 +50,7 @@ class _CopySerializer(chainer.serializers.DictionarySerializer):
 
 @dataclass
 class CopiedState:
-    """The state of a rank at a save, copied for a thread that writes it."""
+    """The state of a rank in a checkpoint, copied for a thread that writes it."""
 
     arrays: Mapping[str, np.ndarray]  # by name
     buffers: set[str]  # names of arrays, for rank_file.write

@@ -20,7 +20,7 @@ from chainermn.links.multi_node_chain_list import Value, as_tuple
 
 
 class Work(NamedTuple):
-    """What a rank computes.
+    """The work of a rank.
 
     Attributes:
         link_of: Returns the link whose state a stage uses.
@@ -40,7 +40,7 @@ class Work(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What backward of a micro-batch needs."""
+    """The values that backward of a micro-batch needs."""
 
     inputs: Sequence[Value]
     output: Value | None  # with its graph

@@ -1,4 +1,4 @@
-"""What the program reports in micro-batches: means, reported once for the whole batch."""
+"""Values that the program reports in micro-batches: their means are reported once per batch."""
 from __future__ import annotations
 
 import contextlib
