@@ -70,7 +70,7 @@ def received(context: Context, messages: Sequence[Data], signature: bytes, own: 
     for rank, message in enumerate(messages):
         if rank == context.rank:
             arrays.append(own.copy())
-        elif message.startswith(signature):  # of the same shape
+        elif message.startswith(signature):  # the shape is the same
             arrays.append(np.ndarray(shape, dtype, message, start))
         else:
             arrays.append(array_of(message, index))

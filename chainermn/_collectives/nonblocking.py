@@ -122,7 +122,7 @@ class Request(Generic[_Result]):
                  are_others: Callable[[Request[object]], bool],
                  waits: Callable[[], FlightRecord] | None = None) -> None:
         self._name = name
-        self._tracer: Tracer | None = None  # of the wait
+        self._tracer: Tracer | None = None  # traces the wait
         #: The operation and its call site, for warnings.
         self.call: str = f'{name}, called at {site}'
         self._steps = steps

@@ -26,7 +26,7 @@ MISMATCH = bytes(IDENTIFIER_SIZE)
 _LENGTH = struct.Struct('=I')
 _HEADER_SIZE = IDENTIFIER_SIZE + _LENGTH.size
 _MAX_BYTES = 1 << 12  # per rank
-_MAX_TOTAL = 1 << 15  # of all ranks
+_MAX_TOTAL = 1 << 15  # bytes of all ranks together
 
 #: Exchanges by messages, before memory is allocated.
 _MESSAGES = 64
@@ -99,7 +99,7 @@ class SignatureExchange:
             IDENTIFIER_SIZE + size * (_LENGTH.size + largest_header + self.capacity))
         self._mpi_comm, self._largest = mpi_comm, largest_header + self.capacity
         self._share = share if size > 1 else None
-        self._count = 0  # of exchanges by messages
+        self._count = 0  # number of exchanges by messages
         self._memory: MessageMemory | None = None
         #: Its first element increases, at the latest, when another rank can learn of a call.
         self.published: Counter = [0]

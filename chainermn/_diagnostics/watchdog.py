@@ -81,7 +81,7 @@ class Watchdog(runtime.ProcessState):
         self.limit_interval(self._default)
         self._own = RankProgress()
         self._clock = runtime.get(RunningClock)
-        self._now = self._clock.poll()  # of the last poll
+        self._now = self._clock.poll()  # time of the last poll
         self._asked_at = -math.inf  # when another rank asked for the state of this one
         self._live = LiveView()
         self._metrics_target = environment.text(environment.METRICS)  # '' once it is open

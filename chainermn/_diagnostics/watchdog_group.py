@@ -42,7 +42,7 @@ class State(NamedTuple):
 class Confirmation(NamedTuple):
     """The state of a rank in a confirmation round."""
 
-    number: int  # of the round
+    number: int  # number of the round
     state: RankState | None
 
 

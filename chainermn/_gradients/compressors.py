@@ -231,7 +231,7 @@ class TwoBit:
     #: By key, or by path if the key is :class:`Pieces`; flat, on the device of the gradients;
     #: float64 for float64, else float32.
     residuals: dict[Hashable, Array]
-    _buffers: dict[Pieces, _Buffer]  # of the residuals that are encoded together
+    _buffers: dict[Pieces, _Buffer]  # buffers of residuals that are encoded together
     _before: dict[Hashable, Array]  # residuals as of the last commit, if they have changed
 
     def __init__(self, threshold: float = 0.5) -> None:

@@ -72,13 +72,13 @@ class MeanQueue:
                  is_profitable: bool, record: FlightRecord) -> None:
         self._control = mpi_comm
         self._record = BackgroundRecord(mpi_comm, record)
-        self._turns = mpi_comm.Dup()  # for the thread
+        self._turns = mpi_comm.Dup()  # used by the thread
         self._transport = transport
         self._new_codec = new_codec
         self.gradients = gradients
         self.is_profitable = is_profitable
         self.check = check
-        self._number = 0  # of the next list
+        self._number = 0  # number of the next list
         self._limit = sys.maxsize  # lists from this number on are cancelled
         self._urgent = False  # whether the caller waits
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

@@ -37,8 +37,8 @@ class Waits(enum.Enum):
     """The events that an operation waits for."""
 
     RANKS = enum.auto()  # until all ranks have called it
-    RECEIVER = enum.auto()  # of its message
-    SENDER = enum.auto()  # of its message
+    RECEIVER = enum.auto()  # until its message is received
+    SENDER = enum.auto()  # until its message is sent
     MESSAGES = enum.auto()  # several, to and from other ranks
     BACKGROUND = enum.auto()  # threads, which exchange messages
     NOTHING = enum.auto()

@@ -57,10 +57,10 @@ class Difference(NamedTuple):
 class _Found(NamedTuple):
     """A difference in a row of a rank; the first one is the smallest."""
 
-    position: int  # of the update in the record
+    position: int  # position of the update in the record
     cause: int  # position in _CAUSES
     rank: str
-    call: int  # of the update, counted over all optimizers of the rank
+    call: int  # number of the update, counted over all optimizers of the rank
 
     @property
     def column(self) -> str:
@@ -288,8 +288,9 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
     notes = _batch(a, b, found) if found.column == 'batch' else []
     if found.column == 'copied':
         notes.append(f'{"A" if row["copied"] == "True" else "B"} does so after a resume or if '
-                     'layers are initialized. After a resume, each update steps if the optimizer '
-                     'is an argument, too: checkpointer.maybe_load(trainer, optimizer).')
+                     'layers are initialized. After a resume, pass the optimizer as well, so that '
+                     'each update changes the parameters: checkpointer.maybe_load(trainer, '
+                     'optimizer).')
     what = _CAUSES[found.column]
     if is_rounding and precision:
         notes.append(f'Rounding to {precision} explains differences of up to {limit:.0e}.')

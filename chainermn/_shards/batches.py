@@ -50,7 +50,7 @@ class Batches:
     transform: Callable[[Object], Object] | None
     is_strict: bool  # whether samples that cannot be read are errors
     order: SampleOrder
-    batch_size: int  # of a rank
+    batch_size: int  # batch size of a rank
     rank: int
     size: int
     repeat: bool

@@ -105,7 +105,7 @@ class OpenShards:
         self._shards, self._sizes, self._opener = shards, sizes, opener
         self._transform, self._is_strict = transform, is_strict
         self._open: dict[int, Shard] = {}
-        self._broken: set[int] = set()  # of the current window
+        self._broken: set[int] = set()  # broken shards of the current window
         self._reported: set[int] = set()
         self.skipped = 0  # samples
 

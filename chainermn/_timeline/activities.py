@@ -61,7 +61,7 @@ class Activities:
     """
 
     def __init__(self) -> None:
-        self.gpu_bytes = 0  # of CuPy's pool
+        self.gpu_bytes = 0  # size of CuPy's pool
         self.gpu = ''  # the current device of CuPy: its address on the PCI bus
         self.thread = threading.main_thread().ident
         self._nanoseconds = dict.fromkeys((*NAMES, _UNKNOWN), 0)

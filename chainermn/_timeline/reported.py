@@ -11,7 +11,7 @@ import chainer
 
 from chainermn._process import runtime
 
-_MAX_VALUES, _MAX_LENGTH = 64, 100  # of a program that reports very much
+_MAX_VALUES, _MAX_LENGTH = 64, 100  # limits for programs that report very much
 
 
 class _Followed(runtime.ProcessState):

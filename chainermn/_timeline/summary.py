@@ -30,7 +30,7 @@ class Shares(NamedTuple):
 
     spans: dict[str, float]  # by name, such as forward, without the operations inside
     communicating: float  # in operations, without
-    waiting: float  # for other ranks
+    waiting: float  # time that it waited for other ranks
     background: float  # communicating in other threads
 
 

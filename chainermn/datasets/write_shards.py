@@ -180,7 +180,7 @@ class _Form:
     """The structure, shapes and dtypes that all samples have."""
 
     def __init__(self) -> None:
-        self.text = ''  # of the first sample
+        self.text = ''  # description of the first sample
         self._count = itertools.count()
 
     def columns(self, samples: Iterable[Object]) -> dict[str, np.ndarray]:

@@ -35,7 +35,7 @@ class _ComparedPart(NamedTuple):
 class _PartDigest(NamedTuple):
     """The digest of some parameters on one rank."""
 
-    layout: bytes  # of paths, dtypes and shapes
+    layout: bytes  # digest of paths, dtypes and shapes
     values: bytes
 
 

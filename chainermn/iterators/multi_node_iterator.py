@@ -72,7 +72,7 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
     is_new_epoch: bool
     epoch_detail: float
     previous_epoch_detail: float | None
-    _order: Object  # of the examples in this epoch; None if they are not shuffled
+    _order: Object  # order of the examples in this epoch; None if they are not shuffled
 
     if TYPE_CHECKING:  # attributes of the actual iterator, for editors
         dataset: Dataset

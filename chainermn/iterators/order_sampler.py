@@ -67,7 +67,7 @@ class MultiNodeOrderSampler:
                 f'even={self._even}')
         check_equal(comm, by_rank, 'MultiNodeOrderSampler: the arguments differ between ranks',
                     'Pass the same dataset_size, seed, shuffle and even on all ranks.')
-        self._epoch = -1  # of the last order
+        self._epoch = -1  # epoch of the last order
 
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
         """Return the order of the next epoch; see ``order_sampler`` of Chainer's iterators.

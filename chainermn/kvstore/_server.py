@@ -39,7 +39,7 @@ class Server:
         self.shards: dict[int, Array] = {}
         #: Factors of the sums of some keys.
         self.scales: dict[Key, float] = {}
-        self._loaded: dict[Key, OptimizerState] = {}  # of keys that are not initialized yet
+        self._loaded: dict[Key, OptimizerState] = {}  # states of keys that are not initialized yet
         self._lock = threading.RLock()
 
     @property

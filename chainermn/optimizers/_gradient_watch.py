@@ -25,7 +25,7 @@ _of_thread = threading.local()
 class _Watches(runtime.ProcessState):
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.count = 0  # of all threads
+        self.count = 0  # count of all threads
 
     def add(self, change: int) -> None:
         with self.lock:

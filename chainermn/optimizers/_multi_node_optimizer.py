@@ -82,7 +82,7 @@ class MultiNodeOptimizer(OptimizerProxy):
     _progress: UpdateProgress
     _checks: ModelChecks
     _watch: UpdateWatch
-    _answer_requests: Callable[[], None] | None  # of a single rank
+    _answer_requests: Callable[[], None] | None  # set on a single rank
     _recording: Recording | None = None
 
     if TYPE_CHECKING:  # attributes of the averaging and of the actual optimizer, for editors

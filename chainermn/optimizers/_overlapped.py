@@ -96,7 +96,7 @@ class Overlapped(GradientAveraging):
         paths = {param.node: path for path, param in params.items()}
         missing = [set(bucket) for bucket in self.buckets]
         bucket_of = {path: bucket for bucket in missing for path in bucket}
-        scale = getattr(self.actual_optimizer, '_loss_scale', None)  # of these gradients
+        scale = getattr(self.actual_optimizer, '_loss_scale', None)  # scale of these gradients
 
         def ready(node: VariableNode, gradient: Array) -> None:
             path = paths[node]

@@ -14,7 +14,7 @@ from chainermn._shards.open_shards import Opener, explain, size_of
 
 _SECONDS = 5.  # that each rank reads
 _CHUNK = 64  # samples
-_SLOW = .25  # of the median rank
+_SLOW = .25  # share of the median speed of the ranks
 _LONG = 1.  # seconds a rank must read before it counts as slow: opening small files tells nothing
 _SHOWN = 5  # broken shards
 

@@ -38,8 +38,8 @@ _THREADS = 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS'
 class Advice(NamedTuple):
     """Something to fix or to improve."""
 
-    code: str  # for programs
-    text: str  # for people: what is wrong, and what to do
+    code: str  # identifier for programs
+    text: str  # message for people: the problem, and the remedy
 
 
 class Info(NamedTuple):
@@ -57,7 +57,7 @@ class ProcessInfo(NamedTuple):
     software: dict[str, Info]
     host: str
     cores: frozenset[int]  # numbers of the cores that it may use
-    threads: int  # of NumPy's matrix operations
+    threads: int  # threads of NumPy's matrix operations
     devices: list[str]
 
 

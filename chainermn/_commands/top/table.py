@@ -27,17 +27,17 @@ class TableRow(NamedTuple):
     pid: int | None = None
     updates: int | None = None
     updates_per_second: float | None = None
-    shares: Mapping[str, float] | None = None  # of the time, by activity
+    shares: Mapping[str, float] | None = None  # share of the time, by activity
     cpu_cores: float | None = None  # that it uses; 1 is 100 %
     rss_bytes: int | None = None
-    gpu_bytes: int | None = None  # of CuPy's pool
+    gpu_bytes: int | None = None  # size of CuPy's pool
     gpu_utilization: float | None = None
-    gpu_used_bytes: int | None = None  # by all processes
+    gpu_used_bytes: int | None = None  # used by all processes
     gpu_total_bytes: int | None = None
     log: Mapping[str, float | None] | None = None
     is_silent: bool = True
     is_straggler: bool = False
-    is_waiting: bool = False  # for seconds, in an operation
+    is_waiting: bool = False  # in one operation for seconds
     state: str | None = None
     state_seconds: float | None = None
 

@@ -50,7 +50,7 @@ class Progress(NamedTuple):
     """The operations that a rank has entered, and its messages."""
 
     entered: dict[Key, int]
-    creations: dict[WorldRanks, int]  # of communicators, by ranks
+    creations: dict[WorldRanks, int]  # number of new communicators, by their ranks
     sent: dict[Key, Counts]
     received: dict[Key, Counts]
     receiving: dict[Key, Counts]  # messages whose data is still arriving
@@ -84,7 +84,7 @@ class Wait(NamedTuple):
 
     kind: WaitKind
     key: Key
-    number: int = 0  # of the collective or creation
+    number: int = 0  # number of the collective or creation
     peer: int = 0
     tag: int = 0
     asked: WorldRanks = WorldRanks.of(())
@@ -121,8 +121,8 @@ class ThreadState(NamedTuple):
     of: str  # its communicator in words; '' for the first one of all ranks
     call_site: str  # in the program, outside of this package and Chainer
     thread: str  # '' for the main thread
-    waits: tuple[Wait, ...] = ()  # of its calls
-    service: Key | None = None  # for which it answers
+    waits: tuple[Wait, ...] = ()  # the waits of its calls
+    service: Key | None = None  # the service that it answers for
 
     @property
     def text(self) -> str:

@@ -280,7 +280,7 @@ class Monitor:
             if not self.reported_at:
                 self.reported_at = time.monotonic()
                 _report(f'the process of mpiexec on host {os.uname().nodename} ended before its '
-                        'ranks, possibly killed because memory ran out; the ranks are killed, too')
+                        'ranks, possibly killed because memory ran out; the ranks are also killed')
             for rank in self.running.values():
                 rank.kill()
 

@@ -15,7 +15,7 @@ _FILE_NAME = re.compile(r'.+\.\d+\.\d+|.+\d\.\d+', re.DOTALL)
 class Row(NamedTuple):
     """One checkpoint, or a file that belongs to none."""
 
-    name: str  # of the first file
+    name: str  # name of the first file
     iteration: int | None
     size: int | None  # number of ranks of the job that saved it
     problems: list[str]  # empty if a job can resume from the checkpoint

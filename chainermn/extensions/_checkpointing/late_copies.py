@@ -32,7 +32,7 @@ class _Pending(runtime.ProcessState):
 
     def __init__(self) -> None:
         self.copies: LateCopies | None = None
-        self.lock = threading.RLock()  # of them, and of the attribute below
+        self.lock = threading.RLock()  # protects them and the attribute below
 
 
 class _StateAfterCopies:

@@ -33,7 +33,7 @@ class Save:
     path: str
     state: CopiedState | None  # until it is written; None on a rank without a file
     compress: bool = False
-    names: SaveNames | None = None  # of this checkpoint and the ones that it makes obsolete
+    names: SaveNames | None = None  # names of this checkpoint and the ones that it makes obsolete
     on_written: Callable[[], None] = lambda: None  # called by the thread
     is_written: bool = False
     obsolete: list[int] = field(default_factory=list)  # on rank 0, once it is written
@@ -42,7 +42,7 @@ class Save:
 class _SaveReport(NamedTuple):
     """The report of a rank about its last checkpoint."""
 
-    next_iteration: int | None  # of the next checkpoint; None at the end
+    next_iteration: int | None  # iteration of the next checkpoint; None at the end
     failure: str | None
     is_written: bool
     obsolete: list[int]  # only rank 0 uses its list
@@ -76,7 +76,7 @@ class Saver:
         self._find_obsolete = find_obsolete
         self._is_alone = is_alone
         self._in_flight: Save | None = None
-        self._failure: str | None = None  # of the checkpoint in flight
+        self._failure: str | None = None  # error of the checkpoint in flight
         self._to_remove: list[tuple[SaveNames, int]] = []
         self._run = uuid.uuid4().hex[:16]  # rank 0's, once the ranks have reported
         self._count = 0

@@ -157,7 +157,7 @@ class Execution:
         return None if differences is None else y
 
     def _add(self, loss: Variable, k: int) -> None:
-        if not loss.size:  # of a model that communicates on its own, and has no loss on this rank
+        if not loss.size:  # the model communicates on its own, and has no loss on this rank
             return
         value = loss.array.reshape(()) * loss.dtype.type(self._work.weights[k])
         self.loss = value if self.loss is None else self.loss + value

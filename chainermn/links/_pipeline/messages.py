@@ -77,7 +77,7 @@ class StageMessages:
         self._unsent: deque[_Unsent] = deque()
         self._sent: list[Sent] = []
         self._posted: dict[Key, Sent] = {}
-        self._local: dict[Key, Message] = {}  # of this rank to itself
+        self._local: dict[Key, Message] = {}  # messages of this rank to itself
         self._receiving: Sent | None = None
         self._step_began = 0.
         self._thread = threading.get_ident()

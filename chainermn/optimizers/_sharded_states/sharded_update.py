@@ -39,7 +39,7 @@ class _StateElements(NamedTuple):
     """The elements that the state of a rule belongs to."""
 
     elements: Range
-    owner: object  # of the partition; None if the state was loaded
+    owner: object  # owner of the partition; None if the state was loaded
 
 
 class _RuleState(NamedTuple):
