@@ -33,7 +33,7 @@ def _settable(cls: Any, name: str, store: Setter, since: int, now: str) -> None:
 
 
 def _what_was_set(cls: Any, name: str) -> None:
-    """Let a property return what the program has set, if it has."""
+    """Let a property return the value that the program has set, if it has."""
     compute = getattr(cls, name).fget
 
     @functools.wraps(compute)

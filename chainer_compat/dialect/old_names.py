@@ -82,7 +82,7 @@ class MaxPooling2D(str):
         return node
 
 
-#: The current path, or what to use now, and an object that does the same.
+#: The current path or a replacement, and an object that does the same.
 Row = str | tuple[str, Any]
 
 _OF_YOUR_OWN = 'a function of your own'

@@ -25,7 +25,7 @@ def option_compared_with_none() -> dict[str, str]:
 
 
 def as_expected(values: list[Any], name_and_values: Sequence[tuple[str, Any]]) -> Any:
-    """Return what the caller of ``parse_kwargs`` expects: a tuple, or the only value."""
+    """Return the form that the caller of ``parse_kwargs`` expects: a tuple, or the only value."""
     if len(values) != 1:
         return tuple(values)
     frame = sys._getframe(2)

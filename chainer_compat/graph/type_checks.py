@@ -138,7 +138,7 @@ def check_signature(function: FunctionNode, signature: Hashable,
 
 def _signature(cls: type[FunctionNode], function: FunctionNode, arrays: Sequence[Array]
                ) -> Hashable | None:
-    """Return what the check depends on; ``None`` if it is not known."""
+    """Return the signature that the check depends on; ``None`` if it is not known."""
     known = _checks.get(cls)
     if known is None:
         known = _known(cls)

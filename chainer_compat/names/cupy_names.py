@@ -78,7 +78,7 @@ def current(name: str) -> str | None:
 
 
 def instead(*names: str | None) -> str | None:
-    """Return what to do instead of a name that has no equivalent.
+    """Return advice on a name that has no equivalent.
 
     Args:
         names: The name as a program writes it, and the current name.
@@ -127,7 +127,7 @@ def _find_quietly(path: str) -> Any:
         return find_path(path)
 
 
-#: Old names that this process has used, and what they mean now.
+#: Old names that this process has used, and their current names.
 used: dict[str, str] = {}
 
 
@@ -137,7 +137,7 @@ def is_on() -> bool:
 
 
 class MissingName:
-    """Finds what a module does not have: its ``__getattr__``."""
+    """Finds missing names of a module: its ``__getattr__``."""
 
     def __init__(self, module: ModuleType) -> None:
         """Keep the function that the module has."""
@@ -149,7 +149,7 @@ class MissingName:
                              name=name, obj=self.module)
 
     def __call__(self, name: str) -> Any:
-        """Return what an old name means; if names are not restored, the error says how."""
+        """Return the object of an old name; if names are not restored, the error says how."""
         try:
             return self.find(name)
         except AttributeError as error:

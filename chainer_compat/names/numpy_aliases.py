@@ -167,7 +167,7 @@ NAMES = {*BUILTINS, *RENAMED, *MOVED, *CONSTANTS, 'cast', 'sctypes',
 
 
 def restore(numpy: ModuleType) -> None:
-    """Restore what the environment variables ask for."""
+    """Restore the names that the environment variables request."""
     wanted = os.environ.get('CHAINER_COMPAT_NAMES', '')
     if wanted not in ('', '0', 'all'):
         raise ValueError(f'CHAINER_COMPAT_NAMES is {wanted!r}: unset it, or set it to "all"')

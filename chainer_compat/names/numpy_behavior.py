@@ -23,7 +23,7 @@ POINTERS_BEFORE_FLAGS = 19  # fields of PyTypeObject between the head of all obj
 
 
 def restore(numpy: ModuleType) -> None:
-    """Restore what the installed version of NumPy rejects. Idempotent."""
+    """Restore the behavior that the installed version of NumPy rejects. Idempotent."""
     if hasattr(numpy.array, 'restored_by'):
         return
     version = tuple(int(part) for part in numpy.__version__.split('.')[:2])

@@ -106,7 +106,7 @@ def recorded() -> Iterator[list[Call]]:
 
 def launch(call: Call, first_arrays: Sequence[Array], arrays: Sequence[Sequence[Array]],
            divided: int | None = None, divisor: float = 1.) -> bool:
-    """Do for the arrays of all parameters what a call does for the arrays of the first.
+    """Repeat the call for the first parameter, with the arrays of all parameters.
 
     Args:
         call: The recorded call.

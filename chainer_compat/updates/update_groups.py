@@ -1,4 +1,4 @@
-"""Groups of parameters that are updated together, and what must be true of these.
+"""Groups of parameters that are updated together, and the conditions for it.
 
 A rule must be one of Chainer's, without hooks; arrays must be contiguous, and share no memory.
 """

@@ -53,7 +53,7 @@ class _Gathered(runtime.ProcessState):
 
 
 def gather(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> list[RankInfo]:
-    """Return what each rank tells. Collective: every rank calls it.
+    """Return the information of each rank. Collective: every rank calls it.
 
     Then the ranks can report failures, and know when another one has ended.
 
@@ -79,7 +79,7 @@ def gather(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> list[
 
 
 def _allgather(mpi_comm: MPI.Intracomm, info: RankInfo) -> list[RankInfo]:
-    """Return what each rank tells, in one collective; in two more if the text of a rank is long.
+    """Return the information of each rank, in one collective; in two more if a text is long.
 
     mpi4py would gather the lengths first.
     """
@@ -104,7 +104,7 @@ def gathered(mpi_comm: MPI.Intracomm, ranks: list[RankInfo]) -> Iterator[None]:
 
 
 def of_ranks(mpi_comm: MPI.Intracomm) -> list[RankInfo]:
-    """Return what each rank tells, for a new communicator. Collective: every rank calls it."""
+    """Return the information of each rank in a new communicator. Collective: all ranks call it."""
     state = runtime.get(_Gathered)
     if state.mpi_comm is not mpi_comm:
         return gather(mpi_comm)

@@ -137,7 +137,7 @@ class Tracer:
 
     def _details(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], result: object
                  ) -> str:
-        """Describe what was exchanged, from the arguments and the result."""
+        """Describe the exchanged data, from the arguments and the result."""
         declared = BY_NAME[call.operation]
         if declared.payload is Payload.NOTHING:
             return ''

@@ -75,7 +75,7 @@ class Viewer:
         self.flush()
 
     def flush(self) -> None:
-        """Send what is left of the last message, as far as possible without waiting."""
+        """Send the rest of the last message, as far as possible without waiting."""
         try:
             while self._rest:
                 # The program may have restored SIGPIPE, which would kill it.

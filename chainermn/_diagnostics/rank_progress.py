@@ -1,4 +1,4 @@
-"""The progress of this rank: for how long its threads have made none, and what it waits for."""
+"""The progress of this rank: the time without progress of its threads, and its waits."""
 from __future__ import annotations
 
 import threading

@@ -271,7 +271,7 @@ class Watchdog(runtime.ProcessState):
                 self._respond(group, f'deadlock: {deadlock}', (), now)
 
     def _ask(self, group: WatchdogGroup, now: float) -> None:
-        """Ask all ranks for their state if necessary; print what they have answered."""
+        """Ask all ranks for their state if necessary; print their answers."""
         text = None
         if group.question is not None:
             pass

@@ -68,7 +68,7 @@ class Caller:
         self._state_digest = 0
         self._state: Callable[[], Mapping[str, str]] = dict
         self._harmless_digest, self._are_accepted = 0, False
-        #: Returns what may differ between ranks, with a warning, by name.
+        #: Returns values that may differ between ranks, with a warning, by name.
         self.harmless: Callable[[], Mapping[str, str]] = dict
         self.set_options(options or {})
 
@@ -97,7 +97,7 @@ class Caller:
         self.identity = digest if self._are_accepted else digest ^ harmless
 
     def accept_differences(self) -> None:
-        """No longer tell apart what may differ."""
+        """No longer distinguish values that may differ."""
         self._are_accepted = True
         self.set_digests(self._state_digest, self._harmless_digest)
 

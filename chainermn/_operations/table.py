@@ -1,4 +1,4 @@
-"""The table of operations: what ranks compare, what is sent, and what an operation waits for.
+"""The table of operations: the compared values, the data sent, and the events waited for.
 
 Everything that treats operations differently reads it here: the call signature, the errors if calls
 do not match, the timeline, and the detection of deadlocks.

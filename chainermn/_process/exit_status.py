@@ -65,7 +65,7 @@ def listen() -> None:
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
 
     replace(property(code_of, member.__set__, member.__delete__))
-    atexit.register(replace, member)  # before the interpreter clears what the property needs
+    atexit.register(replace, member)  # before the interpreter clears names that the property needs
     if sys.version_info < (3, 12):
         sys.exit = _exit
 

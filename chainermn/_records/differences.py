@@ -329,7 +329,7 @@ def _advice(number: int) -> str:
 
 
 def _batch(a: RecordedRun, b: RecordedRun, found: _Found) -> list[str]:
-    """Return what is known about a batch that differs."""
+    """Return the known facts about a batch that differs."""
     index = found.position
     row, other = (run.ranks[found.rank].row(index) for run in (a, b))
     if row['examples'] == other['examples']:

@@ -62,7 +62,7 @@ class RecordedRank:
         return len(self.lines)
 
     def row(self, index: int) -> Row:
-        """Return what an update has, by column."""
+        """Return the values of an update, by column."""
         row = dict(zip(COLUMNS, self.lines[index].split(' '), strict=True))
         row['copied'] = str(_COPIED.strip() == row['mean'])  # whether it is not a step
         return row

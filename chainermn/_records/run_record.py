@@ -1,4 +1,4 @@
-"""RunRecord: what each update of a training has used and computed, to find why two runs differ.
+"""RunRecord: the inputs and results of each update of a training, to find why two runs differ.
 
 ``chainermn compare`` reads the records. This file needs only Chainer and NumPy, and no other
 module of this package, so that a training with ChainerMN 7 can import a copy of it.
@@ -63,7 +63,7 @@ _LIBRARIES = ('numpy', 'scipy', 'chainer', 'chainermn', 'mpi4py', 'torch', 'cupy
 
 
 class RunRecord(chainer.training.Extension):
-    """Records what each update of a training has used and computed: see ``chainermn compare``.
+    """Records the inputs and results of each update of a training: see ``chainermn compare``.
 
     Add it on all ranks. Each rank records itself, and communicates with no other. If a rank
     cannot write its record, for example because the disk is full, it warns, and the training
@@ -598,7 +598,7 @@ def _frame_of_program() -> types.FrameType | None:
 # --- settings ------------------------------------------------------------------------------------
 
 def settings_of(optimizer: Optimizer, rank: int = 0, size: int = 1) -> dict[str, Any]:
-    """Return what a training on this rank runs on and with, by name."""
+    """Return the hardware, software and settings of a training on this rank, by name."""
     actual = getattr(optimizer, 'actual_optimizer', optimizer)
     found: dict[str, Any] = {
         'format': 1, 'columns': list(COLUMNS), 'rank': rank, 'size': size, 'host': platform.node(),
@@ -711,7 +711,7 @@ def _versions() -> dict[str, str]:
 
 
 def _software() -> dict[str, str]:
-    """Return what is below Python: MPI, BLAS, the processor, the GPU."""
+    """Return the layers below Python: MPI, BLAS, the processor, the GPU."""
     found = {'processor': _processor(), 'BLAS': _blas()}
     if 'mpi4py.MPI' in sys.modules:
         found['MPI'] = sys.modules['mpi4py.MPI'].Get_library_version().partition('\n')[0].strip(

@@ -148,7 +148,7 @@ def text(run: Run) -> str:
 
 
 def _conclusions(run: Run, every: dict[int, Shares], delays: Sequence[Straggler]) -> list[str]:
-    """Return what to optimize first."""
+    """Return advice on the first thing to optimize."""
     return [*_about_ranks(run, every, delays), *_about_data(run, every)]
 
 

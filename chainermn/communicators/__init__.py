@@ -133,7 +133,7 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
     elif not isinstance(mpi_comm, MPI.Intracomm):
         failure = mismatch.RemoteError.of('create_communicator', TypeError(
             f'mpi_comm must be an mpi4py.MPI.Intracomm, not {mpi_comm!r}'))
-        mpi_comm = MPI.COMM_WORLD  # most likely what the other ranks pass
+        mpi_comm = MPI.COMM_WORLD  # most likely the communicator that the other ranks pass
     with lifecycle.creation():
         return _create(CreationRecord(mpi_comm), communicator_name, mpi_comm, kwargs, failure)
 

@@ -27,7 +27,7 @@ class NodeMemory(NamedTuple):
 
     @classmethod
     def here(cls) -> NodeMemory:
-        """Return what is free on this node, and in the control group of this process."""
+        """Return the free memory of this node, and of the control group of this process."""
         try:
             lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
             values = {name: int(rest.split()[0]) * 1024
@@ -115,7 +115,7 @@ def _pickles_itself(kind: type) -> bool:
 
 
 def _free_in_group() -> int | None:
-    """Return what a container, or a job of Slurm, may still use; ``None`` without a limit."""
+    """Return the memory that a container or Slurm job may still use; ``None`` without a limit."""
     try:
         path = pathlib.Path('/proc/self/cgroup').read_text().splitlines()[-1].split(':', 2)[2]
         group = pathlib.Path('/sys/fs/cgroup' + path)

@@ -76,7 +76,7 @@ class ReplicaCheck:
         self._place = program_place()
 
     def digests(self, models: Object) -> Digests:
-        """Return what this rank sends.
+        """Return the digests that this rank sends.
 
         Args:
             models: The models by name; objects other than links are skipped.

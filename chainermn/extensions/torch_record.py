@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TorchRecord:
-    """Records what each step of a training in PyTorch has used and computed.
+    """Records the inputs and results of each step of a training in PyTorch.
 
     ``chainermn compare`` compares it with other records, such as one of the training in Chainer.
 
@@ -80,7 +80,7 @@ class TorchRecord:
 
 
 class _Training:
-    """An optimizer of PyTorch and its module, with what a recording reads of Chainer's."""
+    """An optimizer of PyTorch and its module, with the attributes that a recording reads."""
 
     def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         import torch

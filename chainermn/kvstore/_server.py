@@ -44,7 +44,7 @@ class Server:
 
     @property
     def compress(self) -> Compress | None:
-        """The function that compresses what is pushed, if anything does."""
+        """The function that compresses pushed values, if there is one."""
         return None if self.compressor is None else self._compress
 
     def _compress(self, x: Array, key: Hashable) -> Array:
@@ -55,7 +55,7 @@ class Server:
         return self.compressor.compress(x, key)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Return what a worker has compressed."""
+        """Return the value that a worker has compressed."""
         assert self.compressor is not None
         if (scale := self.loss_scale()) is None:
             return self.compressor.decompress(encoded, size, dtype)

@@ -294,7 +294,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             (True, False)
         """
         before = self.target_params
-        # The parameters of a new model differ between ranks, which loaded what they had saved.
+        # The parameters of a new model differ between ranks, which loaded their own files.
         self.target_params = [] if self._is_new else _seen(sorted(target.namedparams()))
         return self.target_params != before
 
@@ -369,7 +369,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._progress.n_started = 0
 
     def _current_update(self) -> Update:
-        """Return what the ranks compare; nothing in a join, where the counts may differ."""
+        """Return the values that the ranks compare; none in a join, where the counts may differ."""
         if not self._participants.are_in_step:
             return NO_UPDATE
         count = self._progress.n_started

@@ -144,7 +144,7 @@ class OptimizerSettings:
         if rules != self._rules or optimizer._hookable is not self._hookable:
             self._note_rules(rules)
         self._named = named
-        # One list of what is cheap to read: this takes most of the time.
+        # One list of the values that are cheap to read: this takes most of the time.
         numbers = optimizer.hyperparam.__dict__.values()
         seen = [*(map(_comparable, numbers) if self._has_arrays else numbers),
                 optimizer._loss_scale,

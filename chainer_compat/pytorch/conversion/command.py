@@ -105,7 +105,7 @@ def _model(options: argparse.Namespace) -> Any:
 
 
 def _made(option: str, name: str, *args: Any) -> Any:
-    """Return what a function of the program returns."""
+    """Return the result of a function of the program."""
     module, _, function = name.partition(':')
     if not function:
         sys.exit(f'{option} must be MODULE:FUNCTION, not {name!r}.')

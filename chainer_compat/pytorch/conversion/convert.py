@@ -198,7 +198,7 @@ def _check_calls_are_independent(first: Trace) -> None:
 
 
 def _infers_equally(module: fx.GraphModule, first: Trace, inputs: tuple[Any, ...]) -> bool | None:
-    """Return whether the module infers what the model does; ``None`` if the model does not run."""
+    """Return whether inference gives the results of the model; ``None`` if the model fails."""
     try:
         run = trace(first.model, inputs, False, first.call)
     except Exception:  # raised by the program

@@ -43,7 +43,7 @@ class RuleInTorch(NamedTuple):
     states: dict[str, str]
     #: The factor from Chainer's state to PyTorch's, from the hyperparameters.
     factor: Callable[[Any], float] = lambda _: 1.
-    #: Whether ``weight_decay`` is what the hook WeightDecay does.
+    #: Whether ``weight_decay`` has the effect of the hook WeightDecay.
     has_weight_decay: bool = True
     #: Whether PyTorch counts the steps of each parameter.
     counts: bool = False
@@ -299,7 +299,7 @@ def _parameters(optimizer: Any, module: torch.nn.Module
 
 
 def _prefixes(names: Any) -> Iterator[str]:
-    """Yield what the names may have in common: nothing, or the names of links around the model."""
+    """Yield possible common prefixes of the names: none, or the names of links around the model."""
     yield ''
     first = next(iter(names), '')
     parts = first.split('.')
@@ -310,7 +310,7 @@ def _prefixes(names: Any) -> Iterator[str]:
 
 
 def kind_of(optimizer: Any, params: list[Any]) -> RuleInTorch:
-    """Return what the update rules of parameters are in PyTorch."""
+    """Return the PyTorch equivalents of parameters' update rules."""
     rules = {type(param.update_rule) for param in params}
     if len(rules) > 1:
         raise ConversionError('Parameters have update rules of different classes: '
@@ -372,7 +372,7 @@ def _options(rule: Any, kind: RuleInTorch, decay: float) -> Options:
 
 
 def _preparation(hook: Any) -> Preparation:
-    """Return what a hook does, for parameters of PyTorch."""
+    """Return the effect of a hook, for parameters of PyTorch."""
     kind = type(hook)
     if kind is optimizer_hooks.WeightDecay:
         return lambda params: _for_each(params, lambda p: p.grad.add_(p, alpha=hook.rate))

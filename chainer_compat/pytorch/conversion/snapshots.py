@@ -104,7 +104,7 @@ def _is_complete(files: Mapping[int, Path], ranks: int) -> bool:
 
 
 def _tag(file: Path) -> dict[str, Any] | None:
-    """Return what a file says about its checkpoint; ``None`` for a file of ChainerMN 7."""
+    """Return the description of a checkpoint in a file; ``None`` for a file of ChainerMN 7."""
     with np.load(file) as arrays:
         return json.loads(arrays[TAG].tobytes()) if TAG in arrays else None
 

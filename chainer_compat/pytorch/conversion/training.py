@@ -55,7 +55,7 @@ def load_optimizer(path: str | Path, optimizer: Any) -> WhereItStopped:
 
 
 def _prefix(arrays: Mapping[str, Array], optimizer: Any, file: str) -> str:
-    """Return what the names of all states begin with."""
+    """Return the common prefix of the names of all states."""
     ends = [f'{name.lstrip("/")}/t' for name, _ in optimizer.target.namedparams()]
     starts = {key[:len(key) - len(ends[0])] for key in arrays if key.endswith(ends[0])}
     found = sorted(start for start in starts if start[-1:] in ('', '/') and all(

@@ -130,7 +130,7 @@ def run_softplus(f: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def without_cudnn(f: Any, x: torch.Tensor) -> None:
-    """Set what the gradients of sigmoid and tanh read."""
+    """Set the attributes that the gradients of sigmoid and tanh read."""
     f._use_cudnn = False
 
 

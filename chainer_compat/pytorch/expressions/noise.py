@@ -1,4 +1,4 @@
-"""Random functions. Comparisons replace what they draw with what Chainer drew (``DRAWN``)."""
+"""Random functions. Comparisons replace their numbers by the numbers that Chainer drew."""
 
 from __future__ import annotations
 

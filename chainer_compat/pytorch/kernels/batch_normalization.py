@@ -68,7 +68,7 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
 
 
 def output(f: BatchNormalization, inputs: tuple[np.ndarray, ...]) -> tuple[object]:
-    """Normalize a batch, and keep what the gradient needs."""
+    """Normalize a batch, and keep the values that the gradient needs."""
     x, gamma, beta = inputs
     # Chainer warns of batches of one sample.
     if (f._impl_selector is not _impl_selector or any(f.input_layouts) or x.size == gamma.size
@@ -148,7 +148,7 @@ def _in_place(mean: np.ndarray, var: np.ndarray, shape: Shape, *others: torch.Te
 @functools.lru_cache(maxsize=1024)
 def _plan(x: Shape, gamma: Shape, beta: Shape, axis: tuple[int, ...] | None
           ) -> tuple[bool, tuple[int, ...], tuple[int, ...], Expander] | None:
-    """Return what depends on shapes; ``None`` if PyTorch does not have this kind.
+    """Return the values that depend on shapes; ``None`` if PyTorch does not have this kind.
 
     Returns:
         Whether statistics are per channel, the axes that are normalized, the others, and an index

@@ -64,7 +64,7 @@ def read(pattern: str, host: str, rank: int, size: int) -> Reading:
 
 
 def add_to(report: Report, pattern: str, readings: Sequence[Reading]) -> None:
-    """Add what all ranks read to the report."""
+    """Add the readings of all ranks to the report."""
     broken = dict(each for reading in readings for each in reading.broken)
     for path, error in [*broken.items()][:_SHOWN]:
         more = f'; {len(broken)} shards are broken' if len(broken) > 1 else ''

@@ -132,7 +132,7 @@ class _ForwardedOutput:
         self._blank = b''  # an empty line, which precedes the lines of mpiexec
 
     def forward(self, is_ending: bool, timeout: float = 0) -> bool:
-        """Forward what has arrived; return whether there was anything.
+        """Forward the output that has arrived; return whether there was anything.
 
         It never waits for the target: a stopped terminal must not delay signals.
 

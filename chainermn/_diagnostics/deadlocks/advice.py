@@ -36,7 +36,7 @@ class WaitingRank(NamedTuple):
 
 
 def advice(ranks: Sequence[WaitingRank]) -> str:
-    """Return what to do about a deadlock.
+    """Return advice about a deadlock.
 
     Args:
         ranks: Its ranks; each waits for the next one.

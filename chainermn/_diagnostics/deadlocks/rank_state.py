@@ -91,7 +91,7 @@ class Wait(NamedTuple):
 
     @classmethod
     def of(cls, record: FlightRecord, call: Call) -> Wait | None:
-        """Return what a call waits for, if it is known.
+        """Return the ranks or messages that a call waits for, if they are known.
 
         Args:
             record: A flight record of its owner.

@@ -160,7 +160,7 @@ class WaitGraph:
         return self._messages[key]
 
     def cycle(self, deadlocked: Set[int]) -> str:
-        """Describe ranks that wait for each other, or for finished ranks; and what to do."""
+        """Describe ranks that wait for each other, or for finished ranks; with advice."""
         waiting = deadlocked | self._ended
         rank = min(deadlocked)
         path: list[int] = []

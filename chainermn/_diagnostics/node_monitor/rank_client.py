@@ -60,7 +60,7 @@ def _file() -> int:
 
 
 def prepare() -> Registration:
-    """Return what to tell the other ranks, before :func:`register`."""
+    """Return the information for the other ranks, before :func:`register`."""
     if not _is_enabled():
         return Registration(None, os.getpid(), 0, '')
     # Abstract: there is no file that others could open, or that would be left.

@@ -48,7 +48,8 @@ class BackgroundWriter:
             except BaseException as error:
                 self._failure = f'{path}: {type(error).__name__}: {error}'
 
-        # Registered again, so that it runs before what was registered since, such as MPI_Finalize.
+        # Registered again, so that it runs before functions registered in the meantime, such as
+        # MPI_Finalize.
         atexit.unregister(_raise_failures)
         atexit.register(_raise_failures)
         writers.pending.add(self)

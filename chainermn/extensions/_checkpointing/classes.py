@@ -67,7 +67,7 @@ def raise_differences(comm: CommunicatorBase, differences: str, problem: str, ad
         comm: ChainerMN communicator.
         differences: How this rank differs, such as the result of :func:`find_differences`; or ''.
         problem: The first line of the error.
-        advice: The last line of the error: what to do.
+        advice: The last line of the error: the remedy.
 
     Raises:
         ValueError: On every rank, if any rank differs.

@@ -111,7 +111,7 @@ class LateCopies:
             self._are_complete.set()
 
     def finish(self) -> None:
-        """Copy what is left, and wait for what another thread copies.
+        """Copy the remaining states, and wait for the states that another thread copies.
 
         A signal handler may call this in the middle of the same call. Hence it also copies what
         this thread has begun; and no handler runs between a look at ``_done`` and the copy.

@@ -151,7 +151,7 @@ def _apply(states: Mapping[str, np.ndarray], parts: SavedParts,
 
 def _warnings(comm: CommunicatorBase, selection: Selection, group: CommunicatorBase | None,
               has_sums: bool, new_extensions: Sequence[str]) -> Iterator[str]:
-    """Return what this rank warns of."""
+    """Return the warnings of this rank."""
     if comm.rank == 0 and new_extensions:
         yield (f'the files of iteration {selection.iteration} have no state for these extensions, '
                'so they start from scratch: ' + ', '.join(new_extensions))
@@ -230,7 +230,7 @@ class Differences:
 
 
 class CheckedDeserializer(chainer.serializers.NpzDeserializer):
-    """Loads what has the saved shape, and collects the differences.
+    """Loads the arrays that have the saved shape, and collects the differences.
 
     Args:
         arrays: The saved arrays by name.

@@ -139,7 +139,7 @@ def check_objects(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def late_copies(parts: SavedParts) -> LateCopies:
-    """Return what can be copied later: the states of the optimizers."""
+    """Return the arrays that can be copied later: the states of the optimizers."""
     optimizers = map(unwrap, parts.all.values())
     # Another serialize may change states before it returns, such as swap averages back.
     models = (optimizer.target for optimizer in optimizers

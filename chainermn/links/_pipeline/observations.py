@@ -18,7 +18,7 @@ class Observations:
 
     @contextlib.contextmanager
     def of(self, weight: float) -> Iterator[None]:
-        """Add what is reported inside, instead of reporting it."""
+        """Add the values that are reported inside, instead of reporting them."""
         if not chainer.reporter._get_reporters():
             yield
             return
