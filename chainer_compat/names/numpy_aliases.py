@@ -180,7 +180,7 @@ def restore(numpy: ModuleType) -> None:
 
 
 def _define_names(numpy: ModuleType) -> None:
-    """Define the names, including deprecated ones, which warn when they are used."""
+    """Define the names, replacing deprecated ones, which warn when they are used."""
     found = vars(numpy)
     for old, new in BUILTINS.items():
         found.setdefault(old, getattr(builtins, new))

@@ -117,7 +117,7 @@ def _is_used_elsewhere(params: list[Any]) -> bool:
     references = [sys.getrefcount(param._grad.base) - _COUNT_OF_BASE for param in params]
     base = params[0]._grad.base
     if not hasattr(base, 'untyped_storage'):
-        # The reference count of a NumPy view does not include users of the PyTorch storage below.
+        # The reference count of a NumPy view excludes the users of its PyTorch storage.
         return references[0] > len(params) or hasattr(
             getattr(base, 'base', None), 'untyped_storage')
     import torch

@@ -187,7 +187,10 @@ def count_references(rule: Any, name: str) -> int:
 
 
 def is_plain(param: Any) -> bool:
-    """Return whether data and gradient are contiguous CuPy arrays, alike in shape and device."""
+    """Return whether data and gradient are contiguous CuPy arrays.
+
+    Their shapes, dtypes and devices must also be the same.
+    """
     from chainer.variable import Parameter
 
     if type(param) is not Parameter:

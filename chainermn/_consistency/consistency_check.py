@@ -150,7 +150,7 @@ class ConsistencyCheck:
             return [signature + data]
         messages = self.exchange.gather(self._identifier(signature), signature + data)
         if messages is None:
-            self._compare(signature)  # until now, the callers differ in allowed values
+            self._compare(signature)  # until now, the callers differed in allowed values
             messages = self.exchange.gather(self._identifier(signature), signature + data)
         assert messages is not None, 'identifiers differ, but the calls match'
         return messages
@@ -171,7 +171,7 @@ class ConsistencyCheck:
             return signature + data
         message = self.exchange.bcast(self._identifier(signature), signature + data, root)
         if message is None:
-            self._compare(signature)  # until now, the callers differ in allowed values
+            self._compare(signature)  # until now, the callers differed in allowed values
             message = self.exchange.bcast(self._identifier(signature), signature + data, root)
         assert message is not None, 'identifiers differ, but the calls match'
         return message

@@ -115,7 +115,7 @@ class Activities:
         self._since, self._newest = time, name
 
     def _note_memory(self) -> None:
-        # Run in the thread of the program, whose current device is meant.
+        # Call this in the thread of the program, since it reads the current device.
         self._is_memory_asked = False
         if 'cupy' in sys.modules:
             with contextlib.suppress(Exception):

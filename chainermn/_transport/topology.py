@@ -34,7 +34,7 @@ class Topology(NamedTuple):
 
 
 class _Crowd(runtime.ProcessState):
-    """The fact whether the ranks of a communicator of this process share cores."""
+    """Records whether the ranks of a communicator of this process share cores."""
 
     def __init__(self) -> None:
         self.is_crowded = False

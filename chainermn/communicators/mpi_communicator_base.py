@@ -313,8 +313,8 @@ _named = functools.lru_cache(maxsize=None)(Caller)
 
 def _use_defaults(cls: type[MpiCommunicatorBase]) -> None:
     """Make operations that version 7 lacks call the methods that a class overrides."""
-    # Do this at the first instance, since methods may be added to the class until then. mean_queue
-    # finds out by itself.
+    # Do this when an instance is created, since methods may be added to the class until then.
+    # mean_queue finds out by itself.
     for name in _version7.CALLED.keys() - {'mean_queue'}:
         if _version7.needs_default(cls, name):
             setattr(cls, name, getattr(CommunicatorBase, name))

@@ -53,7 +53,7 @@ class ProgressBar(chainer.training.Extension):
         self._training_length = training_length
         self._interval = interval
         self._out = sys.stderr if out is None else out
-        self._samples = 0  # number of all ranks in an epoch; 0 if unknown
+        self._samples = 0  # samples of all ranks per epoch; 0 if unknown
         self._points: collections.deque[_Point] = collections.deque()
         self._bar: _Display | None = None
 

@@ -3,7 +3,7 @@
 Each rank counts its steps in its own segment and polls the counters of the others. A waiting rank
 polls briefly, then yields its core, then sleeps between polls: with fewer cores than ranks, the
 other rank may need this core. If a rank fails or its process ends, the others raise an error that
-identifies this rank, within about a second.
+identifies the failed rank, within about a second.
 """
 from __future__ import annotations
 
