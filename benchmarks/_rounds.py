@@ -200,7 +200,7 @@ def groups(script: str, ranks: int, kinds: Sequence[str] = (V8, V7),
 
 
 def has_torch(python: str) -> bool:
-    """Whether a Python can import torch; says so if it cannot."""
+    """Return whether a Python can import torch; says so if it cannot."""
     tried = subprocess.run([python, '-c', 'import torch'], capture_output=True, check=False)
     if tried.returncode:
         print(f'{TORCH} is left out: {python} has no torch')

@@ -63,7 +63,7 @@ def methods_of_chainermn():
         model = chainer.Link()
         with model.init_scope():
             for n, shape in enumerate(mean_grad.shapes_of(model_name)):
-                # One array for data and gradient: nobody looks at the values.
+                # One array for data and gradient: the values do not matter.
                 param = chainer.Parameter(np.full(shape, world.rank + n % 5, np.float32))
                 param.grad = param.array
                 setattr(model, f'p{n:04}', param)

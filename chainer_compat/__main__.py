@@ -33,7 +33,7 @@ def main() -> None:
     names = commands.add_parser(
         'names', help='run a program, and list the old names of CuPy that it uses',
         description='Runs a program with CHAINER_COMPAT_NAMES=all. At its end, lists the names of '
-        'CuPy 1 to 12 that it used, and their names of now.')
+        'CuPy 1 to 12 that it used, and their current names.')
     names.add_argument('program', help='path of a Python file')
     names.add_argument('arguments', nargs=argparse.REMAINDER, help='arguments of the program')
     options = parser.parse_args()

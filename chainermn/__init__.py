@@ -75,7 +75,7 @@ _LAZY = {
     'links': 'chainermn.links',
 }
 
-#: What to use instead of names that existed only before ChainerMN 1.0.
+#: Replacements of names that existed only before ChainerMN 1.0.
 _BEFORE_1_0 = {
     'dataset': 'chainermn.datasets',
     'get_epoch_trigger': "the trigger (n_epochs, 'epoch')",

@@ -1,4 +1,4 @@
-"""What ``import chainermn`` changes in the environment, in Python and in Chainer.
+"""Changes of the environment, Python and Chainer by ``import chainermn``.
 
 A script works as with ChainerMN 7 without calling anything, so this has to happen at import.
 """

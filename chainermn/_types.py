@@ -20,7 +20,7 @@ DeviceArray: TypeAlias = 'cupy.ndarray'
 SameArray: TypeAlias = Any
 #: An array, or a tuple or list of arrays.
 Arrays: TypeAlias = 'Array | Sequence[Array]'
-#: What another rank sent: an array or a tuple of arrays.
+#: The data that another rank sent: an array or a tuple of arrays.
 ReceivedArrays: TypeAlias = 'Array | Any'
 #: The module ``numpy`` or ``cupy``.
 ArrayModule: TypeAlias = ModuleType

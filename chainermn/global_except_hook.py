@@ -348,7 +348,7 @@ def _abort_function(status: int) -> Callable[[], object] | None:
     """Return a function that aborts the job; ``None`` if there are no other processes."""
     if not _is_installed():
         return None  # a forked child, such as a worker of MultiprocessIterator, is not a rank
-    # Not imported here: importing it initializes MPI, which waits for the other processes.
+    # Do not import mpi4py here: this initializes MPI, which waits for the other processes.
     mpi = sys.modules.get('mpi4py.MPI')
     if mpi is not None and mpi.Is_initialized():
         if mpi.Is_finalized() or not (_hook().is_forced or mpi.COMM_WORLD.size > 1):

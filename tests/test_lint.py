@@ -1,4 +1,4 @@
-"""Style and types: what ``tox -e lint`` checks, beside the other tests and in their environment."""
+"""Style and types: the checks of ``tox -e lint``, as tests in the environment of the tests."""
 
 import ast
 import collections

@@ -1,1 +1,1 @@
-"""Programs, snapshots and pickles of Chainer 1 to 6: what they use that 7.8.1 does not have."""
+"""Support for programs, snapshots and pickles of Chainer 1 to 6: names and features they use."""

@@ -12,7 +12,7 @@ class FunctionSet(chainer.Chain):
 
     def __init__(self, **links: Any) -> None:
         super().__init__()
-        warn('FunctionSet is the interface of Chainer 1: use chainer.Chain.')
+        warn('FunctionSet belongs to the Chainer 1 API: use chainer.Chain.')
         for name, link in links.items():
             setattr(self, name, link)
 

@@ -126,7 +126,7 @@ def scaled(initializer: Any, scale: float) -> Any:
     """Return an initializer for values that are ``scale`` times as large.
 
     Args:
-        initializer: What links accept: also a number, an array, or ``None``.
+        initializer: Any initializer that links accept, including a number, an array or ``None``.
         scale: The factor.
     """
     from chainer import initializers
@@ -193,7 +193,7 @@ def invoke_before_training(module: ModuleType) -> None:
     @wraps(extend)
     def extend_trainer(self: Any, extension: Any, *args: Any, **kwargs: Any) -> None:
         if _is_before_training(extension):
-            warn('invoke_before_training is the interface of Chainer 1: use initialize.')
+            warn('invoke_before_training belongs to the Chainer 1 API: use initialize.')
             kwargs.setdefault('call_before_training', True)
         extend(self, extension, *args, **kwargs)
 
@@ -201,7 +201,7 @@ def invoke_before_training(module: ModuleType) -> None:
 
 
 def _is_before_training(extension: Any) -> bool:
-    # Without getattr, as __getattr__ may return anything. PolynomialShift still has the attribute.
+    # Avoid getattr, since __getattr__ may return anything. PolynomialShift still has the attribute.
     for holder in extension, *type(extension).__mro__:
         value = getattr(holder, '__dict__', {}).get('invoke_before_training')
         if value is not None and not getattr(holder, '__module__', '').startswith('chainer.'):
@@ -251,7 +251,7 @@ def _call(function: Any, n_same: int, names: list[str], args: tuple[Any, ...],
         translate, now = TRANSLATIONS[name]
         for key, x in translate(value, modern, path).items():
             (options if key in _OPTIONS else modern)[key] = x
-        warn(f'{shown}({name}=...) is the interface of Chainer 1: {now}.')
+        warn(f'{shown}({name}=...) belongs to the Chainer 1 API: {now}.')
     if path.endswith('.__init__'):
         function(*args[:n_same], **modern)
         return set_options(args[0], options)

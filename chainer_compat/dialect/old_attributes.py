@@ -33,7 +33,7 @@ def _settable(cls: Any, name: str, store: Setter, since: int, now: str) -> None:
 
 
 def _what_was_set(cls: Any, name: str) -> None:
-    """Let a property return what the program has set, if it has."""
+    """Let a property return the value that the program has set, if it has."""
     compute = getattr(cls, name).fget
 
     @functools.wraps(compute)
@@ -46,9 +46,9 @@ def _what_was_set(cls: Any, name: str) -> None:
 
 @patch('chainer.training.updaters.standard_updater')
 def device_of_updater(module: ModuleType) -> None:
-    """All versions: subclasses of StandardUpdater can set ``self.device``, as until Chainer 6.
+    """All versions: subclasses of StandardUpdater can set ``self.device``, as in Chainer 1 to 6.
 
-    Batches go to this device, and the program reads what it has set. graph-nvp does it.
+    Batches go to this device, and the program reads the value that it has set (used by graph-nvp).
     """
     updater: Any = module.StandardUpdater
     _what_was_set(updater, 'device')
@@ -69,9 +69,10 @@ def device_of_updater(module: ModuleType) -> None:
 @patch('chainer.iterators.serial_iterator', 'chainer.iterators.multithread_iterator',
        'chainer.iterators.multiprocess_iterator')
 def position_of_iterator(module: ModuleType) -> None:
-    """All versions: ``epoch``, ``current_position`` and ``is_new_epoch`` of iterators can be set.
+    """All versions: attributes of iterators, such as ``epoch``, can be set.
 
-    Also ``_order``: subclasses of Chainer 1 to 5 that define ``__next__`` use all four.
+    The others are ``current_position``, ``is_new_epoch`` and ``_order``. Subclasses of Chainer 1 to
+    5 that define ``__next__`` use all four.
     """
     names = vars(module)
     iterator: Any = (names.get('SerialIterator') or names.get('MultithreadIterator')
@@ -145,7 +146,8 @@ class FunctionName(str):
     @property
     def label(self) -> str:
         """The name."""
-        warn('Function hooks keep names of functions since Chainer 4: remove .label.')
+        warn('Since Chainer 4, function hooks store the names of functions, not the functions: '
+             'remove .label.')
         return str(self)
 
 

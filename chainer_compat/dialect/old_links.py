@@ -35,7 +35,7 @@ def stateless_gru(module: ModuleType) -> None:
         if n_units is None and len(sizes) == 1 and 'out_size' not in kwargs:
             n_units, sizes = sizes[0], ()
         if n_units is not None:
-            warn('GRU(n_units) is the interface of Chainer 1: use StatelessGRU(in_size, out_size).')
+            warn('GRU(n_units) belongs to the Chainer 1 API: use StatelessGRU(in_size, out_size).')
             sizes = (n_units if n_inputs is None else n_inputs, n_units)
         init(self, *sizes, **kwargs)
 
@@ -43,7 +43,7 @@ def stateless_gru(module: ModuleType) -> None:
     def call(self: Any, *args: Any) -> Any:
         if len(args) != 2:
             return forward(self, *args)
-        warn('GRU without state is the interface of Chainer 1: use StatelessGRU.')
+        warn('GRU without state belongs to the Chainer 1 API: use StatelessGRU.')
         return module.StatelessGRU.forward(self, *args)
 
     gru.__init__, gru.forward = init_gru, call

@@ -82,7 +82,7 @@ class MaxPooling2D(str):
         return node
 
 
-#: The current path, or what to use now, and an object that does the same.
+#: The current path or a replacement, and an object that does the same.
 Row = str | tuple[str, Any]
 
 _OF_YOUR_OWN = 'a function of your own'
@@ -144,7 +144,7 @@ NAMES: dict[str, dict[str, Row]] = {
 
 @patch(*NAMES)
 def old_names(module: ModuleType) -> None:
-    """All versions: names that Chainer 1 to 6 had, such as ``chainer.FunctionSet``, ``F.Linear``.
+    """All versions: names of Chainer 1 to 6, such as ``chainer.FunctionSet``, work again.
 
     Chainer 7.8.1 moved or removed them.
     """
@@ -192,7 +192,7 @@ def _search(package: str, name: str) -> str:
 def called_functions(module: ModuleType) -> None:
     """All versions: objects of classes such as ``F.Sigmoid`` can be called again.
 
-    Chainer 7.8.1 raised an error that mentions the method ``apply``.
+    Calling them raised an error about the method ``apply``.
     """
     module.FunctionNode.__call__ = _apply
 
@@ -205,10 +205,11 @@ def _apply(function: Any, *inputs: Any) -> Any:
 
 @patch('chainer.function_node')
 def backward_of_old_subclasses(module: ModuleType) -> None:
-    """All versions: warn about ``backward_cpu`` in a class derived from one of Chainer's functions.
+    """All versions: ``backward_cpu`` in a class derived from a Chainer function was not called.
 
-    Chainer 1 and 2 called it. Since version 3, Chainer's function computes the gradients, which are
-    wrong. chainer-speech-recognition derives from Convolution2DFunction.
+    Chainer 1 and 2 called it. Since version 3, Chainer's function computes the gradients, so the
+    gradients are wrong. Now a warning says so. chainer-speech-recognition derives from
+    Convolution2DFunction.
     """
     node: Any = module.FunctionNode
 
@@ -223,9 +224,9 @@ def _warn_of_backward(cls: Any) -> None:
     old = [name for name in ('backward_cpu', 'backward_gpu') if name in vars(cls)]
     if old and 'backward' not in vars(cls) and not cls.__module__.startswith('chainer.'):
         warnings.warn(
-            f'{cls.__name__}.{old[0]} is never called, so gradients are computed by '
-            f'{cls.__base__.__name__}: it has backward(indexes, grad_outputs) since Chainer 3. '
-            'Define this method, or derive from chainer.Function.', stacklevel=3)
+            f'{cls.__name__}.{old[0]} is never called: since Chainer 3, gradients are computed by '
+            f'{cls.__base__.__name__}.backward(indexes, grad_outputs). Override that method, or '
+            'derive from chainer.Function.', stacklevel=3)
 
 
 @edit('chainer.function_node')
@@ -247,7 +248,7 @@ def hash_of_variable(module: ModuleType) -> None:
     variable: Any = module.Variable
 
     def by_identity(self: Any) -> int:
-        warn('Variables have no hash since Chainer 3: use id(variable).')
+        warn('Since Chainer 3, Variables are not hashable: use id(variable).')
         return object.__hash__(self)
 
     variable.__hash__ = by_identity

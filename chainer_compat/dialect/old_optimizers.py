@@ -12,7 +12,7 @@ from chainer_compat.patching.registry import patch
 def old_optimizers(module: ModuleType) -> None:
     """All versions: ``zero_grads``, ``weight_decay`` and other methods of Chainer 1 work again.
 
-    Also optimizers that define ``init_state`` and ``update_one`` instead of an update rule.
+    So do optimizers that define ``init_state`` and ``update_one`` instead of an update rule.
     """
     methods: list[Any] = [zero_grads, compute_grads_norm, clip_grads, weight_decay,
                           accumulate_grads, create_update_rule, init_state, update_one]

@@ -51,7 +51,7 @@ def old_pickled_links(link: Any) -> None:
     """All versions: links that Chainer 1 to 5 pickled could not be used."""
 
     def set_state(self: Any, state: Any) -> None:
-        # Of another base class, which would be called if this did not exist.
+        # Call the method of the next base class, which would be called without this one.
         following = getattr(super(link.Link, self), '__setstate__', None)
         if following:
             return following(state)

@@ -10,7 +10,7 @@ from chainer_compat.patching.registry import patch
 def shift_of_version_1(module: Any) -> None:
     """All versions: ExponentialShift and LinearShift in snapshots of Chainer 1 could not be loaded.
 
-    They contain only the number of calls, which is one higher than in later versions.
+    Such snapshots contain only the number of calls, which is one higher than in later versions.
     """
     for name in {'ExponentialShift', 'LinearShift'} & set(vars(module)):
         _compute_value(getattr(module, name))
@@ -50,7 +50,8 @@ def best_value(module: Any) -> None:
         try:
             serialize_original(self, serializer)
         except KeyError:
-            warnings.warn(f'The file lacks the best value of {type(self).__name__}.', stacklevel=2)
+            warnings.warn(f'The snapshot does not contain the best value of {type(self).__name__}; '
+                          'the trigger fires at its next value.', stacklevel=2)
 
     module.BestValueTrigger.serialize = serialize
 
@@ -59,7 +60,7 @@ def best_value(module: Any) -> None:
 def dumped_graph(module: Any) -> None:
     """All versions: snapshots of Chainer 1 to 3 with dump_graph could not be loaded.
 
-    They do not say whether the graph was dumped; assume that it was.
+    They do not record whether the graph was dumped; Chainer now assumes that it was.
     """
     serialize_original = module.DumpGraph.serialize
 

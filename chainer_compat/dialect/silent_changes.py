@@ -89,8 +89,8 @@ def version() -> int | None:
     """Return the version of Chainer that the program was written for, if the variable says it."""
     value = os.environ.get(VARIABLE, '')
     if value not in ('', *'1234567'):
-        raise ValueError(f'{VARIABLE} must be 1 to 7, the version of Chainer for which the program '
-                         f'was written, but it is {value!r}.')
+        raise ValueError(f'{VARIABLE} must be the major version of Chainer that the program was '
+                         f'written for, 1 to 6 (7 changes nothing), not {value!r}.')
     return int(value) if value else None
 
 

@@ -34,7 +34,7 @@ def volatile(module: ModuleType) -> None:
             check(self, data, name=name, grad=grad, requires_grad=requires_grad,
                   _grad_valid=_grad_valid, layout=layout, **unknown)
         else:
-            # As the original, but without its slow parsing of keywords.
+            # Like the original, but without its slow parsing of keywords.
             self._init_impl(data, None, name, grad, _grad_valid, requires_grad, None, None, layout)
 
     variable.__init__ = init
@@ -63,7 +63,7 @@ def _set(variable: Any, value: Any) -> None:
         variable.__dict__['volatile'] = value
         return
     variable.__dict__.pop('volatile', None)
-    warn('volatile is the interface of Chainer 1: use chainer.no_backprop_mode() or remove it.')
+    warn('volatile belongs to the Chainer 1 API: use chainer.no_backprop_mode() or remove it.')
     if variable._volatile is not OFF:
         _hook_functions()
 

@@ -40,14 +40,14 @@ def update_before_setup() -> dict[str, str]:
 
 @edit('chainer.optimizer')
 def setup_of_something_else() -> dict[str, str]:
-    """All versions: the error of ``setup`` did not say what it got.
+    """All versions: the error of ``setup`` did not show what was passed.
 
-    ChainerMN has loss functions around models, such as Pipeline, which are passed to ``update``.
+    ChainerMN's Pipeline, for example, wraps a model but is passed to ``update``.
     """
     return {"'optimization target must be a link'":
-            "'optimizer.setup(model) takes the model, a chainer.Link, not '"
-            " + getattr(link, '__name__', type(link).__name__) + '. Pass loss functions to '"
-            "'optimizer.update.'"}
+            "'optimizer.setup(model) expects a chainer.Link, not '"
+            " + getattr(link, '__name__', type(link).__name__) + '. Pass loss functions, such as '"
+            "'a Pipeline, to optimizer.update instead.'"}
 
 
 @patch('chainer.functions.array.transpose_sequence')
@@ -222,9 +222,9 @@ def clipping_of_zeros(gradient_clipping: Any) -> None:
 
 @edit('chainer.functions.array.as_strided')
 def base_of_another_library() -> dict[str, str]:
-    """All versions: F.as_strided raised AttributeError for arrays in the memory of another library.
+    """All versions: F.as_strided raised AttributeError for arrays that do not own their memory.
 
-    Such as PyTorch, mmap or bytes.
+    Examples are arrays from PyTorch, mmap or bytes.
     """
     return {'while base_array_candidate.base is not None:':
             'while isinstance(base_array_candidate.base, np.ndarray):'}
@@ -256,9 +256,9 @@ def invalid_types() -> dict[str, str]:
 
 @edit('chainer.functions.pooling.roi_pooling_2d')
 def regions_outside_of_the_image() -> dict[str, str]:
-    """All versions: backward of F.roi_pooling_2d failed if a region left the image.
+    """All versions: backward of F.roi_pooling_2d failed if a region exceeded the image.
 
-    It raised IndexError on the CPU; left of the image, it counted gradients of other pixels. The
+    It raised IndexError on the CPU; beyond the left edge, it counted gradients of other pixels. The
     gradient of a region that ends before it begins, which is one pixel, was zero.
     """
     return {'range(xmin, xmax + 1)': 'range(max(xmin, 0), min(xmin + roi_width, width))',
@@ -314,7 +314,7 @@ def best_value_without_values() -> dict[str, str]:
     """All versions: MinValueTrigger and MaxValueTrigger failed after resuming.
 
     If the extension that saves the trainer ran before them, they fire again in the next iteration,
-    without a new value. Later, a missing value is a KeyError, as for a key that nobody reports.
+    without a new value. Later, a missing value is a KeyError, as for a key that is never reported.
     """
     serialize = "self._interval_trigger.serialize(serializer['interval_trigger'])"
     return {
@@ -387,9 +387,9 @@ def cleanup_of_queues(snapshot_writers: Any) -> None:
 
 @patch('chainer.training.extensions.snapshot_writers')
 def copies_for_writers(snapshot_writers: Any) -> None:
-    """All versions: snapshots that a thread or a queue writes contained later parameters.
+    """All versions: snapshots written by a thread or queue could contain later parameters.
 
-    The next updates change the arrays while they are written.
+    Later updates changed the arrays while they were written.
     """
     import numpy as np
 
@@ -411,7 +411,7 @@ def copies_for_writers(snapshot_writers: Any) -> None:
 def batch_of_rows() -> dict[str, str]:
     """All versions: ``concat_examples(array)`` raised ValueError about an array's truth value.
 
-    An array is a batch of its rows. Chainer 1 to 6 accepted it.
+    An array counts as a batch of its rows. Chainer 1 to 6 accepted it.
     """
     return {'if not batch:': 'if len(batch) == 0:'}
 
@@ -446,8 +446,8 @@ def state_of_forget(forget: Any) -> None:
 
 @edit('chainer.functions.util.forget')
 def repeated_with_state_before() -> dict[str, str]:
-    """All versions: F.forget told links that it repeats them: they read the state after the call.
+    """All versions: when F.forget recomputed links, they saw the state after the first call.
 
-    They do again what they did in the first call, whose state is restored.
+    Now the state before it is restored, so the second call is identical.
     """
     return {"('in_recomputing', True)": "('in_recomputing', False)"}

@@ -15,9 +15,9 @@ from chainer_compat.patching.registry import edit
 
 @edit('chainer.utils.argument')
 def option_compared_with_none() -> dict[str, str]:
-    """All versions: VGG of the example cifar of ChainerMN created a layer of ``(None,)`` classes.
+    """All versions: the VGG model of ChainerMN's CIFAR example had a layer of ``(None,)`` classes.
 
-    It compares the result of ``parse_kwargs``, a tuple, with None. It gets the value.
+    It compares the tuple returned by ``parse_kwargs`` with None. Now it receives the value.
     """
     return {'import inspect':
             'import inspect; from chainer_compat.fixes.example_programs import as_expected',
@@ -25,7 +25,7 @@ def option_compared_with_none() -> dict[str, str]:
 
 
 def as_expected(values: list[Any], name_and_values: Sequence[tuple[str, Any]]) -> Any:
-    """Return what the caller of ``parse_kwargs`` expects: a tuple, or the only value."""
+    """Return the form that the caller of ``parse_kwargs`` expects: a tuple, or the only value."""
     if len(values) != 1:
         return tuple(values)
     frame = sys._getframe(2)
@@ -65,8 +65,8 @@ def _expects_value(code: CodeType, line: int) -> bool:
 def sizes_of_subclasses() -> dict[str, str]:
     """All versions: ParallelConvolution2D of ChainerMN's example read wrong channels, or failed.
 
-    It sets ``in_channels`` and ``out_channels`` of the whole layer, and creates a part of it.
-    Chainer 6 began to set ``in_channels`` itself, and L.Linear ``in_size``.
+    It sets the channels of the whole layer, but creates only one part. Chainer 6 began to set
+    ``in_channels`` itself, and L.Linear ``in_size``.
     """
     return {f'self.{name} = {name}':
             f"self.{name} = ({name} if type(self).__module__.startswith('chainer.') else "

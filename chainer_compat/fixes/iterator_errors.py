@@ -149,7 +149,7 @@ def iterators_at_exit(module: Any) -> None:
         return next_original(self)
 
     iterator.__next__ = iterator.next = next_batch
-    # Before multiprocessing stops the workers; to register it again has no effect but order.
+    # Finalize before multiprocessing stops the workers. Registering again only changes the order.
     atexit.unregister(_finalize_all)
     atexit.register(_finalize_all)
 

@@ -114,7 +114,7 @@ def _save_orders(cls: Any, order_key: str | None) -> None:
 
     def serialize(self: Any, serializer: Any) -> None:
         if not isinstance(serializer, serializer_module.AbstractSerializer):
-            serialize_original(self, serializer)  # of pickle
+            serialize_original(self, serializer)  # for pickle
             return
         with _mutex:
             is_saving = isinstance(serializer, serializer_module.Serializer)

@@ -84,7 +84,7 @@ def mixed_precision_states(optimizer: Any) -> None:
 def states_before_the_first_update(optimizer: Any) -> None:
     """All versions: a snapshot taken before the first update could not be loaded.
 
-    It contains no states, since the first update makes them.
+    It contains no states, which the first update creates.
     """
     serialize = optimizer.UpdateRule.serialize
 

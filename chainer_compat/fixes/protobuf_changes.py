@@ -5,7 +5,7 @@ from chainer_compat.patching.registry import edit
 
 @edit('chainer.links.caffe.caffe_function', 'chainer.exporters.caffe')
 def caffe() -> dict[str, str]:
-    """Protobuf >= 4 rejects Chainer's description of Caffe files: raise a clear error.
+    """Protobuf >= 4 rejects Chainer's description of Caffe files. Now the error says why.
 
     Caffe is not supported; its last release was in 2017.
     """

@@ -30,7 +30,7 @@ def summary_state(reporter: Any) -> None:
             for name in ('_x', '_x2', '_n'):
                 setattr(self, name, _load_number(serializer, name, getattr(self, name)))
         except KeyError:
-            warnings.warn('The file lacks the previous statistics.', stacklevel=2)
+            warnings.warn('The snapshot does not contain the previous statistics.', stacklevel=2)
 
     reporter.Summary.serialize = serialize
 
@@ -46,9 +46,10 @@ def early_stopping_state(module: Any) -> None:
             self.best = _number(serializer, 'best', self.best)
             self.count = _number(serializer, 'count', self.count)
         except KeyError:
-            warnings.warn('The file lacks the best value of EarlyStoppingTrigger.', stacklevel=2)
+            warnings.warn('The snapshot does not contain the best value of EarlyStoppingTrigger.',
+                          stacklevel=2)
             return
-        # Not the dictionary of summaries, since HDF5 cannot store its names.
+        # Save a single summary instead of the dictionary, since HDF5 cannot store its names.
         self._summary._summaries[self.monitor].serialize(serializer['summary'])
 
     module.EarlyStoppingTrigger.serialize = serialize
@@ -103,7 +104,8 @@ def variable_statistics_state(module: Any) -> None:
             for name in ('data', 'idxs'):
                 serializer(name, getattr(samples, name)[:used])
         except KeyError:
-            warnings.warn('The file lacks the samples of VariableStatisticsPlot.', stacklevel=2)
+            warnings.warn('The snapshot does not contain the samples of VariableStatisticsPlot.',
+                          stacklevel=2)
 
     module.VariableStatisticsPlot.serialize = serialize
 
@@ -156,7 +158,8 @@ def _save_value(shift: Any) -> None:
         try:
             self._last_value = _load_number(serializer, '_last_value', self._last_value)
         except KeyError:
-            warnings.warn(f'The file lacks the last value of {type(self).__name__}.', stacklevel=2)
+            warnings.warn('The snapshot does not contain the last value of '
+                          f'{type(self).__name__}.', stacklevel=2)
 
     shift._shifted = shift._last_value = None
     shift.initialize, shift.serialize = initialize, serialize
@@ -232,10 +235,10 @@ def observation_state(module: Any) -> None:
             except KeyError:
                 pass  # the triggers warn
             return
-        values = {name: getattr(value, 'array', value)  # of a Variable
+        values = {name: getattr(value, 'array', value)  # the array of a Variable
                   for name, value in self.observation.items()}
         values = {name: value for name, value in values.items() if _is_number(value)}
-        # Not as text, which HDF5 cannot store.
+        # Save the names as bytes, since HDF5 cannot store text.
         serializer('names', numpy.frombuffer(json.dumps(list(values)).encode(), numpy.uint8))
         for i, value in enumerate(values.values()):
             serializer(str(i), value)

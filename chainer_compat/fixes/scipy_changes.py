@@ -13,7 +13,10 @@ LAZY = 'from chainer_compat.fixes.lazy_scipy import '
       'chainer.functions.math.erfinv', 'chainer.functions.math.ndtri',
       'chainer.functions.math.sparse_matmul')
 def lazy_scipy() -> dict[str, str]:
-    """All versions: import SciPy on first use; it took half of the import time of Chainer."""
+    """All versions: Chainer imported SciPy immediately, which took half of its import time.
+
+    Now SciPy is imported on first use.
+    """
     if importlib.util.find_spec('scipy') is None:
         return {}
     return {

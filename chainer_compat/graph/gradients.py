@@ -40,7 +40,7 @@ def softmax_gradient(module: ModuleType) -> None:
 
 
 def _scaled(array: Any, is_valid: bool, scale: Any) -> Any:
-    array *= is_valid  # as Chainer: infinity becomes NaN
+    array *= is_valid  # like Chainer: infinity becomes NaN
     array *= scale
     return array
 

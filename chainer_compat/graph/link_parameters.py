@@ -1,4 +1,4 @@
-"""The parameters of a model, found without a generator for each of its links."""
+"""Collects the parameters of a model without nested generators."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from chainer.variable import Parameter
 
 _METHODS = 'params', 'namedparams'
 
-#: Chainer's methods, of each class that a link can have them from.
+#: Chainer's methods, for each class that defines them.
 _ORIGINALS = {(cls, name): vars(cls)[name] for cls in (Link, Chain, ChainList) for name in _METHODS}
 
-#: By its methods.
+#: The class, by its two methods.
 _KINDS: dict[tuple[object, ...], type] = {
     tuple([_ORIGINALS[cls, name] for name in _METHODS]): cls for cls in (Link, Chain, ChainList)}
 
 
 def parameters(model: Any) -> list[Any] | None:
-    """Return the parameters that ``params`` yields, also uninitialized ones, in its order.
+    """Return the parameters that ``params`` yields, in its order, including uninitialized ones.
 
     Returns:
-        The parameters; ``None`` if a link has a method of its own for them, so that ``params`` and
-        ``namedparams`` may yield others.
+        The parameters; ``None`` if a link overrides ``params`` or ``namedparams``.
     """
     found: list[Any] = []
     is_known = all([vars(cls).get(name) is method for (cls, name), method in _ORIGINALS.items()])
@@ -37,7 +36,7 @@ _cleargrad = Parameter.cleargrad
 
 
 def quick_cleargrads(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return ``Link.cleargrads``, which clears usual parameters without calls."""
+    """Return a ``Link.cleargrads`` that clears ordinary parameters directly."""
     @functools.wraps(original)
     def cleargrads(self: Any) -> None:
         params = parameters(self)
@@ -73,9 +72,9 @@ def _add(link: Any, found: list[Any]) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_above_link(kind: type, cls: weakref.ref[type]) -> bool:
-    """Return whether no other base class of a class has methods between Chainer's and Link's.
+    """Return whether no class between ``kind`` and Link in the MRO overrides the methods.
 
-    The class of a program must not be kept: its methods may refer to a dataset.
+    Hold the user's class only weakly: its methods may refer to a dataset.
     """
     above = super(kind, cls())
     return all([getattr(above, name) is _ORIGINALS[Link, name] for name in _METHODS])

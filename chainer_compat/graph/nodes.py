@@ -47,7 +47,7 @@ NO_LAYOUTS = _NoLayouts()
 
 class _OfThread(threading.local):
     #: Called with the node of a Variable and its gradient, as soon as it is complete, if the
-    #: gradients of several functions are computed at once.
+    #: gradients of several functions are computed together.
     ready: Callable[[VariableNode, Array], None] | None = None
 
 
@@ -71,7 +71,7 @@ _CHECKS = frozenset({'check_type_forward', '_check_data_type_forward', 'check_la
 
 
 class TensorData(list[Any]):
-    """What ``Variable._data`` is, a list of one array, if the Variable has a tensor of PyTorch's.
+    """The list of one array in ``Variable._data``, if the Variable has a tensor of PyTorch's.
 
     The array is made when it is read. It shares the memory of the tensor. The tensor is ``None``
     once the program has set another array.
@@ -92,7 +92,7 @@ class TensorData(list[Any]):
                 array = array.copy()
                 self.tensor.data = torch.from_numpy(array)
             elif 0 in array.strides and array.size:
-                array.flags.writeable = False  # as NumPy's broadcast arrays
+                array.flags.writeable = False  # like NumPy's broadcast arrays
             self.append(array)
         return super().__getitem__(index)
 
@@ -190,7 +190,7 @@ def quick_link_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keep_history(inputs: Sequence[Any]) -> None:
-    """Let gradients enter a run at these results of it, also if their Variables are freed."""
+    """Let gradients enter a run at these results of it, even if their Variables are freed."""
     for x in inputs:
         if isinstance(x, Variable):
             data = x._data
@@ -199,13 +199,13 @@ def keep_history(inputs: Sequence[Any]) -> None:
 
 
 def _is_rare(node: FunctionNode, local: dict[str, Any]) -> bool:
-    """Whether options, hooks or replaced methods need Chainer's code."""
+    """Return whether options, hooks or replaced methods need Chainer's code."""
     return bool(node._local_function_hooks or not _CHECKS.isdisjoint(node.__dict__)
                 or _is_watched(local))
 
 
 def _is_watched(local: dict[str, Any]) -> bool:
-    """Whether options, hooks of all functions, or replaced constructors need Chainer's code."""
+    """Return whether options, global hooks or replaced constructors need Chainer's code."""
     return bool(
         local.get('debug', global_config.debug)
         or local.get('schedule_func', global_config.schedule_func) is not None
@@ -215,7 +215,7 @@ def _is_watched(local: dict[str, Any]) -> bool:
 
 
 def is_gradient_only() -> bool:
-    """Whether gradients are computed outside of the graph, and nobody watches the functions.
+    """Return whether gradients are computed outside of the graph, and functions are not watched.
 
     Then ``backward`` of a function may compute them without other functions.
     """
@@ -246,7 +246,7 @@ def connect_nodes(function: FunctionNode, nodes: tuple[VariableNode, ...], rank:
     if function._input_indexes_to_retain is not None:
         for index in function._input_indexes_to_retain:
             x = inputs[index]
-            data = x._data  # as retain_data, which also sets dtype and shape
+            data = x._data  # like retain_data, which also sets dtype and shape
             x._node._data = data if type(data) is TensorData else data[0]
     if function._output_indexes_to_retain is not None:
         kept = []
@@ -320,7 +320,7 @@ def _arrays(inputs: Sequence[Any]) -> tuple[type, tuple[Array, ...]] | None:
 
 
 def _are_ordinary(function: FunctionNode, outputs: Any, kind: type) -> bool:
-    """Whether outputs are a tuple of arrays of a type without layouts, as they should be."""
+    """Return whether outputs are a tuple of arrays of a type without layouts, as they should be."""
     if type(outputs) is not tuple:
         return False
     for y in outputs:
@@ -382,7 +382,7 @@ def quick_gradient_check(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def check(func: Any, x: Any, is_node: bool, gradient: Any) -> None:
         if type(x) is VariableNode and type(x._data) is TensorData:
-            x._data = x._data[0]  # of which Chainer compares the type
+            x._data = x._data[0]  # Chainer compares its type
         if type(x) is VariableNode and x._layout is None and type(gradient) in KINDS and (
                 x._data is None or type(x._data) is type(gradient)) and (
                 x.dtype == gradient.dtype and x.shape == gradient.shape):

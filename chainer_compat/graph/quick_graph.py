@@ -7,7 +7,7 @@ from chainer_compat.patching.registry import edit, patch
 
 @patch('chainer')
 def quick_graph(module: ModuleType) -> None:
-    """All versions: ordinary calls of functions and links spent several times as long in Python."""
+    """All versions: ordinary calls of functions and links took several times longer in Python."""
     from chainer_compat.graph import link_parameters, nodes
 
     module.FunctionNode.apply = nodes.quick_apply(module.FunctionNode.apply)
@@ -20,7 +20,7 @@ def quick_graph(module: ModuleType) -> None:
 
 @edit('chainer._backprop')
 def device_of_backward() -> dict[str, str]:
-    """All versions: ``backward`` looked up the device of each function, also on the CPU."""
+    """All versions: ``backward`` looked up the device of each function, even on the CPU."""
     return {
         'with chainer.using_device(\n'
         '                backend.get_device_from_array(*(in_data + out_grad_array))):':
@@ -30,9 +30,10 @@ def device_of_backward() -> dict[str, str]:
 
 @edit('chainer._backprop')
 def gradients_within_backward() -> dict[str, str]:
-    """All versions: ``backward`` replaced gradients that functions had computed by a ``backward``.
+    """All versions: an outer ``backward`` overwrote gradients of a ``backward`` in a function.
 
-    F.forget does so; parameters that it uses lost what it had added if other functions use them.
+    If a function called ``backward`` itself, as F.forget does, the outer ``backward`` overwrote the
+    gradients of parameters that other functions also used.
     """
     return {
         '            x_var._set_grad_var_without_check(gx)\n'

@@ -1,7 +1,8 @@
 """Checks of the types of a function's inputs, once for each signature.
 
 ``check_type_forward`` of most functions depends only on the shapes and dtypes of the inputs, and on
-a few attributes of the function. If it accepts them once, it is not called for equal ones again.
+a few attributes of the function. Once it has accepted inputs, it is not called again for inputs
+with the same signature.
 """
 
 from __future__ import annotations
@@ -74,25 +75,25 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     'rnn.lstm.LSTM': (),
 }
 
-#: Types of attributes whose equality says all.
+#: Types whose values can be compared with ``==``.
 _SIMPLE = frozenset({bool, int, str, type(None)})
 
-#: A process that sees more signatures forgets all, and checks again.
+#: Above this number of signatures, the cache is cleared.
 _LIMIT = 4096
 
 _base = FunctionNode._check_data_type_forward
 _nothing = FunctionNode.check_type_forward
-#: Only of Chainer's classes: classes of a program may refer to its arrays, and must be freed.
+#: Contains only Chainer's classes: user classes may refer to arrays and must be freed.
 _checks: dict[type, tuple[Check, tuple[str, ...]]] = {}
 _accepted: set[Hashable] = set()
 
 
 def check(function: FunctionNode, arrays: Sequence[Array],
           variables: Sequence[chainer.Variable] | None = None) -> None:
-    """Check the types of the inputs, unless equal ones have been accepted.
+    """Check the types of the inputs, unless inputs with the same signature have been accepted.
 
     Args:
-        function: The function, of which the program has replaced no method.
+        function: The function; the program must not have replaced its methods.
         arrays: Its inputs, without memory layouts, or objects with their shapes and dtypes.
         variables: The inputs, if they are not arrays.
     """
@@ -110,7 +111,7 @@ def check(function: FunctionNode, arrays: Sequence[Array],
 
 
 def attributes_of(cls: type[FunctionNode]) -> tuple[str, ...] | None:
-    """Return the attributes of which, beside the inputs, the check of a class depends.
+    """Return the attributes on which the type check of a class depends, besides the inputs.
 
     ``None`` if they are unknown, or not hashable.
     """
@@ -137,7 +138,7 @@ def check_signature(function: FunctionNode, signature: Hashable,
 
 def _signature(cls: type[FunctionNode], function: FunctionNode, arrays: Sequence[Array]
                ) -> Hashable | None:
-    """Return what the check depends on; ``None`` if it is not known."""
+    """Return the signature that the check depends on; ``None`` if it is not known."""
     known = _checks.get(cls)
     if known is None:
         known = _known(cls)

@@ -57,13 +57,13 @@ def _accepting(function: Callable[..., Any], arguments: dict[str, str | None]
 
 
 def current(name: str) -> str | None:
-    """Return the name that a module of old versions has now.
+    """Return the current name of a module of old versions.
 
     Args:
         name: Name of a module, such as ``cupy.core.core``.
 
     Returns:
-        The name of now, such as ``cupy._core.core``; None if it is not an old one.
+        The current name, such as ``cupy._core.core``; None if ``name`` is not an old one.
     """
     if name in MODULES:
         return MODULES[name]
@@ -78,7 +78,7 @@ def current(name: str) -> str | None:
 
 
 def instead(*names: str | None) -> str | None:
-    """Return what to do instead of a name that has no equivalent.
+    """Return advice on a name that has no equivalent.
 
     Args:
         names: The name as a program writes it, and the current name.
@@ -127,7 +127,7 @@ def _find_quietly(path: str) -> Any:
         return find_path(path)
 
 
-#: Old names that this process has used, and what they mean now.
+#: Old names that this process has used, and their current names.
 used: dict[str, str] = {}
 
 
@@ -137,7 +137,7 @@ def is_on() -> bool:
 
 
 class MissingName:
-    """Finds what a module does not have: its ``__getattr__``."""
+    """Finds missing names of a module: its ``__getattr__``."""
 
     def __init__(self, module: ModuleType) -> None:
         """Keep the function that the module has."""
@@ -149,7 +149,7 @@ class MissingName:
                              name=name, obj=self.module)
 
     def __call__(self, name: str) -> Any:
-        """Return what an old name means; if names are not restored, the error says how."""
+        """Return the object of an old name; if names are not restored, the error says how."""
         try:
             return self.find(name)
         except AttributeError as error:
@@ -285,7 +285,7 @@ def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | No
         return ModuleSpec(name, loader.MovedLoader(functools.partial(_load, name, now)))
     if not _is_import():
         return None
-    # No name=: otherwise, ``from cupy import core`` does not show the message.
+    # Omit name=: otherwise, ``from cupy import core`` does not show the message.
     raise ModuleNotFoundError(f'No module named {name!r}\n{GONE.get(name, HINT)}')
 
 
@@ -299,7 +299,7 @@ class CupyFinder:
 
 
 def restore() -> None:
-    """Restore the names of modules that the program has imported before."""
+    """Restore the names of modules that the program has already imported."""
     for name, module in list(sys.modules.items()):
         if _has_old_names(name) and module.__name__ == name:
             complete(module)

@@ -1,4 +1,4 @@
-"""Names of CuPy 1 to 12 that CuPy 13 or 14 does not have, and what stands for them now."""
+"""Names of CuPy 1 to 12 that CuPy 13 or 14 does not have, and their replacements."""
 
 from __future__ import annotations
 
@@ -53,13 +53,14 @@ UNDERSCORED = {package: modules.split() for package, modules in {
     'cupyx.scipy.stats': 'distributions stats',
 }.items()}
 
-#: Constants of CUDA that CuPy no longer shows to Python.
+#: Constants of CUDA that CuPy no longer exports.
 _RUNTIME: dict[str, str | int] = {
     'deviceAttributeComputeCapabilityMajor': 75, 'deviceAttributeComputeCapabilityMinor': 76,
     'errorInvalidValue': 1, 'errorMemoryAllocation': 2,
 }
 
-#: By module, with its name of now: old names, and the path of what they mean, or their values.
+#: Maps the current name of a module to its old names: each with the path of its replacement, or
+#: its value.
 NAMES: dict[str, dict[str, str | int]] = {
     'cupy': {
         'bool': 'builtins.bool', 'complex': 'builtins.complex', 'float': 'builtins.float',
@@ -125,11 +126,11 @@ NAMES: dict[str, dict[str, str | int]] = {
     'cupyx.scipy.special._statistics': {'ndtr': 'cupyx.scipy.special.ndtr'},
 }
 
-#: By package: where functions are that its modules had.
+#: Packages in which to look for functions that moved out of their modules.
 ELSEWHERE = {'cupy._core': ('cupy._core', 'cupy'), 'cupy.testing': ('cupy.testing',)}
 
-#: By function or method: old arguments, and their names of now; None if they have no effect;
-#: ``.astype`` if this method of the result does the same.
+#: Maps functions and methods to old arguments and their current names. None: the argument is
+#: ignored; ``.astype``: apply that method to the result.
 ARGUMENTS: dict[str, dict[str, dict[str, str | None]]] = {
     'cupy': {
         **{name: {'dtype': '.astype'} for name in (
@@ -142,30 +143,31 @@ ARGUMENTS: dict[str, dict[str, dict[str, str | None]]] = {
     'cupyx.scipy.sparse.linalg': {name: {'tol': 'rtol'} for name in ('cg', 'cgs', 'gmres')},
 }
 
-#: What has no equivalent, as patterns of names, and what to do instead.
+#: Patterns of names without an equivalent, and advice.
 GONE = {
     **dict.fromkeys(
         ('cupy.cuda.cudnn', 'cupy.cuda.cudnn_enabled', 'cupy.cudnn', 'cupyx.cudnn',
          'cupy_backends.cuda.libs.cudnn', 'cupyx.tools.install_library.install_cudnn'),
-        'CuPy 14 has no cuDNN. Use Chainer functions, which use PyTorch if it is installed; or '
-        'install CuPy 13.'),
+        'CuPy 14 does not support cuDNN. Use Chainer functions (they use PyTorch if it is '
+        'installed), or install CuPy 13.'),
     **dict.fromkeys(
         ('cupy.array_api', 'cupy.array_api.*'),
         'Use cupy itself, which has the functions of the array API standard.'),
     **dict.fromkeys(
         ('cupyx.fallback_mode', 'cupyx.fallback_mode.*'),
-        'Convert arrays by cupy.asnumpy where CuPy has no function.'),
+        'Convert arrays with cupy.asnumpy if CuPy lacks a function.'),
     **dict.fromkeys(
         ('cupy.cuda.texture.TextureReference', 'cupy_backends.cuda.api.driver.*[tT]exRef*'),
         'CUDA 12 has no texture references. Use cupy.cuda.texture.TextureObject.'),
     'cupy_backends.cuda.libs.cusparse.*':
-        'CUDA 12 has no such function of cuSPARSE. Use cupyx.cusparse or cupyx.scipy.sparse.',
+        'cuSPARSE in CUDA 12 does not have this function. Use cupyx.cusparse or '
+        'cupyx.scipy.sparse.',
     **dict.fromkeys(
         ('cupy.cuda.cutensor.*', 'cupyx.cutensor.*'),
         'This belongs to cuTENSOR 1. Use the functions of cupyx.cutensor.'),
     'cupy.cuda.cub.*': 'Use the functions of cupy, which call CUB.',
     'cupy.cuda.profiler.*': 'Use cupyx.profiler.profile.',
-    'cupy.cuda.function.CInt*': 'Pass integers of NumPy, such as numpy.int32(1), to the kernel.',
+    'cupy.cuda.function.CInt*': 'Pass NumPy integers, such as numpy.int32(1), to the kernel.',
     'cupy.MachAr': 'Use cupy.finfo.',
     'cupy.linalg.norm': 'Use cupy.trace.',
     'cupy.testing.*': 'Use the functions of pytest and numpy.testing.',
@@ -179,5 +181,5 @@ GONE = {
          'cupy_backends.cuda.api.driver.*', 'cupy_backends.cuda.libs.cublas.*',
          'cupy_backends.cuda.libs.curand.*', 'cupyx.scipy.sparse._csr.*',
          'cupyx.scipy.sparse._util.*', 'cupyx.scipy.special._digamma.*'),
-        'It was an internal of CuPy, and has no replacement.'),
+        'It was internal to CuPy and has no replacement.'),
 }

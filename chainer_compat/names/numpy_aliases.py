@@ -132,7 +132,7 @@ def obj2sctype(rep: Any, default: Any = None) -> Any:
         return rep.dtype.type
     try:
         return np.dtype(rep).type
-    except Exception:  # as of NumPy
+    except Exception:  # like the original function of NumPy
         return default
 
 
@@ -167,7 +167,7 @@ NAMES = {*BUILTINS, *RENAMED, *MOVED, *CONSTANTS, 'cast', 'sctypes',
 
 
 def restore(numpy: ModuleType) -> None:
-    """Restore what the environment variables ask for."""
+    """Restore the names that the environment variables request."""
     wanted = os.environ.get('CHAINER_COMPAT_NAMES', '')
     if wanted not in ('', '0', 'all'):
         raise ValueError(f'CHAINER_COMPAT_NAMES is {wanted!r}: unset it, or set it to "all"')
@@ -180,7 +180,7 @@ def restore(numpy: ModuleType) -> None:
 
 
 def _define_names(numpy: ModuleType) -> None:
-    """Define the names, also in place of deprecated ones, which warn when they are used."""
+    """Define the names, replacing deprecated ones, which warn when they are used."""
     found = vars(numpy)
     for old, new in BUILTINS.items():
         found.setdefault(old, getattr(builtins, new))
@@ -190,7 +190,7 @@ def _define_names(numpy: ModuleType) -> None:
     found.update(CONSTANTS)
     found.update((function.__name__, function) for function in FUNCTIONS)
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore', DeprecationWarning)  # of chararray, since NumPy 2.5
+        warnings.simplefilter('ignore', DeprecationWarning)  # chararray warns since NumPy 2.5
         for name, module in MOVED.items():
             if name not in found:
                 found[name] = getattr(importlib.import_module(f'numpy.{module}'), name)

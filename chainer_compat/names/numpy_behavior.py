@@ -1,4 +1,4 @@
-"""What NumPy did until 2.3 and now rejects: ``CHAINER_COMPAT_NAMES=all`` restores it.
+"""Behavior of NumPy until 2.3 that it now rejects: ``CHAINER_COMPAT_NAMES=all`` restores it.
 
 Methods are set in the types of NumPy themselves, so that arrays of all libraries have them.
 """
@@ -23,7 +23,7 @@ POINTERS_BEFORE_FLAGS = 19  # fields of PyTypeObject between the head of all obj
 
 
 def restore(numpy: ModuleType) -> None:
-    """Restore what the installed version of NumPy rejects. Idempotent."""
+    """Restore the behavior that the installed version of NumPy rejects. Idempotent."""
     if hasattr(numpy.array, 'restored_by'):
         return
     version = tuple(int(part) for part in numpy.__version__.split('.')[:2])
@@ -56,8 +56,8 @@ def _mutable(cls: type) -> Iterator[None]:
     flags = ctypes.c_ulong.from_address(address)
     if flags.value != cls.__flags__:
         raise RuntimeError(
-            f'CHAINER_COMPAT_NAMES=all cannot change {cls}: this Python stores types in a way that '
-            'is not known. Use CPython 3.10 to 3.15 with a global interpreter lock.')
+            "CHAINER_COMPAT_NAMES=all does not support this Python's type layout, so it cannot "
+            f'change {cls}. Use CPython 3.10 to 3.15 with a global interpreter lock.')
     immutable = flags.value & IMMUTABLE
     flags.value &= ~IMMUTABLE
     try:

@@ -1,1 +1,1 @@
-"""How Chainer modules are changed while they are imported, without changing its files."""
+"""Changes Chainer's modules while they are imported, without changing its files."""

@@ -1,6 +1,6 @@
 """The loader that applies shims while a Chainer module is imported.
 
-Chainer's .pyc files still contain the original. Edited code has its own .pyc files, beside
+Chainer's .pyc files still contain the original. Edited code has its own .pyc files, next to
 this package's. Where they cannot be written, it is compiled at every import, which is slow, so only
 the functions and classes that differ are compiled.
 """

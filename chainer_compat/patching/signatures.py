@@ -1,4 +1,4 @@
-"""Wrappers show the arguments of the function that they call, also to inspect.getfullargspec.
+"""Wrappers show the arguments of the function they call, including to inspect.getfullargspec.
 
 Chainer wraps many functions when it is imported, so signatures are computed when they are needed.
 """

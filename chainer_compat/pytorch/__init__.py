@@ -8,14 +8,14 @@ stay NumPy or CuPy arrays, and share their memory with tensors.
 
 - ``'auto'`` (default): PyTorch, if it is installed, on the CPU and on GPUs that it can use, unless
   CuPy has cuDNN;
-- ``'always'``: also on GPUs for which CuPy has cuDNN;
+- ``'always'``: PyTorch, even on GPUs for which CuPy has cuDNN;
 - ``'never'``: Chainer.
 
-The environment variable ``CHAINER_USE_TORCH`` sets the default. What PyTorch does not support,
-Chainer computes, without a message. ``python -m chainer_compat`` shows what is used.
+The environment variable ``CHAINER_USE_TORCH`` sets the default. Chainer silently computes what
+PyTorch does not support. ``python -m chainer_compat`` shows what is used.
 
-``expressions`` is the table: what each Chainer function is in PyTorch. ``recording`` computes
-runs of functions by it, on the CPU, and ``runs`` their gradients; ``kernels`` compute single
-functions. ``dispatch`` decides for each call, and ``tensors`` converts. ``conversion`` builds
-PyTorch modules and ONNX files from the same table.
+``expressions`` is the table with the PyTorch equivalent of each Chainer function. ``recording``
+uses it to compute runs of functions on the CPU, and ``runs`` their gradients; ``kernels`` compute
+single functions. ``dispatch`` decides for each call, and ``tensors`` converts. ``conversion``
+builds PyTorch modules and ONNX files from the same table.
 """

@@ -1,4 +1,4 @@
-"""Whether PyTorch can be used, on the CPU and on a GPU, and why not."""
+"""Availability of PyTorch, on the CPU and on a GPU, and the reason if it cannot be used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def why_unavailable() -> str:
 
 
 def why_not_on_gpu(device: int) -> str:
-    """Return why convolutions on a GPU are slow and what to do, ``''`` if they are not.
+    """Return why convolutions on a GPU are slow, and the remedy; ``''`` if they are not.
 
     They are fast with PyTorch or cuDNN. Imports PyTorch.
 

@@ -126,7 +126,7 @@ def _dispatched(original: Callable[P, R], name: str,
 
     @functools.wraps(original)
     def function(*args: P.args, **kwargs: P.kwargs) -> R:
-        local = config._local.__dict__  # as getattr(config, ...), in a third of the time
+        local = config._local.__dict__  # like getattr(config, ...), in a third of the time
         mode = (local['use_torch'] if 'use_torch' in local
                 else getattr(global_config, 'use_torch', 'never'))  # never: without the patches
         if mode not in MODES:
@@ -140,9 +140,9 @@ def _dispatched(original: Callable[P, R], name: str,
                 return kernel()(*args, **kwargs)
             except Unsupported:
                 pass
-            except (OptionError, OptionWarning):  # a warning if it is turned into an error
+            except (OptionError, OptionWarning):  # a warning that is turned into an error
                 raise
-            except Exception as error:  # of invalid arguments, for which Chainer has other errors
+            except Exception as error:  # invalid arguments, for which Chainer has other errors
                 failure = error
         result = original(*args, **kwargs)
         if failure is not None:

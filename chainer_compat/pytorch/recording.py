@@ -193,14 +193,14 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
         return None
     except (OptionError, OptionWarning):
         raise
-    except Exception as error:  # of invalid arguments, for which Chainer has other errors
+    except Exception as error:  # invalid arguments, for which Chainer has other errors
         return error
 
     results = result if type(result) is tuple else (result,)
     outputs = []
     for i, y in enumerate(results):
         dtype = DTYPES.get(y.dtype)
-        if dtype is None:  # of integers, without type checks: Chainer computes with NumPy
+        if dtype is None:  # integers, without type checks: Chainer computes with NumPy
             return None
         data = TensorData()
         data.tensor = y

@@ -23,7 +23,7 @@ from chainer_compat.graph.nodes import TensorData
 from chainer_compat.graph.settings import raises_errors
 from chainer_compat.pytorch.tensors.arrays import array, is_autocast, tensor
 
-#: Runs compute arrays, for which Chainer makes Variables when somebody asks for them.
+#: Runs compute arrays; Chainer makes Variables for them on request.
 Gradient: TypeAlias = Variable | np.ndarray
 Output = tuple[VariableNode, Variable]
 Backward = Callable[[list[Output], bool, float | None], None]
@@ -47,7 +47,7 @@ class _Run:
     """Functions of one level."""
 
     def __init__(self) -> None:
-        #: Tensors without history, of which one node may have several, by id.
+        #: Tensors without history, by ID; one node may have several.
         self.leaves: dict[int, tuple[torch.Tensor, VariableNode]] = {}
         #: Nodes whose gradients come from elsewhere.
         self.roots: dict[VariableNode, None] = {}
@@ -142,12 +142,12 @@ class _Gradients:
 
     def __init__(self, runs: dict[int, _Run]) -> None:
         self._runs = runs
-        #: How many runs and functions are to add to the gradient of a leaf of runs.
+        #: The number of runs and functions that will add to the gradient of a leaf of runs.
         self.uses = collections.Counter(
             node for run in runs.values() for _, node in run.leaves.values())
         self._grads: dict[VariableNode, Gradient] = {}
         self.leaves: dict[VariableNode, Gradient] = {}
-        #: What comes next is first: functions without an entry, and levels of runs. A function of
+        #: The next one is first: functions without an entry, and levels of runs. A function of
         #: rank r is after the runs of higher levels, which follow it.
         self._pending: list[tuple[float, int, FunctionNode | _Run]] = []
         self._seen: set[FunctionNode | int] = set()
@@ -287,7 +287,7 @@ class _FunctionsBehind:
 
 
 def _is_watch() -> bool:
-    """Whether steps of ``backward`` are wrapped by code that runs announce gradients to."""
+    """Return whether steps of ``backward`` are wrapped by code that runs announce gradients to."""
     return getattr(_backprop_utils.backprop_step, 'uses_ready', False)
 
 

@@ -1,4 +1,4 @@
-"""How a kernel or an expression says that Chainer has to compute a call."""
+"""The exception with which a kernel or an expression leaves a call to Chainer."""
 
 
 class Unsupported(Exception):  # noqa: N818 (an answer rather than an error)

@@ -39,7 +39,7 @@ def use_torch(module: ModuleType) -> None:
 
 @patch('chainer', *RULES)
 def fused_updates(module: ModuleType) -> None:
-    """All versions: PyTorch updates parameters, if ``chainer.config.fused_updates`` says so.
+    """All versions: PyTorch updates parameters if ``chainer.config.fused_updates`` is true.
 
     CHAINER_FUSED_UPDATES sets this new option.
     """

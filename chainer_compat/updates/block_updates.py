@@ -69,7 +69,7 @@ def _blocks(members: list[Member], grads: list[Array], limit: int
 
     Changes of the arrays are written back when the next ones are asked for.
     """
-    flats: list[list[Array]] = []  # of small parameters: gradient, data and states
+    flats: list[list[Array]] = []  # arrays of small parameters: gradient, data and states
     size = 0
     for member, grad in zip(members, grads, strict=True):
         flat = [grad.reshape(-1), *member.flat]

@@ -17,7 +17,7 @@ def update_group(rule: Any, members: list[Member], grads: list[Array],
                  loss_scale: float | None) -> None:
     """Update parameters of one GPU, with one launch if the rule launches one kernel for each.
 
-    Gradients are divided by the loss scale before.
+    Gradients are divided by the loss scale first.
     """
     from chainer.backends.cuda import cupy
 
@@ -57,6 +57,6 @@ def cast(arrays: list[Any], results: list[Any]) -> list[Any]:
 
 
 def _can_be_recorded(rule: Any) -> bool:
-    """Whether the program has replaced no kernel, which would be launched instead of recorded."""
+    """Return whether all kernels are Chainer's; others would be launched instead of recorded."""
     return all(value is None or type(value) is elementwise.Kernel
                for name, value in vars(type(rule)).items() if name.endswith('_kernel'))

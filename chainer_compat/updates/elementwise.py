@@ -25,7 +25,7 @@ LENGTH, THREADS = 4096, 256
 
 PIECE = np.dtype([('start', np.int64), ('array', np.int32), ('size', np.int32)])
 
-#: As CuPy names them.
+#: Names as in CuPy.
 C_TYPES = {'float16': 'float16', 'float32': 'float', 'float64': 'double'}
 
 _SOURCE = '''
@@ -106,14 +106,14 @@ def recorded() -> Iterator[list[Call]]:
 
 def launch(call: Call, first_arrays: Sequence[Array], arrays: Sequence[Sequence[Array]],
            divided: int | None = None, divisor: float = 1.) -> bool:
-    """Do for the arrays of all parameters what a call does for the arrays of the first.
+    """Repeat the call for the first parameter, with the arrays of all parameters.
 
     Args:
         call: The recorded call.
         first_arrays: Arrays that the call may have got.
         arrays: For each, the arrays of all parameters: C-contiguous, on the current device.
-            Shapes and dtypes are equal within a parameter, and dtypes among the parameters.
-        divided: The index of arrays that are divided before.
+            Shapes and dtypes are the same within a parameter, and dtypes among the parameters.
+        divided: The index of arrays that are divided first.
         divisor: The divisor.
 
     Returns:
@@ -186,7 +186,7 @@ def source(kernel: Kernel, dtypes: dict[str, str], places: Sequence[int | None],
         kernel: What to compute for an element.
         dtypes: Of the letters.
         places: For each parameter, its row in the table of addresses; ``None`` for a number.
-        divided: The parameter that is divided before, by one more number.
+        divided: The parameter that is divided first, by one more number.
     """
     types = ''.join(f'typedef {C_TYPES[dtypes[letter]]} {letter};\n' for letter in dtypes)
     scalars, before, elements = '', [], []
@@ -229,7 +229,7 @@ def tables(arrays: Sequence[Sequence[Array]]) -> tuple[Array, Array]:
 
 
 def current_place() -> Place:
-    """Return what is equal for launches that run in order: device, stream, thread.
+    """Return a key that is the same for launches that run in order: device, stream, thread.
 
     The handle of the per-thread default stream is the same in all threads.
     """
@@ -240,7 +240,7 @@ def current_place() -> Place:
 
 
 def memory_of(array: Array) -> int:
-    """Return what is equal for arrays that may overlap.
+    """Return a key that is the same for arrays that may overlap.
 
     It is an address, since memory of other libraries has an object for each array.
     """

@@ -17,7 +17,7 @@ import numpy as np
 
 
 def gradient_of(param: Any) -> Any:
-    """Return ``param.grad``, also in memory layouts that are not Chainer's standard.
+    """Return ``param.grad``, including memory layouts that are not Chainer's standard.
 
     A program can replace it by ``param.grad_var.array = ...``.
     """
@@ -28,8 +28,9 @@ def gradient_of(param: Any) -> Any:
 def own(params: Iterable[Any]) -> None:
     """Copy gradients that share memory with anything else, or are read-only.
 
-    Nothing but a parameter refers to a gradient that stays as it is. An array of which several
-    gradients are views must have no other reference, and the views must not overlap.
+    A gradient is kept if only its parameter refers to it. If several gradients are views of one
+    array, nothing else may refer to that array, and the views must not overlap; otherwise they are
+    copied.
 
     Args:
         params: Parameters, which may be repeated, or have no gradient.
@@ -70,7 +71,7 @@ def begin_update(rule: Any, param: Any) -> float | None:
 
 
 def unscale(params: Iterable[Any]) -> None:
-    """Divide gradients by the loss scale, unless that was done before.
+    """Divide gradients by the loss scale, unless that was done already.
 
     Args:
         params: Parameters whose gradients have memory of their own.
@@ -105,29 +106,30 @@ def _device_of(array: Any) -> Any:
 
 
 def _memory(base: Any) -> tuple[bool, int]:
-    """Return what is equal for arrays that are views of one array, or of one PyTorch storage."""
+    """Return a key that is the same for all views of one array or one PyTorch storage."""
     if hasattr(base, 'untyped_storage'):
         return True, base.untyped_storage().data_ptr()
     return False, id(base)
 
 
 def _is_used_elsewhere(params: list[Any]) -> bool:
-    """Whether anything but the gradients of these parameters refers to the memory they share."""
+    """Return whether anything else refers to the memory that these gradients share."""
     references = [sys.getrefcount(param._grad.base) - _COUNT_OF_BASE for param in params]
     base = params[0]._grad.base
     if not hasattr(base, 'untyped_storage'):
-        # Views of an array of PyTorch's memory have no count of their own.
+        # The reference count of a NumPy view excludes the users of its PyTorch storage.
         return references[0] > len(params) or hasattr(
             getattr(base, 'base', None), 'untyped_storage')
     import torch
 
-    count = getattr(torch._C, '_storage_Use_Count', None)  # with the one that asks
+    # The count includes the reference used for counting.
+    count = getattr(torch._C, '_storage_Use_Count', None)
     return max(references) > 1 or count is None or (
         count(base.untyped_storage()._cdata) > len(params) + 1)
 
 
 def _overlap(arrays: list[Any]) -> bool:
-    """Whether arrays may overlap: their addresses do."""
+    """Return whether the address ranges of arrays overlap."""
     bounds = sorted(map(_bounds, arrays))
     return any(end > begin for (_, end), (begin, _) in itertools.pairwise(bounds))
 
@@ -166,5 +168,5 @@ def _count() -> int:
 
 _COUNT = _count()
 _sample = _Sample(np.zeros(2)[:1])
-#: The same of an array with one view, without the view.
+#: The count of an array with one view, excluding the view.
 _COUNT_OF_BASE = sys.getrefcount(_sample._grad.base) - 1

@@ -84,8 +84,8 @@ def update(params: Iterable[Any], is_repeated: bool = False) -> None:
 def _unscale(params: list[Any]) -> None:
     """Divide gradients by the loss scale, as the rules would do one after another.
 
-    On a GPU, the kernel of a group divides them. The rule of a float32 copy casts them before.
-    A parameter or rule with an ``update`` of its own gets what Chainer gives it.
+    On a GPU, the kernel of a group divides them. The rule of a float32 copy casts them first.
+    A parameter or rule with an ``update`` of its own gets the gradients that Chainer gives it.
     """
     from chainer.variable import Parameter
 
@@ -128,7 +128,7 @@ def _update(params: list[Any], accepted: set[Any]) -> Plan | None:
     groups: dict[Hashable, ParameterGroup] = {}
     changed: set[int] = set()  # what members of the groups change
     read: set[int] = set()  # their gradients
-    are_numbers: dict[int, bool] = {}  # by hyperparameters of an optimizer
+    are_numbers: dict[int, bool] = {}  # by the ID of an optimizer's hyperparameters
     can_be_planned = bool(params)
     for param in params:
         rule = param.update_rule
@@ -175,14 +175,14 @@ def _update(params: list[Any], accepted: set[Any]) -> Plan | None:
 
 
 def _is_simple(param: Any) -> bool:
-    """Whether a parameter is on the CPU, with the hyperparameters of its optimizer only."""
+    """Return whether a parameter is on the CPU, with the hyperparameters of its optimizer only."""
     rule = param.update_rule
     return isinstance(param._data[0], np.ndarray) and (
         'initial_alpha' not in vars(rule) and [*vars(rule.hyperparam)] == ['_parent'])
 
 
 def is_unchanged(rule: Any) -> bool:
-    """Whether a class of rules is one of Chainer's, with the functions that Chainer has given it.
+    """Return whether a class of rules is one of Chainer's, with the functions of Chainer.
 
     A function of the program, such as ``alpha_t``, may read states, which change in an update.
     """
@@ -190,19 +190,19 @@ def is_unchanged(rule: Any) -> bool:
 
 
 def share_memory(arrays: list[Array]) -> bool:
-    """Whether any two NumPy arrays may share memory, so that the order of operations matters."""
+    """Return whether any two NumPy arrays may share memory; then the order of updates matters."""
     return any(np.may_share_memory(x, y) for x, y in itertools.combinations(arrays, 2))
 
 
 def _is_accepted(rule: Any) -> bool:
-    """Whether the program has replaced no function that an update with these rules calls."""
+    """Return whether the program has replaced no function that an update with these rules calls."""
     return all([getattr(cls, name) is function
                 for (cls, name), function in _functions[rule].items()])
 
 
 def _key(member: Member, rule: Any, loss_scale: float | None, are_numbers: dict[int, bool]
          ) -> Hashable | None:
-    """Return what is equal for members of a group; ``None`` if a hyperparameter is not a number."""
+    """Return the key of a member's group; ``None`` if a hyperparameter is not a number."""
     own = rule.hyperparam.__dict__
     parent = own.get('_parent')
     kind: Hashable = member.kind if loss_scale is None else (member.kind, loss_scale)
@@ -257,7 +257,7 @@ def _advanced(rules: list[Any]) -> Iterator[None]:
 
 
 def has_numbers(hyperparam: Any) -> bool:
-    """Whether all hyperparameters are numbers, rather than arrays."""
+    """Return whether all hyperparameters are numbers, rather than arrays."""
     return hyperparam is None or all(
         isinstance(value, int | float) or (name == '_parent' and (
             value is None or has_numbers(value)))

@@ -1,4 +1,4 @@
-"""The step of an optimizer that only updates its parameters, each as in the step before."""
+"""The step of an optimizer that only updates its parameters, each as in the previous step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chainer.optimizer import GradientMethod, _OptimizerHookable
 from chainer_compat.graph import link_parameters
 from chainer_compat.updates import one_pass
 
-#: Methods that a step calls, of which an ordinary one only needs the update.
+#: Methods that a step calls; an ordinary step only needs the update.
 _METHODS = {name: getattr(GradientMethod, name) for name in (
     '_check_set_up', 'call_hook', 'call_hooks', 'check_nan_in_grads', 'is_safe_to_update',
     'reallocate_cleared_grads', 'update_loss_scale')}
@@ -37,7 +37,7 @@ def begin(optimizer: Any) -> bool:
 
 
 def _is_ordinary(optimizer: Any) -> bool:
-    """Whether a step calls no hooks, nor methods of the program, and scales no loss."""
+    """Return whether a step calls no hooks, nor methods of the program, and scales no loss."""
     cls, attributes = type(optimizer), vars(optimizer)
     hooks = attributes.get('_hookable')
     return (type(hooks) is _OptimizerHookable

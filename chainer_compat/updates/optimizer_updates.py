@@ -8,7 +8,7 @@ from typing import Any
 
 from chainer_compat.patching.registry import edit, patch
 
-#: Rules that compute each element by itself, and change their states in place.
+#: Elementwise update rules that change their state in place.
 RULES = {
     'chainer.optimizers.ada_delta': 'AdaDeltaRule',
     'chainer.optimizers.ada_grad': 'AdaGradRule',
@@ -26,7 +26,7 @@ RULES = {
 def updates_in_one_pass() -> dict[str, str]:
     """All versions: an update called the rule of each parameter.
 
-    For small parameters, most of the time was spent in calls; for large ones, it was memory-bound.
+    For small parameters, most of the time was spent in calls; large parameters were memory-bound.
     Without PyTorch, results are bitwise identical.
     """
     return {
@@ -53,9 +53,10 @@ def updates_in_one_pass() -> dict[str, str]:
 def owned_gradients(module: Any) -> None:
     """All versions: in-place changes of a gradient changed everything that shares its memory.
 
-    Backward of ``W + V`` gives both parameters one array, so hooks and the loss scale acted twice.
-    The gradient of an input, or an array of the program, may also have that memory. Gradients that
-    share memory are copied before. A read-only gradient, such as F.sum's, was an error.
+    The backward pass of ``W + V`` gives both parameters the same array, so hooks and the loss scale
+    acted twice. The gradient of an input, or an array of the program, may also have that memory.
+    Now gradients that share memory are copied first. A read-only gradient, such as F.sum's, raised
+    an error.
     """
     from chainer_compat.updates import gradient_memory
 
@@ -67,7 +68,7 @@ def hooks_without_loss_scale() -> dict[str, str]:
     """All versions: with loss scaling, hooks got scaled gradients.
 
     So they clipped too early; Lasso and GradientNoise had less effect, and WeightDecay of an update
-    rule more.
+    rule more. Now gradients are unscaled before hooks that ignore the scale.
     """
     return {
         '            hook(self)\n':
@@ -106,7 +107,10 @@ def hooks_of_scaled_gradients() -> dict[str, str]:
 
 @patch('chainer.optimizer_hooks')
 def hooks_that_know_the_scale(module: Any) -> None:
-    """All versions: with loss scaling, hooks got scaled gradients."""
+    """All versions: marks Chainer's hooks that take the loss scale into account.
+
+    They get scaled gradients, which need not be unscaled first.
+    """
     from chainer_compat.updates import update_hooks
 
     for hook in (module.GradientClipping, module.GradientHardClipping, module.GradientLARS,
@@ -118,7 +122,10 @@ def hooks_that_know_the_scale(module: Any) -> None:
 
 @patch('chainer.backends.cuda')
 def elementwise_updates(module: Any) -> None:
-    """All versions: an update on a GPU launched a kernel for each parameter."""
+    """All versions: an update on a GPU launched a kernel for each parameter.
+
+    Provides ``cuda.elementwise_update``, which can launch one kernel for many parameters.
+    """
     from chainer_compat.updates import elementwise
 
     module.elementwise_update = elementwise.elementwise
@@ -126,7 +133,10 @@ def elementwise_updates(module: Any) -> None:
 
 @edit(*RULES, 'chainer.optimizer_hooks.weight_decay')
 def kernels_of_many_parameters() -> dict[str, str]:
-    """All versions: an update on a GPU launched a kernel for each parameter."""
+    """All versions: an update on a GPU launched a kernel for each parameter.
+
+    Now update rules and WeightDecay call ``cuda.elementwise_update``.
+    """
     return {'cuda.elementwise(': 'cuda.elementwise_update('}
 
 
@@ -155,7 +165,8 @@ def updates_in_blocks(module: Any) -> None:
 
     It was memory-bound. Results are bitwise identical.
     """
-    # Imported before a program can replace Chainer methods, which they remember.
+    # Import these now: they keep references to Chainer's methods, which the program may replace
+    # later.
     from chainer_compat.updates import one_pass, optimizer_steps  # noqa: F401
 
     rule = getattr(module, RULES[module.__name__])

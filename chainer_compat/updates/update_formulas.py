@@ -33,7 +33,7 @@ class Scratch:
         return self._array if self._array.size == size else self._array[:size]
 
     def rounded(self, *numbers: float) -> list[Array]:
-        """Return numbers in the dtype, as NumPy rounds them in each operation, but once."""
+        """Return numbers in the dtype, rounded once, as NumPy rounds them in each operation."""
         return [np.asarray(number, self.dtype) for number in numbers]
 
 

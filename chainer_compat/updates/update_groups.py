@@ -1,4 +1,4 @@
-"""Groups of parameters that are updated together, and what must be true of these.
+"""Groups of parameters that are updated together, and the conditions for it.
 
 A rule must be one of Chainer's, without hooks; arrays must be contiguous, and share no memory.
 """
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-#: As ``id``, which raises an audit event, so that a hook of the process makes it slow.
+#: Like ``id``, but without the audit event of ``id``, which makes it slow if a hook is installed.
 identity = object.__hash__
 
 _DTYPES = np.dtype(np.float32), np.dtype(np.float64)
 _DTYPES_ON_DEVICES = np.dtype(np.float16), *_DTYPES
 
-#: What Chainer sets in a rule. ``initial_alpha`` is of Adam with ``adabound``.
+#: The attributes that Chainer sets in a rule; ``initial_alpha`` for Adam with ``adabound``.
 _ATTRIBUTES = frozenset({'_dummy', '_fp32_param', '_hookable', '_state', '_use_fp32_update',
                          'enabled', 'hyperparam', 'initial_alpha', 't'})
 
@@ -45,7 +45,7 @@ class Member:
         self.size = data.size
         #: The number of the GPU; ``None`` for NumPy arrays.
         self.device = None if isinstance(data, np.ndarray) else data.data.device_id
-        #: What changes by its update; no two members of a group share any of it.
+        #: The memory that its update changes; no two members of a group share any of it.
         self.owners = (identity(rule), *(_owner(array) or 0 for array in (data, *self.states)))
         self.n_attributes = len(vars(rule))
         kind = type(rule), data.dtype.char, (*rule._state,), self.device
@@ -55,16 +55,16 @@ class Member:
         self.tensors: Any = None  # PyTorch's, which share the memory of the data and states
 
 
-#: What members of a group share, each once.
+#: The kinds of members, each once.
 _kinds: dict[Hashable, Hashable] = {}
 _members: weakref.WeakKeyDictionary[Any, Member] = weakref.WeakKeyDictionary()
 
 
 class ParameterGroup:
-    """Parameters with equal rules."""
+    """Parameters with the same kind of rule and hyperparameters."""
 
     def __init__(self, rule: Any, loss_scale: float | None) -> None:
-        self.rule = rule  # of the first
+        self.rule = rule  # the rule of the first member
         self.loss_scale = loss_scale  # None on the CPU
         self.params: list[Any] = []
         self.members: list[Member] = []
@@ -151,14 +151,14 @@ def _type_on_devices() -> Any:
 
 
 def _is_usable(array: Array, device: int | None) -> bool:
-    """Whether an array is contiguous, and on a GPU or, if ``device`` is ``None``, writable."""
+    """Return whether an array is contiguous, and writable (``device`` is ``None``) or on a GPU."""
     if device is None:
         return array.flags.carray
     return array.flags.c_contiguous and array.data.device_id == device  # type: ignore[attr-defined]
 
 
 def _owner(array: Array) -> int | None:
-    """Return what is equal for arrays that may overlap; ``None`` if it is not known."""
+    """Return a key that is the same for arrays that may overlap; ``None`` if it is not known."""
     if isinstance(array, np.ndarray):
         owner = array if array.base is None else array.base
         if not (type(owner) is np.ndarray and owner.flags.owndata):
@@ -167,14 +167,14 @@ def _owner(array: Array) -> int | None:
 
 
 def memory_of(array: Array) -> int:
-    """Return ``_owner(array)``, or what is equal for no array that has one."""
+    """Return ``_owner(array)``, or a key that differs from the owners of all arrays."""
     if type(array) is np.ndarray:
         return identity(array if array.base is None else array.base)
     return elementwise.memory_of(array)
 
 
 def is_number_or_none(value: Any) -> bool:
-    """Whether a loss scale is known to be a number."""
+    """Return whether a loss scale is known to be a number."""
     return value is None or isinstance(value, int | float)
 
 
@@ -187,7 +187,10 @@ def count_references(rule: Any, name: str) -> int:
 
 
 def is_plain(param: Any) -> bool:
-    """Whether data and gradient are contiguous CuPy arrays of one shape, dtype and device."""
+    """Return whether data and gradient are contiguous CuPy arrays.
+
+    Their shapes, dtypes and devices must also be the same.
+    """
     from chainer.variable import Parameter
 
     if type(param) is not Parameter:

@@ -1,6 +1,6 @@
-"""Which parameters of a model were updated together, kept until their next update.
+"""The groups of parameters that were updated together, kept until their next update.
 
-Most updates are like the one before. A plan has everything that depends on rules, arrays and
+Most updates are like the previous one. A plan has everything that depends on rules, arrays and
 classes only; :meth:`Plan.gradients` detects any change since, much faster than a plan is made: it
 looks at one attribute of all parameters at a time.
 """
@@ -33,7 +33,7 @@ class Plan:
         self.parents = [*{id(group.parent): group.parent for group in self.groups}.values()]
         self.types = {group.type for group in self.groups}
         self._n_params = len(params)
-        #: What the update changes; gradients must not share it.
+        #: The memory that the update changes; gradients must not share it.
         self._changed = {owner for group in groups for member in group.members
                          for owner in member.owners}
 
@@ -53,21 +53,21 @@ class Plan:
 
 
 class Kept:
-    """What a kernel keeps for the next update of a group, if that is unchanged."""
+    """The data that a kernel keeps for the next update of a group, if the group is unchanged."""
 
     __slots__ = ('gradient_tensors', 'gradients', 'is_small', 'tensors')
 
     def __init__(self) -> None:
-        self.tensors: Any = None  # of data and of each state
+        self.tensors: Any = None  # the tensors of the data and of each state
         self.is_small = False
         self.gradients: Sequence[Array] = ()  # only small ones, which the program may use again
         self.gradient_tensors: Any = None
 
 
 class PlannedGroup:
-    """Parameters with equal rules, and everything that their update depends on.
+    """Parameters of one group, and everything that their update depends on.
 
-    It has no references to states: checkpoints count those (``update_groups.count_references``).
+    It has no references to states: checkpoints count these (``update_groups.count_references``).
     """
 
     def __init__(self, group: ParameterGroup, positions: dict[int, int]) -> None:

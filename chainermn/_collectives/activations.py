@@ -24,7 +24,7 @@ class Activation(NamedTuple):
     tag: int
     number: int  # unique on the sender; -1 if ``comm.send`` sent it without a mark
     needs_gradient: bool
-    call: str  # of send or recv
+    call: str  # call of send or recv
     caller: str = ''  # the part of the program that called it, or its call site
 
 

@@ -27,7 +27,7 @@ from chainermn._types import Array, ReceivedArrays, SameArray
 
 _T = TypeVar('_T')
 
-#: How the shapes of one array per rank are sent: a common shape in the signature of the call; the
+#: Ways to send the shapes of one array per rank: a common shape in the signature of the call; the
 #: header of a message for each; or pickled, if a shape has too many dimensions for a header.
 _HOMOGENEOUS, _SHORT, _LONG = range(3)
 
@@ -251,7 +251,7 @@ def _headers(arrays: Sequence[Array]) -> bytes:
 
 
 def _kind_of(shapes: list[tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
-    """How to send the shapes of one array per rank, and their common shape."""
+    """Return how to send the shapes of one array per rank, and their common shape."""
     if any(len(shape) > call_signature.MAX_INLINE_DIMS for shape in shapes):
         return _LONG, ()
     return (_HOMOGENEOUS, shapes[0]) if shapes.count(shapes[0]) == len(shapes) else (_SHORT, ())

@@ -1,4 +1,4 @@
-"""What all operations of a communicator use; created and freed in a fixed order."""
+"""The parts of a communicator that its operations share; created and freed in a fixed order."""
 from __future__ import annotations
 
 import functools
@@ -33,13 +33,13 @@ _T = TypeVar('_T')
 
 
 class MpiCommunicator(Protocol):
-    """What an operation on MPI needs from its communicator."""
+    """The members of a communicator that operations on MPI use."""
 
     _context: Context
 
     @property
     def transport_class(self) -> type[MpiTransport]:
-        """How arrays move."""
+        """The class of the transport, which moves arrays."""
 
     def allgather_obj(self, obj: Object) -> list[Object]:
         """Gather an object of each rank. Collective: every rank calls it."""

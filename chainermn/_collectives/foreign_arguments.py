@@ -4,7 +4,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 
-#: What to write instead of an argument of PyTorch, Horovod or mpi4py.
+#: Replacements of arguments of PyTorch, Horovod and mpi4py.
 _INSTEAD = {
     'async_op': 'Operations on arrays block, except isend and irecv; optimizers overlap the '
                 'exchange of gradients with overlap=True.',
@@ -28,7 +28,7 @@ _INSTEAD = {
 
 def better_error(error: Exception, name: str, method: Callable[..., object],
               args: Sequence[object], kwargs: Mapping[str, object]) -> Exception:
-    """Return an error of an operation; if its arguments do not fit, one that says which it has.
+    """Return an error of an operation; if its arguments do not match, one with its signature.
 
     Args:
         error: The error.

@@ -70,7 +70,7 @@ def received(context: Context, messages: Sequence[Data], signature: bytes, own: 
     for rank, message in enumerate(messages):
         if rank == context.rank:
             arrays.append(own.copy())
-        elif message.startswith(signature):  # of the same shape
+        elif message.startswith(signature):  # the shape is the same
             arrays.append(np.ndarray(shape, dtype, message, start))
         else:
             arrays.append(array_of(message, index))
@@ -78,7 +78,7 @@ def received(context: Context, messages: Sequence[Data], signature: bytes, own: 
 
 
 def has_data(messages: Sequence[Data]) -> bool:
-    """Whether data is appended to the signatures of all ranks."""
+    """Return whether data is appended to the signatures of all ranks."""
     return min(map(len, messages)) > SIZE
 
 
@@ -113,5 +113,6 @@ def reduced(blocks: Sequence[Data], op: str, shape: tuple[int, ...], dtype: np.d
 
 @functools.cache
 def _datatype(dtype: np.dtype) -> MPI.Datatype:
-    # By dtype, not by its character: some are equal on most platforms, such as 'l' and 'q'.
+    # Cache by dtype, not by its character: some are the same type on most platforms, such as 'l'
+    # and 'q'.
     return MPI.Datatype.fromcode(dtype.char)

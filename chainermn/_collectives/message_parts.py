@@ -28,7 +28,7 @@ MAX_SIZE = _MARK.size + _MAX_TEXT + message_header.MAX_SIZE + INLINE
 
 #: The first byte of a pickle. A small object is sent without a header, which starts with its kind.
 PICKLE = pickle.PROTO[0]
-_OBJECT = MessageHeader(Kind.OBJECT)  # of a small object
+_OBJECT = MessageHeader(Kind.OBJECT)  # the header of a small object
 assert max(Kind) < PICKLE
 
 
@@ -36,7 +36,7 @@ class Mark(NamedTuple):
     """The mark of a message of chainermn.functions: an activation or a gradient."""
 
     kind: Kind  # ACTIVATION or GRADIENT
-    number: int  # of the activation
+    number: int  # number of the activation
     needs_gradient: bool
     text: str  # the call of the sender, for errors
 
@@ -150,5 +150,5 @@ def is_inline(payload: Array) -> bool:
 
 
 def _is_staged(x: Array, payload: Array) -> bool:
-    """Whether a payload is a copy on the host of an array on a device."""
+    """Return whether a payload is a copy on the host of an array on a device."""
     return array_buffers.on_device(x) and not array_buffers.on_device(payload)

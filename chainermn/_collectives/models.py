@@ -201,10 +201,10 @@ def _gradients(context: Context, operation: str, model: Model, zero_fill: bool,
 
 
 def _hint_at_single_host(context: Context) -> None:
-    """Print once that compression takes time but saves none, if all ranks are on one node."""
+    """Print once that compression costs time and saves none if all ranks are on one node."""
     if context.rank == 0 and context.size > 1 and context.topology.inter_size == 1:
-        _print_once('chainermn: compression makes exchanges slower on a single node. It '
-                    'pays off if the network between hosts is the bottleneck.\n')
+        _print_once('chainermn: compression slows down communication within a single node. Use it '
+                    'only if the network between nodes is the bottleneck.\n')
 
 
 def _layout(context: Context, arrays: ParameterList, for_mean: bool,

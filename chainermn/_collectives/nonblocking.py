@@ -122,8 +122,8 @@ class Request(Generic[_Result]):
                  are_others: Callable[[Request[object]], bool],
                  waits: Callable[[], FlightRecord] | None = None) -> None:
         self._name = name
-        self._tracer: Tracer | None = None  # of the wait
-        #: For warnings.
+        self._tracer: Tracer | None = None  # traces the wait
+        #: The operation and its call site, for warnings.
         self.call: str = f'{name}, called at {site}'
         self._steps = steps
         self._are_others = are_others
@@ -144,7 +144,7 @@ class Request(Generic[_Result]):
             The received data, like :meth:`CommunicatorBase.recv`; ``None`` for ``isend``.
 
         Raises:
-            RuntimeError: If this request has been waited for before.
+            RuntimeError: If this request has already been waited for.
             TypeError, ValueError: The errors of ``recv``.
         """
         if self._is_over:
@@ -175,7 +175,7 @@ class Request(Generic[_Result]):
         return (self._record,) if self._record is not None else ()
 
     def test(self) -> bool:
-        """Return whether :meth:`wait` would return at once, without blocking."""
+        """Return whether :meth:`wait` would return immediately, without blocking."""
         if not self._lock.acquire(blocking=False):
             return False
         try:

@@ -65,10 +65,10 @@ def _begin(call: Call) -> FlightRecord | None:
 def _is_within_another(call: Call, record: FlightRecord) -> bool:
     """Return whether this thread is in a collective already.
 
-    Only one thread at a time may be in collectives of a communicator. A second one raises at once,
-    since the first one may be in the middle of an exchange. If the program catches the error,
-    other ranks may wait for the call of the second thread. So this rank then raises the error on
-    all ranks, in its next collective.
+    Only one thread at a time may be in collectives of a communicator. A second one raises
+    immediately, since the first one may be in the middle of communication. If the program catches
+    the error, other ranks may wait for the call of the second thread. So this rank then raises the
+    error on all ranks, in its next collective.
 
     Args:
         call: A collective that this thread begins.
@@ -124,7 +124,7 @@ def _fail(call: Call, record: FlightRecord | None, error: BaseException,
 
 def _raise_better(call: Call, begun: None, error: BaseException, method: Callable[..., object],
                   args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    """Raise a better error if the arguments of an operation do not fit."""
+    """Raise a better error if the arguments of an operation do not match its signature."""
     if isinstance(error, TypeError):
         better = better_error(error, call.operation, method, args, kwargs)
         if better is not error:

@@ -53,7 +53,7 @@ class Payloads:
 
     def receive_tuple(self, header: MessageHeader, body: memoryview, source: int
                       ) -> Receives[tuple[Array, ...]]:
-        """Receive several arrays, of which the first ones may be in ``body``."""
+        """Receive several arrays; the first ones may be in ``body``."""
         arrays, failure = [], None
         for n in range(header.n_arrays):
             if n < header.n_together:

@@ -1,6 +1,6 @@
 """Point-to-point messages: a header and, if it is small, the payload, in one MPI message.
 
-Messages arrive in the order sent, whatever their kind; receiving the wrong kind raises at once.
+Messages arrive in the order sent, whatever their kind; receiving the wrong kind raises immediately.
 If an argument of the sender is invalid, it sends the error, and the receiver raises it as well.
 
 A large payload follows on another MPI communicator. Its tag is a number from the header, unique to
@@ -125,7 +125,7 @@ class Messages:
             wait(self._mpi_comm.Irecv(message, source, tag), None, self._spins)
         except MPI.Exception:
             raise
-        except BaseException:  # of a signal handler; the sender waits for the rest
+        except BaseException:  # raised by a signal handler; the sender waits for the rest
             blocking(self._finish_plain(split(message), source, tag, 'send'), self._wait)
             raise
         array = array_with(bytes(message[:message_header.SIZE]))
@@ -205,7 +205,7 @@ class Messages:
         try:
             obj = load(message, (), source, self.rank)
         finally:
-            record.received[source, tag] += 1  # not before: it may take long to unpickle
+            record.received[source, tag] += 1  # after unpickling, which may take long
         self._messages.append(message)  # for reuse
         return obj
 
@@ -303,7 +303,7 @@ class Messages:
                 os.sched_yield()
         except MPI.Exception:
             raise
-        except BaseException:  # of a signal handler, as in wait
+        except BaseException:  # raised by a signal handler, as in wait
             request.Wait(status)
             raise
         wait(request, status, self._spins)

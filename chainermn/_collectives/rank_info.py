@@ -1,4 +1,4 @@
-"""What the ranks tell each other when they create a communicator, in one exchange."""
+"""The information that ranks share when they create a communicator, in one exchange."""
 from __future__ import annotations
 
 import contextlib
@@ -18,14 +18,14 @@ from chainermn._timeline import recorder
 from chainermn._transport import lifetime, topology
 from chainermn._transport.topology import Place
 
-#: Bytes of a rank that are gathered at once: their number, then a pickle.
+#: Bytes of a rank that are gathered in one operation: their number, then a pickle.
 _BLOCK = 1024
 _LENGTH = struct.Struct('=I')
 _ROOM = _BLOCK - _LENGTH.size
 
 
 class Arguments(NamedTuple):
-    """What a rank passes to create_communicator."""
+    """The arguments of a rank's call of create_communicator."""
 
     call: str
     failure: RemoteError | None  # why the call is invalid
@@ -35,7 +35,7 @@ class Arguments(NamedTuple):
 
 
 class RankInfo(NamedTuple):
-    """What a rank tells the others."""
+    """The information that a rank sends to the others."""
 
     place: Place
     has_timeline: bool  # whether it records one
@@ -45,7 +45,7 @@ class RankInfo(NamedTuple):
 
 
 class _Gathered(runtime.ProcessState):
-    """What the ranks told each other in create_communicator, for the communicator it creates."""
+    """The information of all ranks in create_communicator, for the communicator it creates."""
 
     def __init__(self) -> None:
         self.mpi_comm: MPI.Intracomm | None = None
@@ -53,7 +53,7 @@ class _Gathered(runtime.ProcessState):
 
 
 def gather(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> list[RankInfo]:
-    """Return what each rank tells. Collective: every rank calls it.
+    """Return the information of each rank. Collective: every rank calls it.
 
     Then the ranks can report failures, and know when another one has ended.
 
@@ -79,7 +79,7 @@ def gather(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> list[
 
 
 def _allgather(mpi_comm: MPI.Intracomm, info: RankInfo) -> list[RankInfo]:
-    """Return what each rank tells, in one collective; in two more if the text of a rank is long.
+    """Return the information of each rank, in one collective; in two more if a text is long.
 
     mpi4py would gather the lengths first.
     """
@@ -104,7 +104,7 @@ def gathered(mpi_comm: MPI.Intracomm, ranks: list[RankInfo]) -> Iterator[None]:
 
 
 def of_ranks(mpi_comm: MPI.Intracomm) -> list[RankInfo]:
-    """Return what each rank tells, for a new communicator. Collective: every rank calls it."""
+    """Return the information of each rank in a new communicator. Collective: all ranks call it."""
     state = runtime.get(_Gathered)
     if state.mpi_comm is not mpi_comm:
         return gather(mpi_comm)

@@ -175,7 +175,7 @@ def _transport_reduced(context: Context, array: Array, op: str, homogeneous: boo
 
 
 def _is_plain(x: Array) -> bool:
-    """Whether MPI can write to an array directly."""
+    """Return whether MPI can write to an array directly."""
     return type(x) is np.ndarray and x.flags.carray
 
 

@@ -72,7 +72,7 @@ class Service:
 
     @operation(REQUEST)
     def ask(self, requests: Mapping[int, Buffers]) -> dict[int, np.ndarray]:
-        """Send requests to some ranks at once and wait for the answers. Thread-safe.
+        """Send requests to some ranks together and wait for the answers. Thread-safe.
 
         Args:
             requests: The buffers of each request, by destination.
@@ -103,7 +103,7 @@ class Service:
         if self._rank in requests:
             answers[self._rank] = self._checked_answer(
                 self._rank, _joined(b'', requests[self._rank]))
-        # In order of arrival. In a fixed order, ranks could wait for each other in a circle.
+        # Receive in order of arrival. In a fixed order, ranks could wait for each other in a cycle.
         for _ in messages:
             rank, answer = self._receive(tag)
             answers[rank] = answer
@@ -126,7 +126,7 @@ class Service:
     def close(self) -> None:
         """End the requests of this rank. Every rank calls it, at any time.
 
-        Returns at once. This rank continues to answer until all ranks have called it or have
+        Returns immediately. This rank continues to answer until all ranks have called it or have
         reached the end of the program.
         """
         self._closed.set()
@@ -173,7 +173,7 @@ class Service:
             return _failed(error)
         except BaseException as error:
             if threading.current_thread() is not self._thread:
-                raise  # for this rank, such as an interrupt
+                raise  # it concerns this rank, such as an interrupt
             # If the thread ended here, the requesting rank would get no answer.
             return _failed(RuntimeError(f'{type(error).__name__}: {error}'))
         finally:
@@ -205,7 +205,7 @@ def _failed(error: Exception) -> np.ndarray:
 
 
 def _joined(head: bytes, buffers: Buffers) -> np.ndarray:
-    parts = cast('Sequence[bytes]', buffers)  # arrays are buffers, too
+    parts = cast('Sequence[bytes]', buffers)  # arrays are also buffers
     return np.frombuffer(b''.join([head, *parts]), np.uint8)
 
 

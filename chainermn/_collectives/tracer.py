@@ -128,7 +128,7 @@ class Tracer:
         details = [f'"comm":{recorder.quoted(self._name)}']
         if error is None:
             if not call.number and call.operation == 'mean_queue':
-                return  # for a queue that exists already
+                return  # the queue exists already
             details += [f'"number":{call.number}'] * bool(call.number)
             details += filter(None, [self._details(call, args[1:], kwargs, result)])
         self._timeline.add(call.operation, 'operation', current.begun, end, ','.join(details))
@@ -137,7 +137,7 @@ class Tracer:
 
     def _details(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], result: object
                  ) -> str:
-        """Describe what was exchanged, from the arguments and the result."""
+        """Describe the exchanged data, from the arguments and the result."""
         declared = BY_NAME[call.operation]
         if declared.payload is Payload.NOTHING:
             return ''

@@ -47,12 +47,12 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         a = RecordedRun(options.a)
         b = RecordedRun(options.b) if options.b else None
         if b is None and len(a.ranks) == 1 < a.size:
-            raise ValueError(f'{options.a} has the record of only one of {a.size} ranks. Add '
-                             'RunRecord, or set CHAINERMN_RECORD, on all ranks; or compare the '
-                             'records of two runs')
+            raise ValueError(f'{options.a} contains the record of only one of {a.size} ranks. '
+                             'Record all ranks (add RunRecord or set CHAINERMN_RECORD on each of '
+                             'them), or pass the records of two runs')
         if empty := [run for run in (a, b) if run is not None and not _updates(run)]:
-            raise ValueError(f'{empty[0].folder} has no update: the run ended before its first '
-                             'one, or it has just started')
+            raise ValueError(f'{empty[0].folder} contains no updates: the run ended before its '
+                             'first update, or has just started')
     except (OSError, ValueError) as error:
         parser.error(str(error))
     found = differences.between(a, b) if b else differences.of_ranks(a)

@@ -150,7 +150,7 @@ class ConsistencyCheck:
             return [signature + data]
         messages = self.exchange.gather(self._identifier(signature), signature + data)
         if messages is None:
-            self._compare(signature)  # the callers differ in what may differ, until now
+            self._compare(signature)  # until now, the callers differed in allowed values
             messages = self.exchange.gather(self._identifier(signature), signature + data)
         assert messages is not None, 'identifiers differ, but the calls match'
         return messages
@@ -171,7 +171,7 @@ class ConsistencyCheck:
             return signature + data
         message = self.exchange.bcast(self._identifier(signature), signature + data, root)
         if message is None:
-            self._compare(signature)  # the callers differ in what may differ, until now
+            self._compare(signature)  # until now, the callers differed in allowed values
             message = self.exchange.bcast(self._identifier(signature), signature + data, root)
         assert message is not None, 'identifiers differ, but the calls match'
         return message
@@ -244,7 +244,7 @@ class ConsistencyCheck:
                     f'{operation} failed on this rank while the others were waiting for its data',
                     f'{streams.one_line(error)[:_LONGEST]}\n{advice}')
             self._refuse(operation, error, mismatch.NOT_SENT)
-        # Without counting: it is the same operation.
+        # Do not count this comparison: it is the same operation.
         if (nbytes is None or nbytes >= _LARGE) and not (
                 self.exchange.matches(self._identifier(signature))):
             self._compare(signature)
@@ -284,7 +284,7 @@ class ConsistencyCheck:
             self._warn_of_differences()
 
     def _warn_of_differences(self) -> None:
-        """Warn once, on rank 0, if the callers differ in what may differ."""
+        """Warn once, on rank 0, if the callers differ in values that may differ."""
         described = self.mpi_comm.allgather(dict(self.caller.harmless()))
         if table := mismatch.difference_table(described, 'none'):
             self.caller.accept_differences()

@@ -26,7 +26,7 @@ MISMATCH = bytes(IDENTIFIER_SIZE)
 _LENGTH = struct.Struct('=I')
 _HEADER_SIZE = IDENTIFIER_SIZE + _LENGTH.size
 _MAX_BYTES = 1 << 12  # per rank
-_MAX_TOTAL = 1 << 15  # of all ranks
+_MAX_TOTAL = 1 << 15  # bytes of all ranks together
 
 #: Exchanges by messages, before memory is allocated.
 _MESSAGES = 64
@@ -51,7 +51,7 @@ class MessageMemory(Protocol):
     def published(self) -> Counter:
         """The number of exchanges of this rank, as its first element.
 
-        It changes in the moment in which the others can read the message.
+        It changes at the moment when the others can read the message.
         """
 
     def exchange(self, call: bytes, message: bytes, is_wanted: bool) -> Sequence[Data] | None:
@@ -72,7 +72,7 @@ class SignatureExchange:
     """Exchanges small messages between all ranks of a communicator.
 
     All methods are collective: each rank calls one of them, with the identifier of its call. Calls
-    with equal identifiers use the same method.
+    with the same identifier use the same method.
 
     Args:
         mpi_comm: The communicator. No other message uses the tag ``tags.reserved().check``.
@@ -99,7 +99,7 @@ class SignatureExchange:
             IDENTIFIER_SIZE + size * (_LENGTH.size + largest_header + self.capacity))
         self._mpi_comm, self._largest = mpi_comm, largest_header + self.capacity
         self._share = share if size > 1 else None
-        self._count = 0  # of exchanges by messages
+        self._count = 0  # number of exchanges by messages
         self._memory: MessageMemory | None = None
         #: Its first element increases, at the latest, when another rank can learn of a call.
         self.published: Counter = [0]
@@ -287,7 +287,7 @@ def wait(request: MPI.Request, status: MPI.Status | None = None, spins: int = SP
                 if test(status) or test(status):  # which takes less time than giving the core away
                     return
                 os.sched_yield()
-    except BaseException:  # of a signal handler; MPI still writes into the buffer
+    except BaseException:  # raised by a signal handler; MPI still writes into the buffer
         request.Wait()
         raise
     with activities.span('wait', 'wait'):

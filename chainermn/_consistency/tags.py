@@ -9,9 +9,9 @@ from chainermn._process.mpi import MPI
 class Tags(NamedTuple):
     """The greatest tags; smaller ones number the payloads of messages."""
 
-    collective: int  # of objects in collectives
-    check: int  # of the consistency check
-    arrays: int  # of arrays that a transport sends to each rank
+    collective: int  # for objects in collectives
+    check: int  # for the consistency check
+    arrays: int  # for arrays that a transport sends to each rank
 
 
 def reserved() -> Tags:

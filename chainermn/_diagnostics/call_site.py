@@ -20,10 +20,10 @@ LAYERS = WRAPPER, *(f'{PACKAGE}{name}{os.sep}' for name in (
     'communicators', '_collectives', '_gradients', '_transport', '_consistency', '_diagnostics',
     '_timeline'))
 _RUN = inspect.unwrap(chainer.training.Trainer.run).__code__
-#: The lines of Trainer.run that call the extension of its variable ``entry``.
+#: The lines of Trainer.run that call the extension in the variable ``entry``.
 _CALLS_OF_EXTENSIONS = frozenset({
     'entry.extension(self)', 'if entry.trigger(self):', 'initializer(self)', 'finalize()'})
-#: Begins what a call site says of the extension.
+#: The prefix of the part of a call site that describes an extension.
 IN_EXTENSION = ', in the extension '
 _FUNCTIONS = f'{PACKAGE}functions{os.sep}'
 
@@ -50,9 +50,9 @@ def describe() -> str:
     """Describe the call site of the current operation, as the end of a sentence.
 
     For example ``, called at train.py:8``, or ``, in backward of chainermn.functions.allgather,
-    called at train.py:8``. Frames of this package and of Chainer are skipped. If an extension of
-    the Trainer calls it, the place where the program has added the extension is more useful than
-    that of ``trainer.run()``.
+    called at train.py:8``. Frames of this package and of Chainer are skipped. If a Trainer
+    extension called the operation, this is the line that added the extension, not the line of
+    ``trainer.run()``.
     """
     frame, through, extension = sys._getframe(1), '', _extension()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGES):
@@ -69,9 +69,10 @@ def describe() -> str:
 
 def iteration() -> int | None:
     """Return the iteration of the Trainer that calls the current operation, counted from 1."""
-    names: list[str] = []  # of inner functions
+    names: list[str] = []  # names of inner functions
     for frame in outwards(sys._getframe(1)):
-        # Not the variables of others, which Python would keep alive until the function returns.
+        # Do not read the variables of other frames: Python would keep them alive until the
+        # function returns.
         if frame.f_code is _RUN:
             is_in_update = names[-1:] == ['update'] or 'update_core' in names
             return frame.f_locals['self'].updater.iteration + is_in_update

@@ -64,7 +64,7 @@ class FlightRecord:
         #: Timeout per operation in seconds, 0 for none, ``None`` for the default.
         self.timeout: float | None = None
         self.count: int = 0
-        #: How many of the calls an extension or another part of this package made.
+        #: The number of calls by extensions or other parts of this package.
         self.n_by_callers: int = 0
         #: The count when this rank left an incomplete operation.
         self.left_at: int = 0
@@ -104,7 +104,7 @@ class FlightRecord:
         return call
 
     def forget(self) -> None:
-        """Undo :meth:`add` for the newest call, of which no other rank knows."""
+        """Undo :meth:`add` for the newest call, which no other rank knows about."""
         if self.ring and self.ring[-1].number == self.count:
             self.ring.pop().number = 0
         self.count -= 1

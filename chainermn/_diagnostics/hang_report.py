@@ -16,14 +16,14 @@ from chainermn._operations.ranks import group_ranks, group_texts, ranks_text, se
 
 
 class _Limits(NamedTuple):
-    groups: int  # of ranks in the same state
+    groups: int  # groups of ranks in the same state
     operations: int  # lines
     stacks: int
-    lines: int  # of the report
-    columns: int  # of the lines of operations
+    lines: int  # lines of the report
+    columns: int  # width of the lines of operations
 
 
-#: Of jobs with few ranks: each stack is complete.
+#: Limits for jobs with few ranks: stacks are complete.
 _FEW_RANKS = 16
 _FEW = _Limits(_FEW_RANKS, 100, 8, 10000, 10000)
 _MANY = _Limits(8, 8, 3, 38, 180)  # the lines of the reason come in addition
@@ -32,7 +32,7 @@ _MANY = _Limits(8, 8, 3, 38, 180)  # the lines of the reason come in addition
 class Response(NamedTuple):
     """The response of a rank to an alarm or a question: its state."""
 
-    reason: str  # for raising the alarm; '' if another rank raised it
+    reason: str  # the reason for the alarm; '' if another rank raised it
     threads: list[tuple[ThreadState, float]]  # and seconds in this state; the main thread first
     operations: bytes  # the flight record, compressed
     stacks: bytes  # compressed
@@ -125,7 +125,7 @@ def _silent(responses: Mapping[int, Response], ranks: Sequence[int], hosts: Sequ
 
 def _operations(responses: Mapping[int, Response], limits: _Limits) -> list[str]:
     """Return one line for each record that some ranks share, with its newest calls."""
-    groups: dict[str, list[int]] = {}  # by line
+    groups: dict[str, list[int]] = {}  # ranks by line
     for texts, ranks in group_ranks(
             (rank, each.operations) for rank, each in responses.items()).items():
         for line in _decompressed(texts).splitlines():
@@ -148,7 +148,7 @@ def _newest(line: str, columns: int) -> str:
 
 def _stacks(responses: Mapping[int, Response], limits: _Limits, n_lines: int) -> list[str]:
     """Return the stacks of ranks that differ in their functions: all lines, or up to a number."""
-    groups: dict[str, list[int]] = {}  # by functions
+    groups: dict[str, list[int]] = {}  # ranks by functions
     representative: dict[str, str] = {}
     for stacks, ranks in group_ranks(
             (rank, each.stacks) for rank, each in responses.items()).items():
@@ -168,7 +168,7 @@ def _stacks(responses: Mapping[int, Response], limits: _Limits, n_lines: int) ->
 
 
 def _innermost(stack: Sequence[str], n_lines: int) -> list[str]:
-    """Return the innermost frames of the first thread, at least one, and its operation."""
+    """Return the innermost frames of the first thread (at least one) and its operation."""
     frames: list[list[str]] = []
     for line in stack[1:]:
         if line.startswith('Thread '):

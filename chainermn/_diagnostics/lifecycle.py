@@ -42,7 +42,7 @@ class Check(Protocol):
 
 
 class _Lifecycle(runtime.ProcessState):
-    """What the end of this process needs. A forked child is not a rank, so it needs nothing."""
+    """The state for the end of this process. A forked child is not a rank, so it needs none."""
 
     def __init__(self) -> None:
         #: In order of creation, which is the same on all their ranks.
@@ -193,8 +193,8 @@ def _agree() -> bool:
             check.same(call_signature.pack(END))
             check.on_shutdown()
         except Exception:
-            # Of any type, as the argument of another rank may be invalid. The error is also raised
-            # on the other ranks, which have not finished and report it.
+            # Catch any type, since the argument of another rank may be invalid. The error is also
+            # raised on the other ranks, which have not finished and report it.
             return False
         finally:
             rank_state.shutdown().ending = None

@@ -1,4 +1,4 @@
-"""What this rank tells ``top`` and the metrics: a sample of each rank per second.
+"""Samples of the ranks for ``top`` and the metrics: one of each rank per second.
 
 The rank that a program of its host asks for samples asks the watchdogs of the other ranks, again
 and again. A rank that is not asked for a few seconds records nothing, so a viewer that is killed
@@ -37,17 +37,17 @@ class Sample(NamedTuple):
     host: str
     pid: int
     at: float  # seconds, of a clock that all samples of this rank use
-    updates: int | None  # of the optimizer with most; None without an optimizer
+    updates: int | None  # updates of the optimizer with most; None without an optimizer
     operations: int
     seconds: Mapping[str, float]  # by activity
-    cpu_seconds: float  # of all threads of the process
+    cpu_seconds: float  # CPU time of all threads of the process
     rss_bytes: int
-    gpu_bytes: int  # of CuPy's pool
-    gpu: GpuUse | None  # of the current device, by all processes
+    gpu_bytes: int  # size of CuPy's pool
+    gpu: GpuUse | None  # use of the current device by all processes
     log: Mapping[str, float]  # the newest entry of LogReport
     state: str  # in words
     is_waiting: bool  # whether the main thread is in an operation
-    state_seconds: float  # for how long it has been in this state; 0 if it makes progress
+    state_seconds: float  # time in this state; 0 if it makes progress
 
 
 class Viewer:
@@ -65,7 +65,7 @@ class Viewer:
                  is_local: bool) -> None:
         connection.setblocking(False)
         self._socket, self._encode = connection, encode
-        self._rest = b''  # of the last message
+        self._rest = b''  # the incomplete last message
         self.is_local, self.is_open = is_local, True
 
     def write(self, size: int, samples: Sequence[tuple[float, Sample]]) -> None:
@@ -75,7 +75,7 @@ class Viewer:
         self.flush()
 
     def flush(self) -> None:
-        """Send what is left of the last message, as far as possible without waiting."""
+        """Send the rest of the last message, as far as possible without waiting."""
         try:
             while self._rest:
                 # The program may have restored SIGPIPE, which would kill it.
@@ -110,7 +110,7 @@ class LiveView:
         self._rank, self._host = MPI.COMM_WORLD.rank, MPI.Get_processor_name()
 
     def is_watched(self, now: float) -> bool:
-        """Return whether somebody watches; otherwise nothing is recorded."""
+        """Return whether there are viewers; otherwise nothing is recorded."""
         return bool(self.viewers) or now < self._asked_at + _LEASE
 
     def poll(self, now: float) -> None:

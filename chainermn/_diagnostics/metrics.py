@@ -1,7 +1,7 @@
-"""The metrics of the ranks of this host: what ``top`` shows, for Prometheus.
+"""The metrics of the ranks of this host: the values of ``top``, for Prometheus.
 
-With ``CHAINERMN_METRICS``, the first rank of each host publishes them by a process of its own; see
-``_process/metrics_server.py``.
+With ``CHAINERMN_METRICS``, the first rank of each host publishes them through a separate process;
+see ``_process/metrics_server.py``.
 """
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _DEBUGGERS = ('bdb', 'pdb', 'pydevd', '_pydevd_bundle', 'debugpy')
 
 
 class _Activity(enum.Enum):
-    """What a thread outside of operations is doing."""
+    """The activity of a thread outside of operations."""
 
     RUNS = enum.auto()  # code of the program, or something that may call it
     WAITS_FOR_WORK = enum.auto()  # from a queue that another thread fills
@@ -56,7 +56,7 @@ def _are_running(frames: Mapping[int, FrameType], blocked: Collection[int], is_f
         frames[main].f_code.co_name == '_shutdown')
     if main not in blocked and not is_ending:
         return True  # even if it waits: signal handlers run in it
-    if signal.getitimer(signal.ITIMER_REAL)[0] > 0:  # its handler may run in an operation, too
+    if signal.getitimer(signal.ITIMER_REAL)[0] > 0:  # its handler may also run in an operation
         return True
     timers = {thread.ident for thread in threading.enumerate()
               if isinstance(thread, threading.Timer)}
@@ -114,7 +114,7 @@ def _package(frame: FrameType) -> str:
 
 
 def _origin(frame: FrameType) -> str:
-    """Return ``'ours'``, also for Chainer, ``'stdlib'``, ``'library'`` or ``'program'``."""
+    """Return ``'ours'`` (including Chainer), ``'stdlib'``, ``'library'`` or ``'program'``."""
     path = frame.f_code.co_filename
     if path.startswith(PACKAGES):
         return 'ours'

@@ -1,4 +1,4 @@
-"""The progress of this rank: for how long its threads have made none, and what it waits for."""
+"""The progress of this rank: the time without progress of its threads, and its waits."""
 from __future__ import annotations
 
 import threading
@@ -14,7 +14,7 @@ _GRACE = 2.  # seconds before a rank that waits sends its state
 
 
 class RankProgress:
-    """What the watchdog has observed of this rank.
+    """The progress of this rank, as the watchdog has observed it.
 
     Attributes:
         state: What this rank waits for; ``None`` if it may make progress by itself.
@@ -24,7 +24,7 @@ class RankProgress:
     def __init__(self) -> None:
         self.state: RankState | None = None
         self.is_waiting = False
-        # By thread: its progress, and since when it is the same.
+        # For each thread: its progress, and the time since which it is unchanged.
         self._progress: dict[int, tuple[tuple[object, ...], float]] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._entered = 0  # number of operations until the last observation

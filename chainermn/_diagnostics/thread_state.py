@@ -97,7 +97,7 @@ def snapshots() -> dict[int, Snapshot]:
 
 
 def stacks() -> str:
-    """Format the stacks of all threads except this one and host links; main first.
+    """Format the stacks of all threads except this one and the host links, the main thread first.
 
     Frames of this package and of Chainer are left out, unless ``CHAINERMN_DEBUG=1``.
     """
@@ -116,7 +116,8 @@ def _stack(ident: int, innermost: FrameType) -> str:
     if environment.flag(environment.DEBUG):
         return ''.join(summary.format()).rstrip()
     calls = calls_of_threads.of_thread(ident)
-    # Without an operation, the innermost frame shows what a library of Python waits for.
+    # If the thread is not in an operation, keep the innermost frame: it shows what the thread
+    # waits for.
     shown = traceback.StackSummary.from_list([
         frame for frame in summary
         if not frame.filename.startswith(PACKAGES) or (frame is summary[-1] and not calls)])

@@ -55,7 +55,7 @@ class _Users(runtime.ProcessState):
     """The objects that reach other ranks, while they can."""
 
     def __init__(self) -> None:
-        forked.parent()  # created before, so that a child knows its parent first
+        forked.parent()  # create this first, so that a child knows its parent first
         self.registered: weakref.WeakSet[_MpiUser] = weakref.WeakSet()
         self.unusable: Unusable | None = None
 

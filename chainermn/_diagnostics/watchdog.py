@@ -81,7 +81,7 @@ class Watchdog(runtime.ProcessState):
         self.limit_interval(self._default)
         self._own = RankProgress()
         self._clock = runtime.get(RunningClock)
-        self._now = self._clock.poll()  # of the last poll
+        self._now = self._clock.poll()  # time of the last poll
         self._asked_at = -math.inf  # when another rank asked for the state of this one
         self._live = LiveView()
         self._metrics_target = environment.text(environment.METRICS)  # '' once it is open
@@ -119,7 +119,7 @@ class Watchdog(runtime.ProcessState):
     def start(self) -> None:
         """Start the thread if it is not running, and has something to do.
 
-        A single rank waits for no other; it needs the thread only if somebody watches it.
+        A single rank waits for no other; it needs the thread only if it is watched.
         """
         if self._thread is None and (MPI.COMM_WORLD.size > 1 or self._metrics_target
                                      or dump_request.are_pending()):
@@ -271,7 +271,7 @@ class Watchdog(runtime.ProcessState):
                 self._respond(group, f'deadlock: {deadlock}', (), now)
 
     def _ask(self, group: WatchdogGroup, now: float) -> None:
-        """Ask all ranks for their state if necessary; print what they have answered."""
+        """Ask all ranks for their state if necessary; print their answers."""
         text = None
         if group.question is not None:
             pass
@@ -295,7 +295,7 @@ class Watchdog(runtime.ProcessState):
             self._send_question(group, list(question.answers), now)
 
     def _send_question(self, group: WatchdogGroup, ranks: Sequence[int], now: float) -> None:
-        """Ask ranks for their state; this rank answers at once."""
+        """Ask ranks for their state; this rank answers immediately."""
         assert group.question is not None
         group.question.ask(now, ranks if group.mpi_comm is not None else ())
         group.question.answers[group.ranks[group.rank]] = self._own.response('', now)

@@ -18,7 +18,7 @@ from chainermn._process.mpi import MPI
 
 
 class MessageType(enum.IntEnum):
-    """What a message is for."""
+    """The purpose of a message."""
 
     ALARM = 1
     RESPONSE = 2
@@ -42,7 +42,7 @@ class State(NamedTuple):
 class Confirmation(NamedTuple):
     """The state of a rank in a confirmation round."""
 
-    number: int  # of the round
+    number: int  # number of the round
     state: RankState | None
 
 
@@ -108,7 +108,7 @@ class WatchdogGroup:
         self.alarmed_at: float | None = None
         #: Responses to an alarm, by rank.
         self.responses: dict[int, Response] = {}
-        #: What the detector knows of this rank.
+        #: The state of this rank that the detector knows.
         self.sent_state: RankState | None = None
         self.detector = DeadlockDetector()  # used by the first rank
         self.question: Question | None = None

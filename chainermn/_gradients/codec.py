@@ -149,7 +149,7 @@ class GradientCodec:
 
 
 def has_state(compressor: object) -> bool:
-    """Return whether a compressor has state, such as what it has not sent yet."""
+    """Return whether a compressor has state, such as gradients that it has not sent yet."""
     return hasattr(compressor, 'reset')
 
 

@@ -36,7 +36,7 @@ def serialize(serializer: Serializer, arrays: Mapping[_Key, Array], name: str
             return {key: serializer(f'{name}{n}', None) for n, key in enumerate(keys)}
         except (KeyError, TypeError):  # there are no keys, or arrays of these names
             return {}
-    # As bytes, because HDF5 has no arrays of text.
+    # Save the keys as bytes, because HDF5 has no arrays of text.
     serializer('keys', np.frombuffer(repr(list(arrays)).encode(), np.uint8))
     for n, array in enumerate(arrays.values()):
         serializer(f'{name}{n}', array)

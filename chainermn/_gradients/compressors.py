@@ -22,7 +22,7 @@ _FLOAT32 = np.finfo(np.float32)
 __all__ = ['Bf16', 'Fp16', 'PowerSGD', 'TwoBit', 'describe', 'get']
 
 
-#: What :func:`get` accepts.
+#: The types that :func:`get` accepts.
 Compression: TypeAlias = 'Compressor | PowerSGD | Mapping[str, object] | str | None'
 
 
@@ -50,8 +50,8 @@ def get(compression: Compression) -> Compressor | PowerSGD | None:
         compression = {'type': compression}
     if isinstance(compression, type) and (
             compression is PowerSGD or hasattr(compression, 'decompress')):
-        raise TypeError(f'compression is the class {compression.__name__}; create one: '
-                        f'{compression.__name__}()')
+        raise TypeError(f'compression must be an instance, not the class {compression.__name__}. '
+                        f'Pass an instance: {compression.__name__}()')
     if not isinstance(compression, dict):
         raise TypeError('compression must be None, the name of a type, a dict such as '
                         "{'type': '2bit', 'threshold': 0.5}, or an object with the methods "
@@ -167,7 +167,7 @@ class Bf16:
         bits = x.view(np.uint32)
         rounded = bits >> np.uint32(16)
         rounded &= np.uint32(1)
-        rounded += np.uint32(0x7fff)  # with the bit above: ties to even
+        rounded += np.uint32(0x7fff)  # together with the lowest bit that is kept: ties to even
         rounded += bits
         rounded >>= np.uint32(16)
         # The payload of a NaN could be in the lower half only, or carry over.
@@ -231,7 +231,7 @@ class TwoBit:
     #: By key, or by path if the key is :class:`Pieces`; flat, on the device of the gradients;
     #: float64 for float64, else float32.
     residuals: dict[Hashable, Array]
-    _buffers: dict[Pieces, _Buffer]  # of the residuals that are encoded together
+    _buffers: dict[Pieces, _Buffer]  # buffers of residuals that are encoded together
     _before: dict[Hashable, Array]  # residuals as of the last commit, if they have changed
 
     def __init__(self, threshold: float = 0.5) -> None:
@@ -280,7 +280,8 @@ class TwoBit:
         if found is not None and found.is_like(x, dtype) and all(
                 residuals.get(key) is part for key, part in found.parts.items()):
             return found
-        # Not encoded together in the last exchange: loaded, rolled back, or another set.
+        # The residuals were not encoded together in the last exchange: they were loaded or rolled
+        # back, or it is another set.
         self._buffers = {each: buffer for each, buffer in self._buffers.items()
                          if buffer.parts.keys().isdisjoint(dict(pieces))}
         device = chainer.backend.get_device_from_array(x)
@@ -356,10 +357,10 @@ class TwoBit:
         self._before.clear()
 
     def rollback(self, paths: Collection[str] | None = None) -> None:
-        """Restore the residuals as of the last :meth:`commit`: nobody uses what was sent since.
+        """Restore the residuals of the last :meth:`commit`: the data sent since then is not used.
 
         Args:
-            paths: Whose residuals to restore; by default all.
+            paths: Paths whose residuals to restore; by default all.
 
         Example:
             >>> compressor = chainermn.communicators.compression.TwoBit(threshold=0.5)

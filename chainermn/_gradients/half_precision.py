@@ -1,7 +1,7 @@
 """Casts between float32 and 16-bit formats on CPUs, with the results of IEEE 754 casts.
 
 NumPy casts float16 one value at a time; these functions use vector instructions. They process as
-many values at once as fit into the cache of a CPU.
+many values together as fit into the cache of a CPU.
 """
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _to_bfloat16(x: np.ndarray) -> np.ndarray:
     bits = x.view(np.uint32)
     rounded = bits >> np.uint32(16)
     rounded &= np.uint32(1)
-    rounded += np.uint32(0x7fff)  # with the bit above: ties to even
+    rounded += np.uint32(0x7fff)  # together with the lowest bit that is kept: ties to even
     rounded += bits
     upper = _upper(rounded)
     is_nan = np.isnan(x)

@@ -72,13 +72,13 @@ class MeanQueue:
                  is_profitable: bool, record: FlightRecord) -> None:
         self._control = mpi_comm
         self._record = BackgroundRecord(mpi_comm, record)
-        self._turns = mpi_comm.Dup()  # for the thread
+        self._turns = mpi_comm.Dup()  # used by the thread
         self._transport = transport
         self._new_codec = new_codec
         self.gradients = gradients
         self.is_profitable = is_profitable
         self.check = check
-        self._number = 0  # of the next list
+        self._number = 0  # number of the next list
         self._limit = sys.maxsize  # lists from this number on are cancelled
         self._urgent = False  # whether the caller waits
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -194,7 +194,7 @@ class MeanQueue:
             self._limit = least
             self._control.Barrier()  # all ranks know the limit
             turns = [self._turn(0) for _ in range(self._number, most)]
-        with contextlib.suppress(Exception):  # of discarded exchanges
+        with contextlib.suppress(Exception):  # raised by discarded exchanges
             self.wait()
         MPI.Request.Waitall([turn.request for turn in turns])
         self._number, self._limit = most, sys.maxsize

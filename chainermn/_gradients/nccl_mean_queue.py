@@ -51,7 +51,7 @@ class NcclMeanQueue:
             raise ValueError("compression='powersgd' does not work with overlap on this "
                              'communicator; omit one of them')
         arrays = ParameterList.named(gradients)
-        # Without a check, which would block.
+        # Skip the consistency check, which would block.
         codec = None if compressor is None else GradientCodec(compressor, arrays, scale=scale)
         results, self._done, sent = self._transport.begin_new_mean(arrays, codec)
         self._held.append(arrays)

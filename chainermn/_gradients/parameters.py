@@ -32,7 +32,7 @@ _Link, _Chain, _ChainList = chainer.Link, chainer.Chain, chainer.ChainList
 
 
 class Layout(NamedTuple):
-    """What must be the same on all ranks: dtype and shape by path, and their digest."""
+    """The dtypes and shapes by path, and their digest, which must be the same on all ranks."""
 
     described: Mapping[str, str]
     digest: int
@@ -187,7 +187,7 @@ def _checked(path: str, attribute: str, array: Array) -> Array:
 
 
 def _repeats_elements(array: Array) -> bool:
-    """Whether elements share memory, as in a broadcast array."""
+    """Return whether elements share memory, as in a broadcast array."""
     return 0 in array.strides and array.size > 1 and any(
         not stride and n > 1 for stride, n in zip(array.strides, array.shape, strict=True))
 

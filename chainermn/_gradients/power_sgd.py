@@ -66,7 +66,7 @@ class PowerSGD:
         self.state, self._before = {}, {}
 
     def is_compressed(self, shape: tuple[int, ...]) -> bool:
-        """Whether a gradient of this shape is sent as two thin matrices.
+        """Return whether a gradient of this shape is sent as two thin matrices.
 
         Example:
             >>> compressor = chainermn.communicators.compression.PowerSGD(rank=2)
@@ -171,7 +171,7 @@ class PowerSGD:
         self._before.clear()
 
     def rollback(self, paths: Collection[str] | None = None) -> None:
-        """Restore the state as of the last :meth:`commit`: nobody uses what was sent since.
+        """Restore the state of the last :meth:`commit`: the data sent since then is not used.
 
         Args:
             paths: Whose state to restore; by default all.

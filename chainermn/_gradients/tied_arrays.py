@@ -13,7 +13,7 @@ from chainermn._types import Array, DeviceArray
 
 _base = operator.attrgetter('base')
 
-#: As ``id``, which raises an audit event, so that the hook of ``exit_status`` makes it slow.
+#: Like ``id``, but without the audit event of ``id``, which the hook of ``exit_status`` makes slow.
 identity = object.__hash__
 
 
@@ -48,7 +48,7 @@ def sharing_memory(arrays: Sequence[Array]) -> list[list[int]]:
 
 
 def _are_apart(arrays: Sequence[Array]) -> bool:
-    """Whether the memory of each array is its own, or belongs to another array or tensor.
+    """Return whether the memory of each array is its own, or belongs to another array or tensor.
 
     Usually it is; if not, the arrays may still share none.
     """

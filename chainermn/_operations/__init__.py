@@ -1,1 +1,1 @@
-"""What an operation is: the table of operations, calls, call signatures, errors of all ranks."""
+"""Operations: their table, calls, call signatures and errors of all ranks."""

@@ -7,11 +7,11 @@ from chainermn._types import Object
 
 
 def is_integer(value: Object) -> bool:
-    """Whether a value is an integer, of Python or NumPy, and not a bool."""
+    """Return whether a value is an integer, of Python or NumPy, and not a bool."""
     if isinstance(value, bool):
         return False
     try:
-        operator.index(value)  # arrays have the method, too
+        operator.index(value)  # arrays also have the method
     except TypeError:
         return False
     return True

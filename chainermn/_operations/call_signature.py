@@ -37,25 +37,25 @@ IDENTIFIER_SIZE = 6
 
 
 def digest(value: object) -> int:
-    """Return a number of 63 bits, the same on all ranks for equal strings and numbers."""
+    """Return a 63-bit number, which is the same on all ranks for the same strings and numbers."""
     hashed = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
     return int.from_bytes(hashed, 'little') >> 1
 
 
 class Caller:
-    """Who makes a call: an extension, or another part of this package, instead of the program.
+    """The caller of an operation: an extension or another part of this package, not the program.
 
     Args:
         name: Its name, the same in all correct programs: for example not a subclass's, which
             may be used on one rank only.
         options: Options by name, which must be the same on all ranks.
         advice: What to do if they differ.
-        warning: The first and the last line of the warning if what may differ does.
+        warning: First and last line of the warning about differences that are allowed.
         if_missing: What to do if other ranks make another call instead.
 
     Attributes:
-        digest: Of name, options and state, 31 bits; 0 is the program itself.
-        options_digest: Of name and options.
+        digest: 31-bit digest of name, options and state; 0 stands for the program itself.
+        options_digest: Digest of name and options.
     """
 
     def __init__(self, name: str, options: Mapping[str, str] | None = None, advice: str = (
@@ -68,7 +68,7 @@ class Caller:
         self._state_digest = 0
         self._state: Callable[[], Mapping[str, str]] = dict
         self._harmless_digest, self._are_accepted = 0, False
-        #: Returns what may differ between ranks, with a warning, by name.
+        #: Returns values that may differ between ranks, with a warning, by name.
         self.harmless: Callable[[], Mapping[str, str]] = dict
         self.set_options(options or {})
 
@@ -84,8 +84,8 @@ class Caller:
         """Replace what often changes.
 
         Args:
-            state: Returns what else must be equal, by name, for an error.
-            harmless: Returns what may differ, with a warning, by name.
+            state: Returns other values that must be the same, by name, for an error.
+            harmless: Returns values that may differ, with a warning, by name.
         """
         self._state, self.harmless = state, harmless
 
@@ -97,7 +97,7 @@ class Caller:
         self.identity = digest if self._are_accepted else digest ^ harmless
 
     def accept_differences(self) -> None:
-        """No longer tell apart what may differ."""
+        """No longer distinguish values that may differ."""
         self._are_accepted = True
         self.set_digests(self._state_digest, self._harmless_digest)
 
@@ -184,7 +184,7 @@ class CallSignature(NamedTuple):
 
     @property
     def arguments(self) -> str:
-        """What is known of the arguments, in words."""
+        """The known properties of the arguments, in words."""
         words = []
         if self.code != NO_DTYPE:
             words.append(str(self.dtype))

@@ -1,4 +1,4 @@
-"""Which rank prints an uncaught error, and with which frames.
+"""Choice of the rank that prints an uncaught error, and of the frames.
 
 If all ranks raise an error, only one rank prints it. If Chainer's Trainer has printed an error,
 the report of the job shows it in one line. An error that this package raises to explain a mistake
@@ -62,7 +62,8 @@ def is_printed_here(error: BaseException) -> bool:
 def add_note(error: BaseException, note: str) -> None:
     """Add a line to an error.
 
-    As its method ``add_note`` of Python 3.11. Python 3.10 shows the line on the other ranks only.
+    Like ``BaseException.add_note`` of Python 3.11. On Python 3.10, only the other ranks show the
+    line.
     """
     error.__dict__['__notes__'] = [*getattr(error, '__notes__', ()), note]
 
@@ -81,10 +82,9 @@ def is_shown(error: BaseException) -> bool:
 def hide_frames(error: BaseException) -> None:
     """Remove the frames of this package and of Chainer from the tracebacks of certain errors.
 
-    These are errors that explain a mistake, and errors that all ranks raise. Chainer's InvalidType
-    explains one: it gives the function and the shapes. The frames are also removed from errors of
-    the program that are the cause: there, they only lead to a function of the program, such as the
-    transform of a sample.
+    This applies to errors that explain a mistake (including Chainer's InvalidType) and to errors
+    that all ranks raise. It also applies to errors of your code that caused them, such as an error
+    in the ``transform`` of a sample.
 
     ``CHAINERMN_DEBUG=1`` shows all frames.
     """
@@ -110,7 +110,7 @@ def _explains(error: BaseException) -> bool:
 def _is_raised_here(error: BaseException) -> bool:
     """Return whether a ``raise`` statement of this package has raised an error.
 
-    An error of anything else that this package does can be its own mistake.
+    All other errors may be bugs of this package, so their frames are kept.
     """
     tb = _innermost(error.__traceback__)
     if tb is None or isinstance(error, AssertionError):

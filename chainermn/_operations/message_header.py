@@ -15,7 +15,7 @@ class Kind(enum.IntEnum):
     """The type of the content of a message, its first byte."""
 
     ARRAY = 0
-    TUPLE = 1  # of arrays: the first ones are in the message, the others follow
+    TUPLE = 1  # a tuple of arrays: the first ones are in the message, the others follow
     OBJECT = 2
     ERROR = 3  # the sender failed, and sends no data
     ACTIVATION = 4  # sent by chainermn.functions; the header of the data follows
@@ -66,7 +66,7 @@ class MessageHeader(NamedTuple):
 
     @property
     def arguments(self) -> str:
-        """What is known of an array, in words."""
+        """The known properties of an array, in words."""
         if self.code == NO_DTYPE:
             return ''
         return f'{self.dtype} {self.shape}' if self.shape else str(self.dtype)

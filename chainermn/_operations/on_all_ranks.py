@@ -24,7 +24,7 @@ class Ranks(Protocol):
 
 
 class HasChannel(Protocol):
-    """A communicator, also of a third party."""
+    """A communicator, including third-party communicators."""
 
     @property
     def _chainermn_channel(self) -> Object:
@@ -111,7 +111,7 @@ def check_equal(comm: Ranks, values: Sequence[object], problem: str, advice: str
         values: The value of each rank, as text or with a ``repr`` of one line; the same list on all
             ranks, such as the result of ``allgather_obj``.
         problem: The first line of the error.
-        advice: The last line of the error: what to do.
+        advice: The last line of the error: the remedy.
 
     Raises:
         ValueError: On all ranks. It lists the values with their ranks.

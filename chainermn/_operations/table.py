@@ -1,4 +1,4 @@
-"""The table of operations: what ranks compare, what is sent, and what an operation waits for.
+"""The table of operations: the compared values, the data sent, and the events waited for.
 
 Everything that treats operations differently reads it here: the call signature, the errors if calls
 do not match, the timeline, and the detection of deadlocks.
@@ -15,7 +15,7 @@ CALL, DTYPE, SHAPE = 1, 2, 3
 #: The operation of a rank that has reached the end of the program.
 END = 'end of the program'
 
-#: What a dist_async KVStore pushes or pulls.
+#: A request of a dist_async KVStore: a push or pull.
 REQUEST = 'KVStore request'
 
 #: Messages of differentiable functions, which errors call as programs do.
@@ -25,7 +25,7 @@ BACKWARD_OF_SEND, BACKWARD_OF_RECV = f'backward of {SEND}', f'backward of {RECV}
 
 
 class Payload(enum.Enum):
-    """What an operation sends or receives."""
+    """The kind of data that an operation sends or receives."""
 
     NOTHING = enum.auto()
     ARRAYS = enum.auto()
@@ -34,11 +34,11 @@ class Payload(enum.Enum):
 
 
 class Waits(enum.Enum):
-    """What an operation waits for."""
+    """The events that an operation waits for."""
 
     RANKS = enum.auto()  # until all ranks have called it
-    RECEIVER = enum.auto()  # of its message
-    SENDER = enum.auto()  # of its message
+    RECEIVER = enum.auto()  # until its message is received
+    SENDER = enum.auto()  # until its message is sent
     MESSAGES = enum.auto()  # several, to and from other ranks
     BACKGROUND = enum.auto()  # threads, which exchange messages
     NOTHING = enum.auto()

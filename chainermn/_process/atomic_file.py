@@ -34,7 +34,7 @@ def open_atomic(path: str, sync: bool = True) -> Iterator[BinaryIO]:
     """
     folder, name = os.path.split(path)
     part = os.path.join(folder, temporary_name(name))
-    remove(part)  # or open() would follow a link that somebody put there
+    remove(part)  # or open() would follow a link there
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, 'wb') as file:

@@ -15,13 +15,13 @@ FORCE_ABORT = ('CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS', 'CHAINERMN_FORCE_ABORT_ON_
 DEADLOCKS = 'CHAINERMN_DEADLOCKS'
 #: Whether hosts connect to each other, to detect that one is lost.
 HOST_LINKS = 'CHAINERMN_HOST_LINKS'
-#: Where each host serves or writes metrics.
+#: The port or path at which each host publishes metrics.
 METRICS = 'CHAINERMN_METRICS'
 #: Whether ``import chainermn`` finds this package; ``chainer_compat`` reads it.
 OVERLAY = 'CHAINERMN_OVERLAY'
 #: Folder in which multi-node optimizers record their updates, for ``chainermn compare``.
 RECORD = 'CHAINERMN_RECORD'
-#: How many updates there are from one detailed update to the next.
+#: The number of updates from one detailed update to the next.
 RECORD_DETAILS = 'CHAINERMN_RECORD_DETAILS'
 #: Set by ``chainermn run``: folder where failing ranks write their error messages.
 RUN_FOLDER = 'CHAINERMN_RUN_FOLDER'
@@ -40,8 +40,8 @@ KNOWN = frozenset({
 #: Those that turn something on or off.
 FLAGS = CUDA_AWARE, DEBUG, *FORCE_ABORT, DEADLOCKS, HOST_LINKS, OVERLAY
 _PREFIX, _OF_TESTS = 'CHAINERMN_', 'CHAINERMN_TEST_'
-_SIMILARITY = .7  # of names without the prefix: TIMOUT and TIMEOUT 0.92, TIME and TIMEOUT 0.73
-_COMPAT_PREFIX = 'CHAINER_'  # also of Chainer's own variables, and of libraries
+_SIMILARITY = .7  # names without the prefix: TIMOUT and TIMEOUT 0.92, TIME and TIMEOUT 0.73
+_COMPAT_PREFIX = 'CHAINER_'  # shared with variables of Chainer itself and of libraries
 _COMPAT_SIMILARITY = .8  # USE_TROCH and USE_TORCH 0.89, USE_IDEEP and USE_TORCH 0.56
 
 
@@ -53,8 +53,8 @@ def text(name: str) -> str:
 def flag(name: str, default: bool = False) -> bool:
     """Return a variable as a bool, or ``default`` if it is unset or empty.
 
-    Also ``default`` if it is neither true nor false, since nobody may catch an error here:
-    :func:`check_flags` reports such a value.
+    Return ``default`` even if it is neither true nor false, since an error here might not be
+    caught: :func:`check_flags` reports such a value.
     """
     try:
         return variables.flag(name, default)

@@ -23,7 +23,7 @@ Code: TypeAlias = object
 
 
 class Outcome(runtime.ProcessState):
-    """How the process ends, and callbacks for when that is known."""
+    """The outcome of the process, and callbacks for when it is known."""
 
     def __init__(self) -> None:
         #: The exit status, or the negative number of the signal that ended the process.
@@ -47,7 +47,7 @@ def outcome() -> Outcome:
 
 
 def listen() -> None:
-    """Start updating ``outcome()``, also in forked children."""
+    """Start updating ``outcome()``, including in forked children."""
     if outcome().is_updated:
         return
     outcome().is_updated = True
@@ -65,7 +65,7 @@ def listen() -> None:
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
 
     replace(property(code_of, member.__set__, member.__delete__))
-    atexit.register(replace, member)  # before the interpreter clears what the property needs
+    atexit.register(replace, member)  # before the interpreter clears names that the property needs
     if sys.version_info < (3, 12):
         sys.exit = _exit
 

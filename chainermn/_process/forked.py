@@ -19,7 +19,7 @@ _os_exit = os._exit
 
 
 class _Fork(runtime.ProcessState):
-    """Whether this process is a child of a rank."""
+    """The parent, if this process is a forked child of a rank."""
 
     def __init__(self) -> None:
         self.parent = 0

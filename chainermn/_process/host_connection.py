@@ -27,7 +27,7 @@ _SIOCGIFADDR = 0x8915
 
 
 class Offer(NamedTuple):
-    """Where a process accepts connections."""
+    """The addresses at which a process accepts connections."""
 
     addresses: Sequence[str]
     port: int

@@ -52,7 +52,8 @@ def start(target: str) -> socket.socket:
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            # The shell exits at once, so the process is not a child that the program may wait for.
+            # The shell exits immediately, so that the process is not a child of the program, which
+            # might wait for it.
             subprocess.run(
                 ['/bin/sh', '-c', '"$0" "$@" &', sys.executable, '-I', '-S', str(_SERVER),
                  str(theirs.fileno()), *arguments], check=True, pass_fds=[theirs.fileno()],

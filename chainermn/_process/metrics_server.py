@@ -1,7 +1,7 @@
 """The process that publishes metrics: on a port over HTTP, or in a file for a node exporter.
 
 It runs as a separate program that uses only the standard library, so requests and slow disks take
-no time of the training. It reads pages of metrics from a socket, each of which ends with a zero
+no time of the training. It reads pages of metrics from a socket; each page ends with a zero
 byte. It exits when the socket is closed, that is at the latest when the process that started it
 exits. Arguments: the descriptor of the socket, and the path of a file, or an address and a port.
 """
@@ -90,7 +90,7 @@ async def _write(pages: AsyncIterator[bytes], path: str) -> None:
     try:
         async for page in pages:
             with contextlib.suppress(FileNotFoundError):
-                os.remove(part)  # or open() would follow a link that somebody put there
+                os.remove(part)  # or open() would follow a link there
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             with open(descriptor, 'wb') as file:
                 file.write(page)

@@ -22,7 +22,7 @@ _DEFAULTS = {
     'OMPI_MCA_rmaps_base_oversubscribe': '1', 'OMPI_MCA_hwloc_base_binding_policy': 'none',
 }
 
-#: MPICH's launcher for jobs on this machine.
+#: MPICH's launcher for jobs on this node.
 LOCAL = 'mpiexec.gforker'
 
 
@@ -43,7 +43,7 @@ def find() -> str:
 
 
 def find_local() -> str:
-    """Return the path of a launcher for jobs on this machine.
+    """Return the path of a launcher for jobs on this node.
 
     With MPICH this is the ``mpiexec.gforker`` that belongs to the ``mpiexec`` of :func:`find`.
     Unlike ``mpiexec``, it does not listen on all network interfaces.

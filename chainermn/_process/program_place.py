@@ -1,4 +1,4 @@
-"""The frames of the program, for errors and warnings, and its place that calls this package."""
+"""Finds the frames of the user's code, for errors and warnings."""
 from __future__ import annotations
 
 import contextlib
@@ -20,8 +20,8 @@ def _folders(package: str) -> tuple[str, ...]:
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: The folder of this package, and of the package that patches Chainer.
 OURS = PACKAGE, *_folders('chainer_compat')
-#: Folders and files whose frames are not of the program. Chainer calls this package, context
-#: managers of ours run in contextlib, and threads in threading.
+#: Files and folders whose frames are not user code: this package, Chainer (which calls this
+#: package), contextlib (which runs our context managers) and threading (which runs our threads).
 PACKAGES = *OURS, *_folders('chainer'), six.__file__, contextlib.__file__, threading.__file__
 
 

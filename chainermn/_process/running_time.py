@@ -32,5 +32,5 @@ class RunningClock(runtime.ProcessState):
         return self._time
 
     def peek(self) -> float:
-        """Return the time of the last poll, and what has passed since then, but no stop."""
+        """Return the time of the last poll plus the time since then, without stops."""
         return self._time + min(time.monotonic() - self._polled_at, _LATE)

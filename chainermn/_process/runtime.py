@@ -1,4 +1,4 @@
-"""The runtime: all state that belongs to this process, and what a forked child gets of it.
+"""The runtime: all state that belongs to this process, and the part that a forked child gets.
 
 A module that needs such state defines a :class:`ProcessState`, and gets the one of this process by
 ``runtime.get(its_class)``. So a fork is handled in one place, in the order in which the parts were

@@ -1,4 +1,4 @@
-"""Which parameters and functions differ in a detailed update of two records, and by how much."""
+"""Differences of parameters and functions in a detailed update of two records."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -18,12 +18,12 @@ _RANDOM = {'numpy': 'the random numbers of numpy.random',
 #: Results, in the order in which an update computes them.
 _RESULTS = {'loss': 'the loss', 'own': 'the gradients of the rank', 'mean': 'the mean gradients',
             'parameters': 'the parameters after the update'}
-#: What an update has, in the order of cause, with what it is.
+#: The columns of an update, in the order of cause, and their descriptions.
 _CAUSES = {'copied': 'one run takes a step, and the other copies the parameters of rank 0',
            **_RANDOM, 'batch': 'the batch', **_RESULTS}
 #: All but random numbers, which explain nothing if all else is the same.
 _EXPLAINED = {name: what for name, what in _CAUSES.items() if name not in _RANDOM}
-#: What follows if everything before is the same.
+#: Conclusions if everything before this column is the same.
 _HINTS = {
     'loss': 'The batch and the random numbers are the same: the model, the loss function or the '
             'kernels differ, or the parameters were changed between two updates.',
@@ -57,10 +57,10 @@ class Difference(NamedTuple):
 class _Found(NamedTuple):
     """A difference in a row of a rank; the first one is the smallest."""
 
-    position: int  # of the update in the record
+    position: int  # position of the update in the record
     cause: int  # position in _CAUSES
     rank: str
-    call: int  # of the update, counted over all optimizers of the rank
+    call: int  # number of the update, counted over all optimizers of the rank
 
     @property
     def column(self) -> str:
@@ -68,7 +68,7 @@ class _Found(NamedTuple):
 
 
 def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
-    """Return the first difference between two runs; if it is rounding, the first other one, too."""
+    """Return the first difference between two runs; if it is rounding, also the first other one."""
     common = [name for name in a.ranks if name in b.ranks]
     for name in common:
         if notes := _initial(a.ranks[name], b.ranks[name]):
@@ -288,8 +288,9 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
     notes = _batch(a, b, found) if found.column == 'batch' else []
     if found.column == 'copied':
         notes.append(f'{"A" if row["copied"] == "True" else "B"} does so after a resume or if '
-                     'layers are initialized. After a resume, each update steps if the optimizer '
-                     'is an argument, too: checkpointer.maybe_load(trainer, optimizer).')
+                     'layers are initialized. After a resume, pass the optimizer as well, so that '
+                     'each update changes the parameters: checkpointer.maybe_load(trainer, '
+                     'optimizer).')
     what = _CAUSES[found.column]
     if is_rounding and precision:
         notes.append(f'Rounding to {precision} explains differences of up to {limit:.0e}.')
@@ -328,7 +329,7 @@ def _advice(number: int) -> str:
 
 
 def _batch(a: RecordedRun, b: RecordedRun, found: _Found) -> list[str]:
-    """Return what is known about a batch that differs."""
+    """Return the known facts about a batch that differs."""
     index = found.position
     row, other = (run.ranks[found.rank].row(index) for run in (a, b))
     if row['examples'] == other['examples']:

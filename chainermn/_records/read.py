@@ -14,7 +14,7 @@ from chainermn._records.run_record import COLUMNS
 _COPIED = ' copied '
 _UPDATE = '{"update": '  # a line of details begins with it
 
-#: What an update has, by column.
+#: The values of an update, by column.
 Row = Mapping[str, str]
 
 
@@ -52,7 +52,7 @@ class RecordedRank:
                 resumed = json.loads(lines[end])['first update']
                 del self.lines[bisect.bisect_left(self.lines, resumed, key=_number):]
                 begin = end + 1
-        if columns != [*COLUMNS]:  # of another version
+        if columns != [*COLUMNS]:  # a record of another version
             rows = (dict(zip(columns, line.split(' '), strict=True)) for line in self.lines)
             self.lines = [' '.join(row.get(name, '-') for name in COLUMNS) for row in rows]
         while self.lines and _COPIED in self.lines[0]:
@@ -62,7 +62,7 @@ class RecordedRank:
         return len(self.lines)
 
     def row(self, index: int) -> Row:
-        """Return what an update has, by column."""
+        """Return the values of an update, by column."""
         row = dict(zip(COLUMNS, self.lines[index].split(' '), strict=True))
         row['copied'] = str(_COPIED.strip() == row['mean'])  # whether it is not a step
         return row
@@ -128,7 +128,7 @@ class RecordedRun:
                 f'no such folder: {folder}')
         records = {path.stem: RecordedRank(path) for path in sorted(files, key=_key)}
         sizes = {name.rpartition('rank')[0]: record.size
-                 for name, record in reversed(records.items())}  # of the first rank
+                 for name, record in reversed(records.items())}  # the first rank wins
         #: Without ranks of an earlier run.
         self.ranks = {name: record for name, record in records.items()
                       if record.settings['rank'] < sizes[name.rpartition('rank')[0]]}

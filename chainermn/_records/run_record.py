@@ -1,4 +1,4 @@
-"""RunRecord: what each update of a training has used and computed, to find why two runs differ.
+"""RunRecord: the inputs and results of each update of a training, to find why two runs differ.
 
 ``chainermn compare`` reads the records. This file needs only Chainer and NumPy, and no other
 module of this package, so that a training with ChainerMN 7 can import a copy of it.
@@ -63,7 +63,7 @@ _LIBRARIES = ('numpy', 'scipy', 'chainer', 'chainermn', 'mpi4py', 'torch', 'cupy
 
 
 class RunRecord(chainer.training.Extension):
-    """Records what each update of a training has used and computed: see ``chainermn compare``.
+    """Records the inputs and results of each update of a training: see ``chainermn compare``.
 
     Add it on all ranks. Each rank records itself, and communicates with no other. If a rank
     cannot write its record, for example because the disk is full, it warns, and the training
@@ -128,9 +128,11 @@ def check_details(details: object) -> None:
         ValueError: If it is less than 1.
     """
     if not isinstance(details, int):
-        raise TypeError(f'details must be a number of updates, not {details!r}. 1: each update')
+        raise TypeError(f'details must be an integer of at least 1, not {details!r}: details are '
+                        'recorded in every details-th update')
     if details < 1:
-        raise ValueError(f'details must be at least 1, not {details}. 1: each update')
+        raise ValueError(f'details must be an integer of at least 1, not {details}: details are '
+                         'recorded in every details-th update')
 
 
 def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = '',
@@ -141,19 +143,19 @@ def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = ''
         optimizer: The optimizer, or a multi-node optimizer, set up with a model or not yet.
         folder: Where to write.
         details: As for :class:`RunRecord`.
-        name: Of the optimizer, if there are several: the first part of the names of its files.
+        name: Name of the optimizer, if there are several: the first part of its file names.
         number: Returns the number of the next update; by default, the optimizer counts.
 
     Returns:
         The recording; its method ``close`` ends it.
     """
     recording = Recording(folder, details, name, number)
-    if hasattr(type(optimizer), '_recording'):  # of this package
+    if hasattr(type(optimizer), '_recording'):  # a multi-node optimizer of this package
         if optimizer._recording is not None:
             before = optimizer._recording.folder
-            _warn('this optimizer is recorded already' + (
-                '' if before == folder else f', in {before}; its record is now in {folder}')
-                + '. Use either CHAINERMN_RECORD or one RunRecord.')
+            _warn(f'this optimizer was already being recorded to {before}' + (
+                '' if before == folder else f'; from now on it is recorded to {folder}')
+                + '. Use either CHAINERMN_RECORD or a single RunRecord.')
         optimizer._recording = recording
         return recording
     actual = getattr(optimizer, 'actual_optimizer', optimizer)
@@ -596,7 +598,7 @@ def _frame_of_program() -> types.FrameType | None:
 # --- settings ------------------------------------------------------------------------------------
 
 def settings_of(optimizer: Optimizer, rank: int = 0, size: int = 1) -> dict[str, Any]:
-    """Return what a training on this rank runs on and with, by name."""
+    """Return the hardware, software and settings of a training on this rank, by name."""
     actual = getattr(optimizer, 'actual_optimizer', optimizer)
     found: dict[str, Any] = {
         'format': 1, 'columns': list(COLUMNS), 'rank': rank, 'size': size, 'host': platform.node(),
@@ -699,7 +701,7 @@ def _commit(folder: str) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of what is installed, also if it is not imported yet."""
+    """Return the versions of installed packages, even if they are not imported yet."""
     found = {}
     for name in _LIBRARIES:
         with contextlib.suppress(Exception):
@@ -709,7 +711,7 @@ def _versions() -> dict[str, str]:
 
 
 def _software() -> dict[str, str]:
-    """Return what is below Python: MPI, BLAS, the processor, the GPU."""
+    """Return the layers below Python: MPI, BLAS, the processor, the GPU."""
     found = {'processor': _processor(), 'BLAS': _blas()}
     if 'mpi4py.MPI' in sys.modules:
         found['MPI'] = sys.modules['mpi4py.MPI'].Get_library_version().partition('\n')[0].strip(

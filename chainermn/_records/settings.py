@@ -1,4 +1,4 @@
-"""The settings in which two records differ, and what can be compared in spite of them."""
+"""The settings that differ between two records, and the columns that can still be compared."""
 from __future__ import annotations
 
 from typing import Any

@@ -130,8 +130,9 @@ def saved_files(folder: str) -> list[str]:
     """
     path = os.path.join(folder, 'state.json')
     if not os.path.exists(path):
-        raise FileNotFoundError(f'{folder!r} is a folder without state.json, so it is no Hugging '
-                                f'Face dataset. Pass a pattern for its files: {folder}/*.npz')
+        raise FileNotFoundError(
+            f'{folder!r} is not a Hugging Face dataset: it contains no state.json. Pass a pattern '
+            f'for its files: {folder}/*.npz')
     with open(path, encoding='utf-8') as file:
         state = json.load(file)
     return [os.path.join(folder, each['filename']) for each in state['_data_files']]
@@ -154,7 +155,7 @@ def _take(column: Object, indexes: np.ndarray) -> Object:
 
     try:
         rows = column.take(indexes)
-    except pyarrow.ArrowNotImplementedError:  # of views and run-end encoded columns
+    except pyarrow.ArrowNotImplementedError:  # raised for views and run-end encoded columns
         return pyarrow.concat_arrays(
             [chunk for i in indexes.tolist() for chunk in column.slice(i, 1).chunks])
     return rows.chunk(0) if rows.num_chunks == 1 else rows.combine_chunks()

@@ -14,7 +14,7 @@ from chainermn._shards.open_shards import UNKNOWN, Opener, OpenShards
 from chainermn._shards.sample_order import Interval, RankSamples, SampleOrder
 from chainermn._types import Object
 
-#: What becomes of samples at the end of an epoch that are fewer than a global batch.
+#: The treatment of the last samples of an epoch if they are fewer than a global batch.
 Last = Literal['repeat', 'drop', 'split']
 
 
@@ -50,7 +50,7 @@ class Batches:
     transform: Callable[[Object], Object] | None
     is_strict: bool  # whether samples that cannot be read are errors
     order: SampleOrder
-    batch_size: int  # of a rank
+    batch_size: int  # batch size of a rank
     rank: int
     size: int
     repeat: bool
@@ -69,7 +69,7 @@ class Batches:
         """
         order = copy.copy(self.order)  # its caches are for one thread
         files = OpenShards(self.shards, self.sizes, self.opener, self.transform, self.is_strict)
-        before: list[RankSamples] = []  # of the last batch with a sample that can be read
+        before: list[RankSamples] = []  # the last batch with a sample that can be read
         try:
             for number in itertools.count():
                 if (found := self.next(position)) is None:
@@ -144,7 +144,7 @@ class Batches:
         return dataclasses.replace(self, sizes=sizes, order=self.order.with_counts(counts))
 
     def _first_readable(self, files: OpenShards) -> list[Object]:
-        """Return a sample, for a first batch of which none could be read."""
+        """Return a sample, for a first batch without a readable one."""
         for number, (count, _) in enumerate(self.sizes):
             for i in range(min(count, _ATTEMPTS)):
                 part = RankSamples(frozenset([number]), [(number, np.array([i]))])

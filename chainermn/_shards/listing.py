@@ -1,4 +1,4 @@
-"""The shards that a program names, and the index that :func:`write_shards` leaves beside them."""
+"""The shards of a program, and the index that :func:`write_shards` leaves next to them."""
 from __future__ import annotations
 
 import fnmatch
@@ -83,7 +83,7 @@ def _matching(pattern: str) -> list[str]:
 
 
 def _matches(pattern: str, path: str) -> bool:
-    """Return whether a pattern matches a path in a folder of which it matches another file."""
+    """Return whether a pattern matches a path, if it matches another file of the same folder."""
     name, last = os.path.basename(path), os.path.basename(pattern)
     if name.startswith('.') and not last.startswith('.'):
         return False

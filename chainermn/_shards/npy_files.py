@@ -1,7 +1,7 @@
 """Shards in the formats of NumPy: a sample is a row of an .npy file, or of all arrays of an .npz.
 
-Small arrays are read at once, and checked with the CRC-32 of the .npz file. Of large ones only the
-rows of a batch are read, since mapped memory would count as memory of the rank.
+Small arrays are read completely, and checked with the CRC-32 of the .npz file. Of large arrays,
+only the rows of a batch are read, since mapped memory would count as memory of the rank.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NpyShard:
     Args:
         path: The file.
         memory: Bytes that may be in memory; of a larger file, rows are read when they are needed.
-            Compressed arrays, and those in Fortran order, are always read at once.
+            Compressed arrays and arrays in Fortran order are always read completely.
 
     Raises:
         ValueError, zipfile.BadZipFile: If the file is damaged, or has arrays of several lengths, or
@@ -110,7 +110,7 @@ _NO_DIMENSIONS = 'an array without dimensions has no samples'
 
 
 class _Rows:
-    """An array in a file, of which rows are read when they are needed.
+    """An array in a file, whose rows are read when they are needed.
 
     Args:
         file: The file.
@@ -144,7 +144,7 @@ class _Rows:
 
     def __getitem__(self, indexes: np.ndarray) -> np.ndarray:
         rows = np.empty((len(indexes), *self._shape[1:]), self._dtype)
-        # Consecutive rows are read at once.
+        # Consecutive rows are read together.
         cuts = [0, *(np.flatnonzero(np.diff(indexes) != 1) + 1).tolist(), len(indexes)]
         for begin, end in itertools.pairwise(cuts):
             self._read_into(rows[begin:end], self._begin + int(indexes[begin]) * self._row)
@@ -161,5 +161,5 @@ class _Rows:
         while rest:
             n = os.preadv(self._file.fileno(), [rest], offset)
             if n == 0:
-                raise ValueError('the file has become shorter')
+                raise ValueError('the file was truncated while it was open')
             rest, offset = rest[n:], offset + n

@@ -1,4 +1,4 @@
-"""The shards that a rank has open: opened when needed, retried, and named in errors."""
+"""The open shards of a rank: opened when needed, retried, and given in errors."""
 from __future__ import annotations
 
 import errno
@@ -33,7 +33,7 @@ _PAUSES = .1, 1.
 _TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT}
 
 
-#: What to do, with a shard and with a sample.
+#: Advice for a broken shard, and for a broken sample.
 _CURES = ("Replace it, or pass on_error='skip' to ShardedIterator to train without it.",
           "Correct the sample or transform, or pass on_error='skip' to ShardedIterator to train "
           'without it.')
@@ -76,8 +76,9 @@ class Opener:
             return TarShard(shard)
         if suffix in ('.arrow', '.parquet'):
             return ParquetShard(shard) if suffix == '.parquet' else open_arrow(shard)
-        raise ValueError(f'no reader for {suffix or "a file without a suffix"!r}: pass reader=, a '
-                         'function that opens a path and returns an object with len() and [index]')
+        kind = f'{suffix!r} files' if suffix else 'files without a suffix'
+        raise ValueError(f'no reader for {kind}: pass reader=, a function that opens a path and '
+                         'returns an object with len() and [index]')
 
     def measure(self, shard: Object) -> tuple[int, int]:
         """Return the numbers of samples and of bytes; -1 if it is not a file."""
@@ -104,7 +105,7 @@ class OpenShards:
         self._shards, self._sizes, self._opener = shards, sizes, opener
         self._transform, self._is_strict = transform, is_strict
         self._open: dict[int, Shard] = {}
-        self._broken: set[int] = set()  # of the current window
+        self._broken: set[int] = set()  # broken shards of the current window
         self._reported: set[int] = set()
         self.skipped = 0  # samples
 
@@ -128,7 +129,7 @@ class OpenShards:
                 continue
             except Exception as caught:
                 error = caught
-            # Not in the handler: its error would also be printed, before the same one of a sample.
+            # Outside the handler, so that the traceback does not also show the first error.
             samples += self._read_others(number, indexes, error)
         return samples
 
@@ -174,7 +175,8 @@ class OpenShards:
         now, before = (len(shard), size_of(self._shards[number])), self._sizes[number]
         if now != before and (now[0], UNKNOWN) != before:
             shard.close()
-            raise ValueError('it has changed: {:,} samples and {:,} bytes, before {:,} and {:,}'
+            raise ValueError('the file has changed since its samples were counted: now {:,} '
+                             'samples and {:,} bytes, previously {:,} and {:,}'
                              .format(*now, *before))
         return shard
 
@@ -201,7 +203,7 @@ class _Samples:
         return len(self._samples)
 
     def read(self, indexes: np.ndarray) -> Sequence[Object]:
-        """Return samples; in one call if it has ``__getitems__``, as PyTorch's datasets."""
+        """Return samples; in one call if it has ``__getitems__``, like PyTorch's datasets."""
         numbers = indexes.tolist()
         if hasattr(self._samples, '__getitems__'):
             return self._samples.__getitems__(numbers)

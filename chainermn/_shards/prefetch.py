@@ -61,8 +61,8 @@ class Prefetch(Generic[_T]):
 class _ReaderThread(threading.Thread, Generic[_T]):
     """Computes an item whenever one of ``n`` places is free.
 
-    Garbage collection may close it at any point, also in the thread itself, so its queues are of
-    the kind that allows that.
+    Garbage collection may close it at any point, even in the thread itself, so its queues are
+    reentrant.
     """
 
     def __init__(self, items: Iterator[_T], n: int, interrupt: Callable[[], None]) -> None:

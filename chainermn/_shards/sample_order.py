@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: What an order depends on.
+#: The settings that an order depends on.
 SETTINGS = 'samples', 'shards', 'their counts', 'shuffle', 'seed', 'buffer'
 
 
@@ -59,7 +59,7 @@ class SampleOrder:
         return SampleOrder(counts, self._shuffle, self._seed, self._buffer)
 
     def settings(self) -> np.ndarray:
-        """Return integers that are equal if orders are; :data:`SETTINGS` has their names."""
+        """Return integers that identify an order; :data:`SETTINGS` has their names."""
         return np.array([self.length, len(self.counts), zlib.crc32(self.counts.tobytes()),
                          self._shuffle, self._seed, self._buffer], np.int64)
 

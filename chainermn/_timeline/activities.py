@@ -1,7 +1,7 @@
-"""What the main thread of this rank spends its time on, while somebody watches: ``top``, metrics.
+"""The activities of this rank's main thread, while ``top`` or the metrics watch it.
 
-The spans and operations are the same as in the timeline, but only their sums are kept. If
-nobody watches, nothing is recorded.
+The spans and operations are the same as in the timeline, but only their sums are kept. Without
+viewers, nothing is recorded.
 """
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Counted(Protocol):
 
 
 class _Watched(runtime.ProcessState):
-    """The optimizers of this process, and its activities if somebody watches."""
+    """The optimizers of this process, and its activities if there are viewers."""
 
     def __init__(self) -> None:
         self.optimizers: weakref.WeakSet[Counted] = weakref.WeakSet()
@@ -61,7 +61,7 @@ class Activities:
     """
 
     def __init__(self) -> None:
-        self.gpu_bytes = 0  # of CuPy's pool
+        self.gpu_bytes = 0  # size of CuPy's pool
         self.gpu = ''  # the current device of CuPy: its address on the PCI bus
         self.thread = threading.main_thread().ident
         self._nanoseconds = dict.fromkeys((*NAMES, _UNKNOWN), 0)
@@ -115,7 +115,7 @@ class Activities:
         self._since, self._newest = time, name
 
     def _note_memory(self) -> None:
-        # In the thread of the program, since these are of its current device.
+        # Call this in the thread of the program, since it reads the current device.
         self._is_memory_asked = False
         if 'cupy' in sys.modules:
             with contextlib.suppress(Exception):
@@ -150,7 +150,7 @@ class _ActivitySpan:
 
 
 def span(name: str, category: str = '') -> AbstractContextManager[None]:
-    """Count the body of the with statement as an activity, if somebody watches.
+    """Count the body of the with statement as an activity, if there are viewers.
 
     Args:
         name: The name of a span; spans that are not an activity belong to the one around them.

@@ -1,6 +1,6 @@
-"""What the Trainer of this process has reported: the newest entries of its LogReports.
+"""The reports of this process's Trainer: the newest entries of its LogReports.
 
-``top`` and the metrics read it from another thread, when somebody asks.
+``top`` and the metrics read them from another thread, on request.
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import chainer
 
 from chainermn._process import runtime
 
-_MAX_VALUES, _MAX_LENGTH = 64, 100  # of a program that reports very much
+_MAX_VALUES, _MAX_LENGTH = 64, 100  # limits for programs that report very much
 
 
 class _Followed(runtime.ProcessState):

@@ -30,12 +30,12 @@ class Shares(NamedTuple):
 
     spans: dict[str, float]  # by name, such as forward, without the operations inside
     communicating: float  # in operations, without
-    waiting: float  # for other ranks
+    waiting: float  # time that it waited for other ranks
     background: float  # communicating in other threads
 
 
 class Straggler(NamedTuple):
-    """How much a rank delayed the others."""
+    """The delay that a rank caused to the others."""
 
     rank: int
     seconds: float  # delay, averaged over the other ranks
@@ -148,7 +148,7 @@ def text(run: Run) -> str:
 
 
 def _conclusions(run: Run, every: dict[int, Shares], delays: Sequence[Straggler]) -> list[str]:
-    """Return what to optimize first."""
+    """Return advice on the first thing to optimize."""
     return [*_about_ranks(run, every, delays), *_about_data(run, every)]
 
 

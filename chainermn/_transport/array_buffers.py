@@ -54,7 +54,7 @@ def without_subclass(x: Array) -> Array:
 
 
 def is_direct(x: Array) -> bool:
-    """Whether MPI can read the memory of an array: in C order, and aligned (not so on a device)."""
+    """Return whether MPI can read the memory of an array: in C order and, on the host, aligned."""
     flags = x.flags
     return flags.c_contiguous and getattr(flags, 'aligned', True)
 
@@ -65,7 +65,7 @@ def contiguous(x: Array) -> Array:
 
 
 def is_plain(x: Arrays) -> TypeGuard[np.ndarray]:
-    """Whether ``x`` is a NumPy array that :func:`checked` returns unchanged."""
+    """Return whether ``x`` is a NumPy array that :func:`checked` returns unchanged."""
     return type(x) is np.ndarray and x.dtype in call_signature.CODES and x.flags.aligned
 
 
@@ -105,7 +105,7 @@ def event() -> DeviceEvent:
 
 
 def on_device(x: Array) -> bool:
-    """Whether ``x`` is a CuPy array."""
+    """Return whether ``x`` is a CuPy array."""
     cupy = sys.modules.get('cupy')
     return cupy is not None and isinstance(x, getattr(cupy, 'ndarray', ()))
 
@@ -173,12 +173,12 @@ def raw(buffer: Array) -> Array:
 
 
 def cuda_aware() -> bool:
-    """Whether the user declares the MPI library CUDA-aware."""
+    """Return whether the user declares the MPI library CUDA-aware."""
     return environment.flag(environment.CUDA_AWARE)
 
 
 def has_device() -> bool:
-    """Whether this process can hold arrays on a device."""
+    """Return whether this process can hold arrays on a device."""
     return bool(chainer.backends.cuda.available)
 
 

@@ -140,7 +140,7 @@ def small_together(arrays: Sequence[Array], results: Sequence[Array], small: int
 
 def _grouped(arrays: Iterable[Array], others: Iterable[_T], key: Callable[[Array], Hashable]
              ) -> list[tuple[list[Array], list[_T]]]:
-    """Group arrays with equal keys, each with another value, in the order of their first ones."""
+    """Group arrays with the same key, each with another value, in the order of the first ones."""
     groups: dict[Hashable, tuple[list[Array], list[_T]]] = {}
     for x, other in zip(arrays, others, strict=True):
         xs, some = groups.setdefault(key(x), ([], []))
@@ -150,7 +150,7 @@ def _grouped(arrays: Iterable[Array], others: Iterable[_T], key: Callable[[Array
 
 
 def are_numpy(arrays: Sequence[Array]) -> bool:
-    """Whether all arrays are NumPy arrays (of no subclass)."""
+    """Return whether all arrays are NumPy arrays (of no subclass)."""
     return [*map(type, arrays)].count(np.ndarray) == len(arrays)
 
 

@@ -1,4 +1,4 @@
-"""What a transport gets: the ranks that it connects, compressors and codecs."""
+"""The inputs of a transport: the ranks that it connects, compressors and codecs."""
 from __future__ import annotations
 
 import weakref
@@ -46,7 +46,7 @@ class Group:
         prepared: Prepares to transfer data, so that all ranks raise the error of one.
     """
 
-    # No dataclass: to generate its methods takes as long as to import a module.
+    # Do not use a dataclass: generating its methods takes as long as importing a module.
     def __init__(self, mpi_comm: MPI.Intracomm, tagged_comm: MPI.Intracomm, topology: Topology,
                  record: weakref.ref[FlightRecord], batched_copy: bool = False,
                  grad_dtype: np.dtype | None = None, prepared: Prepare = on_this_rank) -> None:
@@ -112,7 +112,7 @@ class Codec(Protocol):
     name: str
 
     def encode(self, buffers: Sequence[Array], groups: Sequence[Sequence[Array]]) -> list[Array]:
-        """Compress flat arrays; the ranks get arrays of equal dtypes and lengths.
+        """Compress flat arrays; their dtypes and lengths are the same on all ranks.
 
         Args:
             buffers: The arrays.
@@ -120,7 +120,7 @@ class Codec(Protocol):
         """
 
     def compress(self, x: Array, key: Hashable, dtype: np.dtype | str, length: int) -> Array:
-        """Encode a flat array in the middle of an exchange, in which other ranks wait for it.
+        """Encode a flat array in the middle of an exchange, while other ranks wait for it.
 
         An error is raised on all ranks after the exchange. Until then, zeros are sent instead.
         """

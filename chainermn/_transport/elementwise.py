@@ -1,4 +1,4 @@
-"""Element-wise reductions with equal results on every transport.
+"""Element-wise reductions with identical results on every transport.
 
 The result is bitwise identical on all ranks, is rounded once, and does not depend on which rank has
 a NaN or a negative zero.
@@ -35,7 +35,7 @@ def check_op(op: object, dtype: np.dtype | None = None) -> None:
 
 
 def _instead_of(op: object) -> str:
-    """Return what to write instead of the name or object of another library."""
+    """Return the replacement of a name or object of another library."""
     if isinstance(op, MPI.Op):
         op = next((name for name in OPS if op == getattr(MPI, name.upper())), op)
     if hasattr(op, 'shape'):

@@ -67,5 +67,5 @@ def decoded_mean(codec: Codec, received: Sequence[Array], size: int, dtype: np.d
 
 
 def is_elementwise(compressor: Compressor) -> bool:
-    """Whether each value is encoded as one element, independently of the others."""
+    """Return whether each value is encoded as one element, independently of the others."""
     return bool(getattr(compressor, 'elementwise', False))

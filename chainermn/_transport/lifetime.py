@@ -25,7 +25,7 @@ class _Resources(NamedTuple):
 
     free: list[Callable[[], object]]  # collective
     pending: Callable[[], Sequence[str]]  # the messages that may still be in flight
-    messages: MessageRecord  # for which other ranks may wait: kept for the search for deadlocks
+    messages: MessageRecord  # other ranks may wait for them: kept for the deadlock detector
 
 
 class _Communicators(runtime.ProcessState):

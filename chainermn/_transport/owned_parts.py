@@ -1,4 +1,4 @@
-"""Deals arrays, each of which belongs to a rank, to chunks: every rank has a share of each chunk.
+"""Assigns arrays, each owned by a rank, to chunks: every rank has a share of each chunk.
 
 So all nodes send and receive at the same time, instead of one after the other.
 """

@@ -22,7 +22,7 @@ def pack(arrays: Sequence[Array], dtype: np.dtype | None = None, batched: bool =
     Args:
         arrays: At least one array.
         dtype: Dtype of the result; by default the dtype of the first array.
-        batched: Whether a device copies all arrays at once; they must be floating-point.
+        batched: Whether a device copies all arrays together; they must be floating-point.
         scale: Multiplies the elements before rounding.
     """
     dtype = arrays[0].dtype if dtype is None else dtype
@@ -66,7 +66,7 @@ def unpack(buffer: Array, arrays: Sequence[Array], scale: float | None = None,
 def unpacked(buffer: Array, arrays: Sequence[Array], batched: bool = False) -> list[Array]:
     """Return the parts of a flat array as arrays of the shapes and dtypes of ``arrays``.
 
-    Parts of the dtype of the buffer are views of it, unless a device copies all parts at once.
+    Parts of the dtype of the buffer are views of it, unless a device copies all parts together.
     """
     if batched and array_buffers.on_device(buffer) and any(
             array.dtype != buffer.dtype for array in arrays):

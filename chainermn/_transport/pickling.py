@@ -39,7 +39,7 @@ def dump(obj: Object) -> tuple[bytes, Sequence[Buffer]]:
         stream, buffers = MPI.pickle.dumps_oob(obj)
         return stream, cast('list[Buffer]', buffers)
     except Exception as error:  # pickling runs code of the object
-        # Without addresses (Python 3.14 prints them), the error is the same on all ranks.
+        # Remove addresses (Python 3.14 prints them), so that the error is the same on all ranks.
         reason = re.sub(' at 0x[0-9a-f]+', '', str(error))
         raise TypeError(f'an object of {type(obj)} cannot be pickled: {reason}') from error
 
@@ -99,7 +99,7 @@ def load(stream: Buffer, buffers: Sequence[Buffer], source: int, rank: int) -> O
         Exception: Of the type that unpickling raises, or its nearest built-in base.
     """
     try:
-        # Without the keyword it is faster.
+        # Calling it without the keyword is faster.
         return _loads(stream, buffers=buffers) if buffers else _loads(stream)
     except Exception as error:  # unpickling runs code of the object
         raise RemoteError.of('', error).error(

@@ -11,7 +11,7 @@ from chainermn._process.mpi import MPI
 
 
 class Place(NamedTuple):
-    """Where a rank runs."""
+    """The host and cores of a rank."""
 
     host: str
     cores: int  # on which it may run: bit n is core n
@@ -34,7 +34,7 @@ class Topology(NamedTuple):
 
 
 class _Crowd(runtime.ProcessState):
-    """Whether the ranks of a communicator of this process share cores."""
+    """Records whether the ranks of a communicator of this process share cores."""
 
     def __init__(self) -> None:
         self.is_crowded = False
@@ -84,7 +84,7 @@ def cores() -> set[int]:
 
 
 def are_cores_left(mpi_comm: MPI.Intracomm) -> bool:
-    """Whether the ranks of one node may run on more cores than there are ranks.
+    """Return whether the ranks of one node may run on more cores than there are ranks.
 
     Collective: every rank calls it.
     """

@@ -1,4 +1,4 @@
-"""What to pass instead of an object that is not a NumPy or CuPy array."""
+"""Advice on objects that are not NumPy or CuPy arrays."""
 from __future__ import annotations
 
 import chainer
@@ -20,7 +20,7 @@ _CONVERSIONS = {
 
 
 def described(x: object) -> str:
-    """Return the type of an object, and what to pass instead."""
+    """Return the type of an object, and advice on a replacement."""
     if x is None:
         return 'None; pass an array'
     kind = f'{type(x).__module__}.{type(x).__qualname__}'.removeprefix('builtins.')
@@ -37,7 +37,7 @@ def described(x: object) -> str:
 
 
 def advice_for(dtype: np.dtype) -> str:
-    """Return what to do with an array of a dtype that cannot be exchanged, for an error."""
+    """Return advice on an array of a dtype that cannot be exchanged, for an error."""
     if dtype.names is not None:
         return (f'. Send each field, such as x[{dtype.names[0]!r}], or use '
                 f'{_object_operation()}(x)')

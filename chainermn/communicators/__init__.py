@@ -133,7 +133,7 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
     elif not isinstance(mpi_comm, MPI.Intracomm):
         failure = mismatch.RemoteError.of('create_communicator', TypeError(
             f'mpi_comm must be an mpi4py.MPI.Intracomm, not {mpi_comm!r}'))
-        mpi_comm = MPI.COMM_WORLD  # most likely what the other ranks pass
+        mpi_comm = MPI.COMM_WORLD  # most likely the communicator that the other ranks pass
     with lifecycle.creation():
         return _create(CreationRecord(mpi_comm), communicator_name, mpi_comm, kwargs, failure)
 
@@ -206,7 +206,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         # PyTorch's updates would differ in rounding, and so the replicas of the model.
         chainer.global_config.fused_updates = False
     elif mpi_comm.size > 1 and getattr(chainer.config, 'fused_updates', False):
-        # Not 'auto': PyTorch may be imported on some ranks only.
+        # Replace 'auto', since PyTorch may be imported on some ranks only.
         chainer.global_config.fused_updates = True
     with rank_info.gathered(mpi_comm, ranks):
         communicator = communicator_class(mpi_comm=mpi_comm)

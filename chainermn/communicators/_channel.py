@@ -1,4 +1,4 @@
-"""What optimizers and functions need from a communicator beyond its public operations."""
+"""The interface of communicators for optimizers and functions, beyond the public operations."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -147,7 +147,7 @@ class Channel:
 
     def mean_grad_shards(self, model: Model, zero_fill: bool,
                          shards: Sequence[Mapping[str, tuple[int, int]]]) -> None:
-        """Average the gradients of which each rank needs a shard only.
+        """Average the gradients; each rank needs only its shard of the means.
 
         Collective: every rank calls it.
 

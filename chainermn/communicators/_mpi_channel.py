@@ -41,7 +41,7 @@ class MpiChannel(Channel):
             return
         for each in common_error.chain(error):
             if self._mpi._context.check.mismatch_of(each) is not None:
-                raise error  # all ranks have raised it, or what it comes from, in the last call
+                raise error  # all ranks have raised it, or its cause, in the last call
         self._mpi.refuse(operation, error)
 
     def join_turn(self, number: int) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ class NcclCommunicatorBase(MpiCommunicatorBase):
 
 
 def _missing() -> str:
-    """Return a description of what is missing, or ''."""
+    """Return why NCCL cannot be used; '' if it can."""
     if not chainer.backends.cuda.available:
         return f'CuPy cannot be used ({chainer.backends.cuda._resolution_error})'
     import cupy

@@ -1,4 +1,4 @@
-"""Recognize communicators by what they can do, not by their class."""
+"""Recognize communicators by their methods, not by their class."""
 from __future__ import annotations
 
 import inspect

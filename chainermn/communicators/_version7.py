@@ -53,7 +53,7 @@ _MARK = np.unpackbits(np.frombuffer(b'\x93\x5a\xc1\x6e', np.uint8))
 
 
 class Version7(HasChannel, Protocol):
-    """What these operations use: methods of version 7, and two that others of these implement."""
+    """The methods that these operations use: methods of version 7, and two of these operations."""
 
     @property
     def rank(self) -> int: ...
@@ -80,8 +80,8 @@ def overrides(cls: type, name: str) -> bool:
     """Return whether a class has a method that is not of this package."""
     method = getattr(cls, name, None)
     while method is not None:
-        # Not its __module__, which functools.wraps copies; and a method may be replaced in a class
-        # of ours.
+        # Look at the globals: functools.wraps copies __module__, and the program may have replaced
+        # a method in a class of this package.
         module = getattr(method, '__globals__', {}).get('__name__', '')
         if not module.startswith('chainermn.'):
             return True
@@ -135,7 +135,7 @@ def scatter_obj(comm: Version7, objs: Sequence[_T] | None, root: int) -> _T:
     for rank, obj in enumerate(objs):
         if rank != root:
             comm.send_obj(obj, rank, _TAG)
-    return copy.deepcopy(objs[root])  # other ranks get copies, too
+    return copy.deepcopy(objs[root])  # other ranks also get copies
 
 
 def allreduce_many(comm: Version7, xs: Sequence[SameArray], op: str) -> tuple[SameArray, ...]:

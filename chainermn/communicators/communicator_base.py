@@ -215,7 +215,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @property
     def _chainermn_channel(self) -> Channel:
-        """What optimizers and functions need beyond the public operations."""
+        """The interface for optimizers and functions, beyond the public operations."""
         return Channel(self)
 
     def __repr__(self) -> str:
@@ -395,9 +395,9 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                 error, the rank that sent the request raises that error.
 
         Returns:
-            A service. ``ask({rank: [array, ...], ...})`` sends requests to several ranks at once
+            A service. ``ask({rank: [array, ...], ...})`` sends requests to several ranks together
             and returns their answers, flat uint8 arrays, by rank. ``close()`` declares that
-            this rank sends no more requests, and returns at once; the rank answers requests
+            this rank sends no more requests, and returns immediately; the rank answers requests
             until every rank has called it or has reached the end of the program.
 
         Raises:
@@ -482,19 +482,19 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     def isend(self, x: Array | Sequence[Array], dest: int, tag: int = 0) -> Request[Any]:
-        """Start to send an array, or a tuple or list of arrays, and return at once (MPI_Isend).
+        """Start to send an array, or a tuple or list of arrays, without waiting (MPI_Isend).
 
-        Several messages to one rank can be in flight, also with the same tag; they are received
+        Several messages to one rank can be in flight, even with the same tag; they are received
         in the order in which they were sent. :meth:`recv` can also receive them.
 
         Args:
-            x: As for :meth:`send`. It is copied, so it can be changed at once.
+            x: As for :meth:`send`. It is copied, so it can be changed immediately.
             dest: Rank of the receiver; may be this rank.
             tag: Number from 0 to 32767; the receiver passes the same one.
 
         Returns:
             A request. ``wait()`` returns ``None``, without waiting for the receiver. ``test()``
-            returns whether ``wait()`` would return at once. Wait for each request, once.
+            returns whether ``wait()`` would return immediately. Wait for each request, once.
 
         Raises:
             TypeError, ValueError: If an argument is invalid. A receiver that waits for this
@@ -510,7 +510,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         self._missing('isend')
 
     def irecv(self, source: int, tag: int = 0) -> Request[ReceivedArrays]:
-        """Start to receive a message of ``isend`` or ``send``, and return at once.
+        """Start to receive a message of ``isend`` or ``send``, without waiting.
 
         Args:
             source: Rank of the sender; may be this rank.
@@ -518,8 +518,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             A request. ``wait()`` returns the result of :meth:`recv`, or raises its error.
-            ``test()`` returns at once whether ``wait()`` would return at once. A large array is
-            only transferred while this rank waits for or tests some request, or sends or
+            ``test()`` returns, without waiting, whether ``wait()`` would. A large array is only
+            transferred while this rank waits for or tests some request, or sends or
             receives something else; until then, :meth:`send` on the other rank does not return.
             So wait before a collective call that the sender makes after :meth:`send` (not
             ``isend``).
@@ -634,7 +634,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     def allreduce_many(self, xs: Sequence[_A], op: str = 'sum') -> tuple[_A, ...]:
-        """Combine several arrays at once: one exchange for all arrays of a dtype.
+        """Combine several arrays: one exchange for all arrays of a dtype.
 
         Collective: every rank calls it. For many small arrays it is faster than one
         :meth:`allreduce` per array.

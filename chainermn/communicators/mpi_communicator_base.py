@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from chainermn._gradients.mean_queue import MeanQueue
     from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 
-_INT_MAX = 2**31 - 1  # of a C int
+_INT_MAX = 2**31 - 1  # the largest C int
 _BARRIER = pack('barrier')
 
 
@@ -313,7 +313,8 @@ _named = functools.lru_cache(maxsize=None)(Caller)
 
 def _use_defaults(cls: type[MpiCommunicatorBase]) -> None:
     """Make operations that version 7 lacks call the methods that a class overrides."""
-    # Not before: methods may be added to the class. mean_queue finds out by itself.
+    # Do this when an instance is created, since methods may be added to the class until then.
+    # mean_queue finds out by itself.
     for name in _version7.CALLED.keys() - {'mean_queue'}:
         if _version7.needs_default(cls, name):
             setattr(cls, name, getattr(CommunicatorBase, name))

@@ -16,7 +16,7 @@ from chainermn._types import Object
 
 _SAMPLES = 32  # elements of a list that are measured
 _VISITS = 10_000  # objects that are measured
-_MAX_DEPTH = 50  # of objects in objects
+_MAX_DEPTH = 50  # nesting depth of objects
 
 
 class NodeMemory(NamedTuple):
@@ -27,7 +27,7 @@ class NodeMemory(NamedTuple):
 
     @classmethod
     def here(cls) -> NodeMemory:
-        """Return what is free on this node, and in the control group of this process."""
+        """Return the free memory of this node, and of the control group of this process."""
         try:
             lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
             values = {name: int(rest.split()[0]) * 1024
@@ -115,7 +115,7 @@ def _pickles_itself(kind: type) -> bool:
 
 
 def _free_in_group() -> int | None:
-    """Return what a container, or a job of Slurm, may still use; ``None`` without a limit."""
+    """Return the memory that a container or Slurm job may still use; ``None`` without a limit."""
     try:
         path = pathlib.Path('/proc/self/cgroup').read_text().splitlines()[-1].split(':', 2)[2]
         group = pathlib.Path('/sys/fs/cgroup' + path)
@@ -123,7 +123,7 @@ def _free_in_group() -> int | None:
         used = int((group / 'memory.current').read_text())
         statistics = dict(line.split() for line in (group / 'memory.stat').read_text().splitlines())
         return int(limit) - used + int(statistics.get('inactive_file', 0))
-    except (OSError, ValueError, IndexError):  # also if the limit is "max"
+    except (OSError, ValueError, IndexError):  # ValueError if the limit is "max"
         return None
 
 

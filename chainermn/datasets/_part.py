@@ -42,7 +42,7 @@ def cut(dataset: Dataset, indexes: np.ndarray) -> Dataset:
     """
     if isinstance(dataset, (np.ndarray, cuda.ndarray)):
         return _cut_array(dataset, indexes)
-    # Not isinstance: a subclass may return other examples than its base class.
+    # Compare the type itself: a subclass may return other examples than its base class.
     try:
         cut_this = _CUTTERS[type(dataset)]
     except KeyError:

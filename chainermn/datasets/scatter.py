@@ -261,7 +261,7 @@ def _length(dataset: Dataset) -> int:
     """Return the length of a dataset, 0 for ``None`` and objects without a length."""
     try:
         return len(dataset)
-    except Exception:  # of any type: it is code of the user
+    except Exception:  # raised by user code, so of any type
         return 0
 
 

@@ -25,8 +25,8 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 _NAME = 'write_shards'
 _CALLER = Caller(_NAME, if_missing=(
-    'With comm, every rank calls write_shards, also without samples (pass []). To write on one '
-    'rank only, leave out comm, and call comm.barrier() on all ranks afterwards.'))
+    'With comm, every rank must call write_shards, even without samples (pass []). To write on one '
+    'rank only, omit comm, and call comm.barrier() on all ranks afterwards.'))
 
 
 def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[str],
@@ -38,8 +38,8 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
     ``PREFIX-00001.npz`` and so on, dicts to .npz files with names, and arrays or numbers alone to
     .npy files. They are read as tuples, dicts, arrays and NumPy scalars; a list in a tuple or dict
     becomes an array. All samples have the same shapes and dtypes; for others, write tar or Parquet
-    files with the tools for these. Only the samples of one shard are in memory. They are copied
-    at once, so a generator may reuse its arrays.
+    files with the tools for these. Only the samples of one shard are in memory. Each sample is
+    copied immediately, so a generator may reuse its arrays.
 
     With a communicator, it is collective (every rank calls it): each rank writes its own dataset,
     the shards of lower ranks have lower numbers (unless their lengths are unknown), and all ranks
@@ -155,9 +155,9 @@ def _hint(comm: CommunicatorBase) -> str:
 def _samples(dataset: Dataset | Iterable[Object]) -> tuple[Iterator[Object], int | None]:
     """Return the samples, and their number if it is known."""
     if not isinstance(dataset, Iterable) and not hasattr(dataset, '__getitem__'):
-        raise TypeError(f'{_NAME}(dataset, prefix): dataset must be a data set or another iterable '
-                        f'of samples, not {type(dataset).__name__}. A rank without samples passes '
-                        '[].')
+        raise TypeError(f'{_NAME}(dataset, prefix): dataset must be a Chainer dataset or an '
+                        f'iterable of samples, not {type(dataset).__name__}. On a rank without '
+                        'samples, pass [].')
     if isinstance(dataset, Sized):
         return (dataset[i] for i in range(len(dataset))), len(dataset)
     return iter(dataset), None
@@ -180,7 +180,7 @@ class _Form:
     """The structure, shapes and dtypes that all samples have."""
 
     def __init__(self) -> None:
-        self.text = ''  # of the first sample
+        self.text = ''  # description of the first sample
         self._count = itertools.count()
 
     def columns(self, samples: Iterable[Object]) -> dict[str, np.ndarray]:
@@ -194,8 +194,8 @@ class _Form:
             self.text = self.text or text
             if text != self.text:
                 raise ValueError(f'sample {i} is {text}, but the first one is {self.text}. All '
-                                 'samples need the same shapes and dtypes; write others to tar or '
-                                 'Parquet files.')
+                                 'samples need the same shapes and dtypes. For samples that '
+                                 'differ, write tar or Parquet files instead.')
             if not arrays:
                 raise ValueError(f'sample {i} is empty')
             columns = columns or {name: _Column(value) for name, value in arrays.items()}
@@ -224,7 +224,8 @@ def _entries(sample: Object) -> Mapping[str, Object]:
     if isinstance(sample, Mapping):
         if any(not isinstance(name, str) or re.fullmatch(r'(arr_\d+)?|.*\0.*', name, re.DOTALL)
                for name in sample):
-            raise TypeError(f'keys of samples must be names, unlike arr_0, and not {[*sample]}')
+            raise TypeError('keys of samples must be nonempty strings other than arr_0, arr_1, '
+                            f'..., without NUL, not {[*sample]}')
         return sample
     if isinstance(sample, (tuple, list)):
         return {f'arr_{i}': value for i, value in enumerate(sample)}
@@ -234,9 +235,11 @@ def _entries(sample: Object) -> Mapping[str, Object]:
 def _as_array(value: Object, i: int) -> np.ndarray:
     array = np.asarray(chainer.backends.cuda.to_cpu(value) if hasattr(value, 'get') else value)
     if array.dtype.hasobject:
-        raise TypeError(f'sample {i} holds {type(value).__name__}, but shards contain arrays only. '
-                        'Convert it to an array of numbers or text' + (
-                            ', such as -1 for a missing label.' if value is None else '.'))
+        raise TypeError(
+            f'sample {i} contains None, which shards cannot store. Replace it, for example by -1 '
+            'for a missing label.' if value is None else
+            f'sample {i} contains a value of type {type(value).__name__}, but shards store only '
+            'arrays. Convert it to an array of numbers or text.')
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         _check_conversion(value, array, i)
     return array
@@ -260,7 +263,7 @@ def _check_conversion(value: Object, array: np.ndarray, i: int) -> None:
 def _check_dtype(dtype: np.dtype) -> None:
     """Check that a file of NumPy preserves a dtype; it has no names for types of other packages."""
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # of metadata, and of the types for which this raises
+        warnings.simplefilter('ignore')  # about metadata, and about types for which this raises
         try:
             read = np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype))
         except ValueError:

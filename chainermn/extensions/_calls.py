@@ -1,4 +1,4 @@
-"""Methods of extensions whose exchanges name the extension."""
+"""Decorator for methods of extensions: errors in their communication show the extension."""
 from __future__ import annotations
 
 import functools
@@ -35,7 +35,8 @@ def called_by(name: str) -> Callable[[Callable[Concatenate[_E, _P], _R]],
                 except TypeError as error:
                     if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                         raise
-                    # The arguments do not fit. Raised here, it is printed without this frame.
+                    # The arguments do not match the signature. An error raised here is printed
+                    # without this frame.
                     raise TypeError(
                         f'{error}. Call {method.__name__}({_arguments(method)}).') from None
 

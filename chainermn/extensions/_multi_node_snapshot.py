@@ -118,8 +118,8 @@ class _MultiNodeSnapshot(chainer.training.Extension):
             kind = 'a function' if callable(snapshot.filename) else repr(snapshot.filename)
             comm.refuse('multi_node_snapshot', ValueError(
                 f'autoload must read the iteration of a file from its name, but the file name is '
-                f'{kind}. Pass a text with one whole number, such as '
-                '"snapshot_iter_{.updater.iteration}", or with no number.'))
+                f'{kind}. Pass a file name with one integer field, such as '
+                '"snapshot_iter_{.updater.iteration}", or with none.'))
         self._allow_pickle = allow_pickle
         self._allow_other_classes = allow_other_classes
         snapshot.filename = _with_rank(snapshot.filename, comm.rank)

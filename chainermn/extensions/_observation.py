@@ -1,4 +1,4 @@
-"""What ranks tell each other: observed values, in host memory, and numbers of samples."""
+"""Observations that ranks exchange: values in host memory, and numbers of samples."""
 from __future__ import annotations
 
 from typing import TypeAlias

@@ -35,11 +35,11 @@ class _ComparedPart(NamedTuple):
 class _PartDigest(NamedTuple):
     """The digest of some parameters on one rank."""
 
-    layout: bytes  # of paths, dtypes and shapes
+    layout: bytes  # digest of paths, dtypes and shapes
     values: bytes
 
 
-#: What a rank sends.
+#: The digests that a rank sends.
 Digests: TypeAlias = Mapping[_ComparedPart, _PartDigest]
 
 
@@ -76,7 +76,7 @@ class ReplicaCheck:
         self._place = program_place()
 
     def digests(self, models: Object) -> Digests:
-        """Return what this rank sends.
+        """Return the digests that this rank sends.
 
         Args:
             models: The models by name; objects other than links are skipped.

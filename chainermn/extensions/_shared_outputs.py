@@ -22,7 +22,7 @@ _OTHER = 'Add {} on rank 0 only, or include the rank in the file name.'
 
 
 class _Output(NamedTuple):
-    name: str  # of the extension
+    name: str  # name of the extension
     place: str  # path of the file, or 'the screen'
     advice: str
     key: object = None  # that distinguishes places of the same name

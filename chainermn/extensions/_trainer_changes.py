@@ -1,16 +1,16 @@
-"""What ``import chainermn`` changes in Chainer's Trainer.
+"""Changes of Chainer's Trainer by ``import chainermn``.
 
 - ``Trainer.__init__``: a multi-node optimizer without a model is an error that says what to do,
   instead of an AttributeError of ``None``.
-- ``Trainer.extend``: notes where the program adds an extension, for errors. A class in place of an
-  extension is an error.
+- ``Trainer.extend``: records where the program adds an extension, for error messages. A class
+  instead of an instance is an error.
 - ``Trainer.run``: a warning if extensions of several ranks write to the same files or terminal.
 - ``Trainer.run``: ``chainermn top`` and metrics show what its LogReports report.
 - ``Trainer.run``: an error is printed once, although the Trainer and the job both print errors.
-  The Trainer prints an error before it finalizes the extensions, which can take long or hang, so
-  the report of the job leaves out the traceback. The Trainer does not print errors that all ranks
-  raise, or that another rank of the node has printed. Errors that explain a mistake are printed
-  with the frames of the program only.
+  The Trainer prints an error before it finalizes the extensions, which can take a long time or
+  hang, so the report of the job leaves out the traceback. The Trainer does not print errors that
+  all ranks raise, or that another rank of the node has printed. Errors that explain a mistake are
+  printed with the frames of the program only.
 """
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def change_trainer() -> None:
     @functools.wraps(extend)
     def noted_extend(self: Trainer, extension: Extension, *args: Object, **kwargs: Object) -> None:
         if isinstance(extension, type) and issubclass(extension, Extension):
-            raise TypeError(f'trainer.extend: extension is the class {extension.__name__}; create '
-                            f'one: {extension.__name__}(...)')
+            raise TypeError('trainer.extend: extension must be an instance, not the class '
+                            f'{extension.__name__}. Pass an instance: {extension.__name__}(...)')
         extend(self, extension, *args, **kwargs)
         path, line = program_place()
         entry = next(reversed(self._extensions.values()))
@@ -62,7 +62,7 @@ def change_trainer() -> None:
 
 
 class _ShowsError:
-    """Whether the Trainer prints the error that it has just caught."""
+    """A condition: true if the Trainer should print the error that it has just caught."""
 
     def __bool__(self) -> bool:
         error = sys.exc_info()[1]
@@ -76,7 +76,7 @@ class _ShowsError:
         frames = common_error.visible_frames(error)
         if frames is None:
             return True
-        sys.stderr.write(''.join([  # as Trainer.run
+        sys.stderr.write(''.join([  # same format as Trainer.run
             f'Exception in main training loop: {error}\nTraceback (most recent call last):\n',
             *traceback.format_tb(frames), 'Will finalize trainer extensions and updater before '
             'reraising the exception.\n']))

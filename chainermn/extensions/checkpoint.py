@@ -1,4 +1,4 @@
-"""The checkpointer: each rank saves itself, and all resume at the newest complete save."""
+"""The checkpointer: each rank saves itself, and all resume at the newest complete checkpoint."""
 from __future__ import annotations
 
 import os
@@ -173,7 +173,7 @@ class _Checkpointers(runtime.ProcessState):
 
 
 class _CheckpointStats:
-    """How long the checkpoints took."""
+    """The times that the checkpoints took."""
 
     def __init__(self) -> None:
         self.durations: list[float] = []
@@ -195,7 +195,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
     """
 
     default_name: str = '_MultiNodeCheckpointer'  # as in older checkpoints
-    priority: int = -1000  # saves the changes of all others, also of snapshots and their triggers
+    priority: int = -1000  # saves the changes of all others, including snapshots and triggers
 
     def __init__(self, name: str, comm: CommunicatorBase, cp_interval: int, gc_interval: int,
                  path: str | None, allow_pickle: bool, allow_other_classes: bool,
@@ -251,7 +251,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
                 wait for copies until the next update; a thread writes it.
 
         Raises:
-            OSError: On every rank, if any rank could not write this checkpoint, or the one before
+            OSError: On every rank, if any rank could not write this checkpoint, or the previous one
                 it that was saved with ``wait=False``. The next call saves again.
             RuntimeError: On every rank, if another job uses this name in this folder.
             ValueError: On every rank, if their iterations or names differ.
@@ -307,9 +307,9 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             trainer: The object to load into, of the kind that was saved; or a dictionary of such
                 objects.
             optimizer: Multi-node optimizer. If it is given, or in the dictionary, the first update
-                after loading is an ordinary one, also of other multi-node optimizers of the
-                trainer; otherwise it only copies rank 0's parameters to all ranks. Other
-                optimizers have no effect.
+                after loading is an ordinary one, for all multi-node optimizers of the trainer;
+                otherwise it only copies rank 0's parameters to all ranks. Other optimizers have no
+                effect.
             path: Folder of the files, from now on.
 
         Returns:
@@ -319,7 +319,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         Raises:
             RuntimeError: On every rank, if another job uses this name in this folder.
             OSError: On every rank, if a folder is in the place of a checkpoint file.
-            TypeError: On every rank, if ``trainer`` and ``optimizer`` are exchanged.
+            TypeError: On every rank, if ``trainer`` and ``optimizer`` are swapped.
             ValueError: On every rank, if their names differ.
             ValueError: On every rank, if the newest checkpoint is of another number of ranks whose
                 states differed; if it was saved with other classes of models, optimizers, update
@@ -379,7 +379,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
     @called_by('create_multi_node_checkpointer')
     def finalize(self) -> None:
-        """Complete the last save. If training succeeded on all ranks, remove the files.
+        """Complete the last checkpoint. If training succeeded on all ranks, remove the files.
 
         Without a trainer, the files are removed immediately. After ``Trainer.run``, which calls
         this method, they are removed when all ranks have ended without an error, since a later step
@@ -455,14 +455,14 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         check_equal(self.comm, [repr(name) for name in self.comm.allgather_obj(self.name)],
                     'the ranks have different names for the checkpointer',
                     'Pass the same name on all ranks; folders may differ.')
-        remove_completed(self.comm, names)  # of an earlier training
+        remove_completed(self.comm, names)  # the files of an earlier training
         self._saver.lock.acquire(names, must_write)
 
     @property
     def _names(self) -> SaveNames:
         if self.path is None:
-            raise TypeError('the checkpointer has no folder. Pass path=, since there is no trainer '
-                            'that has one.')
+            raise TypeError('the checkpointer has no folder. Pass path=; only a trainer provides '
+                            'a default.')
         return SaveNames(self.path, lambda iteration, rank: f'{self.name}.{rank}.{iteration}')
 
 

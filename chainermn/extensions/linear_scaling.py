@@ -104,7 +104,7 @@ class LinearScaling(chainer.training.Extension):
 
 
 class _RankSettings(NamedTuple):
-    """What a rank knows."""
+    """The settings of a rank."""
 
     batch_size: int
     examples: int

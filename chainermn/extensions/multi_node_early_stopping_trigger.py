@@ -1,4 +1,4 @@
-"""MultiNodeEarlyStoppingTrigger: stops all ranks in the same iteration, by a mean over them."""
+"""MultiNodeEarlyStoppingTrigger stops all ranks in the same iteration, based on a common mean."""
 from __future__ import annotations
 
 import warnings

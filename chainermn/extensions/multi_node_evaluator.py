@@ -124,12 +124,12 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
 
 
 class _NameCheck:
-    """Warns, once, if ranks report one metric under different names, as with and without a prefix.
+    """Warns once if ranks report a metric under different names, such as with and without a prefix.
 
-    Each mean would cover some of the ranks only. Other keys may differ between ranks, for example
+    Each mean would cover only some of the ranks. Other keys may differ between ranks, for example
     in model parallelism.
 
-    Create it in the function that the program calls.
+    Create the object in the function that user code calls, so that the warning shows that line.
     """
 
     def __init__(self) -> None:
@@ -148,12 +148,12 @@ class _NameCheck:
                     ranks[longer] | ranks[short] == reporting):
                 self._has_warned = True
                 warnings.warn_explicit('\n'.join([
-                    'create_multi_node_evaluator: the ranks report a metric under different names, '
-                    'so each mean covers only some of them',
+                    'create_multi_node_evaluator: ranks report the same metric under different '
+                    'names, so each mean covers only some of the ranks',
                     *sorted(f'  {ranks_text(sorted(ranks[key]))}: {key!r}'
                              for key in (longer, short)),
-                    'Report it under the same name on all ranks: chainer.report(values, observer) '
-                    'with the same observer.']), RuntimeWarning, *self._place)
+                    'Use one name on all ranks: call chainer.report(values, observer) with the '
+                    'same observer.']), RuntimeWarning, *self._place)
                 return
 
 
@@ -182,7 +182,7 @@ def _checked(observation: Object) -> dict[str, Value]:
 class _CountingIterator(Delegate, wraps='iterator'):
     """Appends the length of every batch to ``counts``.
 
-    It is exhausted at once if the dataset is empty; Chainer's iterators would divide by zero.
+    It is exhausted immediately if the dataset is empty; Chainer's iterators would divide by zero.
     """
 
     iterator: chainer.dataset.Iterator
@@ -195,7 +195,7 @@ class _CountingIterator(Delegate, wraps='iterator'):
     def __iter__(self) -> _CountingIterator:
         return self
 
-    def __next__(self) -> Any:  # a batch: whatever the dataset holds
+    def __next__(self) -> Any:  # a batch of any type
         if len(getattr(self.iterator, 'dataset', [()])) == 0:
             raise StopIteration
         batch = next(self.iterator)

@@ -138,7 +138,7 @@ class _Bar(progress_bar._TrainerProgressBar):
                  ) -> None:
         super().__init__(bar_length, out)
         self._communicator = communicator
-        self._examples = 0  # of all ranks in an epoch; 0 if unknown
+        self._examples = 0  # examples of all ranks per epoch; 0 if unknown
         self._epochs_per_second = 0.
 
     def start(self, trainer: chainer.training.Trainer) -> None:

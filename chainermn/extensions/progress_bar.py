@@ -53,7 +53,7 @@ class ProgressBar(chainer.training.Extension):
         self._training_length = training_length
         self._interval = interval
         self._out = sys.stderr if out is None else out
-        self._samples = 0  # of all ranks in an epoch; 0 if unknown
+        self._samples = 0  # samples of all ranks per epoch; 0 if unknown
         self._points: collections.deque[_Point] = collections.deque()
         self._bar: _Display | None = None
 
@@ -71,7 +71,8 @@ class ProgressBar(chainer.training.Extension):
         epoch = trainer.updater.epoch_detail
         position = min(trainer.updater.iteration if unit == 'iteration' else epoch, length)
         self._current = _Point(time.monotonic(), epoch, position, length)
-        # Not before: extensions that load a snapshot are initialized after this one.
+        # Create the bar at the first update, since extensions that load a snapshot are initialized
+        # after this one.
         if self._bar is None:
             self._bar = _new_bar(length, unit, self._out)
             self._draw()

@@ -75,7 +75,7 @@ class TensorBoardWriter(extensions.LogReport):
             self._file = None
 
     def _write(self, means: dict[str, float]) -> None:
-        """Write one point of each curve to the file at once, since a checkpoint may follow."""
+        """Write one point of each curve to the file immediately, since a checkpoint may follow."""
         if self._file is None:
             return
         from tensorboardX.proto.event_pb2 import Event

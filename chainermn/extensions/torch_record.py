@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TorchRecord:
-    """Records what each step of a training in PyTorch has used and computed.
+    """Records the inputs and results of each step of a training in PyTorch.
 
     ``chainermn compare`` compares it with other records, such as one of the training in Chainer.
 
@@ -72,15 +72,15 @@ class TorchRecord:
 
     def _end(self) -> None:
         if not self._has_begun:
-            warnings.warn('TorchRecord records no step: call its method begin with the batch '
-                          'before each step.', RuntimeWarning, stacklevel=4)
+            warnings.warn('TorchRecord has recorded nothing: call its begin(batch) before each '
+                          'step.', RuntimeWarning, stacklevel=4)
             self._has_begun = True
         self._recording.end(self._training)
         self._training.t += 1
 
 
 class _Training:
-    """An optimizer of PyTorch and its module, with what a recording reads of Chainer's."""
+    """An optimizer of PyTorch and its module, with the attributes that a recording reads."""
 
     def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         import torch

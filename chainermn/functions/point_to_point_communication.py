@@ -74,7 +74,8 @@ class Recv(_PointToPoint):
                            for gy, (shape, dtype) in zip(gys, self._described, strict=True))
             self.comm._chainermn_channel.send_gradient(
                 arrays if self.is_tuple else arrays[0], self._activation)
-        # Not None, so that backward continues to the node of the delegate variable.
+        # Return zeros instead of None, so that backward continues to the node of the delegate
+        # variable.
         xp = chainer.backend.get_array_module(self._delegate)
         return chainer.as_variable(xp.zeros_like(self._delegate)),
 

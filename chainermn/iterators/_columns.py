@@ -44,7 +44,7 @@ def pack(batch: Object) -> Packed:
     if {*map(type, batch)} == _TUPLES and batch[0]:
         try:
             columns = [*zip(*batch, strict=True)]
-        except ValueError:  # of several lengths
+        except ValueError:  # samples of different lengths
             return 'column', _packed(batch)
         return 'tuples', [*map(_packed, columns)]
     return 'column', _packed(batch)

@@ -168,7 +168,7 @@ def run(file: int, parent: int, turn: int, n: int) -> None:
     def send(kind: str, content: Object) -> None:
         try:
             message = pickle.dumps((kind, content), protocol=5)
-        except Exception:  # of a class that the script defines
+        except Exception:  # raised for a class that the script defines
             message = _dumps((kind, content))
         try:
             connection.sendall(message)
@@ -189,7 +189,7 @@ def run(file: int, parent: int, turn: int, n: int) -> None:
         common_error.hide_frames(error)
         reason: BaseException = error
         if isinstance(error, ShardError):
-            reason = error.__cause__ or error  # the rank raises a ShardError itself
+            reason = error.__cause__ or error  # the rank wraps it in a ShardError of its own
         text = str(error) if isinstance(error, ShardError) else explain(error)
         send('error', (text, ''.join(traceback.format_exception(reason))))
 

@@ -72,7 +72,7 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
     is_new_epoch: bool
     epoch_detail: float
     previous_epoch_detail: float | None
-    _order: Object  # of the examples in this epoch; None if they are not shuffled
+    _order: Object  # order of the examples in this epoch; None if they are not shuffled
 
     if TYPE_CHECKING:  # attributes of the actual iterator, for editors
         dataset: Dataset
@@ -97,9 +97,10 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
                 raise ValueError(
                     'create_multi_node_iterator: the ShardedIterator already gives each rank of '
                     'this communicator its own part of the samples, so all ranks would get the '
-                    f'part of rank {rank_master} only. Use the ShardedIterator as it is. To give '
-                    'all ranks the same batches of all samples, create it with the communicator of '
-                    'one rank: comm.split(comm.rank, 0).')
+                    f'part of rank {rank_master} only. Use the ShardedIterator without '
+                    'create_multi_node_iterator. To give all ranks the same batches, create the '
+                    'ShardedIterator with a communicator that contains only its own rank: '
+                    'comm.split(comm.rank, 0).')
         self._share_progress()
 
     def __iter__(self) -> _MultiNodeIterator:

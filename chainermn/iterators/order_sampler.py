@@ -31,9 +31,9 @@ class MultiNodeOrderSampler:
         comm: ChainerMN communicator.
         seed: Seed of all orders, 0 or more.
         shuffle: Whether to shuffle; otherwise, each epoch has the order of the dataset.
-        even: Whether all ranks have equally many samples per epoch. Then, up to ``comm.size - 1``
-            samples are repeated at the end of an epoch. Otherwise, some ranks have one sample less
-            than others; use :func:`chainermn.join`.
+        even: Whether all ranks have the same number of samples per epoch. Then, up to
+            ``comm.size - 1`` samples are repeated at the end of an epoch. Otherwise, some ranks
+            have one sample less than others; use :func:`chainermn.join`.
 
     Raises:
         TypeError, ValueError: On all ranks, if an argument is invalid, or differs between ranks; or
@@ -67,7 +67,7 @@ class MultiNodeOrderSampler:
                 f'even={self._even}')
         check_equal(comm, by_rank, 'MultiNodeOrderSampler: the arguments differ between ranks',
                     'Pass the same dataset_size, seed, shuffle and even on all ranks.')
-        self._epoch = -1  # of the last order
+        self._epoch = -1  # epoch of the last order
 
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
         """Return the order of the next epoch; see ``order_sampler`` of Chainer's iterators.
@@ -109,7 +109,7 @@ class MultiNodeOrderSampler:
         """Note the epoch of the next order that is loaded.
 
         The multi-node checkpointer calls it. Otherwise the first epoch with this order is used,
-        but if a rank has only few samples, orders of several epochs may be equal.
+        but if a rank has only few samples, orders of several epochs may be identical.
 
         Args:
             epoch: The epoch of the iterator that loads the order.

@@ -33,7 +33,7 @@ class ShardedIterator(chainer.dataset.Iterator):
 
     Collective: every rank creates one. Afterwards the ranks do not communicate. ``next()``
     returns a list of ``batch_size`` samples. In each epoch, every sample is in one batch of one
-    rank, and all ranks have equally many batches.
+    rank, and all ranks have the same number of batches.
 
     The shards are shuffled in each epoch, and the samples of ``buffer`` shards at a time. The
     order depends on the seed and the epoch only: 4 ranks with a batch size of 8 and 2 ranks with
@@ -43,8 +43,8 @@ class ShardedIterator(chainer.dataset.Iterator):
     A thread of each rank reads batches in advance. Its errors, such as an error of a damaged file,
     are raised on all ranks, as :class:`ShardError`, which gives the file or the sample. Errors of
     network file systems that may be transient (EIO, ESTALE, ETIMEDOUT, ConnectionError and similar)
-    are raised after three attempts. A shard that is replaced by one with as many samples and bytes
-    is not noticed.
+    are raised after three attempts. Replacing a shard by one with the same number of samples and
+    bytes is not detected.
 
     Args:
         shards: A pattern such as ``'train-*.npz'``, which selects only the files that it matches; a
@@ -78,7 +78,7 @@ class ShardedIterator(chainer.dataset.Iterator):
             reads, which delays training if the reader or ``transform`` is slow and does not release
             the GIL. The processes are new programs without MPI, so a script needs no main guard;
             cloudpickle sends them the shards, ``reader`` and ``transform``. Each opens the shards
-            that its batches need. Starting them takes about a second, also after :meth:`reset`.
+            that its batches need. Starting them takes about a second, even after :meth:`reset`.
         reader: A function that opens a shard: it returns an object with a length and ``[index]``,
             and optionally ``close()`` and ``__getitems__(indexes)``. By default, files are opened
             by their suffix.
@@ -86,8 +86,8 @@ class ShardedIterator(chainer.dataset.Iterator):
             example, it decodes an image.
         on_error: ``'skip'`` leaves out samples and shards that cannot be read. They are logged,
             counted, and reported as ``skipped_samples`` and ``skipped_shards``. A batch without
-            any readable sample repeats the batch before. A resumed job keeps its order, so skipped
-            shards stay skipped.
+            any readable sample repeats the previous batch. A resumed job keeps its order, so
+            skipped shards stay skipped.
 
     Attributes:
         skipped: Number of samples that this rank left out since the first batch. On another number

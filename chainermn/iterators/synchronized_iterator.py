@@ -46,7 +46,7 @@ def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator:
         if not hasattr(actual_iterator, 'order_sampler'):
             raise ValueError(f'{type(actual_iterator).__name__} has no order_sampler. Use '
                              'SerialIterator, MultiprocessIterator or MultithreadIterator.')
-    # Drawn on all ranks, so that numpy.random stays equal on ranks with the same seed.
+    # Drawn on all ranks, so that the states of numpy.random stay identical if the seeds are.
     seed = np.random.randint(0, 2**32 - 1, dtype=np.uint32)
     with communicator.called_by('create_synchronized_iterator'):
         seed = communicator.bcast_obj(seed)

@@ -79,20 +79,20 @@ def check_optimizer(optimizer: object, text: str) -> None:
 
 
 def check_updater(updater: object) -> None:
-    """Raise TypeError if an object cannot be called as ``updater(key, input, stored)``."""
+    """Raise TypeError if an object cannot be called as ``updater(key, pushed, stored)``."""
     if not callable(updater):
         hint = '; pass an optimizer to set_optimizer' if hasattr(updater, 'update_rule') or (
             isinstance(updater, chainer.Optimizer)) else ''
         raise TypeError(f'updater must be callable, not {type(updater).__name__}{hint}')
     try:
         signature = inspect.signature(updater)
-    except (TypeError, ValueError):  # of a function in C
+    except (TypeError, ValueError):  # C functions have no signature
         return
     try:
-        signature.bind('key', 'input', 'stored')
+        signature.bind('key', 'pushed', 'stored')
     except TypeError:
         name = getattr(updater, '__name__', type(updater).__name__)
-        raise TypeError(f'updater is called as updater(key, input, stored), but it is '
+        raise TypeError('updater is called as updater(key, pushed, stored), but the signature is '
                         f'{name}{signature}. Pass a function of three arguments.') from None
 
 
@@ -107,9 +107,9 @@ def check_value(x: Value) -> Value:
         raise TypeError('a value must be an array, not a chainer.Variable; pass its .array or '
                         '.grad')
     if not isinstance(x, chainer.get_array_types()) or isinstance(x, np.ma.MaskedArray):
-        raise TypeError('a value must be a NumPy or CuPy array or a RowSparse, or a list of these '
-                        f'for several devices, not {type(x).__name__}. Convert numbers and lists '
-                        'of numbers: np.array(value, np.float32)')
+        raise TypeError('a value must be a NumPy array, CuPy array or RowSparse (or a list with '
+                        f'one per device), not {type(x).__name__}. Convert numbers and lists of '
+                        'numbers with np.array(value, np.float32).')
     if x.dtype.kind not in 'biufc' or not x.dtype.isnative:
         raise TypeError(f'a store cannot hold arrays of dtype {x.dtype}')
     return x
@@ -170,7 +170,7 @@ def write_rows(out: Value, ids: np.ndarray, rows: Array) -> None:
     """Copy rows into an array, whose other rows become 0, or into a :class:`RowSparse`."""
     if isinstance(out, RowSparse):
         device = chainer.backend.get_device_from_array(out.rows)
-        out.row_ids, out.rows = ids.copy(), device.send(rows).copy()  # other outputs get them, too
+        out.row_ids, out.rows = ids.copy(), device.send(rows).copy()  # other outputs also get them
         return
     device = chainer.backend.get_device_from_array(out)
     with chainer.using_device(device):

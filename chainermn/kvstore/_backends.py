@@ -200,7 +200,7 @@ class _DistBackend(Backend):
         self._comm.refuse(f'KVStore.{operation}', error)
 
     def check_same(self, operation: str, arguments: str) -> None:
-        with self._comm.called_by('KVStore'):  # the arguments name the operation
+        with self._comm.called_by('KVStore'):  # the arguments contain the operation
             check_same(self._comm, f'KVStore.{operation}', arguments)
 
     def gather(self, obj: _T) -> list[_T] | None:
@@ -235,7 +235,7 @@ class DistSyncBackend(_DistBackend):
     def push(self, layouts: Sequence[KeyLayout], values: Sequence[Array | RowSparse]) -> None:
         entries = shard_values(layouts, values, self.size, self.server.compress)
         received = self._exchange('push', layouts, [encode(one) for one in entries.values()])
-        with raise_on_all_ranks(self, 'push'):  # of the updater
+        with raise_on_all_ranks(self, 'push'):  # an error of the updater
             self.server.apply(zip(*map(decode, received), strict=True))
 
     def pull(self, layouts: Sequence[KeyLayout], rows: Sequence[Sequence[Rows]]

@@ -75,7 +75,7 @@ class KVStore:
         Args:
             key: Key, or list of keys.
             value: For each key an array or a :class:`RowSparse`, which is copied. A
-                :class:`RowSparse` makes a row-sparse key, of which single rows can be pulled.
+                :class:`RowSparse` makes a row-sparse key, whose rows can be pulled one by one.
 
         Raises:
             ValueError: If a key is already initialized, or the ranks differ.
@@ -145,7 +145,7 @@ class KVStore:
         else:
             self._backend.push(layouts, summed)
 
-    @overload  # a str is one key, although it is a sequence of str, too
+    @overload  # a str is one key, although it is also a sequence of str
     def pull(self, key: KeyLike, out: None = None,  # type: ignore[overload-overlap]
              priority: float | Sequence[float] = 0) -> Array: ...
     @overload
@@ -288,10 +288,10 @@ class KVStore:
         rank that stores the key; for a large array, on each rank with its shard.
 
         Args:
-            updater: Called as ``updater(key, input, stored)``: the key (int or str), the sum of the
-                pushed values, and the stored array of the same dtype and shape, which it changes in
-                place. It may overwrite ``input``. It must not use the store. A new array as its
-                result is an error of :meth:`push`, since it would have no effect.
+            updater: Called as ``updater(key, pushed, stored)``: the key (int or str), the sum of
+                the pushed values, and the stored array of the same dtype and shape, which it
+                changes in place. It may overwrite ``pushed``. It must not use the store. If it
+                returns a new array, :meth:`push` raises an error, because that array would be lost.
 
         Raises:
             TypeError: If ``updater`` cannot be called with three arguments.
@@ -337,7 +337,7 @@ class KVStore:
 
         Raises:
             TypeError: If ``optimizer`` has a wrong type.
-            ValueError: If a hook needs all parameters at once, if the optimizer cannot update
+            ValueError: If a hook needs all parameters together, if the optimizer cannot update
                 shards and there are some already, or if the ranks differ. A subclass of
                 Chainer's rules that overrides their methods can update shards only if it declares
                 ``is_elementwise = True`` itself.
@@ -465,7 +465,7 @@ class KVStore:
 
         Raises:
             RuntimeError: If no optimizer is set.
-            ValueError: If the file is corrupt, of another kind, or does not fit the optimizer.
+            ValueError: If the file is corrupt, of another kind, or does not match the optimizer.
             OSError: If rank 0 cannot read the file.
 
         Example:

@@ -76,7 +76,8 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
     Raises:
         TypeError: If an argument has a wrong type.
         ValueError: If ``update_on_kvstore`` is false in ``dist_async``, or true with an optimizer
-            whose hooks or loss scaling need all parameters at once; or if the store has an updater.
+            whose hooks or loss scaling need all parameters together; or if the store has an
+            updater.
 
     Example:
         >>> store = chainermn.kvstore.create('dist_sync', comm)
@@ -235,7 +236,7 @@ class _WorkerUpdate(_KVStoreOptimizer):
             init_state(parameters[path])
 
     def _step(self, parameters: _Parameters) -> None:
-        for parameter in parameters.values():  # also if their rules are disabled, for hooks
+        for parameter in parameters.values():  # even if their rules are disabled, for hooks
             fill_missing_grad(parameter)
         keep_scale(self.actual_optimizer)
         compressor = self.kvstore._backend.server.compressor
@@ -309,7 +310,7 @@ class _StoreUpdate(_KVStoreOptimizer):
                 raise ValueError(f'parameter {path} has its own update rule, which the store does '
                                  f'not know; {_ON_WORKERS}')
         if self.actual_optimizer._loss_scaling_is_dynamic:
-            raise ValueError(f'dynamic loss scaling needs all gradients at once; {_ON_WORKERS}')
+            raise ValueError(f'dynamic loss scaling needs all gradients together; {_ON_WORKERS}')
 
     def _step(self, parameters: _Parameters) -> None:
         parameters = {path: parameter for path, parameter in parameters.items()
@@ -317,7 +318,7 @@ class _StoreUpdate(_KVStoreOptimizer):
         disabled = {path for path, parameter in parameters.items()
                     if not parameter.update_rule.enabled}
         is_async = self.kvstore.type == 'dist_async'
-        if is_async or not self._updater.has_hooks:  # Chainer calls hooks for disabled rules, too
+        if is_async or not self._updater.has_hooks:  # Chainer also calls hooks for disabled rules
             parameters = {path: parameter for path, parameter in parameters.items()
                           if path not in disabled}
         if is_async:  # no rank waits for gradients that this one lacks
@@ -329,7 +330,7 @@ class _StoreUpdate(_KVStoreOptimizer):
             for parameter in parameters.values():
                 fill_missing_grad(parameter)
         self._push(parameters)
-        for parameter in self.target.params():  # Optimizer.update counts these updates, too
+        for parameter in self.target.params():  # Optimizer.update also counts these updates
             rule = parameter.update_rule
             if rule is not None and rule.enabled and not parameter.is_initialized:
                 rule.t += 1

@@ -31,12 +31,12 @@ class KeyUpdate(NamedTuple):
 
     key: Key
     #: The gradient, of the dtype ``OptimizerUpdater.gradient_dtype``; it may be overwritten.
-    input: Array
+    pushed: Array
     stored: Array
 
 
 class OptimizerUpdater:
-    """Steps a Chainer optimizer; the pushed values are the gradients.
+    """Applies a Chainer optimizer; the pushed values are the gradients.
 
     Hyperparameters and hooks are read from the optimizer at each update. It may be set up with a
     model, which is not changed.
@@ -48,7 +48,7 @@ class OptimizerUpdater:
 
     Raises:
         TypeError: If ``optimizer`` has no update rules.
-        ValueError: If a hook needs all parameters at once.
+        ValueError: If a hook needs all parameters together.
     """
 
     def __init__(self, optimizer: chainer.optimizer.GradientMethod, rescale_grad: float = 1.,
@@ -62,7 +62,7 @@ class OptimizerUpdater:
             is_compared=compare_settings)
         #: Whether gradients are multiplied by the loss scale of the optimizer.
         self.is_loss_scaled = False
-        #: How often a key is updated with each gradient, if not once.
+        #: The number of updates of a key with each gradient, if not one.
         self.repeats: dict[Key, int] = {}
         #: Keys for which only the hooks are called.
         self.disabled: Set[Key] = frozenset()
@@ -121,7 +121,7 @@ class OptimizerUpdater:
 
     def _parameter(self, update: KeyUpdate) -> chainer.Parameter:
         """Return a parameter with the array, its gradient and its rule; mostly the same one."""
-        key, input, stored = update
+        key, pushed, stored = update
         parameter = self._parameters.get(key)
         if parameter is None or parameter.array is not stored:
             is_usual = self.gradient_dtype(key, stored.dtype) == stored.dtype
@@ -129,7 +129,7 @@ class OptimizerUpdater:
             self._parameters[key] = parameter
         parameter.update_rule = self._rule(key)
         parameter.update_rule.enabled = key not in self.disabled
-        parameter.grad = input
+        parameter.grad = pushed
         parameter._loss_scale = self.optimizer._loss_scale if self.is_loss_scaled else None
         return parameter
 
@@ -187,7 +187,7 @@ class OptimizerUpdater:
         return self._rules[key]
 
     def _rule_with_states(self, stored: Array) -> chainer.optimizer.UpdateRule:
-        """Return a rule with all states, also those that its first update adds."""
+        """Return a rule with all states, including those that its first update adds."""
         rule = self.new_rule()
         is_copied = rule._use_fp32_update and stored.dtype == np.float16
         parameter = chainer.Parameter(stored.astype(np.float32 if is_copied else stored.dtype))
@@ -211,7 +211,7 @@ class OptimizerUpdater:
         for name, hook in hooks.items():
             if not getattr(hook, 'call_for_each_param', False):
                 raise ValueError(
-                    f'the hook {name!r} of the optimizer needs all parameters at once, but each '
+                    f'the hook {name!r} of the optimizer needs all parameters together, but each '
                     'server has only some of them. Remove the hook, or update on the workers '
                     '(create_kvstore_optimizer(..., update_on_kvstore=False))')
         return hooks.values()

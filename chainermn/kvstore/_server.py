@@ -17,7 +17,7 @@ from chainermn.kvstore._optimizer_updater import KeyUpdate, OptimizerUpdater
 from chainermn.kvstore._sharding import Buffer, Compress, Entry, Key, KeyLayout, sum_dtype
 from chainermn.kvstore.row_sparse import Array
 
-#: Called as ``updater(key, input, stored)``; changes ``stored`` in place.
+#: Called as ``updater(key, pushed, stored)``; changes ``stored`` in place.
 Updater: TypeAlias = Callable[[Key, Array, Array], object]
 
 
@@ -39,12 +39,12 @@ class Server:
         self.shards: dict[int, Array] = {}
         #: Factors of the sums of some keys.
         self.scales: dict[Key, float] = {}
-        self._loaded: dict[Key, OptimizerState] = {}  # of keys that are not initialized yet
+        self._loaded: dict[Key, OptimizerState] = {}  # states of keys that are not initialized yet
         self._lock = threading.RLock()
 
     @property
     def compress(self) -> Compress | None:
-        """The function that compresses what is pushed, if anything does."""
+        """The function that compresses pushed values, if there is one."""
         return None if self.compressor is None else self._compress
 
     def _compress(self, x: Array, key: Hashable) -> Array:
@@ -55,7 +55,7 @@ class Server:
         return self.compressor.compress(x, key)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Return what a worker has compressed."""
+        """Return the value that a worker has compressed."""
         assert self.compressor is not None
         if (scale := self.loss_scale()) is None:
             return self.compressor.decompress(encoded, size, dtype)
@@ -67,7 +67,7 @@ class Server:
         """Add keys. ``shards`` are this server's, by number of the key; the server owns them now.
 
         Raises:
-            ValueError: If loaded optimizer states do not fit a key; no key is added then.
+            ValueError: If loaded optimizer states do not match a key; no key is added then.
         """
         with self._lock:
             loaded = self._pop_loaded(layouts)
@@ -87,9 +87,9 @@ class Server:
                 self.updater.update([self._key_update(key_id, xs) for key_id, xs in inputs])
                 return
             for key_id, xs in inputs:
-                key, input, stored = self._key_update(key_id, xs)
+                key, pushed, stored = self._key_update(key_id, xs)
                 with chainer.using_device(chainer.backend.get_device_from_array(stored)):
-                    _run(self.updater, key, input, stored)
+                    _run(self.updater, key, pushed, stored)
 
     def _key_update(self, key_id: int, inputs: Sequence[Array]) -> KeyUpdate:
         """Return a shard with the sum of arrays of its shape."""
@@ -164,10 +164,10 @@ class Server:
                     if self.layouts[key_id].key in states}
 
     def load_optimizer_states(self, states: Mapping[Key, OptimizerState]) -> None:
-        """Set the optimizer states of full arrays, also of keys that are initialized later.
+        """Set the optimizer states of full arrays, including keys that are initialized later.
 
         Raises:
-            ValueError: If they do not fit the optimizer or an array, on whichever server it is.
+            ValueError: If they do not match the optimizer or an array of any server.
         """
         with self._lock:
             self._loaded = dict(states)
@@ -196,15 +196,15 @@ class Server:
                     for name, value in state.items()})
 
 
-def _run(updater: Updater, key: Key, input: Array, stored: Array) -> None:
+def _run(updater: Updater, key: Key, pushed: Array, stored: Array) -> None:
     """Call an updater; a note in its error gives the updater and the key."""
     try:
-        result: Any = updater(key, input, stored)
+        result: Any = updater(key, pushed, stored)
         if isinstance(result, chainer.get_array_types()) and result is not stored and (
                 result.shape == stored.shape):
             raise TypeError(
-                'the updater returned a new array, which has no effect. Change stored in place: '
-                'stored[...] = result, or stored += change; and return nothing')
+                'the updater returned a new array, which has no effect. Change stored in place '
+                '(stored[...] = result, or stored += change), and return None')
     except Exception as error:
         # Python 3.10 has no add_note, but other ranks read the notes.
         error.__notes__ = [
@@ -222,14 +222,14 @@ def _line(updater: Updater, error: Exception) -> str:
         path, line = inner.tb_frame.f_code.co_filename, inner.tb_lineno
     elif code is not None:
         path, line = code.co_filename, code.co_firstlineno
-    else:  # a function in C
+    else:  # C functions have no code object
         return ''
     return f', at {os.path.basename(path)}:{line}'
 
 
-def assign(key: Key, input: Array, stored: Array) -> None:
+def assign(key: Key, pushed: Array, stored: Array) -> None:
     """Replace the stored value; the updater of a store without another one."""
-    stored[...] = input
+    stored[...] = pushed
 
 
 def sum_arrays(xs: Sequence[Array], dtype: np.dtype, scale: float = 1.) -> Array:

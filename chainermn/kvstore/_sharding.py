@@ -21,8 +21,8 @@ from chainermn.kvstore.row_sparse import Array, RowSparse
 #: A key.
 Key: TypeAlias = int | str
 
-#: What a pull reads of an array: the rows with these indices (ascending int64), or, for ``None``,
-#: the full array.
+#: The part of an array that a pull reads: the rows with these indices (ascending int64), or, for
+#: ``None``, the full array.
 Rows: TypeAlias = np.ndarray | None
 
 #: Compresses a flat array; the second argument identifies it.
@@ -33,7 +33,7 @@ Buffer: TypeAlias = bytes | memoryview
 
 
 class KeyLayout(NamedTuple):
-    """Which servers store the array of one key.
+    """The servers that store the array of one key.
 
     A small array is on one server. A large one is split into as many shards as there are servers:
     a row-sparse one between its rows, any other as if it were flat.

@@ -14,9 +14,9 @@ from chainermn.functions import batch_normalization
 class MultiNodeBatchNormalization(chainer.links.BatchNormalization):
     """Batch normalization with the mean and variance over the batches of all ranks.
 
-    Small batches make the statistics of a single rank noisy; these are equal to the statistics of
-    one process with all examples. In training mode forward and backward are collective: every
-    rank runs them, in the same order.
+    Small batches make the statistics of a single rank noisy; these are the same as the
+    statistics of one process with all examples. In training mode forward and backward are
+    collective: every rank runs them, in the same order.
 
     Args:
         size (int or tuple of int): Size (or shape) of the channel dimensions.

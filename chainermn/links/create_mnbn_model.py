@@ -23,7 +23,7 @@ def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend
 
     Args:
         link: A link. All batch normalizations in its chains, chain lists and ``Sequential`` are
-            replaced, also in attributes such as a list of layers.
+            replaced, including in attributes such as a list of layers.
         comm: ChainerMN communicator.
         communication_backend: ``'mpi'``, ``'nccl'`` (with pure_nccl) or ``'auto'``.
 
@@ -65,7 +65,7 @@ def _converted(bn: Model, comm: CommunicatorBase, communication_backend: str,
         raise ValueError(f'multi-node batch normalization cannot replace {type(bn).__name__}, '
                          'which overrides forward. Use BatchNormalization in the model, or write '
                          'your own multi-node link.')
-    # With everything that the program added to the link, such as hooks.
+    # Copy everything that the program added to the link, such as hooks.
     converted = MultiNodeBatchNormalization.__new__(MultiNodeBatchNormalization)
     copies[id(bn)] = converted
     converted.__dict__.update(copy.deepcopy(vars(bn), copies))

@@ -80,9 +80,10 @@ class MultiNodeChainList(chainer.ChainList):
             ...     model.add_link(L.Linear(4, 2), rank_in=0, rank_out=None)
         """
         if not callable(link) or isinstance(link, type):
-            raise TypeError('add_link: link must be a chainer.Link, not ' + (
-                f'the class {link.__name__}; create one: {link.__name__}(...)'
-                if isinstance(link, type) else repr(link)))
+            raise TypeError('add_link: link must be a chainer.Link, not ' + repr(link)
+                            if not isinstance(link, type) else
+                            f'add_link: link must be an instance, not the class {link.__name__}. '
+                            f'Pass an instance: {link.__name__}(...)')
         ranks_in, ranks_out = _as_list('rank_in', rank_in), _as_list('rank_out', rank_out)
         new = _described(link, len(self._ranks), ranks_in, ranks_out)
         for rank in (*(ranks_in or ()), *(ranks_out or ())):
@@ -150,8 +151,8 @@ class MultiNodeChainList(chainer.ChainList):
                 type(x).__name__ for each in args for x in as_tuple(each))
             add_note(error, f'in {part} on rank {self._comm.rank}, with inputs {inputs}')
             if self._is_pipelined:
-                add_note(error, 'The program has called the model without its Pipeline. To train '
-                                'it, pass the Pipeline: optimizer.update(pipeline, *batch)')
+                add_note(error, 'The model was called directly, not through its Pipeline. To '
+                                'train, pass the Pipeline: optimizer.update(pipeline, *batch)')
             raise
 
     def _described_parts(self) -> list[tuple[str, list[int] | None, list[int] | None]]:

@@ -139,8 +139,7 @@ class Pipeline:
             on all ranks.
 
         Raises:
-            ValueError: On all ranks, if the links do not fit together, or the numbers of examples
-                differ.
+            ValueError: On all ranks, if the links do not match, or the numbers of examples differ.
             RuntimeError: On all ranks, if the output of a stage differs when it is recomputed.
         """
         shape = self._connected()
@@ -157,7 +156,7 @@ class Pipeline:
         execution = Execution(self._comm, shape.stages, work, StageMessages(
             self._comm, shape.stages, self._n_calls, self._transfers))
         has_backprop = bool(chainer.config.enable_backprop)
-        # Stages that communicate on their own run all at once, in the order of the program.
+        # Stages that communicate on their own run together, in the order of the program.
         schedule = self.schedule if self._model.chain_list is not None else 'gpipe'
         with collected.collecting() if has_backprop else contextlib.nullcontext():
             execution.run(steps_of(self._comm.rank, clock_cycles(
@@ -171,9 +170,9 @@ class Pipeline:
         return collected.loss(value, scale or 1.)
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Explain that the attributes of models and optimizers are not those of a Pipeline."""
+        """Explain that a Pipeline lacks the attributes of models and optimizers."""
         raise AttributeError(
-            f'Pipeline has no attribute {name!r}. It is a loss function: call '
+            f'Pipeline has no attribute {name!r}. A Pipeline is a loss function, not a model. Call '
             'optimizer.setup(model), then optimizer.update(pipeline, *batch).', name=name, obj=self)
 
     def gradient_clipping(self, threshold: float) -> GradientClipping:
@@ -200,7 +199,7 @@ class Pipeline:
         if not isinstance(threshold, numbers.Real) or not threshold >= 0:
             is_hook = isinstance(threshold, chainer.Optimizer)
             self._comm.refuse('Pipeline.gradient_clipping', TypeError(
-                'Pipeline: gradient_clipping is no hook, but returns one. Call it: '
+                'Pipeline: gradient_clipping is not a hook; it returns one. Write '
                 'optimizer.add_hook(pipeline.gradient_clipping(5))' if is_hook else
                 f'Pipeline: threshold must be a number of at least 0, not {threshold!r}'))
         return GradientClipping(
@@ -208,7 +207,7 @@ class Pipeline:
             lambda param: self._shape is None or self._shape.tied.counted(param))
 
     def _connected(self) -> _Shape:
-        """Return what the ranks have together."""
+        """Return the stages and tied parameters of all ranks."""
         if self._shape is None:
             comm = self._comm
             with comm.called_by('Pipeline'):
@@ -266,7 +265,7 @@ class Pipeline:
 
 
 class _Shape(NamedTuple):
-    """What the ranks have together."""
+    """The stages and tied parameters of all ranks."""
 
     stages: tuple[Stage, ...]
     tied: Tied

@@ -8,7 +8,7 @@ from chainermn._gradients.loss_scale import without_scale
 from chainermn._types import Array, Model, Object, Parameter, Serializer
 from chainermn.optimizers._optimizer_proxy import once
 
-#: Where it is saved. Checkpoints treat arrays below 'chainermn' as belonging to one rank.
+#: The folder in snapshots. Checkpoints treat arrays below 'chainermn' as belonging to one rank.
 _FOLDER = 'chainermn', 'accumulation'
 
 
@@ -118,7 +118,7 @@ class Accumulation:
         else:
             serializer('count', self.count)
         sums = serializer['sums']
-        # Also uninitialized parameters, which Chainer loads after the optimizer.
+        # Include uninitialized parameters, which Chainer loads after the optimizer.
         params = once(sorted(model.namedparams())) if self.count else {}
         for path, param in params.items():
             key = path.strip('/')

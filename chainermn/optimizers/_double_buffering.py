@@ -58,8 +58,8 @@ class DoubleBuffering(GradientAveraging):
         super().reset()
 
     def wait(self) -> None:
-        """Wait until the gradients in flight are means; the next update steps with them."""
-        means, self._means = self._means, {}  # also if waiting raises an error
+        """Wait until the gradients in flight are averaged; the next update applies them."""
+        means, self._means = self._means, {}  # cleared even if waiting raises an error
         if means:
             self._queue.wait()
             params = dict(self.communicated_target.namedparams())
@@ -163,5 +163,5 @@ class DoubleBuffering(GradientAveraging):
 
 
 def _by_path(model: Model) -> dict[str, Parameter]:
-    """Return the parameters, also uninitialized ones, by the names under which they are saved."""
+    """Return the parameters, including uninitialized ones, by the names they are saved under."""
     return {path.strip('/'): param for path, param in once(sorted(model.namedparams())).items()}

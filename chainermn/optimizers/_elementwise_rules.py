@@ -1,9 +1,9 @@
-"""Which update rules compute each element of a parameter independently of the others."""
+"""Elementwise update rules: they compute each element of a parameter independently."""
 from __future__ import annotations
 
 from chainermn._types import UpdateRule
 
-#: The methods in which a rule computes.
+#: The methods that compute the update of a rule.
 _METHODS = frozenset({'update', 'update_core', 'update_core_cpu', 'update_core_gpu',
                       'update_core_chainerx', 'init_state'})
 

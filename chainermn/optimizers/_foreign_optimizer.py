@@ -10,7 +10,7 @@ from chainer.optimizer import GradientMethod
 
 from chainermn._types import Optimizer
 
-#: What multi-node optimizers with other options read.
+#: The attributes that multi-node optimizers with other options read.
 _OF_CHAINER = 't', '_loss_scale', 'call_hooks'
 
 

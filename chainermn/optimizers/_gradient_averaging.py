@@ -1,4 +1,4 @@
-"""How gradients are averaged: all at once, unless a subclass overrides that."""
+"""Averaging of gradients: all together, unless a subclass overrides that."""
 from __future__ import annotations
 
 import copy
@@ -18,7 +18,7 @@ from chainermn.optimizers._sharded_states.partition import Shard
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
 
-#: Returns what a gradient of this update, with its loss scale, contributes to the mean.
+#: Returns the contribution of a gradient of this update, with its loss scale, to the mean.
 Completed = Callable[[Parameter, Array, 'float | None'], Array]
 
 
@@ -69,12 +69,12 @@ class GradientAveraging:
         self._rollback()
 
     def _commit(self) -> None:
-        """Let the compressor consider what it has sent as sent."""
+        """Let the compressor commit the gradients that it has sent."""
         if hasattr(self.compression, 'commit'):
             self.compression.commit()  # type: ignore[union-attr]
 
     def _rollback(self, *args: Collection[str]) -> None:
-        """Let the compressor send again what it has sent since the last commit."""
+        """Let the compressor send again the gradients sent since the last commit."""
         if hasattr(self.compression, 'rollback'):
             self.compression.rollback(*args)  # type: ignore[union-attr]
 
@@ -84,7 +84,7 @@ class GradientAveraging:
         Args:
             loss: The loss.
             named: All parameters of the model.
-            completed: Returns what to average; ``None`` if this update averages no gradients.
+            completed: Returns the gradients to average; ``None`` if this update averages none.
         """
         compute_gradients(self.actual_optimizer, loss)
 
@@ -157,14 +157,14 @@ def takes(communicator: CommunicatorBase, *args: object, **kwds: object) -> bool
 
 def _own_compressor(compressor: Compressor | PowerSGD | None, user: GradientAveraging
                     ) -> Compressor | PowerSGD | None:
-    """Return a compressor that nobody else uses, since its state belongs to one model.
+    """Return a compressor that no other object uses, since its state belongs to one model.
 
     Args:
         compressor: A compressor.
         user: The object whose attribute ``compression`` it becomes.
 
     Returns:
-        The compressor, or a copy without state if it has state and somebody else uses it.
+        The compressor, or a copy without state if it has state and another object uses it.
 
     Raises:
         ValueError: If it cannot be copied.

@@ -3,7 +3,7 @@
 Chainer stores the gradients of parameters only at the end of backward. But a gradient is complete
 as soon as all functions that use the parameter have run. So this module walks the graph before
 backward to count these functions, and wraps each step of backward. The graph is not changed: the
-same functions run in the same order. PyTorch computes gradients of several functions at once, and
+same functions run in the same order. PyTorch computes gradients of several functions together, and
 announces them.
 """
 from __future__ import annotations
@@ -25,7 +25,7 @@ _of_thread = threading.local()
 class _Watches(runtime.ProcessState):
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.count = 0  # of all threads
+        self.count = 0  # count of all threads
 
     def add(self, change: int) -> None:
         with self.lock:

@@ -16,7 +16,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class JoinHook:
-    """What a join does with an optimizer; the names are PyTorch's.
+    """The actions of a join on an optimizer; the method names are PyTorch's.
 
     Args:
         optimizer: The optimizer.
@@ -117,7 +117,7 @@ class JoinHook:
                                    root=root)
         if not is_root:
             for name, part in parts.items():
-                # Not strict: uninitialized parameters have no state in the optimizer.
+                # Allow missing keys: uninitialized parameters have no state in the optimizer.
                 chainer.serializers.NpzDeserializer(state[0][name], strict=False).load(part)
             _hyperparameters(actual).update(state[1])
 

@@ -10,8 +10,8 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 _INTERVAL = 100  # updates
 _DEBUG_MODE = Caller('the comparison of the models in debug mode', if_missing=(
-    f'Turn on debug mode ({environment.DEBUG}=1 or chainer.set_debug(True)) on all ranks, with the '
-    f'same {environment.DEBUG_EVERY}, or on none. All ranks must also train the same number of '
+    f'Enable debug mode ({environment.DEBUG}=1 or chainer.set_debug(True)) on all ranks, with the '
+    f'same {environment.DEBUG_EVERY}, or on none. All ranks must also run the same number of '
     'updates.'))
 
 

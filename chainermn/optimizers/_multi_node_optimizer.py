@@ -2,7 +2,7 @@
 
 An update is composed of objects, each of which has its own state:
 
-- :class:`~._gradient_averaging.GradientAveraging`: how gradients are averaged (at once, overlapped,
+- :class:`~._gradient_averaging.GradientAveraging`: averages gradients (all together, overlapped,
   double buffering)
 - :class:`~._accumulation.Accumulation`: how often
 - :class:`~._participants.AllRanks`: between whom (all ranks, or the active ones of a join)
@@ -83,7 +83,7 @@ class MultiNodeOptimizer(OptimizerProxy):
     _progress: UpdateProgress
     _checks: ModelChecks
     _watch: UpdateWatch
-    _answer_requests: Callable[[], None] | None  # of a single rank
+    _answer_requests: Callable[[], None] | None  # set on a single rank
     _recording: Recording | None = None
 
     if TYPE_CHECKING:  # attributes of the averaging and of the actual optimizer, for editors
@@ -150,9 +150,9 @@ class MultiNodeOptimizer(OptimizerProxy):
         if isinstance(self.actual_optimizer, chainer.Optimizer) and not isinstance(
                 link, chainer.Link):
             raise TypeError(
-                'optimizer.setup(model) takes the model, a chainer.Link, not '
+                'optimizer.setup(model) expects a chainer.Link, not '
                 f'{getattr(link, "__name__", type(link).__name__)}. Pass loss functions, such as a '
-                'Pipeline, to optimizer.update.')
+                'Pipeline, to optimizer.update instead.')
         self._averaging.reset()
         self.actual_optimizer.setup(link)
         self.target_params, self._is_new = [], False  # the next update broadcasts the model
@@ -221,7 +221,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             recording.end(self)
 
     def gather_states(self) -> dict[str, dict[str, Object]]:
-        """Gather the states of the update rules, of which each rank may have a shard.
+        """Gather the states of the update rules, which may be sharded over the ranks.
 
         Collective: every rank calls it.
 
@@ -295,7 +295,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             (True, False)
         """
         before = self.target_params
-        # The parameters of a new model differ between ranks, which loaded what they had saved.
+        # The parameters of a new model differ between ranks, which loaded their own files.
         self.target_params = [] if self._is_new else _seen(sorted(target.namedparams()))
         return self.target_params != before
 
@@ -370,7 +370,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._progress.n_started = 0
 
     def _current_update(self) -> Update:
-        """Return what the ranks compare; nothing in a join, where the counts may differ."""
+        """Return the values that the ranks compare; none in a join, where the counts may differ."""
         if not self._participants.are_in_step:
             return NO_UPDATE
         count = self._progress.n_started

@@ -87,8 +87,10 @@ class OptimizerSettings:
         self._rules: list[Object] = []
         self._of_chainer: list[chainer.UpdateRule] = []  # the rules that have settings
         self._hookable: Object = None
-        self._hyperparams: list[dict[str, Object]] = []  # of these: their parent, and often no more
-        self._hooks: list[Hooks] = []  # of the optimizer before and after updates, then of these
+        #: The hyperparameters of these rules: often only the reference to their parent.
+        self._hyperparams: list[dict[str, Object]] = []
+        #: The hooks of the optimizer before and after updates, then the hooks of these rules.
+        self._hooks: list[Hooks] = []
         self._has_state = self._has_more = False
         self._has_arrays = False  # or other hyperparameters that may change in place
         self._seen: list[Object] = []
@@ -142,7 +144,7 @@ class OptimizerSettings:
         if rules != self._rules or optimizer._hookable is not self._hookable:
             self._note_rules(rules)
         self._named = named
-        # One list of what is cheap to read: this takes most of the time.
+        # One list of the values that are cheap to read: this takes most of the time.
         numbers = optimizer.hyperparam.__dict__.values()
         seen = [*(map(_comparable, numbers) if self._has_arrays else numbers),
                 optimizer._loss_scale,
@@ -191,7 +193,7 @@ class OptimizerSettings:
         others = seen[len(hyperparams):]
         if not _are_equal(others, self._seen_others):
             self._seen_others = others
-            # Not what all parameters have: different models have an error of their own.
+            # Skip settings that all parameters have: different models have an error of their own.
             special = [item for item in self._other_texts().items() if item[1] != _USUAL]
             self._digest_of_others = zlib.crc32(repr(special).encode())
             self._digest_of_hooks = zlib.crc32(repr(self._hooks_of_program()).encode())
@@ -301,7 +303,7 @@ def _own(hyperparam: Object) -> dict[str, Object]:
 
 
 def _are_equal(values: list[Object], others: list[Object]) -> bool:
-    """Compare lists. What cannot be compared, such as an array, is equal if it is the same."""
+    """Compare lists. Values that cannot be compared, such as arrays, are compared by identity."""
     try:
         return values == others
     except Exception:

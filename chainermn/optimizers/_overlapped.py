@@ -8,7 +8,7 @@
     step                                        with all means
 
 Parameters are assigned to buckets in the order in which backward finishes them on rank 0 in the
-first update of each run, also of a resumed one. The exchange of a bucket starts when its gradients
+first update of each run, even a resumed one. The exchange of a bucket starts when its gradients
 and all previous buckets are complete, so the order is the same on all ranks. Gradients that are
 missing at the end of backward, such as the gradients of a layer that this rank's loss did not use,
 are exchanged then.
@@ -96,7 +96,7 @@ class Overlapped(GradientAveraging):
         paths = {param.node: path for path, param in params.items()}
         missing = [set(bucket) for bucket in self.buckets]
         bucket_of = {path: bucket for bucket in missing for path in bucket}
-        scale = getattr(self.actual_optimizer, '_loss_scale', None)  # of these gradients
+        scale = getattr(self.actual_optimizer, '_loss_scale', None)  # scale of these gradients
 
         def ready(node: VariableNode, gradient: Array) -> None:
             path = paths[node]
@@ -187,7 +187,7 @@ def _assigned(sizes: dict[str, int], bucket_bytes: int) -> list[list[str]]:
     """Assign parameters of these sizes to buckets, in order.
 
     A larger parameter gets its own bucket, with small ones that follow, such as its bias. The
-    first buckets are smaller, each at most half of what was sent before, so that the exchange
+    first buckets are smaller, each at most half of the previous buckets, so that the exchange
     starts early. The last buckets are smaller, each at most a third of what is left, because
     little of backward remains to hide their exchange. None is made smaller than 1 MiB.
     """

@@ -5,7 +5,7 @@ from typing import Literal
 
 from chainermn._types import Model
 
-#: What all ranks do together in an update.
+#: The collective operation of an update.
 Operation = Literal['broadcast', 'exchange']
 
 

@@ -11,7 +11,7 @@ from chainermn._process.program_place import program_place
 from chainermn._types import Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
 
-_ATTRIBUTE = '_chainermn_watch'  # of the actual optimizer
+_ATTRIBUTE = '_chainermn_watch'  # attribute of the actual optimizer
 _SEVERAL = 3  # steps
 
 _update = GradientMethod.update

@@ -38,7 +38,7 @@ DATASETS = {'digits': load_digits, 'cifar10': load_cifar10}
 
 
 def parse_arguments():
-    """What the command line says."""
+    """The command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '

@@ -31,7 +31,7 @@ class DCGANUpdater(training.updaters.StandardUpdater):
 
         real = self.converter(self.get_iterator('main').next(), self.device)
         drawn = generator(generator.noise(len(real)))
-        # As an array: the discriminator's loss is none of the generator's business.
+        # Pass an array, so that the discriminator's loss has no gradient for the generator.
         dis_optimizer.update(self.loss_dis, discriminator, real, drawn.array)
         # This leaves gradients in the discriminator too; its next update begins by clearing them.
         gen_optimizer.update(self.loss_gen, generator, discriminator, drawn)

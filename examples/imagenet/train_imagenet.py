@@ -26,7 +26,7 @@ DTYPES = {'float32': np.float32, 'float16': np.float16, 'mixed16': chainer.mixed
 
 
 def parse_arguments():
-    """What the command line says."""
+    """The command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('train', nargs='?', default='images/train.txt',

@@ -39,7 +39,7 @@ class Middle(chainermn.MultiNodeChainList):
 
 
 def parse_arguments():
-    """What the command line says."""
+    """The command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '

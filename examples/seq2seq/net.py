@@ -7,7 +7,7 @@ import numpy as np
 
 
 def embedded(embed, sentences):
-    """Embeds the words of all sentences at once."""
+    """Embeds the words of all sentences together."""
     ends = np.cumsum([len(sentence) for sentence in sentences[:-1]])
     return F.split_axis(embed(F.concat(sentences, axis=0)), ends, axis=0)
 
@@ -45,7 +45,7 @@ class Decoder(chainer.Chain):
             self.fc = L.Linear(n_units, n_words)
 
     def inputs(self, ys):
-        """Return what the LSTM reads while it learns to write ``ys``: each time the word before.
+        """Return the input of the LSTM while it learns to write ``ys``: the previous words.
 
         It comes to read what it wrote itself in :meth:`translate`.
         """

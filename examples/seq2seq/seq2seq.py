@@ -43,7 +43,7 @@ class Translator(chainer.Chain):
 
 
 def parse_arguments():
-    """What the command line says."""
+    """The command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
@@ -108,7 +108,7 @@ def main():
         train_iterator, optimizer, converter=data.convert, device=device)
     trainer = training.Trainer(updater, stop, out=args.out)
 
-    # (MN) BLEU is of all sentences at once: each process translates and counts, rank 0 computes.
+    # (MN) BLEU needs all sentences together: each process translates and counts, rank 0 computes.
     trainer.extend(
         bleu.BleuEvaluator(comm, validation_iterator, model, device, data.convert),
         trigger=interval)

@@ -63,7 +63,7 @@ class DecoderOn1(net.Decoder):
 
 
 def parse_arguments():
-    """What the command line says."""
+    """The command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '

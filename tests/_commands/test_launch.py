@@ -330,7 +330,7 @@ def test_wrong_arguments(monkeypatch, tmp_path):
     for fn, args, reason in [(lambda: 0, (), r'<lambda>\(\): too many'),
                              (lambda comm, x: 0, (), "missing a required argument: 'x'"),
                              (lambda comm: 0, (1,), 'too many positional arguments')]:
-        with pytest.raises(TypeError, match=rf'calls fn\(comm, .* do not fit .*{reason}'):
+        with pytest.raises(TypeError, match=rf'calls fn\(comm, .* do not match .*{reason}'):
             chainermn.launch(fn, 2, *args)
     for wrong in (2.0, '2', True, None):
         with pytest.raises(TypeError, match='n must be an integer'):

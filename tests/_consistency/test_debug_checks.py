@@ -150,7 +150,7 @@ def test_debug_mode_on_one_rank_only(naive, same_error, monkeypatch):
             return
         error = same_error(lambda: [optimizer.update(model, x) for _ in range(2)])
     assert 'rank 0: the comparison of the models in debug mode (allgather_obj)' in str(error)
-    assert 'Turn on debug mode (CHAINERMN_DEBUG=1 or chainer.set_debug(True)) on all ranks' in str(
+    assert 'Enable debug mode (CHAINERMN_DEBUG=1 or chainer.set_debug(True)) on all ranks' in str(
         error)
 
 

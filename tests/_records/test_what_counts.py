@@ -188,18 +188,18 @@ def test_what_cannot_be_compared(naive, tmp_path, usage_error):
     path = tmp_path / 'a/rank0.txt'
     text = path.read_text()
     path.write_text(text.replace('"size": 1,', '"size": 2,'))
-    assert ('has the record of only one of 2 ranks. Add RunRecord, or set CHAINERMN_RECORD, on all '
-            'ranks') in usage_error('compare', run.folder)
+    assert ('contains the record of only one of 2 ranks. Record all ranks (add RunRecord or set '
+            'CHAINERMN_RECORD on each') in usage_error('compare', run.folder)
     path.write_text(text.partition('\n')[0] + '\n')
-    assert 'has no update: the run ended before its first' in usage_error(
+    assert 'contains no updates: the run ended before its first' in usage_error(
         'compare', run.folder, run.folder)
 
 
 @pytest.mark.mpi_skip
 def test_wrong_details():
-    with pytest.raises(ValueError, match='details must be at least 1, not 0'):
+    with pytest.raises(ValueError, match='details must be an integer of at least 1, not 0'):
         chainermn.extensions.RunRecord(details=0)
-    with pytest.raises(TypeError, match="details must be a number of updates, not 'all'"):
+    with pytest.raises(TypeError, match="details must be an integer of at least 1, not 'all'"):
         chainermn.extensions.RunRecord('record', 'all')
 
 
@@ -216,7 +216,7 @@ def test_wrong_arguments_of_a_record_of_pytorch(tmp_path):
     record = record_of(module, optimizer, str(tmp_path))
     with pytest.raises(TypeError, match='loss must be a tensor of one element, not float'):
         record.loss(1.)
-    with pytest.warns(RuntimeWarning, match='TorchRecord records no step'):
+    with pytest.warns(RuntimeWarning, match='TorchRecord has recorded nothing'):
         optimizer.step()
     optimizer.step()  # warns once
 
@@ -225,7 +225,7 @@ def test_wrong_arguments_of_a_record_of_pytorch(tmp_path):
 def test_both_ways_to_record(naive, tmp_path):
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(.1), naive)
     run_record.record_by_environment(optimizer, str(tmp_path), '')
-    with pytest.warns(RuntimeWarning, match=r'recorded already\. Use either CHAINERMN_RECORD'):
+    with pytest.warns(RuntimeWarning, match=r'being recorded to .*\. Use either CHAINERMN_R'):
         run_record.record(optimizer, str(tmp_path))
-    with pytest.warns(RuntimeWarning, match='recorded already, in .*; its record is now in .*x'):
+    with pytest.warns(RuntimeWarning, match='recorded to .*; from now on it is recorded to .*x'):
         run_record.record(optimizer, str(tmp_path / 'x'))

@@ -55,7 +55,7 @@ def test_get(meant, kind):
     ({'type': 'fp16', 'threshold': 1}, ValueError, 'no parameter threshold'),
     (2, TypeError, 'compress and decompress, not 2'),
     (np.float16, TypeError, 'compression must be'),
-    (TwoBit, TypeError, 'compression is the class TwoBit; create one'),
+    (TwoBit, TypeError, 'must be an instance, not the class TwoBit. Pass'),
     *[({'type': '2bit', 'threshold': bad}, ValueError, 'threshold must be a positive number')
       for bad in (0, -1, math.inf, math.nan, 1e300, 1e-300)],
     *[({'type': '2bit', 'threshold': bad}, TypeError, 'threshold must be a positive number')

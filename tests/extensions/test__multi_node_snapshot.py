@@ -404,7 +404,7 @@ def test_a_condition_of_one_rank_without_autoload(comm, folder, n_retains):
     assert len(texts) == (comm.rank == 0)
     for text in texts:
         assert 'a snapshot of iteration 2 is incomplete\n  rank 0: wrote a file' in text
-        assert 'rank 1: wrote no file' in text and 'autoload could not resume' in text
+        assert 'rank 1: wrote no file' in text and 'autoload cannot resume' in text
 
 
 @pytest.mark.sample(3)

@@ -272,7 +272,7 @@ import importlib.util
 assert importlib.util.find_spec('cupy.core') is importlib.util.find_spec('cupy.util') is None
 if cupy.__version__ >= '14':
     for code in 'import cupy.cudnn', 'cupy.cudnn', 'from cupy.cuda import cudnn':
-        assert 'CuPy 14 has no cuDNN' in error(code), error(code)
+        assert 'CuPy 14 does not support cuDNN' in error(code), error(code)
 '''
 
 

@@ -156,7 +156,7 @@ ERRORS = {
         'r', out=[ROWS, ROWS], row_ids=[np.zeros(1, int)] * 3), ValueError, '3 row_ids'),
     'updater': (lambda kv: kv.set_updater(3), TypeError, 'must be callable'),
     'arguments of updater': (lambda kv: kv.set_updater(lambda x, stored: None), TypeError,
-                             r'called as updater\(key, input, stored\), but it is <lambda>'),
+                             r'updater\(key, pushed, stored\), but the signature is <lambda>'),
     'optimizer': (lambda kv: kv.set_optimizer('sgd'), TypeError, 'set_optimizer needs'),
     'compression type': (lambda kv: kv.set_gradient_compression({'type': '1bit'}), ValueError,
                          "'1bit'"),

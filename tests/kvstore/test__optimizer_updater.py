@@ -21,7 +21,7 @@ def set_up(*add):
 def test_hooks_for_the_whole_model_are_an_error(kv, same_error):
     error = same_error(kv.set_optimizer, set_up(hooks.GradientClipping(1)))
     assert isinstance(error, ValueError)
-    assert 'needs all parameters at once' in str(error) and 'update_on_kvstore=False' in str(error)
+    assert 'needs all parameters together' in str(error) and 'update_on_kvstore=False' in str(error)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -1,4 +1,4 @@
-"""What laws of saves have in common: checkpointers, and how their states are compared."""
+"""What laws of checkpoints have in common: checkpointers, and how their states are compared."""
 
 import numpy as np
 import pytest

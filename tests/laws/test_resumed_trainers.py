@@ -176,11 +176,11 @@ def trainers(draw):
 
 
 class Job:
-    """A process of each rank: it resumes from the last save, and trains until it is killed.
+    """A process of each rank: it resumes from the last checkpoint, and trains until it is killed.
 
     Args:
         comm: The communicator.
-        folder: Where the saves are.
+        folder: Where the checkpoints are.
         case: The random program.
         rows: Gets what can be observed, by iteration.
     """

@@ -16,7 +16,7 @@ from chainer_compat.pytorch.conversion.tracked_array import Array
 
 
 class BatchSize:
-    """The batch size as a value of the graph, and what is computed from it.
+    """The batch size as a value of the graph, and values computed from it.
 
     Args:
         value: The batch size.

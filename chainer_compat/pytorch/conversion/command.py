@@ -78,7 +78,7 @@ def _export_training(options: argparse.Namespace) -> None:
     except (ConversionError, ImportError, OSError) as error:
         sys.exit(f'{type(error).__name__}: {error}')
     print(f'Wrote {os.path.join(options.output, "train.py")}, module.pt and training.pt: let '
-          'data_set in train.py return your data. A snapshot does not contain the learning rate; '
+          'dataset in train.py return your data. A snapshot does not contain the learning rate; '
           f'it is from {options.training}.')
 
 
@@ -105,7 +105,7 @@ def _model(options: argparse.Namespace) -> Any:
 
 
 def _made(option: str, name: str, *args: Any) -> Any:
-    """Return what a function of the program returns."""
+    """Return the result of a function of the program."""
     module, _, function = name.partition(':')
     if not function:
         sys.exit(f'{option} must be MODULE:FUNCTION, not {name!r}.')
@@ -113,7 +113,7 @@ def _made(option: str, name: str, *args: Any) -> Any:
         sys.path.insert(0, '')
     try:
         return getattr(importlib.import_module(module), function)(*args)
-    except Exception as error:  # of the program
+    except Exception as error:  # raised by the program
         sys.exit(f'{option} {name} cannot be called: {type(error).__name__}: {error}')
 
 

@@ -170,9 +170,9 @@ def _size(array: Array) -> float:
 
 
 class _Noise:
-    """How much outputs and gradients change if all values are rounded differently.
+    """The change of outputs and gradients if all values are rounded differently.
 
-    Nothing is computed until a difference is large enough to ask.
+    It is computed only when a difference is large enough to need it.
     """
 
     def __init__(self, module: torch.nn.Module, calls: list[TracedCall], inputs: tuple[Any, ...],

@@ -47,8 +47,8 @@ def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
 
     Raises:
         ConversionError: If the model uses a function without an expression in PyTorch, or if its
-            control flow or constants depend on the inputs. The message names function, link and
-            line.
+            control flow or constants depend on the inputs. The message gives the function, the
+            link and the line.
     """
     return converted('to_torch(model, x)', model, inputs, train, dynamic_batch, call, True)[0]
 
@@ -79,7 +79,7 @@ def converted(operation: str, model: chainer.Link, inputs: tuple[Any, ...], trai
             # Broadcasting does nothing if the batch size is 1.
             second = _other_run(first, 1, 2, trace_again)
             return _compared(second, with_gradients, 2)
-        except Exception as error:  # of the program, which may need this batch size
+        except Exception as error:  # raised by the program, which may need this batch size
             failure = error
     if dynamic_batch:
         raise ConversionError(
@@ -159,7 +159,7 @@ def _other_run(first: Trace, size: int | None, other: int | None,
     for inputs in varied(first.inputs, size, other, seed):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter('ignore')  # of Chainer about small batches
+                warnings.simplefilter('ignore')  # Chainer warns about small batches
                 return run(first, inputs, seed + 1)
         except ConversionError:
             raise
@@ -198,10 +198,10 @@ def _check_calls_are_independent(first: Trace) -> None:
 
 
 def _infers_equally(module: fx.GraphModule, first: Trace, inputs: tuple[Any, ...]) -> bool | None:
-    """Whether the module infers what the model does; ``None`` if the model does not run."""
+    """Return whether inference gives the results of the model; ``None`` if the model fails."""
     try:
         run = trace(first.model, inputs, False, first.call)
-    except Exception:  # of the program
+    except Exception:  # raised by the program
         return None
     calls = run.needed()
     if first.train and any(each.train for each in calls):
@@ -209,7 +209,7 @@ def _infers_equally(module: fx.GraphModule, first: Trace, inputs: tuple[Any, ...
     is_same = list(map(_kind, calls)) == list(map(_kind, first.needed()))
     try:
         return compare_run(module, run, set(), is_same).first_difference is None
-    except Exception:  # of the module
+    except Exception:  # raised by the module
         return False
 
 

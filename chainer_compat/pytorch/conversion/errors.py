@@ -6,7 +6,7 @@ import sys
 class ConversionError(ValueError):
     """Raised if a model cannot be converted. Nothing was written.
 
-    The message names the function, the link that called it, and the line of the program.
+    The message gives the function, the link that called it, and the line of the program.
     """
 
 

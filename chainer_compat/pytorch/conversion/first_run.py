@@ -51,7 +51,7 @@ def check_model(operation: str, model: object) -> None:
         return
     kind, target = name_of_kind(model), ''
     if isinstance(model, type):
-        kind, target = f'the class {model.__name__}', f' Create one: {model.__name__}(...).'
+        kind, target = f'the class {model.__name__}', f' Pass an instance: {model.__name__}(...).'
     elif hasattr(model, 'target'):
         target = ' Pass its model, optimizer.target.'
     raise ConversionError(
@@ -71,8 +71,8 @@ def _check_input(value: object, name: str) -> None:
         for i, each in enumerate(value):
             _check_input(each, f'{name}[{i}]')
     elif isinstance(value, torch.Tensor):
-        raise ConversionError(f'{name} is a torch.Tensor, but the model of Chainer runs with it. '
-                              'Pass a NumPy array, such as x.numpy().')
+        raise ConversionError(f'{name} is a torch.Tensor, but the Chainer model needs NumPy '
+                              'arrays. Pass x.numpy().')
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ def explained(operation: str, inputs: tuple[Any, ...], model: chainer.Link | Non
         if not inputs:
             hint = f' Pass example inputs: {operation}.'
         elif isinstance(model, chainer.links.Classifier) and len(inputs) == 1:
-            hint = (' L.Classifier takes the labels as well. To convert the model in it, pass '
+            hint = (' L.Classifier also takes the labels. To convert the model that it wraps, pass '
                     f'model.predictor: {operation.replace("model", "model.predictor")}.')
         elif any(map(_is_numbers, inputs)):
             hint = ' Pass arrays, such as np.array(x, np.float32), instead of lists of numbers.'
@@ -102,7 +102,7 @@ def explained(operation: str, inputs: tuple[Any, ...], model: chainer.Link | Non
 
 
 def _is_numbers(value: object) -> bool:
-    """Whether a value is a list of numbers, or of lists of them."""
+    """Return whether a value is a list of numbers, or of lists of them."""
     while isinstance(value, list | tuple) and value:
         value = value[0]
         if isinstance(value, bool | int | float):

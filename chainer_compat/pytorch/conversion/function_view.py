@@ -12,7 +12,7 @@ from chainer_compat.pytorch.conversion.tracked_array import Array, plain
 
 
 class GraphBuilder(Protocol):
-    """What builds the graph: ``module.Builder``."""
+    """The builder of the graph: ``module.Builder``."""
 
     train: bool
     with_gradients: bool
@@ -27,7 +27,7 @@ class GraphBuilder(Protocol):
         """Return an array as a value of the graph."""
 
     def is_parameter(self, array: Array) -> bool:
-        """Whether an array belongs to a parameter."""
+        """Return whether an array belongs to a parameter."""
 
 
 class FunctionView:
@@ -99,7 +99,7 @@ class FunctionView:
         return getattr(self._first.function, name)
 
     def is_contiguous(self, index: int) -> bool:
-        """Whether an input has no gaps in memory, in the order of its axes."""
+        """Return whether an input has no gaps in memory, in the order of its axes."""
         return bool(self._first.in_arrays[index].flags.c_contiguous)
 
     def constant(self, array: Array) -> Any:

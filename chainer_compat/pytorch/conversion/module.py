@@ -96,7 +96,7 @@ class Builder:
         tensors = self._tensors()
         _add_tensors(self.root, tensors)
         module = fx.GraphModule(self.root, self.graph, type(self.model).__name__)
-        _add_tensors(module, tensors)  # also those that the graph does not use
+        _add_tensors(module, tensors)  # including tensors that the graph does not use
         module.meta['chainer_batch'] = self.batch is not None
         return module.train(self.train)
 
@@ -164,7 +164,7 @@ class Builder:
         return first
 
     def is_parameter(self, array: Array) -> bool:
-        """Whether an array belongs to a parameter."""
+        """Return whether an array belongs to a parameter."""
         return self._names.get(identity(array)) in self._parameters
 
     def _known_arrays(self) -> dict[Any, str]:

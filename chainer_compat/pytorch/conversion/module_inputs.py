@@ -44,8 +44,8 @@ def add(graph: fx.Graph, tracer: fx.proxy.TracerBase, inputs: tuple[Any, ...],
     """
     proxies: dict[Any, Any] = {}
     batches: list[Any] = []
-    hint = '' if batch else (' Convert the model with dynamic_batch=True for other batch sizes, or '
-                             'an error that says why it needs this one.')
+    hint = '' if batch else (' Convert the model with dynamic_batch=True to accept other batch '
+                             'sizes; if that is impossible, the error says why.')
 
     names = _argument_names(function, len(inputs))
 
@@ -62,11 +62,11 @@ def add(graph: fx.Graph, tracer: fx.proxy.TracerBase, inputs: tuple[Any, ...],
             skipped = 1 if batch and value.ndim and len(value) == batch[0] else 0
             shape = tuple(value.shape[skipped:])
             require(graph, proxy.shape[skipped:] == shape, f'Input {name} must have the shape '
-                    f'{("batch",) * skipped + shape}, as in the conversion.{hint} It has:',
-                    proxy.shape)
+                    f'{("batch",) * skipped + shape}, as in the conversion.{hint} '
+                    'Shape of this input:', proxy.shape)
             if skipped and batches:
                 require(graph, proxy.shape[0] == batches[0].shape[0], f'Input {name} must have '
-                        'the length of the first array, as in the conversion.')
+                        'the same batch size as the first array, as in the conversion.')
             if skipped:
                 batches.append(proxy)
         elif value is None or isinstance(value, bool | int | float | str | np.generic):

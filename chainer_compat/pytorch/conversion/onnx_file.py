@@ -122,13 +122,13 @@ def _export(module: torch.nn.Module, inputs: Inputs, file: Path, size: int | Non
     arguments = tensors(inputs)
     try:
         with warnings.catch_warnings(), _without_logging():
-            warnings.simplefilter('ignore')  # of PyTorch about itself
+            warnings.simplefilter('ignore')  # PyTorch warns about itself
             program = torch.onnx.export(
                 module, (*arguments, {}), dynamo=True, verbose=False,  # {}: no keyword arguments
                 opset_version=opset_version,
                 dynamic_shapes=tuple(mapped(each, shape) for each in arguments) if size else None)
             program.save(file, external_data=False)
-    except Exception as error:  # of torch.export and onnxscript, which have many
+    except Exception as error:  # raised by torch.export and onnxscript, which have many classes
         cause = str(error.__cause__ or error).strip().split('\n')[0]
         raise ConversionError(
             f'torch.onnx cannot export the converted module: {cause}') from error
@@ -158,7 +158,7 @@ def _check(file: Path, runs: list[Trace]) -> None:
         found = [_outputs(session, names, run) for run in runs]
     except ConversionError:
         raise
-    except Exception as error:  # of ONNX Runtime
+    except Exception as error:  # raised by ONNX Runtime
         raise ConversionError(f'ONNX Runtime cannot run the file: {error}') from error
     for run, outputs in zip(runs, found, strict=True):
         expected = [as_array(y) for y in flattened(run.variables) if y is not None]

@@ -41,9 +41,9 @@ class RuleInTorch(NamedTuple):
     options: Callable[[Any], Options]
     #: Names of states: Chainer's, and PyTorch's.
     states: dict[str, str]
-    #: What PyTorch's state is of Chainer's, from the hyperparameters.
+    #: The factor from Chainer's state to PyTorch's, from the hyperparameters.
     factor: Callable[[Any], float] = lambda _: 1.
-    #: Whether ``weight_decay`` is what the hook WeightDecay does.
+    #: Whether ``weight_decay`` has the effect of the hook WeightDecay.
     has_weight_decay: bool = True
     #: Whether PyTorch counts the steps of each parameter.
     counts: bool = False
@@ -110,8 +110,8 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
                        ) -> torch.optim.Optimizer:
     """Return a PyTorch optimizer that continues where Chainer's stopped.
 
-    It has the state of each parameter, also with hyperparameters of its own. Parameters with
-    ``disable_update()`` get ``requires_grad=False``. The hooks WeightDecay, GradientClipping,
+    It has the state of each parameter, even if a parameter has its own hyperparameters. Parameters
+    with ``disable_update()`` get ``requires_grad=False``. The hooks WeightDecay, GradientClipping,
     GradientHardClipping and Lasso act as before: as the option ``weight_decay`` where that is the
     same, and otherwise before each step (``register_step_pre_hook``).
 
@@ -127,7 +127,7 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
         ``eps`` before each step, since Chainer adds it before it corrects the bias.
 
         PyTorch's momentum does not contain the learning rate, so a rate that changes later acts
-        at once on all of the velocity; and AdamW multiplies its weight decay by the rate.
+        immediately on all of the velocity; and AdamW multiplies its weight decay by the rate.
 
     Raises:
         ConversionError: If PyTorch has no such optimizer or hook, or the module lacks a parameter.
@@ -207,7 +207,8 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
                 if rule.state[ours].shape != old.shape:
                     raise ConversionError(
                         f'The state of {name} is a shard, since the optimizer has '
-                        'shard_states=True and was updated. Set it up with the model again first')
+                        'shard_states=True and was updated. Call optimizer.setup(model) again '
+                        'first')
                 if found and found.get(theirs) is None:
                     raise ConversionError(
                         f'The PyTorch optimizer has no state {theirs!r} of {name}')
@@ -298,7 +299,7 @@ def _parameters(optimizer: Any, module: torch.nn.Module
 
 
 def _prefixes(names: Any) -> Iterator[str]:
-    """Yield what the names may have in common: nothing, or the names of links around the model."""
+    """Yield possible common prefixes of the names: none, or the names of links around the model."""
     yield ''
     first = next(iter(names), '')
     parts = first.split('.')
@@ -309,7 +310,7 @@ def _prefixes(names: Any) -> Iterator[str]:
 
 
 def kind_of(optimizer: Any, params: list[Any]) -> RuleInTorch:
-    """Return what the update rules of parameters are in PyTorch."""
+    """Return the PyTorch equivalents of parameters' update rules."""
     rules = {type(param.update_rule) for param in params}
     if len(rules) > 1:
         raise ConversionError('Parameters have update rules of different classes: '
@@ -371,7 +372,7 @@ def _options(rule: Any, kind: RuleInTorch, decay: float) -> Options:
 
 
 def _preparation(hook: Any) -> Preparation:
-    """Return what a hook does, for parameters of PyTorch."""
+    """Return the effect of a hook, for parameters of PyTorch."""
     kind = type(hook)
     if kind is optimizer_hooks.WeightDecay:
         return lambda params: _for_each(params, lambda p: p.grad.add_(p, alpha=hook.rate))
@@ -413,7 +414,7 @@ def _set_state(optimizer: torch.optim.Optimizer, kind: RuleInTorch, name: str, o
     rule = old.update_rule
     if set(arrays) - set(kind.states):
         raise ConversionError(f'The state of {name} has {", ".join(sorted(arrays))}, but '
-                              f'{kind.make.__name__} knows {", ".join(kind.states)}')
+                              f'{kind.make.__name__} expects {", ".join(kind.states)}')
     found: dict[str, Any] = {'step': torch.tensor(float(rule.t))} if kind.counts else {}
     for ours, theirs in kind.states.items():
         if ours == 'vhat' and not rule.hyperparam.amsgrad:

@@ -1,4 +1,4 @@
-"""What a recorded run replaces in Chainer and NumPy until it ends."""
+"""Replacements in Chainer and NumPy during a recorded run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chainer_compat.pytorch.conversion.tracked_array import Array, Current, trac
 
 
 class RunRecorder(Protocol):
-    """What records the run: ``tracing.Trace``."""
+    """The recorder of the run: ``tracing.Trace``."""
 
     is_inside: bool
 

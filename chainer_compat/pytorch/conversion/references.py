@@ -1,4 +1,4 @@
-"""What a recorded run consists of: functions, and where their inputs come from."""
+"""The parts of a recorded run: functions, and the origins of their inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Leaf:
     array: Array
 
 
-#: Where a value comes from.
+#: The origin of a value.
 Reference = Input | Output | Detached | Leaf
 
 
@@ -74,7 +74,7 @@ class TracedCall:
 
     @property
     def label(self) -> str:
-        """Names function, link and line for messages."""
+        """The function, link and line, for messages."""
         return f'{self.name.rsplit(".", 1)[-1]} ({self.place})'
 
 

@@ -21,7 +21,7 @@ from chainer_compat.pytorch.conversion.tracked_array import Array
 #: The files of ChainerMN's checkpoints: name, rank, iteration.
 CHECKPOINT = re.compile(r'(?P<name>.+)\.(?P<rank>\d+)\.(?P<iteration>\d+)')
 
-#: The array that names the checkpoint of a file, and the ranks that wrote one, as JSON.
+#: The array that identifies the checkpoint of a file, and the ranks that wrote one, as JSON.
 TAG = 'chainermn/save'
 
 
@@ -87,7 +87,7 @@ def _newest_files(folder: Path) -> list[Path]:
 
 
 def _is_complete(files: Mapping[int, Path], ranks: int) -> bool:
-    """Whether all ranks saved an iteration.
+    """Return whether all ranks saved an iteration.
 
     Args:
         files: The files of the iteration, by rank.
@@ -104,7 +104,7 @@ def _is_complete(files: Mapping[int, Path], ranks: int) -> bool:
 
 
 def _tag(file: Path) -> dict[str, Any] | None:
-    """Return what a file says about its checkpoint; ``None`` for a file of ChainerMN 7."""
+    """Return the description of a checkpoint in a file; ``None`` for a file of ChainerMN 7."""
     with np.load(file) as arrays:
         return json.loads(arrays[TAG].tobytes()) if TAG in arrays else None
 

@@ -52,7 +52,7 @@ def unchanged(model: chainer.Link) -> Iterator[Callable[[], dict[str, Array]]]:
 
 
 def uninitialized(model: chainer.Link) -> list[str]:
-    """Return the names of arrays whose links wait for their first input to know their sizes."""
+    """Return the names of arrays whose sizes depend on the first input, which is still missing."""
     return [*(torch_name(path) for path, parameter in model.namedparams(include_uninit=True)
               if not parameter.is_initialized),
             *(torch_name(f'{path}/avg_mean') for path, link in model.namedlinks()

@@ -13,7 +13,7 @@ import torch
 
 
 def eps_before_correction(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Let Adam add ``eps`` before it corrects the bias, and count every step, as Chainer.
+    """Let Adam add ``eps`` before it corrects the bias, and count every step, like Chainer.
 
     A hook of ``register_step_pre_hook``.
     """

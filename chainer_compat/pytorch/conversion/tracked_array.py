@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 IN_PLACE = 'changes an array in place that was computed from the inputs'
 
 
-#: What the program may have written, by the method that Python then calls.
+#: Expressions that the program may contain, by the method that Python calls for them.
 WRITTEN = {
     '__bool__': 'an if, while, assert, and, or or not', '__int__': 'int(...)',
     '__float__': 'float(...)', '__complex__': 'complex(...)', 'shape': 'len(...) or .shape',

@@ -22,7 +22,7 @@ from chainer_compat.updates.sharded_states import ENTRY, merge
 
 
 class WhereItStopped(NamedTuple):
-    """Where a training stopped; ``None``: the snapshot does not say."""
+    """The position at which a training stopped; ``None``: the snapshot does not contain it."""
 
     iteration: int | None
     epoch: int | None
@@ -55,7 +55,7 @@ def load_optimizer(path: str | Path, optimizer: Any) -> WhereItStopped:
 
 
 def _prefix(arrays: Mapping[str, Array], optimizer: Any, file: str) -> str:
-    """Return what the names of all states begin with."""
+    """Return the common prefix of the names of all states."""
     ends = [f'{name.lstrip("/")}/t' for name, _ in optimizer.target.namedparams()]
     starts = {key[:len(key) - len(ends[0])] for key in arrays if key.endswith(ends[0])}
     found = sorted(start for start in starts if start[-1:] in ('', '/') and all(
@@ -75,7 +75,7 @@ def _complete_state(of_ranks: Sequence[Mapping[str, Array]], start: str) -> dict
             {key: arrays[key] for key in arrays if key.startswith(start)} for arrays in of_ranks])
     except ValueError:
         raise ConversionError(
-            'The file contains only a shard of the states of the optimizer, which had '
+            'The file contains only one shard of the optimizer states, because the optimizer used '
             'shard_states=True. Pass the folder with the files of all ranks') from None
 
 
@@ -181,7 +181,7 @@ EPOCHS = {begin} + 10
 BATCH = 32  # of each process
 {sources}
 
-def data_set():
+def dataset():
     """Return the training data: pairs of an input and a label."""
     raise NotImplementedError('Return your dataset here')
 
@@ -208,7 +208,7 @@ def main():
     optimizer.load_state_dict(saved['optimizer'])  # its learning rate is {rate}
 {register}    parallel = DistributedDataParallel(module) if size > 1 else module
 
-    data = data_set()
+    data = dataset()
     sampler = DistributedSampler(data) if size > 1 else None
     loader = DataLoader(data, BATCH, shuffle=sampler is None, sampler=sampler)
     for epoch in range({begin}, EPOCHS):

@@ -78,8 +78,8 @@ def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any
     outputs = max(found.outputs.values(), default=0.)
     if outputs > 1e-3:
         warnings.warn('All weights were copied, but outputs differ by '
-                      f'{outputs:.1e}, relative to the largest element: the layers without '
-                      'weights differ, such as pooling or strides.', stacklevel=2)
+                      f'{outputs:.1e}, relative to the largest element: the models differ in '
+                      'something without weights, such as pooling or strides.', stacklevel=2)
 
 
 class _Inference(torch.nn.Module):

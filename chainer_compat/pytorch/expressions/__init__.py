@@ -58,5 +58,5 @@ NUMPY: dict[str, Callable[..., Any]] = numpy_functions.EXPRESSIONS
 #: Functions without an entry, by class, and the reason.
 NOT_EXPRESSIBLE: dict[str, str] = {
     'math.einsum.DiagEinSum': 'PyTorch has no einsum with repeated output subscripts',
-    'theano.theano_function.TheanoFunction': 'is a program of Theano',
+    'theano.theano_function.TheanoFunction': 'runs a Theano function',
 }

@@ -50,7 +50,7 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
 
 
 class _LeakyReLU(torch.autograd.Function):
-    """Unlike PyTorch's own, its gradient depends on the output, as Chainer's."""
+    """A leaky ReLU whose gradient depends on the output, like Chainer's and unlike PyTorch's."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, slope: float) -> torch.Tensor:
@@ -62,7 +62,7 @@ class _LeakyReLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor, None]:
         y, = ctx.saved_tensors
-        gy = like(gy, y)  # with different strides, PyTorch's kernel takes ten times as long
+        gy = like(gy, y)  # PyTorch's kernel is ten times slower if the strides differ
         if y.sum().isnan():  # Chainer returns the gradient where it was NaN
             return torch.where(y <= 0, gy * ctx.slope, gy), None
         return _leaky_relu_backward(gy, y, ctx.slope, False), None
@@ -76,7 +76,7 @@ _leaky_relu = super(torch.autograd.Function, _LeakyReLU).apply
 def run_relu(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``torch.relu(x)``.
 
-    The gradient is 0 wherever the output is 0, as Chainer's on a GPU. Chainer's on the CPU is NaN
+    The gradient is 0 wherever the output is 0, like Chainer's on a GPU. Chainer's on the CPU is NaN
     there if the gradient of the output is infinite or NaN. Where the output is NaN, the gradient of
     the output is passed on; Chainer's is 0.
     """
@@ -97,8 +97,8 @@ def run_elu(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``F.elu(x)``."""
     if f.alpha != 1:  # at 0, the gradient would be another one
         raise Unsupported
-    y = N.elu_(x.clone())  # in place, the gradient depends on the output, as Chainer's
-    if y.detach().sum().isnan():  # with another gradient
+    y = N.elu_(x.clone())  # in place, the gradient depends on the output, like Chainer's
+    if y.detach().sum().isnan():  # for NaN, Chainer's gradient differs
         raise Unsupported
     f.retain_outputs((0,))
     return y
@@ -126,11 +126,11 @@ def run_softplus(f: Any, x: torch.Tensor) -> torch.Tensor:
     if f.beta == 0 or not x.dtype.is_floating_point:
         raise Unsupported
     f.retain_inputs((0,))
-    return N.softplus(x, f.beta, 40)  # beyond it, the result is x in float64, too
+    return N.softplus(x, f.beta, 40)  # beyond it, the result is also x in float64
 
 
 def without_cudnn(f: Any, x: torch.Tensor) -> None:
-    """Set what the gradients of sigmoid and tanh read."""
+    """Set the attributes that the gradients of sigmoid and tanh read."""
     f._use_cudnn = False
 
 

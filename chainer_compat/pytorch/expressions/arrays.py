@@ -82,10 +82,10 @@ def pad(f: Any, x: Any) -> Any:
     mode = {'edge': 'replicate', 'reflect': 'reflect', 'wrap': 'circular'}.get(f.mode)
     padded = [i for i in range(ndim) if any(sizes[i])]
     if mode is None or f.keywords:
-        raise NotImplementedError('another mode than constant, edge, reflect and wrap')
+        raise NotImplementedError('a mode other than constant, edge, reflect and wrap')
     if (padded and padded[0] < 2) or ndim not in (3, 4, 5):
-        raise NotImplementedError('in these modes, padding of the first two axes, or an array that '
-                                  'has not 3 to 5 axes')
+        raise NotImplementedError('in these modes: padding of the first two axes, or arrays with '
+                                  'fewer than 3 or more than 5 axes')
     inner = widths(*zip(*sizes[2:], strict=True))
     if not f.with_gradients:
         return N.pad(x, inner, mode)

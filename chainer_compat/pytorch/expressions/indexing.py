@@ -61,7 +61,7 @@ def _key(f: Any, slices: tuple[Any, ...], known: tuple[Any, ...]) -> tuple[Any, 
             axis, position = axis + missing, position + missing
         elif isinstance(each, slice) and isinstance(each.step, int) and each.step < 0:
             if arrays:
-                raise NotImplementedError('negative steps beside arrays of indices')
+                raise NotImplementedError('negative steps combined with index arrays')
             size = f.in_shapes[0][axis]
             if isinstance(size, int):
                 indices = range(*each.indices(size))

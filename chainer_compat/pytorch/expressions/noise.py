@@ -1,4 +1,4 @@
-"""Random functions. Comparisons replace what they draw with what Chainer drew (``DRAWN``)."""
+"""Random functions. Comparisons replace their numbers by the numbers that Chainer drew."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def negative_sampling(f: Any, x: Any, t: Any, W: Any) -> Any:
     """``F.softplus`` of ``-x @ W[t]`` and of ``x @ W[samples]``, by ``torch.multinomial``."""
     table = getattr(f.raw('sampler'), '__self__', None)
     if not isinstance(table, chainer.utils.WalkerAlias):
-        raise NotImplementedError('a sampler that is not a WalkerAlias, so a Python program')
+        raise NotImplementedError('a sampler other than WalkerAlias, because it runs Python code')
     n = len(table.threshold)
     p = np.bincount(table.values[::2], table.threshold, n) + np.bincount(
         table.values[1::2], 1 - table.threshold, n)
@@ -68,7 +68,7 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'noise.zoneout.Zoneout': zoneout,
 }
 
-#: What the random functions in the graph return for the numbers that Chainer drew.
+#: The results of the random functions in the graph, for the numbers that Chainer drew.
 DRAWN: dict[str, Callable[..., Any]] = {
     'activation.rrelu.RReLU': lambda f, x: torch.where(x >= 0, x, x * torch.from_numpy(f.r)),
     'loss.negative_sampling.NegativeSamplingFunction':

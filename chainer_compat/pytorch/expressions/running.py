@@ -13,7 +13,7 @@ from chainer_compat.pytorch.unsupported import Unsupported
 
 
 class Retained(NamedTuple):
-    """What ``backward`` of a Chainer function reads, beside options of the function."""
+    """The arrays that ``backward`` of a Chainer function reads, besides options of the function."""
 
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """Kernels of PyTorch that compute single Chainer functions.
 
-They compute on a GPU, and on the CPU where runs of functions are not recorded: while somebody
-watches, for example. Each module contains the kernels of one family, and is imported with PyTorch,
+They compute on a GPU, and on the CPU where runs of functions are not recorded: with function hooks,
+for example. Each module contains the kernels of one family, and is imported with PyTorch,
 at the first call. :data:`KERNELS`, :data:`OF_IMAGES` and :data:`BACKWARD` list the functions.
 """
 

@@ -56,7 +56,7 @@ def with_bias(gx: torch.Tensor | None, gW: torch.Tensor | None, gy: Variable | N
         gx: The gradient of the input; ``None`` if not asked for.
         gW: The gradient of the weight; ``None`` if not asked for.
         gy: The gradient of the output, whose second axis has the channels.
-        x: The input, whose memory format its gradient gets.
+        x: The input; ``gx`` is returned in its memory format.
         indexes: Which gradients to return; 2 is the bias.
     """
     found = []

@@ -68,7 +68,7 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
 
 
 def output(f: BatchNormalization, inputs: tuple[np.ndarray, ...]) -> tuple[object]:
-    """Normalize a batch, and keep what the gradient needs."""
+    """Normalize a batch, and keep the values that the gradient needs."""
     x, gamma, beta = inputs
     # Chainer warns of batches of one sample.
     if (f._impl_selector is not _impl_selector or any(f.input_layouts) or x.size == gamma.size
@@ -148,7 +148,7 @@ def _in_place(mean: np.ndarray, var: np.ndarray, shape: Shape, *others: torch.Te
 @functools.lru_cache(maxsize=1024)
 def _plan(x: Shape, gamma: Shape, beta: Shape, axis: tuple[int, ...] | None
           ) -> tuple[bool, tuple[int, ...], tuple[int, ...], Expander] | None:
-    """Return what depends on shapes; ``None`` if PyTorch does not have this kind.
+    """Return the values that depend on shapes; ``None`` if PyTorch does not have this kind.
 
     Returns:
         Whether statistics are per channel, the axes that are normalized, the others, and an index
@@ -272,7 +272,7 @@ def _check(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], x: np.nda
 
 
 def _are_plain(*arrays: Any) -> bool:
-    """Whether CuPy arrays are contiguous, of one dtype, and in memory of their own."""
+    """Return whether CuPy arrays are contiguous, of one dtype, and in memory of their own."""
     return (all(each is not None and each.dtype == arrays[0].dtype and each.flags.c_contiguous
                 for each in arrays) and len({id(each.data.mem) for each in arrays}) == len(arrays))
 

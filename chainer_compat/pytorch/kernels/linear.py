@@ -72,6 +72,6 @@ def weight_gradient(node: LinearGradWeight, inputs: tuple[np.ndarray, np.ndarray
 
 
 def _keep(node: LinearFunction | LinearGradData | LinearGradWeight) -> None:
-    """Set what the node's ``backward`` needs, as its ``forward`` does."""
+    """Set the attributes that the node's ``backward`` needs, as its ``forward`` does."""
     node._config_use_ideep = chainer.config.use_ideep
     node.retain_inputs((0, 1))

@@ -59,7 +59,7 @@ RNN = {'tanh': Cell(torch.rnn_tanh, _rnn_step(F.tanh), 1),
 
 Weights = Sequence[Sequence[Variable]]
 
-#: Time steps of a run for which a call of its own is faster.
+#: Minimum number of time steps for which a separate call is faster.
 MIN_STEPS = 4
 
 
@@ -177,12 +177,12 @@ def reversing(sizes: Sequence[int]) -> np.ndarray:
 
 
 def _has_fast_layer(cell: Cell, x: torch.Tensor) -> bool:
-    """Whether PyTorch computes sequences of one length by oneDNN, twice as fast as others."""
+    """Return whether PyTorch uses oneDNN for sequences of equal length, which is twice as fast."""
     return cell is LSTM and not x.is_cuda and x.dtype == torch.float32
 
 
 def _parts(sizes: Sequence[int]) -> list[list[int]]:
-    """Split time steps into runs with the same number of sequences, and what is between them."""
+    """Split the time steps into stretches with a constant number of sequences, and the others."""
     parts: list[list[int]] = []
     between: list[int] = []
     for _, group in itertools.groupby(sizes):
@@ -215,12 +215,12 @@ class Layer(FunctionNode):
     def forward(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
         """Compute the outputs, and keep PyTorch's graph of the computation."""
         self.retain_inputs(tuple(range(len(inputs))))
-        # Others compute step by step, and add the gradients of the steps in bfloat16.
+        # Other cells compute step by step, and sum the gradients of the steps in bfloat16.
         sums_in_float32 = self.cell is LSTM and self._has_equal_lengths()
         x, *others = operands(*inputs, has_kernel=sums_in_float32)
         state, weights, biases = self._separate(others)
         n = self.cell.gates
-        # Not part of PyTorch's graph: backward splits the gradients.
+        # Keep these out of PyTorch's graph: backward splits the gradients.
         self._tensors = [x, *state, *[torch.cat(tuple(part)) for part in (
             weights[:n], weights[n:], biases[:n], biases[n:])]]
         with torch.set_grad_enabled(chainer.config.enable_backprop):
@@ -243,7 +243,7 @@ class Layer(FunctionNode):
 
     def _in_parts(self, x: torch.Tensor, *parts: Sequence[int], states: list[torch.Tensor],
                   parameters: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Compute some time steps after the others."""
+        """Compute the parts one after another, passing on the states."""
         ys, ended = [], []
         for elements, sizes in zip(x.split([*map(sum, parts)]), parts, strict=True):
             n = sizes[0]
@@ -302,7 +302,7 @@ class Layer(FunctionNode):
             for number, part in places])
 
     def _place(self, index: int) -> tuple[int, int | None]:
-        """Return which of the tensors has an input, and which part of it is that; ``None``: all."""
+        """Return the index of the tensor that contains an input, and its part (``None``: all)."""
         first = 2 + self.cell.has_cell
         if index < first:
             return index, None

@@ -56,9 +56,9 @@ def _initial(link: NStepRNNBase, xs: Sequence[Variable]) -> Variable:
 
 
 class SequenceLayout:
-    """Where the elements of sequences are, one sequence after another and by time step.
+    """The positions of the elements of sequences, ordered by sequence and by time step.
 
-    By time step, the longest sequence comes first.
+    Within a time step, the longest sequence comes first.
 
     Args:
         xs: The sequences.
@@ -66,7 +66,7 @@ class SequenceLayout:
 
     def __init__(self, xs: Sequence[Variable]) -> None:
         lengths = [len(x) for x in xs]
-        #: Where each sequence begins and the last one ends, one sequence after another.
+        #: The beginning of each sequence and the end of the last one, one sequence after another.
         self.bounds: list[int] = [0, *itertools.accumulate(lengths)]
         self._order: np.ndarray = np.arange(len(xs))
         #: Number of sequences and of time steps, if all sequences have the same length.

@@ -76,9 +76,9 @@ def _shared(array: Array) -> torch.Tensor:
 
 
 def update_core(rule: Any, param: Any) -> None:
-    """Update one parameter with the same rounding, as ``UpdateRule.update_core_cpu``.
+    """Update one parameter with the same rounding, in place of ``UpdateRule.update_core_cpu``.
 
-    Ranks must get the same bits, also if only one has a hook of the parameter, for example.
+    Ranks must get identical bits, even if only one of them has a hook of the parameter.
 
     Raises:
         Unsupported: As above, and for other dtypes.

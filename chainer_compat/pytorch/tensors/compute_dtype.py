@@ -55,7 +55,7 @@ def is_bfloat16(value: object) -> bool:
 
 @functools.cache
 def has_instructions() -> bool:
-    """Return whether this processor multiplies bfloat16, also if that is not known."""
+    """Return whether this processor multiplies bfloat16; true if that is unknown."""
     try:
         with open(CPUINFO, encoding='ascii', errors='replace') as file:
             first = file.read(1 << 13)  # of the first core; the whole file is slow on large nodes

@@ -79,7 +79,7 @@ def array(result: torch.Tensor) -> Any:
 
 
 def _use_one_stream(device: int) -> bool:
-    """Whether both libraries use the default stream of a device."""
+    """Return whether both libraries use the default stream of a device."""
     return not (cupy.cuda.get_current_stream().ptr
                 or torch._C._cuda_getCurrentRawStream(device))  # of torch.cuda.current_stream()
 

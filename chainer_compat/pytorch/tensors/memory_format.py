@@ -73,12 +73,12 @@ def like(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def empty_like(x: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Return a tensor of which only shape, dtype, device and memory format are used."""
+    """Return an empty tensor with the dtype, device and memory format of ``x``."""
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=of(x))
 
 
 class _Ordered(torch.autograd.Function):
-    """The identity, whose gradient has channels last."""
+    """The identity function with a gradient in channels-last format."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -89,15 +89,15 @@ class _Ordered(torch.autograd.Function):
         return gy.contiguous(memory_format=torch.channels_last)
 
 
-#: ``apply`` without its checks for ``torch.func``.
+#: ``Function.apply`` without the checks that only ``torch.func`` needs.
 _ordered = super(torch.autograd.Function, _Ordered).apply
 
 
 def with_ordered_gradient(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` for a function whose gradient would be contiguous; it gets the order of ``x``.
+    """Return ``x``, but keep its memory format in the gradient.
 
-    Else PyTorch's element-wise kernels, such as the gradient of a ReLU before, take ten times as
-    long.
+    Use it before functions whose gradient would be contiguous: otherwise element-wise kernels
+    upstream, such as the gradient of a ReLU, take ten times as long.
     """
     is_last = x.requires_grad and of(x) is torch.channels_last
     return _ordered(x) if is_last else x

@@ -32,7 +32,7 @@ class HostResources(NamedTuple):
     name: str
     ranks: list[int]
     cores: int  # that each of the ranks can use
-    threads: int  # of each of the ranks
+    threads: int  # threads of each of the ranks
     devices: list[str]
 
 
@@ -41,7 +41,7 @@ class Report:
     """The results of all ranks."""
 
     size: int
-    software: dict[str, list[tuple[Info, list[int]]]]  # by name: what the ranks have
+    software: dict[str, list[tuple[Info, list[int]]]]  # by name: the software of the ranks
     hosts: list[HostResources]
     communicators: list[Result]
     problems: list[Finding]  # failed required checks

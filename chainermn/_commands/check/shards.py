@@ -14,13 +14,13 @@ from chainermn._shards.open_shards import Opener, explain, size_of
 
 _SECONDS = 5.  # that each rank reads
 _CHUNK = 64  # samples
-_SLOW = .25  # of the median rank
+_SLOW = .25  # share of the median speed of the ranks
 _LONG = 1.  # seconds a rank must read before it counts as slow: opening small files tells nothing
 _SHOWN = 5  # broken shards
 
 
 class Reading(NamedTuple):
-    """What a rank read."""
+    """The samples and bytes that a rank read."""
 
     host: str
     samples: int
@@ -58,13 +58,13 @@ def read(pattern: str, host: str, rank: int, size: int) -> Reading:
                 shard.read(np.arange(begin, min(begin + _CHUNK, len(shard))))
             samples, n_bytes = samples + len(shard), n_bytes + size_of(path)
             shard.close()
-        except Exception as error:  # of a library, such as pyarrow
+        except Exception as error:  # raised by a library, such as pyarrow
             broken.append((path, explain(error)))
     return Reading(host, samples, n_bytes, time.perf_counter() - start, broken)
 
 
 def add_to(report: Report, pattern: str, readings: Sequence[Reading]) -> None:
-    """Add what all ranks read to the report."""
+    """Add the readings of all ranks to the report."""
     broken = dict(each for reading in readings for each in reading.broken)
     for path, error in [*broken.items()][:_SHOWN]:
         more = f'; {len(broken)} shards are broken' if len(broken) > 1 else ''

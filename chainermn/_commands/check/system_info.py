@@ -38,12 +38,12 @@ _THREADS = 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS'
 class Advice(NamedTuple):
     """Something to fix or to improve."""
 
-    code: str  # for programs
-    text: str  # for people: what is wrong, and what to do
+    code: str  # identifier for programs
+    text: str  # message for people: the problem, and the remedy
 
 
 class Info(NamedTuple):
-    """What is known about one piece of software."""
+    """The information about one piece of software."""
 
     text: str  # a line of the report
     data: dict[str, str | int | bool | None] | None = None  # for programs; None if there is none
@@ -57,7 +57,7 @@ class ProcessInfo(NamedTuple):
     software: dict[str, Info]
     host: str
     cores: frozenset[int]  # numbers of the cores that it may use
-    threads: int  # of NumPy's matrix operations
+    threads: int  # threads of NumPy's matrix operations
     devices: list[str]
 
 

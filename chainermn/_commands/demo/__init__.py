@@ -11,7 +11,7 @@ import tempfile
 from chainermn._process import mpiexec
 
 _DESCRIPTION = """\
-Trains a small network on 1,797 handwritten digits, on N ranks of this machine, in less than a
+Trains a small network on 1,797 handwritten digits, on N ranks of this node, in less than a
 minute. Needs scikit-learn, for the digits, and matplotlib, for plots: the extra "examples".
 """
 

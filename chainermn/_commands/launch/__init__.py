@@ -33,7 +33,7 @@ _SETTLE_TIME = 0.3  # seconds after the first failure, for other failures and ou
 _GRACE_PERIOD = 5  # seconds for mpiexec to exit, before it gets a signal
 _FORWARD_TIME = 2  # seconds for mpiexec to forward output after all ranks have exited
 
-#: Start all processes on this machine, even inside a batch job; with MPICH, communicate over the
+#: Start all processes on this node, even inside a batch job; with MPICH, communicate over the
 #: loopback interface only.
 _LOCAL_ONLY = {
     'HYDRA_LAUNCHER': 'fork', 'HYDRA_RMK': 'user', 'UCX_NET_DEVICES': 'lo',  # MPICH
@@ -44,9 +44,9 @@ _LOCAL_ONLY = {
 def launch(fn: Callable[..., _Result], n: int, *args: Object,
            communicator_name: CommunicatorName = 'flat', timeout: float | None = None,
            env: Mapping[str, str] | None = None, **kwargs: Object) -> list[_Result]:
-    """Start ``n`` MPI processes on this machine; each calls ``fn(comm, *args, **kwargs)``.
+    """Start ``n`` MPI processes on this node; each calls ``fn(comm, *args, **kwargs)``.
 
-    Works in scripts, notebooks and tests, also inside an MPI process: it always starts new
+    Works in scripts, notebooks and tests, even inside an MPI process: it always starts new
     processes. ``fn`` can be defined in the script or notebook itself, a lambda or a closure
     (cloudpickle serializes it); if it is defined in another module, that module must be on
     ``sys.path``. Output of the processes goes to the caller's ``sys.stdout`` and ``sys.stderr``.
@@ -73,8 +73,8 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
         RuntimeError: If that error cannot be pickled, or a process ended without returning from
             ``fn``; the message gives the rank, and the signal or exit status.
         TimeoutError: If ``timeout`` expired. All processes are terminated.
-        TypeError: If ``fn`` is not callable, ``n`` is not an integer, or ``fn``, an argument or a
-            result cannot be pickled, or ``fn`` does not accept the arguments.
+        TypeError: If ``fn`` is not callable or does not accept the arguments, if ``n`` is not an
+            integer, or if ``fn``, an argument or a result cannot be pickled.
         ValueError: If ``n`` is less than 1, or ``timeout`` is not positive.
         FileNotFoundError: If mpiexec is not found.
 
@@ -134,15 +134,15 @@ def _check_signature(fn: Callable[..., Object], args: Sequence[Object],
                      kwargs: Mapping[str, Object]) -> None:
     """Raise TypeError if a function cannot be called with a communicator and these arguments."""
     try:
-        # Not of what a decorator wraps: it may add arguments.
+        # Do not follow __wrapped__: a decorator may add arguments.
         signature = inspect.signature(fn, follow_wrapped=False)
-    except (TypeError, ValueError):  # of a function in C
+    except (TypeError, ValueError):  # C functions have no signature
         return
     try:
         signature.bind(None, *args, **kwargs)
     except TypeError as error:
         raise TypeError('launch(fn, n, *args, **kwargs) calls fn(comm, *args, **kwargs), but the '
-                        f'arguments do not fit {_name(fn)}{signature}: {error}') from None
+                        f'arguments do not match {_name(fn)}{signature}: {error}') from None
 
 
 def _name(fn: Callable[..., Object]) -> str:
@@ -181,7 +181,7 @@ def _started(command: list[str], env: dict[str, str], folder: str, n: int
 
 
 def _is_closed(pipe: int) -> bool:
-    """Wait until nobody has the other end of a pipe; return False after the grace period."""
+    """Wait until no process has the other end of a pipe; return False after the grace period."""
     deadline = time.monotonic() + _GRACE_PERIOD
     while time.monotonic() < deadline:
         try:

@@ -52,7 +52,7 @@ class _Rank:
                 assert isinstance(stream, io.TextIOWrapper)
                 stream.reconfigure(line_buffering=True, write_through=False)
             self._call()
-        except BaseException as error:  # also SystemExit, since there is no result
+        except BaseException as error:  # including SystemExit, since there is no result
             self._fail(error, error.__traceback__)
 
     def _call(self) -> None:

@@ -52,7 +52,7 @@ the environment variable CHAINERMN_RUN_RANKS. SIGUSR1 is forwarded to the ranks.
 
 After a failure, a table on stderr shows the start, duration and result of each attempt.
 The exit status is mpiexec's in the last attempt. If OMP_NUM_THREADS is not set, it is
-set to the number of cores of this machine divided by the number of ranks on a host.
+set to the number of cores of the node divided by its number of ranks.
 """
 
 
@@ -104,7 +104,7 @@ def _seconds(text: str) -> float:
         number = float(text)
     except ValueError:
         number = -1
-    if not number >= 0:  # also for nan
+    if not number >= 0:  # true for nan
         raise argparse.ArgumentTypeError(f'must be a number of seconds of at least 0, not {text}')
     return number
 

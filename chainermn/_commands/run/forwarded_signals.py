@@ -14,7 +14,7 @@ from chainermn._commands.run.job_report import say
 _ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 #: Notices from batch systems some time before they end a job; programs handle them.
 _NOTICES = signal.SIGUSR1, signal.SIGUSR2
-_REPEATED_AFTER = 1  # second; before, SIGINT may be the same Ctrl-C, sent again by a wrapper
+_REPEATED_AFTER = 1  # second; earlier, SIGINT may be the same Ctrl-C, sent again by a wrapper
 
 
 class Signals:

@@ -1,4 +1,4 @@
-"""A probe: which hosts answer, in the way in which mpiexec starts ranks on them."""
+"""A probe of the reachable hosts, which starts processes as mpiexec starts ranks."""
 from __future__ import annotations
 
 import signal

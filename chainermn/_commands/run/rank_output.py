@@ -3,7 +3,7 @@
 It runs as a script, ``python rank_output.py ATTEMPT IS_LABELED FOLDER PROGRAM ARGS...``, started by
 mpiexec in place of the program. The program replaces it, so it has the same process ID; a second
 process forwards what it writes, until the program and its children have closed their outputs. It
-uses only the standard library, so it starts at once.
+uses only the standard library, so it starts immediately.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import BinaryIO
 #: MPICH and Slurm's PMI, Open MPI, other libraries with PMIx, Slurm.
 _RANKS = 'PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'SLURM_PROCID'
 
-_SIZE = 1 << 16  # bytes that are read at once
+_SIZE = 1 << 16  # bytes per read
 _LINE_END = re.compile(rb'(?<=\n)|(?<=\r)(?!\n)')  # progress bars end lines with \r
 
 
@@ -84,8 +84,8 @@ def main(attempt: str, is_labeled: str, folder: str, *program: str) -> None:
     file = _open(folder, rank, attempt) if folder else None
     pipes = [os.pipe() for _ in range(2)]
     if os.fork() == 0:
-        # A session of its own, since mpiexec kills the group of the rank. An orphan, since the
-        # program may wait for all of its children.
+        # Start a new session, since mpiexec kills the group of the rank. Make the process an
+        # orphan, since the program may wait for all of its children.
         os.setsid()
         if os.fork() == 0:
             kept = {1, 2, *(source for source, _ in pipes), *([] if file is None else [

@@ -67,7 +67,7 @@ def start(command: list[str], environment: dict[str, str], grace: float,
         output: The file for its output, if that is not to go where ours goes.
     """
     return subprocess.Popen(
-        # -I -S: skipping sitecustomize and .pth files makes it start at once.
+        # -I -S: skipping sitecustomize and .pth files makes it start immediately.
         [sys.executable, '-I', '-S', __file__, str(grace), *command],
         env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
         preexec_fn=die_with_parent(signal.SIGTERM),
@@ -82,7 +82,7 @@ def main(grace: float, command: list[str]) -> int:
         signal.signal(number, lambda number, _: signals.append(number))
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # for _kill_children
     process = subprocess.Popen(
-        # Not SIGTERM: MPICH's mpiexec only forwards it to the ranks, which may ignore it.
+        # Use SIGKILL: MPICH's mpiexec only forwards SIGTERM to the ranks, which may ignore it.
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=die_with_parent(signal.SIGKILL))
     assert process.stdout and process.stderr
@@ -132,7 +132,7 @@ class _ForwardedOutput:
         self._blank = b''  # an empty line, which precedes the lines of mpiexec
 
     def forward(self, is_ending: bool, timeout: float = 0) -> bool:
-        """Forward what has arrived; return whether there was anything.
+        """Forward the output that has arrived; return whether there was anything.
 
         It never waits for the target: a stopped terminal must not delay signals.
 

@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument('job', nargs='?', metavar='PID_OR_JOB',
                         help='process ID of a rank on this host or of its mpiexec, job ID of '
-                             'Slurm, or file name or path of the script, of which only the '
-                             'file name is compared (default: the only job)')
+                             'Slurm, or file name or path of the script; only the file name '
+                             'is compared (default: the only job)')
     parser.add_argument('-n', type=at_least(1), metavar='N',
                         help='end after N updates of the table')
     parser.add_argument('--json', action='store_true',

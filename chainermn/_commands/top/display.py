@@ -22,7 +22,7 @@ def show(job: str, tables: Iterable[Sequence[TableRow]]) -> None:
 
     Args:
         job: The name of the job.
-        tables: Its ranks, again and again.
+        tables: The rows of its ranks, one table per refresh.
     """
     console = _console()
     if console is None:

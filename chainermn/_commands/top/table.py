@@ -1,4 +1,4 @@
-"""What ``top`` shows of each rank, computed from its samples of the last seconds."""
+"""The rows of ``top``, one per rank, computed from the samples of the last seconds."""
 from __future__ import annotations
 
 import collections
@@ -15,7 +15,7 @@ _SILENT = 6.  # seconds without a sample
 _MAX_WAIT = 5  # messages, for a second sample of each rank
 _STUCK = 2.  # seconds in one operation, or outside of operations
 
-#: How much more of its time a straggler computes than the others.
+#: The share of its time that a straggler computes more than the others.
 _MIN_DELAY = .1
 
 
@@ -27,23 +27,23 @@ class TableRow(NamedTuple):
     pid: int | None = None
     updates: int | None = None
     updates_per_second: float | None = None
-    shares: Mapping[str, float] | None = None  # of the time, by activity
+    shares: Mapping[str, float] | None = None  # share of the time, by activity
     cpu_cores: float | None = None  # that it uses; 1 is 100 %
     rss_bytes: int | None = None
-    gpu_bytes: int | None = None  # of CuPy's pool
+    gpu_bytes: int | None = None  # size of CuPy's pool
     gpu_utilization: float | None = None
-    gpu_used_bytes: int | None = None  # by all processes
+    gpu_used_bytes: int | None = None  # used by all processes
     gpu_total_bytes: int | None = None
     log: Mapping[str, float | None] | None = None
     is_silent: bool = True
     is_straggler: bool = False
-    is_waiting: bool = False  # for seconds, in an operation
+    is_waiting: bool = False  # in one operation for seconds
     state: str | None = None
     state_seconds: float | None = None
 
     @property
     def note(self) -> str:
-        """What is special about the rank."""
+        """The note on the rank, if there is one."""
         if self.is_silent:
             return 'does not answer'
         parts = ['straggler'] * self.is_straggler
@@ -74,7 +74,7 @@ class Samples:
                 continue  # there is no new one
             if kept and (kept[-1]['pid'] != sample['pid'] or sum(
                     kept[-1]['seconds'].values()) > sum(sample['seconds'].values())):
-                kept.clear()  # nobody watched for a while
+                kept.clear()  # there were no viewers for a while
             kept.append(sample)
             while len(kept) > 2 and kept[0]['at'] < sample['at'] - _WINDOW:
                 kept.popleft()

@@ -1,4 +1,4 @@
-"""What to do about a deadlock, from the operations that its ranks wait in."""
+"""Advice about a deadlock, from the operations that its ranks wait in."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class WaitingRank(NamedTuple):
 
 
 def advice(ranks: Sequence[WaitingRank]) -> str:
-    """Return what to do about a deadlock.
+    """Return advice about a deadlock.
 
     Args:
         ranks: Its ranks; each waits for the next one.

@@ -32,7 +32,7 @@ Counts: TypeAlias = dict[tuple[int, int], int]  # messages by peer and tag
 
 
 class Shutdown(runtime.ProcessState):
-    """How far this rank is in the shutdown."""
+    """The progress of this rank's shutdown."""
 
     def __init__(self) -> None:
         #: The communicator whose shutdown exchange this rank is in.
@@ -50,7 +50,7 @@ class Progress(NamedTuple):
     """The operations that a rank has entered, and its messages."""
 
     entered: dict[Key, int]
-    creations: dict[WorldRanks, int]  # of communicators, by ranks
+    creations: dict[WorldRanks, int]  # number of new communicators, by their ranks
     sent: dict[Key, Counts]
     received: dict[Key, Counts]
     receiving: dict[Key, Counts]  # messages whose data is still arriving
@@ -70,7 +70,7 @@ class Progress(NamedTuple):
 
 
 class WaitKind(enum.Enum):
-    """Which ranks an operation waits for."""
+    """The ranks that an operation waits for."""
 
     COLLECTIVE = enum.auto()  # ranks that have not entered it
     CREATION = enum.auto()  # ranks that have not called create_communicator
@@ -80,18 +80,18 @@ class WaitKind(enum.Enum):
 
 
 class Wait(NamedTuple):
-    """What an operation waits for. Ranks are numbered as in its communicator."""
+    """The ranks and messages that an operation waits for; ranks as in its communicator."""
 
     kind: WaitKind
     key: Key
-    number: int = 0  # of the collective or creation
+    number: int = 0  # number of the collective or creation
     peer: int = 0
     tag: int = 0
     asked: WorldRanks = WorldRanks.of(())
 
     @classmethod
     def of(cls, record: FlightRecord, call: Call) -> Wait | None:
-        """Return what a call waits for, if it is known.
+        """Return the ranks or messages that a call waits for, if they are known.
 
         Args:
             record: A flight record of its owner.
@@ -121,8 +121,8 @@ class ThreadState(NamedTuple):
     of: str  # its communicator in words; '' for the first one of all ranks
     call_site: str  # in the program, outside of this package and Chainer
     thread: str  # '' for the main thread
-    waits: tuple[Wait, ...] = ()  # of its calls
-    service: Key | None = None  # for which it answers
+    waits: tuple[Wait, ...] = ()  # the waits of its calls
+    service: Key | None = None  # the service that it answers for
 
     @property
     def text(self) -> str:

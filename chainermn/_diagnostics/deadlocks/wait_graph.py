@@ -119,7 +119,7 @@ class WaitGraph:
                 return _NONE
             if wait.peer >= 0:
                 return _Blockers({ranks[wait.peer]} - {rank}, needs_all=True)
-            # Also of this rank itself, which waits.
+            # Any rank could send the message, including this rank itself, which waits.
             wait = wait._replace(tag=0)
         if wait not in self._shared:
             self._shared[wait] = self._find_shared(wait)
@@ -160,7 +160,7 @@ class WaitGraph:
         return self._messages[key]
 
     def cycle(self, deadlocked: Set[int]) -> str:
-        """Describe ranks that wait for each other, or for finished ranks; and what to do."""
+        """Describe ranks that wait for each other, or for finished ranks; with advice."""
         waiting = deadlocked | self._ended
         rank = min(deadlocked)
         path: list[int] = []
@@ -241,7 +241,7 @@ class _Messages:
         #: The rank in the communicator, by rank in COMM_WORLD.
         self.place = {rank: n for n, rank in enumerate(self.ranks)}
         progress = {rank: states[rank].progress for rank in self.ranks if rank in states}
-        # By rank in COMM_WORLD.
+        # The numbers of messages, by rank in COMM_WORLD.
         self.sent = {rank: _Counts(each.sent.get(key)) for rank, each in progress.items()}
         self.received = {rank: _Counts(each.received.get(key)) for rank, each in progress.items()}
         self.receiving = {rank: _Counts(each.receiving.get(key, {}))

@@ -3,7 +3,7 @@
 A rank that is killed by a signal reports nothing, and mpiexec kills the other ranks before they
 can. The interface has five functions. ``lifecycle`` calls these:
 
-- :func:`prepare`: returns what the ranks tell each other;
+- :func:`prepare`: returns the information that the ranks send to each other;
 - :func:`register`: starts the monitor of each node that has none, and connects to it;
 - :func:`wait_until_ready`: waits until the monitor polls the ranks;
 - :func:`deregister`: this rank has finished, so the monitor no longer reports its exit.

@@ -22,7 +22,7 @@ import time
 #: and these bytes, which no stack contains: a request to report a failure, the end of its program,
 #: and, together with a socket, a connection to another host to keep open.
 REQUEST, DEREGISTER, KEEP_OPEN = b'\xf0', b'\xf1', b'\xf2'
-#: Messages to a rank: the monitor is ready; answers to a request, of which it grants the first.
+#: Messages to a rank: the monitor is ready; answers to a request (it grants the first one).
 READY, GRANTED, DENIED = b'r', b'y', b'n'
 #: Message to another host: all ranks of this node have exited, and a failure was reported.
 FAILED = b'f'
@@ -280,7 +280,7 @@ class Monitor:
             if not self.reported_at:
                 self.reported_at = time.monotonic()
                 _report(f'the process of mpiexec on host {os.uname().nodename} ended before its '
-                        'ranks, possibly killed because memory ran out; the ranks are killed, too')
+                        'ranks, possibly killed because memory ran out; the ranks are also killed')
             for rank in self.running.values():
                 rank.kill()
 

@@ -30,7 +30,7 @@ _ANSWER_TIMEOUT = .5
 
 
 class Registration(NamedTuple):
-    """What each rank tells the others, which may start the monitor."""
+    """The information that each rank sends to the others, which may start the monitor."""
 
     node: int | None  # identifies it; None if this rank has no monitor
     process: int
@@ -60,12 +60,12 @@ def _file() -> int:
 
 
 def prepare() -> Registration:
-    """Return what to tell the other ranks, before :func:`register`."""
+    """Return the information for the other ranks, before :func:`register`."""
     if not _is_enabled():
         return Registration(None, os.getpid(), 0, '')
     # Abstract: there is no file that others could open, or that would be left.
     address = f'\0chainermn-{secrets.token_hex(16)}'
-    # The one of the first rank is used; the others can connect at once.
+    # The one of the first rank is used; the others can connect immediately.
     listener = runtime.get(Connection).listener = socket.socket(socket.AF_UNIX)
     with contextlib.suppress(OSError):
         listener.bind(address)
@@ -161,7 +161,7 @@ def _start(listener: socket.socket, ranks: list[tuple[int, int]], launchers: set
         arguments += map(str, files[len(ranks):])
         command = [sys.executable, '-I', '-S', monitor_process.__file__, str(listener.fileno()),
                    str(MPI.COMM_WORLD.size), str(int(is_alone)), *arguments]
-        # The shell exits at once, so the monitor is not a child that this rank might wait for.
+        # The shell exits immediately, so the monitor is not a child that this rank might wait for.
         subprocess.run(['/bin/sh', '-c', '"$0" "$@" &', *command], check=True,
                        pass_fds=(listener.fileno(), *files), start_new_session=True,
                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

@@ -24,7 +24,7 @@ _Result = TypeVar('_Result')
 
 _TYPES = ('int8', 'int32', 'int64', 'uint8', 'uint32', 'uint64', 'float16', 'float32', 'float64')
 
-#: What ``cudaEventQuery`` returns.
+#: The return values of ``cudaEventQuery``.
 _SUCCESS, _NOT_READY = 0, 600
 
 
@@ -80,7 +80,7 @@ class NcclGroup:
 
     @staticmethod
     def combines(dtype: np.dtype) -> bool:
-        """Whether NCCL can reduce arrays of a dtype."""
+        """Return whether NCCL can reduce arrays of a dtype."""
         return str(dtype) in _TYPES
 
     def all_reduce(self, buffer: DeviceArray, op: str = 'sum', dtype: np.dtype | str | None = None

@@ -27,8 +27,8 @@ class DeviceTransport(MpiTransport):
     """For models on a device, one GPU per rank; MPI carries single arrays."""
 
     needs_device: ClassVar[bool] = True
-    name: ClassVar[str]  # of the communicator
-    _nccl: NcclGroup  # for models
+    name: ClassVar[str]  # name of the communicator
+    _nccl: NcclGroup  # communicates the arrays of models
 
     def requirements(self, paths: Sequence[str], arrays: ArrayList, for_mean: bool
                      ) -> dict[str, str]:
@@ -367,7 +367,7 @@ def check_grad_dtype(dtype: object) -> np.dtype:
 
 
 def is_gathered(compressor: Compressor | None) -> bool:
-    """Whether each rank receives the encoded arrays of all, since NCCL cannot add them."""
+    """Return whether each rank receives the encoded arrays of all, since NCCL cannot add them."""
     return compressor is not None and getattr(compressor, 'encoded_dtype', None) is None
 
 

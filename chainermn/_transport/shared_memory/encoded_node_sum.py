@@ -1,4 +1,4 @@
-"""Means over nodes of which only encoded parts are sent."""
+"""Means over nodes that send only encoded parts."""
 from __future__ import annotations
 
 import itertools
@@ -54,7 +54,7 @@ class EncodedNodeSum(NodeTransfer):
         self._received: dict[int, np.ndarray] = {}
 
     def start(self, scale: np.generic | None) -> None:
-        if scale is not None:  # the mean of this node, if nodes have equally many ranks
+        if scale is not None:  # the mean of this node, if nodes have the same number of ranks
             factor = scale * self._data.dtype.type(self._inter.size)
             if factor != 1:
                 np.multiply(self._data, factor, self._data)

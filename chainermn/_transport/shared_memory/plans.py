@@ -43,8 +43,8 @@ class ChunkPlan(NamedTuple):
 
     chunks: list[Chunk]
     flat: Sequence[int]  # indices of the arrays that must be flat
-    dtype: np.dtype  # of the sums
-    order: Sequence[int] | None = None  # of the arrays, in which these indices count
+    dtype: np.dtype  # dtype of the sums
+    order: Sequence[int] | None = None  # the order of the arrays to which the indices refer
 
 
 class Planner:

@@ -2,7 +2,7 @@
 
 Each rank writes its message to its own place, and waits until all others have written theirs.
 There are two places of each rank, for even and odd exchanges: a rank that has finished an exchange
-knows that all others have begun it, so they have read all messages of the one before.
+knows that all others have begun it, so they have read all messages of the previous one.
 """
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from chainermn._process.mpi import MPI
 from chainermn._transport.shared_memory.window import Window, check_space, failures
 
 _HEAD = struct.Struct(f'={IDENTIFIER_SIZE}sI')  # of a message: the identifier and the length
-_START = _HEAD.size  # of the data
+_START = _HEAD.size  # where the data begins
 _LINE = 64  # bytes of a cache line
 _MEMORIES = 64  # at most; each takes one of the 2,000 communicators of MPI
 
 
 class _Memories(runtime.ProcessState):
-    """How many memories this process has."""
+    """The number of memories that this process has."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -113,7 +113,7 @@ def create(mpi_comm: MPI.Intracomm, capacity: int) -> SharedLines | None:
 
     def check() -> None:
         if runtime.get(_Memories).count >= _MEMORIES:
-            raise RuntimeError('there are enough')
+            raise RuntimeError(f'the limit of {_MEMORIES} shared memories is reached')
         check_space(mpi_comm.size * (2 * _place_size(capacity) + 2 * 4096))
 
     for attempt in check, lambda: made.append(SharedLines(mpi_comm, capacity)):

@@ -3,7 +3,7 @@
 Each rank counts its steps in its own segment and polls the counters of the others. A waiting rank
 polls briefly, then yields its core, then sleeps between polls: with fewer cores than ranks, the
 other rank may need this core. If a rank fails or its process ends, the others raise an error that
-names it within about a second.
+identifies the failed rank, within about a second.
 """
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Window:
         self._detects_ends = detects_ends
         memory = [self._window.Shared_query(rank)[0].cast('B') for rank in range(mpi_comm.size)]
         complete = [np.frombuffer(segment, np.uint8) for segment in memory]
-        # For each rank its counter, and 0 or 1 + the rank whose failure it has noticed.
+        # Two words of each rank: its counter, and 0 or 1 + the rank whose failure it has noticed.
         words = [segment[:16].data.cast('q') for segment in complete]
         self._mine = words[mpi_comm.rank]
         self._mine[0] = self._mine[1] = 0
@@ -127,8 +127,7 @@ class Window:
             if failed or not is_alive:
                 self._mine[1] = 1 + first
                 raise RuntimeError(f'{name} (process {process.pid} on {os.uname().nodename}) '
-                                   f'{"failed" if is_alive else "ended"} in the middle of an '
-                                   'exchange')
+                                   f'{"failed" if is_alive else "ended"} during an operation')
 
 
 def check_space(size: int) -> None:
@@ -144,7 +143,8 @@ def check_space(size: int) -> None:
             space = os.fstatvfs(file.fileno())
         free = space.f_bavail * space.f_frsize
         if space.f_blocks and free < size:  # it may have no limit
-            raise OSError(errno.ENOSPC, f'/dev/shm has {free} bytes left, and {size} are needed')
+            raise OSError(errno.ENOSPC,
+                          f'/dev/shm has {free:,} bytes left, but {size:,} are needed')
 
 
 def failures(mpi_comm: MPI.Comm, attempt: Callable[[], object]) -> str:
@@ -179,7 +179,7 @@ class _Process(NamedTuple):
             return cls(os.getpid(), '', '')
 
     def is_alive(self) -> bool:
-        """Whether the process runs; true if unknown."""
+        """Return whether the process runs; true if unknown."""
         with contextlib.suppress(OSError):
             if not self.start or self.namespace != os.readlink('/proc/self/ns/pid'):
                 return True

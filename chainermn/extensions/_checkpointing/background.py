@@ -15,13 +15,13 @@ class _Writers(runtime.ProcessState):
     """The writers of this process. A forked child has none of their threads."""
 
     def __init__(self) -> None:
-        self.pending: set[BackgroundWriter] = set()  # with a job that nobody has joined
-        #: Each thread waits for the one before, as they may write the same file.
+        self.pending: set[BackgroundWriter] = set()  # with a job that was not joined yet
+        #: Each thread waits for the previous one, as they may write the same file.
         self.newest: threading.Thread | None = None
 
 
 class BackgroundWriter:
-    """Runs one job at a time in a thread, and keeps its error until somebody asks for it."""
+    """Runs one job at a time in a thread, and keeps its error until ``join``."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -29,11 +29,11 @@ class BackgroundWriter:
 
     def start(self, path: str, job: Callable[[], None],
               first: Callable[[], None] = lambda: None) -> None:
-        """Start a job. The job before must be joined.
+        """Start a job. The previous job must be joined.
 
         Args:
             path: Path of the file that the job writes, for its error.
-            job: Function that uses only memory that nobody else changes.
+            job: Function that only uses memory that nothing else changes.
             first: Function that is called before jobs of other writers end, and raises nothing.
         """
         writers = runtime.get(_Writers)
@@ -48,7 +48,8 @@ class BackgroundWriter:
             except BaseException as error:
                 self._failure = f'{path}: {type(error).__name__}: {error}'
 
-        # Registered again, so that it runs before what was registered since, such as MPI_Finalize.
+        # Registered again, so that it runs before functions registered in the meantime, such as
+        # MPI_Finalize.
         atexit.unregister(_raise_failures)
         atexit.register(_raise_failures)
         writers.pending.add(self)
@@ -85,7 +86,7 @@ def wait_for_all() -> None:
 
 
 def _raise_failures() -> None:
-    """At exit: raise errors that nobody asked for, which aborts the job."""
+    """At exit: raise errors of jobs that were not joined, which aborts the job."""
     pending = list(runtime.get(_Writers).pending)
     failures = [failure for writer in pending if (failure := writer.join())]
     if failures:

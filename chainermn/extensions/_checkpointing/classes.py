@@ -61,13 +61,13 @@ def find_differences(arrays: Mapping[str, np.ndarray], parts: SavedParts) -> str
 
 
 def raise_differences(comm: CommunicatorBase, differences: str, problem: str, advice: str) -> None:
-    """Raise an error if any rank differs from the save. Collective: every rank calls it.
+    """Raise an error if any rank differs from the checkpoint. Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.
         differences: How this rank differs, such as the result of :func:`find_differences`; or ''.
         problem: The first line of the error.
-        advice: The last line of the error: what to do.
+        advice: The last line of the error: the remedy.
 
     Raises:
         ValueError: On every rank, if any rank differs.

@@ -13,12 +13,12 @@ _FILE_NAME = re.compile(r'.+\.\d+\.\d+|.+\d\.\d+', re.DOTALL)
 
 
 class Row(NamedTuple):
-    """One save, or a file that belongs to none."""
+    """One checkpoint, or a file that belongs to none."""
 
-    name: str  # of the first file
+    name: str  # name of the first file
     iteration: int | None
     size: int | None  # number of ranks of the job that saved it
-    problems: list[str]  # empty if a job can resume from the save
+    problems: list[str]  # empty if a job can resume from the checkpoint
     note: str = ''
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ def verify_folder(folder: str) -> list[Row]:
         folder: Folder of checkpoints or snapshots. Files on the disks of other nodes are missing.
 
     Returns:
-        A row for each save, by iteration; then one for each damaged file that belongs to none of
+        A row for each checkpoint, by iteration; then one for each damaged file that belongs to none
         them, for each file of ChainerMN 7, and for each temporary file.
 
     Raises:
@@ -77,7 +77,7 @@ def _read_tag(path: str) -> Tag | None:
 
 
 def _names_of_save(name: str, tag: Tag) -> dict[int, str]:
-    """Return the names of all files of a save by rank; {} if this one was renamed."""
+    """Return the names of all files of a checkpoint by rank; {} if this one was renamed."""
     found = re.fullmatch(rf'(.+\.){tag.rank}((?:\.\d+)?)', name, re.DOTALL)
     return {rank: f'{found[1]}{rank}{found[2]}' for rank in tag.writers} if found else {}
 
@@ -90,10 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Print a line for each save.
+    """Print a line for each checkpoint.
 
     Returns:
-        1 if a save is incomplete or damaged; otherwise 0.
+        1 if a checkpoint is incomplete or damaged; otherwise 0.
     """
     try:
         rows = verify_folder(options.folder)

@@ -45,10 +45,10 @@ class JobLock:
         self._release: Callable[[], object] = lambda: None
 
     def acquire(self, names: SaveNames, must_write: bool = False) -> None:
-        """Lock the files with these names, and unlock those that were locked before.
+        """Lock the files with these names, and unlock the files that were locked until now.
 
-        Also removes temporary files that a killed process of this rank left; rank 0 also those, and
-        the locks, of ranks that this job does not have.
+        Remove temporary files that a killed process of this rank left. Rank 0 also removes the
+        temporary files and locks of ranks that this job does not have.
         Collective: every rank calls it, unless rank 0 is alone.
 
         Args:

@@ -32,7 +32,7 @@ class _Pending(runtime.ProcessState):
 
     def __init__(self) -> None:
         self.copies: LateCopies | None = None
-        self.lock = threading.RLock()  # of them, and of the attribute below
+        self.lock = threading.RLock()  # protects them and the attribute below
 
 
 class _StateAfterCopies:
@@ -56,14 +56,14 @@ def finish_copies() -> None:
             copies.finish()
     finally:
         with pending.lock:
-            if pending.copies is copies:  # not if another save has begun meanwhile
+            if pending.copies is copies:  # not if another checkpoint has begun meanwhile
                 pending.copies = None
                 with contextlib.suppress(AttributeError):  # another thread was faster
                     del ChainerRule._state
 
 
 class LateCopies:
-    """The states of rules in one save.
+    """The states of rules in one checkpoint.
 
     Args:
         models: The models whose rules they are.
@@ -87,7 +87,7 @@ class LateCopies:
                             self._owners[id(array)] = array, rule, name
 
     def __contains__(self, array: object) -> bool:
-        """Whether :meth:`begin` copies an array."""
+        """Return whether :meth:`begin` copies an array."""
         return id(array) in self._owners
 
     def begin(self, arrays: dict[str, np.ndarray]) -> None:
@@ -102,7 +102,7 @@ class LateCopies:
         self._owners.clear()
         self._n_parts = len(self._parts)
         if self._parts:
-            finish_copies()  # of another save
+            finish_copies()  # finish the copies of another checkpoint
             pending = runtime.get(_Pending)
             with pending.lock:
                 pending.copies = self
@@ -111,7 +111,7 @@ class LateCopies:
             self._are_complete.set()
 
     def finish(self) -> None:
-        """Copy what is left, and wait for what another thread copies.
+        """Copy the remaining states, and wait for the states that another thread copies.
 
         A signal handler may call this in the middle of the same call. Hence it also copies what
         this thread has begun; and no handler runs between a look at ``_done`` and the copy.

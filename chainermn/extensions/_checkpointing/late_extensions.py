@@ -1,4 +1,4 @@
-"""Extensions of a trainer that a save does not have, or that are added after it was loaded."""
+"""Extensions of a trainer that a checkpoint lacks, or that are added after it was loaded."""
 from __future__ import annotations
 
 import collections
@@ -21,7 +21,7 @@ _FOLDERS = 'extensions/', 'extension_triggers/'
 @contextlib.contextmanager
 def hide_new(trainer: chainer.training.Trainer, arrays: Mapping[str, np.ndarray], prefix: str
              ) -> Iterator[list[str]]:
-    """Hide the extensions that the program has added since the save.
+    """Hide the extensions that the program has added since the checkpoint.
 
     Args:
         trainer: A trainer to load, which would raise an error for them.
@@ -51,7 +51,7 @@ def _has_state(name: str, arrays: Iterable[str], prefix: str = '') -> bool:
 
 
 def _start_triggers(entry: Object) -> None:
-    """Let the triggers of a new extension count from now on, or they would fire at once."""
+    """Let the triggers of a new extension count from now on, or they would fire immediately."""
     triggers: list[Object] = [entry.trigger, getattr(entry.extension, '_trigger', None)]
     for trigger in triggers:
         if hasattr(trigger, 'serialize'):

@@ -112,7 +112,7 @@ def _try(path: str, is_last: bool) -> FileLock | None:
 
 
 def _is_at(path: str, descriptor: int) -> bool:
-    """Whether the open file is the one that has this path."""
+    """Return whether the open file is the one that has this path."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:

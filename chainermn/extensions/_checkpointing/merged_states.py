@@ -1,4 +1,4 @@
-"""Merges the states of which each rank has saved a part, as if one rank had saved them."""
+"""Merges states that are split over ranks, as if one rank had saved them."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence

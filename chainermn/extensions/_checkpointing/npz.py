@@ -147,7 +147,7 @@ def check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
     claimed = math.prod(shape) * max(dtype.itemsize, 1)  # numpy makes 1 of 0
     if min(shape, default=0) < 0 or claimed != member.file_size - head.tell():
         raise ValueError(f'{member.filename} claims an array of shape {shape} and dtype {dtype}, '
-                         f'and has {member.file_size - head.tell():,} bytes for it')
+                         f'but contains only {member.file_size - head.tell():,} bytes of data')
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:

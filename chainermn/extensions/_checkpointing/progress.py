@@ -1,4 +1,4 @@
-"""How far iterators are in their epochs, for ranks that load the file of another rank.
+"""The progress of iterators in their epochs, for ranks that load the file of another rank.
 
 If another number of ranks saved, their datasets have other lengths. So model, optimizer and
 iteration are as saved, but each iterator continues at the same fraction of the same epoch, in an
@@ -58,7 +58,7 @@ def note_epochs(arrays: Mapping[str, np.ndarray], iterators: Mapping[str, Object
 def compare_iterators(arrays: Mapping[str, np.ndarray], iterators: Mapping[str, Object],
                       saved_by: int | None, is_replica: bool
                       ) -> tuple[dict[str, IteratorProgress], list[str]]:
-    """Compare the iterators of a save with the iterators to load.
+    """Compare the iterators of a checkpoint with the iterators to load.
 
     Args:
         arrays: The saved arrays by name.
@@ -67,8 +67,8 @@ def compare_iterators(arrays: Mapping[str, np.ndarray], iterators: Mapping[str, 
         is_replica: Whether this rank loads the file of another rank.
 
     Returns:
-        What to load into iterators that cannot load the saved arrays, by prefix; and for each
-        other iterator whose dataset is too short for the saved position, a text.
+        The values to load into iterators that cannot load the saved arrays, by prefix; and an
+        error message for each other iterator whose dataset is too short for the saved position.
     """
     progress, problems = {}, []
     for prefix, iterator in iterators.items():
@@ -93,7 +93,7 @@ def _needs_own_order(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Ob
 
 
 def _find_problem(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object) -> str | None:
-    """Return a text if the dataset is too short for the saved position.
+    """Return an error message if the dataset is too short for the saved position, else None.
 
     The lengths of orders are compared when they are loaded.
     """

@@ -1,7 +1,7 @@
-"""The file of one rank: an npz file with a tag that says which save it belongs to.
+"""The file of one rank: an npz file with a tag that identifies the checkpoint it belongs to.
 
-There is no manifest of all files, since it could only be written after an exchange: the save before
-a failure would have none, and need the tag.
+There is no manifest: it could only be written after communication, so the last checkpoint before a
+failure would have none.
 
 The last 64 bytes are the SHA-256 of the file. They are the comment of the archive, which contains
 zeros while the SHA-256 is computed.
@@ -28,9 +28,12 @@ _UNSIGNED = bytes(64)
 
 
 class Tag(NamedTuple):
-    """The save that a file belongs to. It is complete if each writer has a file of it."""
+    """The checkpoint that a file belongs to.
 
-    save: str  # unique; the same in all files of the save
+    A checkpoint is complete if there is a file of each writer.
+    """
+
+    save: str  # unique; the same in all files of the checkpoint
     iteration: int
     size: int  # number of ranks of the job
     writers: list[int]  # the ranks that wrote a file each
@@ -84,17 +87,18 @@ def _with_digests(tag: Tag, checksums: Mapping[str, int], buffers: Collection[st
 def sharded_states(keys: Collection[str]) -> set[str]:
     """Return the names of the arrays that hold one rank's shard of the states of an optimizer."""
     entries = {key.removesuffix(ENTRY) for key in keys if key.endswith(f'/{ENTRY}')}
-    # Not what is deeper: below a parameter named 'chainermn' is what our objects save.
+    # Skip deeper keys: below a parameter named 'chainermn', ChainerMN's own objects save their
+    # state.
     return {key for key in keys
             if key[:key.rfind('/') + 1] in entries and not key.endswith('/t')}
 
 
 def _is_shared(key: str, is_trainer: bool) -> bool:
-    """Whether all replicas have the same array; a trainer's iterators and extensions differ.
+    """Return whether all replicas have the same array; a trainer's iterators and extensions differ.
 
     The epoch of its optimizers differs too, if the datasets have different lengths.
     """
-    if 'chainermn' in key.split('/')[:-1]:  # what our objects save for one rank
+    if 'chainermn' in key.split('/')[:-1]:  # saved by ChainerMN's objects for a single rank
         return False
     return not is_trainer or (key.startswith('updater/') and not re.match(
         r'updater/(iterator:|optimizer:[^/]*/(compression/|epoch$))', key))
@@ -128,7 +132,8 @@ def read_tag(path: str) -> Tag | None:
         member = archive.getinfo(f'{TAG}.npy')
         npz.check_member(archive, member)
         if member.file_size > _MAX_TAG:
-            raise ValueError(f'the tag has {member.file_size:,} bytes')
+            raise ValueError(f'the tag claims {member.file_size:,} bytes; the maximum is '
+                             f'{_MAX_TAG:,}')
         with archive.open(member) as file:
             text = np.lib.format.read_array(file, allow_pickle=False).tobytes()
     fields = json.loads(text)
@@ -145,13 +150,13 @@ def read_tag(path: str) -> Tag | None:
 
 
 def find_problem(path: str, rank: int, first: Tag | None) -> str | None:
-    """Read a whole file, and check that it is one of a save.
+    """Read a whole file, and check that it belongs to the checkpoint.
 
     Args:
         path: Path of the file.
         rank: The rank that wrote it.
-        first: Tag of the first file of the save; ``None`` if that is one of ChainerMN 7, of which
-            only the CRC-32 of each array is checked.
+        first: Tag of the first file of the checkpoint; ``None`` for a checkpoint of ChainerMN 7,
+            for which only the CRC-32 of each array is checked.
 
     Returns:
         Path of the file and what is wrong with it; ``None`` if nothing is.

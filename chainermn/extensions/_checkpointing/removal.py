@@ -29,7 +29,9 @@ def remove_files(comm: CommunicatorBase, names: SaveNames) -> None:
 
 
 def remove_at_end(comm: CommunicatorBase, names: SaveNames, lock: JobLock) -> None:
-    """Remove all files when all ranks have ended without an error, or at once if they cannot know.
+    """Remove all files when all ranks have ended without an error.
+
+    If the ranks cannot find out how the others end, remove the files immediately.
 
     Collective: every rank calls it.
 
@@ -40,7 +42,7 @@ def remove_at_end(comm: CommunicatorBase, names: SaveNames, lock: JobLock) -> No
     """
     if hasattr(comm, '_flight_records'):
         _CompletedTraining(comm, names, lock)
-    else:  # of a third party, whose ranks do not find out whether all have ended
+    else:  # a third-party communicator, whose ranks do not find out whether all have ended
         remove_files(comm, names)
         lock.release()
 

@@ -41,17 +41,17 @@ _MAX_NAMED = 3  # arrays in an error
 def load(comm: CommunicatorBase, selection: Selection, parts: SavedParts, allow_pickle: bool,
          group: CommunicatorBase | None = None, allow_other_classes: bool = False,
          title: str = '') -> bool:
-    """Load a save into an object, and log its iteration. Collective: every rank calls it.
+    """Load a checkpoint into an object, and log its iteration. Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.
-        selection: The save.
+        selection: The checkpoint.
         parts: The parts of the object to load into.
         allow_pickle: Whether to load arrays of Python objects.
         group: Communicator of the ranks whose first one reads for the others; if ``None``, each
             rank reads its own file.
         allow_other_classes: Whether the classes of the parts may differ from the saved ones.
-        title: Name of the saves and their folder, for the log.
+        title: Name of the checkpoints and their folder, for the log.
 
     Returns:
         Whether the random number generators were restored, which another number of ranks cannot.
@@ -132,7 +132,7 @@ def _apply(states: Mapping[str, np.ndarray], parts: SavedParts,
     """Load the states, and collect the differences.
 
     Returns:
-        The names of the extensions that have a state, but none in the save.
+        The names of the extensions that have a state, but none in the checkpoint.
     """
     new_extensions: list[str] = []
     note_epochs(states, parts.iterators)  # iterators may use the sampler when they are loaded
@@ -151,7 +151,7 @@ def _apply(states: Mapping[str, np.ndarray], parts: SavedParts,
 
 def _warnings(comm: CommunicatorBase, selection: Selection, group: CommunicatorBase | None,
               has_sums: bool, new_extensions: Sequence[str]) -> Iterator[str]:
-    """Return what this rank warns of."""
+    """Return the warnings of this rank."""
     if comm.rank == 0 and new_extensions:
         yield (f'the files of iteration {selection.iteration} have no state for these extensions, '
                'so they start from scratch: ' + ', '.join(new_extensions))
@@ -207,7 +207,7 @@ def _merge(comm: CommunicatorBase, selection: Selection, parts: SavedParts,
 
 
 class Differences:
-    """How a program differs from a file.
+    """The differences between a program and a file.
 
     Args:
         texts: The differences that are known.
@@ -230,7 +230,7 @@ class Differences:
 
 
 class CheckedDeserializer(chainer.serializers.NpzDeserializer):
-    """Loads what has the saved shape, and collects the differences.
+    """Loads the arrays that have the saved shape, and collects the differences.
 
     Args:
         arrays: The saved arrays by name.

@@ -1,4 +1,4 @@
-"""The file names of the saves of a run: by number, usually the iteration, and by rank."""
+"""The file names of the checkpoints of a run: by number, usually the iteration, and by rank."""
 from __future__ import annotations
 
 import os
@@ -13,7 +13,7 @@ from chainermn._process.atomic_file import remove, temporary_name
 
 @dataclass(frozen=True)
 class SaveNames:
-    """The file names of all saves of a run.
+    """The file names of all checkpoints of a run.
 
     >>> names = SaveNames('/result', lambda number, rank: f'run.{rank}.{number}')
     >>> names.path(500, 0), names.path(500, 1)
@@ -37,7 +37,7 @@ class SaveNames:
         return os.path.join(folder, f'tmp-{name}.lock')
 
     def find_locks(self) -> dict[int, str]:
-        """Return the paths of the lock files of all ranks, also of larger jobs, by rank."""
+        """Return the paths of the lock files of all ranks, including larger jobs, by rank."""
         return self._find(os.path.relpath(self.lock_path('\0'), self.folder))
 
     def find(self, rank: int) -> dict[int, str]:
@@ -63,7 +63,7 @@ class SaveNames:
         """Remove the file of a rank; on rank 0 also files of ranks that this job does not have.
 
         Args:
-            number: Number of the save.
+            number: Number of the checkpoint.
             rank: Rank of this process.
             writers: The ranks that remove their files themselves.
         """
@@ -75,7 +75,7 @@ class SaveNames:
     def _find(self, pattern: str, is_wanted: Callable[[str], bool] = os.path.isfile
               ) -> dict[int, str]:
         names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
-        if '\0' not in pattern:  # all saves have one name
+        if '\0' not in pattern:  # all checkpoints have one name
             path = os.path.join(self.folder, pattern)
             return {0: path} if pattern in names and is_wanted(path) else {}
         before, after = pattern.split('\0')

@@ -1,7 +1,7 @@
-"""The saves of one extension: a thread of each rank writes its file.
+"""The checkpoints of one extension: a thread of each rank writes its file.
 
-A save is in flight until all ranks have reported that they wrote their files; then it is complete,
-and all ranks remove the saves that it makes obsolete.
+A checkpoint is in flight until all ranks have reported that they wrote their files; then it is
+complete, and all ranks remove the checkpoints that it makes obsolete.
 """
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _NO_DIGESTS: Digests = {}
 
 @dataclass
 class Save:
-    """One save, on one rank."""
+    """One checkpoint, on one rank."""
 
     iteration: int
     path: str
     state: CopiedState | None  # until it is written; None on a rank without a file
     compress: bool = False
-    names: SaveNames | None = None  # of the save and of those that it makes obsolete
+    names: SaveNames | None = None  # names of this checkpoint and the ones that it makes obsolete
     on_written: Callable[[], None] = lambda: None  # called by the thread
     is_written: bool = False
     obsolete: list[int] = field(default_factory=list)  # on rank 0, once it is written
 
 
 class _SaveReport(NamedTuple):
-    """What a rank reports about its last save."""
+    """The report of a rank about its last checkpoint."""
 
-    next_iteration: int | None  # of the next save; None at the end
+    next_iteration: int | None  # iteration of the next checkpoint; None at the end
     failure: str | None
     is_written: bool
     obsolete: list[int]  # only rank 0 uses its list
@@ -51,20 +51,20 @@ class _SaveReport(NamedTuple):
 
 
 class Saver:
-    """The saves of one extension.
+    """The checkpoints of one extension.
 
     Args:
         comm: ChainerMN communicator.
         title: Name of the saved state in errors.
         writers: The ranks that write a file each; rank 0 is the first.
-        find_obsolete: Function that returns the numbers of the saves to remove, once a save is
+        find_obsolete: Function that returns the numbers of the checkpoints to remove, once one is
             complete. Called on rank 0, by its thread.
         is_alone: Whether only rank 0 writes. Then no rank waits for another.
     """
 
     def __init__(self, comm: CommunicatorBase, title: str, writers: Sequence[int],
                  find_obsolete: Callable[[Save], list[int]], is_alone: bool = False) -> None:
-        #: Whether some of the writers may skip a save; then rank 0 warns once.
+        #: Whether some of the writers may skip a checkpoint; then rank 0 warns once.
         self.may_be_incomplete = False
         self._has_warned = False
         self.background = BackgroundWriter()
@@ -76,7 +76,7 @@ class Saver:
         self._find_obsolete = find_obsolete
         self._is_alone = is_alone
         self._in_flight: Save | None = None
-        self._failure: str | None = None  # of the save in flight
+        self._failure: str | None = None  # error of the checkpoint in flight
         self._to_remove: list[tuple[SaveNames, int]] = []
         self._run = uuid.uuid4().hex[:16]  # rank 0's, once the ranks have reported
         self._count = 0
@@ -93,17 +93,19 @@ class Saver:
 
     def complete(self, next_iteration: int | None, replicas: Digests = _NO_DIGESTS
                  ) -> list[Digests]:
-        """Wait until all ranks have written the save in flight. Collective: every rank calls it.
+        """Wait until all ranks have written the checkpoint in flight.
+
+        Collective: every rank calls it.
 
         Args:
-            next_iteration: Iteration of the next save; ``None`` at the end.
+            next_iteration: Iteration of the next checkpoint; ``None`` at the end.
             replicas: The digests of this rank's models.
 
         Returns:
             The digests of all ranks.
 
         Raises:
-            OSError: On every rank, if any rank could not write the save in flight.
+            OSError: On every rank, if any rank could not write the checkpoint in flight.
             ValueError: On every rank, if they are at different iterations, or if only some of the
                 writers wrote a file, unless ``may_be_incomplete`` is set.
         """
@@ -112,7 +114,7 @@ class Saver:
         reports = self._comm.allgather_obj(_SaveReport(
             next_iteration, self._failure, save is not None and save.is_written,
             [] if save is None else save.obsolete, self._run, replicas))
-        # An error above leaves the save in flight.
+        # An error above leaves the checkpoint in flight.
         self._in_flight, self._failure = None, None
         self._run = reports[0].run
         iterations = [report.next_iteration for report in reports]
@@ -132,7 +134,7 @@ class Saver:
         return [report.replicas for report in reports]
 
     def start(self, save: Save) -> None:
-        """Start a save in a thread. The save before must be complete, or have failed."""
+        """Start a checkpoint in a thread. The previous one must be complete, or have failed."""
         self._count += 1
         self._in_flight = save
         tag = Tag(f'{self._run}-{self._count}', save.iteration, self._size, list(self._writers),
@@ -151,7 +153,9 @@ class Saver:
                               first=save.state.late.finish if save.state else lambda: None)
 
     def flush(self) -> None:
-        """Complete the save in flight, and remove obsolete saves. Collective: every rank calls it.
+        """Complete the checkpoint in flight, and remove obsolete ones.
+
+        Collective: every rank calls it.
 
         Raises:
             OSError: On every rank, if any rank could not write or remove its files.
@@ -168,8 +172,8 @@ class Saver:
             raise on_all_ranks(self._comm, ValueError(
                 f'{text}Use a condition that is the same on all ranks.'))
         if self._rank == 0 and not self._has_warned:
-            warnings.warn(f'{text}autoload could not resume from it. To do that, use a condition '
-                          'that is the same on all ranks.', RuntimeWarning, stacklevel=2)
+            warnings.warn(f'{text}autoload cannot resume from an incomplete snapshot. Use a '
+                          'condition that is the same on all ranks.', RuntimeWarning, stacklevel=2)
         self._has_warned = True
 
     def _name_of(self, save: Save | None) -> str:
@@ -198,5 +202,5 @@ class Saver:
 
 
 def not_saved(title: str, failures: Sequence[str]) -> OSError:
-    """Return the error for a save that ranks could not write; a line for each of them."""
+    """Return the error for a checkpoint that ranks could not write; a line for each of them."""
     return OSError(f'{title} was not saved; earlier files are kept\n  ' + '\n  '.join(failures))

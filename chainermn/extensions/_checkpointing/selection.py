@@ -1,4 +1,4 @@
-"""Selects the save to resume from: the newest one that is complete on all ranks."""
+"""Selects the checkpoint to resume from: the newest one that is complete on all ranks."""
 from __future__ import annotations
 
 import os
@@ -14,18 +14,18 @@ from chainermn.extensions._checkpointing.save_names import SaveNames
 
 
 class Selection(NamedTuple):
-    """The save to resume from, on this rank."""
+    """The checkpoint to resume from, on this rank."""
 
     iteration: int
     path: str | None  # the file that this rank reads, if it reads one
     size: int | None  # number of ranks of the job that saved it; None if unknown
     is_for_all: bool  # whether rank 0 reads for all ranks
     are_buffers_equal: bool = True  # in all replicas, if rank 0 reads for all
-    paths: tuple[str, ...] = ()  # of the files to merge, on rank 0, if it reads for all
+    paths: tuple[str, ...] = ()  # the files to merge, on rank 0, if it reads for all
 
 
 class _VerifiedFile(NamedTuple):
-    """One file of a save, of which another number of ranks will load one or all."""
+    """One file of a checkpoint that a different number of ranks will load."""
 
     problem: str | None
     state: str = ''  # see Tag
@@ -33,10 +33,11 @@ class _VerifiedFile(NamedTuple):
 
 
 def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int]) -> Selection | None:
-    """Find the newest save that is complete on all ranks. Collective: every rank calls it.
+    """Find the newest checkpoint that is complete on all ranks. Collective: every rank calls it.
 
-    A save is complete if each rank that its first file names as a writer has an undamaged file with
-    the same tag. Files of ChainerMN 7 have no tag: each rank must have an undamaged one.
+    The first file lists the ranks that wrote the checkpoint. It is complete if each of them has an
+    undamaged file with the same tag. Files of ChainerMN 7 have no tag: each rank must have an
+    undamaged one.
 
     Args:
         comm: ChainerMN communicator.
@@ -44,14 +45,14 @@ def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int]) -> 
         writers: The ranks that write files now; rank 0 is the first.
 
     Returns:
-        The save; ``None`` on all ranks if there is none.
+        The checkpoint; ``None`` on all ranks if there is none.
 
     Raises:
-        ValueError: On every rank, if the newest save is of another number of writers, whose models
-            or optimizers differed.
+        ValueError: On every rank, if the newest checkpoint has another number of writers, whose
+            models or optimizers differed.
 
     Warns:
-        RuntimeWarning: On rank 0, for each save that was skipped.
+        RuntimeWarning: On rank 0, for each checkpoint that was skipped.
     """
     numbers: list[int] = []
     with raise_together(comm, 'loading'):
@@ -69,7 +70,7 @@ def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int]) -> 
 
 def _try(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int], number: int
          ) -> tuple[Selection | None, list[str]]:
-    """Verify the files of a save.
+    """Verify the files of a checkpoint.
 
     Returns:
         The selection, or what is wrong.

@@ -20,7 +20,7 @@ from chainermn.optimizers._delegate import unwrap
 
 _RANDOM = 'chainermn/random/'
 
-#: How often to copy iterators if their threads draw random numbers at the same time.
+#: Number of attempts to copy iterators if their threads draw random numbers at the same time.
 _MAX_ATTEMPTS = 10
 
 _T = TypeVar('_T')
@@ -50,7 +50,7 @@ class _CopySerializer(chainer.serializers.DictionarySerializer):
 
 @dataclass
 class CopiedState:
-    """The state of a rank at a save, copied for a thread that writes it."""
+    """The state of a rank in a checkpoint, copied for a thread that writes it."""
 
     arrays: Mapping[str, np.ndarray]  # by name
     buffers: set[str]  # names of arrays, for rank_file.write
@@ -139,7 +139,7 @@ def check_objects(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def late_copies(parts: SavedParts) -> LateCopies:
-    """Return what can be copied later: the states of the optimizers."""
+    """Return the arrays that can be copied later: the states of the optimizers."""
     optimizers = map(unwrap, parts.all.values())
     # Another serialize may change states before it returns, such as swap averages back.
     models = (optimizer.target for optimizer in optimizers

@@ -20,11 +20,11 @@ from chainermn.links.multi_node_chain_list import Value, as_tuple
 
 
 class Work(NamedTuple):
-    """What a rank computes.
+    """The work of a rank.
 
     Attributes:
         link_of: Returns the link whose state a stage uses.
-        compute: Returns the output of a stage for a micro-batch, from what the stage receives.
+        compute: Returns the output of a stage for a micro-batch, from its inputs.
         weights: The share of each micro-batch in the loss.
         scale: The gradient of the loss.
         add_gradients: Moves the gradients of a micro-batch out of the parameters.
@@ -40,7 +40,7 @@ class Work(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What backward of a micro-batch needs."""
+    """The values that backward of a micro-batch needs."""
 
     inputs: Sequence[Value]
     output: Value | None  # with its graph
@@ -157,7 +157,7 @@ class Execution:
         return None if differences is None else y
 
     def _add(self, loss: Variable, k: int) -> None:
-        if not loss.size:  # of a model that communicates on its own, and has no loss on this rank
+        if not loss.size:  # the model communicates on its own, and has no loss on this rank
             return
         value = loss.array.reshape(()) * loss.dtype.type(self._work.weights[k])
         self.loss = value if self.loss is None else self.loss + value
@@ -195,7 +195,7 @@ def _needs_gradient(y: Variable) -> bool:
 
 
 def _message(y: Value, stage: Stage, has_backprop: bool) -> Message:
-    """Return what to send of an output."""
+    """Return the arrays of an output to send."""
     ys = as_tuple(y)
     kinds = chainer.Variable, *chainer.get_array_types()
     if not ys or not all(isinstance(each, kinds) for each in ys):
@@ -207,7 +207,7 @@ def _message(y: Value, stage: Stage, has_backprop: bool) -> Message:
 
 
 def _gradients(value: Value) -> Message:
-    """Return what to send of the gradients of a received output: nothing of those not needed."""
+    """Return the gradients of a received output to send; unneeded ones are empty."""
     arrays = []
     for x in as_tuple(value):
         if not x.requires_grad:

@@ -1,6 +1,6 @@
 """Messages between stages, posted ahead: outputs in one direction, their gradients in the other.
 
-A message is a tuple of arrays, the first of which says what the others are, so that a rank never
+A message is a tuple of arrays. The first one describes the others, so that a rank never
 takes one micro-batch for another.
 
 A message from a device is sent once the device has computed it; until then, the rank may queue its
@@ -36,7 +36,7 @@ Key: TypeAlias = tuple[Edge, int, bool]
 
 
 class Message(NamedTuple):
-    """What an edge carries for one micro-batch."""
+    """The data that an edge carries for one micro-batch."""
 
     arrays: tuple[Array, ...]
     flags: tuple[int, ...]  # for each array, whether it needs a gradient
@@ -77,7 +77,7 @@ class StageMessages:
         self._unsent: deque[_Unsent] = deque()
         self._sent: list[Sent] = []
         self._posted: dict[Key, Sent] = {}
-        self._local: dict[Key, Message] = {}  # of this rank to itself
+        self._local: dict[Key, Message] = {}  # messages of this rank to itself
         self._receiving: Sent | None = None
         self._step_began = 0.
         self._thread = threading.get_ident()

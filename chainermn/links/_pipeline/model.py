@@ -11,7 +11,7 @@ from chainermn._types import Model, Object, Parameter, Variable
 from chainermn.links._pipeline.stages import ListedLink, Stage
 from chainermn.links.multi_node_chain_list import MultiNodeChainList, Value
 
-#: The arguments of a micro-batch, also those by name.
+#: The arguments of a micro-batch, including keyword arguments.
 Batch: TypeAlias = tuple[tuple[Object, ...], dict[str, Object]]
 
 _TARGET = ('Without lossfun, Pipeline passes all arguments to the first link. If the last one is '
@@ -47,7 +47,7 @@ class RankModel:
             model is not self.chain_list or type(model).forward is not MultiNodeChainList.forward)
 
     def params(self) -> list[Parameter]:
-        """Return the parameters, also of a loss function that is a link, each once."""
+        """Return the parameters, including those of a loss function that is a link, each once."""
         links = [each for each in (self.model, self._lossfun) if isinstance(each, chainer.Link)]
         return [*{id(param): param for link in links for param in link.params()}.values()]
 

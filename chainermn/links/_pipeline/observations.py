@@ -1,4 +1,4 @@
-"""What the program reports in micro-batches: means, reported once for the whole batch."""
+"""Values that the program reports in micro-batches: their means are reported once per batch."""
 from __future__ import annotations
 
 import contextlib
@@ -18,7 +18,7 @@ class Observations:
 
     @contextlib.contextmanager
     def of(self, weight: float) -> Iterator[None]:
-        """Add what is reported inside, instead of reporting it."""
+        """Add the values that are reported inside, instead of reporting them."""
         if not chainer.reporter._get_reporters():
             yield
             return

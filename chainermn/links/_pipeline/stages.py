@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 class ListedLink(NamedTuple):
     """A link of a MultiNodeChainList on one rank."""
 
-    name: str  # for errors
+    name: str  # name for errors
     ranks_in: Sequence[int] | None
     ranks_out: Sequence[int] | None
 
@@ -34,7 +34,7 @@ class Stage(NamedTuple):
     name: str
     edges_in: tuple[Edge, ...]  # in the order of the arguments
     edges_out: tuple[Edge, ...]
-    has_inputs: bool  # of the model
+    has_inputs: bool  # whether it gets inputs of the model
     has_output: bool
     height: int  # stages from here to the output: itself, and the longest path after it
 

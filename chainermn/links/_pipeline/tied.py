@@ -1,4 +1,4 @@
-"""Parameters of several ranks that are one: equal values, and the sum of their gradients."""
+"""Tied parameters of several ranks: the same values, and the sum of their gradients."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from chainermn._operations.ranks import group_lines
 from chainermn._types import Array, Parameter
 from chainermn.communicators.communicator_base import CommunicatorBase
 
-#: Below the tags of the stages, of which there are fewer.
+#: The tags for tied parameters lie above the tags of the stages, whose number is smaller.
 _FIRST_TAG = 24576
 
 _UNINITIALIZED = 'not initialized'

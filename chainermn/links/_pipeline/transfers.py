@@ -1,6 +1,6 @@
 """Transfers of device arrays on a CUDA stream of their own, while the device computes.
 
-MPI carries the messages of all communicators, also of those on NCCL: operations of an NCCL
+MPI carries the messages of all communicators, including NCCL's: operations of an NCCL
 communicator run in the order posted, and ranks that post receives ahead post in different orders.
 MPI reads and writes an array while the host waits, so that is done on the transfer stream, where
 nothing else runs:
@@ -19,7 +19,7 @@ import chainer
 
 from chainermn._types import Array, DeviceEvent, Stream
 
-#: What ``cudaEventQuery`` returns for an event that the device has not reached.
+#: The return value of ``cudaEventQuery`` for an event that the device has not reached.
 _NOT_READY = 600
 
 

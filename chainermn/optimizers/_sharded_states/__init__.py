@@ -1,1 +1,1 @@
-"""Optimizer states of which each rank keeps one shard."""
+"""Sharded optimizer states: each rank keeps one shard."""

@@ -26,7 +26,7 @@ class Item(NamedTuple):
 
     @property
     def description(self) -> str:
-        """What must be the same on all ranks, as text."""
+        """The properties that must be the same on all ranks, as text."""
         return (f'{"enabled" if self.is_enabled else "disabled"}, '
                 f'{"divisible" if self.is_divisible else "not divisible, or with hooks"}, '
                 f'{self.size} elements{" in memory of another parameter" * self.is_tied}')

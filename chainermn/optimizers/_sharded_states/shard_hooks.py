@@ -148,7 +148,7 @@ _METHODS = {name: getattr(GradientMethod, name)
 _ELEMENTWISE = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
                 optimizer_hooks.GradientHardClipping)
 
-#: By method ``__call__`` of a hook, so also for subclasses that inherit it.
+#: By the method ``__call__`` of a hook, so including subclasses that inherit it.
 _CALLS: dict[object, _Call] = {
     **{kind.__call__: _call_each for kind in _ELEMENTWISE},
     optimizer_hooks.GradientClipping.__call__: _clip,

@@ -1,8 +1,8 @@
 """Sharded optimizer states (ZeRO stage 1): each rank updates its shard of the parameters.
 
 Each rank gets the mean gradients of its shard, calls the hooks of the optimizer, and updates its
-shard, for which alone it keeps the state of the update rules. Then the ranks exchange the updated
-parameters. If a hook needs the gradients of all parameters, each rank gets them all.
+shard. It keeps the state of the update rules only for this shard. Then the ranks exchange the
+updated parameters. If a hook needs the gradients of all parameters, each rank gets them all.
 
 An update rule that computes each element independently updates a piece of a parameter, a flat array
 that shares its memory. Other rules, and rules with hooks, update the complete parameter on one
@@ -39,13 +39,13 @@ class _StateElements(NamedTuple):
     """The elements that the state of a rule belongs to."""
 
     elements: Range
-    owner: object  # of the partition; None if the state was loaded
+    owner: object  # owner of the partition; None if the state was loaded
 
 
 class _RuleState(NamedTuple):
     """The state of a rule on one rank."""
 
-    elements: Range | None  # that the state belongs to; None: all
+    elements: Range | None  # the elements that the state belongs to; None: all
     has_state: bool
     t: int
 
@@ -223,7 +223,7 @@ class ShardedUpdate(FullUpdate):
         found = {}
         for path, param in params.items():
             piece = self._pieces[path]
-            # Equal on all ranks, also on those without elements, since hooks sum over the ranks.
+            # The same on all ranks, even on ranks without elements, since hooks sum over the ranks.
             piece._loss_scale = param._loss_scale
             if piece is not param and piece.size:
                 elements = slice(*self._elements[path])

@@ -232,7 +232,7 @@ def test_failed_rank_is_named():
     if odd == RANK:
         assert type(caught.value) is KeyError
     else:
-        assert re.match(rf'rank {odd} \(.*\) failed in the middle of an exchange$',
+        assert re.match(rf'rank {odd} \(.*\) failed during an operation$',
                         str(caught.value))
     MPI_COMM.Barrier()
     for operation in (memory.sum, lambda arrays: memory.copy(arrays, (0,) * len(arrays))):
@@ -328,7 +328,7 @@ def test_several_nodes(tmp_path, hosts):
     result = run_on_hosts(tmp_path, SEVERAL_NODES, hosts)
     assert result.returncode == 0, result.stderr
     assert f'all is well on {len(set(hosts))} nodes' in result.stdout
-    assert result.stderr.count('compression makes exchanges slower') == (len(set(hosts)) == 1)
+    assert result.stderr.count('compression slows down communication') == (len(set(hosts)) == 1)
 
 
 KILLED = """
@@ -368,7 +368,7 @@ def test_killed_rank_ends_the_job(is_hidden, tmp_path):
     texts = [path.read_text() for path in tmp_path.iterdir()]
     assert texts or not is_hidden
     for text in texts:
-        assert re.match(r'rank 1 \(process .*\) ended in the middle of an exchange$', text)
+        assert re.match(r'rank 1 \(process .*\) ended during an operation$', text)
 
 
 def test_small_exchanges_need_little_memory():

@@ -34,7 +34,7 @@ def test_failed_rank_is_named(window):
         window.fail()
     else:
         window.publish(1)
-        with pytest.raises(RuntimeError, match=r'^rank 1 \(.*\) failed in the middle of an exch'):
+        with pytest.raises(RuntimeError, match=r'^rank 1 \(.*\) failed during an operation'):
             window.wait(1)
 
 

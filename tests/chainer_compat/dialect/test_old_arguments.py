@@ -181,7 +181,7 @@ def test_one_warning_per_line(name):
                 (__file__, function_line), (__file__, function_line + 1)]
             for w in caught:
                 assert w.category is DeprecationWarning
-                assert f'({argument}=...) is the interface of Chainer 1: use' in str(w.message)
+                assert f'({argument}=...) belongs to the Chainer 1 API: use' in str(w.message)
 
 
 @pytest.mark.parametrize('name', CASES)

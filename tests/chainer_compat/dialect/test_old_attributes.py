@@ -230,9 +230,9 @@ def test_a_convolution_with_its_attributes():
         mine(x)
     assert seen == ['never', 'never', 'auto']
     assert {str(w.message).partition(':')[0] for w in caught} == {
-        'Mine(use_cudnn=...) is the interface of Chainer 1',
-        'convolution_2d(use_cudnn=...) is the interface of Chainer 1',
-        'convolution_2d(deterministic=...) is the interface of Chainer 1',
+        'Mine(use_cudnn=...) belongs to the Chainer 1 API',
+        'convolution_2d(use_cudnn=...) belongs to the Chainer 1 API',
+        'convolution_2d(deterministic=...) belongs to the Chainer 1 API',
         'use_cudnn is an attribute of Chainer 1', 'deterministic is an attribute of Chainer 1'}
 
 

@@ -201,5 +201,5 @@ def test_update_before_setup(args):
 @pytest.mark.parametrize('link, name', [
     (len, 'len'), (chainer.links.Linear, 'Linear'), (None, 'NoneType')])
 def test_setup_of_something_else(link, name):
-    with pytest.raises(TypeError, match=f'takes the model, a chainer.Link, not {name}. Pass loss'):
+    with pytest.raises(TypeError, match=f'expects a chainer.Link, not {name}. Pass loss'):
         chainer.optimizers.Adam().setup(link)

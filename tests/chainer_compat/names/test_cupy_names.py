@@ -65,7 +65,7 @@ def test_current_name(old, new):
 
 
 def test_the_table():
-    assert not any(map(cupy_names.current, cupy_table.NAMES))  # keys are names of now
+    assert not any(map(cupy_names.current, cupy_table.NAMES))  # keys are current names
     assert all(advice.endswith('.') for advice in cupy_table.GONE.values())
     recorded = dict(line.partition(':')[::2] for line in RECORD.read_text().splitlines())
     names = {f'{cupy_names.current(module) or module}.{name}'

@@ -232,7 +232,7 @@ def test_what_is_created_while_parameters_are_initialized(make):
 def test_lengths_that_were_equal_by_chance():
     model = Net(lambda self, x, y: F.matmul(x, y, transb=True) / len(y))
     module = chainer_compat.to_torch(model, draw(3, 5), draw(3, 5))
-    with pytest.raises(AssertionError, match='the length of the first array'):
+    with pytest.raises(AssertionError, match='the same batch size as the first array'):
         module(*map(torch.from_numpy, (draw(4, 5), draw(3, 5))))
 
 

@@ -114,8 +114,8 @@ def test_batch_sizes_and_shapes():
             assert module(torch.zeros(n, 2, 4)).shape == (n, 3)
     for each in module, pickle.loads(pickle.dumps(module)):
         with pytest.raises(AssertionError, match=(
-                r"Input x0 must have the shape \('batch', 2, 4\), as in the conversion. It has:"
-                r'.*\[3, 4, 2\]')):
+                r"Input x0 must have the shape \('batch', 2, 4\), as in the conversion. Shape of "
+                r'this input:.*\[3, 4, 2\]')):
             each(torch.zeros(3, 4, 2))
     fixed = chainer_compat.to_torch(model, x, t, dynamic_batch=False)
     with pytest.raises(AssertionError, match='must have the shape'):

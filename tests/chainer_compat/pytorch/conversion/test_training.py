@@ -199,7 +199,7 @@ def test_sharded_states(folder):
             for name, array in param.update_rule.state.items():
                 np.testing.assert_array_equal(array, states[path + name])
     file = min((folder / 'saves').glob('move.0.*'))
-    with pytest.raises(ConversionError, match='only a shard of the states of the optimizer'):
+    with pytest.raises(ConversionError, match='only one shard of the optimizer states'):
         load_optimizer(file, chainer.optimizers.Adam().setup(model))
 
 
