@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as N
 
 from chainer_compat.pytorch.expressions.running import Retained
-from chainer_compat.pytorch.tensors.arrays import Expression
+from chainer_compat.pytorch.tensors.arrays import Expression, check_floats
 from chainer_compat.pytorch.tensors.gpu_arrays import DTYPES
 from chainer_compat.pytorch.tensors.memory_format import like
 from chainer_compat.pytorch.unsupported import Unsupported
@@ -71,6 +72,41 @@ class _LeakyReLU(torch.autograd.Function):
 _leaky_relu_backward = torch.ops.aten.leaky_relu_backward.default
 #: ``apply`` without its checks for ``torch.func``.
 _leaky_relu = super(torch.autograd.Function, _LeakyReLU).apply
+
+
+class _Tanh(torch.autograd.Function):
+    """``torch.tanh(x)``, computed by NumPy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        np.tanh(x.detach().numpy(), out=y.numpy())
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gy: torch.Tensor) -> torch.Tensor:
+        y, = ctx.saved_tensors
+        return _tanh_backward(gy, y)
+
+
+_tanh_backward = torch.ops.aten.tanh_backward.default
+_tanh = super(torch.autograd.Function, _Tanh).apply
+_numpy = importlib.import_module(
+    f'numpy.{"_core" if hasattr(np, "_core") else "core"}._multiarray_umath')
+#: Number of elements from which NumPy's tanh is faster than PyTorch's: with AVX-512, it takes a
+#: tenth of the time for large arrays.
+_MIN_TANH = 1 << 13 if getattr(_numpy, '__cpu_features__', {}).get('AVX512_SKX') else np.inf
+
+
+def run_tanh(f: Any, x: torch.Tensor) -> torch.Tensor:
+    """``torch.tanh(x)``."""
+    check_floats(x)
+    if not x.numel():
+        raise Unsupported
+    without_cudnn(f, x)
+    f.retain_outputs((0,))
+    return _tanh(x) if x.numel() >= _MIN_TANH else torch.tanh(x)
 
 
 def run_relu(f: Any, x: torch.Tensor) -> torch.Tensor:
@@ -136,7 +172,6 @@ def without_cudnn(f: Any, x: torch.Tensor) -> None:
 
 RETAINED: dict[str, Retained] = {
     'activation.sigmoid.Sigmoid': Retained((), (0,), without_cudnn),
-    'activation.tanh.Tanh': Retained((), (0,), without_cudnn),
 }
 
 RECORDED: dict[str, Expression] = {
@@ -146,4 +181,5 @@ RECORDED: dict[str, Expression] = {
     'activation.relu.ReLU': run_relu,
     'activation.softmax.Softmax': run_softmax,
     'activation.softplus.Softplus': run_softplus,
+    'activation.tanh.Tanh': run_tanh,
 }

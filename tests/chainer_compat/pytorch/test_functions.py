@@ -1,5 +1,7 @@
 """Every kernel computes what Chainer computes, or leaves it to Chainer."""
 
+import importlib
+
 import chainer
 import chainer.functions as F
 import numpy as np
@@ -169,6 +171,29 @@ def test_special_values_in_functions():
         for a, b in zip(*results, strict=True):
             np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
             np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize('shape', [(), (3,), (2, 3, 4, 5)])
+@pytest.mark.parametrize('dtype', 'fd')
+def test_tanh_of_numpy(shape, dtype, monkeypatch):
+    """Processors with AVX-512 take it for large arrays."""
+    activation = importlib.import_module('chainer_compat.pytorch.expressions.activation')
+    monkeypatch.setattr(activation, '_MIN_TANH', 0)
+    x = np.random.RandomState(0).standard_normal(shape).astype(dtype)
+    if shape:
+        x.ravel()[:3] = np.nan, np.inf, -np.inf
+    x = np.moveaxis(x, 1, -1).copy() if x.ndim == 4 else x
+    found = []
+    for mode in 'auto', 'never':
+        v = chainer.Variable(np.moveaxis(x, -1, 1) if x.ndim == 4 else x)
+        with chainer.using_config('use_torch', mode):
+            y = F.tanh(v * 2)
+            y.grad = np.full_like(y.array, .5)
+            y.backward()
+        found.append([y.array, v.grad])
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, 1e-6, 1e-7)
 
 
 def test_gradients_of_relu_are_zero_where_the_result_is():
