@@ -19,7 +19,7 @@ from chainermn._operations.on_all_ranks import (
 from chainermn._types import Array, Model, Object, Parameter, Variable
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.links._pipeline import micro_batches, observations
+from chainermn.links._pipeline import micro_batches, observations, targets
 from chainermn.links._pipeline.clipping import GradientClipping
 from chainermn.links._pipeline.execution import Execution, Work
 from chainermn.links._pipeline.gradients import Collected, loss_scale
@@ -227,14 +227,16 @@ class Pipeline:
         """Return the number of examples and the loss scale, if any, the same on all ranks."""
         comm = self._comm
         own = [stage for stage in shape.stages if stage.rank == comm.rank]
-        n_examples = None
+        n_examples, target = None, None
         with raise_together(comm, 'Pipeline'):
             if any(stage.has_inputs or stage.has_output for stage in own):
                 self._model.check(batch, any(stage.has_inputs for stage in own))
                 n_examples = micro_batches.count(batch)
+                if self._model.has_target and self._n_calls <= targets.N_COMPARED:
+                    target = targets.digest(batch[0][-1])
         with comm.called_by('Pipeline'):
-            counts, scales, options = zip(*comm.allgather_obj((
-                n_examples, loss_scale(collected.params),
+            counts, digests, scales, options = zip(*comm.allgather_obj((
+                n_examples, target, loss_scale(collected.params),
                 f'n_micro_batches={self.n_micro_batches}, schedule={self.schedule!r}, '
                 f'chainer.config.enable_backprop={bool(chainer.config.enable_backprop)}')),
                 strict=True)
@@ -247,6 +249,8 @@ class Pipeline:
                 comm, [str(count) for count in counts], 'Pipeline: the numbers of examples differ',
                 'Pass the same batch on all ranks that have inputs or the output of the model.')
             raise on_all_ranks(comm, ValueError('Pipeline: no rank has passed a batch'))
+        if comm.rank == 0:
+            targets.warn_of_differences(digests)
         return next(iter(known.values())), next(filter(None, scales), None)
 
     def _total(self, execution: Execution, is_finite: bool) -> tuple[Array, bool]:

@@ -439,6 +439,26 @@ def test_different_batches(comm):
     run(pipeline, *batch(4))  # and goes on
 
 
+def test_targets_of_different_batches(comm, recwarn):
+    """A warning on rank 0, but not for placeholders, nor for batches after the first ones."""
+    pipeline = Pipeline(one_link_each(comm), F.softmax_cross_entropy)
+    x, t = batch(5)
+    last = comm.rank == comm.size - 1
+    for target in t, None if comm.rank == 0 else t, np.zeros_like(t) if comm.rank == 0 else t:
+        run(Pipeline(one_link_each(comm), F.softmax_cross_entropy), x, target)
+    for _ in range(3):
+        run(pipeline, x, t)
+    run(pipeline, x, t[::-1].copy() if last else t)
+    assert not recwarn.list
+    run(Pipeline(one_link_each(comm), F.softmax_cross_entropy), x, t[::-1].copy() if last else t)
+    found = [str(each.message) for each in recwarn.list]
+    assert len(found) == (comm.rank == 0)
+    if found:
+        assert f'rank 0 and rank {comm.size - 1} passed different targets' in found[0]
+        assert 'create_synchronized_iterator' in found[0]
+        assert recwarn.list[0].filename == __file__
+
+
 def test_different_options(comm):
     """An evaluation on some ranks only is one, too."""
     model, _ = build(chain(comm.size), comm)

@@ -41,6 +41,8 @@ class RankModel:
             raise ValueError('Pipeline: a model without MultiNodeChainList returns the loss '
                              'itself, so leave out lossfun.')
         self.model, self._lossfun = model, lossfun
+        #: Whether the last argument of a batch is its target.
+        self.has_target = lossfun is not None
         self.chain_list: MultiNodeChainList | None = lists[0] if lists else None
         #: Whether there is code of the program around the list.
         self._is_wrapped = self.chain_list is not None and (
