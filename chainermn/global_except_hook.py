@@ -199,7 +199,8 @@ def _uncaught(hook: _ExceptHook | None, exc_type: type[BaseException], value: Ba
         _abort('interrupted by Ctrl-C or SIGINT')
     if is_default and common_error.is_shown(value):
         text = ''.join(traceback.format_exception_only(exc_type, value)).partition('\n')[0]
-        _abort(f'uncaught {text} (traceback above)')
+        place = common_error.program_line(value)  # Chainer prints only frames inside Trainer.run
+        _abort(f'uncaught {text}{place and f", at {place}"} (traceback above)')
     text = ''
     if _abort_function(1) is not None:
         common_error.hide_frames(value)

@@ -20,9 +20,10 @@ from chainermn._collectives.operation import operation
 from chainermn._collectives.tracer import Tracer
 from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
-from chainermn._diagnostics import call_site, lifecycle, unusable
+from chainermn._diagnostics import lifecycle, unusable
 from chainermn._diagnostics.flight_recorder import FlightRecord, ServiceRecord
 from chainermn._diagnostics.unusable import Unusable
+from chainermn._operations import common_error
 from chainermn._operations.ranks import ranks_text
 from chainermn._operations.table import REQUEST
 from chainermn._process.mpi import MPI
@@ -199,7 +200,7 @@ def _received(message: MPI.Message, status: MPI.Status) -> tuple[int, np.ndarray
 
 
 def _failed(error: Exception) -> np.ndarray:
-    failure, place = RemoteError.of(REQUEST, error), call_site.of_error(error)
+    failure, place = RemoteError.of(REQUEST, error), common_error.program_line(error)
     is_new = place and place not in failure.text
     return _joined(_HEAD.pack(1), [pickle.dumps((failure, f', at {place}' if is_new else ''))])
 

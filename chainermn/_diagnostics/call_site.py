@@ -100,17 +100,6 @@ def _trigger(trigger: Object) -> str:
     return getattr(trigger, '__name__', type(trigger).__name__)
 
 
-def of_error(error: BaseException) -> str:
-    """Return the innermost line of the program that an error passed through, or ''."""
-    place, traceback = '', error.__traceback__
-    while traceback is not None:
-        path = traceback.tb_frame.f_code.co_filename
-        if not path.startswith(PACKAGES):
-            place = f'{os.path.basename(path)}:{traceback.tb_lineno}'
-        traceback = traceback.tb_next
-    return place
-
-
 def locate() -> str:
     """Return the call site of the current operation, such as ``train.py:8``."""
     frame = sys._getframe(1)  # not outwards(), which takes longer: every isend calls this

@@ -7,6 +7,7 @@ is printed with the frames of the program, where the mistake is. A note says whe
 from __future__ import annotations
 
 import dis
+import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
@@ -95,6 +96,17 @@ def hide_frames(error: BaseException) -> None:
         innermost = _innermost(each.__traceback__)
         if innermost is not None and not innermost.tb_frame.f_code.co_filename.startswith(PACKAGES):
             each.__traceback__ = _visible(each.__traceback__)
+
+
+def program_line(error: BaseException) -> str:
+    """Return the innermost line of the program that an error passed through, or ''."""
+    place, tb = '', error.__traceback__
+    while tb is not None:
+        path = tb.tb_frame.f_code.co_filename
+        if not path.startswith(PACKAGES):
+            place = f'{os.path.basename(path)}:{tb.tb_lineno}'
+        tb = tb.tb_next
+    return place
 
 
 def visible_frames(error: BaseException) -> TracebackType | None:
