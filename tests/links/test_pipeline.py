@@ -288,7 +288,7 @@ def test_a_pipeline_in_place_of_the_model_and_the_model_in_place_of_the_pipeline
             one.setup(pipeline)
     optimizer.setup(model)
     for name in 'update', 'params':
-        with pytest.raises(AttributeError, match='a loss function, not a model. Call '):
+        with pytest.raises(AttributeError, match='A Pipeline is a loss function, not a model'):
             getattr(pipeline, name)
     assert copy.copy(pipeline).schedule == '1f1b'
     if comm.rank == 0:
