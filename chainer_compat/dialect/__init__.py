@@ -1,1 +1,1 @@
-"""Support for programs, snapshots and pickles of Chainer 1 to 6: names and features they use."""
+"""Support for programs, snapshots and pickles of Chainer 1 to 6."""

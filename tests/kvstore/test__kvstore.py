@@ -134,7 +134,7 @@ ERRORS = {
     'read-only out': (lambda kv: kv.pull('x', np.broadcast_to(X[0], (2, 3))), ValueError,
                       'read-only'),
     'second of a list': (lambda kv: kv.push('x', [X, X.T]), ValueError, 'has the shape'),
-    'no array': (lambda kv: kv.push('x', 3), TypeError, 'must be a NumPy or CuPy array'),
+    'no array': (lambda kv: kv.push('x', 3), TypeError, 'must be a NumPy array, CuPy array'),
     'variable': (lambda kv: kv.push('x', chainer.Variable(X)), TypeError, 'pass its .array'),
     'masked': (lambda kv: kv.init('y', np.ma.masked_array(X)), TypeError, 'must be a NumPy'),
     'objects': (lambda kv: kv.init('y', X.astype(object)), TypeError, 'dtype object'),

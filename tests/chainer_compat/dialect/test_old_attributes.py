@@ -179,7 +179,7 @@ def test_functions_of_a_hook():
     (function, seconds), = hook.call_history
     assert function == 'ReLU'
     assert seconds >= 0
-    with pytest.warns(DeprecationWarning, match='names of functions since Chainer 4'):
+    with pytest.warns(DeprecationWarning, match='hooks store the names of functions'):
         assert function.label == 'ReLU'
     assert [*hook.summary()] == ['ReLU']
 

@@ -272,7 +272,7 @@ WRONG = [
      'The order of the arguments is to_torch(model, x).'),
     (lambda m, t, x: chainer_compat.to_torch(chainer.optimizers.SGD().setup(m), x),
      'not chainer.optimizers.SGD. Pass its model, optimizer.target.'),
-    (lambda m, t, x: chainer_compat.to_torch(L.Linear, x), 'class Linear. Create one: Linear(...)'),
+    (lambda m, t, x: chainer_compat.to_torch(L.Linear, x), 'class Linear. Pass an instance: Lin'),
     (lambda m, t, x: chainer_compat.to_torch(L.Classifier(m), x),
      'pass model.predictor: to_torch(model.predictor, x).'),
     (lambda m, t, x: chainer_compat.to_torch(m, torch.ones(2, 3)), 'input 0 is a torch.Tensor'),
