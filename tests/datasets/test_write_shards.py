@@ -78,7 +78,7 @@ def test_a_call_on_one_rank_only(comm, shared_folder):
             comm.barrier()
     assert '  rank 0: write_shards (allgather_obj), called at test_write_shards.py:' in str(
         caught.value)
-    assert 'To write on one rank only, leave out comm' in str(caught.value)
+    assert 'To write on one rank only, omit comm' in str(caught.value)
 
 
 @pytest.mark.mpi_skip
