@@ -43,6 +43,7 @@ class JobLock:
         self._writers = writers
         self._is_alone = is_alone
         self._release: Callable[[], object] = lambda: None
+        self._finalizer: weakref.finalize[[], JobLock] | None = None
 
     def acquire(self, names: SaveNames, must_write: bool = False) -> None:
         """Lock the files with these names, and unlock the files that were locked until now.
@@ -72,7 +73,7 @@ class JobLock:
             lock, obstacle = _try(names, rank)
         release_old, self._release = self._release, lambda: None
         if lock is not None:
-            self._release = weakref.finalize(self, lock.release)
+            self._release = self._finalizer = weakref.finalize(self, lock.release)
         release_old()
         obstacles = [obstacle] if self._is_alone else self._comm.allgather_obj(obstacle)
         self.is_held = True
@@ -90,6 +91,11 @@ class JobLock:
                 f'  {problems[0]}\n'
                 'Make sure that no other job uses the same name and folder.',
                 RuntimeWarning, stacklevel=4)
+
+    def keep_until_released(self) -> None:
+        """Do not unlock the files when this object is freed, or the interpreter exits."""
+        if self._finalizer is not None and (detached := self._finalizer.detach()) is not None:
+            self._release = detached[1]
 
     def release(self) -> None:
         """Unlock the files of this rank."""

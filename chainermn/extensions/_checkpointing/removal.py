@@ -68,6 +68,7 @@ class _CompletedTraining:
         self._comm = comm
         self._names = names
         self._release = lock.release
+        lock.keep_until_released()  # the files are removed after the interpreters have exited
         self._key = names.lock_path(comm.rank)
         runtime.get(_Trainings).trainings[self._key] = self
         clean_end.add(self._end)

@@ -8,6 +8,7 @@ import pytest
 from jobs import run_job
 from mpi4py import MPI
 from small_trainer import make_trainer
+from time_limits import seconds
 
 import chainermn
 
@@ -96,6 +97,30 @@ if what == 'blocked' and comm.rank == 0:  # as if the folder were read only; roo
 
     save_names.remove = remove
 '''
+
+
+LOCKED = SCRIPT + '''
+import fcntl, time
+if comm.rank == 1:  # rank 0 is ending
+    time.sleep({seconds})
+    with open('out/tmp-run.0.N.lock', 'a') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            print('not locked')
+        except BlockingIOError:
+            print('locked')
+    assert os.path.exists('out/run.0.3')
+'''
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+def test_the_files_are_locked_until_they_are_removed(tmp_path):
+    """Else another job that waits for the lock could load some of them."""
+    script = LOCKED.format(
+        paths=[*map(str, pathlib.Path(__file__).parents[:3])], seconds=seconds(1))
+    done = run_job(tmp_path, script, 'end', '0', limit=60)
+    assert done.returncode == 0 and '\nlocked\n' in done.stdout, done.stdout
+    assert os.listdir(tmp_path / 'out') == []
 
 
 @pytest.mark.slow
