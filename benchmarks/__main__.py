@@ -5,7 +5,7 @@
 Without names, everything runs that can: ``hosts`` needs root and iproute2, ``gpu_counts`` CuPy and
 the virtual GPU (``python tests/virtual_gpu/build.py``), ``gpu`` and ``gpu_step`` a GPU. Each
 benchmark has a time limit; failures and timeouts are reported at the end and do not stop the
-others. The folder contains a text file and a SVG for each (no SVG without matplotlib).
+others. The folder contains a text file and an SVG for each (no SVG without matplotlib).
 
 ``--docs`` generates a page with all tables and plots, the machine and the date, so that no figure
 is typed by hand. It is written after each benchmark, so an interrupted run can be completed by the

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 import torch.nn.functional as N
 
-from chainer_compat.pytorch.expressions.running import Retained
-from chainer_compat.pytorch.tensors.arrays import Expression, check_floats
+from chainer_compat.pytorch.expressions.running import Retained, retaining
+from chainer_compat.pytorch.tensors.arrays import Expression
 from chainer_compat.pytorch.tensors.gpu_arrays import DTYPES
 from chainer_compat.pytorch.tensors.memory_format import like
 from chainer_compat.pytorch.unsupported import Unsupported
@@ -99,13 +99,8 @@ _numpy = importlib.import_module(
 _MIN_TANH = 1 << 13 if getattr(_numpy, '__cpu_features__', {}).get('AVX512_SKX') else np.inf
 
 
-def run_tanh(f: Any, x: torch.Tensor) -> torch.Tensor:
+def tanh(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``torch.tanh(x)``."""
-    check_floats(x)
-    if not x.numel():
-        raise Unsupported
-    without_cudnn(f, x)
-    f.retain_outputs((0,))
     return _tanh(x) if x.numel() >= _MIN_TANH else torch.tanh(x)
 
 
@@ -181,5 +176,5 @@ RECORDED: dict[str, Expression] = {
     'activation.relu.ReLU': run_relu,
     'activation.softmax.Softmax': run_softmax,
     'activation.softplus.Softplus': run_softplus,
-    'activation.tanh.Tanh': run_tanh,
+    'activation.tanh.Tanh': retaining(tanh, Retained((), (0,), without_cudnn)),
 }
