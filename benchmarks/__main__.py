@@ -77,8 +77,8 @@ TAKES_TORCH = ('mean_grad', 'weak_scaling', 'training_step', 'pipeline', 'hosts'
 
 PAGE = """# Benchmarks
 
-ChainerMN 8, compared with ChainerMN 7, plain mpi4py and PyTorch (in data-parallel tests PyTorch
-DDP, on gloo).
+This page compares ChainerMN 8 with ChainerMN 7, plain mpi4py and PyTorch. Data-parallel tests use
+PyTorch DDP with the gloo backend.
 
 ![Time of a training step relative to PyTorch]({pictures}/training_step.svg)
 
@@ -90,16 +90,17 @@ DDP, on gloo).
 
 Measured in one run on {when}.
 
-All sections are from this run, unless they state their own date. This command generates the page:
+All sections are from this run, unless they state their own date. The following command generates
+this page:
 
 <!-- not run: it takes most of an hour -->
 ```sh
 tox -e bench -- --docs docs/benchmarks.md
 ```
 
-Only compare figures within a table. All methods of a table took turns in one run, round by round,
-so that load on the machine affected all of them. Tables show medians, plots all rounds. Ratios
-compare two methods within a round. Each process has one thread.
+Compare figures only within a table. All methods in a table took turns in one run, round by round,
+so that load on the machine affected all of them. Tables show medians; plots show all rounds. Each
+ratio compares two methods within a round. Each process has one thread.
 """
 
 LINKS = """[Method](../benchmarks/{name}.py) and [output]({folder}/{name}.txt)

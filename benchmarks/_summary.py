@@ -35,9 +35,9 @@ def summary(folder: pathlib.Path, sections: Mapping[str, str]) -> str:
     return (_table('How fast is a training step, compared with PyTorch?',
                    ['model', 'device, dtype', V8, TORCH, f'{V8} / {TORCH}'],
                    _steps(results), sections, 'training_step', 'gpu_step',
-                   caption='Times in ms, medians. On CPUs, the ratio is the median of the ratios '
-                           'in each round, so it can differ from the ratio of the times; below '
-                           f'1, {V8} is faster')
+                   caption='Median times in ms. On CPUs, the last column is the median of the '
+                           'ratios within each round, so it can differ from the ratio of the two '
+                           f'times. Below 1, {V8} is faster')
             + _table('How does it scale on one node and on several?',
                      ['operation', 'nodes', 'ranks per node', f'{V8}, ms', f'{DDP}, ms',
                       f'{V8} / {DDP}'],
@@ -46,8 +46,8 @@ def summary(folder: pathlib.Path, sections: Mapping[str, str]) -> str:
             + _table('How much overhead do safety checks and recording add?',
                      ['check', 'operation', 'without', 'with', 'with / without'],
                      _checks(results), sections, 'collectives', 'recent', 'timeline',
-                     'run_record', caption='Medians; the ratio is the median of the ratios in '
-                                           'each round')).rstrip('\n')
+                     'run_record', caption='Medians; the last column is the median of the ratios '
+                                           'within each round')).rstrip('\n')
 
 
 def _table(title: str, columns: list[str], rows: list[list], sections: Mapping[str, str],
@@ -61,9 +61,9 @@ def _table(title: str, columns: list[str], rows: list[list], sections: Mapping[s
         if name in sections:
             own = re.search(r'^Measured on ([\d-]+)', sections[name], re.MULTILINE)
             links.append(f'[{_tables.SECTIONS[name].title}](#{_tables.SECTIONS[name].anchor})'
-                         + (f' (of {own[1]})' if own else ''))
+                         + (f' ({own[1]})' if own else ''))
     return (f'### {title}\n\n{_tables.markdown(_tables.Table(caption, columns, cells))}\n'
-            f'From {", ".join(links)}.\n\n')
+            f'Source: {", ".join(links)}.\n\n')
 
 
 def _compared(start: list, a: float | None, b: float | None) -> list:
@@ -106,7 +106,7 @@ def _checks(results: Results) -> list[list]:
     allreduce = 'allreduce of a float, µs'
     step = 'step of a perceptron, 1,000 units, ms'
     return [
-        ['consistency check and all other overhead over mpi4py', allreduce,
+        ['consistency check and all other overhead, compared with mpi4py', allreduce,
          *(results.value('collectives', f'{name}, µs', 'allreduce', caption='2 ranks')
            for name in (MPI4PY, V8)),
          results.value('collectives', f'{V8} / {MPI4PY}', 'allreduce', caption='2 ranks')],
@@ -115,6 +115,6 @@ def _checks(results: Results) -> list[list]:
          results.value('recent', 'ratio to off', 'on (default)')],
         ['timeline', step, *(results.value('timeline', column, step) for column in (
             'without a timeline', 'with a timeline', 'ratio'))],
-        ['record of a run', step, *(
+        ['run record', step, *(
             results.value('run_record', column, 'perceptron, 1,000 units')
             for column in ('without a record, ms', 'with a record, ms', 'ratio'))]]

@@ -35,82 +35,88 @@ class Table(NamedTuple):
 
 SECTIONS = {
     'startup': Section(
-        'Startup time', 'How much time does ChainerMN add to the start of a program?'),
+        'Startup time', 'How much time does ChainerMN add to the start of a script?'),
     'collectives': Section(
         'Latency of operations', 'How long does an operation on small data take?',
-        'Includes the consistency check and the flight recorder of ChainerMN 8.'),
+        'The times of ChainerMN 8 include its consistency check and its flight recorder.'),
     'scale': Section(
-        'Jobs with many ranks', 'What does a rank cost in a job with many ranks?',
+        'Jobs with many ranks',
+        'How much CPU time and memory does each rank need in a job with many ranks?',
         'All ranks share the cores of one machine. ChainerMN 8 uses the communicator `flat`, '
-        'unless the heading says `naive`. mpi4py sends the same messages, without a model.'),
+        'unless the column heading says `naive`. mpi4py sends the same messages, without a model.'),
     'traffic': Section(
         'Bytes of the consistency check',
         'How many bytes does a rank receive for the consistency check?'),
     'job_traffic': Section(
         'Messages when a job starts or hangs',
         'How many messages and bytes does a rank receive when a job starts or hangs?',
-        'create: the first `create_communicator`; check: the consistency check of a barrier; '
-        'deadlock, stall warning and timeout: their detection and report.'),
-    'recent': Section('Flight recorder', 'What does the flight recorder cost?'),
-    'timeline': Section('Timeline', 'What does recording a timeline cost?'),
-    'run_record': Section('Record of a run', 'What does recording a run cost?'),
+        '"create" is the first call of `create_communicator`, and "check" is the consistency check '
+        'of a barrier. "deadlock", "stall warning" and "timeout" include detection and report.'),
+    'recent': Section('Flight recorder', 'How much time does the flight recorder add?'),
+    'timeline': Section('Timeline', 'How much time does recording a timeline add?'),
+    'run_record': Section('Run record', 'How much time does recording a run add?'),
     'mean_grad': Section(
         'Averaging gradients on one node', 'How long does averaging gradients take on one node?',
-        'ChainerMN 8 uses the communicator `flat`, unless the heading says `naive`. mpi4py: one '
-        '`MPI_Allreduce` without packing. Lower bound: reading and writing each gradient once.'),
+        'ChainerMN 8 uses the communicator `flat`, unless the column heading says `naive`. mpi4py '
+        'calls `MPI_Allreduce` once, without packing. The lower bound is the time to read and '
+        'write each gradient once.'),
     'cost_model': Section(
         'Predicted averaging on many nodes',
         'How long would averaging 102 MB take on up to 1,024 ranks, according to a model?',
-        'ChainerMN 8 uses the communicator `flat`; mpi4py: packing and one `MPI_Allreduce`.'),
+        'ChainerMN 8 uses the communicator `flat`. mpi4py packs the gradients and calls '
+        '`MPI_Allreduce` once.'),
     'weak_scaling': Section(
         'Weak scaling on one node', 'How much of a training step is communication?',
-        'Each rank has its own batch, so the work grows with the ranks. Ranks beyond the number of '
-        'cores share them.'),
+        'Each rank has its own batch, so the total work grows with the number of ranks. If there '
+        'are more ranks than cores, the ranks share the cores.'),
     'training_step': Section(
         'Training step on a CPU', 'How long does a training step take?',
-        'PyTorch: the fastest of its defaults, fused optimizers with channels last, and '
-        '`torch.compile`; on several ranks, DDP. The two nodes are virtual hosts with a link of '
-        '1 Gbit/s. "PyTorch kernels alone" was measured with a profiler, whose overhead is '
-        'included; it can therefore exceed the step time.'),
+        'The columns for PyTorch show the fastest of three variants: the defaults, fused '
+        'optimizers with channels last, and `torch.compile`. On several ranks, PyTorch uses DDP. '
+        'The two nodes are virtual hosts with a link of 1 Gbit/s. "PyTorch kernels alone" includes '
+        'the overhead of a profiler, so it can exceed the step time.'),
     'functions': Section(
         'Functions with PyTorch kernels',
-        'How long do functions take with PyTorch\'s kernels on the CPU, relative to Chainer\'s?'),
+        'How long do functions take with PyTorch\'s kernels on the CPU, compared with Chainer\'s?'),
     'updates': Section(
         'Optimizer updates', 'How long does an optimizer take to update all parameters on the CPU?',
-        'ChainerMN 7: the update rules of Chainer, a parameter at a time.'),
+        'ChainerMN 7 uses Chainer\'s update rules, which update one parameter at a time.'),
     'pipeline': Section(
         'Pipeline parallelism', 'How long does a step of a pipeline of two ranks take?',
-        'Sleeping layers wait instead of computing, like a rank with a GPU.'),
+        'Sleeping layers wait instead of computing, like a rank whose GPU computes.'),
     'overlap': Section(
         'Overlap of communication', 'How much communication time does overlap hide?',
-        'slowed: simulated network, as slow as the backward pass. nodes: two nodes with a link of '
-        '1 Gbit/s. shared: all cores compute, so overlap has no benefit. watching: only the '
-        'overhead.'),
+        '"slowed" simulates a network that takes as long as the backward pass. "nodes" uses two '
+        'nodes with a link of 1 Gbit/s. In "shared", all cores compute, so overlap has no benefit; '
+        '"shared always" uses `overlap=\'always\'`. "watching" measures only the overhead.'),
     'sharded_states': Section(
-        'Sharded optimizer states', 'How much memory and time do sharded states of Adam take?'),
+        'Sharded optimizer states', 'How much memory and time does Adam need with sharded states?'),
     'scatter_dataset': Section(
         'Scattering a dataset', 'How much time and memory does scattering a dataset take?'),
     'iterator': Section(
-        'Multi-node iterator', 'How long does a batch of the multi-node iterator take?'),
+        'Multi-node iterator', 'How long does the multi-node iterator take to return a batch?'),
     'sharded_data': Section(
         'Reading sharded data',
-        'How fast does a process read from shards, and does that delay a training step?'),
+        'How fast does a process read from shards, and does reading delay a training step?',
+        'In the second table, each reader takes 80% of the time of a step.'),
     'checkpoint': Section('Checkpoints', 'How long does saving a checkpoint delay training?'),
     'kvstore_async': Section(
-        'Asynchronous KVStore', 'Does a slow rank delay the others with `dist_async`?'),
+        'Asynchronous KVStore', 'Does a slow rank delay the other ranks with `dist_async`?'),
     'gpu': Section('Packing gradients on a GPU', 'How fast are gradients packed on a GPU?'),
     'gpu_step': Section(
         'Training step on a GPU', 'How long does a training step of ResNet-50 take on a GPU?',
-        'Host: the time until `update` returns, before the GPU has finished.'),
+        'The host time is the time until `update` returns, before the GPU has finished.'),
     'gpu_counts': Section(
-        'GPU calls of an update',
-        'How much work does exchanging gradients add to an update on a GPU?',
-        'Counted on the virtual GPU. A negative number is work that ChainerMN saves.'),
+        'GPU calls per update',
+        'How much work does averaging gradients add to an update on a GPU?',
+        'These numbers were counted on the virtual GPU. A negative number is work that ChainerMN '
+        'saves.'),
     'hosts': Section(
         'Averaging gradients between nodes',
         'How long does averaging 102 MB take over the links between nodes?',
-        'The nodes are virtual hosts (network namespaces) and share the cores of this machine. '
-        'Lower bound: the bytes of uncompressed gradients at full speed of the link.'),
+        'The nodes are virtual hosts (network namespaces) that share the cores of this machine. '
+        'The lower bound is the time to send the uncompressed gradients at the full speed of the '
+        'link.'),
 }
 
 #: The parts of the page, with their sections in order.

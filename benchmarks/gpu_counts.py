@@ -201,8 +201,8 @@ def main() -> None:
         found += map(json.loads, re.findall(r'^\[\[".*\]\]$', output, re.MULTILINE))
         if process.returncode:
             print(f'{version} ended with {process.returncode}')
-    start = ['gradients', 'exchange', 'version']
-    for caption, part in [('Calls of an update', slice(4)),
+    start = ['gradients', 'method', 'version']
+    for caption, part in [('Calls per update', slice(4)),
                           ('Bytes that an update copies or sends', slice(4, None))]:
         _rounds.table(start + [*COLUMNS][part], ([*labels, *numbers[part]]
                                                  for labels, numbers in found), caption)

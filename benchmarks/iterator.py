@@ -69,7 +69,7 @@ def main() -> None:
             for kind in kinds if n % 2 else kinds[::-1]:
                 times[kind].append(groups[kind].ask('shared'))
             times['alone'].append(groups[V8].ask('alone'))
-    _rounds.table(['batch of', 'time, ms'], (
+    _rounds.table(['iterator', 'time, ms'], (
         ['the iterator alone' if kind == 'alone' else kind, statistics.median(each) * 1e3]
         for kind, each in times.items() if each), f'{args.ranks} ranks')
     if times[V7]:

@@ -165,7 +165,7 @@ def main() -> None:
                 model = fit(event, {n: found[n] for n in sizes[:-1]}, sizes[-1])
                 worst = max(worst, found[sizes[-1]] / model, model / found[sizes[-1]])
         _rounds.table([unit, *(f'{n:,}' for n in (*sizes, *PREDICTED))], rows,
-                      f'{unit.capitalize()} at the rank that receives most, by the number of ranks '
+                      f'{unit.capitalize()} at the rank that receives the most, by number of ranks '
                       f'(predicted from {PREDICTED[0]:,} ranks on)')
     print(f'bytes at {sizes[-1]} ranks over the model fitted to fewer ranks, or the inverse: at '
           f'most {worst:.2f} times; {_rounds.load()}')

@@ -225,10 +225,10 @@ def main() -> None:
 
     for n in sizes:
         costs = found[n][V7][0]
-        _rounds.table(['CPU time of a rank', *(f'{kind}, ms' for kind in KINDS)],
+        _rounds.table(['CPU time per rank', *(f'{kind}, ms' for kind in KINDS)],
                       ([step, *(median(step, kind, n) for kind in KINDS)]
                        for step in costs if step not in SIZES), f'{n} ranks')
-        _rounds.table(['size of a rank', *KINDS],
+        _rounds.table(['usage per rank', *KINDS],
                       ([size, *(each if 'MB' in size else round(each)
                                 for each in (median(size, kind, n) for kind in KINDS))]
                        for size in SIZES),

@@ -237,7 +237,7 @@ def main() -> None:
     rivals = [min(each) for each in zip(*(times[kind] for kind in kinds[1:]), strict=True)]
     _rounds.table(['reader', 'samples per second'], (
         [kind, round(n / statistics.median(each))] for kind, each in times.items()))
-    _rounds.table(['reader for 80% of a step', 'step / step without a reader'], (
+    _rounds.table(['reader', 'step / step without a reader'], (
         [kind, statistics.median(each)] for kind, each in steps.items()))
     for kind, each in steps.items():
         print(f'{kind}: {min(each):.3f} to {max(each):.3f} times; goal {STEP_GOAL:g}')

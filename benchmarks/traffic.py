@@ -96,10 +96,10 @@ def main() -> None:
     _rounds.table(
         ['ranks', 'bytes counted', 'bytes predicted', 'bytes of all signatures'],
         ([n, counts[n][2][gradients][1] if n in counts else None, model[n], signature * (n - 1)]
-         for n in model), f'{gradients}, at the rank that receives most')
+         for n in model), f'{gradients}, at the rank that receives the most')
     _rounds.table(['operation', *(f'{n} ranks' for n in sizes)],
                   ([operation, *(counts[n][2][operation][1] for n in sizes)]
-                   for operation in OPERATIONS), 'Bytes of the check of each operation')
+                   for operation in OPERATIONS), 'Bytes of the consistency check, by operation')
     worst = max(abs(counts[n][2][gradients][1] / model[n] - 1) for n in sizes)
     print(f'counted over model: at most {1 + worst:.3f} times; at 1,024 ranks {model[1024]} bytes; '
           'goal 64')

@@ -1,15 +1,18 @@
-"""Runs at Python startup: makes ``import chainermn`` find ours, and patches Chainer on import.
+"""Startup hook: makes ``import chainermn`` find ChainerMN 8, and patches Chainer on import.
 
 A ``.pth`` file in site-packages imports this file and calls :func:`enable` in every Python
-process of the environment, so this file imports nothing else, not even our own modules.
+process of the environment, so this file imports nothing else, not even other modules of this
+package.
 
 Environment variables:
-    CHAINERMN_OVERLAY: ``0`` does not change ``sys.path``, so ``import chainermn`` finds the old
+    CHAINERMN_OVERLAY: ``0`` leaves ``sys.path`` unchanged, so ``import chainermn`` finds the old
         package that is part of Chainer.
     CHAINER_COMPAT: ``0`` disables the patches.
-    CHAINER_COMPAT_DIALECT: ``1`` to ``6`` restores results that changed since that version.
+    CHAINER_COMPAT_DIALECT: ``1`` to ``6`` restores results that have changed since that version of
+        Chainer.
     CHAINER_COMPAT_NUMPY_ALIASES: ``1`` restores names that NumPy removed, such as ``np.float``.
-    CHAINER_COMPAT_NAMES: ``all`` also restores what else NumPy, CuPy and Python removed.
+    CHAINER_COMPAT_NAMES: ``all`` also restores other names and behavior that NumPy, CuPy and
+        Python removed.
 """
 
 import os
@@ -30,15 +33,15 @@ if TYPE_CHECKING:
     )
     from chainer_compat.pytorch.conversion.weights import load_weights as load_weights
 
-#: Names that are imported when they are used, from these modules of ``pytorch.conversion``.
+#: Names that are imported on first use, and the modules of ``pytorch.conversion`` that have them.
 CONVERSION = {
     'Comparison': 'comparison', 'ConversionError': 'errors', 'compare': 'comparison',
     'load_torch_optimizer': 'optimizers', 'load_weights': 'weights', 'to_onnx': 'onnx_file',
     'to_torch': 'convert', 'to_torch_optimizer': 'optimizers',
 }
 
-#: Values that turn something off. Other invalid values are an error when Chainer is imported: here,
-#: it would only be printed, in every process.
+#: Values that turn a feature off. Invalid values raise an error when Chainer is imported: an error
+#: raised here would only be printed, in every process.
 OFF = '0', 'false', 'no', 'off'
 
 COMPAT_VARIABLE, OVERLAY_VARIABLE = 'CHAINER_COMPAT', 'CHAINERMN_OVERLAY'
@@ -47,7 +50,7 @@ NAMES_VARIABLE = 'CHAINER_COMPAT_NAMES'
 
 
 def enable() -> None:
-    """Make ``import chainermn`` find ours, and ``import chainer`` work. Idempotent."""
+    """Make ``import chainermn`` find ChainerMN 8, and ``import chainer`` work. Idempotent."""
     if _is_on(OVERLAY_VARIABLE):
         _insert_before_site_packages(_overlay())
     if _is_on(COMPAT_VARIABLE) and ChainerFinder not in sys.meta_path:
@@ -73,7 +76,7 @@ def __getattr__(name: str) -> object:
 
 
 def restore_numpy_aliases() -> None:
-    """Restore names that NumPy removed, such as ``np.float``, here and in later child processes.
+    """Restore names that NumPy removed, such as ``np.float``, here and in new child processes.
 
     Call it once at the top of a script, before other imports. The environment variable
     ``CHAINER_COMPAT_NUMPY_ALIASES=1`` does the same without changing the script.
@@ -87,11 +90,11 @@ def restore_numpy_aliases() -> None:
 
 
 def restore_names() -> None:
-    """Restore what NumPy, CuPy and Python removed, here and in later child processes.
+    """Restore what NumPy, CuPy and Python removed, here and in new child processes.
 
-    These are names, such as ``np.float``, ``cupy.core.core.ndarray`` and ``collections.Mapping``,
-    methods of arrays, the module ``imp``, and calls that NumPy rejects, such as
-    ``float(np.ones(1))``.
+    This includes names such as ``np.float``, ``cupy.core.core.ndarray`` and
+    ``collections.Mapping``, array methods, the module ``imp``, and calls that NumPy now rejects,
+    such as ``float(np.ones(1))``.
 
     Call it once at the top of a script, before other imports. The environment variable
     ``CHAINER_COMPAT_NAMES=all`` does the same without changing the script.
@@ -109,7 +112,7 @@ def restore_names() -> None:
 
 
 def _overlay() -> str:
-    """Return the folder that contains our ``chainermn``."""
+    """Return the folder that contains ChainerMN 8."""
     here = os.path.dirname(os.path.abspath(__file__))
     inside = os.path.join(here, '_overlay')
     # Only wheels have that folder; with an editable install, it is the repository root.
@@ -124,13 +127,13 @@ def _insert_before_site_packages(folder: str) -> None:
     folders = {site.USER_SITE, *site.getsitepackages([sys.prefix, *site.PREFIXES])}
     path = sys.path
     first = next((i for i, entry in enumerate(path) if entry in folders), len(path))
-    # Entries before it belong to the user: the script's folder and PYTHONPATH.
+    # Entries before ``first`` belong to the user: the script's folder and PYTHONPATH.
     if folder not in path[:first]:
         path.insert(first, folder)
 
 
 class ChainerFinder:
-    """Finds Chainer's modules as usual, and replaces the loader of those that need patches."""
+    """Finds Chainer's modules as usual and replaces the loader of modules that need patches."""
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):  # type: ignore[no-untyped-def]

@@ -1,8 +1,8 @@
 """``python -m chainer_compat``: show versions, active shims, and whether Chainer can use a GPU.
 
-Imports Chainer as a script would, and prints the reason for each missing part.
+Imports Chainer as a script would, and prints why a component is missing.
 ``python -m chainer_compat export`` converts a model (``conversion/command.py``), and
-``python -m chainer_compat names PROGRAM`` runs a program and lists its old names of CuPy.
+``python -m chainer_compat names SCRIPT`` runs a script and lists the old CuPy names that it uses.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ def main() -> None:
     command.add_arguments(commands.add_parser(
         'export', help='convert a model to PyTorch or ONNX', description=command.DESCRIPTION))
     names = commands.add_parser(
-        'names', help='run a program, and list the old names of CuPy that it uses',
-        description='Runs a program with CHAINER_COMPAT_NAMES=all. At its end, lists the names of '
-        'CuPy 1 to 12 that it used, and their current names.')
-    names.add_argument('program', help='path of a Python file')
-    names.add_argument('arguments', nargs=argparse.REMAINDER, help='arguments of the program')
+        'names', help='run a script and list the old CuPy names that it uses',
+        description='Runs a script with CHAINER_COMPAT_NAMES=all. When the script ends, lists the '
+        'names of CuPy 1 to 12 that it used, and their current names.')
+    names.add_argument('script', help='path of a Python file')
+    names.add_argument('arguments', nargs=argparse.REMAINDER, help='arguments of the script')
     options = parser.parse_args()
     if options.command == 'export':
         command.main(options)
         return
     if options.command == 'names':
-        if not os.path.isfile(options.program):
-            names.error(f'no such program: {options.program}')
-        _run_and_list(options.program, options.arguments)
+        if not os.path.isfile(options.script):
+            names.error(f'no such file: {options.script}')
+        _run_and_list(options.script, options.arguments)
         return
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # such as CuPy's about NCCL; the reason is printed below
+        warnings.simplefilter('ignore')  # e.g. CuPy's warning about NCCL; the reason is printed
         try:
             cuda = importlib.import_module('chainer').backends.cuda
         except Exception as error:
@@ -60,18 +60,18 @@ def main() -> None:
         _print_backend(cuda)
 
 
-def _run_and_list(program: str, arguments: list[str]) -> None:
+def _run_and_list(script: str, arguments: list[str]) -> None:
     from chainer_compat.names import cupy_names, numpy_aliases, python_names
 
     os.environ[cupy_names.VARIABLE] = 'all'
     python_names.restore()
     numpy_aliases.restore(importlib.import_module('numpy'))
-    sys.argv = [program, *arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(program))
+    sys.argv = [script, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
     try:
-        runpy.run_path(program, run_name='__main__')
+        runpy.run_path(script, run_name='__main__')
     finally:
-        print('Old names of CuPy:' if cupy_names.used else 'Old names of CuPy: none')
+        print('Old CuPy names:' if cupy_names.used else 'Old CuPy names: none')
         for old, new in sorted(cupy_names.used.items()):
             print(f'  {old:<39} {new}')
 
@@ -117,7 +117,7 @@ def _torch() -> str:
             _n_gpus() and not availability.why_not_on_gpu(0)) else 'the CPU'
         use = f'computes convolutions and other functions on {where}'
         if config.torch_compute_dtype:
-            use += f', products of matrices in {config.torch_compute_dtype}'
+            use += f', matrix multiplications in {config.torch_compute_dtype}'
     return f'{torch.__version__}, {use}'
 
 

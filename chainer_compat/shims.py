@@ -1,11 +1,11 @@
-"""All shims: one file per cause, one function per shim. Importing this fills the registry."""
+"""All shims: one file per cause, one function per shim. Importing it fills the registry."""
 
 import importlib
 
 from chainer_compat.dialect import silent_changes
 
-#: Shims of one Chainer module are applied in this order: a later one wraps what an earlier one
-#: has put there.
+#: Shims of the same Chainer module are applied in this order: a later shim wraps the functions that
+#: an earlier shim has set.
 MODULES = (
     'fixes.chainer_bugs', 'fixes.cupy_changes', 'fixes.example_programs', 'dialect.silent_changes',
     'graph.gradients', 'graph.quick_graph', 'fixes.iterator_errors', 'fixes.iterator_state',

@@ -1,4 +1,4 @@
-"""ChainerMN: distributed training for Chainer. The facade: the names that scripts use."""
+"""ChainerMN: distributed training for Chainer. This module exports the public API."""
 import typing as _typing
 
 from chainermn import (
@@ -61,7 +61,7 @@ __all__ = [
 
 _at_import.apply()
 
-#: By name, the module to import at its first use.
+#: Names that are imported on first use, and the modules that define them.
 _LAZY = {
     'MultiNodeChainList': 'chainermn.links',
     'MultiNodeCheckpointer': 'chainermn.extensions',
@@ -75,7 +75,7 @@ _LAZY = {
     'links': 'chainermn.links',
 }
 
-#: Replacements of names that existed only before ChainerMN 1.0.
+#: Replacements for names that existed only before ChainerMN 1.0.
 _BEFORE_1_0 = {
     'dataset': 'chainermn.datasets',
     'get_epoch_trigger': "the trigger (n_epochs, 'epoch')",
@@ -83,7 +83,7 @@ _BEFORE_1_0 = {
     'multi_node_optimizer': 'chainermn.create_multi_node_optimizer',
 }
 
-if not _typing.TYPE_CHECKING:  # or type checkers would accept all names
+if not _typing.TYPE_CHECKING:  # otherwise, type checkers would accept any name
     def __getattr__(name: str) -> object:
         if name in _BEFORE_1_0:
             raise AttributeError(

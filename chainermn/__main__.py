@@ -1,6 +1,6 @@
 """``chainermn``, or ``python -m chainermn``: the command line interface.
 
-Each command is a module or package of its own.
+Each command is a separate module or package.
 """
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import sys
 
 from chainermn._version import __version__
 
-#: Help text of each command, and the module that defines its ``add_arguments`` and ``main``.
+#: The help text of each command and the module that defines its ``add_arguments`` and ``main``.
 _COMMANDS = {
-    'check': ('show the installation and test it', 'chainermn._commands.check'),
+    'check': ('show and test the installation', 'chainermn._commands.check'),
     'checkpoints': ('verify the checkpoints in a folder',
                     'chainermn.extensions._checkpointing.command'),
-    'compare': ('say where two runs begin to differ', 'chainermn._commands.compare'),
+    'compare': ('find where two runs begin to differ', 'chainermn._commands.compare'),
     'demo': ('train a digit classifier on several ranks', 'chainermn._commands.demo'),
     'dump': ('print what all ranks of a job are doing', 'chainermn._commands.dump'),
     'top': ('show the ranks of a running job', 'chainermn._commands.top'),
     'timeline': ('summarize, merge and plot timelines of all ranks',
                  'chainermn._commands.timeline'),
-    'run': ('start an MPI job, and restart it after failures', 'chainermn._commands.run'),
+    'run': ('start an MPI job and restart it after failures', 'chainermn._commands.run'),
 }
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run a command; return the exit status."""
+    """Run a command and return its exit status."""
     is_script = os.path.basename(sys.argv[0]) == 'chainermn'
     program = 'chainermn' if is_script else 'python -m chainermn'
     parser = argparse.ArgumentParser(

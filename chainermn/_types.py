@@ -1,6 +1,6 @@
-"""Names for the types of NumPy, CuPy and Chainer, without importing these.
+"""Type aliases for NumPy, CuPy and Chainer; NumPy and CuPy are imported by type checkers only.
 
-To the type checker, classes of Chainer and CuPy are ``Any``: they have no type hints.
+Type checkers treat the classes of Chainer and CuPy as ``Any``, because they have no type hints.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = 'np.ndarray | cupy.ndarray'
 DeviceArray: TypeAlias = 'cupy.ndarray'
-#: An array of the same class as the one that was passed; ``CommunicatorBase`` says which.
+#: An array of the same class as an argument; see ``CommunicatorBase`` for which argument.
 SameArray: TypeAlias = Any
 #: An array, or a tuple or list of arrays.
 Arrays: TypeAlias = 'Array | Sequence[Array]'
@@ -53,7 +53,7 @@ Object: TypeAlias = Any
 
 
 class Dataset(Protocol):
-    """A dataset of Chainer or of the program."""
+    """Any dataset with a length and items, from Chainer or from user code."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: Any, /) -> Any: ...

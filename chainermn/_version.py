@@ -1,3 +1,3 @@
-"""The version of this package, which is defined only here: see docs/releasing.md."""
+"""The version of this package. It is defined only here; see docs/releasing.md."""
 
 __version__ = '8.0.0.dev0'

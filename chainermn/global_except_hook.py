@@ -1,27 +1,27 @@
 """Aborts the whole job when one of its ranks fails.
 
-MPI processes wait for each other, so a rank that exits early leaves the others waiting forever,
-and itself waits for them in MPI_Finalize. ``import chainermn`` therefore ensures that a rank that
-fails prints its number and the reason, and aborts all others (MPI_Abort); ``mpiexec`` returns an
-error. A rank fails by an uncaught exception, in any thread or in a function of ``atexit``, by
-``sys.exit`` or ``SystemExit`` with a nonzero status, or by ``os._exit``. This also works if the
-program installs other hooks; they are called as well. A rank that is killed, such as by a signal,
-is reported by the node monitor, from the first communicator on (``_diagnostics/node_monitor``).
-Failures before this module is imported are only reported by ``mpiexec``.
+MPI processes wait for each other. If one rank exits early, the others would wait forever, and the
+rank itself would wait for them in MPI_Finalize. After ``import chainermn``, a rank that fails
+prints its number and the reason and aborts all other ranks (MPI_Abort), and ``mpiexec`` exits with
+an error. A rank fails if an exception is not caught (in any thread or in an ``atexit`` function),
+or if the script calls ``os._exit``, or ``sys.exit`` with a nonzero status. This also works if the
+script installs its own hooks, which are still called. If a rank is killed, for example by a signal,
+the node monitor (``_diagnostics/node_monitor``) reports it once the first communicator exists. If a
+rank fails before it imports this module, only ``mpiexec`` reports it.
 
-A process that is not one of several MPI processes fails as any Python program does, except that it
-never exits with status 0 when it asked for another one, such as 256.
+A process that is not part of a job with several MPI processes fails like any Python process, except
+that it never exits with status 0 if it requested a different one, such as 256.
 
-``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1`` calls :func:`add_hook` at import; ``=0`` disables all of
-this, for a debugger's or a notebook's own hooks. ``..._ON_EXCEPTION`` means the same.
+``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1`` calls :func:`add_hook` at import; ``=0`` disables the
+hook, so that a debugger or a notebook can use its own. ``..._ON_EXCEPTION`` means the same.
 
 Functions for other modules of this package:
 
 - :func:`abort_job` reports a failure and aborts the job. The watchdog calls it for a hang, and the
-  shutdown for an incomplete operation.
-- :func:`set_report_arbiter` lets the node monitor decide which rank of its node reports.
+  shutdown calls it for an incomplete operation.
+- :func:`set_report_arbiter` lets the node monitor decide which rank of its node reports a failure.
 - :func:`set_failure_handler` lets ``chainermn.launch`` report failures instead.
-- :func:`mark_finished`: the shutdown is complete on all ranks, so that none waits for this one.
+- :func:`mark_finished` notes that the shutdown is complete, so no rank waits for this one.
 - :func:`aborts_job` and :func:`is_failing` return the state of this process.
 """
 from __future__ import annotations
@@ -49,35 +49,35 @@ from chainermn._process.exit_status import in_8_bits, status_of
 
 _VARIABLES = environment.FORCE_ABORT
 
-# Seconds. mpiexec drops output that it has not read when a process aborts the job.
+# Seconds to wait before an abort, because mpiexec then drops the output that it has not read yet.
 _FORWARD_TIMEOUT = 0.5
-# Seconds that mpiexec may take to end this process.
+# Seconds that mpiexec may take to kill this process.
 _ABORT_TIMEOUT = 10
-# Seconds after which a rank prints an error of all ranks if the rank that should has not.
+# Seconds after which a rank prints a common error itself if the responsible rank has not.
 _COMMON_ERROR_TIMEOUT = 5
-# Seconds by which the ranks of other nodes than rank 0's delay a report, before there is a monitor.
+# Seconds by which ranks on nodes without rank 0 delay a report while there is no node monitor.
 _FIRST_NODE_TIME = 1
-# Seconds for the launcher to abort the job before MPI_Init.
+# Seconds that the launcher may take to abort the job before MPI_Init.
 _LAUNCHER_TIMEOUT = 5
 
 _ExceptHook: TypeAlias = Callable[
     [type[BaseException], BaseException, TracebackType | None], object]
 _UnraisableHook: TypeAlias = 'Callable[[sys.UnraisableHookArgs], object]'
-#: Called with the reason, details, and the exception if there is one; does not return.
+#: Called with the reason, the details, and the exception or ``None``. Does not return.
 FailureHandler: TypeAlias = Callable[[str, str, BaseException | None], NoReturn]
 
 _os_exit = os._exit
 
 
 def _is_first_of_node() -> bool:
-    """Return whether this rank reports its failure. Used before there is a node monitor."""
+    """Return whether this rank reports its failure. Used while there is no node monitor."""
     if not launcher.is_on_first_node():
         time.sleep(_FIRST_NODE_TIME)
     return launcher.claim('report')
 
 
 class _Hook(runtime.ProcessState):
-    """The state of the hook."""
+    """State of the hook."""
 
     def __init__(self) -> None:
         self.is_installed = False
@@ -85,7 +85,7 @@ class _Hook(runtime.ProcessState):
         self.is_rank = True
         #: Whether to abort the job even if this process is its only one.
         self.is_forced = False
-        #: The requested exit status, of any size, once it is known.
+        #: The requested exit status once it is known, not limited to 8 bits.
         self.exit_code = 0
         self.reporting_thread: int | None = None
         self.has_finished = False
@@ -111,7 +111,7 @@ def add_hook() -> None:
     """
     if _hook().is_forced:
         warnings.warn('chainermn.global_except_hook.add_hook() was called before, or '
-                      f'{_VARIABLES[0]} is set; this call has no effect.', stacklevel=2)
+                      f'{_VARIABLES[0]} is set, so this call has no effect.', stacklevel=2)
         return
     _hook().is_forced = True
     _install()
@@ -140,8 +140,8 @@ def set_report_arbiter(is_first: Callable[[], bool]) -> None:
     """Set the function that decides whether this rank reports its failure.
 
     Args:
-        is_first: Called before a failure is reported. Returns whether this rank is the first one to
-            fail; then the failures of others are consequences, and are not reported.
+        is_first: Called before a failure is reported. Returns whether this rank is the first one of
+            its node to fail. Later failures are consequences of the first and are not reported.
     """
     _hook().is_first_report = is_first
 
@@ -152,12 +152,12 @@ def set_failure_handler(handler: FailureHandler) -> None:
 
 
 def mark_finished() -> None:
-    """Note that all ranks have finished: a daemon thread that fails no longer aborts the job."""
+    """Note that all ranks have finished. Failing daemon threads no longer abort the job."""
     _hook().has_finished = True
 
 
 def aborts_job() -> bool:
-    """Return whether a failure of this process aborts the job, without a failure handler."""
+    """Return whether a failure of this process aborts the job instead of calling a handler."""
     return _is_installed() and _hook().failure_handler is None
 
 
@@ -173,8 +173,8 @@ def _install() -> None:
     outcome = exit_status.outcome()
     outcome.uncaught, outcome.unraisable, outcome.exits = _uncaught, _unraisable, _exits
     exit_status.listen()
-    # A new thread calls this function for the function that handles its uncaught exception, which
-    # reads threading.excepthook only when it is called.
+    # A new thread calls this function to get the function that handles its uncaught exception. The
+    # latter reads threading.excepthook only when it is called.
     make = threading._make_invoke_excepthook  # type: ignore[attr-defined]
     threading._make_invoke_excepthook = (  # type: ignore[attr-defined]
         lambda: functools.partial(_uncaught_in_thread, make()))
@@ -216,9 +216,9 @@ def _uncaught(hook: _ExceptHook | None, exc_type: type[BaseException], value: Ba
 
 def _uncaught_in_thread(invoke: Callable[[threading.Thread], None], thread: threading.Thread
                         ) -> None:
-    """Report the exception of a thread; ``invoke`` calls ``threading.excepthook``."""
+    """Report the uncaught exception of a thread. ``invoke`` calls ``threading.excepthook``."""
     error = sys.exc_info()[1]
-    # SystemExit only ends the thread. After the shutdown, only daemon threads are left.
+    # SystemExit ends only the thread. After the shutdown, only daemon threads are left.
     if error is not None and not isinstance(error, SystemExit) and not _hook().has_finished:
         reason = f'uncaught {type(error).__name__} in thread {thread.name}'
         text = f'Exception in thread {thread.name}:\n{"".join(traceback.format_exception(error))}'
@@ -243,13 +243,13 @@ def _unraisable(hook: _UnraisableHook | None, args: sys.UnraisableHookArgs) -> N
             args.exc_type, args.exc_value, args.exc_traceback))
         show = None if hook is None or hook is sys.__unraisablehook__ else functools.partial(
             hook, args)
-        _abort(f'{reason} in a function of atexit', in_8_bits(status),
+        _abort(f'{reason} in an atexit function', in_8_bits(status),
                f'{args.err_msg}{where}\n{text}', show,
                error=None if isinstance(args.exc_value, SystemExit) else args.exc_value)
 
 
 def _exits(code: object) -> object:
-    """Record the code of an uncaught SystemExit; return the code to exit with."""
+    """Record the code of an uncaught SystemExit and return the code to exit with."""
     if not _is_installed():
         return code
     _hook().exit_code = status_of(code)
@@ -260,7 +260,7 @@ def _exit_at_once(status: int) -> NoReturn:
     """Exit to the system with specified status, without normal exit processing."""
     status = operator.index(status)
     if not _is_installed() or not -2 ** 31 <= status < 2 ** 31:
-        _os_exit(status)  # raises if the status is that large
+        _os_exit(status)  # raises an error if the status does not fit into 32 bits
     if _hook().failure_handler is not None or _abort_function(1) is None:
         _os_exit(in_8_bits(status))
     stack = ''.join(traceback.format_stack(sys._getframe(1)))
@@ -278,7 +278,7 @@ def _write_to_run_folder(text: str, error: BaseException | None) -> None:
     """Write the report to a file for ``chainermn run``, if it started the job."""
     folder = environment.text(environment.RUN_FOLDER)
     if folder:
-        with contextlib.suppress(Exception):  # in __str__ of the program's error
+        with contextlib.suppress(Exception):  # an error in __str__ of the exception
             text = f'{text}: {error}' if error is not None and str(error) else text
         with contextlib.suppress(OSError):  # the folder does not exist on other nodes
             path = f'{folder}/{time.time_ns()}-{os.getpid()}.txt'
@@ -290,15 +290,15 @@ def _abort(reason: str, status: int = 1, details: str = '',
            show: Callable[[], object] | None = None,
            abort: Callable[[], object] | None = None,
            error: BaseException | None = None) -> None:
-    """Report a failure and abort the job; return if there are no other processes.
+    """Report a failure and abort the job. Return if there are no other processes.
 
     Args:
-        reason: The reason, in one line.
+        reason: The reason, on one line.
         status: The exit status of mpiexec.
         details: Further lines of the report.
-        show: Prints the details instead, such as a hook of the program.
-        abort: Aborts the job; found out by default.
-        error: The exception, if that is the reason.
+        show: Function that prints the details instead, such as an exception hook of the script.
+        abort: Function that aborts the job; selected automatically by default.
+        error: The exception, if one is the reason.
     """
     abort = _abort_function(status) if abort is None else abort
     if abort is None:
@@ -324,17 +324,17 @@ def _abort(reason: str, status: int = 1, details: str = '',
                 os.unlink(path)
         streams.silence_stderr()  # MPI's message would hide the report
         abort()
-        # MPICH's MPI_Abort can return before mpiexec has killed this process, which must not go on.
+        # MPICH's MPI_Abort can return before mpiexec kills this process, which must not continue.
         time.sleep(_ABORT_TIMEOUT)
         _os_exit(status)
 
 
 def _call(hook: Callable[[], object], details: str) -> None:
-    """Call a hook of the program; print the details if that fails."""
+    """Call a hook of the script. If the hook fails, print the details."""
     try:
         hook()
     except Exception:
-        streams.write(f'Error in the hook of the program:\n{traceback.format_exc()}\n'
+        streams.write(f'Error in the exception hook of the script:\n{traceback.format_exc()}\n'
                        f'It was called for:\n{details}')
 
 
@@ -346,17 +346,17 @@ def shared_memory() -> set[str]:
 
 
 def _abort_function(status: int) -> Callable[[], object] | None:
-    """Return a function that aborts the job; ``None`` if there are no other processes."""
+    """Return a function that aborts the job, or ``None`` if there are no other processes."""
     if not _is_installed():
         return None  # a forked child, such as a worker of MultiprocessIterator, is not a rank
-    # Do not import mpi4py here: this initializes MPI, which waits for the other processes.
+    # Do not import mpi4py here: the import initializes MPI, which waits for the other processes.
     mpi = sys.modules.get('mpi4py.MPI')
     if mpi is not None and mpi.Is_initialized():
         if mpi.Is_finalized() or not (_hook().is_forced or mpi.COMM_WORLD.size > 1):
             return None
         return lambda: mpi.COMM_WORLD.Abort(status)
     if launcher.is_connected() and int(os.environ.get('PMI_SIZE', 1)) > 1:
-        # MPICH's mpiexec ignores a process that exits before MPI_Init; the others wait there.
+        # MPICH's mpiexec ignores a process that exits before MPI_Init, where the others wait.
         return functools.partial(_abort_before_mpi, status)
     return None
 
@@ -364,7 +364,7 @@ def _abort_function(status: int) -> Callable[[], object] | None:
 def _abort_before_mpi(status: int) -> None:
     launcher.abort(status)
     time.sleep(_LAUNCHER_TIMEOUT)
-    # The launcher did not abort the job. It does not ignore a process that a signal kills.
+    # The launcher did not abort the job, but it does not ignore a process that a signal kills.
     os.kill(os.getpid(), signal.SIGKILL)  # other signals can be caught
 
 
@@ -379,5 +379,5 @@ def _rank_text() -> str:
 
 def _flush() -> None:
     for name in ('stdout', 'stderr'):
-        with contextlib.suppress(Exception):  # there may be none
+        with contextlib.suppress(Exception):  # the stream may be missing
             getattr(sys, name).flush()

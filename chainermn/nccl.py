@@ -1,7 +1,7 @@
-"""CuPy's NCCL, or the reason why it is not available; only this module imports ``cupy.cuda.nccl``.
+"""CuPy's NCCL bindings, or the reason why they are not available.
 
-Without NCCL this module can still be imported; then ``_available`` is false, and ``_reason`` is the
-error.
+Only this module imports ``cupy.cuda.nccl``. It can be imported without NCCL; then, ``_available``
+is false and ``_reason`` is the error.
 """
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _reason = ''
 
 try:
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # without NCCL, CuPy warns; see _reason
+        warnings.simplefilter('ignore')  # CuPy warns if NCCL is missing; _reason is enough
         import cupy.cuda.nccl
     if not getattr(cupy.cuda.nccl, 'available', True):
-        importlib.import_module('cupy_backends.cuda.libs.nccl')  # raises the cause
+        importlib.import_module('cupy_backends.cuda.libs.nccl')  # raises the actual error
     from cupy.cuda.nccl import (
         NCCL_BFLOAT16,
         NCCL_FLOAT,
@@ -50,12 +50,12 @@ try:
         groupStart,
     )
 
-    get_version()  # raises if the library does not work
+    get_version()  # raises an error if the library does not work
     _available = True
 except Exception as error:  # loading a library can fail in any way
     _reason = f'{type(error).__name__}: {error}'
 
 
 def __getattr__(name: str) -> NoReturn:
-    raise AttributeError(f'chainermn.nccl has no {name}'
+    raise AttributeError(f'chainermn.nccl has no attribute {name!r}'
                          + ('' if _available else f'; NCCL is not available: {_reason}'))

@@ -59,12 +59,12 @@ FAILURES = {
         import atexit
         atexit.register(lambda: [][0])
         sys.exit(0)
-        ''', 'uncaught IndexError in a function of atexit', 'list index'),
+        ''', 'uncaught IndexError in an atexit function', 'list index'),
     'sys.exit at exit': ('''
         import atexit
         atexit.register(lambda: sys.exit('why'))
         sys.exit(0)
-        ''', 'sys.exit with status 1 in a function of atexit', 'why'),
+        ''', 'sys.exit with status 1 in an atexit function', 'why'),
     'interrupt': ('raise KeyboardInterrupt', 'interrupted by Ctrl-C or SIGINT', ''),
 }
 
@@ -277,7 +277,7 @@ threading.Event().wait()
     assert 'aborts the job: uncaught ValueError' in output
     for text in shown:
         assert text in output
-    assert ('Error in the hook of the program' in output) == (install == HOOKS['fails'][0])
+    assert ('Error in the exception hook of the script' in output) == (install == HOOKS['fails'][0])
 
 
 THREAD_HOOK = "threading.excepthook = lambda args: print('mine:', args.exc_value, flush=True)"

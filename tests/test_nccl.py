@@ -28,8 +28,8 @@ def import_again():
     if not module['_available']:
         with pytest.raises(AttributeError) as error:
             module['__getattr__']('get_version')
-        assert str(error.value) == ('chainermn.nccl has no get_version; NCCL is not available: '
-                                    + module['_reason'])
+        assert str(error.value) == ("chainermn.nccl has no attribute 'get_version'; NCCL is not "
+                                    f"available: {module['_reason']}")
     return module['_available'], module['_reason']
 
 

@@ -1,4 +1,4 @@
-"""The class ``BatchNormalizationFunction`` of Chainer 1 and 2, which links of programs call."""
+"""The class ``BatchNormalizationFunction`` of Chainer 1 and 2, which custom links call."""
 
 from typing import Any
 
@@ -6,18 +6,20 @@ import chainer
 
 
 class BatchNormalizationFunction:
-    """Normalizes with the statistics of the batch, or with given ones.
+    """Normalizes with the batch statistics or with given statistics.
 
     Args:
-        eps: Added to the variance.
-        mean: Moving average of the mean before a call; zeros by default. It is not changed.
-        var: The same, of the variance.
+        eps: Value added to the variance.
+        mean: Moving average of the mean before a call; zeros by default. The array is not changed.
+        var: Moving average of the variance before a call; zeros by default. The array is not
+            changed.
         options: ``decay``, or ``train, decay, use_cudnn`` as in Chainer 1.
-        keywords: Those by name. ``train`` has no effect: if it was false, calls had statistics.
+        keywords: The same options by name. ``train`` has no effect: callers that set it to false
+            also pass statistics to the call.
 
     Attributes:
         running_mean: Moving average of the mean after a call.
-        running_var: The same, of the variance.
+        running_var: Moving average of the variance after a call.
     """
 
     def __init__(self, eps: float = 2e-5, mean: Any = None, var: Any = None, *options: Any,

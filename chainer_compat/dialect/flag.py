@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Flag(enum.Enum):
-    """``ON``, ``OFF`` or ``AUTO``; equal to the strings and booleans that select it."""
+    """``ON``, ``OFF`` or ``AUTO``; compares equal to the strings and booleans that select it."""
 
     ON = True
     OFF = False
@@ -37,7 +37,7 @@ ON, OFF, AUTO = Flag
 
 
 def aggregate_flags(flags: Iterable[Flag]) -> Flag:
-    """Return the flag of the outputs of a function whose inputs have ``flags``."""
+    """Return the flag of a function's outputs from the ``flags`` of its inputs."""
     found = {*flags} - {AUTO}
     if len(found) > 1:
         raise ValueError('Inputs with volatile=ON and volatile=OFF cannot be mixed.')

@@ -8,7 +8,7 @@ from chainer_compat.dialect.old_arguments import warn
 
 
 class FunctionSet(chainer.Chain):
-    """A Chain whose links are registered by assignment, with its arrays as tuples."""
+    """A Chain that registers links on assignment and exposes its arrays as tuples."""
 
     def __init__(self, **links: Any) -> None:
         super().__init__()
@@ -31,11 +31,11 @@ class FunctionSet(chainer.Chain):
         return getattr(self, name)
 
     def collect_parameters(self) -> 'FunctionSet':
-        """Return what ``Optimizer.setup`` takes: the model itself."""
+        """Return the model itself, as the argument of ``Optimizer.setup``."""
         return self
 
     def copy_parameters_from(self, arrays: Any) -> None:
-        """Copy arrays, of any device, into the parameters."""
+        """Copy arrays from any device into the parameters."""
         for param, array in zip(self.params(), arrays, strict=False):
             chainer.backend.copyto(param.array, array)
 

@@ -1,8 +1,8 @@
 """Arguments of Chainer 1 to 3 that Chainer 7.8.1 rejects: calls that use them work again.
 
-Most became options of ``chainer.config``, which are set during the call, and for arguments of
-constructors during all calls of the link. Each call site gets a DeprecationWarning, which says how
-to write it now.
+Most have become options of ``chainer.config``. Such an option is set during the call; for an
+argument of a constructor, it is set during all calls of the link. Each call site gets a
+DeprecationWarning that gives the current form of the call.
 """
 
 import contextlib
@@ -19,8 +19,9 @@ from chainer_compat.dialect.old_options import call_with, set_options
 from chainer_compat.patching.registry import patch
 from chainer_compat.patching.signatures import wraps
 
-#: By module and function: how many positional arguments are the same as in Chainer 1, and those
-#: that followed. They have the positions of Chainer 1 in calls that are invalid now.
+#: By module and function: the number of positional arguments that are the same as in Chainer 1, and
+#: the names of the arguments that followed them. A call that is invalid now is interpreted with
+#: these positions.
 CALLS: dict[str, dict[str, tuple[int, str]]] = {
     **{f'chainer.functions.{path}': {path.partition('.')[2]: row} for path, row in {
         'activation.log_softmax': (1, 'use_cudnn'),
@@ -95,24 +96,24 @@ CALLS: dict[str, dict[str, tuple[int, str]]] = {
     'chainer.training.trainer': {'Trainer.extend': (5, 'invoke_before_training')},
 }
 
-_OUTSIDE_OF_PROGRAMS = ('chainer', 'chainer_compat')
+_LIBRARIES = ('chainer', 'chainer_compat')
 
 Arguments = dict[str, Any]
-#: Returns what replaces an argument: options of ``chainer.config``, and other arguments.
-#: It gets the value, the other arguments, and the path of the function.
+#: Returns the replacement of an argument: options of ``chainer.config``, and other arguments.
+#: It is called with the value, the other arguments, and the path of the function.
 Translation = Callable[[Any, Arguments, str], Arguments]
 
 _OPTIONS = frozenset({'train', 'enable_backprop', 'use_cudnn', 'cudnn_deterministic'})
 
 
 def _test(value: Any, others: Arguments, path: str) -> Arguments:
-    # Chainer 1 used the statistics of the batch with ``test=True, finetune=True``.
+    # Chainer 1 used the batch statistics with ``test=True, finetune=True``.
     return {'train': not value or bool(others.get('finetune'))} if value is not None else {}
 
 
 def _use_cudnn(value: Any, others: Arguments, path: str) -> Arguments:
     if path == 'NStepRNNBase.__init__' and not isinstance(value, int):
-        return {'initialW': value}  # in its position in Chainer 3
+        return {'initialW': value}  # at its position in Chainer 3
     return {'use_cudnn': 'always' if value else 'never'}
 
 
@@ -143,7 +144,7 @@ def _initialize(initializer: Any, scale: float, array: Any) -> None:
     array *= scale
 
 
-#: The translation of an argument, and how to write it now.
+#: For each old argument: its translation, and the current form.
 TRANSLATIONS: dict[str, tuple[Translation, str]] = {
     'bias': (lambda value, others, path:
              {} if others.get('initial_bias') is not None else {'initial_bias': value},
@@ -173,7 +174,7 @@ TRANSLATIONS: dict[str, tuple[Translation, str]] = {
 def old_arguments(module: ModuleType) -> None:
     """All versions: ``train``, ``test``, ``use_cudnn`` and other arguments of Chainer 1 work again.
 
-    Chainer 7.8.1 raised an error, which usually names ``chainer.using_config``.
+    Chainer 7.8.1 raised an error, which usually mentioned ``chainer.using_config``.
     """
     for path, (n_same, names) in CALLS[module.__name__].items():
         owner, _, name = path.rpartition('.')
@@ -210,11 +211,11 @@ def _is_before_training(extension: Any) -> bool:
 
 
 def with_old_arguments(function: Any, n_same: int, names: list[str]) -> Any:
-    """Return ``function`` with its old arguments; others are passed without a look."""
+    """Return a wrapper of ``function`` that also accepts its old arguments."""
     old = frozenset(names) & TRANSLATIONS.keys()
 
     @wraps(function)
-    def accepting(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             if not kwargs:
                 return function(*args)
@@ -225,7 +226,7 @@ def with_old_arguments(function: Any, n_same: int, names: list[str]) -> Any:
                 raise
         return _call(function, n_same, names, args, kwargs)
 
-    return accepting
+    return call
 
 
 def _accepts(function: Any, args: tuple[Any, ...], kwargs: Arguments) -> bool:
@@ -269,9 +270,9 @@ def _decorate(decorator: Any, before: bool, extension: Any) -> Any:
 
 
 def warn(message: str) -> None:
-    """Warn at the line of the program, which is outside of Chainer."""
+    """Give a DeprecationWarning for the line outside Chainer that made the call."""
     frame, level = sys._getframe(), 1
     while frame.f_back and (
-            frame.f_globals.get('__name__', '').split('.')[0] in _OUTSIDE_OF_PROGRAMS):
+            frame.f_globals.get('__name__', '').split('.')[0] in _LIBRARIES):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, DeprecationWarning, stacklevel=level)

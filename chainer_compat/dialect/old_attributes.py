@@ -1,7 +1,7 @@
 """Attributes of Chainer 1 to 6 that Chainer 7.8.1 renamed, removed or made read-only.
 
-The read-only ones became properties without a setter: classes of programs that set them raised
-AttributeError.
+The read-only attributes became properties without a setter, so classes in existing programs that
+set them raised AttributeError.
 """
 
 import functools
@@ -16,30 +16,31 @@ Setter = Callable[[Any, Any], None]
 
 
 def _settable(cls: Any, name: str, store: Setter, since: int, now: str) -> None:
-    """Let programs set a property of Chainer.
+    """Add a setter to a read-only property of Chainer.
 
     Args:
         cls: The class.
         name: The property.
-        store: Stores a value, so that Chainer's getter, or ``_what_was_set``, finds it.
-        since: The version that made it read-only.
-        now: What the warning advises.
+        store: Function that stores a value where Chainer's getter, or the getter that
+            ``_prefer_set_value`` defines, finds it.
+        since: The version that made the property read-only.
+        now: The advice in the warning.
     """
     def set_value(self: Any, value: Any) -> None:
-        warn(f'{cls.__name__}.{name} is read-only since Chainer {since}: {now}.')
+        warn(f'{cls.__name__}.{name} has been read-only since Chainer {since}: {now}.')
         store(self, value)
 
     setattr(cls, name, getattr(cls, name).setter(set_value))
 
 
-def _what_was_set(cls: Any, name: str) -> None:
-    """Let a property return the value that the program has set, if it has."""
+def _prefer_set_value(cls: Any, name: str) -> None:
+    """Make a property return the value that was set, if there is one."""
     compute = getattr(cls, name).fget
 
     @functools.wraps(compute)
     def get(self: Any) -> Any:
-        own = vars(self)
-        return own[name] if name in own else compute(self)
+        attributes = vars(self)
+        return attributes[name] if name in attributes else compute(self)
 
     setattr(cls, name, property(get, doc=compute.__doc__))
 
@@ -48,18 +49,19 @@ def _what_was_set(cls: Any, name: str) -> None:
 def device_of_updater(module: ModuleType) -> None:
     """All versions: subclasses of StandardUpdater can set ``self.device``, as in Chainer 1 to 6.
 
-    Batches go to this device, and the program reads the value that it has set (used by graph-nvp).
+    Batches are sent to this device, and reading the attribute returns the value that was set (used
+    by graph-nvp).
     """
     updater: Any = module.StandardUpdater
-    _what_was_set(updater, 'device')
+    _prefer_set_value(updater, 'device')
 
     def store(self: Any, value: Any) -> None:
         import chainer
 
-        own = vars(self)
-        own['device'] = value
+        attributes = vars(self)
+        attributes['device'] = value
         device = None if value is None else chainer.get_device(value)
-        if own.get('_input_device') is own.get('_device'):  # no other one for the data
+        if attributes.get('_input_device') is attributes.get('_device'):  # not set separately
             self._input_device = device
         self._device = device
 
@@ -71,8 +73,8 @@ def device_of_updater(module: ModuleType) -> None:
 def position_of_iterator(module: ModuleType) -> None:
     """All versions: attributes of iterators, such as ``epoch``, can be set.
 
-    The others are ``current_position``, ``is_new_epoch`` and ``_order``. Subclasses of Chainer 1 to
-    5 that define ``__next__`` use all four.
+    The other attributes are ``current_position``, ``is_new_epoch`` and ``_order``. Subclasses
+    written for Chainer 1 to 5 that define ``__next__`` use all four.
     """
     names = vars(module)
     iterator: Any = (names.get('SerialIterator') or names.get('MultithreadIterator')
@@ -97,7 +99,7 @@ def functions_of_vision_models(module: ModuleType) -> None:
     """All versions: subclasses of GoogLeNet, VGG and ResNet can set ``functions`` again."""
     for cls in [*vars(module).values()]:
         if isinstance(cls, type) and isinstance(vars(cls).get('functions'), property):
-            _what_was_set(cls, 'functions')
+            _prefer_set_value(cls, 'functions')
             _settable(cls, 'functions', _store_functions, 2, 'override the property')
 
 
@@ -125,9 +127,10 @@ def _renamed(old: str, now: str) -> property:
 
 @patch('chainer.variable')
 def variables_in_graph(module: ModuleType) -> None:
-    """All versions: programs that walk the graph find ``volatile`` and other names of Variable.
+    """All versions: code that walks the graph finds ``volatile`` and other attributes of Variable.
 
-    In Chainer 1, ``function.inputs`` were variables. Now they are nodes, which have fewer names.
+    In Chainer 1, ``function.inputs`` contained variables. Now it contains nodes, which have fewer
+    attributes.
     """
     node: Any = module.VariableNode
     for name in ('backward', 'cleargrad', 'ndim', 'size', 'unchain_backward', 'volatile',
@@ -141,7 +144,7 @@ def _of_variable(name: str, node: Any) -> Any:
 
 
 class FunctionName(str):
-    """The name of a function, where Chainer 1 to 3 had the function."""
+    """The name of a function, in a place where Chainer 1 to 3 stored the function itself."""
 
     @property
     def label(self) -> str:
@@ -155,7 +158,7 @@ class FunctionName(str):
 def functions_of_hooks(module: ModuleType) -> None:
     """All versions: ``function.label`` works for ``function, ... in hook.call_history``, as before.
 
-    Chainer 4 replaced functions by their names.
+    Chainer 4 replaced the functions with their names.
     """
     hook: Any = vars(module).get('TimerHook') or vars(module)['CupyMemoryProfileHook']
     postprocess = hook._postprocess
@@ -170,7 +173,7 @@ def functions_of_hooks(module: ModuleType) -> None:
 
 @patch('chainer.training.extension')
 def no_invoke_before_training(module: ModuleType) -> None:
-    """All versions: ``extension.invoke_before_training`` is False unless the program sets it.
+    """All versions: ``extension.invoke_before_training`` is False unless user code sets it.
 
     Chainer 7.8.1 raised an error that mentions Extension.initialize.
     """

@@ -1,4 +1,4 @@
-"""Private functions of Chainer 1 to 6, which programs imported for functions of their own.
+"""Private functions of Chainer 1 to 6 that existing programs imported for custom functions.
 
 ``old_names`` finds them under their old paths.
 """
@@ -15,8 +15,8 @@ def rows(x: Any) -> Any:
 def sum_to_shape(*args: Any) -> Any:
     """Return a gradient, summed over the axes that were broadcast.
 
-    As ``functions.array.broadcast._backward_one``, whose arguments were ``(xp, shape, dtype, g)``
-    with arrays in Chainer 1 and 2, and ``(g, shape)`` with variables in 3 and 4.
+    Same as ``functions.array.broadcast._backward_one``. In Chainer 1 and 2, its arguments were
+    ``(xp, shape, dtype, g)`` with arrays; in Chainer 3 and 4, ``(g, shape)`` with variables.
     """
     from chainer.functions.math import sum as sum_module
 
@@ -38,10 +38,10 @@ def normalized(x: Any, mean: Any, std: Any, expander: Any) -> Any:
 
 
 def check_constant(value: Any) -> None:
-    """Raise an error for anything but numbers and arrays, as ``basic_math._check_constant_type``.
+    """Reject everything but numbers and arrays, like ``basic_math._check_constant_type``.
 
     Raises:
-        TypeError: For other values.
+        TypeError: If ``value`` is neither a number nor an array.
     """
     import chainer
     import numpy as np
@@ -51,5 +51,5 @@ def check_constant(value: Any) -> None:
 
 
 def have_one_dtype(x: Any, w: Any) -> bool:
-    """Return whether cuDNN accepts two dtypes, as ``_check_cudnn_acceptable_type``."""
+    """Return whether cuDNN accepts two dtypes, like ``_check_cudnn_acceptable_type``."""
     return bool(x == w)

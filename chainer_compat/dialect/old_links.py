@@ -1,4 +1,4 @@
-"""Links of Chainer 1: methods that are gone, and the GRU without state."""
+"""Links of Chainer 1: removed methods, and the GRU without state."""
 
 import functools
 from types import ModuleType
@@ -9,7 +9,7 @@ from chainer_compat.dialect.old_options import set_options
 from chainer_compat.patching.registry import patch
 from chainer_compat.patching.signatures import wraps
 
-#: By module: a link, and the arguments of its constructor in Chainer 1 that became its attributes.
+#: By module: a link, and the constructor arguments of Chainer 1 that were stored as attributes.
 _CUDNN = {f'chainer.links.{path}': row for path, row in {
     'connection.convolution_2d': 'Convolution2D use_cudnn deterministic',
     'connection.convolution_nd': 'ConvolutionND use_cudnn',
@@ -69,7 +69,7 @@ def train_attributes(module: ModuleType) -> None:
 def cudnn_attributes(module: ModuleType) -> None:
     """All versions: the attributes ``use_cudnn`` and ``deterministic`` of links work again.
 
-    Subclasses of L.Convolution2D in programs of Chainer 1 pass them to F.convolution_2d.
+    Subclasses of L.Convolution2D written for Chainer 1 pass them to F.convolution_2d.
     """
     cls, *names = _CUDNN[module.__name__].split()
     for name in names:
@@ -87,7 +87,7 @@ def _cudnn_attribute(name: str) -> property:
     def set_value(self: Any, value: bool) -> None:
         warn(f'{name} is an attribute of Chainer 1: use chainer.using_config({key!r}, ...).')
         if name == 'use_cudnn':
-            vars(self).get('_old_options', {}).pop(key, None)  # 'always' is not an option
+            vars(self).get('_old_options', {}).pop(key, None)  # set_options ignores 'always'
             set_options(self, {key: 'always' if value else 'never'})
         else:
             set_options(self, {key: bool(value)})
@@ -99,7 +99,8 @@ def _cudnn_attribute(name: str) -> property:
 def scaled_initializers(module: ModuleType) -> None:
     """All versions: ``initializers._get_initializer(initialW, scale)`` works again.
 
-    Custom links of Chainer 1 call it, as Chainer's did. Chainer 7.8.1 removed the argument.
+    Custom links written for Chainer 1 call it like this, as Chainer's own links did. Chainer 7.8.1
+    does not have the argument ``scale``.
     """
     owner: Any = module
     get = owner._get_initializer
@@ -108,7 +109,7 @@ def scaled_initializers(module: ModuleType) -> None:
     def get_scaled(initializer: Any, scale: float | None = None) -> Any:
         if scale is None:
             return get(initializer)
-        warn('scale of _get_initializer is an argument of Chainer 1: pass an initializer with it.')
+        warn('scale of _get_initializer belongs to the Chainer 1 API: pass a scaled initializer.')
         return get(scaled(initializer, scale))
 
     owner._get_initializer = get_scaled
@@ -136,7 +137,7 @@ def uninitialized_params(module: ModuleType) -> None:
 
 @functools.cache
 def _hook_add_param(link: Any) -> None:
-    """Let ``add_param`` initialize a parameter that exists."""
+    """Make ``add_param`` initialize a parameter that already exists."""
     from chainer import initializers, variable
 
     add = link.add_param

@@ -1,7 +1,7 @@
 """Names of Chainer 1 to 6 that Chainer 7.8.1 does not have: modules, classes, methods.
 
-Names of modules are looked up when a program uses them. Each line that does gets a
-DeprecationWarning, which gives the current name.
+Module attributes are looked up on first use. Each line that uses an old name gets a
+DeprecationWarning that gives the current name.
 """
 
 import functools
@@ -52,7 +52,7 @@ def allocate(name: str, like: Any, *args: Any, dtype: Any = 'float32', stream: N
 
 
 def batch_normalization_function(*args: Any, **kwargs: Any) -> Any:
-    """Create an object of a class that is only imported now, since it needs Chainer."""
+    """Create an object of a class that is imported on first use, because it needs Chainer."""
     from chainer_compat.dialect.batch_normalization_function import BatchNormalizationFunction
 
     return BatchNormalizationFunction(*args, **kwargs)
@@ -68,12 +68,12 @@ def init_weight(weights: Any, initializer: Any, scale: float = 1.) -> None:
 
 
 class MaxPooling2D(str):
-    """The class ``F.MaxPooling2D``, which is also the value of ``pooling`` in other functions."""
+    """The class ``F.MaxPooling2D``, which other functions also accept as ``pooling``."""
 
     __name__ = 'MaxPooling2D'
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the function."""
+        """Return a function that pools."""
         from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 
         node = _with_use_cudnn(MaxPoolingND)(2, *args, **kwargs)
@@ -82,13 +82,13 @@ class MaxPooling2D(str):
         return node
 
 
-#: The current path or a replacement, and an object that does the same.
+#: The current path; or a replacement as text for the warning, and an equivalent object.
 Row = str | tuple[str, Any]
 
-_OF_YOUR_OWN = 'a function of your own'
+_CUSTOM = 'a custom function'
 _CUDNN_TYPES: dict[str, Row] = {
-    '_check_cudnn_acceptable_type': (_OF_YOUR_OWN, old_helpers.have_one_dtype)}
-_SQUARES: dict[str, Row] = {'_sum_sqnorm': (_OF_YOUR_OWN, old_helpers.sum_of_squares)}
+    '_check_cudnn_acceptable_type': (_CUSTOM, old_helpers.have_one_dtype)}
+_SQUARES: dict[str, Row] = {'_sum_sqnorm': (_CUSTOM, old_helpers.sum_of_squares)}
 _PAIR: dict[str, Row] = {'_pair': 'chainer.functions.connection.convolution_2d._pair'}
 
 NAMES: dict[str, dict[str, Row]] = {
@@ -118,13 +118,13 @@ NAMES: dict[str, dict[str, Row]] = {
         'connection.depthwise_convolution_2d': _PAIR,
         'connection.dilated_convolution_2d': _PAIR | _CUDNN_TYPES,
         'pooling.pooling_2d': _CUDNN_TYPES, 'pooling.pooling_nd': _CUDNN_TYPES}.items()},
-    'chainer.functions.connection.linear': {'_as_mat': (_OF_YOUR_OWN, old_helpers.rows)},
+    'chainer.functions.connection.linear': {'_as_mat': (_CUSTOM, old_helpers.rows)},
     'chainer.functions.math.basic_math': {
-        '_check_constant_type': (_OF_YOUR_OWN, old_helpers.check_constant)},
+        '_check_constant_type': (_CUSTOM, old_helpers.check_constant)},
     'chainer.functions.normalization.batch_normalization': {
         'BatchNormalizationFunction': (
             'chainer.functions.batch_normalization', batch_normalization_function),
-        '_xhat': (_OF_YOUR_OWN, old_helpers.normalized)},
+        '_xhat': (_CUSTOM, old_helpers.normalized)},
     'chainer.functions.pooling.max_pooling_nd': {
         'MaxPooling2D': ('chainer.functions.max_pooling_2d', MaxPooling2D('max'))},
     'chainer.gradient_check': {
@@ -159,7 +159,7 @@ def _look_up(module: str, name: str) -> Any:
     if not path:
         raise AttributeError(f'module {module!r} has no attribute {name!r}')
     now, found = (path, None) if isinstance(path, str) else path
-    if now.rpartition('.')[0] not in moved:  # those warn when they are used
+    if now.rpartition('.')[0] not in moved:  # their objects warn when they are used
         warn(f'{module}.{name} is a name of an old version of Chainer: use {now}.')
     if found is not None or now in sys.modules:
         return found or sys.modules[now]
@@ -198,7 +198,7 @@ def called_functions(module: ModuleType) -> None:
 
 
 def _apply(function: Any, *inputs: Any) -> Any:
-    warn(f'{function.label} is a class of Chainer 1: use the function of chainer.functions.')
+    warn(f'{function.label} is a class of Chainer 1: use the function in chainer.functions.')
     outputs = function.apply(inputs)
     return outputs[0] if len(outputs) == 1 else outputs
 
@@ -207,9 +207,9 @@ def _apply(function: Any, *inputs: Any) -> Any:
 def backward_of_old_subclasses(module: ModuleType) -> None:
     """All versions: ``backward_cpu`` in a class derived from a Chainer function was not called.
 
-    Chainer 1 and 2 called it. Since version 3, Chainer's function computes the gradients, so the
-    gradients are wrong. Now a warning says so. chainer-speech-recognition derives from
-    Convolution2DFunction.
+    Chainer 1 and 2 called it. Since version 3, ``backward`` of the Chainer function computes the
+    gradients, which are then wrong. Now there is a warning. For example, a class of
+    chainer-speech-recognition derives from Convolution2DFunction.
     """
     node: Any = module.FunctionNode
 
@@ -234,14 +234,15 @@ def evaluated_type_checks() -> dict[str, str]:
     """All versions: type checks of custom functions can use ``in_types.size().eval()`` again.
 
     Chainer 7.8.1 first checks with numbers, which have no ``eval``, instead of expressions. With
-    ``type_check.Variable(numpy.prod, 'prod')``, it got expressions where it expected numbers.
+    ``type_check.Variable(numpy.prod, 'prod')``, the check got expressions where it expected
+    numbers.
     """
     return {'except type_check.InvalidType:': 'except Exception:'}
 
 
 @patch('chainer.variable')
 def hash_of_variable(module: ModuleType) -> None:
-    """All versions: variables can be in sets, and keys of dictionaries, as in Chainer 1 and 2.
+    """All versions: variables can be set members and dictionary keys, as in Chainer 1 and 2.
 
     Chainer 7.8.1 raised TypeError.
     """
@@ -258,7 +259,7 @@ def hash_of_variable(module: ModuleType) -> None:
 def type_checks_turned_off() -> dict[str, str]:
     """All versions: ``type_check_enable = False`` of Function turns off its type checks, as before.
 
-    Chainer 7.8.1 ignored it, and raised InvalidType. A program of Chainer 1 sets it in its own
+    Chainer 7.8.1 ignored it and raised InvalidType. Code written for Chainer 1 sets it in a custom
     class, or in ``chainer.Function`` for all functions.
     """
     return {'# Ignore errors on first run\n            pass':
@@ -268,12 +269,12 @@ def type_checks_turned_off() -> dict[str, str]:
 
 @patch('chainer.function')
 def type_check_enable(module: ModuleType) -> None:
-    """All versions: programs can read ``Function.type_check_enable``, to restore it later."""
+    """All versions: user code can read ``Function.type_check_enable`` to restore it later."""
     module.Function.type_check_enable = True
 
 
 def is_unchecked(node: Any) -> bool:
-    """Return whether the program has turned off the type checks of a function."""
+    """Return whether user code has turned off the type checks of a function."""
     from chainer import Function
     from chainer.function import FunctionAdapter
 

@@ -1,4 +1,4 @@
-"""Optimizers of Chainer 1: methods that are gone, and classes of programs that define updates."""
+"""Optimizers of Chainer 1: removed methods, and user classes that define updates."""
 
 import functools
 from types import ModuleType
@@ -19,7 +19,7 @@ def old_optimizers(module: ModuleType) -> None:
     for function in methods:
         owner = module.Optimizer if function in methods[:5] else module.GradientMethod
         setattr(owner, function.__name__, function)
-    # Old classes do not call the constructor.
+    # Old user classes do not call the base constructor.
     module.GradientMethod._use_fp32_update = False
 
 
@@ -54,7 +54,7 @@ def weight_decay(self: Any, decay: float) -> None:
 
 
 def accumulate_grads(self: Any, grads: Any) -> None:
-    """Add arrays, of any device, to the gradients."""
+    """Add arrays from any device to the gradients."""
     warn('accumulate_grads is a method of Chainer 1: use Link.addgrads.')
     for param, grad in zip(self.target.params(), grads, strict=False):
         param.grad += param.device.send(grad)

@@ -1,7 +1,7 @@
 """Options of ``chainer.config`` that apply to one function with its gradients, or to one link.
 
-In Chainer 1 they were arguments. Links of programs that do not use them pay nothing: the methods
-``forward`` are hooked when a link gets an option.
+In Chainer 1, they were arguments. Links have no overhead unless the options are used: ``forward``
+of a class is only hooked when one of its links gets an option.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ def call_with(options: Options, function: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def set_options(link: Any, options: Options) -> None:
-    """Let all calls of ``link``, or the call of a function, use ``options``."""
-    options = {key: x for key, x in options.items() if x != 'always'}  # as by default
+    """Apply ``options`` to all calls of ``link``, which can also be a function node."""
+    options = {key: x for key, x in options.items() if x != 'always'}  # 'always' is the default
     if options and hasattr(link, 'apply'):
         link.__class__ = _with_options(link.__class__, tuple(options.items()))
     elif options:
@@ -33,7 +33,7 @@ def set_options(link: Any, options: Options) -> None:
 
 
 def use_options(link: Any) -> None:
-    """Let calls of ``link`` use its options, which another process may have set."""
+    """Apply the options of ``link``, which another process may have set, to its calls."""
     if '_old_options' in vars(link):
         _hook(next(cls for cls in type(link).__mro__ if 'forward' in vars(cls)))
 
@@ -63,7 +63,7 @@ def _hook(cls: Any) -> None:
 
 @functools.cache
 def _with_options(cls: Any, options: tuple[tuple[str, Any], ...]) -> Any:
-    """Return the class of functions ``cls`` whose calls and gradients use ``options``."""
+    """Return a subclass of the function class ``cls`` whose calls and gradients use ``options``."""
 
     def using(name: str) -> Any:
         def method(self: Any, *args: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Pickled models of Chainer 1 to 6 can be loaded.
+"""Support for pickled models of Chainer 1 to 6.
 
-Pickles contain the attributes of that version, but not its number. `old_names` has the modules that
-they name.
+Pickles contain the attributes of the version that wrote them, but not its version number.
+``old_names`` finds the modules that they refer to.
 """
 
 import functools
@@ -11,7 +11,7 @@ from typing import Any
 from chainer_compat.dialect.old_options import use_options
 from chainer_compat.patching.registry import patch
 
-#: By module and class: attributes that later versions added.
+#: By module and class: the attributes that later versions added, and their values.
 ADDED: dict[str, dict[str, dict[str, Any]]] = {
     'chainer.links.connection.convolution_2d': {'Convolution2D': {
         'cudnn_fast': False, 'dilate': (1, 1), 'groups': 1, 'x_layout': None,
@@ -30,7 +30,7 @@ ADDED: dict[str, dict[str, dict[str, Any]]] = {
 
 @patch(*ADDED)
 def attributes_of_old_pickles(module: ModuleType) -> None:
-    """All versions: pickled links of Chainer 1 to 5 lack attributes that later versions added."""
+    """All versions: pickled links of Chainer 1 to 5 are missing later attributes."""
     for name, attributes in ADDED[module.__name__].items():
         for attribute, value in attributes.items():
             holder = getattr(module, name)
@@ -42,16 +42,16 @@ def attributes_of_old_pickles(module: ModuleType) -> None:
 
 @patch('chainer.device_resident')
 def methods_of_old_pickles(module: Any) -> None:
-    """All versions: objects that Chainer 1 to 5 pickled could not be moved between devices."""
+    """All versions: objects pickled with Chainer 1 to 5 could not be moved between devices."""
     module.DeviceResident._overridden_to_methods = ()
 
 
 @patch('chainer.link')
 def old_pickled_links(link: Any) -> None:
-    """All versions: links that Chainer 1 to 5 pickled could not be used."""
+    """All versions: links pickled with Chainer 1 to 5 could not be used."""
 
     def set_state(self: Any, state: Any) -> None:
-        # Call the method of the next base class, which would be called without this one.
+        # Call the method of the next base class, which would be called without this patch.
         following = getattr(super(link.Link, self), '__setstate__', None)
         if following:
             return following(state)
@@ -79,7 +79,7 @@ def old_pickled_links(link: Any) -> None:
 
 @patch('chainer.variable')
 def old_pickled_parameters(module: Any) -> None:
-    """All versions: parameters that Chainer 2 to 5 pickled could not be loaded."""
+    """All versions: parameters pickled with Chainer 2 to 5 could not be loaded."""
     recover = module._recover_parameter
 
     @functools.wraps(recover)

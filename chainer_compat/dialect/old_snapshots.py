@@ -1,4 +1,4 @@
-"""Snapshots of older versions of Chainer, and of Python 2, can be loaded."""
+"""Support for snapshots that were written by older versions of Chainer, or with Python 2."""
 
 import warnings
 from typing import Any
@@ -42,7 +42,7 @@ def _compute_value(shift: Any) -> None:
 def best_value(module: Any) -> None:
     """All versions: snapshots of Chainer 1 to 5 with a MinValueTrigger could not be loaded.
 
-    They lack the best value, so the trigger fires at its next value.
+    They do not contain the best value, so the trigger fires at its next value.
     """
     serialize_original = module.BestValueTrigger.serialize
 

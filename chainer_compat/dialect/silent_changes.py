@@ -1,4 +1,4 @@
-"""``CHAINER_COMPAT_DIALECT=1``, or 2 to 6: results as in that version, where they changed silently.
+"""``CHAINER_COMPAT_DIALECT=1`` to ``6``: restores results that have silently changed since then.
 
 Without the variable, nothing is registered.
 """
@@ -16,7 +16,8 @@ from chainer_compat.patching import registry
 
 VARIABLE = 'CHAINER_COMPAT_DIALECT'
 
-#: Defaults that changed: the last version that had them, by module, function and argument.
+#: Changed defaults by module, function and argument: the last version with the old default, and
+#: the old default.
 DEFAULTS: dict[tuple[str, str, str], tuple[int, Any]] = {
     ('chainer.links.rnn.lstm', 'LSTM.__init__', 'forget_bias_init'): (1, 0),
     ('chainer.links.rnn.lstm', 'LSTMBase.__init__', 'forget_bias_init'): (1, 0),
@@ -38,8 +39,8 @@ DEFAULTS: dict[tuple[str, str, str], tuple[int, Any]] = {
 _POOLING = (5, 'use_cudnn')
 _CONVOLUTION = (5, 'use_cudnn', 'cover_all', 'deterministic')
 
-#: Arguments of version 1 at positions that have another meaning now: by module and function, the
-#: first such position (``self`` is at 0), and the names.
+#: Arguments of version 1 at positions that have a different meaning now. By module and function:
+#: the first such position (``self`` is at 0), and the names from there on.
 POSITIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ('functions.activation.log_softmax', 'log_softmax'): (1, 'use_cudnn'),
     ('functions.activation.softmax', 'softmax'): (1, 'use_cudnn', 'axis'),
@@ -79,23 +80,23 @@ POSITIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ('training.extension', 'make_extension'): (3, 'invoke_before_training', 'finalizer'),
 }
 
-#: Other entries: the last version, the module, and the patch.
+#: Other changes: the last version with the old behavior, the module, and the patch.
 PATCHES: list[tuple[int, str, registry.Patch]] = []
 
 Function = Callable[..., Any]
 
 
 def version() -> int | None:
-    """Return the version of Chainer that the program was written for, if the variable says it."""
+    """Return the version in ``CHAINER_COMPAT_DIALECT``, or ``None`` if it is not set."""
     value = os.environ.get(VARIABLE, '')
     if value not in ('', *'1234567'):
-        raise ValueError(f'{VARIABLE} must be the major version of Chainer that the program was '
+        raise ValueError(f'{VARIABLE} must be the major version of Chainer that your script was '
                          f'written for, 1 to 6 (7 changes nothing), not {value!r}.')
     return int(value) if value else None
 
 
 def register() -> None:
-    """Register the patches of this version, which must come after all others."""
+    """Register the patches of the selected version. Call this after all other registrations."""
     selected = version()
     if selected is None:
         return
@@ -120,12 +121,12 @@ def _set_defaults(old: dict[tuple[str, str, str], Any]) -> registry.Patch:
     return old_defaults
 
 
-def instead(last: int, module: str, path: str, inside: bool = True) -> Callable[
+def replaces(last: int, module: str, path: str, inside: bool = True) -> Callable[
         [Function], Function]:
-    """Add a function that is called instead of one of Chainer's, until version ``last``.
+    """Replace a Chainer function with the decorated one for versions up to ``last``.
 
-    It gets the original as first argument. Without ``inside``, Chainer's own calls stay as they
-    are: they rely on the present meaning.
+    The decorated function gets the original as its first argument. If ``inside`` is false, calls
+    from within Chainer use the original, because they rely on its current behavior.
     """
     def add(function: Function) -> Function:
         def patch(module: Any) -> None:
@@ -149,24 +150,24 @@ def instead(last: int, module: str, path: str, inside: bool = True) -> Callable[
     return add
 
 
-@instead(1, 'links.connection.convolution_nd', 'ConvolutionND.__init__')
+@replaces(1, 'links.connection.convolution_nd', 'ConvolutionND.__init__')
 def no_bias(init: Function, *args: Any, **kwargs: Any) -> None:
-    """Create no bias without ``initial_bias``."""
+    """Create no bias if ``initial_bias`` is not given."""
     if len(args) < 8 and kwargs.get('initial_bias') is None:
         kwargs.setdefault('nobias', True)
     init(*args, **kwargs)
 
 
-@instead(1, 'links.connection.deconvolution_nd', 'DeconvolutionND.__init__')
+@replaces(1, 'links.connection.deconvolution_nd', 'DeconvolutionND.__init__')
 def no_bias_if_none(init: Function, *args: Any, initial_bias: Any = 0, **kwargs: Any) -> None:
-    """Create no bias with ``initial_bias=None``."""
+    """Create no bias if ``initial_bias`` is ``None``."""
     if len(args) < 8:
         kwargs = {'nobias': initial_bias is None, 'initial_bias': initial_bias, **kwargs}
     init(*args, **kwargs)
 
 
 def _add_positions(module: str, path: str, first: int, *names: str) -> None:
-    @instead(1, module, path, inside=False)
+    @replaces(1, module, path, inside=False)
     def old_positions(original: Function, *args: Any, **kwargs: Any) -> Any:
         """Take arguments in the order of version 1."""
         return original(*args[:first], **dict(zip(names, args[first:], strict=False)), **kwargs)
@@ -176,27 +177,27 @@ for _key, _positions in POSITIONS.items():
     _add_positions(*_key, *_positions)
 
 
-@instead(1, 'functions.array.split_axis', 'split_axis', inside=False)
+@replaces(1, 'functions.array.split_axis', 'split_axis', inside=False)
 def one_section(split_axis: Function, x: Any, indices_or_sections: Any, axis: int,
                 force_tuple: bool = False) -> Any:
     """Return one section as a variable, not as a tuple."""
     return split_axis(x, indices_or_sections, axis, force_tuple)
 
 
-@instead(1, 'initializer', 'get_fans')
+@replaces(1, 'initializer', 'get_fans')
 def fan_out(get_fans: Function, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Compute the fan-out of convolutions without the size of the kernel."""
+    """Compute the fan-out of convolutions without the kernel size."""
     return get_fans(shape)[0], shape[0]
 
 
-@instead(1, 'variable', 'Variable.__len__', inside=False)
+@replaces(1, 'variable', 'Variable.__len__', inside=False)
 def length_of_variable(length: Function, variable: Any) -> Any:
     """Return the number of elements."""
     return variable.size
 
 
 def evaluator_in_train_mode(module: Any) -> None:
-    """Let Evaluator leave the mode to the model."""
+    """Keep Evaluator from switching to the test mode."""
     module.configuration = types.SimpleNamespace(
         using_config=lambda name, value: contextlib.nullcontext())
 
@@ -226,9 +227,9 @@ PATCHES += [(1, 'chainer.training.extensions.evaluator', evaluator_in_train_mode
             (1, 'chainer.training.updaters.standard_updater', variables_for_models)]
 
 
-@instead(1, 'links.model.vision.googlenet', 'GoogLeNet.forward')
-@instead(1, 'links.model.vision.resnet', 'ResNetLayers.forward')
-@instead(1, 'links.model.vision.vgg', 'VGGLayers.forward')
+@replaces(1, 'links.model.vision.googlenet', 'GoogLeNet.forward')
+@replaces(1, 'links.model.vision.resnet', 'ResNetLayers.forward')
+@replaces(1, 'links.model.vision.vgg', 'VGGLayers.forward')
 def vision_models_in_test_mode(forward: Function, *args: Any, **kwargs: Any) -> Any:
     """Use the test mode unless an argument says otherwise."""
     import chainer
@@ -237,7 +238,7 @@ def vision_models_in_test_mode(forward: Function, *args: Any, **kwargs: Any) -> 
         return forward(*args, **kwargs)
 
 
-@instead(1, 'optimizer', 'GradientMethod.update')
+@replaces(1, 'optimizer', 'GradientMethod.update')
 def late_parameters(update: Function, optimizer: Any, *args: Any, **kwargs: Any) -> None:
     """Update parameters that were added after setup."""
     for param in optimizer.target.params():
@@ -246,16 +247,16 @@ def late_parameters(update: Function, optimizer: Any, *args: Any, **kwargs: Any)
     update(optimizer, *args, **kwargs)
 
 
-@instead(2, 'functions.math.matmul', 'matmul', inside=False)
+@replaces(2, 'functions.math.matmul', 'matmul', inside=False)
 def columns_in_matmul(matmul: Function, a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
     """Treat vectors as matrices with one column."""
     a, b = (x.reshape(-1, 1) if x.ndim == 1 else x for x in (a, b))
     return matmul(a, b, *args, **kwargs)
 
 
-@instead(3, 'functions.normalization.batch_normalization', 'BatchNormalization.forward')
+@replaces(3, 'functions.normalization.batch_normalization', 'BatchNormalization.forward')
 def eps_in_running_variance(forward: Function, function: Any, inputs: Any) -> Any:
-    """Add ``eps`` to the variance, which is then averaged."""
+    """Add ``eps`` to the variance before it is averaged."""
     outputs = forward(function, inputs)
     m = inputs[0].size // inputs[1].size
     if function.running_var is not None:
@@ -264,7 +265,7 @@ def eps_in_running_variance(forward: Function, function: Any, inputs: Any) -> An
 
 
 def order_in_place(module: Any) -> None:
-    """Shuffle the order of the last epoch, instead of drawing a new one."""
+    """Shuffle the order of the last epoch instead of generating a new one."""
     sampler = module.ShuffleOrderSampler
 
     def shuffle(self: Any, current_order: Any, current_position: int) -> Any:
@@ -272,7 +273,7 @@ def order_in_place(module: Any) -> None:
         self._random.shuffle(order)
         return order
 
-    # Pickles name the class by its module.
+    # Pickles refer to the class by its module.
     module.ShuffleOrderSampler = type(sampler.__name__, (sampler,), {
         '__call__': shuffle, '__module__': module.__name__})
 
@@ -282,18 +283,18 @@ PATCHES += [(2, 'chainer.iterators.multiprocess_iterator', order_in_place),
             (4, 'chainer.iterators.serial_iterator', order_in_place)]
 
 
-@instead(5, 'functions.math.clip', 'ClipGrad.__init__')
+@replaces(5, 'functions.math.clip', 'ClipGrad.__init__')
 def gradient_of_clip(init: Function, function: Any, x: Any, x_min: Any, x_max: Any) -> None:
     """Return no gradient where the input equals a bound."""
     init(function, x, x_min, x_max)
     function.cond = function.cond & (x != x_min) & (x != x_max)
 
 
-@instead(5, 'variable', 'Variable.backward')
+@replaces(5, 'variable', 'Variable.backward')
 def gradient_of_outputs(backward: Function, variable: Any, *args: Any, **kwargs: Any) -> None:
     """Keep the gradient of the variable whose backward is called."""
     if variable.creator_node is None:
-        return  # and set no gradient
+        return  # without setting a gradient
     if variable.grad_var is None and variable.size == 1:
         grad = variable.xp.full_like(variable.array, kwargs.get('loss_scale') or 1)
     else:

@@ -1,6 +1,6 @@
 """``volatile`` of Chainer 1: functions of a volatile Variable build no graph.
 
-Programs that do not use it pay nothing: functions are hooked when a Variable becomes volatile.
+There is no overhead unless it is used: functions are only hooked when a Variable becomes volatile.
 """
 
 import functools
@@ -17,7 +17,7 @@ _LIBRARIES = ('chainer', 'chainer_compat', 'chainermn')
 
 @patch('chainer.variable')
 def volatile(module: ModuleType) -> None:
-    """All versions: ``volatile`` of Chainer 1 works again, as argument and attribute of Variable.
+    """All versions: ``volatile`` of Chainer 1 works again as an argument and attribute of Variable.
 
     Chainer 7.8.1 raised an error for the argument, and ignored the attribute.
     """
@@ -43,7 +43,7 @@ def volatile(module: ModuleType) -> None:
 
 @edit('chainer.links.connection.parameter')
 def parameter_link() -> dict[str, str]:
-    """All versions: calls of ``L.Parameter`` warned about ``volatile``, which it sets itself."""
+    """All versions: ``L.Parameter`` warned about ``volatile``, which the link itself sets."""
     return {'W.volatile = volatile': "if volatile != 'off': W.volatile = volatile"}
 
 
@@ -59,7 +59,7 @@ def _get(variable: Any) -> Any:
 def _set(variable: Any, value: Any) -> None:
     try:
         variable._volatile = Flag(value)
-    except ValueError:  # an attribute of the program's own
+    except ValueError:  # an unrelated attribute of user code
         variable.__dict__['volatile'] = value
         return
     variable.__dict__.pop('volatile', None)
@@ -70,7 +70,7 @@ def _set(variable: Any, value: Any) -> None:
 
 @functools.cache
 def _hook_functions() -> None:
-    """Let functions obey ``volatile``, and record which Variables the program creates."""
+    """Make functions obey ``volatile``, and record which Variables user code creates."""
     import chainer
 
     node: Any = chainer.FunctionNode
@@ -89,8 +89,9 @@ def _hook_functions() -> None:
         return outputs
 
     @functools.wraps(init)
-    def program_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        # Variables were OFF by default; those that Chainer creates take the flag of the others.
+    def init_with_flag(self: Any, *args: Any, **kwargs: Any) -> None:
+        # In Chainer 1, Variables were OFF by default. Here, Variables that Chainer creates have no
+        # flag, so that a function takes the flag of its other inputs.
         if sys._getframe(1).f_globals.get('__name__', '').split('.')[0] not in _LIBRARIES:
             self._volatile = OFF
         init(self, *args, **kwargs)
@@ -101,11 +102,12 @@ def _hook_functions() -> None:
         return reduce(self) if flag is None else (_recover, (flag, *reduce(self)))
 
     node.apply = volatile_apply
-    chainer.Variable.__init__, chainer.Variable.__reduce__ = program_init, reduce_with_flag
+    chainer.Variable.__init__, chainer.Variable.__reduce__ = (
+        init_with_flag, reduce_with_flag)
 
 
 def _recover(flag: Flag, create: Any, args: tuple[Any, ...]) -> Any:
-    """Return a Variable from a pickle."""
+    """Return a Variable from a pickle, with its flag."""
     variable = create(*args)
     variable._volatile = flag
     _hook_functions()

@@ -1,1 +1,1 @@
-"""Faults of Chainer 7.8.1, and what changed in the packages that it uses. One module per cause."""
+"""Fixes for bugs in Chainer 7.8.1 and for changes in the packages that it uses, by cause."""

@@ -25,8 +25,8 @@ def deconvolution_cover_all(deconvolution_2d: Any) -> None:
 def rate_before_the_first_update() -> dict[str, str]:
     """All versions: ``observe_lr`` raised RuntimeError if Adam had made no update yet.
 
-    Now it observes the learning rate of the first update. Iterations may pass before that one:
-    ChainerMN only broadcasts in the first, or accumulates gradients.
+    Now it observes the learning rate of the first update. Iterations may pass before that update:
+    in the first one, ChainerMN only broadcasts parameters, and it can accumulate gradients.
     """
     return {'if t == 0:': 'if not (t := max(t, 1)):'}
 
@@ -77,39 +77,39 @@ def unused_sequences(transpose_sequence: Any) -> None:
 def no_ids() -> dict[str, str]:
     """All versions: backward of F.embed_id raised ValueError if there was no ID in the batch.
 
-    Without PyTorch, so did a rank without examples.
+    Without PyTorch, this also happened on a rank without examples.
     """
     return {'gy.reshape(x.size, -1)': 'gy.reshape(x.size, self.w_shape[1])'}
 
 
 @patch('chainer.functions.loss.hinge', 'chainer.functions.loss.ctc')
 def backward_of_losses(module: Any) -> None:
-    """All versions: backward of F.hinge divided the gradient that it got, in place.
+    """All versions: backward of F.hinge divided its incoming gradient in place.
 
-    Other functions get the same array, such as the other branch of a sum. A second backward of
-    F.hinge and F.connectionist_temporal_classification was wrong: the first one changed arrays that
-    both need.
+    Other functions, such as the other branch of a sum, get the same array. A second backward pass
+    of F.hinge and F.connectionist_temporal_classification was wrong, because the first one changed
+    arrays that both need.
     """
     function, name = ((module.Hinge, 'bottom_diff') if hasattr(module, 'Hinge') else
                       (module.ConnectionistTemporalClassification, 'yseq'))
     backward = function.backward
 
     def backward_of_copies(self: Any, inputs: Any, grad_outputs: Any) -> Any:
-        kept = getattr(self, name)
-        setattr(self, name, kept.copy())
+        original = getattr(self, name)
+        setattr(self, name, original.copy())
         try:
             return backward(self, inputs, tuple(grad.copy() for grad in grad_outputs))
         finally:
-            setattr(self, name, kept)
+            setattr(self, name, original)
 
     function.backward = backward_of_copies
 
 
 @edit('chainer.functions.pooling.average_pooling_nd')
 def gradient_of_average_pooling() -> dict[str, str]:
-    """All versions: backward of F.average_pooling_nd(pad_value=None) divided its gradient in place.
+    """All versions: F.average_pooling_nd(pad_value=None) divided its incoming gradient in place.
 
-    Other functions get the same array, such as the other branch of a sum.
+    Other functions, such as the other branch of a sum, get the same array.
     """
     return {
         'numpy.divide(gy, func.width, out=gy)':
@@ -122,7 +122,7 @@ def gradient_of_average_pooling() -> dict[str, str]:
 def examples_of_zipped_images() -> dict[str, str]:
     """All versions: iterators could not read ZippedImageDataset and MultiZippedImageDataset.
 
-    They rejected indices of NumPy, which iterators pass.
+    They rejected NumPy integers, which iterators pass as indices.
     """
     return {'isinstance(i_or_filename, six.integer_types)': 'not isinstance(i_or_filename, str)'}
 
@@ -153,8 +153,8 @@ def large_columns() -> dict[str, str]:
 def msvag_of_float16(msvag: Any) -> None:
     """All versions: the first update of MSVAG in float16 was too small, and on a GPU zero.
 
-    It divides the difference of two equal numbers by 1e-4, which amplified rounding errors; on a
-    GPU 1e-4 was rounded to 0. Updates of float16 are computed in float32.
+    It divided the difference of two equal numbers by 1e-4, which amplified rounding errors; on a
+    GPU, 1e-4 was rounded to 0. Updates of float16 parameters are now computed in float32.
     """
 
     def in_float32(update_core: Any) -> Any:
@@ -181,8 +181,8 @@ def msvag_of_float16(msvag: Any) -> None:
 def norm_of_all_gradients() -> dict[str, str]:
     """All versions: squares of float16 overflowed, so GradientClipping set all gradients to zero.
 
-    Squares of a parameter are added in float32, and the sums of all parameters in float64, as
-    with NumPy 1.
+    The squares of each parameter are summed in float32, and the sums of all parameters are added
+    in float64, as with NumPy 1.
     """
     return {
         'g = g.ravel()': "g = g.ravel().astype('f' if g.dtype == 'e' else g.dtype, copy=False)",
@@ -193,9 +193,9 @@ def norm_of_all_gradients() -> dict[str, str]:
 
 @edit('chainer.optimizer_hooks.gradient_lars')
 def rate_of_lars() -> dict[str, str]:
-    """All versions: GradientLARS computed norms in float16, and NumPy >= 2.0 also ``eps``.
+    """All versions: GradientLARS computed norms, and with NumPy >= 2.0 also ``eps``, in float16.
 
-    Small gradients, whose squares are zero, got a huge or infinite rate.
+    Gradients so small that their squares are zero got a huge or infinite rate.
     """
     norm = ("xp.linalg.norm({0}.astype('f' if {0}.dtype == 'e' else {0}.dtype, copy=False))"
             ".astype('d' if xp.__name__ == 'numpy' else 'f', copy=False)")
@@ -206,7 +206,8 @@ def rate_of_lars() -> dict[str, str]:
 def clipping_of_zeros(gradient_clipping: Any) -> None:
     """All versions: GradientClipping divided by zero, with a warning, if all gradients are zero.
 
-    With 2-bit compression, the first gradients are zero. The result was right: no gradient changed.
+    With 2-bit compression, the first gradients are zero. The result was correct: gradients did not
+    change.
     """
     hook = gradient_clipping.GradientClipping
     clip = hook.__call__
@@ -232,7 +233,7 @@ def base_of_another_library() -> dict[str, str]:
 
 @edit('chainer.functions.normalization.batch_normalization')
 def samples_of_this_rank() -> dict[str, str]:
-    """All versions: multi-node batch normalization warned if a rank had one sample.
+    """All versions: multi-node batch normalization warned if a rank had only one sample.
 
     The check did not count the samples of the other ranks.
     """
@@ -245,7 +246,8 @@ def samples_of_this_rank() -> dict[str, str]:
 def invalid_types() -> dict[str, str]:
     """All versions: softmax functions raised RuntimeError instead of InvalidType.
 
-    F.softmax_cross_entropy of unequal lengths, for example, did not show the shapes.
+    For example, the error of F.softmax_cross_entropy for inputs of different lengths did not show
+    the shapes.
     """
     return {
         '-x_type.ndim <= self.axis < x_type.ndim':
@@ -256,10 +258,10 @@ def invalid_types() -> dict[str, str]:
 
 @edit('chainer.functions.pooling.roi_pooling_2d')
 def regions_outside_of_the_image() -> dict[str, str]:
-    """All versions: backward of F.roi_pooling_2d failed if a region exceeded the image.
+    """All versions: backward of F.roi_pooling_2d failed if a region extended beyond the image.
 
-    It raised IndexError on the CPU; beyond the left edge, it counted gradients of other pixels. The
-    gradient of a region that ends before it begins, which is one pixel, was zero.
+    It raised IndexError on the CPU; beyond the left edge, it added gradients of other pixels. A
+    region that ends before it begins counts as one pixel, but its gradient was zero.
     """
     return {'range(xmin, xmax + 1)': 'range(max(xmin, 0), min(xmin + roi_width, width))',
             'range(ymin, ymax + 1)': 'range(max(ymin, 0), min(ymin + roi_height, height))',
@@ -279,7 +281,7 @@ def progress_bar_arguments() -> dict[str, str]:
 
 @edit('chainer.variable')
 def zerograd_of_read_only() -> dict[str, str]:
-    """All versions: ``zerograd`` failed if the gradient was read-only, such as F.sum's."""
+    """All versions: ``zerograd`` failed for read-only gradients, such as those of F.sum."""
     return {'self._grad.fill(0)': 'self._grad.fill(0) if getattr(self._grad.flags, "writeable", '
                                   'True) else setattr(self, "grad", xp.zeros_like(arr))'}
 
@@ -288,8 +290,8 @@ def zerograd_of_read_only() -> dict[str, str]:
 def gradients_without_variables(variable: Any) -> None:
     """All versions: ``backward(retain_grad=True)`` lost the gradients of intermediate variables.
 
-    Only Variables held them, and these are freed with their last reference. Programs that walk the
-    graph, by ``creator`` and ``inputs``, found ``None``.
+    Only Variables held the gradients, and a Variable is freed with its last reference. Code that
+    walks the graph through ``creator`` and ``inputs`` found ``None``.
     """
     node = variable.VariableNode
     store, stored = node._set_grad_var_if_available, node.grad_var.fget
@@ -314,7 +316,8 @@ def best_value_without_values() -> dict[str, str]:
     """All versions: MinValueTrigger and MaxValueTrigger failed after resuming.
 
     If the extension that saves the trainer ran before them, they fire again in the next iteration,
-    without a new value. Later, a missing value is a KeyError, as for a key that is never reported.
+    without a new value. After that, a missing value raises KeyError, as does a key that is never
+    reported.
     """
     serialize = "self._interval_trigger.serialize(serializer['interval_trigger'])"
     return {
@@ -331,7 +334,7 @@ def best_value_without_values() -> dict[str, str]:
 def parameter_without_gradient() -> dict[str, str]:
     """All versions: ParameterStatistics failed if a parameter had no gradient, or no data yet.
 
-    With ``n_accumulations`` of a multi-node optimizer, gradients exist after each n-th update only.
+    With ``n_accumulations`` of a multi-node optimizer, gradients exist only after each n-th update.
     """
     return {'in self._attrs:': 'in [a for a in self._attrs if getattr(param, a) is not None]:'}
 
@@ -340,7 +343,7 @@ def parameter_without_gradient() -> dict[str, str]:
 def evaluator_without_iterator() -> dict[str, str]:
     """All versions: an Evaluator with the iterators ``{'main': None}`` failed in ``finalize``.
 
-    Evaluators that draw their own examples, as in Chainer's seq2seq example, have no iterator.
+    Evaluators that generate their own examples, as in Chainer's seq2seq example, have no iterator.
     """
     return {
         'in six.itervalues(self._iterators):':
@@ -389,7 +392,7 @@ def cleanup_of_queues(snapshot_writers: Any) -> None:
 def copies_for_writers(snapshot_writers: Any) -> None:
     """All versions: snapshots written by a thread or queue could contain later parameters.
 
-    Later updates changed the arrays while they were written.
+    Later updates changed the arrays while they were being written.
     """
     import numpy as np
 
@@ -418,7 +421,7 @@ def batch_of_rows() -> dict[str, str]:
 
 @patch('chainer.functions.util.forget')
 def state_of_forget(forget: Any) -> None:
-    """All versions: F.forget repeated its function with the state of the function's last call.
+    """All versions: F.forget repeated its function with the state after the function's last call.
 
     If links with SpectralNormalization or BatchRenormalization were called twice before backward,
     gradients of the first call were wrong. So were gradients of functions that draw random numbers
@@ -436,7 +439,7 @@ def state_of_forget(forget: Any) -> None:
     def backward_with_state(self: Any, indexes: Any, grad_outputs: Any) -> Any:
         now = self._state.again()
         self._state.restore(keep_new_parameters=True)
-        try:  # until the end: the new graph may contain arrays of the links
+        try:  # restore only at the end, because the new graph may contain arrays of the links
             return backward(self, indexes, grad_outputs)
         finally:
             now.restore(keep_new_parameters=True)
@@ -448,6 +451,6 @@ def state_of_forget(forget: Any) -> None:
 def repeated_with_state_before() -> dict[str, str]:
     """All versions: when F.forget recomputed links, they saw the state after the first call.
 
-    Now the state before it is restored, so the second call is identical.
+    Now the state before the first call is restored, so the second call is identical.
     """
     return {"('in_recomputing', True)": "('in_recomputing', False)"}

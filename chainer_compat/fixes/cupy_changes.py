@@ -28,10 +28,10 @@ def atomic_add_of_float16() -> dict[str, str]:
 
 @edit('chainer.functions.math.clip')
 def dtype_of_clip() -> dict[str, str]:
-    """All versions: on a GPU F.clip returned the dtype that CuPy promotes to.
+    """All versions: on a GPU, F.clip returned the dtype that CuPy promotes to.
 
-    Bounds that are arrays could change the dtype, and with CuPy >= 14 also NumPy scalars; then the
-    backward of F.clip and of F.huber_loss raised TypeError. On the CPU Chainer converts the result.
+    Array bounds could change the dtype, and with CuPy >= 14, NumPy scalars could, too. Then
+    backward of F.clip and F.huber_loss raised TypeError. On the CPU, Chainer converts the result.
     """
     clip = 'cuda.cupy.clip(x[0], self.x_min, self.x_max)'
     return {f'return {clip},': f'return {clip}.astype(x[0].dtype, copy=False),'}
@@ -45,7 +45,7 @@ def dtype_of_clip() -> dict[str, str]:
     'chainer.utils.sparse',
 )
 def scatter_add() -> dict[str, str]:
-    """CuPy >= 14 deprecates ``scatter_add``, used for example by the gradient of F.get_item."""
+    """CuPy >= 14 deprecates ``scatter_add``, which the gradient of F.get_item and others use."""
     if version('cupy') < (14, 0):
         return {}
     return {'gx.scatter_add(': 'chainer.backends.cuda.cupy.add.at(gx, ',
@@ -77,6 +77,6 @@ def float16_header() -> dict[str, str]:
 def nccl_available(updater: Any) -> None:
     """CuPy >= 8 can be imported without the NCCL library; then ``nccl.available`` is False.
 
-    MultiprocessParallelUpdater.available() returned True, and its constructor failed.
+    MultiprocessParallelUpdater.available() returned True, but the constructor failed.
     """
     updater._available = updater._available and updater.nccl.available

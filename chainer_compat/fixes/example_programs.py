@@ -1,4 +1,4 @@
-"""Faults of the examples of Chainer 7.8.1, which programs have copied: they run as they are."""
+"""Bugs in the examples of Chainer 7.8.1: existing programs that copied them run unchanged."""
 
 import ast
 import functools
@@ -15,9 +15,9 @@ from chainer_compat.patching.registry import edit
 
 @edit('chainer.utils.argument')
 def option_compared_with_none() -> dict[str, str]:
-    """All versions: the VGG model of ChainerMN's CIFAR example had a layer of ``(None,)`` classes.
+    """All versions: VGG of ChainerMN's CIFAR example had an output layer for ``(None,)`` classes.
 
-    It compares the tuple returned by ``parse_kwargs`` with None. Now it receives the value.
+    The model compares the tuple returned by ``parse_kwargs`` with None. Now it receives the value.
     """
     return {'import inspect':
             'import inspect; from chainer_compat.fixes.example_programs import as_expected',
@@ -63,10 +63,10 @@ def _expects_value(code: CodeType, line: int) -> bool:
 
 @edit('chainer.links.connection.convolution_2d', 'chainer.links.connection.linear')
 def sizes_of_subclasses() -> dict[str, str]:
-    """All versions: ParallelConvolution2D of ChainerMN's example read wrong channels, or failed.
+    """All versions: ParallelConvolution2D of ChainerMN's example read the wrong channels or failed.
 
-    It sets the channels of the whole layer, but creates only one part. Chainer 6 began to set
-    ``in_channels`` itself, and L.Linear ``in_size``.
+    It sets the channels of the whole layer, but creates only one part. Since Chainer 6,
+    L.Convolution2D itself sets ``in_channels``, and L.Linear sets ``in_size``.
     """
     return {f'self.{name} = {name}':
             f"self.{name} = ({name} if type(self).__module__.startswith('chainer.') else "

@@ -1,4 +1,4 @@
-"""Examples of datasets, as Chainer's patched iterators get them."""
+"""Access to the examples of datasets, for Chainer's patched iterators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def example(dataset: Any, index: Any) -> Any:
-    """Return an example.
+    """Return an example of a dataset.
 
     Raises:
         RuntimeError: If the dataset raises StopIteration, which would end the batch early.
@@ -24,21 +24,21 @@ def example(dataset: Any, index: Any) -> Any:
 
 
 def checked_batch_size(iterator: Any, batch_size: Any) -> Any:
-    """Return a batch size.
+    """Return a batch size if it is valid.
 
     Raises:
         ValueError: If it is not a positive integer.
     """
     if isinstance(batch_size, (int, np.integer)) and batch_size > 0:
         return batch_size
-    iterator.finalize = lambda: None  # it has started nothing
+    iterator.finalize = lambda: None  # nothing has been started
     raise ValueError(
         f'{type(iterator).__name__}: batch_size must be a positive integer, not {batch_size!r}. If '
         'it is a number divided by the number of ranks, write max(1, number // comm.size).')
 
 
 class Batch:
-    """Examples that a thread gets, or its error.
+    """The examples that a thread loads, or the error that it got.
 
     Args:
         dataset: The dataset.

@@ -32,7 +32,7 @@ def stop_iteration_in_example() -> dict[str, str]:
 def empty_batches() -> dict[str, str]:
     """All versions: iterators accepted batch_size=0, and the updater raised "batch is empty".
 
-    With floats, the first batch raised TypeError. Both are now a ValueError when the iterator is
+    With a float, the first batch raised TypeError. Now both raise ValueError when the iterator is
     created.
     """
     return {
@@ -122,8 +122,8 @@ def _detect_dead_workers(pool: Any) -> Any:
                     raise
             pool.terminate()  # closing it would wait for the lost batch
             raise RuntimeError(
-                f'worker process {dead[0].pid} of a MultiprocessIterator died with exit code '
-                f'{dead[0].exitcode}; its batch is lost')
+                f'Worker process {dead[0].pid} of a MultiprocessIterator died with exit code '
+                f'{dead[0].exitcode}; its batch is lost.')
 
         future.get = get_or_raise
         return future

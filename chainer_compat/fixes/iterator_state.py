@@ -17,7 +17,7 @@ os.register_at_fork(after_in_child=lambda: _mutex._at_fork_reinit())  # type: ig
 
 
 class _NextOrders:
-    """For each order in use, the one that follows it."""
+    """Maps each order in use to the order that follows it."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[weakref.ref[numpy.ndarray], numpy.ndarray]] = {}
@@ -37,7 +37,7 @@ class _NextOrders:
 
 
 _drawn = _NextOrders()
-_loaded = _NextOrders()  # that a saved iterator had drawn in advance
+_loaded = _NextOrders()  # orders that a saved iterator had drawn in advance
 
 
 @patch('chainer.iterators._statemachine', 'chainer.iterators.serial_iterator',
@@ -45,7 +45,7 @@ _loaded = _NextOrders()  # that a saved iterator had drawn in advance
 def prefetched_orders(module: Any) -> None:
     """All versions: prefetching iterators did not save the orders that they had drawn in advance.
 
-    They discarded prefetched batches, and drew different orders. No iterator saved the random_state
+    They discarded prefetched batches and drew different orders. No iterator saved the random state
     of its order sampler.
     """
     names = vars(module)
@@ -90,7 +90,7 @@ def _record_orders(module: Any) -> None:
 
 
 def _is_recorded(order_sampler: Any) -> bool:
-    """Return whether each order is a new array with other random numbers.
+    """Return whether each order is a new array with new random numbers.
 
     Other samplers may shuffle the same array in place, and MultiNodeOrderSampler draws the same
     order again.
@@ -155,7 +155,7 @@ def _following(order: numpy.ndarray) -> numpy.ndarray | None:
 
 def _load_drawn(iterator: Any, serializer: Any) -> None:
     order = iterator._state.order
-    if order is not None:  # maybe the same array as before, with other values
+    if order is not None:  # maybe the same array as before, with different values
         _loaded.pop(order)
         _drawn.pop(order)
     try:

@@ -21,9 +21,9 @@ def sctypes() -> dict[str, str]:
 
 @edit('chainer.utils.walker_alias')
 def alias_table() -> dict[str, str]:
-    """NumPy >= 2.0 computed the table of WalkerAlias in float32, and drew different samples.
+    """NumPy >= 2.0 computes the table of WalkerAlias in float32, so different samples are drawn.
 
-    Chainer and older versions of NumPy used float64. NegativeSampling and BlackOut draw from it.
+    Older versions of NumPy used float64. NegativeSampling and BlackOut use WalkerAlias.
     """
     if version('numpy') < (2, 0):
         return {}
@@ -34,7 +34,7 @@ def alias_table() -> dict[str, str]:
 
 
 def number(value: Any) -> Any:
-    """Return a Python number, which adds up in float64, for one of NumPy or in a Variable."""
+    """Return NumPy scalars and scalar Variables as Python numbers, which are summed in float64."""
     import numpy
 
     value = getattr(value, 'array', value)
@@ -45,9 +45,9 @@ def number(value: Any) -> Any:
 
 @patch('chainer.reporter')
 def sums_of_observed_numbers(reporter: Any) -> None:
-    """NumPy >= 2.0 added observed numbers in their own dtype: means of float16 were wrong.
+    """NumPy >= 2.0 sums observed numbers in their own dtype, so means of float16 were wrong.
 
-    Older versions used float64. LogReport, PlotReport, Evaluator and triggers add them up.
+    Older versions used float64. LogReport, PlotReport, Evaluator and triggers compute such means.
     """
     if version('numpy') < (2, 0):
         return
@@ -61,10 +61,10 @@ def sums_of_observed_numbers(reporter: Any) -> None:
 
 @edit('chainer.training.extensions.micro_average')
 def sums_of_micro_average() -> dict[str, str]:
-    """NumPy >= 2.0 added the terms of MicroAverage in their own dtype, where they overflow.
+    """NumPy >= 2.0 sums the terms of MicroAverage in their own dtype, in which they can overflow.
 
-    All versions: the sum of Variables, such as a loss, was a Variable, which kept their graphs and
-    could not be saved.
+    All versions: the sum of Variables, such as losses, was a Variable, which kept their graphs in
+    memory and could not be saved.
     """
     return {
         f'self._{key} += observation[self._{key}_key]':
@@ -104,7 +104,7 @@ def meshgrid_tuple() -> dict[str, str]:
 
 @edit('chainer.functions.array.pad_sequence', 'chainer.dataset.convert')
 def negative_padding() -> dict[str, str]:
-    """NumPy >= 2.0 cannot store -1 in unsigned arrays; NumPy 1.24-1.26 warns.
+    """NumPy >= 2.0 cannot store -1 in unsigned arrays; NumPy 1.24 to 1.26 warn.
 
     Padding with -1 gives the largest value of the type, as it did before. CuPy >= 14 on a GPU
     behaves like NumPy 2.
@@ -120,7 +120,7 @@ def negative_padding() -> dict[str, str]:
 
 @edit('chainer.dataset.convert')
 def third_argument_of_maximum() -> dict[str, str]:
-    """NumPy >= 2.4 deprecates ``maximum(x, y, out)``, used by concat_examples with padding."""
+    """NumPy >= 2.4 deprecates ``maximum(x, y, out)``, which concat_examples uses for padding."""
     if version('numpy') < (2, 4):
         return {}
     return {'numpy.maximum(shape, array.shape, shape)':
@@ -143,7 +143,7 @@ def fix() -> dict[str, str]:
 def scalar_options() -> dict[str, str]:
     """All versions: options such as ``eps`` can be NumPy scalars, such as ``np.float64(1e-5)``.
 
-    With NumPy >= 2, they changed the dtypes of results and gradients, or raised an error.
+    With NumPy >= 2, NumPy scalars changed the dtypes of results and gradients, or raised an error.
     """
     return {
         **{f'self.{name} = {name}\n': f'self.{name} = float({name})\n'
@@ -158,7 +158,7 @@ def scalar_hyperparameters(optimizer: Any) -> None:
     """All versions: hyperparameters can be NumPy scalars, such as ``lr=np.float64(.1)``.
 
     With NumPy >= 2, updates were computed in the dtype of the scalar, which was slower, and SMORMS3
-    changed the dtype of its state.
+    changed the dtype of its states.
     """
     numpy = sys.modules['numpy']
 
@@ -172,7 +172,7 @@ def scalar_hyperparameters(optimizer: Any) -> None:
 
 @patch('chainer')
 def removed_aliases(chainer: ModuleType) -> None:
-    """NumPy >= 1.24 removed names such as ``np.float``; the error mentions the option for them."""
+    """NumPy >= 1.24 removed names such as ``np.float``; errors mention the option for them."""
     numpy_aliases.extend_error(sys.modules['numpy'])
 
 
@@ -184,8 +184,8 @@ _POOLING = 'chainer.functions.pooling.roi_'
 def coordinates_of_regions() -> dict[str, str]:
     """NumPy >= 2.0 computes coordinates of regions of interest in float32.
 
-    At the border between two pixels, some were rounded to the other one. Older versions of NumPy
-    multiplied a float32 scalar by a Python float in float64.
+    Some coordinates between two pixels were rounded to a different pixel than before. Older
+    versions of NumPy multiplied a float32 scalar by a Python float in float64.
     """
     aligned = {f'bottom_rois[n, {i}] *': f'numpy.float64(bottom_rois[n, {i}]) *' for i in range(4)}
     return {**aligned, '= bottom_rois[i_roi]': '= bottom_rois[i_roi].astype(float)'}

@@ -1,4 +1,4 @@
-"""States of optimizers that Chainer 7.8.1 does not save, so that a resumed run differs."""
+"""Optimizer states that Chainer 7.8.1 does not save, so that resumed runs differ."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ _COPY = 'fp32_param'
 
 @patch('chainer.optimizers.msvag')
 def state_of_msvag(msvag: Any) -> None:
-    """All versions: MSVAG did not save `beta_power`, the power of beta in the next update.
+    """All versions: MSVAG did not save ``beta_power``, the power of beta in the next update.
 
-    It is part of the state of the update rule. For older snapshots it follows from the number of
-    updates.
+    It is now part of the state of the update rule. For older snapshots, it is computed from the
+    number of updates.
     """
     rule = msvag.MSVAGRule
     serialize = rule.serialize
@@ -49,10 +49,9 @@ def state_of_msvag(msvag: Any) -> None:
 
 @patch('chainer.optimizer')
 def mixed_precision_states(optimizer: Any) -> None:
-    """All versions: snapshots had neither the float32 copies of parameters nor the loss scale.
+    """All versions: snapshots lost the float32 copies of parameters and the dynamic loss scale.
 
-    The copies (`use_fp32_update`) kept their old values when a snapshot was loaded. The loss scale
-    is the dynamic one.
+    The copies (``use_fp32_update``) kept their old values when a snapshot was loaded.
     """
     serialize = optimizer.Optimizer.serialize
 
@@ -84,7 +83,7 @@ def mixed_precision_states(optimizer: Any) -> None:
 def states_before_the_first_update(optimizer: Any) -> None:
     """All versions: a snapshot taken before the first update could not be loaded.
 
-    It contains no states, which the first update creates.
+    It contains no states, because the first update creates them.
     """
     serialize = optimizer.UpdateRule.serialize
 
@@ -102,9 +101,9 @@ def states_before_the_first_update(optimizer: Any) -> None:
 
 @patch('chainer.optimizer')
 def updates_of_parameters(optimizer: Any) -> None:
-    """All versions: snapshots of optimizers of Chainer 1 and 2 could not be loaded.
+    """All versions: optimizer snapshots of Chainer 1 and 2 could not be loaded.
 
-    They have one number of updates for all parameters.
+    They contain a single number of updates for all parameters.
     """
     serialize = optimizer.Optimizer.serialize
 

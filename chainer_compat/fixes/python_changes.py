@@ -1,9 +1,9 @@
 """Changes in Python since Chainer 7.8.1.
 
-Python 3.14 changed how processes start, from fork to forkserver. A process that forkserver starts
-imports the main module and unpickles its arguments. Scripts that were written for fork have no main
-guard, pass functions that cannot be pickled, or initialize MPI when they are imported. So Chainer
-starts processes by fork, unless the program chose another start method.
+Python 3.14 changed the default start method of multiprocessing from fork to forkserver. A process
+that forkserver starts imports the main module and unpickles its arguments. Scripts written for fork
+may have no main guard, pass functions that cannot be pickled, or initialize MPI on import.
+Therefore, Chainer starts processes by fork, unless the script chose a different start method.
 """
 
 import multiprocessing
@@ -25,7 +25,7 @@ def set_daemon() -> dict[str, str]:
 def fork_by_default() -> dict[str, str]:
     """Python >= 3.14 starts processes by forkserver by default, but scripts were written for fork.
 
-    Chainer uses fork unless the program calls ``multiprocessing.set_start_method``.
+    Chainer uses fork unless your script calls ``multiprocessing.set_start_method``.
     """
     if multiprocessing.get_all_start_methods()[0] != 'forkserver':
         return {}
@@ -39,24 +39,24 @@ _default: Any = contexts.ForkServerContext()
 
 
 def _distinguish_default() -> None:
-    """Give the default start method a context of its own, so that a choice can be recognized.
+    """Give the default start method a separate context, so that a choice can be recognized.
 
-    A program that creates a lock without choosing a start method (as some progress bars do) makes
-    multiprocessing settle on the default, as if the program had chosen forkserver. If this
-    happened before Chainer was imported, it counts as a choice.
+    If a lock is created before a start method is chosen (as some progress bars do),
+    multiprocessing settles on the default, as if the script had chosen forkserver. If this
+    happens before Chainer is imported, it counts as a choice.
     """
     if _settings._actual_context is None:
         _settings._default_context = _default
 
 
 def context() -> Any:
-    """Return multiprocessing's context for Chainer."""
+    """Return the multiprocessing context for Chainer: fork, unless the script chose another."""
     chosen = _settings._actual_context not in (None, _default)
     return multiprocessing.get_context(None if chosen else 'fork')
 
 
 class Process(multiprocessing.Process):
-    """A process that starts by :func:`context`, and a base class of such processes."""
+    """A process with the start method of :func:`context`; Chainer also derives classes from it."""
 
     @staticmethod
     def _Popen(process: BaseProcess) -> Any:  # noqa: N802  (Python's name)

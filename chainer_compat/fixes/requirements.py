@@ -1,6 +1,6 @@
 """The part of ``pkg_resources`` that chainer.testing uses, implemented with importlib.metadata.
 
-It checks whether a distribution is installed in a given version.
+It checks whether a suitable version of a distribution is installed.
 """
 
 import re
@@ -24,7 +24,7 @@ class WorkingSet:
     """The installed distributions."""
 
     def require(self, *requirements: str) -> None:
-        """Raise ResolutionError unless all ``requirements`` ('numpy>=1.10,<2') are met."""
+        """Raise ResolutionError unless all ``requirements``, such as numpy>=1.10,<2, are met."""
         for requirement in requirements:
             name, *clauses = re.split(r'\s*(?:,|(?=[<>=!~]=|[<>]))\s*', requirement.strip())
             try:
@@ -38,7 +38,7 @@ class WorkingSet:
 def _matches(installed: str, clause: str) -> bool:
     match = re.fullmatch(r'(==|!=|<=|>=|<|>)\s*(\d\S*)', clause)
     if match is None:
-        raise ValueError(f'Cannot parse the version clause {clause!r}; use e.g. >=1.10 or <2.')
+        raise ValueError(f'Cannot parse the version clause {clause!r}; use, e.g., >=1.10 or <2.')
     relation, wanted = match.groups()
     a, b = _key(installed), _key(wanted)
     return {

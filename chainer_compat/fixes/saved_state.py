@@ -1,7 +1,7 @@
 """State of extensions and triggers that Chainer 7.8.1 does not save.
 
-Without it, a resumed run differs from an uninterrupted one. Files of the original Chainer can still
-be loaded: missing values keep their initial values, with a warning.
+Without it, a resumed run differs from an uninterrupted one. Files that were saved without these
+patches can still be loaded: missing values keep their initial values, with a warning.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 from chainer_compat.patching.registry import edit, patch
 
-#: Loading returns the saved array, whatever the current value is.
+#: Passed to a deserializer instead of the current value: it then returns the saved array unchanged.
 _AS_SAVED = None
 
 
@@ -37,7 +37,7 @@ def summary_state(reporter: Any) -> None:
 
 @patch('chainer.training.triggers.early_stopping_trigger')
 def early_stopping_state(module: Any) -> None:
-    """All versions: EarlyStoppingTrigger saved no state; its patience restarted after resuming."""
+    """All versions: EarlyStoppingTrigger saved no state, so resuming restarted its patience."""
 
     def serialize(self: Any, serializer: Any) -> None:
         _serialize_trigger(self._interval_trigger, serializer['interval_trigger'])
@@ -49,7 +49,7 @@ def early_stopping_state(module: Any) -> None:
             warnings.warn('The snapshot does not contain the best value of EarlyStoppingTrigger.',
                           stacklevel=2)
             return
-        # Save a single summary instead of the dictionary, since HDF5 cannot store its names.
+        # Save a single summary instead of the dictionary, whose keys HDF5 cannot store.
         self._summary._summaries[self.monitor].serialize(serializer['summary'])
 
     module.EarlyStoppingTrigger.serialize = serialize
@@ -114,7 +114,7 @@ def variable_statistics_state(module: Any) -> None:
 def shift_state(module: Any) -> None:
     """All versions: MultistepShift and WarmupShift set the initial value again after resuming.
 
-    If the warm-up was over, WarmupShift never changed it again.
+    If the warm-up was over, WarmupShift never corrected it.
     """
     for name in {'MultistepShift', 'WarmupShift'} & set(vars(module)):
         _save_value(getattr(module, name))
@@ -123,9 +123,9 @@ def shift_state(module: Any) -> None:
 @patch(*[f'chainer.training.extensions.{name}_shift'
          for name in ('exponential', 'inverse', 'linear', 'polynomial', 'step')])
 def shift_of_integers(module: Any) -> None:
-    """All versions: a trainer that had started could not load PolynomialShift and others.
+    """All versions: PolynomialShift and similar extensions could not be loaded after a start.
 
-    Loading raised TypeError if the current value is an int and the saved one a float.
+    Loading raised TypeError if the current value was an int and the saved value a float.
     """
     name = module.__name__.rpartition('.')[2].title().replace('_', '')
     shift = getattr(module, name)
@@ -141,7 +141,7 @@ def shift_of_integers(module: Any) -> None:
 
 
 def _save_value(shift: Any) -> None:
-    """Make an extension save and restore its hyperparameter, even if others have set it."""
+    """Make an extension save and restore its hyperparameter, even if other code has set it."""
     initialize_original, serialize_original = shift.initialize, shift.serialize
 
     def initialize(self: Any, trainer: Any) -> None:
@@ -167,9 +167,10 @@ def _save_value(shift: Any) -> None:
 
 @patch('chainer.serializers.hdf5')
 def objects_not_in_hdf5(module: Any) -> None:
-    """All versions: loading HDF5 files without an object failed, where NPZ files gave a warning.
+    """All versions: a missing object in an HDF5 file was an error, unlike in an NPZ file.
 
-    The state of extensions and triggers raises KeyError if it is not in an NPZ file.
+    With NPZ files, a missing state of an extension or trigger raises KeyError, which becomes a
+    warning. Now HDF5 files behave in the same way.
     """
     deserializer = module.HDF5Deserializer
     get_item, load = deserializer.__getitem__, deserializer.__call__
@@ -186,7 +187,7 @@ def objects_not_in_hdf5(module: Any) -> None:
 
 
 class MissingGroupError(KeyError, ValueError):
-    """An object is not in an HDF5 file."""
+    """Raised if an object is not in an HDF5 file."""
 
 
 @edit('chainer.training.trainer')
@@ -204,7 +205,8 @@ def finished_shift() -> dict[str, str]:
 def autoload_first() -> dict[str, str]:
     """All versions: snapshots with ``autoload`` loaded the trainer after extensions had started.
 
-    So ExponentialShift and others set the initial learning rate until their next trigger.
+    ExponentialShift and similar extensions then used the initial learning rate until their next
+    trigger.
     """
     return {'for _, entry in extensions:\n            initializer':
             "for _, entry in sorted(extensions, key=lambda e: "
@@ -233,12 +235,12 @@ def observation_state(module: Any) -> None:
                         name: _load_number(serializer, str(i), None)
                         for i, name in enumerate(json.loads(names.tobytes()))}
             except KeyError:
-                pass  # the triggers warn
+                pass  # the triggers give a warning
             return
         values = {name: getattr(value, 'array', value)  # the array of a Variable
                   for name, value in self.observation.items()}
         values = {name: value for name, value in values.items() if _is_number(value)}
-        # Save the names as bytes, since HDF5 cannot store text.
+        # Save the names as bytes, because HDF5 cannot store text.
         serializer('names', numpy.frombuffer(json.dumps(list(values)).encode(), numpy.uint8))
         for i, value in enumerate(values.values()):
             serializer(str(i), value)
@@ -247,7 +249,7 @@ def observation_state(module: Any) -> None:
 
 
 def is_deserializer(serializer: Any) -> bool:
-    """Return whether a serializer loads."""
+    """Return whether a serializer loads a file."""
     from chainer import serializer as module
 
     return isinstance(serializer, module.Deserializer)
@@ -273,7 +275,7 @@ def _load_number(serializer: Any, key: str, value: Any) -> Any:
     if saved is None:  # None was saved, or the serializer ignores missing values
         return value
     saved = numpy.asarray(saved)
-    # Python's numbers have these dtypes. Keep others, since they determine how sums are rounded.
+    # Python numbers have these dtypes. Keep other dtypes, which determine how sums are rounded.
     return saved.item() if saved.dtype in (int, float) and not saved.ndim else saved[()]
 
 

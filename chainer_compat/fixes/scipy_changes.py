@@ -28,9 +28,9 @@ def lazy_scipy() -> dict[str, str]:
 
 @patch('chainer.functions.math.sparse_matmul')
 def sparse_float16(sparse_matmul: Any) -> None:
-    """All versions: SciPy does not support sparse float16, so compute in float32.
+    """All versions: SciPy does not support sparse float16, so F.sparse_matmul failed.
 
-    The result of F.sparse_matmul is still float16, rounded once.
+    Now it computes in float32 and rounds the result to float16 once.
     """
     multiply = sparse_matmul._coo_matmul_cpu
 

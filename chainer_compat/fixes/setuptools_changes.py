@@ -5,10 +5,10 @@ from chainer_compat.patching.registry import edit
 
 @edit('chainer._environment_check')
 def dependency_check() -> dict[str, str]:
-    """All versions: pkg_resources is slow to import and deprecated; newer setuptools lack it.
+    """All versions: pkg_resources is slow to import, deprecated, and absent in new setuptools.
 
     The check warned about every CuPy version other than 7. It is not needed to detect duplicate
-    installations of CuPy, since CuPy itself now warns about them.
+    installations of CuPy, because CuPy itself now warns about them.
     """
     return {
         'import pkg_resources': '',

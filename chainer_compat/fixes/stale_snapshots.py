@@ -1,4 +1,4 @@
-"""Removal of stale snapshots, by a process other than the one that takes them."""
+"""Removal of stale snapshots by a process other than the one that takes them."""
 
 import dataclasses
 import os
@@ -6,7 +6,7 @@ import os
 
 @dataclasses.dataclass
 class Removal:
-    """A function without arguments that removes all but the newest snapshots; can be pickled."""
+    """A picklable function without arguments that removes all but the newest snapshots."""
 
     filename: str
     outdir: str

@@ -1,1 +1,1 @@
-"""Chainer's computational graph: calls of functions and links with less time in Python."""
+"""Chainer's computational graph, with less Python overhead for calls of functions and links."""

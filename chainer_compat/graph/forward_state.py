@@ -1,4 +1,4 @@
-"""State that a forward pass may read and change, so that it can be repeated, or undone."""
+"""State that a forward pass may read and change, so that the pass can be repeated or undone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import chainer
 import numpy as np
 
 _CONTAINERS = list, dict, set, collections.deque
-#: Larger arrays, in bytes, are compared with their last copy, because they rarely change.
+#: Arrays of at least this many bytes are compared with their last copy, because they rarely change.
 _LARGE = 2**20
 
 _Array: TypeAlias = Any  # of NumPy or CuPy
@@ -24,14 +24,14 @@ _Setting: TypeAlias = tuple[Callable[[Any], object], Any]
 
 
 class ForwardState:
-    """The state of links, and of random number generators, at the time of creation.
+    """The state of links and random number generators at the time of creation.
 
     The state of a link consists of its attributes and its hooks' attributes: numbers, arrays,
-    Variables, generators of random numbers, other links, and lists, dicts, sets and deques of
+    Variables, random number generators, other links, and lists, dicts, sets and deques of
     these. Arrays and containers are copied. Parameters and objects of other classes are not.
 
-    The generators belong to NumPy, ``random`` and, if it is loaded, PyTorch. The state of CuPy's
-    generator cannot be read.
+    The global generators of NumPy, ``random`` and, if it is loaded, PyTorch are included. The state
+    of CuPy's generator cannot be read.
 
     Args:
         links: The links. Links among their attributes are included.
@@ -50,16 +50,16 @@ class ForwardState:
         self._arrays: dict[int, tuple[_Array, _Array]] = {}
         self._generators = global_generators()
         self._visit_all([*self._links, *chainer._get_link_hooks().values()])
-        self._previous = None  # else all states would stay in memory
+        self._previous = None  # otherwise, all states would stay in memory
 
     def add(self, link: chainer.Link) -> None:
-        """Add the present state of another link, unless it is here already."""
+        """Add the current state of another link, unless it is already included."""
         if id(link) not in self._visited:
             self._links.append(link)
             self._visit_all([link])
 
     def again(self) -> ForwardState:
-        """Return the present state of the same links."""
+        """Return the current state of the same links."""
         return ForwardState(self._links, self)
 
     def restore(self, keep_new_parameters: bool = False) -> None:
@@ -77,10 +77,10 @@ class ForwardState:
             for name in attributes.keys() - before.keys() - new:
                 del attributes[name]
             attributes.update((name, value) for name, value in before.items() if name not in new)
-        kept = {id(attributes.get(name)) for attributes, _ in self._attributes
-                for name in ('_params', '_children') if keep_new_parameters}
+        unchanged = {id(attributes.get(name)) for attributes, _ in self._attributes
+                     for name in ('_params', '_children') if keep_new_parameters}
         for key, (container, elements) in self._containers.items():
-            if key not in kept and not _is_same(container, elements):
+            if key not in unchanged and not _is_same(container, elements):
                 container.clear()
                 (container.update if isinstance(container, dict | set) else container.extend)(
                     elements)
@@ -93,7 +93,7 @@ class ForwardState:
             set_state(state)
 
     def _visit_all(self, values: Collection[Any]) -> None:
-        kinds: set[Any] = {*map(type, values)}  # few, even if there are many values
+        kinds: set[Any] = {*map(type, values)}  # few types, even if there are many values
         methods = {kind: _method(kind) for kind in kinds}
         if any(methods.values()):
             for value in values:
@@ -124,7 +124,7 @@ class ForwardState:
             self._generators.append(((lambda state: setattr(x, 'state', state)), x.state))
         elif isinstance(x, random.Random):
             self._generators.append((x.setstate, x.getstate()))
-        else:  # RandomState or PyTorch's
+        else:  # a RandomState, or a generator of PyTorch
             self._generators.append((x.set_state, x.get_state()))
 
     def _add_array(self, x: _Array) -> None:
@@ -141,7 +141,7 @@ class _Calls(chainer.LinkHook):
     """Adds links to a state when they are called."""
 
     def __init__(self, state: ForwardState) -> None:
-        self.name = f'chainer_compat {id(self)}'  # unique, since hooks can be nested
+        self.name = f'chainer_compat {id(self)}'  # unique, because hooks can be nested
         self._state = state
 
     def forward_preprocess(self, args: Any) -> None:
@@ -150,7 +150,7 @@ class _Calls(chainer.LinkHook):
 
 @contextlib.contextmanager
 def state_before(func: Callable[..., Any]) -> Iterator[ForwardState]:
-    """Yield the state of the links that a function uses: its owner, and links called inside.
+    """Yield the state of the links that a function uses: its owner, and the links that it calls.
 
     The state of each link is captured before its first call.
     """
@@ -174,7 +174,7 @@ def global_generators() -> list[_Setting]:
 
 @functools.lru_cache(4096)
 def _method(kind: type) -> Callable[[ForwardState, Any], None] | None:
-    """Return the method for objects of a class; ``None`` if they hold no state."""
+    """Return the method that adds objects of a class; ``None`` if they hold no state."""
     torch = sys.modules.get('torch')
     kinds: list[tuple[tuple[type, ...], Callable[[ForwardState, Any], None] | None]] = [
         ((chainer.Parameter, random.SystemRandom), None),
@@ -198,7 +198,7 @@ def _registered(attributes: dict[str, Any]) -> set[str]:
 def _is_same(container: Any, elements: Any) -> bool:
     """Return whether a container has these elements, in this order.
 
-    It compares identities, since elements may not support ``==``.
+    Elements are compared by identity, because they may not support ``==``.
     """
     if len(container) != len(elements):
         return False
@@ -210,7 +210,7 @@ def _is_same(container: Any, elements: Any) -> bool:
 
 
 def _is_equal(x: _Array, y: _Array) -> bool:
-    """Return whether arrays have the same bits."""
+    """Return whether two arrays are bitwise identical."""
     xp = chainer.backend.get_array_module(x)
     x, y = (xp.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (x, y))
     return bool((x == y).all())

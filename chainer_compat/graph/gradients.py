@@ -1,4 +1,4 @@
-"""Gradients with fewer passes over the memory, on CPUs. Results are bitwise identical."""
+"""Gradients with fewer passes over memory, on CPUs. Results are bitwise identical."""
 
 import functools
 from types import ModuleType
@@ -9,7 +9,7 @@ from chainer_compat.patching.registry import edit, patch
 
 @patch('chainer.functions.loss.softmax_cross_entropy')
 def softmax_gradient(module: ModuleType) -> None:
-    """All versions: the gradient of F.softmax_cross_entropy passed over the memory three times.
+    """All versions: the gradient of F.softmax_cross_entropy made three passes over memory.
 
     Results are bitwise identical.
     """
@@ -49,11 +49,11 @@ def _scaled(array: Any, is_valid: bool, scale: Any) -> Any:
 def slice_gradient() -> dict[str, str]:
     """All versions: the gradient of slices such as ``x[:, 1]`` was slow, due to ``numpy.add.at``.
 
-    Only arrays of indexes need it, since they can contain an index twice.
+    Only index arrays need it, because they can contain an index twice.
     """
     add = 'numpy.add.at(gx, slices, gy)'
     is_basic = ('all([type(s) in (int, slice, type(None), type(...)) or isinstance(s, '
                 'numpy.integer) for s in slices])')
-    # With add.at, the negative zero also becomes zero.
+    # With add.at, negative zeros also become zero.
     is_basic += ' and gx[slices].shape == gy.shape'
     return {f'    {add}\n': f'    gx.__setitem__(slices, gy + 0) if {is_basic} else {add}\n'}

@@ -16,7 +16,7 @@ _METHODS = 'params', 'namedparams'
 #: Chainer's methods, for each class that defines them.
 _ORIGINALS = {(cls, name): vars(cls)[name] for cls in (Link, Chain, ChainList) for name in _METHODS}
 
-#: The class, by its two methods.
+#: The class that defines each pair of methods.
 _KINDS: dict[tuple[object, ...], type] = {
     tuple([_ORIGINALS[cls, name] for name in _METHODS]): cls for cls in (Link, Chain, ChainList)}
 
@@ -45,10 +45,10 @@ def quick_cleargrads(original: Callable[[Any], None]) -> Callable[[Any], None]:
             return
         for param in params:
             if type(param) is Parameter and type(param._data[0]) is np.ndarray:
-                own = param.__dict__
-                if 'cleargrad' not in own:
-                    own['_grad_var'] = own['_grad'] = None
-                    own['_grad_valid'] = True
+                attributes = param.__dict__
+                if 'cleargrad' not in attributes:
+                    attributes['_grad_var'] = attributes['_grad'] = None
+                    attributes['_grad_valid'] = True
                     continue
             param.cleargrad()
 
@@ -56,7 +56,7 @@ def quick_cleargrads(original: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _add(link: Any, found: list[Any]) -> bool:
-    """Add the parameters of a link, unless it has a method of its own."""
+    """Add the parameters of a link to ``found``; return False if it overrides a method."""
     cls: Any = type(link)
     attributes = link.__dict__
     kind = _KINDS.get((getattr(cls, 'params', None), getattr(cls, 'namedparams', None)))
@@ -74,7 +74,7 @@ def _add(link: Any, found: list[Any]) -> bool:
 def _is_above_link(kind: type, cls: weakref.ref[type]) -> bool:
     """Return whether no class between ``kind`` and Link in the MRO overrides the methods.
 
-    Hold the user's class only weakly: its methods may refer to a dataset.
+    The class is only referenced weakly, because methods of a user's class may refer to a dataset.
     """
     above = super(kind, cls())
     return all([getattr(above, name) is _ORIGINALS[Link, name] for name in _METHODS])

@@ -1,4 +1,4 @@
-"""Chainer's computational graph spends less time per function."""
+"""Shims that reduce the overhead per function of Chainer's computational graph."""
 
 from types import ModuleType
 
@@ -7,7 +7,7 @@ from chainer_compat.patching.registry import edit, patch
 
 @patch('chainer')
 def quick_graph(module: ModuleType) -> None:
-    """All versions: ordinary calls of functions and links took several times longer in Python."""
+    """All versions: calls of functions and links had several times as much Python overhead."""
     from chainer_compat.graph import link_parameters, nodes
 
     module.FunctionNode.apply = nodes.quick_apply(module.FunctionNode.apply)
@@ -30,7 +30,7 @@ def device_of_backward() -> dict[str, str]:
 
 @edit('chainer._backprop')
 def gradients_within_backward() -> dict[str, str]:
-    """All versions: an outer ``backward`` overwrote gradients of a ``backward`` in a function.
+    """All versions: an outer ``backward`` overwrote gradients of a ``backward`` inside it.
 
     If a function called ``backward`` itself, as F.forget does, the outer ``backward`` overwrote the
     gradients of parameters that other functions also used.

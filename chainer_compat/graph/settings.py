@@ -1,4 +1,4 @@
-"""Settings of the program that decide how Chainer computes: ``np.seterr``, ``chainer.config``."""
+"""User settings that decide how Chainer computes: ``np.seterr``, ``chainer.config``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class OptionError(ValueError):
 
 
 class OptionWarning(UserWarning):
-    """Given if an option of ``chainer.config`` makes kernels slow."""
+    """Issued if an option of ``chainer.config`` makes kernels slow."""
 
 
 def raises_errors() -> bool:
-    """Return whether ``np.seterr`` asks for an error, or a call, that PyTorch does not support."""
+    """Return whether ``np.seterr`` requests an exception or a call, which PyTorch cannot make."""
     global _harmless
-    import numpy as np  # not when Python starts
+    import numpy as np  # not imported when Python starts
 
     setting = _reader()()
     if setting is _harmless:
@@ -29,17 +29,17 @@ def raises_errors() -> bool:
     return False
 
 
-#: A setting of ``np.seterr`` that raises no errors.
+#: The last setting of ``np.seterr`` that was found to raise no errors.
 _harmless: object = object()
 
 
 @functools.cache
 def _reader() -> Callable[[], object]:
-    """Return a function whose result stands for the setting of ``np.seterr`` in this thread."""
+    """Return a function whose result identifies the setting of ``np.seterr`` in this thread."""
     try:
         from numpy._core._ufunc_config import (  # type: ignore[attr-defined]
             _extobj_contextvar,
         )
-    except ImportError:  # NumPy 1: each result is another one
+    except ImportError:  # NumPy 1: each result is a new object
         return object
     return functools.partial(_extobj_contextvar.get, None)

@@ -1,4 +1,4 @@
-"""Checks of the types of a function's inputs, once for each signature.
+"""Type checks of function inputs, once per signature.
 
 ``check_type_forward`` of most functions depends only on the shapes and dtypes of the inputs, and on
 a few attributes of the function. Once it has accepted inputs, it is not called again for inputs
@@ -16,7 +16,7 @@ from chainer import FunctionNode
 Array: TypeAlias = Any  # of NumPy or CuPy
 Check: TypeAlias = Any  # the function ``check_type_forward`` of a class
 
-#: By class, in ``chainer.functions``: attributes that ``check_type_forward`` reads.
+#: By class in ``chainer.functions``: the attributes that ``check_type_forward`` reads.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     'activation.elu.ELU': (),
     'activation.leaky_relu.LeakyReLU': (),
@@ -93,8 +93,8 @@ def check(function: FunctionNode, arrays: Sequence[Array],
     """Check the types of the inputs, unless inputs with the same signature have been accepted.
 
     Args:
-        function: The function; the program must not have replaced its methods.
-        arrays: Its inputs, without memory layouts, or objects with their shapes and dtypes.
+        function: The function. User code must not have replaced its methods.
+        arrays: Its inputs without memory layouts, or objects with the same shapes and dtypes.
         variables: The inputs, if they are not arrays.
     """
     cls = type(function)
@@ -113,7 +113,7 @@ def check(function: FunctionNode, arrays: Sequence[Array],
 def attributes_of(cls: type[FunctionNode]) -> tuple[str, ...] | None:
     """Return the attributes on which the type check of a class depends, besides the inputs.
 
-    ``None`` if they are unknown, or not hashable.
+    The result is ``None`` if the attributes are unknown or not hashable.
     """
     if cls.check_type_forward is _nothing:
         return ()
@@ -127,7 +127,7 @@ def check_signature(function: FunctionNode, signature: Hashable,
     try:
         if signature in _accepted:
             return
-    except TypeError:  # an option without a hash, such as an array as axis
+    except TypeError:  # an unhashable option, such as an array as axis
         function._check_data_type_forward(tuple([x._data[0] for x in variables]))
         return
     function._check_data_type_forward(tuple([x._data[0] for x in variables]))
@@ -138,7 +138,7 @@ def check_signature(function: FunctionNode, signature: Hashable,
 
 def _signature(cls: type[FunctionNode], function: FunctionNode, arrays: Sequence[Array]
                ) -> Hashable | None:
-    """Return the signature that the check depends on; ``None`` if it is not known."""
+    """Return the signature that the check depends on; ``None`` if it is unknown."""
     known = _checks.get(cls)
     if known is None:
         known = _known(cls)
@@ -162,7 +162,7 @@ def _signature(cls: type[FunctionNode], function: FunctionNode, arrays: Sequence
 
 
 def _known(cls: type[FunctionNode]) -> tuple[Check, tuple[str, ...]] | None:
-    """Return the check of a class of Chainer, and the attributes that it reads."""
+    """Return the type check of a Chainer class, and the attributes that it reads."""
     if not cls.__module__.startswith('chainer.functions.'):
         return None
     name = f'{cls.__module__}.{cls.__qualname__}'.removeprefix('chainer.functions.')

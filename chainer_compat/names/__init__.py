@@ -1,1 +1,1 @@
-"""Names that NumPy and Python removed, and old programs use."""
+"""Names that NumPy, CuPy and Python removed, but that existing programs use."""

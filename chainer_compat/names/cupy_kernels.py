@@ -1,4 +1,4 @@
-"""Kernels of programs for old versions of CuPy: functions that compile them, and their sources."""
+"""Kernels written for old versions of CuPy: functions that compile them, and source fixes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 def compile_with_cache(source: str, options: Iterable[str] = (), arch: str | None = None,
                        cache_dir: str | None = None, extra_source: str | None = None,
                        backend: str = 'nvrtc', **others: Any) -> Any:
-    """Return the module of a CUDA source. CuPy chooses the folder of its cache."""
+    """Compile CUDA source code. ``cache_dir`` is ignored: CuPy chooses the folder of its cache."""
     options = tuple(options)
     if '#include' in source:
         core: Any = importlib.import_module('cupy._core.core')
@@ -30,15 +30,15 @@ def headers_differ() -> bool:
 
 
 def get_cache_dir() -> str:
-    """Return the folder of compiled kernels."""
+    """Return the folder in which CuPy caches compiled kernels."""
     return os.environ.get('CUPY_CACHE_DIR', os.path.expanduser('~/.cupy/kernel_cache'))
 
 
 def with_old_sources(compile_source: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that also compiles kernels for CuPy < 14 by CuPy >= 14.
+    """Return a function with which CuPy >= 14 also compiles kernels written for CuPy < 14.
 
-    It only declares ``float16`` in carray.cuh, and compiles as C++17: its headers require this,
-    and the keyword ``register`` is an error.
+    In CuPy >= 14, carray.cuh only declares ``float16``, so the header that defines it is added.
+    CuPy's headers require C++17, in which the keyword ``register`` is an error, so it is removed.
     """
 
     @functools.wraps(compile_source)

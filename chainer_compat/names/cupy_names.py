@@ -1,6 +1,6 @@
 """Names of CuPy 1 to 12 that CuPy removed: ``CHAINER_COMPAT_NAMES=all`` restores them.
 
-Nothing is imported or defined before a program uses a name. Names that CuPy has are not replaced.
+Nothing is imported or defined until a name is used. Names that CuPy still has are not replaced.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from chainer_compat.names import cupy_kernels
 from chainer_compat.names.cupy_table import (
     ARGUMENTS,
     ELSEWHERE,
-    GONE,
     MODULES,
     NAMES,
+    REMOVED,
     UNDERSCORED,
 )
 from chainer_compat.patching import loader
 
 VARIABLE = 'CHAINER_COMPAT_NAMES'
-HINT = (f'{VARIABLE}=all restores what CuPy removed; set this environment variable to run old '
-        'programs unchanged.')
+HINT = (f'{VARIABLE}=all restores names that CuPy removed; set this environment variable to run '
+        'old code unchanged.')
 
 
-def _accepting(function: Callable[..., Any], arguments: dict[str, str | None]
+def _with_old_arguments(function: Callable[..., Any], arguments: dict[str, str | None]
                ) -> Callable[..., Any]:
-    """Return the function, which also accepts old names of its arguments."""
+    """Return a wrapper of ``function`` that also accepts the old names of its arguments."""
     try:
         known = set(inspect.signature(function).parameters)
     except ValueError:  # written in C
@@ -57,13 +57,14 @@ def _accepting(function: Callable[..., Any], arguments: dict[str, str | None]
 
 
 def current(name: str) -> str | None:
-    """Return the current name of a module of old versions.
+    """Return the current name of an old module.
 
     Args:
         name: Name of a module, such as ``cupy.core.core``.
 
     Returns:
-        The current name, such as ``cupy._core.core``; None if ``name`` is not an old one.
+        The current name, such as ``cupy._core.core``; ``None`` if ``name`` is not an old
+            module.
     """
     if name in MODULES:
         return MODULES[name]
@@ -77,30 +78,30 @@ def current(name: str) -> str | None:
     return moved if package else None
 
 
-def instead(*names: str | None) -> str | None:
+def _advice(*names: str | None) -> str | None:
     """Return advice on a name that has no equivalent.
 
     Args:
-        names: The name as a program writes it, and the current name.
+        names: The name that the user wrote, and the current name.
 
     Returns:
-        A sentence, or None.
+        A sentence, or ``None``.
     """
-    return next((advice for pattern, advice in GONE.items()
+    return next((advice for pattern, advice in REMOVED.items()
                  if any(name and fnmatch.fnmatchcase(name, pattern) for name in names)), None)
 
 
 def find_path(path: str) -> Any:
-    """Return a module, or an attribute of something.
+    """Return a module, or an object inside a module.
 
     Args:
-        path: For example ``cupy.cuda.nccl.available``.
+        path: Dotted path, such as ``cupy.cuda.nccl.available``.
 
     Returns:
-        The object.
+        The module or object.
 
     Raises:
-        ImportError: It does not exist.
+        ImportError: If it does not exist.
     """
     parent, _, name = path.rpartition('.')
     if not parent:
@@ -112,14 +113,14 @@ def find_path(path: str) -> Any:
         return vars(owner)[name]
     missing = vars(owner).get('__getattr__')
     try:
-        # CuPy 14 loads CUDA's libraries here, and not when their modules are imported.
+        # CuPy 14 loads CUDA libraries here, not when their modules are imported.
         return missing.find(name) if isinstance(missing, MissingName) else getattr(owner, name)
     except AttributeError:
         return importlib.import_module(path)
 
 
 def _find_quietly(path: str) -> Any:
-    """Return the object at a path; CuPy warns if its library is missing."""
+    """Return the object at a path, without CuPy's warning about a missing library."""
     if not path.endswith('.available'):
         return find_path(path)
     with warnings.catch_warnings():
@@ -132,15 +133,15 @@ used: dict[str, str] = {}
 
 
 def is_on() -> bool:
-    """Return whether the program asks for old names."""
+    """Return whether old names are to be restored."""
     return os.environ.get(VARIABLE) == 'all'
 
 
 class MissingName:
-    """Finds missing names of a module: its ``__getattr__``."""
+    """The ``__getattr__`` of a module, which finds its old names."""
 
     def __init__(self, module: ModuleType) -> None:
-        """Keep the function that the module has."""
+        """Store the original ``__getattr__`` of the module."""
         self.module = module
         self.find: Callable[[str], Any] = vars(module).get('__getattr__', self._raise)
 
@@ -149,7 +150,7 @@ class MissingName:
                              name=name, obj=self.module)
 
     def __call__(self, name: str) -> Any:
-        """Return the object of an old name; if names are not restored, the error says how."""
+        """Return the object of an old name; if names are not restored, the error explains how."""
         try:
             return self.find(name)
         except AttributeError as error:
@@ -161,17 +162,17 @@ class MissingName:
                     raise AttributeError(f'{error}\n{why}', name=None) from why
                 setattr(self.module, name, value)
                 old = f'{self.module.__name__}.{name}'
-                if path != old:  # a module, which is added when it is loaded
+                if path != old:  # otherwise, it is a module, which _load adds
                     used[old] = str(path)
                 return value
-            advice = HINT if path is not None else instead(f'{self.module.__name__}.{name}')
+            advice = HINT if path is not None else _advice(f'{self.module.__name__}.{name}')
             if advice is None or name.startswith('__'):
                 raise
             # name=None: otherwise, Python appends a similar name to the last line.
             raise AttributeError(f'{error}\n{advice}', name=None) from None
 
     def _path(self, name: str) -> str | int | None:
-        """Return where an old name is now, or its value."""
+        """Return the current path of an old name, or its value."""
         module = self.module.__name__
         if name in NAMES.get(module, ()):
             return NAMES[module][name]
@@ -182,7 +183,7 @@ class MissingName:
 
 
 _COMPLETED = {
-    *NAMES, *UNDERSCORED, *ARGUMENTS, *(name.rpartition('.')[0] for name in [*MODULES, *GONE])}
+    *NAMES, *UNDERSCORED, *ARGUMENTS, *(name.rpartition('.')[0] for name in [*MODULES, *REMOVED])}
 
 
 def _package(module: str) -> str:
@@ -194,10 +195,10 @@ def _has_old_names(module: str) -> bool:
 
 
 def complete(module: ModuleType) -> None:
-    """Let a CuPy module find its old names. Idempotent.
+    """Make a CuPy module find its old names. Idempotent.
 
     Args:
-        module: The module, which has been executed.
+        module: The module, after execution.
     """
     names, here = vars(module), module.__name__
     if not isinstance(names.get('__getattr__'), MissingName):
@@ -209,7 +210,7 @@ def complete(module: ModuleType) -> None:
         *classes, name = function.split('.')
         owner = getattr(module, classes[0], None) if classes else module
         if hasattr(owner, name):
-            setattr(owner, name, _accepting(getattr(owner, name), arguments))
+            setattr(owner, name, _with_old_arguments(getattr(owner, name), arguments))
     if here == 'cupy.cuda.compiler' and cupy_kernels.headers_differ():
         names['_compile_module_with_cache'] = cupy_kernels.with_old_sources(
             names['_compile_module_with_cache'])
@@ -220,9 +221,9 @@ _RESTORED = '_chainer_compat_restored'
 
 
 def _keep_functions(old: str, package: ModuleType) -> None:
-    """Let modules be imported that have the name of a function.
+    """Register old modules that have the same name as a function, so the function is kept.
 
-    Otherwise, ``import cupy.fft.fft`` would set ``cupy.fft.fft``, the function, to the module.
+    Otherwise, ``import cupy.fft.fft`` would replace the function ``cupy.fft.fft`` with the module.
     """
     for child in UNDERSCORED.get(package.__name__, ()):
         moved = sys.modules.get(f'{package.__name__}._{child}')
@@ -231,11 +232,11 @@ def _keep_functions(old: str, package: ModuleType) -> None:
 
 
 def _load(old: str, now: str) -> ModuleType:
-    """Return the module that replaces an old one."""
+    """Return the module that replaces an old module."""
     try:
         module: ModuleType = find_path(now)
     except ModuleNotFoundError as error:
-        why = instead(old, now) or error
+        why = _advice(old, now) or error
         raise ModuleNotFoundError(f'No module named {old!r}\n{why}') from error
     _keep_functions(old, module)
     used[old] = now
@@ -243,7 +244,7 @@ def _load(old: str, now: str) -> ModuleType:
 
 
 def _is_import() -> bool:
-    """Return whether Python imports a module; false if a program only asks whether it exists."""
+    """Return whether Python is importing a module, not only checking whether it exists."""
     frame = sys._getframe()
     while frame.f_code.co_name != '_find_spec' and frame.f_back is not None:
         frame = frame.f_back
@@ -251,22 +252,22 @@ def _is_import() -> bool:
 
 
 def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
-    """Return the spec of an old module, or of one that has old names.
+    """Return the spec of an old module, or of a module that has old names.
 
     Args:
-        asking: The finder that Python has asked.
+        asking: The finder that Python called.
         name: Name of the module.
-        path: Folders of its package.
-        target: The module, if it is loaded again.
+        path: Folders of the parent package.
+        target: The module, if it is being reloaded.
 
     Returns:
-        The spec, or None if other finders know the module.
+        The spec, or ``None`` to let other finders find the module.
 
     Raises:
-        ModuleNotFoundError: The module is an old one, and not restored.
+        ModuleNotFoundError: If the module is an old one and old names are not restored.
     """
     now = current(name)
-    if now is None and name not in GONE and not _has_old_names(name):
+    if now is None and name not in REMOVED and not _has_old_names(name):
         return None
     parent = name.rpartition('.')[0]
     if not parent or getattr(sys.modules.get(parent), '__name__', parent) == parent:
@@ -279,18 +280,18 @@ def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | No
                 complete(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        if spec is not None or (now is None and name not in GONE):
+        if spec is not None or (now is None and name not in REMOVED):
             return spec
     if now is not None and is_on():
         return ModuleSpec(name, loader.MovedLoader(functools.partial(_load, name, now)))
     if not _is_import():
         return None
     # Omit name=: otherwise, ``from cupy import core`` does not show the message.
-    raise ModuleNotFoundError(f'No module named {name!r}\n{GONE.get(name, HINT)}')
+    raise ModuleNotFoundError(f'No module named {name!r}\n{REMOVED.get(name, HINT)}')
 
 
 class CupyFinder:
-    """Finds CuPy's modules as usual, and old ones, where ``ChainerFinder`` is not used."""
+    """Finds current and old modules of CuPy if ``ChainerFinder`` is not used."""
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -299,7 +300,7 @@ class CupyFinder:
 
 
 def restore() -> None:
-    """Restore the names of modules that the program has already imported."""
+    """Restore the names of modules that have already been imported."""
     for name, module in list(sys.modules.items()):
         if _has_old_names(name) and module.__name__ == name:
             complete(module)

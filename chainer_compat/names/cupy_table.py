@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Old modules, and where they are now. Modules below them have moved with them.
+#: Old modules and their current names. Their submodules have moved with them.
 MODULES = {
     **{f'cupy.{name}': f'cupy._{name}' for name in (
         'binary', 'core', 'creation', 'indexing', 'io', 'logic', 'manipulation', 'math', 'misc',
@@ -28,7 +28,7 @@ MODULES = {
     'cupy_backends.cuda.libs.profiler': 'cupy.cuda.profiler',
 }
 
-#: By package: its modules whose names now begin with an underscore.
+#: By package: the modules whose names now begin with an underscore.
 UNDERSCORED = {package: modules.split() for package, modules in {
     'cupy.fft': 'config fft',
     'cupy.lib': 'polynomial',
@@ -59,8 +59,8 @@ _RUNTIME: dict[str, str | int] = {
     'errorInvalidValue': 1, 'errorMemoryAllocation': 2,
 }
 
-#: Maps the current name of a module to its old names: each with the path of its replacement, or
-#: its value.
+#: Maps the current name of a module to its old names. Each has the path of its replacement, or its
+#: value.
 NAMES: dict[str, dict[str, str | int]] = {
     'cupy': {
         'bool': 'builtins.bool', 'complex': 'builtins.complex', 'float': 'builtins.float',
@@ -126,11 +126,11 @@ NAMES: dict[str, dict[str, str | int]] = {
     'cupyx.scipy.special._statistics': {'ndtr': 'cupyx.scipy.special.ndtr'},
 }
 
-#: Packages in which to look for functions that moved out of their modules.
+#: By package: where to look for functions that have moved to a different module.
 ELSEWHERE = {'cupy._core': ('cupy._core', 'cupy'), 'cupy.testing': ('cupy.testing',)}
 
-#: Maps functions and methods to old arguments and their current names. None: the argument is
-#: ignored; ``.astype``: apply that method to the result.
+#: Maps functions and methods to old arguments and their current names. ``None`` means that the
+#: argument is ignored, ``.astype`` that this method is applied to the result.
 ARGUMENTS: dict[str, dict[str, dict[str, str | None]]] = {
     'cupy': {
         **{name: {'dtype': '.astype'} for name in (
@@ -143,8 +143,8 @@ ARGUMENTS: dict[str, dict[str, dict[str, str | None]]] = {
     'cupyx.scipy.sparse.linalg': {name: {'tol': 'rtol'} for name in ('cg', 'cgs', 'gmres')},
 }
 
-#: Patterns of names without an equivalent, and advice.
-GONE = {
+#: Patterns of names without an equivalent, and advice on them.
+REMOVED = {
     **dict.fromkeys(
         ('cupy.cuda.cudnn', 'cupy.cuda.cudnn_enabled', 'cupy.cudnn', 'cupyx.cudnn',
          'cupy_backends.cuda.libs.cudnn', 'cupyx.tools.install_library.install_cudnn'),
@@ -155,7 +155,7 @@ GONE = {
         'Use cupy itself, which has the functions of the array API standard.'),
     **dict.fromkeys(
         ('cupyx.fallback_mode', 'cupyx.fallback_mode.*'),
-        'Convert arrays with cupy.asnumpy if CuPy lacks a function.'),
+        'Convert arrays with cupy.asnumpy if CuPy does not have a function.'),
     **dict.fromkeys(
         ('cupy.cuda.texture.TextureReference', 'cupy_backends.cuda.api.driver.*[tT]exRef*'),
         'CUDA 12 has no texture references. Use cupy.cuda.texture.TextureObject.'),

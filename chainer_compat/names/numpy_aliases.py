@@ -1,6 +1,6 @@
-"""Names that NumPy removed since Chainer 7.8.1, such as ``np.float`` and ``np.product``.
+"""Names that NumPy has removed since Chainer 7.8.1, such as ``np.float`` and ``np.product``.
 
-Older programs use them; :func:`chainer_compat.restore_names` restores them.
+Existing programs use them; :func:`chainer_compat.restore_names` restores them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def asscalar(a: NDArray[Any]) -> Any:
 
 def in1d(ar1: ArrayLike, ar2: ArrayLike, assume_unique: bool = False, invert: bool = False,
          **options: Any) -> NDArray[np.bool_]:
-    """Return for each element of ``ar1``, in one dimension, whether ``ar2`` contains it."""
+    """Return a one-dimensional mask of the elements of ``ar1`` that ``ar2`` contains."""
     import numpy as np
 
     return np.isin(np.ravel(ar1), ar2, assume_unique, invert, **options)
@@ -72,7 +72,7 @@ def msort(a: ArrayLike) -> NDArray[Any]:
 
 def find_common_type(array_types: list[DTypeLike], scalar_types: list[DTypeLike]
                      ) -> np.dtype[Any] | None:
-    """Return the dtype of a result; scalars count only if their kind is higher."""
+    """Return the common dtype; scalar types count only if their kind is higher."""
     arrays, scalars = _smallest(array_types), _smallest(scalar_types)
     if arrays is None or scalars is None:
         return scalars if arrays is None else arrays
@@ -87,12 +87,12 @@ def find_common_type(array_types: list[DTypeLike], scalar_types: list[DTypeLike]
     return _smallest([scalars, arrays], _BY_SIZE.index(scalars.char))
 
 
-#: Characters of dtypes, and kinds of them, in the order in which they are tried.
+#: Characters and kinds of dtypes, in the order in which they are tried.
 _BY_SIZE, _KINDS = '?bBhHiIlLqQefdgFDGO', 'buifcSUVOMm'
 
 
 def _smallest(types: list[DTypeLike], start: int = 0) -> np.dtype[Any] | None:
-    """Return the first dtype to which all can be cast; a single one as it is."""
+    """Return the first dtype to which all ``types`` can be cast; a single type is unchanged."""
     import numpy as np
 
     found = [np.dtype(each) for each in types]
@@ -103,7 +103,7 @@ def _smallest(types: list[DTypeLike], start: int = 0) -> np.dtype[Any] | None:
 
 
 def issubsctype(arg1: Any, arg2: Any) -> bool:
-    """Return whether the scalar type of a dtype, type or array is a subclass of another one."""
+    """Return whether the scalar type of ``arg1`` is a subclass of the scalar type of ``arg2``."""
     return issubclass(obj2sctype(arg1), obj2sctype(arg2))
 
 
@@ -115,7 +115,7 @@ def issctype(rep: Any) -> bool:
 
 
 def issubclass_(arg1: Any, arg2: Any) -> bool:
-    """Return whether something is a subclass; false if it is not a class."""
+    """Return whether ``arg1`` is a subclass of ``arg2``; false if it is not a class."""
     try:
         return issubclass(arg1, arg2)
     except TypeError:
@@ -132,19 +132,19 @@ def obj2sctype(rep: Any, default: Any = None) -> Any:
         return rep.dtype.type
     try:
         return np.dtype(rep).type
-    except Exception:  # like the original function of NumPy
+    except Exception:  # like NumPy's original function
         return default
 
 
 def sctype2char(sctype: Any) -> str:
-    """Return the character of a scalar type."""
+    """Return the type character of a scalar type."""
     import numpy as np
 
     return np.dtype(obj2sctype(sctype)).char
 
 
 class Cast(dict[Any, Any]):
-    """The functions that convert to a dtype: ``np.cast[dtype](x)``."""
+    """Conversion functions by dtype: ``np.cast[dtype](x)``."""
 
     def __missing__(self, dtype: Any) -> Any:
         import numpy as np
@@ -170,7 +170,7 @@ def restore(numpy: ModuleType) -> None:
     """Restore the names that the environment variables request."""
     wanted = os.environ.get('CHAINER_COMPAT_NAMES', '')
     if wanted not in ('', '0', 'all'):
-        raise ValueError(f'CHAINER_COMPAT_NAMES is {wanted!r}: unset it, or set it to "all"')
+        raise ValueError(f"CHAINER_COMPAT_NAMES must be 'all', '0' or unset, not {wanted!r}.")
     if wanted == 'all' or variables.flag('CHAINER_COMPAT_NUMPY_ALIASES', False):
         _define_names(numpy)
     if wanted == 'all':
@@ -180,12 +180,12 @@ def restore(numpy: ModuleType) -> None:
 
 
 def _define_names(numpy: ModuleType) -> None:
-    """Define the names, replacing deprecated ones, which warn when they are used."""
+    """Define the names. Replace deprecated ones, which would warn when they are used."""
     found = vars(numpy)
     for old, new in BUILTINS.items():
         found.setdefault(old, getattr(builtins, new))
     for old, new in RENAMED.items():
-        if new in found:  # NumPy 1 has trapz and no trapezoid
+        if new in found:  # NumPy 1 has trapz but no trapezoid
             found[old] = found[new]
     found.update(CONSTANTS)
     found.update((function.__name__, function) for function in FUNCTIONS)
@@ -225,7 +225,7 @@ def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | No
 
 
 def extend_error(numpy: ModuleType) -> None:
-    """Mention the option in the AttributeError for a name that it restores."""
+    """Make NumPy's AttributeError mention the option, for names that it restores."""
     find = vars(numpy)['__getattr__']
 
     def find_or_explain(name: str) -> Any:
@@ -236,7 +236,7 @@ def extend_error(numpy: ModuleType) -> None:
                 raise
             # name=None: otherwise, Python appends a similar name to the last line.
             raise AttributeError(
-                f'{error}\nCHAINER_COMPAT_NAMES=all restores what NumPy and Python removed; set '
-                'this environment variable to run old programs unchanged.', name=None) from None
+                f'{error}\nCHAINER_COMPAT_NAMES=all restores names that NumPy and Python removed; '
+                'set this environment variable to run old code unchanged.', name=None) from None
 
     vars(numpy)['__getattr__'] = find_or_explain

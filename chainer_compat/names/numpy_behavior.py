@@ -1,6 +1,6 @@
-"""Behavior of NumPy until 2.3 that it now rejects: ``CHAINER_COMPAT_NAMES=all`` restores it.
+"""Calls that NumPy accepted up to 2.3 and now rejects: ``CHAINER_COMPAT_NAMES=all`` allows them.
 
-Methods are set in the types of NumPy themselves, so that arrays of all libraries have them.
+Methods are set on NumPy's types themselves, so that all arrays have them, in all libraries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE of CPython
-POINTERS_BEFORE_FLAGS = 19  # fields of PyTypeObject between the head of all objects and tp_flags
+POINTERS_BEFORE_FLAGS = 19  # fields of PyTypeObject between PyObject_HEAD and tp_flags
 
 
 def restore(numpy: ModuleType) -> None:
@@ -50,7 +50,7 @@ def _set_methods(cls: type, methods: dict[str, Method]) -> None:
 
 @contextmanager
 def _mutable(cls: type) -> Iterator[None]:
-    """Let Python set attributes of a type that is written in C."""
+    """Make the attributes of a type that is written in C writable."""
     pointer = ctypes.sizeof(ctypes.c_void_p)
     address = id(cls) + object.__basicsize__ + POINTERS_BEFORE_FLAGS * pointer
     flags = ctypes.c_ulong.from_address(address)
@@ -67,7 +67,7 @@ def _mutable(cls: type) -> Iterator[None]:
 
 
 def _of_one_element(number: type, convert: Method) -> Method:
-    """Return a method that converts arrays of one element to a Python number."""
+    """Return a method that converts arrays with one element to a Python number."""
     def convert_one(self: Array) -> Any:
         return number(self.item()) if self.size == 1 else convert(self)
 
@@ -86,12 +86,12 @@ def itemset(self: Array, *args: Any) -> None:
 
 
 def newbyteorder(self: Array, new_order: str = 'S') -> Array:
-    """Return the array with the same bytes in another order."""
+    """Return a view of the same bytes with a different byte order."""
     return self.view(self.dtype.newbyteorder(new_order))  # type: ignore[arg-type]
 
 
 def ptp(self: Array, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    """Return the difference of maximum and minimum."""
+    """Return the difference between the maximum and the minimum."""
     import numpy as np
 
     return np.ptp(self, axis, out, keepdims)
@@ -107,8 +107,8 @@ METHODS: dict[str, Method] = {
 SCALAR_METHODS = {name: METHODS[name] for name in ('newbyteorder', 'tostring')}
 
 
-def _creating(function: Method) -> Method:
-    """Make arrays of objects of unequal lists; ``copy=False`` copies where it is necessary."""
+def _with_object_arrays(function: Method) -> Method:
+    """Make object arrays of lists with unequal lengths; copy for ``copy=False`` if necessary."""
 
     def create(*args: Any, **options: Any) -> Any:
         import numpy as np
@@ -129,7 +129,7 @@ def _creating(function: Method) -> Method:
 
 
 def _from_string(function: Method) -> Method:
-    """Without ``sep``, read the bytes of the elements."""
+    """Wrap ``fromstring`` to read the elements from raw bytes if ``sep`` is empty."""
 
     def from_string(string: Any, dtype: DTypeLike = float, count: int = -1, *args: Any,
                     sep: str = '', **options: Any) -> Array:
@@ -156,7 +156,7 @@ def _renamed(old: str, new: str) -> Callable[[Method], Method]:
 
 
 WRAPPERS: dict[str, Callable[[Method], Method]] = {
-    **dict.fromkeys(('array', 'asanyarray', 'asarray'), _creating),
+    **dict.fromkeys(('array', 'asanyarray', 'asarray'), _with_object_arrays),
     **dict.fromkeys(('percentile', 'quantile', 'nanpercentile', 'nanquantile'),
                     _renamed('interpolation', 'method')),
     'fromstring': _from_string,

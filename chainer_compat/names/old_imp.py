@@ -1,4 +1,4 @@
-"""The functions of ``imp`` that programs use; Python 3.12 removed the module."""
+"""Functions of the module ``imp``, which Python 3.12 removed, for existing programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ source_from_cache = importlib.util.source_from_cache
 
 
 def get_tag() -> str | None:
-    """Return the tag of this Python in the names of .pyc files."""
+    """Return the tag that this Python uses in the names of .pyc files."""
     return sys.implementation.cache_tag
 
 
@@ -58,7 +58,7 @@ def find_module(name: str, path: list[str] | None = None
 
 def load_module(name: str, file: IO[str] | IO[bytes] | None, filename: str | None,
                 details: Description) -> ModuleType:
-    """Load a module that ``find_module`` found; load it again if it is loaded."""
+    """Load a module that ``find_module`` found; reload it if it is already loaded."""
     if filename is None:
         return importlib.import_module(name)
     if details[2] == PKG_DIRECTORY:
@@ -72,7 +72,7 @@ def load_package(name: str, path: str) -> ModuleType:
 
 
 def load_source(name: str, pathname: str, file: IO[str] | None = None) -> ModuleType:
-    """Load a module from a file, whatever its suffix; load it again if it is loaded."""
+    """Load a module from a file with any suffix; reload it if it is already loaded."""
     loader = None  # chosen by the suffix
     if not pathname.endswith(tuple(suffix for suffix, _, _ in get_suffixes())):
         loader = importlib.machinery.SourceFileLoader(name, pathname)
@@ -97,12 +97,12 @@ load_compiled = load_source
 
 
 def acquire_lock() -> None:
-    """Do nothing: Python has locked each module by itself since 3.3."""
+    """Do nothing: since Python 3.3, each module has a separate lock."""
 
 
 release_lock = acquire_lock
 
 
 def lock_held() -> bool:
-    """Return false: there is no lock of all imports."""
+    """Return false: there is no global import lock."""
     return False

@@ -1,4 +1,4 @@
-"""Names that Python removed and old programs use: ``CHAINER_COMPAT_NAMES=all`` restores them."""
+"""Names that Python removed: ``CHAINER_COMPAT_NAMES=all`` restores them for existing programs."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class ArgSpec(NamedTuple):
 
 
 def getargspec(func: Any) -> ArgSpec:
-    """Return the arguments of a function without keyword-only ones."""
+    """Return the arguments of a function that has no keyword-only arguments or annotations."""
     full = inspect.getfullargspec(inspect.unwrap(func))
     if full.kwonlyargs or full.annotations:
         raise ValueError(f'{func!r} has annotations or keyword-only arguments: '
-                         'use inspect.signature or inspect.getfullargspec')
+                         'use inspect.signature or inspect.getfullargspec.')
     return ArgSpec(full.args, full.varargs, full.varkw, full.defaults)
 
 
-#: By module: the names, and what stands for them now.
+#: By module: the names, and their current equivalents.
 NAMES: dict[Any, dict[str, Any]] = {
     base64: {'decodestring': base64.decodebytes, 'encodestring': base64.encodebytes},
     collections: {name: getattr(abc, name) for name in abc.__all__ if name != 'Buffer'},

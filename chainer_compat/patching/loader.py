@@ -1,8 +1,8 @@
 """The loader that applies shims while a Chainer module is imported.
 
-Chainer's .pyc files still contain the original. Edited code has its own .pyc files, next to
-this package's. Where they cannot be written, it is compiled at every import, which is slow, so only
-the functions and classes that differ are compiled.
+Chainer's .pyc files still contain the original code. Edited code has separate .pyc files, next to
+those of this package. If they cannot be written, the code is compiled at every import. Because
+this is slow, only the functions and classes that differ are compiled.
 """
 
 import importlib
@@ -24,7 +24,7 @@ BETWEEN = '\n\n\n'
 
 
 def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
-    """Return the spec of a Chainer module, with our loader; ``None`` if it has no shims."""
+    """Return the spec of a Chainer module, with a patching loader; ``None`` if it has no shims."""
     if name in moved:
         return ModuleSpec(name, MovedLoader(partial(importlib.import_module, moved[name])))
     if name not in edits and name not in patches:
@@ -59,15 +59,15 @@ class PatchingLoader(SourceFileLoader):
         if code is None:
             code = self._edited_code(fullname, importlib.util.decode_source(data), texts)
             if code is not None and not sys.dont_write_bytecode:
-                self.set_data(cache, key + marshal.dumps(code))  # no error if it is not allowed
+                self.set_data(cache, key + marshal.dumps(code))  # no error if that is not allowed
         return code
 
     def _cached(self, cache: str, key: bytes) -> CodeType | None:
-        """Return the code that an earlier process has compiled from the same texts."""
+        """Return the code that an earlier process compiled with the same edits, if any."""
         try:
             data = self.get_data(cache)
             code = marshal.loads(data[len(key):]) if data.startswith(key) else None
-        except (OSError, EOFError, ValueError, TypeError):  # a file that another program cut off
+        except (OSError, EOFError, ValueError, TypeError):  # a truncated file
             return None
         return code if isinstance(code, CodeType) else None
 
@@ -75,7 +75,7 @@ class PatchingLoader(SourceFileLoader):
         blocks = [(old, _edited(old, texts)) for old in source.split(BETWEEN)]
         if any(new != old and not _defines(old) for old, new in blocks):
             return self._compiled(new for _, new in blocks)
-        # Replace unchanged functions and classes by blank lines, to keep the line numbers.
+        # Replace unchanged functions and classes with blank lines to keep the line numbers.
         few = self._compiled('\n' * old.count('\n') if new == old and _defines(old) else new
                              for old, new in blocks)
         code = super().get_code(fullname)
@@ -92,14 +92,14 @@ class PatchingLoader(SourceFileLoader):
 
 
 class MovedLoader(Loader):
-    """Loads a module of an old version: the module that replaces it."""
+    """Loads the module that replaces a module of an old version."""
 
     def __init__(self, find: Callable[[], ModuleType]) -> None:
         """Use the module that ``find`` returns."""
         self.find = find
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the new module by the current one."""
+        """Replace the new module with the current one."""
         sys.modules[module.__name__] = self.find()
 
 
@@ -114,7 +114,7 @@ def _defines(block: str) -> bool:
 
 
 def _with_definitions(code: CodeType, few: CodeType) -> CodeType:
-    """Return ``code`` with the functions and classes replaced that are also in ``few``."""
+    """Return ``code``, but with the functions and classes of ``few`` where both have them."""
     found = {(c.co_name, c.co_firstlineno): c for c in few.co_consts if isinstance(c, CodeType)}
     return code.replace(co_consts=tuple(
         found.get((c.co_name, c.co_firstlineno), c) if isinstance(c, CodeType) else c

@@ -1,8 +1,8 @@
 """The registry of shims.
 
-A shim applies to modules of Chainer and is one of two kinds: it edits the source of a module
-before Python compiles it, or it patches the module after execution. Neither kind modifies CuPy,
-setuptools or any file, nor NumPy, apart from the error message of ``removed_aliases``.
+A shim applies to modules of Chainer. There are two kinds: some edit the source of a module before
+Python compiles it, others patch the module after execution. Shims do not modify files, CuPy,
+setuptools or NumPy, except that ``removed_aliases`` extends an error message of NumPy.
 
 Importing ``chainer_compat.shims`` fills the registry, and ``loader`` applies it.
 """
@@ -17,7 +17,7 @@ Patch = Callable[[ModuleType], None]
 
 edits: dict[str, list[Edit]] = {}
 patches: dict[str, list[Patch]] = {}
-#: Modules of old versions, which are now elsewhere.
+#: Names of modules of old versions, and their current names.
 moved: dict[str, str] = {}
 
 
@@ -25,9 +25,9 @@ def edit(*names: str) -> Callable[[Edit], Edit]:
     """Register a shim that edits the source of the modules ``names``.
 
     The shim is called without arguments when a module is imported, and returns a dictionary of
-    replacements, ``{}`` for versions that do not need any. Texts that are not found are ignored,
-    as Chainer may be patched already. Keep the number of lines, so that tracebacks, pdb and
-    inspect.getsource match the file. A text must not span several functions or classes.
+    replacements, or ``{}`` for versions that do not need any. Strings that are not found are
+    ignored, because Chainer may already be patched. Keep the number of lines, so that tracebacks,
+    pdb and inspect.getsource match the file. A string must not span several functions or classes.
     """
 
     def register(shim: Edit) -> Edit:
@@ -64,12 +64,12 @@ def modules_of(shim: Edit | Patch) -> list[str]:
 
 
 def is_active(shim: Any) -> bool:
-    """Return whether ``shim`` edits anything with the imported versions; true for patches."""
+    """Return whether ``shim`` edits anything with the imported packages; true for all patches."""
     return any(shim in shims for shims in patches.values()) or shim() != {}
 
 
 def version(name: str) -> tuple[int, int]:
-    """Return major and minor version of the package ``name``; (0, 0) if it is not imported.
+    """Return the major and minor version of the package ``name``; (0, 0) if it is not imported.
 
     Chainer imports NumPy and CuPy before any module that needs a shim.
     """

@@ -1,6 +1,6 @@
-"""Wrappers show the arguments of the function they call, including to inspect.getfullargspec.
+"""Wrappers that show the signature of the wrapped function, including to inspect.getfullargspec.
 
-Chainer wraps many functions when it is imported, so signatures are computed when they are needed.
+Many functions are wrapped when Chainer is imported, so signatures are only computed on demand.
 """
 
 import functools
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def wraps(function: Any) -> Callable[[Any], Any]:
-    """Do the same as functools.wraps, and set the signature."""
+    """Return a decorator like functools.wraps that also sets the signature."""
 
     def decorate(wrapper: Any) -> Any:
         wrapper = functools.wraps(function)(wrapper)

@@ -1,4 +1,4 @@
-"""Environment variables of this package, and the values of those that turn something on or off."""
+"""Environment variables of this package, and the values of those that are flags."""
 
 import os
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ KNOWN = frozenset({
     'CHAINER_COMPAT_NUMPY_ALIASES', 'CHAINER_FUSED_UPDATES', 'CHAINER_TORCH_COMPUTE_DTYPE',
     'CHAINER_USE_TORCH'})
 
-#: By value, in lower case.
+#: The meaning of each value, in lower case.
 FLAGS = {'1': True, 'true': True, 'yes': True, 'on': True,
          '0': False, 'false': False, 'no': False, 'off': False}
 
@@ -18,7 +18,7 @@ def flag(name: str, default: bool) -> bool:
     """Return a variable as a bool, or ``default`` if it is unset or empty.
 
     Raises:
-        ValueError: If it is neither in :data:`FLAGS`, in any case, nor a number.
+        ValueError: If the value is neither in :data:`FLAGS`, ignoring case, nor a number.
     """
     value = os.environ.get(name, '').strip().lower()
     if value in FLAGS:

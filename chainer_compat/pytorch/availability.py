@@ -1,4 +1,4 @@
-"""Availability of PyTorch, on the CPU and on a GPU, and the reason if it cannot be used."""
+"""Availability of PyTorch on the CPU and on GPUs, and the reason if it cannot be used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 @functools.cache
 def why_unavailable() -> str:
-    """Return why PyTorch cannot be used, ``''`` if it can. Imports PyTorch."""
+    """Return why PyTorch cannot be used, or ``''`` if it can. Imports PyTorch."""
     try:
         importlib.import_module('chainer_compat.pytorch.recording')
     except Exception as error:  # a broken installation can raise anything
@@ -18,7 +18,7 @@ def why_unavailable() -> str:
 
 
 def why_not_on_gpu(device: int) -> str:
-    """Return why convolutions on a GPU are slow, and the remedy; ``''`` if they are not.
+    """Return why convolutions on a GPU are slow, and the remedy; or ``''`` if they are fast.
 
     They are fast with PyTorch or cuDNN. Imports PyTorch.
 
@@ -36,10 +36,10 @@ def why_not_on_gpu(device: int) -> str:
         reason = gpu_arrays.why_not(device)
     return reason and (
         'convolutions on this GPU take several times as long as with PyTorch, because CuPy has no '
-        f'cuDNN and Chainer cannot use PyTorch ({reason}). Install a PyTorch for this version of '
-        'CUDA: see docs/torch_kernels.md')
+        f'cuDNN and Chainer cannot use PyTorch ({reason}). Install a PyTorch build for this '
+        'version of CUDA: see docs/torch_kernels.md')
 
 
 def is_imported() -> bool:
-    """Return whether a kernel has been called, so that PyTorch is imported."""
+    """Return whether PyTorch has been imported, which the first call of a kernel does."""
     return 'chainer_compat.pytorch.recording' in sys.modules

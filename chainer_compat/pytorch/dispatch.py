@@ -27,7 +27,7 @@ def default_mode() -> str:
     """Return the initial value of ``chainer.config.use_torch``.
 
     Raises:
-        ValueError: If the environment variable has another value.
+        ValueError: If the environment variable has an invalid value.
     """
     mode = os.environ.get('CHAINER_USE_TORCH') or 'auto'
     if mode not in MODES:
@@ -36,7 +36,7 @@ def default_mode() -> str:
 
 
 def advising(original: Callable[P, R]) -> Callable[P, R]:
-    """Return a convolution on a GPU that says once, in its first call, why it is slow."""
+    """Wrap a GPU convolution: its first call gives a warning, with the reason, if it is slow."""
     @functools.wraps(original)
     def convolve(*args: P.args, **kwargs: P.kwargs) -> R:
         from chainer import config
@@ -57,13 +57,14 @@ _has_advised = False
 
 def replace(module: ModuleType, name: str, kernel: str,
             is_worth_importing: Callable[..., bool] | None = None) -> None:
-    """Let a function call a kernel, and the original where the kernel does not apply.
+    """Make a function call a kernel, or the original where the kernel does not apply.
 
     Args:
         module: The module of the function.
-        name: A function, or a class and a method, of the module.
-        kernel: A module of this package and a function, with the arguments of the original.
-        is_worth_importing: As for :func:`with_kernel`.
+        name: The name of a function of the module, or of a class and its method.
+        kernel: The name of a module of ``kernels`` and its function, which takes the same arguments
+            as the original.
+        is_worth_importing: See :func:`with_kernel`.
     """
     *path, attribute = name.split('.')
     owner = functools.reduce(getattr, path, module)
@@ -72,9 +73,9 @@ def replace(module: ModuleType, name: str, kernel: str,
 
 def record_first(f: FunctionNode, inputs: Sequence[Any], local: dict[str, Any]
                  ) -> tuple[Variable, ...] | Exception | None:
-    """Import PyTorch at the first call of a function of Chainer's, then record that.
+    """Import PyTorch at the first call of a Chainer function, then record that call.
 
-    So later calls round like the first one, and resumed training is bitwise identical to
+    This way, later calls round like the first one, and resumed training is bitwise identical to
     uninterrupted training.
 
     Args:
@@ -83,7 +84,7 @@ def record_first(f: FunctionNode, inputs: Sequence[Any], local: dict[str, Any]
         local: The configuration of this thread.
 
     Returns:
-        As ``recording.record``.
+        Same as ``recording.record``.
     """
     import numpy as np
     from chainer import Variable
@@ -104,11 +105,13 @@ def record_first(f: FunctionNode, inputs: Sequence[Any], local: dict[str, Any]
 
 def with_kernel(name: str, is_worth_importing: Callable[..., bool] | None = None
                 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function that has a kernel, to call the kernel where it applies.
+    """Return a decorator that makes a function call a kernel where the kernel applies.
 
     Args:
-        name: A module of this package and a function, with the arguments of the decorated one.
-        is_worth_importing: Whether a call may import PyTorch; by default, every call may.
+        name: The name of a module of ``kernels`` and its function, which takes the same arguments
+            as the decorated function.
+        is_worth_importing: Function that returns whether a call may import PyTorch. By default,
+            every call may.
     """
     return lambda original: _dispatched(original, name, is_worth_importing)
 
@@ -128,7 +131,7 @@ def _dispatched(original: Callable[P, R], name: str,
     def function(*args: P.args, **kwargs: P.kwargs) -> R:
         local = config._local.__dict__  # like getattr(config, ...), in a third of the time
         mode = (local['use_torch'] if 'use_torch' in local
-                else getattr(global_config, 'use_torch', 'never'))  # never: without the patches
+                else getattr(global_config, 'use_torch', 'never'))  # 'never' without the patches
         if mode not in MODES:
             raise ValueError(
                 f'chainer.config.use_torch is {mode!r}. Use one of {", ".join(MODES)}.')
@@ -142,7 +145,7 @@ def _dispatched(original: Callable[P, R], name: str,
                 pass
             except (OptionError, OptionWarning):  # a warning that is turned into an error
                 raise
-            except Exception as error:  # invalid arguments, for which Chainer has other errors
+            except Exception as error:  # invalid arguments, for which Chainer raises other errors
                 failure = error
         result = original(*args, **kwargs)
         if failure is not None:

@@ -1,4 +1,4 @@
-"""PyTorch computes for Chainer, where it is installed."""
+"""Shims that make Chainer compute with PyTorch if it is installed."""
 
 from types import ModuleType
 from typing import Any
@@ -51,10 +51,10 @@ def fused_updates(module: ModuleType) -> None:
         return
     name = RULES[module.__name__]
     dispatch.replace(module, f'{name}.update_core_cpu', 'updates.update_core', _is_large_parameter)
-    one_pass.accept(getattr(module, name))  # again: it remembers the functions of the rule
+    one_pass.accept(getattr(module, name))  # again, because it stores the functions of the rule
 
 
-#: Elements of parameters for which an update imports PyTorch, which takes seconds.
+#: Number of elements from which an update imports PyTorch, which takes seconds.
 MANY = 1 << 22
 
 

@@ -1,1 +1,1 @@
-"""Updates of all parameters of a model in one pass, on the CPU and on a GPU."""
+"""Updates of all parameters of a model in one pass, on the CPU and on GPUs."""

@@ -1,4 +1,4 @@
-"""Update rules compute blocks of many parameters, or of a part of one, which stay in the cache.
+"""Updates in blocks that fit into the cache: many parameters, or a part of a parameter.
 
 Results are bitwise identical to updates of one parameter after another.
 """
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from chainer_compat.updates.update_groups import Array, Member
     from chainer_compat.updates.update_plans import Kept
 
-#: Elements of a block, whose temporary arrays should stay in the cache. Smaller ones spend more
-#: time in Python: for MomentumSGD of ResNet-50, 1 << 14 took twice as long.
+#: Number of elements of a block, whose temporary arrays should fit into the cache. Smaller blocks
+#: spend more time in Python: for ResNet-50 with MomentumSGD, 1 << 14 took twice as long.
 BLOCK = 1 << 17
 
-#: The same, of rules that have a formula, with one temporary array.
+#: The number for rules that have a formula, which uses one temporary array.
 BLOCK_OF_FORMULA = 1 << 16
 
 
 class Block:
-    """A part of a parameter, or several parameters, as update rules use it."""
+    """A part of a parameter, or several parameters, with the attributes that update rules read."""
 
     def __init__(self, data: Array, grad: Array) -> None:
         self.data = data
@@ -34,7 +34,7 @@ class Block:
 
 
 def length(formula: object) -> int:
-    """Return the elements of a block for a formula, or for a rule that has none."""
+    """Return the number of elements of a block, for a formula or a rule without a formula."""
     return BLOCK if formula is None else min(BLOCK, BLOCK_OF_FORMULA)
 
 
@@ -43,10 +43,10 @@ def update_group(rule: Any, members: list[Member], grads: list[Array], kept: Kep
     """Update parameters.
 
     Args:
-        rule: The rule of the first. The rules of all are equal.
-        members: Their arrays.
-        grads: Their gradients.
-        kept: What PyTorch's kernel has kept of these members.
+        rule: The rule of the first parameter. The rules of all parameters are identical.
+        members: The arrays of the parameters.
+        grads: The gradients of the parameters.
+        kept: What PyTorch's kernel has stored for these members.
     """
     formula = update_formulas.find(rule, members[0].dtype)
     blocks = _blocks(members, grads, length(formula))
@@ -58,7 +58,7 @@ def update_group(rule: Any, members: list[Member], grads: list[Array], kept: Kep
     try:
         for block, states in blocks:
             rule._state = dict(zip(names, states, strict=True))
-            rule.update_core_cpu.__wrapped__(rule, block)  # not PyTorch
+            rule.update_core_cpu.__wrapped__(rule, block)  # the original function, not PyTorch
     finally:
         rule._state = of_rule
 
@@ -67,7 +67,7 @@ def _blocks(members: list[Member], grads: list[Array], limit: int
             ) -> Iterator[tuple[Block, list[Array]]]:
     """Yield blocks of at most ``limit`` elements, and their states.
 
-    Changes of the arrays are written back when the next ones are asked for.
+    Changes to the arrays are written back when the next block is requested.
     """
     flats: list[list[Array]] = []  # arrays of small parameters: gradient, data and states
     size = 0

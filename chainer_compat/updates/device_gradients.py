@@ -1,4 +1,4 @@
-"""Clips gradients on a GPU, and finds those that are not finite, by one or two launches for all."""
+"""Clips gradients on a GPU and finds non-finite ones, with one or two launches for all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SOURCE = f'''
 struct Piece {{ long long start; int array; int size; }};
 const int THREADS = {THREADS};
 
-// The sum over the threads of a block, in an order that is always the same.
+// The sum over the threads of a block, in a fixed order.
 __device__ double sum_of_block(double x) {{
   __shared__ double sums[THREADS];
   sums[threadIdx.x] = x;
@@ -32,7 +32,7 @@ __device__ double sum_of_block(double x) {{
   return sums[0];
 }}
 
-// The block that ends last adds up the sums of all blocks.
+// The block that ends last adds the sums of all blocks.
 template <typename T>
 __device__ void rate(const Piece* pieces, void* const* grads, double* sums, unsigned int* n_done,
                      double threshold, double* rate) {{
@@ -89,12 +89,13 @@ extern "C" __global__ void find_{name}(const Piece* pieces, void* const* grads, 
 
 
 def clip(params: Iterable[Any], threshold: float) -> bool:
-    """Scale gradients so that their L2 norm is at most ``threshold``, without a synchronization.
+    """Scale gradients so that their L2 norm is at most ``threshold``, without synchronization.
 
-    The sum of squares is computed in float64, in an order that is always the same.
+    The sum of squares is computed in float64, in a fixed order.
 
     Returns:
-        Whether it was done: if all are contiguous arrays of one dtype on one GPU, and separate.
+        Whether the gradients were clipped. They must be contiguous arrays of the same dtype on the
+        same GPU that do not overlap.
     """
     grads = [param.grad for param in params]
     if not _fit_one_launch(grads) or not isinstance(threshold, int | float):
@@ -117,7 +118,8 @@ def are_finite(grads: Sequence[Array]) -> list[bool] | None:
     """Return whether each gradient is finite, after one synchronization.
 
     Returns:
-        ``None`` if they are not contiguous arrays of one dtype on one GPU.
+        A flag for each gradient; ``None`` if the gradients are not contiguous arrays of the same
+        dtype on the same GPU.
     """
     if not _fit_one_launch(grads):
         return None
@@ -154,7 +156,7 @@ def _function(name: str) -> Any:
 
 @functools.cache
 def _counter(place: elementwise.Place) -> Array:
-    """Return the counter of the blocks that have ended, which is zero between launches."""
+    """Return the counter of finished blocks, which is zero between launches."""
     from chainer.backends.cuda import cupy
 
     return cupy.zeros(1, np.uint32)

@@ -1,4 +1,4 @@
-"""On a GPU, one launch of a rule's kernel updates many parameters."""
+"""Updates of many parameters on a GPU with one launch of a rule's kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def update_group(rule: Any, members: list[Member], grads: list[Array],
                  loss_scale: float | None) -> None:
-    """Update parameters of one GPU, with one launch if the rule launches one kernel for each.
+    """Update parameters on one GPU, with one launch if the rule launches one kernel for each.
 
     Gradients are divided by the loss scale first.
     """
@@ -44,7 +44,7 @@ def update_group(rule: Any, members: list[Member], grads: list[Array],
 
 
 def cast(arrays: list[Any], results: list[Any]) -> list[Any]:
-    """Cast CuPy arrays of a dtype to arrays, or to new ones of a dtype, by one launch."""
+    """Cast CuPy arrays to given arrays, or to new arrays of given dtypes, with one launch."""
     from chainer.backends.cuda import cupy
 
     with cupy.cuda.Device(arrays[0].data.device_id):
@@ -57,6 +57,6 @@ def cast(arrays: list[Any], results: list[Any]) -> list[Any]:
 
 
 def _can_be_recorded(rule: Any) -> bool:
-    """Return whether all kernels are Chainer's; others would be launched instead of recorded."""
+    """Return whether all kernels are Chainer's. Others would be launched instead of recorded."""
     return all(value is None or type(value) is elementwise.Kernel
                for name, value in vars(type(rule)).items() if name.endswith('_kernel'))

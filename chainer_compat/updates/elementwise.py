@@ -1,7 +1,7 @@
 """Elementwise CuPy kernels, launched once for the arrays of many parameters.
 
-Chainer's update rules and hooks launch a kernel for each parameter. They make it by
-:func:`elementwise`, so that the call for one parameter can be recorded; :func:`launch` then builds
+Chainer's update rules and hooks launch a kernel for each parameter. They create the kernel with
+:func:`elementwise`, so that the call for one parameter can be recorded. Then :func:`launch` builds
 a kernel from the same source, which finds the arrays of all parameters in a table. Each block of
 threads works on a piece of one array.
 """
@@ -20,12 +20,12 @@ import numpy as np
 if TYPE_CHECKING:
     Array = Any  # of CuPy
 
-#: Elements of a piece, and threads that work on it.
+#: The number of elements of a piece, and of threads that work on it.
 LENGTH, THREADS = 4096, 256
 
 PIECE = np.dtype([('start', np.int64), ('array', np.int32), ('size', np.int32)])
 
-#: Names as in CuPy.
+#: CuPy's C types for dtypes.
 C_TYPES = {'float16': 'float16', 'float32': 'float', 'float64': 'double'}
 
 _SOURCE = '''
@@ -51,14 +51,14 @@ _recording = threading.local()
 class Argument(NamedTuple):
     """An argument of a kernel."""
 
-    dtype: str  # or a letter, as in 'T x'
+    dtype: str  # or a type letter, as in 'T x'
     name: str
     is_raw: bool
     is_input: bool
 
 
 class Kernel:
-    """A kernel that is called as CuPy's, or records the call."""
+    """A kernel that is called like CuPy's kernels, or records the call."""
 
     def __init__(self, in_params: str, out_params: str, operation: str, name: str) -> None:
         self._arguments = in_params, out_params, operation, name
@@ -67,7 +67,7 @@ class Kernel:
         self.parameters = [*_parameters(in_params, True), *_parameters(out_params, False)]
 
     def __call__(self, *args: Any) -> Any:
-        """Launch it, or record the arguments; return the last one, the only output."""
+        """Launch the kernel or record the call; return the last argument, the only output."""
         calls = getattr(_recording, 'calls', None)
         if calls is None:
             return self._of_cupy(*args)
@@ -88,7 +88,7 @@ Place = tuple[int, int, int]
 
 @functools.cache
 def elementwise(in_params: str, out_params: str, operation: str, name: str) -> Kernel:
-    """Return a kernel, with the arguments of ``chainer.backends.cuda.elementwise``."""
+    """Return a kernel; the arguments are the same as for ``chainer.backends.cuda.elementwise``."""
     return Kernel(in_params, out_params, operation, name)
 
 
@@ -106,23 +106,24 @@ def recorded() -> Iterator[list[Call]]:
 
 def launch(call: Call, first_arrays: Sequence[Array], arrays: Sequence[Sequence[Array]],
            divided: int | None = None, divisor: float = 1.) -> bool:
-    """Repeat the call for the first parameter, with the arrays of all parameters.
+    """Repeat a call for the first parameter with the arrays of all parameters.
 
     Args:
         call: The recorded call.
-        first_arrays: Arrays that the call may have got.
-        arrays: For each, the arrays of all parameters: C-contiguous, on the current device.
-            Shapes and dtypes are the same within a parameter, and dtypes among the parameters.
-        divided: The index of arrays that are divided first.
+        first_arrays: Arrays of the first parameter, which may be arguments of the call.
+        arrays: For each of these arrays, the arrays of all parameters. They must be C-contiguous
+            and on the current device. Arrays of the same parameter have the same size, and arrays
+            in the same row have the same dtype.
+        divided: The index of the row whose arrays are divided first.
         divisor: The divisor.
 
     Returns:
-        Whether it was launched, which is possible if all other arguments are numbers.
+        Whether the kernel was launched, which requires that all other arguments are numbers.
     """
     if len({id(array) for array in first_arrays}) < len(first_arrays):
-        return False  # a gradient that is the parameter's array: only the first may have that
+        return False  # the gradient is the parameter's array, maybe only for the first parameter
     kernel, args = call
-    places: list[int | None] = []  # in arrays; None: not an array
+    places: list[int | None] = []  # rows of arrays; None for other arguments
     dtypes: dict[str, str] = {}
     for parameter, arg in zip(kernel.parameters, args, strict=True):
         place = next((i for i, array in enumerate(first_arrays) if arg is array), None)
@@ -164,7 +165,7 @@ def _parameters(text: str, is_input: bool) -> Iterator[Argument]:
 
 
 def _scalar(value: Any, dtype: str) -> np.generic:
-    """Return a number as the kernel takes it: rounded to a dtype, but float16 in float32."""
+    """Return a number, rounded to a dtype, as a kernel argument; float16 is passed as float32."""
     rounded = np.dtype(dtype).type(value)
     return np.float32(rounded) if dtype == 'float16' else rounded
 
@@ -183,10 +184,10 @@ def source(kernel: Kernel, dtypes: dict[str, str], places: Sequence[int | None],
     """Return the CUDA source of a kernel.
 
     Args:
-        kernel: What to compute for an element.
-        dtypes: Of the letters.
+        kernel: The kernel, with the operation for one element.
+        dtypes: The dtypes of the type letters.
         places: For each parameter, its row in the table of addresses; ``None`` for a number.
-        divided: The parameter that is divided first, by one more number.
+        divided: The index of the parameter that is divided first. The divisor is one more argument.
     """
     types = ''.join(f'typedef {C_TYPES[dtypes[letter]]} {letter};\n' for letter in dtypes)
     scalars, before, elements = '', [], []
@@ -221,7 +222,7 @@ def _name(kernel: Kernel) -> str:
 
 
 def tables(arrays: Sequence[Sequence[Array]]) -> tuple[Array, Array]:
-    """Return the pieces, and the addresses of the arrays, on the current device."""
+    """Return the pieces and the addresses of the arrays, on the current device."""
     addresses = np.array([[x.data.ptr for x in row] for row in arrays], np.int64)
     place = current_place()
     return (_uploaded_pieces(place, tuple(x.size for x in arrays[0])),
@@ -242,13 +243,13 @@ def current_place() -> Place:
 def memory_of(array: Array) -> int:
     """Return a key that is the same for arrays that may overlap.
 
-    It is an address, since memory of other libraries has an object for each array.
+    It is an address, because memory of other libraries has a separate object for each array.
     """
     memory = array.data.mem
     return memory.ptr or id(memory)  # 0: no elements
 
 
-# Memory of a table that is dropped may be taken again: on the same stream, hence after its use.
+# When a table is dropped, its memory can only be reused on the same stream, so after the launch.
 
 @functools.lru_cache(maxsize=64)
 def _uploaded_pieces(place: Place, sizes: tuple[int, ...]) -> Array:

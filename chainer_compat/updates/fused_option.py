@@ -14,7 +14,7 @@ def default_fused_updates() -> bool | str:
     """Return the initial value of ``chainer.config.fused_updates``.
 
     Raises:
-        ValueError: If the environment variable has another value.
+        ValueError: If the environment variable has an invalid value.
     """
     value = os.environ.get(_VARIABLE, '').strip().lower()
     if value in ('', 'auto'):
@@ -29,12 +29,12 @@ def fused_updates() -> bool | str:
     """Return ``chainer.config.fused_updates``.
 
     Raises:
-        OptionError: If it has another value than True, False and 'auto'.
+        OptionError: If it is not True, False or 'auto'.
     """
     from chainer import config
 
-    value = getattr(config, 'fused_updates', False)  # False: without the patches
+    value = getattr(config, 'fused_updates', False)  # False without the patches
     if value not in (True, False, 'auto'):
         raise OptionError(
-            f"chainer.config.fused_updates is {value!r}. Use one of True, False, 'auto'.")
+            f"chainer.config.fused_updates is {value!r}. Use True, False or 'auto'.")
     return value

@@ -1,8 +1,8 @@
-"""The array of a gradient: where it is, and who else uses it.
+"""The array of a gradient: where it is stored, and what else uses it.
 
 Chainer passes arrays on without copies. Backward of ``W + V``, for example, gives both parameters
-one array, which may also be the gradient of an input, or an array of the program. So whatever
-changes gradients in place, such as hooks and loss scaling, first calls :func:`own`.
+the same array, which may also be the gradient of an input or an array in user code. Therefore, code
+that changes gradients in place, such as hooks and loss scaling, first calls :func:`own`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import numpy as np
 
 
 def gradient_of(param: Any) -> Any:
-    """Return ``param.grad``, including memory layouts that are not Chainer's standard.
+    """Return ``param.grad``, even if its memory layout is not Chainer's standard layout.
 
-    A program can replace it by ``param.grad_var.array = ...``.
+    User code can replace it with ``param.grad_var.array = ...``.
     """
     variable = param._grad_var
     return param._grad if variable is None else variable._data[0]
 
 
 def own(params: Iterable[Any]) -> None:
-    """Copy gradients that share memory with anything else, or are read-only.
+    """Copy gradients that are read-only or share memory with anything else.
 
-    A gradient is kept if only its parameter refers to it. If several gradients are views of one
-    array, nothing else may refer to that array, and the views must not overlap; otherwise they are
-    copied.
+    A gradient is not copied if only its parameter refers to it. If several gradients are views of
+    the same array, nothing else may refer to that array, and the views must not overlap; otherwise
+    they are copied.
 
     Args:
-        params: Parameters, which may be repeated, or have no gradient.
+        params: Parameters, which may be repeated or have no gradient.
     """
     shared: list[Any] = []
     views: dict[tuple[bool, int], list[Any]] = {}  # parameters, by the memory of their gradients
@@ -62,7 +62,7 @@ def own(params: Iterable[Any]) -> None:
 
 
 def begin_update(rule: Any, param: Any) -> float | None:
-    """Return the loss scale of a gradient, which the update divides by it in place."""
+    """Return the loss scale of a gradient, by which the update divides it in place."""
     scale: float | None = param._loss_scale
     hooks = rule._hookable
     if scale is not None or hooks._pre_update_hooks or hooks._post_update_hooks:
@@ -71,10 +71,10 @@ def begin_update(rule: Any, param: Any) -> float | None:
 
 
 def unscale(params: Iterable[Any]) -> None:
-    """Divide gradients by the loss scale, unless that was done already.
+    """Divide gradients by the loss scale, unless they have already been divided.
 
     Args:
-        params: Parameters whose gradients have memory of their own.
+        params: Parameters whose gradients share no memory.
     """
     import chainer
 
@@ -87,7 +87,7 @@ def unscale(params: Iterable[Any]) -> None:
 
 
 def forget_scale(param: Any) -> None:
-    """Note that a gradient has been divided by the loss scale: nothing may divide it again."""
+    """Record that a gradient has been divided by the loss scale and must not be divided again."""
     param._last_loss_scale, param._loss_scale = param._loss_scale, None
 
 
@@ -153,7 +153,7 @@ class _Sample:
 
 
 def _count() -> int:
-    """Return what ``sys.getrefcount`` returns in ``own`` if nothing else refers to an array.
+    """Return the result of ``sys.getrefcount`` in ``own`` if nothing else refers to an array.
 
     It depends on the version of Python.
     """

@@ -1,4 +1,4 @@
-"""The step of an optimizer that only updates its parameters, each as in the previous step."""
+"""Fast steps for optimizers that only update parameters, in the same way as in the last step."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from chainer.optimizer import GradientMethod, _OptimizerHookable
 from chainer_compat.graph import link_parameters
 from chainer_compat.updates import one_pass
 
-#: Methods that a step calls; an ordinary step only needs the update.
+#: Methods that a step calls. If none is overridden, an ordinary step only needs the update.
 _METHODS = {name: getattr(GradientMethod, name) for name in (
     '_check_set_up', 'call_hook', 'call_hooks', 'check_nan_in_grads', 'is_safe_to_update',
     'reallocate_cleared_grads', 'update_loss_scale')}
 
 
 def begin(optimizer: Any) -> bool:
-    """Begin a step once there are gradients; return whether that was all.
+    """Begin a step after the backward pass; return whether the step is complete.
 
-    It does what ``GradientMethod.update`` does until the hooks are called, or all of the step, if
-    the optimizer has no hooks, every parameter has a gradient, and nothing else has changed.
+    This does what ``GradientMethod.update`` does before it calls hooks. If the optimizer has no
+    hooks, every parameter has a gradient, and nothing else has changed, it does the whole step.
     """
     optimizer._check_set_up()
     found = None
@@ -37,7 +37,7 @@ def begin(optimizer: Any) -> bool:
 
 
 def _is_ordinary(optimizer: Any) -> bool:
-    """Return whether a step calls no hooks, nor methods of the program, and scales no loss."""
+    """Return whether a step has no hooks, overridden methods or dynamic loss scale."""
     cls, attributes = type(optimizer), vars(optimizer)
     hooks = attributes.get('_hookable')
     return (type(hooks) is _OptimizerHookable

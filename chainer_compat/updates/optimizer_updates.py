@@ -1,4 +1,4 @@
-"""Updates of all parameters in one pass, on a GPU with few launches: ``one_pass``."""
+"""Shims that update all parameters in one pass, with few kernel launches on a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RULES = {
 
 @edit('chainer.optimizer')
 def updates_in_one_pass() -> dict[str, str]:
-    """All versions: an update called the rule of each parameter.
+    """All versions: an update called the rule of each parameter separately.
 
     For small parameters, most of the time was spent in calls; large parameters were memory-bound.
     Without PyTorch, results are bitwise identical.
@@ -51,12 +51,12 @@ def updates_in_one_pass() -> dict[str, str]:
 
 @patch('chainer.optimizer')
 def owned_gradients(module: Any) -> None:
-    """All versions: in-place changes of a gradient changed everything that shares its memory.
+    """All versions: in-place changes to a gradient changed everything that shares its memory.
 
     The backward pass of ``W + V`` gives both parameters the same array, so hooks and the loss scale
-    acted twice. The gradient of an input, or an array of the program, may also have that memory.
-    Now gradients that share memory are copied first. A read-only gradient, such as F.sum's, raised
-    an error.
+    were applied twice. The gradient of an input, or an array in user code, can also share that
+    memory. Now gradients that share memory are copied first. A read-only gradient, such as one from
+    F.sum, raised an error.
     """
     from chainer_compat.updates import gradient_memory
 
@@ -67,8 +67,9 @@ def owned_gradients(module: Any) -> None:
 def hooks_without_loss_scale() -> dict[str, str]:
     """All versions: with loss scaling, hooks got scaled gradients.
 
-    So they clipped too early; Lasso and GradientNoise had less effect, and WeightDecay of an update
-    rule more. Now gradients are unscaled before hooks that ignore the scale.
+    Therefore, they clipped too early; Lasso and GradientNoise had too little effect, and
+    WeightDecay of an update rule too much. Now gradients are unscaled before hooks that ignore the
+    scale.
     """
     return {
         '            hook(self)\n':
@@ -109,7 +110,7 @@ def hooks_of_scaled_gradients() -> dict[str, str]:
 def hooks_that_know_the_scale(module: Any) -> None:
     """All versions: marks Chainer's hooks that take the loss scale into account.
 
-    They get scaled gradients, which need not be unscaled first.
+    They can handle scaled gradients, so gradients need not be unscaled first.
     """
     from chainer_compat.updates import update_hooks
 
@@ -165,7 +166,7 @@ def updates_in_blocks(module: Any) -> None:
 
     It was memory-bound. Results are bitwise identical.
     """
-    # Import these now: they keep references to Chainer's methods, which the program may replace
+    # Import these now: they keep references to Chainer's methods, which user code may replace
     # later.
     from chainer_compat.updates import one_pass, optimizer_steps  # noqa: F401
 

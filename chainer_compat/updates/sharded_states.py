@@ -1,4 +1,4 @@
-"""Joins the states of an optimizer of ChainerMN whose ranks keep one shard each."""
+"""Joins the states of a ChainerMN optimizer of which each rank has one shard."""
 from __future__ import annotations
 
 import math
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-#: The name of the entry in snapshots with the range of elements of the neighboring state: begin,
-#: end, and the shape of the parameter.
+#: The name of the snapshot entry with the elements that the state next to it covers: begin, end,
+#: and the shape of the parameter.
 ENTRY = 'sharded_elements'
 
 
@@ -28,8 +28,8 @@ def join(path: str, shape: tuple[int, ...], parts: Iterable[StateShard]) -> dict
     """Join the parts of the state of a parameter.
 
     Args:
-        path: Path of the parameter, for errors.
-        shape: Its shape.
+        path: The path of the parameter, for error messages.
+        shape: The shape of the parameter.
         parts: The parts, in any order; they may overlap.
 
     Returns:
@@ -72,7 +72,7 @@ def merge(shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Merge the sharded states in the files of all ranks.
 
     Args:
-        shards: The arrays of each file, by name; at least the sharded states.
+        shards: The arrays of each file, by name, or at least those of the sharded states.
 
     Returns:
         The complete states, by name.
@@ -93,14 +93,14 @@ def merge(shards: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def load_shard(serializer: Any, target: Any) -> dict[str, tuple[int, int]]:
-    """Read which elements each state in the snapshot covers.
+    """Return which elements each state in a snapshot covers.
 
     Args:
         serializer: A Chainer deserializer.
         target: The model.
 
     Returns:
-        The elements, for each parameter whose state was saved by a sharded optimizer.
+        The first element and the end, by path, of parameters that a sharded optimizer saved.
     """
     found: dict[str, tuple[int, int]] = {}
     for path, _ in target.namedparams():

@@ -1,7 +1,7 @@
-"""Formulas of Chainer's update rules that allocate no arrays: results are bitwise identical.
+"""Formulas of Chainer's update rules that allocate no arrays. Results are bitwise identical.
 
-A rule allocates an array for each operation, and looks up its hyperparameters again. These
-formulas have the same operations in the same order, and one array for all intermediate results.
+A rule allocates an array for each operation, and looks up its hyperparameters each time. These
+formulas use the same operations in the same order, and one array for all intermediate results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array: TypeAlias = NDArray[Any]
-    #: Changes data and states, which follow the gradient; all are flat.
+    #: Changes data and states in place. The arguments are data, gradient and states, all flat.
     Formula: TypeAlias = Callable[..., None]
 
 
@@ -27,7 +27,7 @@ class Scratch:
         self._array = np.empty(0, dtype)
 
     def __call__(self, size: int) -> Array:
-        """Return ``size`` elements, with any values."""
+        """Return ``size`` elements with arbitrary values."""
         if self._array.size < size:
             self._array = np.empty(size, self.dtype)
         return self._array if self._array.size == size else self._array[:size]
@@ -42,17 +42,18 @@ def find(rule: Any, dtype: np.dtype[Any]) -> Formula | None:
 
     Args:
         rule: A rule with Chainer's methods, in the step that the formula is for.
-        dtype: Of parameters, gradients and states.
+        dtype: The dtype of parameters, gradients and states.
     """
     make = _FORMULAS.get((type(rule).__module__, type(rule).__name__))
     return make(rule, Scratch(dtype)) if make is not None and dtype in _DTYPES else None
 
 
 def _numbers(rule: Any, names: Sequence[str], states: Sequence[str]) -> list[float] | None:
-    """Return hyperparameters of a rule with these states, in this order.
+    """Return hyperparameters of a rule that has these states, in this order.
 
     Returns:
-        They; ``None`` for other states, or if one has a dtype of its own, such as NumPy's float64.
+        The hyperparameters; ``None`` if the rule has different states, or if a hyperparameter is
+        not a Python number but, for example, a NumPy float64.
     """
     values = [getattr(rule.hyperparam, name) for name in names]
     is_usual = {*map(type, values)} <= {float, int} and [*rule._state] == [*states]

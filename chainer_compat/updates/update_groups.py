@@ -1,6 +1,7 @@
-"""Groups of parameters that are updated together, and the conditions for it.
+"""Groups of parameters that are updated together, and the conditions for this.
 
-A rule must be one of Chainer's, without hooks; arrays must be contiguous, and share no memory.
+A rule must be one of Chainer's rules and have no hooks; arrays must be contiguous and share no
+memory.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _ATTRIBUTES = frozenset({'_dummy', '_fp32_param', '_hookable', '_state', '_use_f
 
 
 class Member:
-    """A parameter that is updated with others: its arrays, as they were at its last update."""
+    """A parameter that is updated with others: its arrays, as of its last update."""
 
     __slots__ = ('data', 'device', 'dtype', 'flat', 'kind', 'n_attributes', 'owners', 'shape',
                  'size', 'states', 'tensors', 'type')
@@ -45,17 +46,17 @@ class Member:
         self.size = data.size
         #: The number of the GPU; ``None`` for NumPy arrays.
         self.device = None if isinstance(data, np.ndarray) else data.data.device_id
-        #: The memory that its update changes; no two members of a group share any of it.
+        #: The memory that the update changes; members of a group must not share it.
         self.owners = (identity(rule), *(_owner(array) or 0 for array in (data, *self.states)))
         self.n_attributes = len(vars(rule))
         kind = type(rule), data.dtype.char, (*rule._state,), self.device
         self.kind = id(_kinds.setdefault(kind, kind))
         self.flat = ([] if self.device is not None
                      else [array.reshape(-1) for array in (data, *self.states)])
-        self.tensors: Any = None  # PyTorch's, which share the memory of the data and states
+        self.tensors: Any = None  # PyTorch tensors that share the memory of data and states
 
 
-#: The kinds of members, each once.
+#: The kinds of members, so that each kind has one ID.
 _kinds: dict[Hashable, Hashable] = {}
 _members: weakref.WeakKeyDictionary[Any, Member] = weakref.WeakKeyDictionary()
 
@@ -69,12 +70,12 @@ class ParameterGroup:
         self.params: list[Any] = []
         self.members: list[Member] = []
         self.grads: list[Array] = []
-        #: Whether the members are copies in float32 of parameters in float16.
+        #: Whether the members are float32 copies of float16 parameters.
         self.is_of_halves = False
 
 
 def member_of(param: Any, rule: Any) -> Member | None:
-    """Return the member for a parameter; ``None`` if its rule must run by itself."""
+    """Return the member for a parameter; ``None`` if the parameter must be updated alone."""
     grad, hooks = gradient_of(param), rule._hookable
     member = _current_member(param, rule)
     if (member is None or type(grad) is not member.type or grad.dtype != member.dtype
@@ -89,7 +90,7 @@ def member_of(param: Any, rule: Any) -> Member | None:
 
 
 def member_of_half(param: Any, rule: Any) -> Member | None:
-    """Return the member for the float32 copy of a parameter in float16, on a GPU."""
+    """Return the member for the float32 copy of a float16 parameter on a GPU."""
     copy, grad, hooks = rule._fp32_param, gradient_of(param), rule._hookable
     if (copy is None or copy._data[0] is None or not is_plain(param) or 'update' in vars(param)
             or hooks._pre_update_hooks or hooks._post_update_hooks or param._layout is not None
@@ -103,7 +104,7 @@ def member_of_half(param: Any, rule: Any) -> Member | None:
 
 
 def _current_member(param: Any, rule: Any) -> Member | None:
-    """Return the member for the arrays that a parameter and its rule have now."""
+    """Return the member for the current arrays of a parameter and its rule."""
     state = rule._state
     member = _members.get(rule)
     if not (member is not None and member.data is param._data[0]
@@ -119,7 +120,7 @@ def _current_member(param: Any, rule: Any) -> Member | None:
 
 
 def _new_member(param: Any, rule: Any) -> Member | None:
-    """Return the member for the arrays of a parameter, if others can be updated with it."""
+    """Create the member for a parameter, if it can be updated together with others."""
     data = param._data[0]
     on_device = type(data) is _type_on_devices()
     if not (rule.enabled and rule.__dict__.keys() <= _ATTRIBUTES
@@ -151,14 +152,14 @@ def _type_on_devices() -> Any:
 
 
 def _is_usable(array: Array, device: int | None) -> bool:
-    """Return whether an array is contiguous, and writable (``device`` is ``None``) or on a GPU."""
+    """Return whether an array is contiguous, and on a GPU or (``device`` is ``None``) writable."""
     if device is None:
         return array.flags.carray
     return array.flags.c_contiguous and array.data.device_id == device  # type: ignore[attr-defined]
 
 
 def _owner(array: Array) -> int | None:
-    """Return a key that is the same for arrays that may overlap; ``None`` if it is not known."""
+    """Return a key that is the same for arrays that may overlap; ``None`` if that is unknown."""
     if isinstance(array, np.ndarray):
         owner = array if array.base is None else array.base
         if not (type(owner) is np.ndarray and owner.flags.owndata):
@@ -174,12 +175,12 @@ def memory_of(array: Array) -> int:
 
 
 def is_number_or_none(value: Any) -> bool:
-    """Return whether a loss scale is known to be a number."""
+    """Return whether a loss scale is a number or ``None``."""
     return value is None or isinstance(value, int | float)
 
 
 def count_references(rule: Any, name: str) -> int:
-    """Return how many references to a state of a rule are kept here."""
+    """Return the number of references from this module to a state of a rule."""
     member = _members.get(rule)
     if member is None or not any(array is rule._state[name] for array in member.states):
         return 0
@@ -187,9 +188,9 @@ def count_references(rule: Any, name: str) -> int:
 
 
 def is_plain(param: Any) -> bool:
-    """Return whether data and gradient are contiguous CuPy arrays.
+    """Return whether data and gradient are contiguous CuPy arrays that match.
 
-    Their shapes, dtypes and devices must also be the same.
+    They must have the same shape, dtype and device.
     """
     from chainer.variable import Parameter
 

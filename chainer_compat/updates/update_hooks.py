@@ -1,4 +1,4 @@
-"""Hooks of an optimizer, and the check of its gradients, with few launches on a GPU.
+"""Hooks of an optimizer, and the check of its gradients, with few kernel launches on a GPU.
 
 Only Chainer's own hooks are called for many parameters together.
 """
@@ -13,12 +13,12 @@ import numpy as np
 from chainer_compat.updates import device_gradients, elementwise, gradient_memory
 from chainer_compat.updates.update_groups import is_number_or_none, is_plain
 
-#: By class of a hook: its ``__call__``, which changes each element of the gradient by itself.
+#: Classes of hooks that change each element of a gradient separately, and their ``__call__``.
 _hooks: dict[Any, Any] = {}
 
 
 def accept_hook(hook: Any) -> None:
-    """Call this class of hooks for many parameters together; called before the program runs."""
+    """Register a class of hooks to be called for many parameters together. Call it on import."""
     _hooks[hook] = hook.__call__
 
 
@@ -27,15 +27,15 @@ _aware: set[Any] = set()
 
 
 def accept_scaled(hook: Any) -> None:
-    """Let this class of hooks change gradients that still contain the loss scale.
+    """Register a class of hooks that can change gradients that still contain the loss scale.
 
-    So gradients in float16 are not rounded without it.
+    This way, float16 gradients are not rounded without the scale.
     """
     _aware.add(hook.__call__)
 
 
 def prepare(hook: Any, params: Iterable[Any]) -> None:
-    """Let a hook change gradients in place, and without a loss scale unless it knows about that."""
+    """Make gradients safe to change in place, and unscale them if the hook ignores the scale."""
     params = [*params]
     gradient_memory.own(params)
     scales = {None if (scale := param._loss_scale) is None else float(scale) for param in params}
@@ -44,7 +44,7 @@ def prepare(hook: Any, params: Iterable[Any]) -> None:
 
 
 def scaled(number: Any, param: Any) -> Any:
-    """Return a bound for gradients as a bound for scaled ones, in the range of their dtype."""
+    """Return a bound for scaled gradients, limited to the range of their dtype."""
     scale = param._loss_scale
     if number is None or scale is None or not isinstance(number, int | float):
         return number if number is None or scale is None else number * scale
@@ -53,13 +53,13 @@ def scaled(number: Any, param: Any) -> Any:
 
 
 def scaled_threshold(hook: Any, optimizer: Any) -> Any:
-    """Return the threshold of a hook for the norm of all gradients, which have one scale."""
+    """Return the threshold of a hook for the norm of all gradients, which have the same scale."""
     scales = [param._loss_scale for param in optimizer.target.params(False)]
     return hook.threshold * (scales[0] if scales and scales[0] is not None else 1)
 
 
 def call_hook(hook: Any, params: Iterable[Any]) -> None:
-    """Call a hook for each parameter; on a GPU with one launch, if it launches one for each."""
+    """Call a hook for each parameter; on a GPU, with one launch if it launches one for each."""
     kind, rest = type(hook), [*params]
     prepare(hook, [param for param in rest if param.is_initialized])
     if kind in _hooks and kind.__call__ is _hooks[kind] and '__call__' not in vars(hook):
@@ -92,7 +92,7 @@ def _is_finite(param: Any) -> bool:
     import chainer
 
     xp = param.device.xp
-    with chainer.using_device(param.device):  # whose stream computes the gradient
+    with chainer.using_device(param.device):  # its stream computes the gradient
         return bool(xp.all(xp.isfinite(param.grad)))
 
 

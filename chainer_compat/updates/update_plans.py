@@ -1,8 +1,8 @@
-"""The groups of parameters that were updated together, kept until their next update.
+"""Plans: groups of parameters that were updated together, stored for the next update.
 
-Most updates are like the previous one. A plan has everything that depends on rules, arrays and
-classes only; :meth:`Plan.gradients` detects any change since, much faster than a plan is made: it
-looks at one attribute of all parameters at a time.
+Most updates are like the previous one. A plan contains everything that only depends on rules,
+arrays and classes. :meth:`Plan.gradients` detects any later change. This is much faster than making
+a plan, because it looks at one attribute of all parameters at a time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Plan:
-    """Parameters on the CPU that are all updated in groups, without hyperparameters of their own.
+    """Parameters on the CPU, all updated in groups and without per-parameter hyperparameters.
 
-    It keeps their arrays, but no parameter or rule, which may refer to the model: an initializer
-    may be its method.
+    It refers to their arrays, but to no parameter or rule, which may refer to the model: for
+    example, an initializer may be a method of the model.
     """
 
     def __init__(self, params: Sequence[Any], groups: Sequence[ParameterGroup]) -> None:
@@ -53,14 +53,14 @@ class Plan:
 
 
 class Kept:
-    """The data that a kernel keeps for the next update of a group, if the group is unchanged."""
+    """The data that a kernel stores for the next update of a group, if the group is unchanged."""
 
     __slots__ = ('gradient_tensors', 'gradients', 'is_small', 'tensors')
 
     def __init__(self) -> None:
         self.tensors: Any = None  # the tensors of the data and of each state
         self.is_small = False
-        self.gradients: Sequence[Array] = ()  # only small ones, which the program may use again
+        self.gradients: Sequence[Array] = ()  # only small arrays, which may be reused
         self.gradient_tensors: Any = None
 
 
@@ -90,7 +90,7 @@ class PlannedGroup:
         return [params[i] for i in self._positions]
 
     def gradients(self, params: Sequence[Any]) -> list[Array] | None:
-        """Return the gradients; ``None`` if one is not as usual, or anything else has changed."""
+        """Return the gradients; ``None`` if one does not fit, or anything else has changed."""
         kind, parent, dtype, array_type = self.type, self.parent, self._dtype, np.ndarray
         n_attributes, n_states = self._n_attributes, len(self._names)
         found, states, first = [], [], self._rules[0]()
@@ -100,18 +100,18 @@ class PlannedGroup:
         try:
             for param, rule_of_plan, array, shape in zip(
                     params, self._rules, self._data, self._shapes, strict=True):
-                own = param.__dict__  # twice as fast as attributes
+                attributes = param.__dict__  # twice as fast as attribute access
                 rule = rule_of_plan()
                 if rule is None:
                     return None
-                state = rule._state  # waits for copies of it, so not the one in the dictionary
+                state = rule._state  # a property, which waits for copies of the state
                 of_rule = rule.__dict__
                 hyperparam, hooks = of_rule['hyperparam'].__dict__, of_rule['_hookable']
-                variable, data = own['_grad_var'], own['_data'][0]
-                grad = own['_grad'] if variable is None else variable._data[0]
+                variable, data = attributes['_grad_var'], attributes['_data'][0]
+                grad = attributes['_grad'] if variable is None else variable._data[0]
                 if not (type(param) is Parameter and type(rule) is kind
-                        and own['update_rule'] is rule and 'update' not in own
-                        and own['_loss_scale'] is None and own['_layout'] is None
+                        and attributes['update_rule'] is rule and 'update' not in attributes
+                        and attributes['_loss_scale'] is None and attributes['_layout'] is None
                         and len(of_rule) == n_attributes
                         and of_rule['enabled'] and of_rule['t'] == step
                         and len(hyperparam) == 1 and hyperparam['_parent'] is parent

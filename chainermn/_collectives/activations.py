@@ -1,7 +1,7 @@
-"""Messages of chainermn.functions: activations in forward, their gradients in backward.
+"""Messages of chainermn.functions: activations in the forward pass, gradients in the backward pass.
 
 A mark on each message distinguishes activations from gradients. The mark of an activation tells
-the receiver whether to send its gradient.
+the receiver whether to send its gradient back.
 """
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from chainermn._types import Arrays
 
 
 class Activation(NamedTuple):
-    """Data that was sent between two ranks, from the view of one of them."""
+    """Data that was sent between two ranks, as seen by one of them."""
 
     peer: int
     tag: int
     number: int  # unique on the sender; -1 if ``comm.send`` sent it without a mark
     needs_gradient: bool
-    call: str  # call of send or recv
-    caller: str = ''  # the part of the program that called it, or its call site
+    call: str  # the call of send or recv
+    caller: str = ''  # the part of ChainerMN that called it, or the call site in user code
 
 
 class Activations:
     """Sends and receives activations and gradients.
 
     Args:
-        messages: Messages of the communicator.
+        messages: The messages of the communicator.
     """
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
         self._numbers = itertools.count()
-        # Gradients that arrived out of order, by rank and number; each thread waits for its own.
+        # Gradients that arrived out of order, by rank and number, until a thread asks for them.
         self._early: dict[tuple[int, int], Arrays] = {}
-        self._receiving: set[tuple[int, int]] = set()  # ranks and tags, of some thread
+        self._receiving: set[tuple[int, int]] = set()  # ranks and tags that a thread receives from
         self._changed = threading.Condition()
 
     def send(self, data: Arrays, dest: int, tag: int, needs_gradient: bool, caller: str = ''
@@ -96,7 +96,7 @@ class Activations:
         return self._early.pop((peer, number))
 
     def _has_arrived(self, peer: int, number: int, tag: int) -> bool:
-        """Return whether a gradient has arrived; if not, this thread receives the next one."""
+        """Return whether a gradient has arrived; if not, this thread must receive the next one."""
         with self._changed:
             while (peer, number) not in self._early:
                 if (peer, tag) not in self._receiving:

@@ -1,4 +1,4 @@
-"""Array operations without arithmetic: point to point, broadcast, gather, scatter, all-to-all."""
+"""Array operations without arithmetic: point-to-point, broadcast, gather, scatter, all-to-all."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ from chainermn._types import Array, ReceivedArrays, SameArray
 
 _T = TypeVar('_T')
 
-#: Ways to send the shapes of one array per rank: a common shape in the signature of the call; the
-#: header of a message for each; or pickled, if a shape has too many dimensions for a header.
+#: Ways to send the shapes of one array per rank: one common shape in the signature of the call; one
+#: header per array; or pickled shapes, if a shape has too many dimensions for a header.
 _HOMOGENEOUS, _SHORT, _LONG = range(3)
 
 
@@ -209,18 +209,18 @@ def _transport_of(context: Context, calls: Sequence[CallSignature]) -> MpiTransp
 
 
 def checked_sequence(context: Context, xs: Array) -> list[Array]:
-    """Check one array per rank, all of one dtype."""
+    """Return the arrays of a sequence after checking that they are valid, one for each rank."""
     if not isinstance(xs, (tuple, list)):
         xs = array_buffers.checked(xs)
         if xs.ndim == 0:
-            raise TypeError(f'expected one array for each of the {context.size} ranks but got an '
-                            'array without dimensions')
+            raise TypeError(f'expected one array for each of the {context.size} ranks but got a '
+                            '0-dimensional array')
     arrays = [array_buffers.checked(x) for x in xs]
     if len(arrays) != context.size:
         raise ValueError(f'expected one array for each of the {context.size} ranks but got '
                          f'{len(arrays)}')
     if len({array.dtype for array in arrays}) > 1:
-        raise TypeError('the arrays for the ranks must have the same dtype but are '
+        raise TypeError('the arrays for the ranks must have the same dtype but have '
                         + ', '.join(str(array.dtype) for array in arrays))
     if len({*map(array_buffers.on_device, arrays)}) > 1:
         raise TypeError('the arrays for the ranks must all be on the host, or all on a device')
@@ -229,14 +229,17 @@ def checked_sequence(context: Context, xs: Array) -> list[Array]:
 
 def _shapes(context: Context, calls: Sequence[CallSignature], array: Array | None
             ) -> list[tuple[int, ...]]:
-    """Return the shapes on all ranks; shapes with many dimensions need a second exchange."""
+    """Return the shapes of the arrays of all ranks.
+
+    Shapes with many dimensions do not fit into a signature, so the ranks gather them separately.
+    """
     if any(call.ndim > call_signature.MAX_INLINE_DIMS for call in calls):
         return context.mpi_comm.allgather(getattr(array, 'shape', ()))
     return [call.shape for call in calls]
 
 
 def _result(x: Array, array: Array) -> Array:
-    """Return the result of the root: ``x`` itself, unless it is of a subclass."""
+    """Return the result on the root: ``x`` itself, unless it is of a subclass."""
     return x if type(x) is type(array) or isinstance(x, np.generic) else array
 
 
@@ -246,12 +249,12 @@ def packed(operation: str, array: Array, root: int = -1, op: str = '') -> bytes:
 
 
 def _headers(arrays: Sequence[Array]) -> bytes:
-    """Return the header of each array, one after the other."""
+    """Return the concatenated headers of the arrays."""
     return b''.join([message_header.of_array(x.shape, x.dtype) for x in arrays])
 
 
 def _kind_of(shapes: list[tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
-    """Return how to send the shapes of one array per rank, and their common shape."""
+    """Return how to send the shapes of one array per rank, and their common shape if any."""
     if any(len(shape) > call_signature.MAX_INLINE_DIMS for shape in shapes):
         return _LONG, ()
     return (_HOMOGENEOUS, shapes[0]) if shapes.count(shapes[0]) == len(shapes) else (_SHORT, ())

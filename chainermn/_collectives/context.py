@@ -1,4 +1,4 @@
-"""The parts of a communicator that its operations share; created and freed in a fixed order."""
+"""The parts of a communicator that its operations share, created and freed in a fixed order."""
 from __future__ import annotations
 
 import functools
@@ -13,7 +13,7 @@ from chainermn._collectives.activations import Activations
 from chainermn._collectives.point_to_point import Messages
 from chainermn._collectives.rank_info import RankInfo
 from chainermn._consistency.consistency_check import ConsistencyCheck
-from chainermn._consistency.signature_exchange import SPINS, SPINS_IF_CROWDED
+from chainermn._consistency.signature_exchange import SPINS, SPINS_IF_OVERSUBSCRIBED
 from chainermn._diagnostics import flight_recorder, lifecycle
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._process import environment
@@ -25,7 +25,7 @@ from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._transport.shared_memory import shared_lines
 from chainermn._types import Object
 
-if TYPE_CHECKING:  # CPUs do not need it
+if TYPE_CHECKING:  # imported on first use
     from chainermn._gradients.mean_queue import MeanQueue
     from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 
@@ -33,16 +33,16 @@ _T = TypeVar('_T')
 
 
 class MpiCommunicator(Protocol):
-    """The members of a communicator that operations on MPI use."""
+    """The members of a communicator that MPI-based operations use."""
 
     _context: Context
 
     @property
     def transport_class(self) -> type[MpiTransport]:
-        """The class of the transport, which moves arrays."""
+        """The class of the transport, which transfers arrays."""
 
     def allgather_obj(self, obj: Object) -> list[Object]:
-        """Gather an object of each rank. Collective: every rank calls it."""
+        """Gather one object from each rank. Collective: every rank calls it."""
 
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         """Raise an error on all ranks."""
@@ -62,40 +62,40 @@ class MpiCommunicator(Protocol):
 
 
 class Context:
-    """The parts of a communicator on MPI. Collective: every rank creates and frees it.
+    """The parts of an MPI-based communicator. Collective: every rank creates and frees it.
 
     Args:
-        mpi_comm: The communicator of the program.
-        ranks: What the ranks have told each other.
-        transport_class: How arrays move.
+        mpi_comm: The mpi4py communicator to duplicate.
+        ranks: Information about each rank.
+        transport_class: The class of the transport.
 
     Attributes:
-        check: Compares the calls of the ranks; has the flight record of the collectives.
-        mpi_comm: For data that no transport carries.
-        messages: Point to point.
+        check: The consistency check, which has the flight record of the collectives.
+        mpi_comm: A duplicate of the communicator, for data that no transport carries.
+        messages: Point-to-point messages.
         activations: Messages of models that are split between ranks.
-        topology: Which ranks are on which nodes.
-        group: What the transports get.
-        transport: Moves arrays, and averages.
-        mpi_transport: Moves arrays that ``transport`` does not carry.
-        tracer: Records the operations on the timeline, if there is one.
+        topology: The nodes of the ranks.
+        group: The ranks and settings that the transports share.
+        transport: The transport, which transfers and averages arrays.
+        mpi_transport: The transport for arrays that ``transport`` does not carry.
+        tracer: The tracer that records operations on the timeline; ``None`` without a timeline.
         debug: Whether CHAINERMN_DEBUG was set when the communicator was created.
-        inline_sums: The signatures of sums that are exchanged with their data, by shape and dtype;
-            empty for other sums.
-        mean_queue: Averages in the background; ``None`` until it is used.
-        background: The communicator of the queue.
+        inline_sums: The signatures of sums whose data is sent inline, by shape and dtype; an empty
+            signature for other sums.
+        mean_queue: The queue that averages in the background; ``None`` until it is used.
+        background: The communicator of the queue; ``None`` until the queue is used.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, ranks: Sequence[RankInfo],
                  transport_class: type[MpiTransport]) -> None:
         self.rank, self.size = mpi_comm.rank, mpi_comm.size
         tracer.check_all_on([each.has_timeline for each in ranks])
-        lifecycle.wait_until_ready()  # before collectives of all ranks
+        lifecycle.wait_until_ready()  # before the first collectives
         lifetime.free(flight_recorder.world_ranks(mpi_comm), self.rank,
                       [each.unreferenced for each in ranks])
         signatures, self.mpi_comm = lifetime.duplicates(mpi_comm)
         self.topology = topology.of(self.rank, [each.place for each in ranks])
-        spins = SPINS_IF_CROWDED if topology.note_crowd(self.topology) else SPINS
+        spins = SPINS_IF_OVERSUBSCRIBED if topology.note_oversubscription(self.topology) else SPINS
         self.check = ConsistencyCheck(
             signatures, shared_lines.create if self.topology.inter_size == 1 else None, spins)
         lifecycle.add_check(self.check)
@@ -124,7 +124,7 @@ class Context:
             self.check.trace()
 
     def flight_records(self) -> tuple[FlightRecord, ...]:
-        """Return the limits of the collectives and of the messages."""
+        """Return the flight records of the collectives and of the messages."""
         return self.check.record, self.messages.record
 
     def transport_for(self, on_device: bool, homogeneous: bool = True) -> MpiTransport:
@@ -139,14 +139,15 @@ class Context:
         return self.mpi_transport
 
     def free_later(self, free: Callable[[], object]) -> None:
-        """Call a collective function when this is freed, after all else."""
+        """Register a collective function to call last when this context is freed."""
         self._to_free.append(free)
 
     def free_first(self, *free: Callable[[], object]) -> None:
-        """Call collective functions when this is freed, in this order, before all else.
+        """Register collective functions to call first, in this order, when this context is freed.
 
         Args:
-            free: They must not keep the communicator alive, as for :func:`lifetime.hold`.
+            free: The functions. They must not keep the communicator alive; see
+                :func:`lifetime.hold`.
         """
         self._to_free[:0] = free
 
@@ -158,7 +159,7 @@ class Context:
 
 
 def _prepared_by(check: ConsistencyCheck) -> Prepare:
-    """Return its method without keeping the check alive, which has the flight record."""
+    """Return a function that calls ``check.prepared`` without keeping the check alive."""
     reference = weakref.ref(check)
 
     def prepared(nbytes: int | None, prepare: Callable[[], _T], /) -> _T:

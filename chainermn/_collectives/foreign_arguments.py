@@ -1,13 +1,13 @@
-"""Errors for arguments that an operation does not accept, such as options of other libraries."""
+"""Errors for arguments that an operation does not accept, such as arguments of other libraries."""
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 
-#: Replacements of arguments of PyTorch, Horovod and mpi4py.
+#: Replacements for arguments of PyTorch, Horovod and mpi4py.
 _INSTEAD = {
-    'async_op': 'Operations on arrays block, except isend and irecv; optimizers overlap the '
-                'exchange of gradients with overlap=True.',
+    'async_op': 'Operations on arrays block, except isend and irecv. To average gradients in the '
+                'background, create the optimizer with overlap=True.',
     'average': 'For the mean, call multi_node_mean(x).',
     'name': 'Operations have no names: all ranks call them in the same order.',
     'group': 'Call the operation on a communicator of the group: comm.new_group(ranks).',
@@ -28,14 +28,16 @@ _INSTEAD = {
 
 def better_error(error: Exception, name: str, method: Callable[..., object],
               args: Sequence[object], kwargs: Mapping[str, object]) -> Exception:
-    """Return an error of an operation; if its arguments do not match, one with its signature.
+    """Return the error of an operation, or a clearer one if its arguments do not match.
+
+    The clearer error has the signature of the operation.
 
     Args:
-        error: The error.
+        error: The error that the operation raised.
         name: The name of the operation.
-        method: The operation, whose first argument is its owner.
-        args: The arguments.
-        kwargs: The arguments by name.
+        method: The operation, whose first argument is the object that it belongs to.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
     """
     if type(error) is not TypeError:
         return error

@@ -1,4 +1,4 @@
-"""Small host arrays, which are exchanged together with the signature of their call."""
+"""Small host arrays, which are sent together with the signature of their call."""
 from __future__ import annotations
 
 import functools
@@ -19,22 +19,22 @@ from chainermn._types import Array
 
 
 def is_inline(context: Context, array: Array) -> bool:
-    """Return whether an array is sent with the signature of its call. Empty arrays are not."""
+    """Return whether an array is sent with the signature of its call; empty arrays are not."""
     return (0 < array.nbytes <= context.check.capacity and array.ndim <= MAX_INLINE_DIMS
             and not array_buffers.on_device(array))
 
 
 def inline_data(context: Context, array: Array) -> bytes:
-    """Return the data of an array to append to its signature; empty if sent separately."""
+    """Return the data of an array to append to its signature; empty if it is sent separately."""
     return array.tobytes() if is_inline(context, array) else b''
 
 
 def inline_stack(context: Context, xs: Array | Sequence[Array]
                  ) -> tuple[tuple[int, ...], np.dtype, bytes] | None:
-    """Return the shape, dtype and data of one array per rank to append to their signature.
+    """Return the shape, the dtype and the data, to append to a signature, of one array per rank.
 
     Returns:
-        ``None`` if they are invalid, differ in shape or dtype, or are sent separately.
+        ``None`` if the arrays are invalid, differ in shape or dtype, or are sent separately.
     """
     if type(xs) not in (np.ndarray, tuple, list) or (
             getattr(xs, 'shape', True) == () or len(xs) != context.size):
@@ -54,22 +54,22 @@ def inline_stack(context: Context, xs: Array | Sequence[Array]
     return shape, dtype, b''.join([x.tobytes() for x in xs])
 
 
-def received(context: Context, messages: Sequence[Data], signature: bytes, own: Array,
+def received(context: Context, messages: Sequence[Data], signature: bytes, local: Array,
              index: int = 0) -> tuple[Array, ...]:
-    """Return the array of each rank, or one of several of its arrays.
+    """Return the array that each rank sent, or one of the arrays if each rank sent several.
 
     Args:
         context: The context of the communicator.
         messages: The signature of each rank, with its data appended.
-        signature: That of this rank.
-        own: The array of this rank, which is copied.
-        index: Which of the arrays of each rank, all of the same shape.
+        signature: The signature of this rank.
+        local: The array of this rank, which is copied.
+        index: The index of the array among the arrays of a rank, which have the same shape.
     """
-    shape, dtype, start = own.shape, own.dtype, SIZE + index * own.nbytes
+    shape, dtype, start = local.shape, local.dtype, SIZE + index * local.nbytes
     arrays = []
     for rank, message in enumerate(messages):
         if rank == context.rank:
-            arrays.append(own.copy())
+            arrays.append(local.copy())
         elif message.startswith(signature):  # the shape is the same
             arrays.append(np.ndarray(shape, dtype, message, start))
         else:
@@ -83,14 +83,14 @@ def has_data(messages: Sequence[Data]) -> bool:
 
 
 def array_of(message: Data, index: int = 0) -> Array:
-    """Return the array appended to its signature, or one of several arrays of that shape."""
+    """Return the array appended to a signature, or one of several arrays of the same shape."""
     signature = unpack(message)
     shape, dtype = signature.shape, signature.dtype
     return np.ndarray(shape, dtype, message, SIZE + index * dtype.itemsize * math.prod(shape))
 
 
 def sum_of(blocks: Sequence[Data], shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    """Sum the arrays of all ranks in the order of the ranks; MPI must support the dtype."""
+    """Sum the arrays of all ranks in rank order. MPI must support the dtype."""
     y, datatype = bytearray(blocks[0]), _datatype(dtype)
     total, add = (y, datatype), MPI.SUM.Reduce_local
     for block in blocks[1:]:
@@ -99,7 +99,7 @@ def sum_of(blocks: Sequence[Data], shape: tuple[int, ...], dtype: np.dtype) -> A
 
 
 def reduced(blocks: Sequence[Data], op: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    """Reduce the arrays of all ranks, in the order of the ranks."""
+    """Reduce the arrays of all ranks in rank order."""
     def combine(flat: Array, op: str) -> Array:
         first, *others = flat.reshape(len(blocks), -1)
         y = first.copy()
@@ -113,6 +113,6 @@ def reduced(blocks: Sequence[Data], op: str, shape: tuple[int, ...], dtype: np.d
 
 @functools.cache
 def _datatype(dtype: np.dtype) -> MPI.Datatype:
-    # Cache by dtype, not by its character: some are the same type on most platforms, such as 'l'
-    # and 'q'.
+    # Cache by dtype rather than by character code: several codes, such as 'l' and 'q', are the
+    # same dtype on most platforms.
     return MPI.Datatype.fromcode(dtype.char)

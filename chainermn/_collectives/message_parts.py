@@ -1,6 +1,7 @@
-"""The parts of a message between two ranks: the first one, then payloads that do not fit into it.
+"""The parts of a message between two ranks: a first part, and payloads that do not fit into it.
 
-The first part has an optional mark, a header, and small data: an array, heads of arrays, an object.
+The first part consists of an optional mark, a header, and small data: an array, the headers of
+arrays, or an object.
 """
 from __future__ import annotations
 
@@ -54,13 +55,13 @@ class Mark(NamedTuple):
 
 
 def unexpected(rank: int, mark: Mark, source: int, call: str) -> ValueError:
-    """Return the error for a gradient where data was expected, or the reverse.
+    """Return the error for a gradient that was received instead of data, or the reverse.
 
     Args:
-        rank: The rank that received it.
+        rank: The rank that received the message.
         mark: The mark of the message.
         source: The sender.
-        call: The call that received it.
+        call: The call that received the message.
     """
     got, expected = ('a gradient', 'data') if mark.kind is Kind.GRADIENT else ('data', 'a gradient')
     calls = {rank: call, source: mark.text}
@@ -88,7 +89,7 @@ def receive(mpi_comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status
 
 
 def split(message: bytearray, status: MPI.Status | None = None) -> FirstPart:
-    """Return the contents of a first part."""
+    """Split the first part of a message into its fields."""
     body = memoryview(message)[:None if status is None else status.Get_count()]
     kind, mark = message[0], None
     if kind == PICKLE:
@@ -100,7 +101,7 @@ def split(message: bytearray, status: MPI.Status | None = None) -> FirstPart:
 
 @functools.lru_cache(maxsize=4096)
 def array_with(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
-    """Return shape and dtype of a host array that follows its header; for others ``None``."""
+    """Return the shape and dtype of the host array that follows a header; ``None`` if none does."""
     if head[0] != Kind.ARRAY:
         return None
     header, n_more = message_header.unpack(head)
@@ -115,7 +116,7 @@ def head(x: Array, payload: int = IN_MESSAGE) -> bytes:
 
 
 def payloads(arrays: Sequence[Array], copies: bool) -> list[Array]:
-    """Return the data of arrays; with ``copies``, large ones do not share memory."""
+    """Return the data of arrays; with ``copies``, large data does not share memory with them."""
     found = [array_buffers.raw(array_buffers.to_buffer(x)) for x in arrays]
     if not copies:
         return found
@@ -125,9 +126,9 @@ def payloads(arrays: Sequence[Array], copies: bool) -> list[Array]:
 
 def of_tuple(arrays: Sequence[Array], data: Sequence[Array], number: int
              ) -> tuple[bytes, list[Array | bytes]]:
-    """Return the first part of a message with several arrays, and the others.
+    """Return the first part of a message with several arrays, and its other parts.
 
-    Heads and small arrays are sent together as long as they fit, the others one by one.
+    Headers and small arrays are sent in the first part as long as they fit, the rest one by one.
     """
     together, n_together = b'', 0
     rest: list[Array | bytes] = []
@@ -150,5 +151,5 @@ def is_inline(payload: Array) -> bool:
 
 
 def _is_staged(x: Array, payload: Array) -> bool:
-    """Return whether a payload is a copy on the host of an array on a device."""
+    """Return whether a payload is a host copy of an array on a device."""
     return array_buffers.on_device(x) and not array_buffers.on_device(payload)

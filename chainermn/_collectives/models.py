@@ -1,4 +1,4 @@
-"""Model operations: average gradients, broadcast and compare parameters."""
+"""Model operations: averaging gradients, broadcasting and comparing parameters."""
 from __future__ import annotations
 
 import collections
@@ -28,7 +28,7 @@ from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Compressor
 from chainermn._types import Array, Model
 
-if TYPE_CHECKING:  # CPUs do not need it
+if TYPE_CHECKING:  # imported on first use
     from chainermn._gradients.mean_queue import MeanQueue
     from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 
@@ -51,7 +51,7 @@ def allgather_shards(comm: MpiCommunicator, shards: Sequence[Sequence[Array]]) -
     context = comm._context
     if len(shards) != context.size:
         raise ValueError('allgather_shards needs a list of arrays for each of the '
-                         f'{context.size} ranks, got {len(shards)} lists')
+                         f'{context.size} ranks but got {len(shards)} lists')
     owners, names = _owners(tuple(map(len, shards)))
     arrays = ParameterList.named(dict(zip(names, itertools.chain(*shards), strict=True)))
     layout = _layout(context, arrays, for_mean=False)
@@ -80,7 +80,7 @@ def mean_grad_shards(comm: MpiCommunicator, model: Model, zero_fill: bool,
     needed: collections.Counter[str] = collections.Counter()
     for shard in shards:
         needed.update({path: end - begin for path, (begin, end) in shard.items()})
-    flat: dict[str, Array] = {}  # what ranks own
+    flat: dict[str, Array] = {}  # arrays that are divided among ranks
     common: list[Array] = []
     for path, x in zip(gradients.paths, gradients, strict=True):
         if path in needed and needed[path] <= x.size:
@@ -105,7 +105,7 @@ def mean_queue(comm: MpiCommunicator) -> MeanQueue | NcclMeanQueue:
     if context.mean_queue is None:
         context.check.same(pack('mean_queue'))
         context.background = comm._like_this(context.mpi_comm.Dup())
-        context.background._context.transport.connect()  # now, as all ranks are here
+        context.background._context.transport.connect()  # now, because all ranks are here
         context.mean_queue = comm._new_mean_queue(context.mpi_comm.Dup(), context.background)
         context.free_first(context.mean_queue.free, context.background.finalize)
     return context.mean_queue
@@ -114,7 +114,7 @@ def mean_queue(comm: MpiCommunicator) -> MeanQueue | NcclMeanQueue:
 def new_mean_queue(comm: MpiCommunicator, mpi_comm: MPI.Intracomm, background: MpiCommunicator
                    ) -> MeanQueue:
     """Create a queue that averages on a background communicator."""
-    from chainermn._gradients.mean_queue import MeanQueue  # most programs do not need it
+    from chainermn._gradients.mean_queue import MeanQueue  # most scripts do not need it
 
     context, other = comm._context, background._context
     is_profitable = context.topology.inter_size > 1 or topology.are_cores_left(context.mpi_comm)
@@ -126,9 +126,10 @@ def new_mean_queue(comm: MpiCommunicator, mpi_comm: MPI.Intracomm, background: M
 
 def weak_partial(function: Callable[..., _T], owner: MpiCommunicator | Context
                  ) -> Callable[..., _T]:
-    """Return a function with ``owner`` as its first argument that does not keep it alive.
+    """Bind ``owner`` as the first argument of a function without keeping ``owner`` alive.
 
-    A queue is held until all ranks have dropped its communicator, so it must not refer to it.
+    A queue is held until all ranks have dropped its communicator, so the queue must not keep the
+    communicator alive.
     """
     reference = weakref.ref(owner)
 
@@ -168,7 +169,7 @@ def check_replicas(comm: MpiCommunicator, model: Model) -> None:
 
 def checked_gradients(context: Context, model: Model, zero_fill: bool, compression: Compression
                       ) -> tuple[ParameterList, Compressor | PowerSGD | None]:
-    """Return the gradients of a model, after the consistency check, and the compressor."""
+    """Return the gradients of a model and the compressor, after the consistency check."""
     gradients, compressor, signature, described = _gradients(
         context, 'multi_node_mean_grad', model, zero_fill, compression)
     context.check.same(signature, described)
@@ -188,9 +189,9 @@ def _gradients(context: Context, operation: str, model: Model, zero_fill: bool,
         layout = _layout(context, gradients, True, compressor)
     if (context.debug or chainer.is_debug()) and context.transport.averages:
         try:
-            debug_checks.check_own(gradients.by_path())
+            debug_checks.check_local_gradients(gradients.by_path())
         except ValueError as error:
-            # Programs for ChainerMN 7 look for " diverged " in the first line.
+            # Scripts for ChainerMN 7 look for " diverged " in the first line.
             context.check.refuse('multi_node_mean_grad', error, 'Parameters diverged '
                                  f'before allreduce; {NOT_SENT}')
     if context.tracer is not None:
@@ -201,7 +202,7 @@ def _gradients(context: Context, operation: str, model: Model, zero_fill: bool,
 
 
 def _hint_at_single_host(context: Context) -> None:
-    """Print once that compression costs time and saves none if all ranks are on one node."""
+    """Print once that compression only costs time if all ranks are on one node."""
     if context.rank == 0 and context.size > 1 and context.topology.inter_size == 1:
         _print_once('chainermn: compression slows down communication within a single node. Use it '
                     'only if the network between nodes is the bottleneck.\n')
@@ -221,7 +222,7 @@ def _codec(context: Context, gradients: ParameterList, compressor: Compressor | 
            scale: float | None) -> GradientCodec:
     """Create a codec that compares the encoded arrays of all ranks before they are sent.
 
-    It raises errors of a compressor on all ranks.
+    Errors of the compressor are raised on all ranks.
     """
     def check(details: Callable[[], dict[str, str]], consequence: str) -> None:
         try:
@@ -235,7 +236,7 @@ def _codec(context: Context, gradients: ParameterList, compressor: Compressor | 
 
 
 def _with_ties(layout: Layout, parameters: ParameterList) -> Layout:
-    """Add which parameters share memory: with ties on some ranks only, training would differ."""
+    """Add which parameters share memory: if only some ranks tie them, training differs."""
     ties = {parameters.paths[i]: f'shares memory with {parameters.paths[group[0]]}'
             for group in tied_arrays.sharing_memory(parameters) for i in group[1:]}
     return Layout.of({path: f'{text}, {ties[path]}' if path in ties else text
@@ -244,19 +245,19 @@ def _with_ties(layout: Layout, parameters: ParameterList) -> Layout:
 
 @functools.lru_cache(maxsize=64)
 def _owners(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the owner and the name of each array in lists of those lengths."""
+    """Return the owners and the names of the arrays in lists of the given lengths."""
     numbers = [(rank, n) for rank, length in enumerate(lengths) for n in range(length)]
     return (tuple([rank for rank, _ in numbers]),
             tuple([f'array {n} of the shard of rank {rank}' for rank, n in numbers]))
 
 
 def _stateful(compression: Compression) -> Compressor | PowerSGD | None:
-    """Return the compressor; one with state must be an object, not a name."""
+    """Return the compressor. A compressor with state must be passed as an object, not by name."""
     compressor = compressors.get(compression)
     if compressor is not compression and has_state(compressor):
         raise ValueError(
             f'compression={compression!r} has state (the residuals). Create the compressor once, '
-            'with chainermn.communicators.compression.get, and pass the same object to each call')
+            'with chainermn.communicators.compression.get, and pass the same object to each call.')
     return compressor
 
 

@@ -17,7 +17,7 @@ from chainermn._types import Array
 _T = TypeVar('_T')
 _Result = TypeVar('_Result', covariant=True)
 
-#: Yields MPI requests, each with the status it fills; returns the result.
+#: A generator that yields MPI requests, each with the status to fill, and returns the result.
 Steps: TypeAlias = 'Iterator[tuple[MPI.Request, MPI.Status | None]]'
 
 
@@ -41,9 +41,9 @@ def receive(mpi_comm: MPI.Intracomm, buffer: Array | bytearray, source: int, tag
             ) -> MPI.Request:
     """Start to receive a message.
 
-    Between hosts, MPICH 5.0.2 does not find a message for a receive from any source if UCX has
-    received that message before; a matched probe finds it. A message that arrives in between is
-    still missed; see :func:`blocking_receive`.
+    Between hosts with MPICH 5.0.2, a receive from any source does not find a message that UCX has
+    received before the call; a matched probe does. A message that arrives between the probe and the
+    receive is still missed; see :func:`blocking_receive`.
     """
     if source == MPI.ANY_SOURCE and (message := mpi_comm.Improbe(source, tag)) is not None:
         return message.Irecv(buffer)
@@ -52,14 +52,14 @@ def receive(mpi_comm: MPI.Intracomm, buffer: Array | bytearray, source: int, tag
 
 def blocking_receive(mpi_comm: MPI.Intracomm, buffer: Array | bytearray, source: int, tag: int
                      ) -> MPI.Request:
-    """Like :func:`receive`, for a caller that then waits, so that no message is missed."""
+    """Start to receive a message for a caller that then waits, so that no message is missed."""
     if source == MPI.ANY_SOURCE:
         return cast(MPI.Request, _FromAnySource(mpi_comm, buffer, tag))
     return mpi_comm.Irecv(buffer, source, tag)
 
 
 class _FromAnySource:
-    """A request for a message of any rank, which looks for the message until it is there."""
+    """A request for a message from any rank, which probes until a message has arrived."""
 
     def __init__(self, mpi_comm: MPI.Intracomm, buffer: Array | bytearray, tag: int) -> None:
         self._mpi_comm, self._buffer, self._tag = mpi_comm, buffer, tag
@@ -100,22 +100,25 @@ def _ignore_truncation() -> Iterator[None]:
             raise
 
 
-#: Yields messages to receive; returns the result.
+#: A generator that yields the messages to receive and returns the result.
 Receives = Generator[Receive, None, _T]
 
 
 class Request(Generic[_Result]):
     """The result of :meth:`CommunicatorBase.isend` and :meth:`CommunicatorBase.irecv`.
 
-    Wait for each request exactly once. A thread that is in another operation makes progress with
-    the requests of all threads; MPI allows only one thread at a time per request.
+    Wait for each request exactly once. A thread that waits in another operation also makes progress
+    with the requests of other threads. A lock protects the MPI request, because MPI allows only one
+    thread at a time to test or wait for a request.
 
     Args:
-        name: The operation, for errors.
-        site: Its call site.
+        name: The name of the operation, for errors.
+        site: The call site of the operation.
         steps: The remaining MPI requests.
-        are_others: Makes progress with other receives of this rank; returns whether any remain.
-        waits: Called when :meth:`wait` begins to block; returns the flight record of the wait.
+        are_others: Function that makes progress with other receives of this rank and returns
+            whether any remain.
+        waits: Function to call when :meth:`wait` begins to block, which returns the flight record
+            of the wait.
     """
 
     def __init__(self, name: str, site: str, steps: Steps,
@@ -132,27 +135,27 @@ class Request(Generic[_Result]):
         self._step: tuple[MPI.Request, MPI.Status | None] | None = None
         self._result: _Result | None = None
         self._error: Exception | None = None
-        self._is_over = False  # waited for
+        self._is_over = False  # whether the caller has waited for the request
         self._lock = threading.RLock()
         self._advance()
 
     @operation
     def wait(self) -> _Result:
-        """Return once the message has been sent or received.
+        """Wait until the message has been sent or received.
 
         Returns:
-            The received data, like :meth:`CommunicatorBase.recv`; ``None`` for ``isend``.
+            The received data, as from :meth:`CommunicatorBase.recv`; ``None`` for ``isend``.
 
         Raises:
             RuntimeError: If this request has already been waited for.
-            TypeError, ValueError: The errors of ``recv``.
+            TypeError, ValueError: The same errors as ``recv``.
         """
         if self._is_over:
             raise self._waited_for()
         if self._step is not None and self._waits is not None:
             self._record = self._waits()
         while self._step is not None:
-            if self._are_others(self):  # they may have to finish before this one
+            if self._are_others(self):  # other receives may have to finish before this one
                 if not self.test():
                     os.sched_yield()
                 continue
@@ -175,7 +178,7 @@ class Request(Generic[_Result]):
         return (self._record,) if self._record is not None else ()
 
     def test(self) -> bool:
-        """Return whether :meth:`wait` would return immediately, without blocking."""
+        """Return whether :meth:`wait` would return immediately. Does not block."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -195,10 +198,10 @@ class Request(Generic[_Result]):
     def _make_unusable(self, unusable: Unusable) -> None:
         """Make this request raise an error, unless it is complete."""
         if self._step is not None:
-            setattr(self, '_step', unusable)  # noqa: B010  (of another type)
+            setattr(self, '_step', unusable)  # noqa: B010  (of a different type)
 
     def __repr__(self) -> str:
-        state = 'over' if self._is_over else 'complete' if self._step is None else 'pending'
+        state = 'done' if self._is_over else 'complete' if self._step is None else 'pending'
         return f'<Request of {self._name}: {state}>'
 
     def _advance(self) -> None:
@@ -211,7 +214,7 @@ class Request(Generic[_Result]):
 
 
 class Pending:
-    """Incomplete sends: keeps requests and their buffers alive while MPI reads them."""
+    """Keeps the requests and buffers of incomplete sends alive while MPI uses them."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -241,7 +244,7 @@ def waitall(requests: Iterable[Request[_T]]) -> list[_T]:
     requests = list(requests)
     for request in requests:
         if not isinstance(request, Request):
-            raise TypeError(f'waitall takes requests of isend and irecv, not {request!r}')
+            raise TypeError(f'waitall takes requests from isend and irecv, not {request!r}')
     results, errors = [], []
     for request in requests:
         try:
@@ -254,10 +257,10 @@ def waitall(requests: Iterable[Request[_T]]) -> list[_T]:
 
 
 def blocking(receives: Receives[_T], wait: Callable[[MPI.Request, MPI.Status | None], None]) -> _T:
-    """Receive messages one after another, blocking; return the result.
+    """Receive messages one after another, blocking, and return the result.
 
-    The sender waits until all have been received, so an exception of a signal handler is raised
-    after the last one.
+    The sender waits until all messages have been received, so an exception from a signal handler is
+    raised only after the last message.
     """
     interruption: BaseException | None = None
     while True:

@@ -1,4 +1,4 @@
-"""Object operations: objects are pickled before the ranks compare their calls."""
+"""Object operations. Objects are pickled before the ranks compare their calls."""
 from __future__ import annotations
 
 import functools
@@ -21,13 +21,13 @@ from chainermn._types import Buffer, Object
 #: Largest pickle, in bytes, whose length is in the signature.
 _SINGLE = 2**24
 
-#: Largest pickle, in bytes, that all ranks exchange padded to the length of the longest.
+#: Largest pickle, in bytes, that ranks pad to the length of the longest one, to use one MPI call.
 _SMALL = 2**13
 
 
 def _extreme(elementwise: Callable[[Object, Object], Object],
              is_beyond: Callable[[Object, Object], bool], a: Object, b: Object) -> Object:
-    """Return the larger or smaller object, or that which is NaN; of arrays, such elements."""
+    """Return the larger or smaller object, or the one that is NaN; elementwise for arrays."""
     if getattr(a, 'ndim', 0) or getattr(b, 'ndim', 0):
         return elementwise(a, b)
     return b if is_beyond(b, a) or b != b else a
@@ -123,12 +123,12 @@ def allreduce_obj(comm: MpiCommunicator, obj: Object, op: str = 'sum') -> Object
         return functools.reduce(_OPS[op], objs)
     except TypeError as error:
         raise TypeError(f'{error}. allreduce_obj cannot combine the objects with op={op!r}; '
-                        'allgather_obj returns a list of them.') from error
+                        'allgather_obj returns them as a list.') from error
 
 
 def _gathered(context: Context, operation: str, obj: Object, root: int = -1, op: str = ''
               ) -> list[Object] | None:
-    """Return the objects of all ranks on the root, or on all ranks if there is none."""
+    """Return the objects of all ranks on the root, or on all ranks if there is no root."""
     pickled, is_receiver = Pickled(obj), root in (-1, context.rank)
     number = _nbytes(pickled, _SMALL)
     messages = context.check.gather(
@@ -152,7 +152,7 @@ def _gathered(context: Context, operation: str, obj: Object, root: int = -1, op:
 
 
 def _gathered_streams(context: Context, stream: bytes, length: int, root: int) -> list[memoryview]:
-    """Gather pickles, padded to a length; with a root, the result is only valid there."""
+    """Gather pickles, padded to ``length``. If there is a root, only its result is valid."""
     padded, received = stream.ljust(length), bytearray(length * context.size)
     if root < 0:
         context.mpi_comm.Allgather(padded, received)

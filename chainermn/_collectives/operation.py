@@ -13,7 +13,8 @@ from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations.call import Call, entered, thread_of
 from chainermn._operations.table import BY_NAME, Waits
 
-#: All ranks raise the errors of these, as far as they can.
+#: Libraries whose errors are raised on all ranks. User code may define other exceptions, which the
+#: other ranks might not be able to raise.
 _LIBRARIES = frozenset({
     'builtins', 'chainer', 'chainermn', 'cupy', 'cupy_backends', 'mpi4py', 'numpy', '_pickle'})
 
@@ -25,20 +26,20 @@ def operation(method: _Method, /) -> _Method: ...
 @overload
 def operation(name: str, /) -> Callable[[_Method], _Method]: ...
 def operation(what: Any, /) -> Any:
-    """Make a function the operation of its name, or of the given name, in ``_operations/table.py``.
+    """Turn a function into the operation of its name, or of the name given.
 
-    Its first argument is the communicator.
+    ``_operations/table.py`` declares the operation. The first argument is the communicator.
 
     - Each call is a :class:`Call`, which the watchdog and the timeline see.
 
-    If it waits for all ranks:
+    If the operation waits for all ranks:
 
-    - A second thread that calls one at the same time gets an error.
+    - A second thread that calls such an operation at the same time gets an error.
     - An error before the ranks have compared their calls, such as an invalid argument, is raised on
       all ranks.
-    - A signal handler may raise an exception anywhere. If no other rank knows of the call, it is
-      an error on all ranks; otherwise, this rank completes what the others wait for, if possible.
-      The flight recorder notes an incomplete operation.
+    - A signal handler may raise an exception at any point. If no other rank knows of the call yet,
+      all ranks raise an error. Otherwise, this rank completes the steps that the others wait for,
+      if possible. The flight recorder notes an incomplete operation.
     """
     if not isinstance(what, str):
         return operation(what.__name__)(what)
@@ -49,7 +50,7 @@ def operation(what: Any, /) -> Any:
 
 
 def _begin(call: Call) -> FlightRecord | None:
-    """Begin a collective, unless it is a part of another one of its communicator."""
+    """Begin a collective, unless it is part of another collective of the same communicator."""
     check: ConsistencyCheck = call.owner._context.check
     record = check.record
     is_busy = record.inside is not None or record.conflict is not None
@@ -63,16 +64,16 @@ def _begin(call: Call) -> FlightRecord | None:
 
 
 def _is_within_another(call: Call, record: FlightRecord) -> bool:
-    """Return whether this thread is in a collective already.
+    """Return whether this thread is already in a collective.
 
-    Only one thread at a time may be in collectives of a communicator. A second one raises
-    immediately, since the first one may be in the middle of communication. If the program catches
-    the error, other ranks may wait for the call of the second thread. So this rank then raises the
-    error on all ranks, in its next collective.
+    Only one thread at a time may be in a collective of a communicator. A second thread raises an
+    error immediately, because the first one may be in the middle of communication. If user code
+    catches the error, other ranks may be waiting for the call of the second thread. So this rank
+    raises the error on all ranks in its next collective.
 
     Args:
-        call: A collective that this thread begins.
-        record: The flight record of its communicator.
+        call: The collective that this thread begins.
+        record: The flight record of the communicator.
 
     Raises:
         RuntimeError: On this rank only, while another thread is in a collective; on all ranks in
@@ -99,15 +100,16 @@ def _two_threads_error(operation: str, first: int) -> RuntimeError:
         f'  first: {"another collective" if state is None else state.state.wait_text}',
         f'  second: in {operation} ({call_site.locate()}{own})',
         'Create a communicator for each thread before the threads start, with comm.split(0, '
-        'comm.rank) on all ranks. Or let the threads take turns, in the same order on all ranks.']))
+        'comm.rank) on all ranks. Or make the threads take turns, in the same order on all '
+        'ranks.']))
 
 
 def _fail(call: Call, record: FlightRecord | None, error: BaseException,
           method: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
           ) -> None:
-    """Raise an error of a collective on all ranks, unless the ranks have compared their calls."""
+    """Raise an error of a collective on all ranks unless they have already compared their calls."""
     if record is None:
-        return  # it has not begun, or the collective around it does this
+        return  # it has not begun, or the enclosing collective raises the error
     if not isinstance(error, Exception):
         record.left_at = record.count
     if not call.owner._context.check.is_untold(error):
@@ -115,7 +117,8 @@ def _fail(call: Call, record: FlightRecord | None, error: BaseException,
     library, _, _ = type(error).__module__.partition('.')
     if isinstance(error, Exception) and library in _LIBRARIES:
         call.owner.refuse(call.operation, better_error(error, call.operation, method, args, kwargs))
-    # The program expects its own exception, which others cannot raise, perhaps of a signal handler.
+    # User code expects its own exception on this rank, perhaps one from a signal handler. Other
+    # ranks may not be able to raise it, so they get a different one.
     with contextlib.suppress(Exception):
         call.owner.refuse(call.operation, error if isinstance(error, Exception) else RuntimeError(
             f'interrupted by {type(error).__name__}'))

@@ -1,7 +1,7 @@
 """Payloads: large arrays and objects, sent after their header on a separate MPI communicator.
 
-A rank that cannot allocate a payload still receives and discards it, since the sender waits, and
-then raises.
+A rank that cannot allocate memory for a payload still receives and discards it, because the sender
+waits, and then raises an error.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from chainermn._types import Array, Object
 
 
 class Payloads:
-    """Receives payloads, and exchanges objects in collective calls.
+    """Receives payloads and exchanges objects in collective calls.
 
     Args:
         mpi_comm: A duplicate of the communicator.
@@ -38,7 +38,7 @@ class Payloads:
         self._n_numbers = min(reserved)
 
     def new_number(self) -> int:
-        """Return a tag that no other payload of this rank in flight has."""
+        """Return a tag that no other in-flight payload of this rank uses."""
         return next(self._numbers) % self._n_numbers
 
     def receive_array(self, header: MessageHeader, body: memoryview, source: int
@@ -72,7 +72,7 @@ class Payloads:
         return tuple(arrays)
 
     def receive_object(self, source: int, number: int) -> Receives[Object]:
-        """Receive an object that was sent as `Pickled.messages`."""
+        """Receive an object that was sent as the messages of ``Pickled.messages``."""
         count = np.empty(1, int)
         yield Receive(self.mpi_comm, count, source, number)
         lengths = np.empty(int(count[0]), int)
@@ -97,13 +97,13 @@ class Payloads:
         Args:
             pickled: The objects to send, by destination.
             sources: The ranks that send to this one.
-            wait: Waits for an MPI request.
+            wait: Function that waits for an MPI request.
 
         Returns:
             The received objects, in the order of ``sources``.
 
         Raises:
-            Exception: The first error, after everything was sent and received.
+            Exception: The first error, after everything has been sent and received.
         """
         sends = [self.mpi_comm.Isend(message, dest, self._collective)
                  for dest, each in pickled.items() for message in each.messages()]
@@ -132,5 +132,5 @@ class Payloads:
         return Receive(self.mpi_comm, bytearray(1), source, number, is_dropped=True)
 
     def _no_memory(self, source: int, error: MemoryError) -> MemoryError:
-        return MemoryError(f'rank {self._rank} has no memory for the message from rank {source}: '
-                           f'{error}')
+        return MemoryError(f'rank {self._rank} cannot allocate memory for the message from rank '
+                           f'{source}: {error}')

@@ -1,10 +1,11 @@
 """Point-to-point messages: a header and, if it is small, the payload, in one MPI message.
 
-Messages arrive in the order sent, whatever their kind; receiving the wrong kind raises immediately.
-If an argument of the sender is invalid, it sends the error, and the receiver raises it as well.
+Messages arrive in the order sent, whatever their kind; receiving the wrong kind raises an error
+immediately. If an argument of the sender is invalid, the sender sends the error instead, and the
+receiver raises it as well.
 
 A large payload follows on another MPI communicator. Its tag is a number from the header, unique to
-the message, so that several messages with one tag can be in flight, even from several threads.
+the message, so that several messages with the same tag can be in flight, even from several threads.
 """
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ from chainermn._collectives.nonblocking import (
 from chainermn._collectives.payloads import Payloads
 from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
-from chainermn._consistency.signature_exchange import SPINS_IF_CROWDED, wait
+from chainermn._consistency.signature_exchange import SPINS_IF_OVERSUBSCRIBED, wait
 from chainermn._diagnostics import call_site, unusable
 from chainermn._diagnostics.flight_recorder import MessageRecord
 from chainermn._diagnostics.unusable import Unusable
@@ -51,21 +52,21 @@ from chainermn._transport import array_buffers, pickling
 from chainermn._transport.pickling import Pickled, dump, load
 from chainermn._types import Array, Arrays, Object, ReceivedArrays
 
-_POLLS = 20  # for the acknowledgment of a message that was received
-_SHOWN = 20  # messages without a counterpart
+_POLLS = 20  # polls for the acknowledgment of a message that was received
+_SHOWN = 20  # messages without a counterpart that are listed
 
 
 class Messages:
     """Sends and receives on two duplicates of a communicator.
 
     Args:
-        mpi_comm: For headers, with the tags of the user. Nothing else may send on it.
-        payloads: For payloads; nothing else may send on it.
+        mpi_comm: The duplicate for headers, with the user's tags. Nothing else may send on it.
+        payloads: The duplicate for payloads. Nothing else may send on it.
         spins: The number of polls for a message before this rank yields its core.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, payloads: MPI.Intracomm,
-                 spins: int = SPINS_IF_CROWDED) -> None:
+                 spins: int = SPINS_IF_OVERSUBSCRIBED) -> None:
         self._mpi_comm, self._spins = mpi_comm, spins
         self.record = MessageRecord(mpi_comm)
         self._payloads = Payloads(payloads)
@@ -73,11 +74,11 @@ class Messages:
         self._max_tag, self._any_tag = tags.largest_tag(), MPI.ANY_TAG
         self.pending = Pending()
         self._receives: list[Request[ReceivedArrays]] = []
-        self._messages: list[bytearray] = []  # to receive into
+        self._messages: list[bytearray] = []  # buffers to receive into
         unusable.register(self)
 
     def send(self, data: Arrays, dest: int, tag: int) -> None:
-        """Send an array or a sequence of arrays; return once the receiver receives it."""
+        """Send an array or a sequence of arrays; return once the receiver has begun to receive."""
         self._check_other(dest, tag, 'dest', wildcards=False)
         # Fast path, for most messages.
         if array_buffers.is_plain(data) and data.nbytes <= INLINE:
@@ -102,10 +103,10 @@ class Messages:
         self._check(dest, tag, 'dest', wildcards=False)
         self._began('isend', dest, tag, caller)
         name, site = f'isend to rank {dest} with tag {tag}', call_site.locate()
-        # The parts are copied, since the receiver receives them only in wait() or test().
+        # The parts are copied, because the receiver receives them only in wait() or test().
         first, number, rest = self._parts('isend', data, dest, tag, copies=True)
         self.record.count_sent(dest, tag)
-        # The first message is synchronous, to know at the end whether it was received.
+        # The first message is synchronous, so that it is known at the end whether it was received.
         sends = [self._mpi_comm.Issend(first, dest, tag)]
         sends += [self._payloads.mpi_comm.Isend(part, dest, number) for part in rest]
         self.pending.record(f'{name}, called at {site}', sends)
@@ -151,7 +152,7 @@ class Messages:
         return request
 
     def send_obj(self, obj: Object, dest: int, tag: int) -> None:
-        """Send an object; may return before it is received."""
+        """Send an object; may return before the receiver has received it."""
         if not (type(dest) is int is type(tag) and 0 <= dest < self._size
                 and 0 <= tag <= self._max_tag):
             self._check(dest, tag, 'dest', wildcards=False)
@@ -165,7 +166,7 @@ class Messages:
         record.sent_at = record.count
         number = IN_MESSAGE
         rest: Iterable[Array | bytes] = ()
-        if len(first) > INLINE or buffers or first[0] != PICKLE:  # of an old protocol
+        if len(first) > INLINE or buffers or first[0] != PICKLE:  # pickled by an old protocol
             number, rest = self._payloads.new_number(), pickling.messages(first, buffers)
             first = message_header.of_object(number)
         elif dest != self.rank:  # fast path, for most messages
@@ -175,7 +176,7 @@ class Messages:
             self.pending.record(
                 f'send_obj to rank {dest} with tag {tag}, called at {call_site.locate()}',
                 [self._mpi_comm.Issend(first, dest, tag),
-                 # Copies: the program may change its arrays before it receives them.
+                 # Copies, because user code may change its arrays before it receives them.
                  *[self._payloads.mpi_comm.Isend(bytes(message), dest, number)
                    for message in rest]])
             return
@@ -211,7 +212,7 @@ class Messages:
 
     def send_marked(self, operation: str, mark: Mark, data: Arrays, dest: int, tag: int,
                     caller: str = '') -> None:
-        """Send a mark, then an array or a sequence of arrays like :meth:`send`."""
+        """Send a mark, followed by an array or a sequence of arrays as in :meth:`send`."""
         self._check_other(dest, tag, 'dest', wildcards=False)
         self._began(operation, dest, tag, caller)
         first, number, rest = self._parts(operation, data, dest, tag)
@@ -256,7 +257,7 @@ class Messages:
             f'{request.call}: nothing was sent' for request in self.receiving()]
 
     def receiving(self) -> list[Request[ReceivedArrays]]:
-        """Return the incomplete requests of irecv; makes progress with them."""
+        """Make progress with the requests of irecv; return the incomplete ones."""
         for request in self._receives[:]:
             if request.test():
                 with contextlib.suppress(ValueError):  # another thread has removed it
@@ -317,7 +318,7 @@ class Messages:
                 self._payloads.mpi_comm.Send(message, dest, number)
 
     def _check(self, peer: int, tag: int, name: str, wildcards: bool) -> None:
-        """Check peer and tag; raise on this rank only, since there is no rank to notify."""
+        """Check peer and tag. Raise on this rank only, because there is no rank to notify."""
         if not is_integer(peer) or not is_integer(tag):
             advice = '' if not hasattr(peer, 'dtype') else (
                 '. Check the order of the arguments: send(data, dest, tag)' if name == 'dest' else
@@ -330,14 +331,14 @@ class Messages:
             raise ValueError(f'tag must be from 0 to {self._max_tag}, not {tag}')
 
     def _check_other(self, peer: int, tag: int, name: str, wildcards: bool) -> None:
-        """Like :meth:`_check`, but rejects this rank as peer."""
+        """Check peer and tag as in :meth:`_check`, and also reject this rank as peer."""
         if type(peer) is int and peer != self.rank and type(tag) is int and (
                 0 <= peer < self._size and 0 <= tag <= self._max_tag):
             return
         self._check(peer, tag, name, wildcards)
         if peer == self.rank:
-            raise ValueError(f'{name} is this rank itself, {peer}, which would block forever; use '
-                             'another rank')
+            raise ValueError(f'{name} must be another rank, not this rank itself ({peer}): the '
+                             'call would block forever')
         if self._size == 1:
             raise ValueError('the communicator has only one rank: there is no rank to send to or '
                              'to receive from')
@@ -359,14 +360,14 @@ class Messages:
 
     def _parts(self, operation: str, data: Arrays, dest: int, tag: int, copies: bool = False
                ) -> tuple[bytes, int, list[Array | bytes]]:
-        """Return the message with the user's tag, the number of the payload, and its messages.
+        """Return the first part of a message, the number of its payload, and the payload.
 
         Args:
-            operation: The operation, for errors.
-            data: Arrays.
-            dest: The receiver, which also raises an error of this rank.
-            tag: The tag.
-            copies: Whether the payloads are copies of the arrays.
+            operation: The name of the operation, for errors.
+            data: An array or a sequence of arrays.
+            dest: The receiver, which also raises the error if the data is invalid.
+            tag: The user's tag.
+            copies: Whether to copy large arrays.
         """
         is_one = not isinstance(data, (tuple, list))
         try:
@@ -385,7 +386,7 @@ class Messages:
 
     def _receive(self, source: int, tag: int, call: str, status: MPI.Status | None = None
                  ) -> Receives[Arrays]:
-        """Receive the next message; raise if the sender failed or sent another kind."""
+        """Receive the next message; raise if the sender failed or sent the wrong kind."""
         status = MPI.Status() if status is None else status
         message = yield from message_parts.receive(self._mpi_comm, source, tag, status)
         return (yield from self._finish_plain(
@@ -402,7 +403,7 @@ class Messages:
         return received
 
     def _finish(self, message: FirstPart, source: int, tag: int, call: str) -> Receives[Arrays]:
-        """Receive the data of a message; raise if the sender failed or sent another kind."""
+        """Receive the data of a message; raise if the sender failed or sent the wrong kind."""
         record = self.record
         record.receiving[source, tag] += 1
         try:
@@ -426,13 +427,13 @@ class Messages:
         is_object = header.kind is Kind.OBJECT
         if is_object != (call == 'send_obj'):
             suffix = '_obj' * is_object
-            raise TypeError(f'rank {source} sent its message with tag {tag} by send{suffix}(); '
+            raise TypeError(f'rank {source} sent its message with tag {tag} using send{suffix}(); '
                             f'receive it with recv{suffix}()')
         return received
 
 
 def _described(argument: object) -> str:
-    """Describe an argument; arrays by their dtype and shape."""
+    """Describe an argument: an array by its dtype and shape, other objects by their repr."""
     if hasattr(argument, 'dtype') and hasattr(argument, 'shape'):
-        return f'an array of {argument.dtype} {argument.shape}'
+        return f'an array of dtype {argument.dtype} and shape {argument.shape}'
     return repr(argument)

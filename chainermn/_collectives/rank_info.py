@@ -1,4 +1,4 @@
-"""The information that ranks share when they create a communicator, in one exchange."""
+"""The information that ranks exchange, in one collective, when they create a communicator."""
 from __future__ import annotations
 
 import contextlib
@@ -18,18 +18,18 @@ from chainermn._timeline import recorder
 from chainermn._transport import lifetime, topology
 from chainermn._transport.topology import Place
 
-#: Bytes of a rank that are gathered in one operation: their number, then a pickle.
+#: Bytes per rank that are gathered in one operation: the length of a pickle, then the pickle.
 _BLOCK = 1024
 _LENGTH = struct.Struct('=I')
 _ROOM = _BLOCK - _LENGTH.size
 
 
 class Arguments(NamedTuple):
-    """The arguments of a rank's call of create_communicator."""
+    """The arguments that a rank passes to create_communicator."""
 
     call: str
     failure: RemoteError | None  # why the call is invalid
-    lacks_nccl: str  # why 'auto' cannot use NCCL; '' if it can
+    no_nccl_reason: str  # why 'auto' cannot use NCCL; '' if it can
     has_torch: bool  # whether PyTorch's kernels compute for Chainer
     rounding: str  # how updates round; '' if Chainer computes them
 
@@ -38,14 +38,14 @@ class RankInfo(NamedTuple):
     """The information that a rank sends to the others."""
 
     place: Place
-    has_timeline: bool  # whether it records one
+    has_timeline: bool  # whether the rank records a timeline
     registration: Registration | None
     unreferenced: set[Key]
     arguments: Arguments | None
 
 
 class _Gathered(runtime.ProcessState):
-    """The information of all ranks in create_communicator, for the communicator it creates."""
+    """The information that create_communicator has gathered for the communicator it creates."""
 
     def __init__(self) -> None:
         self.mpi_comm: MPI.Intracomm | None = None
@@ -55,14 +55,15 @@ class _Gathered(runtime.ProcessState):
 def gather(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> list[RankInfo]:
     """Return the information of each rank. Collective: every rank calls it.
 
-    Then the ranks can report failures, and know when another one has ended.
+    Afterwards, the ranks can report failures and notice when another rank has exited.
 
     Args:
-        mpi_comm: The ranks that create a communicator.
-        arguments: What this rank passes to create_communicator; ``None`` if it calls a class.
+        mpi_comm: The MPI communicator of the ranks that create a communicator.
+        arguments: The arguments that this rank passes to create_communicator; ``None`` if it
+            instantiates a communicator class instead.
 
     Raises:
-        CollectiveMismatchError: On all ranks, if only some of them call a class.
+        CollectiveMismatchError: On all ranks, if only some of them instantiate a class.
     """
     registration = lifecycle.prepare(mpi_comm)
     ranks = _allgather(mpi_comm, RankInfo(
@@ -71,7 +72,7 @@ def gather(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> list[
     if registration is not None:
         lifecycle.start(mpi_comm, [each.place.host for each in ranks],
                         [each.registration for each in ranks if each.registration is not None])
-    calls = ['a class of communicators' if each.arguments is None else each.arguments.call
+    calls = ['a communicator class' if each.arguments is None else each.arguments.call
              for each in ranks]
     if len({each.arguments is None for each in ranks}) > 1:
         raise mismatch.calls_differ_error(calls)
@@ -79,9 +80,9 @@ def gather(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> list[
 
 
 def _allgather(mpi_comm: MPI.Intracomm, info: RankInfo) -> list[RankInfo]:
-    """Return the information of each rank, in one collective; in two more if a text is long.
+    """Return the information of each rank, using one collective, or three if a text is long.
 
-    mpi4py would gather the lengths first.
+    mpi4py's ``allgather`` would always gather the lengths first.
     """
     data = pickle.dumps(info)
     received = bytearray(_BLOCK * mpi_comm.size)
@@ -94,7 +95,7 @@ def _allgather(mpi_comm: MPI.Intracomm, info: RankInfo) -> list[RankInfo]:
 
 @contextlib.contextmanager
 def gathered(mpi_comm: MPI.Intracomm, ranks: list[RankInfo]) -> Iterator[None]:
-    """Return a context in which :func:`of_ranks` communicates nothing for one communicator."""
+    """Make :func:`of_ranks` return this information once, without communicating."""
     state = runtime.get(_Gathered)
     state.mpi_comm, state.ranks = mpi_comm, ranks
     try:
@@ -104,7 +105,10 @@ def gathered(mpi_comm: MPI.Intracomm, ranks: list[RankInfo]) -> Iterator[None]:
 
 
 def of_ranks(mpi_comm: MPI.Intracomm) -> list[RankInfo]:
-    """Return the information of each rank in a new communicator. Collective: all ranks call it."""
+    """Return the information of each rank when a communicator is created.
+
+    Collective: every rank calls it.
+    """
     state = runtime.get(_Gathered)
     if state.mpi_comm is not mpi_comm:
         return gather(mpi_comm)

@@ -64,7 +64,7 @@ def allreduce_many(comm: MpiCommunicator, xs: Sequence[SameArray], op: str = 'su
     context = comm._context
     if not isinstance(xs, (tuple, list)):
         raise TypeError(f'expected a tuple or list of arrays but got {type(xs)}; pass [*xs], '
-                        'or for one array call allreduce')
+                        'or call allreduce for a single array')
     arrays = [array_buffers.checked(x) for x in xs]
     for array in arrays:
         check_op(op, array.dtype)
@@ -112,8 +112,8 @@ def multi_node_mean(comm: MpiCommunicator, x: SameArray) -> SameArray:
     context = comm._context
     array = array_buffers.checked(x)
     if array.dtype.kind != 'f':
-        raise TypeError(f'expected a floating-point array but got {array.dtype}; pass '
-                        'x.astype(numpy.float32)')
+        raise TypeError(f'expected a floating-point array but got dtype {array.dtype}; convert it '
+                        'first: x.astype(numpy.float32)')
     summed = array.astype(array_buffers.summed_in(array.dtype), copy=False)
     mean = _reduced(context, packed('multi_node_mean', array), summed, 'sum')
     mean *= mean.dtype.type(1 / context.size)
@@ -121,7 +121,7 @@ def multi_node_mean(comm: MpiCommunicator, x: SameArray) -> SameArray:
 
 
 def _checked_arrays(context: Context, operation: str, arrays: Sequence[Array], op: str) -> bool:
-    """Check that arrays match on all ranks; return whether their devices do too."""
+    """Check that the arrays match on all ranks; return whether their devices match too."""
     listed = ParameterList.named({f'xs[{i}]': array for i, array in enumerate(arrays)})
     layout = listed.layout(allows_mixed_devices=True)
     device = any(array_buffers.on_device(array) for array in arrays)
@@ -130,7 +130,7 @@ def _checked_arrays(context: Context, operation: str, arrays: Sequence[Array], o
 
 
 def _sum_signature(context: Context, x: Array) -> bytes:
-    """Return the signature of a sum that is exchanged inline; empty for others."""
+    """Return the signature of a sum whose data is sent inline; empty for other sums."""
     signature = b''
     if context.check.is_active and x.dtype in _NATIVE and is_inline(context, x):
         signature = pack('allreduce', x.shape, x.dtype, -1, 'sum', False)
@@ -142,13 +142,13 @@ def _sum_signature(context: Context, x: Array) -> bytes:
 
 def _reduced(context: Context, signature: bytes, array: Array, op: str, out: Array | None = None
              ) -> Array:
-    """Compare the calls, and reduce the arrays of all ranks, in the shape of this one.
+    """Compare the calls, then reduce the arrays of all ranks to an array of the same shape.
 
     Args:
         context: The context of the communicator.
         signature: The signature of the call, with the shape and device of the array.
-        array: Array.
-        op: The operation.
+        array: The array of this rank.
+        op: The reduction, such as ``'sum'``.
         out: C-ordered host array that may receive the result; it may be ``array`` itself.
     """
     if not context.check.is_active or not is_inline(context, array):
@@ -165,8 +165,8 @@ def _transport_reduced(context: Context, array: Array, op: str, homogeneous: boo
 
     Args:
         context: The context of the communicator.
-        array: Array.
-        op: The operation.
+        array: The array of this rank.
+        op: The reduction, such as ``'sum'``.
         homogeneous: Whether the arrays are on a device on all ranks or on none.
         out: C-ordered host array that may receive the result; it may be ``array`` itself.
     """
@@ -189,9 +189,9 @@ def _check_out(out: Array, x: Array) -> None:
     if isinstance(out, np.ma.MaskedArray):
         raise TypeError('out must not be a masked array; pass out.data')
     if (out.dtype, out.shape) != (x.dtype, x.shape):
-        raise ValueError(f'out must have the dtype and shape of the array, {x.dtype} {x.shape}, '
-                         f'not {out.dtype} {out.shape}')
+        raise ValueError('out must have the same dtype and shape as the array: expected '
+                         f'{x.dtype} {x.shape}, got {out.dtype} {out.shape}')
     if array_buffers.on_device(out) != array_buffers.on_device(x):
         raise ValueError('out and the array must both be on the host, or both on the device')
     if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError('out is read-only')
+        raise ValueError('out must be a writable array')

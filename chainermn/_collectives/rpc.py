@@ -1,8 +1,8 @@
-"""Remote procedure calls: a thread of each rank answers requests of the other ranks.
+"""Remote procedure calls: a thread of each rank answers requests from other ranks.
 
 The alternative, one-sided communication (MPI chapter 12), needs no thread where ranks share memory.
-But without special network hardware, MPI moves such data only while the target rank is inside MPI,
-so a rank that sleeps or computes would block all others.
+But without special network hardware, MPI transfers such data only while the target rank is in an
+MPI call, so a rank that sleeps or computes would block all others.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from chainermn._process.mpi import MPI
 from chainermn._types import Buffer
 
 _REQUEST = 0  # tag
-_HEAD = struct.Struct('=q')  # of a request: tag of its answer; of an answer: whether it failed
+_HEAD = struct.Struct('=q')  # in a request: tag of the answer; in an answer: whether it failed
 
 # Seconds. A waiting thread polls continuously at first, then at short and later at long intervals;
 # an idle thread uses 3 % of a core.
@@ -39,19 +39,20 @@ _FREQUENT = 2e-2
 _SHORT_INTERVAL = 5e-5
 _LONG_INTERVAL = 1e-3
 
-#: A message: any number of C-ordered host arrays or bytes, sent as one.
+#: The parts of a message: any number of C-ordered host arrays or bytes, which are sent together.
 Buffers: TypeAlias = 'Sequence[Buffer]'
 
 
 class Service:
-    """Answers requests of other ranks, and sends requests. Collective: every rank creates one.
+    """Sends requests and answers those of other ranks. Collective: every rank creates one.
 
     Args:
         mpi_comm: A duplicate of the communicator that nothing else uses; freed at the end.
-        answer: Called as ``answer(source, request)`` with a flat uint8 array; returns the buffers
-            of the answer. It runs in the thread of this service, or, for requests of this rank to
-            itself, in the requesting thread. Its errors are raised on the requesting rank. It
-            must not send requests: two ranks could wait for each other.
+        answer: Function called as ``answer(source, request)``, where the request is a flat uint8
+            array, which returns the buffers of the answer. It runs in the thread of this service,
+            or in the requesting thread if this rank sends a request to itself. Its errors are
+            raised on the requesting rank. It must not send requests, because two ranks could wait
+            for each other.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, answer: Callable[[int, np.ndarray], Buffers]
@@ -73,7 +74,7 @@ class Service:
 
     @operation(REQUEST)
     def ask(self, requests: Mapping[int, Buffers]) -> dict[int, np.ndarray]:
-        """Send requests to some ranks together and wait for the answers. Thread-safe.
+        """Send requests to several ranks at once and wait for the answers. Thread-safe.
 
         Args:
             requests: The buffers of each request, by destination.
@@ -83,7 +84,7 @@ class Service:
 
         Raises:
             ValueError: If the service is closed on this rank.
-            RuntimeError: If it is called by ``answer``.
+            RuntimeError: If ``answer`` calls this method.
             Exception: The first error that ``answer`` raised.
         """
         if hasattr(self._answering, 'source'):
@@ -91,8 +92,8 @@ class Service:
                                'KVStore, must not send requests: two ranks could wait for each '
                                'other')
         if self._closed.is_set():
-            raise ValueError('the store was closed on this rank, so other ranks may have ended; do '
-                             'not use it after close()')
+            raise ValueError('the store was closed on this rank, so other ranks may have exited; '
+                             'do not use it after close()')
         tag = next(self._tags)
         call = self._record.add(operation=REQUEST)
         call.words = f'to {ranks_text(sorted(requests))}'
@@ -122,13 +123,13 @@ class Service:
 
     def _make_unusable(self, unusable: Unusable) -> None:
         """Make every later :meth:`ask` raise an error."""
-        setattr(self, '_answering', unusable)  # noqa: B010  (of another type)
+        setattr(self, '_answering', unusable)  # noqa: B010  (of a different type)
 
     def close(self) -> None:
-        """End the requests of this rank. Every rank calls it, at any time.
+        """Stop sending requests from this rank. Every rank calls it, at any time.
 
-        Returns immediately. This rank continues to answer until all ranks have called it or have
-        reached the end of the program.
+        Returns immediately. This rank continues to answer requests until all ranks have called
+        ``close`` or have reached the end of the program.
         """
         self._closed.set()
 
@@ -144,7 +145,7 @@ class Service:
         return _received(message, status)
 
     def _serve(self) -> None:
-        """Run in the thread."""
+        """Answer requests until all ranks have closed the service; runs in the thread."""
         status = MPI.Status()
         all_closed: MPI.Request | None = None
         last = time.perf_counter()
@@ -174,8 +175,8 @@ class Service:
             return _failed(error)
         except BaseException as error:
             if threading.current_thread() is not self._thread:
-                raise  # it concerns this rank, such as an interrupt
-            # If the thread ended here, the requesting rank would get no answer.
+                raise  # it is meant for this rank, such as an interrupt
+            # If the thread exited here, the requesting rank would get no answer.
             return _failed(RuntimeError(f'{type(error).__name__}: {error}'))
         finally:
             del self._answering.source
@@ -187,9 +188,9 @@ def check_service(answer: object) -> None:
         raise TypeError(f'answer must be a function, not {answer!r}')
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
-            'answering requests in a thread needs MPI_THREAD_MULTIPLE, which the MPI library does '
-            'not provide; leave mpi4py.rc.threads and mpi4py.rc.thread_level at their defaults, or '
-            'use another MPI library')
+            'answering requests in a thread requires MPI_THREAD_MULTIPLE, which the MPI library '
+            'does not provide; leave mpi4py.rc.threads and mpi4py.rc.thread_level at their '
+            'defaults, or use a different MPI library')
 
 
 def _received(message: MPI.Message, status: MPI.Status) -> tuple[int, np.ndarray]:

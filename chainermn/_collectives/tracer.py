@@ -22,7 +22,7 @@ from chainermn._timeline import clock_sync, recorder
 from chainermn._timeline.recorder import Timeline, now
 from chainermn._types import Array
 
-#: The names of parameters for data to send.
+#: The names of parameters that take the data to send.
 _PAYLOADS = 'x', 'xs', 'data'
 
 
@@ -38,7 +38,7 @@ def begin(mpi_comm: MPI.Intracomm, record: FlightRecord) -> Tracer:
     """Add a communicator to the timeline of each rank. Collective: every rank calls it.
 
     Args:
-        mpi_comm: The ranks.
+        mpi_comm: The MPI communicator.
         record: The flight record of the collectives.
 
     Raises:
@@ -71,7 +71,7 @@ def begin(mpi_comm: MPI.Intracomm, record: FlightRecord) -> Tracer:
 def _at_the_end() -> None:
     timeline = recorder.get()
     if timeline is not None:
-        for compare in timeline.compared.values():  # again, since clocks drift
+        for compare in timeline.compared.values():  # again, because clocks drift
             compare()
         recorder.close()
 
@@ -89,15 +89,15 @@ def _comparison(timeline: Timeline, mpi_comm: Any, name: str) -> Callable[[], No
 
 
 class _Current(threading.local):
-    """The operation of the calling thread; other threads may send messages meanwhile."""
+    """The current operation, for each thread: other threads may send messages at the same time."""
 
-    call: Call | None = None  # that is being recorded
+    call: Call | None = None  # the call that is being recorded
     begun = 0
     arrays = ''  # description of the arrays of the model
 
 
 class Tracer:
-    """Records the operations of one communicator; of nested ones only the outermost."""
+    """Records the operations of one communicator, but not those that are nested in another one."""
 
     def __init__(self, timeline: Timeline, name: str) -> None:
         self._timeline = timeline
@@ -109,7 +109,7 @@ class Tracer:
         return Tracer(self._timeline, f'service of {self._name}')
 
     def note_model(self, arrays: Sequence[Array]) -> None:
-        """Note which arrays of a model are exchanged."""
+        """Note the arrays of the model that are communicated."""
         self._current.arrays = recorder.describe(arrays)
 
     def begin(self, call: Call) -> None:
@@ -133,11 +133,11 @@ class Tracer:
             details += filter(None, [self._details(call, args[1:], kwargs, result)])
         self._timeline.add(call.operation, 'operation', current.begun, end, ','.join(details))
         if error is not None:
-            self._timeline.write()  # the program may end here
+            self._timeline.write()  # the script may end here
 
     def _details(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], result: object
                  ) -> str:
-        """Describe the exchanged data, from the arguments and the result."""
+        """Describe the communicated data, using the arguments and the result."""
         declared = BY_NAME[call.operation]
         if declared.payload is Payload.NOTHING:
             return ''
@@ -156,7 +156,7 @@ class Tracer:
 
 
 class _ByOwner:
-    """Tells the tracer of each communicator of its calls."""
+    """Passes each call to the tracer of its communicator."""
 
     def begin(self, call: Call) -> None:
         if call.operation in BY_NAME and (tracer := getattr(call.owner, '_tracer', None)):
@@ -172,7 +172,7 @@ _by_owner = _ByOwner()
 
 
 def _of_call(args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> str:
-    """Describe the arrays that were passed, or else the results."""
+    """Describe the arrays that were passed or, if there are none, the results."""
     given = args[0] if args else next(
         (kwargs[name] for name in _PAYLOADS if name in kwargs), None)
     return _of_arrays(given) or _of_arrays(

@@ -1,4 +1,4 @@
-"""``chainermn compare``: why two runs differ, from their records."""
+"""``chainermn compare``: find where two recorded runs begin to differ."""
 from __future__ import annotations
 
 import argparse
@@ -15,9 +15,9 @@ from chainermn._records.differences import Difference
 from chainermn._records.read import RecordedRun
 
 _DESCRIPTION = """\
-Says where two runs begin to differ: in a setting, a batch, random numbers, the output of a
-function, a gradient or an update, and on which rank. With one record, compares the replicas of
-its ranks.
+Finds where two runs begin to differ: in a setting, a batch, random numbers, the output of a
+function, a gradient or an update, and on which rank. With only one record, compares the
+replicas on its ranks.
 
   CHAINERMN_RECORD=a mpiexec -n 4 python train.py
   CHAINERMN_RECORD=b mpiexec -n 4 python train.py
@@ -31,25 +31,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the options."""
     parser.description = _DESCRIPTION
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument('a', type=pathlib.Path, metavar='A', help='folder of a record')
+    parser.add_argument('a', type=pathlib.Path, metavar='A', help='folder of the first record')
     parser.add_argument('b', type=pathlib.Path, metavar='B', nargs='?',
-                        help='folder of another record')
+                        help='folder of the second record')
     parser.add_argument('--plot', type=pathlib.Path, metavar='FILE',
                         help='plot losses and differences, as PNG (needs matplotlib)')
     parser.add_argument('--json', action='store_true', help='print the result as JSON')
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Run the command; return the exit status: 1 if there is a difference, 2 without a plot."""
+    """Run the command.
+
+    Returns:
+        The exit status: 1 if there is a difference, 2 if the plot cannot be written.
+    """
     if options.plot is not None and options.b is None:
-        parser.error('--plot takes two records')
+        parser.error('--plot requires two records')
     try:
         a = RecordedRun(options.a)
         b = RecordedRun(options.b) if options.b else None
         if b is None and len(a.ranks) == 1 < a.size:
             raise ValueError(f'{options.a} contains the record of only one of {a.size} ranks. '
                              'Record all ranks (add RunRecord or set CHAINERMN_RECORD on each of '
-                             'them), or pass the records of two runs')
+                             'them), or pass the records of two runs.')
         if empty := [run for run in (a, b) if run is not None and not _updates(run)]:
             raise ValueError(f'{empty[0].folder} contains no updates: the run ended before its '
                              'first update, or has just started')
@@ -62,8 +66,8 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.plot is not None and b is not None:
         if importlib.util.find_spec('matplotlib') is None:
             sys.stdout.flush()
-            streams.write(f'chainermn compare: {options.plot} was not written, as --plot needs '
-                          f'matplotlib: {sys.executable} -m pip install matplotlib\n')
+            streams.write(f'chainermn compare: {options.plot} was not written, because --plot '
+                          f'requires matplotlib: {sys.executable} -m pip install matplotlib\n')
             return 2
         from chainermn._records import plot
 
@@ -115,7 +119,7 @@ def _no_difference(result: dict[str, Any]) -> str:
     if result['A']['ranks'] == result['B']['ranks']:
         return ('All updates that both runs recorded are identical: batches, losses, gradients and '
                 'parameters.')
-    return ('All updates that both runs recorded have the same examples, and up to rounding the '
+    return ('All updates that both runs recorded have the same examples and, up to rounding, the '
             'same gradients and parameters.')
 
 

@@ -8,8 +8,8 @@ import os
 from chainermn._commands import running_ranks
 
 _DESCRIPTION = """\
-Prints what all ranks of a running job are doing: the current and the last operations, and
-the stacks. The job continues. The report appears in the output of the job.
+Prints what all ranks of a running job are doing: their current and last operations, and
+their stacks. The job continues. The report appears in the output of the job.
 """
 
 
@@ -22,11 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Notify a rank; return the exit status."""
+    """Notify a rank and return the exit status."""
     if not os.path.exists(f'/proc/{options.pid}'):
         parser.error(f'there is no process {options.pid}')
     for process in running_ranks.below(options.pid):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # it has exited
             running_ranks.request(process, b'1')
             print(f'Notified the rank in process {process}; the report appears in the output of '
                   'the job.')

@@ -1,4 +1,4 @@
-"""Types of options that several commands have."""
+"""Option types that several commands use."""
 from __future__ import annotations
 
 import argparse
@@ -6,11 +6,15 @@ from collections.abc import Callable
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """Return a function that converts text to an integer that is large enough."""
+    """Return a function that converts text to an integer and rejects integers below ``minimum``.
+
+    Args:
+        minimum: The minimum, 0 or 1.
+    """
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < minimum:
             raise argparse.ArgumentTypeError(
-                f'must be an integer of at least {minimum}, not {text}')
+                f'must be a {"positive" if minimum else "non-negative"} integer, not {text}')
         return int(text)
 
     return number

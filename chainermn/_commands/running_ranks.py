@@ -1,4 +1,4 @@
-"""The ranks that run on this host, and the file of each to which commands write requests."""
+"""Find the ranks that run on this host and write requests to their request files."""
 from __future__ import annotations
 
 import contextlib
@@ -22,10 +22,10 @@ def below(process: int) -> list[int]:
 
 
 def job(process: int) -> str | None:
-    """Return an identifier of the job of a rank.
+    """Return an identifier of a rank's job.
 
     Returns:
-        ``None`` if the process belongs to another user, or is not a rank that has created a
+        ``None`` if the process belongs to another user or is not a rank that has created a
         communicator.
     """
     found = _file(process)
@@ -36,32 +36,32 @@ def request(process: int, text: bytes) -> None:
     """Write a request for a rank.
 
     Raises:
-        OSError: If it has ended.
+        OSError: If the rank has exited.
     """
     found = _file(process)
     if found is None:
-        raise ProcessLookupError(f'process {process} has ended')
-    with found[0].open('ab') as file:  # there may be another request
+        raise ProcessLookupError(f'process {process} has exited')
+    with found[0].open('ab') as file:  # append, because there may be another request
         file.write(text)
 
 
 def processes() -> Iterator[int]:
-    """Yield all processes of this host."""
+    """Yield the IDs of all processes on this host."""
     for path in pathlib.Path('/proc').glob('[0-9]*'):
         yield int(path.name)
 
 
 def _parent(process: int) -> int:
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # it has exited
         text = pathlib.Path(f'/proc/{process}/stat').read_text()
         return int(text.rpartition(')')[2].split()[1])
     return 0
 
 
 def _file(process: int) -> tuple[pathlib.Path, str] | None:
-    """Return the file of a process for requests, and the identifier in its name."""
+    """Return the request file of a process and the identifier in the name of the file."""
     folder = pathlib.Path(f'/proc/{process}')
-    with contextlib.suppress(OSError):  # another user's, or it has ended
+    with contextlib.suppress(OSError):  # another user's process, or it has exited
         if folder.stat().st_uid != os.getuid():  # root can see the jobs of all users
             return None
         for path in (folder / 'fd').iterdir():

@@ -1,6 +1,6 @@
-"""``chainermn timeline``: merge the timelines of all ranks, and summarize them.
+"""``chainermn timeline``: merge and summarize the timelines of all ranks.
 
-Ranks write timelines if ``CHAINERMN_TIMELINE`` is set, see ``_timeline/recorder.py``.
+Ranks write timelines if ``CHAINERMN_TIMELINE`` is set; see ``_timeline/recorder.py``.
 """
 from __future__ import annotations
 
@@ -38,9 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Run the command; return the exit status: 1 if matplotlib for ``--png`` is missing."""
+    """Run the command.
+
+    Returns:
+        The exit status: 1 if ``--png`` was given but matplotlib is missing, otherwise 0.
+    """
     if options.between and not 0 <= options.between[0] < options.between[1]:
-        parser.error('--between takes two times in seconds, start before end')
+        parser.error('--between takes a start and an end in seconds; the end must be after the '
+                     'start')
     if options.merged in options.files:
         parser.error(f'-o {options.merged} would overwrite the timeline of a rank')
     try:
@@ -72,7 +77,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         print(f'\nWrote {options.png}')
     elif options.png is not None:
         sys.stdout.flush()
-        streams.write(f'chainermn timeline: {options.png} was not written, as --png needs '
-                       f'matplotlib: {sys.executable} -m pip install matplotlib\n')
+        streams.write(f'chainermn timeline: {options.png} was not written, because --png requires '
+                      f'matplotlib: {sys.executable} -m pip install matplotlib\n')
         return 1
     return 0

@@ -1,1 +1,1 @@
-"""Ranks compare their calls before data moves; a mismatch raises the same error on all of them."""
+"""Ranks compare their calls before data moves. A mismatch raises the same error on all ranks."""

@@ -14,7 +14,7 @@ from chainermn import global_except_hook
 from chainermn._consistency import mismatch
 from chainermn._consistency.signature_exchange import (
     MISMATCH,
-    SPINS_IF_CROWDED,
+    SPINS_IF_OVERSUBSCRIBED,
     Data,
     Share,
     SignatureExchange,
@@ -38,11 +38,11 @@ from chainermn._process.mpi import MPI
 
 _T = TypeVar('_T')
 
-#: Transfers of at least this size start with another check: then it takes about 1 % of the time
-#: even if ranks share a core, and memory may be short.
+#: Size in bytes from which transfers start with a second check, because memory may be short. At
+#: this size, the check takes about 1 % of the time, even if ranks share a core.
 _LARGE = 2**23
 
-#: Characters of an error in a text about another one.
+#: Maximum number of characters of an error that is quoted in another message.
 _LONGEST = 200
 
 
@@ -50,14 +50,15 @@ class ConsistencyCheck:
     """The consistency check of one communicator.
 
     Args:
-        mpi_comm: A duplicate of the communicator. Nothing else uses its collectives, and the tag
+        mpi_comm: A duplicate of the communicator. Nothing else uses its collectives or the tag
             ``tags.reserved().check``.
-        share: Allocates shared memory for the exchanges; ``None`` if the ranks have none.
+        share: Function that allocates shared memory for the exchanges; ``None`` if the ranks
+            cannot share memory.
         spins: The number of polls for a message before this rank yields its core.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, share: Share | None = None,
-                 spins: int = SPINS_IF_CROWDED) -> None:
+                 spins: int = SPINS_IF_OVERSUBSCRIBED) -> None:
         self.mpi_comm = mpi_comm
         self.record = FlightRecord(mpi_comm)
         #: Whether there are other ranks to compare calls with.
@@ -69,17 +70,17 @@ class ConsistencyCheck:
         #: The update of the calling optimizer.
         self.update = NO_UPDATE
         self.set_caller(PROGRAM)
-        self._mismatch: tuple[int, list[CallSignature]] = -1, []  # the last one, and its call
+        self._mismatch: tuple[int, list[CallSignature]] = -1, []  # the last one: call, signatures
         self._compared = -1  # the last call whose signatures the ranks have exchanged
         self._size = mpi_comm.size
         self._share, self._spins = share, spins
         self.exchange: SignatureExchange = SignatureExchange(
             mpi_comm, call_signature.SIZE, share, spins)
-        #: The largest size in bytes of data of one rank that is exchanged with its call.
+        #: The maximum size, in bytes, of data that a rank can send with the signature of its call.
         self.capacity = self.exchange.capacity
 
     def set_caller(self, caller: Caller) -> None:
-        """Set who makes the calls of this rank."""
+        """Set the caller of the next operations on this rank."""
         self.caller = caller
         self._words = f'of {caller.name}' if caller.name else ''
         self._identifier: Callable[[bytes], bytes] = (
@@ -104,7 +105,7 @@ class ConsistencyCheck:
         """Compare the signatures of all ranks; a mismatch raises the same error on all of them.
 
         Args:
-            signature: From ``call_signature.pack``.
+            signature: The signature of the call, from ``call_signature.pack``.
             details: The contents of the signature's digest, for the error.
 
         Returns:
@@ -119,12 +120,12 @@ class ConsistencyCheck:
 
     def gather_equal(self, signature: bytes, block: bytes,
                      details: Mapping[str, str] | None = None) -> Sequence[Data] | None:
-        """Like :meth:`same`, and returns the data of all ranks, which has the same size.
+        """Compare the signatures as in :meth:`same`, and gather data of the same size on all ranks.
 
         Args:
-            signature: From ``call_signature.pack``.
-            block: At most ``capacity`` bytes.
-            details: As for :meth:`same`.
+            signature: The signature of the call, from ``call_signature.pack``.
+            block: The data of this rank, at most ``capacity`` bytes.
+            details: The contents of the signature's digest, for the error.
 
         Returns:
             The data of each rank; ``None`` if the signatures differ in parts that may differ.
@@ -136,42 +137,44 @@ class ConsistencyCheck:
         return blocks
 
     def gather(self, signature: bytes, data: bytes = b'') -> Sequence[Data]:
-        """Return the signatures and data of all ranks; a mismatch raises on all.
+        """Return the signatures and data of all ranks; a mismatch raises an error on all ranks.
 
         Args:
-            signature: Of an operation whose shapes and numbers may differ between ranks.
-            data: At most ``capacity`` bytes.
+            signature: The signature of an operation whose shapes and numbers may differ between
+                ranks.
+            data: The data of this rank, at most ``capacity`` bytes.
 
         Returns:
-            The signature of each rank, of the size ``call_signature.SIZE``, with its data appended.
+            The signature of each rank (``call_signature.SIZE`` bytes), followed by its data.
         """
         self._record(signature)
         if self._size == 1:
             return [signature + data]
         messages = self.exchange.gather(self._identifier(signature), signature + data)
         if messages is None:
-            self._compare(signature)  # until now, the callers differed in allowed values
+            self._compare(signature)  # the callers differed until now, as allowed
             messages = self.exchange.gather(self._identifier(signature), signature + data)
         assert messages is not None, 'identifiers differ, but the calls match'
         return messages
 
     def bcast(self, signature: bytes, root: int, data: bytes = b'') -> Data:
-        """Return the signature and data of the root; a mismatch raises on all ranks.
+        """Return the signature and data of the root; a mismatch raises an error on all ranks.
 
         Args:
-            signature: Of an operation whose shapes and numbers may differ between ranks.
-            root: The root, which is in the signature.
-            data: Of the root, at most ``capacity`` bytes.
+            signature: The signature of an operation whose shapes and numbers may differ between
+                ranks.
+            root: The root, which the signature also contains.
+            data: The data of the root, at most ``capacity`` bytes.
 
         Returns:
-            The signature, of the size ``call_signature.SIZE``, with the data appended.
+            The signature (``call_signature.SIZE`` bytes), followed by the data.
         """
         self._record(signature)
         if self._size == 1:
             return signature + data
         message = self.exchange.bcast(self._identifier(signature), signature + data, root)
         if message is None:
-            self._compare(signature)  # until now, the callers differed in allowed values
+            self._compare(signature)  # the callers differed until now, as allowed
             message = self.exchange.bcast(self._identifier(signature), signature + data, root)
         assert message is not None, 'identifiers differ, but the calls match'
         return message
@@ -179,10 +182,10 @@ class ConsistencyCheck:
     def is_untold(self, error: BaseException) -> bool:
         """Return whether the other ranks know nothing of the call in which an error was raised.
 
-        If they know, this completes the exchange of the call, which they wait for.
+        If they do, first complete the exchange of signatures, which they wait for.
 
         Args:
-            error: The error; of any kind, and raised anywhere, if it is from a signal handler.
+            error: The error. A signal handler may raise any exception, at any point of the call.
         """
         record, exchange = self.record, self.exchange
         if record.count == record.before:
@@ -200,12 +203,12 @@ class ConsistencyCheck:
 
     def refuse(self, operation: str, error: Exception, consequence: str = mismatch.NOT_SENT
                ) -> NoReturn:
-        """Raise ``error`` on all ranks, in place of this rank's signature.
+        """Raise ``error`` on all ranks, in the check in which they expect this rank's signature.
 
         Args:
             operation: The operation that failed.
             error: The error.
-            consequence: The consequence, for the message.
+            consequence: The consequence of the error, for the message.
         """
         if not self.is_active:
             raise error
@@ -215,15 +218,15 @@ class ConsistencyCheck:
         self._refuse(operation, error, consequence)
 
     def prepared(self, nbytes: int | None, prepare: Callable[[], _T]) -> _T:
-        """Prepare to transfer data, after the calls were compared; raise an error on all ranks.
+        """Prepare to transfer data, after the calls were compared.
 
-        The other ranks wait for the data of this one, so without memory for a small transfer, this
-        rank ends the job.
+        If this fails, all ranks raise the error. But if the transfer is small, the other ranks
+        already wait for the data of this rank, so this rank aborts the job.
 
         Args:
-            nbytes: The size of the transfer, the same on all ranks; ``None`` if they do not know
-                it.
-            prepare: Allocates and packs.
+            nbytes: The size of the transfer in bytes, the same on all ranks; ``None`` if not all
+                ranks know it.
+            prepare: Function that allocates memory and packs the data.
 
         Returns:
             The result of ``prepare``.
@@ -244,21 +247,21 @@ class ConsistencyCheck:
                     f'{operation} failed on this rank while the others were waiting for its data',
                     f'{streams.one_line(error)[:_LONGEST]}\n{advice}')
             self._refuse(operation, error, mismatch.NOT_SENT)
-        # Do not count this comparison: it is the same operation.
+        # Do not count this comparison, because it belongs to the same operation.
         if (nbytes is None or nbytes >= _LARGE) and not (
                 self.exchange.matches(self._identifier(signature))):
             self._compare(signature)
         return result
 
     def _refuse(self, operation: str, error: Exception, consequence: str) -> NoReturn:
-        """Raise an error on all ranks, which are in a check."""
+        """Raise an error on all ranks; the other ranks are in a check."""
         self.exchange.matches(MISMATCH)
         signatures = self._signatures(call_signature.pack('failed', failed=True))
         self._raise_common(signatures, None, error,
                            mismatch.RemoteError.of(operation, error, consequence))
 
     def _signatures(self, signature: bytes) -> list[CallSignature]:
-        """Exchange the signatures of all ranks, after a mismatch."""
+        """Gather the signatures of all ranks after a mismatch."""
         self._compared = self.record.count
         signature = call_signature.with_caller(signature, self.caller.digest)
         received = bytearray(call_signature.SIZE * self._size)
@@ -267,9 +270,9 @@ class ConsistencyCheck:
                 for rank in range(self._size)]
 
     def _compare(self, signature: bytes, details: Mapping[str, str] | None = None) -> None:
-        """Exchange the signatures of all ranks; raise if they differ in parts that must not."""
+        """Gather the signatures of all ranks; raise if they differ in parts that must match."""
         signatures = self._signatures(signature)
-        if not all(signature.update for signature in signatures):  # not all by an optimizer
+        if not all(signature.update for signature in signatures):  # not all from optimizers
             signatures = [signature._replace(update=0) for signature in signatures]
         if not all(signature.caller for signature in signatures):
             signatures = [
@@ -308,7 +311,7 @@ class ConsistencyCheck:
             cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
             raise common.with_traceback(error.__traceback__) from cause
         if error is None:
-            raise common  # with the exception that the program is handling, if any, as its context
+            raise common  # its context is the exception that user code is handling, if any
         raise common from error
 
     def mismatch_of(self, error: BaseException) -> list[CallSignature] | None:
@@ -319,7 +322,7 @@ class ConsistencyCheck:
 
 
 def _handled(error: Exception | None) -> str:
-    """Describe the exception during whose handling the program called the operation.
+    """Describe the exception that user code was handling when it called the operation.
 
     For example ``, while handling ValueError: lost``, as in ``finally: comm.barrier()``.
 
@@ -334,7 +337,7 @@ def _handled(error: Exception | None) -> str:
 
 
 class CalledBy:
-    """Sets the caller of the operations in a context, unless there is one, and its update."""
+    """Context manager that sets the update, and the caller unless one is already set."""
 
     __slots__ = '_caller', '_check', '_count', '_outer', '_update'
 
@@ -361,6 +364,6 @@ class CalledBy:
 
 
 def _first_to_print(signatures: Sequence[CallSignature]) -> int:
-    """Return the first rank that failed, else the first that has not finished."""
+    """Return the first rank that failed or, if none did, the first that has not finished."""
     return min(range(len(signatures)), key=lambda rank: (
         not signatures[rank].failed, signatures[rank].operation == END, rank))

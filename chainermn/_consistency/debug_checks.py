@@ -1,4 +1,4 @@
-"""Debug mode: slower checks that find the rank and parameter where training goes wrong."""
+"""Debug mode: slow checks that find the rank and the parameter where training goes wrong."""
 from __future__ import annotations
 
 import hashlib
@@ -12,11 +12,11 @@ from chainermn._consistency import mismatch
 from chainermn._types import Array, Model
 
 
-def check_own(gradients: Mapping[str, Array]) -> None:
+def check_local_gradients(gradients: Mapping[str, Array]) -> None:
     """Raise ValueError if a gradient of this rank is not finite, before it is sent.
 
     Args:
-        gradients: By path.
+        gradients: The gradients, by parameter path.
     """
     for path, gradient in gradients.items():
         xp = chainer.backend.get_array_module(gradient)
@@ -24,8 +24,9 @@ def check_own(gradients: Mapping[str, Array]) -> None:
         if bool(invalid.any()):
             where = tuple(int(i) for i in np.argwhere(chainer.cuda.to_cpu(invalid))[0])
             raise ValueError('Parameters diverged before allreduce: the gradient of '
-                             f'{path} is not finite: {gradient[where]} at {list(where)}, '
-                             f'{int(invalid.sum())} of {gradient.size} elements')
+                             f'{path} is not finite ({int(invalid.sum())} of {gradient.size} '
+                             f'elements; the first is {gradient[where]} at index {list(where)}). '
+                             'Lower the learning rate, clip gradients or check the input.')
 
 
 def check_means(model: Model) -> None:
@@ -44,7 +45,7 @@ def check_replicas(model: Model, allgather: Callable[[dict[str, str]], list[dict
 
     Args:
         model: The model.
-        allgather: Returns the objects of all ranks.
+        allgather: Function that gathers an object from each rank.
     """
     everyone = allgather({path: hashlib.blake2b(chainer.cuda.to_cpu(param.array).tobytes(),
                                                 digest_size=8).hexdigest()
@@ -54,9 +55,9 @@ def check_replicas(model: Model, allgather: Callable[[dict[str, str]], list[dict
         return
     raise ValueError('\n'.join([
         f'check_replicas: {len(differing)} of {len(set().union(*everyone))} parameters differ '
-        f'between ranks, the first is {differing[0]} (checksums)',
+        'between ranks. Their checksums:',
         *mismatch.difference_table(everyone, 'not initialized'),
-        'Find the code that changed parameters on some ranks only since the last update: a hook, '
-        'an extension, a snapshot loaded on one rank, random numbers in a hook. To see the first '
-        'update that differs, record the run (CHAINERMN_RECORD=folder), and run '
-        '"chainermn compare folder".']))
+        'Find the code that changed parameters on only some of the ranks since the last update, '
+        'for example a hook, an extension, a snapshot loaded on one rank, or random numbers in a '
+        'hook. To find the first update that differs, record the run (CHAINERMN_RECORD=folder) '
+        'and run "chainermn compare folder".']))

@@ -1,4 +1,4 @@
-"""The error that all ranks raise if their calls do not match: the call of each rank, and a hint."""
+"""The error that all ranks raise if their calls do not match, with each rank's call and advice."""
 from __future__ import annotations
 
 from collections import Counter
@@ -13,7 +13,7 @@ from chainermn._operations.table import CALL, DTYPE, END, SHAPE
 
 # Maximum numbers of parameters, of values of each, of groups of ranks, and of lines in an error.
 _MAX_PARAMETERS, _MAX_VALUES, _MAX_GROUPS, _MAX_LINES = 10, 4, 12, 32
-#: Advice for each kind of difference. Operations that compare a digest have their own.
+#: Advice for each kind of difference. Operations that compare a digest have their own advice.
 _ADVICE = {
     'end': 'A rank reached the end of the program while others called a collective. Look for loops '
            'of different lengths (chainermn.join supports them for optimizer updates), or for a '
@@ -26,16 +26,16 @@ _ADVICE = {
             'checkpointers, ObservationAggregator). Give all ranks the same number of inputs, '
             'enter join with throw_on_early_termination=True, or call the collective after join.',
     'updates': 'An update raised an error on one rank, and that rank continued with the next '
-               'update. Let the error end the program, or contribute no gradients for the failed '
+               'update. Let the error end your script, or contribute no gradients for the failed '
                'update: model.cleargrads(); optimizer.update(). To continue after this error, load '
                'a checkpoint on all ranks.',
     'callers': 'All ranks must make the same calls in the same order. All ranks must add the same '
                'extensions, with the same triggers, in the same order, and use the same iterators. '
-               'Look for one that is created inside an "if" on the rank. Only extensions that do '
-               'not communicate may be added on a single rank.',
+               'Look for an extension or iterator that is created inside an "if" on the rank. Only '
+               'extensions that do not communicate may be added on a single rank.',
     'roots': 'Pass the same root on all ranks.',
     'ops': 'Pass the same op on all ranks.',
-    'dtypes': 'Cast before the call, e.g. x.astype(numpy.float32).',
+    'dtypes': 'Cast the array before the call, for example x.astype(numpy.float32).',
     'shapes': 'Pass arrays of the same shape; only gather and allgather accept '
               'different shapes.',
 }
@@ -61,7 +61,7 @@ class RemoteError(NamedTuple):
         return cls(operation, kind, str(error) + ''.join(notes), consequence)
 
     def error(self, message: str) -> Exception:
-        """Return an error of this kind, or of its nearest base that takes just a message."""
+        """Return an error of the same class, or of its nearest base that takes only a message."""
         for kind in self.kind.__mro__:
             try:
                 return _KeyError(message) if kind is KeyError else kind(message)
@@ -86,7 +86,7 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
         failures: The error of each rank that failed.
         details: The contents of each rank's digest.
         sites: The call site of each rank; not shown if all are the same.
-        callers: Who made the call of each rank.
+        callers: The caller on each rank.
     """
     every_site = sites
     if len(set(sites)) <= 1:
@@ -135,7 +135,12 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
 
 
 def remote_error(calls: Sequence[object], failures: Sequence[RemoteError | None]) -> Exception:
-    """Return the error if some ranks failed; ``calls`` describes the calls of the others."""
+    """Return the error to raise if some ranks failed.
+
+    Args:
+        calls: The call of each rank; only those of ranks that did not fail are shown.
+        failures: The error of each rank that failed, and ``None`` for the other ranks.
+    """
     failed = [rank for rank, failure in enumerate(failures) if failure]
     first = failures[failed[0]]
     assert first is not None
@@ -148,7 +153,7 @@ def remote_error(calls: Sequence[object], failures: Sequence[RemoteError | None]
 
 
 def calls_differ_error(calls: Sequence[object]) -> Exception:
-    """Return the error if the arguments of create_communicator differ between ranks."""
+    """Return the error to raise if the arguments of create_communicator differ between ranks."""
     usual = Counter(calls).most_common(1)[0][0]
     return CollectiveMismatchError.of('\n'.join([
         'Collective mismatch in create_communicator: arguments differ between ranks',
@@ -166,7 +171,7 @@ def _have_different_options(callers: Sequence[Caller], signatures: Sequence[Call
 
 
 def _usual(signatures: Sequence[CallSignature]) -> CallSignature:
-    """Return the most frequent call; in a tie, the one of the lowest rank."""
+    """Return the most frequent call; in case of a tie, the call of the lowest rank."""
     operation = Counter(signature.operation for signature in signatures).most_common(1)[0][0]
     same = [signature for signature in signatures if signature.operation == operation]
     equal = same[0].declared.equal
@@ -175,7 +180,7 @@ def _usual(signatures: Sequence[CallSignature]) -> CallSignature:
 
 
 def _difference(signature: CallSignature, usual: CallSignature) -> str:
-    """Name the first difference between a call and the usual one, or return ''."""
+    """Return the name of the first difference between a call and the usual one, or ''."""
     equal = usual.declared.equal or CALL
     if signature.operation != usual.operation:
         return 'operations'
@@ -191,7 +196,7 @@ def _difference(signature: CallSignature, usual: CallSignature) -> str:
 
 
 def _table(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """One line for each group of ranks with the same text; fewer groups if texts are long."""
+    """Return a line for each group of ranks with the same text; fewer groups if texts are long."""
     longest = max(text.count('\n') + 1 for text, _ in lines)
     shown, more = select_groups(
         group_ranks(enumerate(lines)), max(2, min(_MAX_GROUPS, _MAX_LINES // longest)))
@@ -207,11 +212,11 @@ def differing(details: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def difference_table(details: Sequence[Mapping[str, str]], missing: str = 'nothing') -> list[str]:
-    """One line for each name whose value differs between ranks.
+    """Return a line for each name whose value differs between ranks.
 
     Args:
-        details: Values by name, for each rank.
-        missing: The text for ranks that lack a name.
+        details: The values by name, for each rank.
+        missing: The text for ranks that do not have the name.
     """
     lines = []
     for path in (paths := differing(details))[:_MAX_PARAMETERS]:

@@ -1,12 +1,13 @@
-"""Compares the calls of all ranks, and exchanges small data with the same messages.
+"""Compares the calls of all ranks and exchanges small data with the same messages.
 
-In step k each rank sends what it knows to the rank 2**k below and receives from the rank 2**k
-above, so that after log2(size) steps it has heard from all (Bruck et al. 1997). Every exchange
-sends the same messages between the same ranks; only their contents differ. Hence ranks that call
-different operations do not block each other, and all of them notice.
+In step k, each rank sends all it knows to the rank 2**k below and receives from the rank 2**k
+above, so that after log2(size) steps it has heard from all ranks (Bruck et al. 1997). Every
+exchange sends the same messages between the same ranks; only their contents differ. Hence ranks
+that call different operations do not block each other, and all of them notice.
 
-Ranks of one node switch to shared memory, after some exchanges: most programs with few exchanges
-do not need it. All ranks switch before the same exchange, whatever their calls are.
+If all ranks are on one node, they switch to shared memory after some exchanges, because scripts
+with few exchanges do not need it. All ranks switch before the same exchange, regardless of their
+calls.
 """
 from __future__ import annotations
 
@@ -25,46 +26,46 @@ MISMATCH = bytes(IDENTIFIER_SIZE)
 
 _LENGTH = struct.Struct('=I')
 _HEADER_SIZE = IDENTIFIER_SIZE + _LENGTH.size
-_MAX_BYTES = 1 << 12  # per rank
-_MAX_TOTAL = 1 << 15  # bytes of all ranks together
+_MAX_BYTES = 1 << 12  # of data per rank
+_MAX_TOTAL = 1 << 15  # bytes of data of all ranks together
 
-#: Exchanges by messages, before memory is allocated.
+#: The number of exchanges by messages before shared memory is allocated.
 _MESSAGES = 64
 
-#: Polls before the first one that yields the core: about 10 microseconds if each rank has a core of
-#: its own. A core that other programs want is hard to get back.
-SPINS, SPINS_IF_CROWDED = 50, 1
-_POLLS = 100  # about 100 microseconds if cores are free; other threads can hardly run meanwhile
+#: Polls before the first one that yields the core: about 10 microseconds if each rank has its own
+#: core. A core that other processes want is hard to get back.
+SPINS, SPINS_IF_OVERSUBSCRIBED = 50, 1
+_POLLS = 100  # about 100 microseconds on a free core; other threads can hardly run in that time
 
 #: Received data.
 Data: TypeAlias = 'bytes | bytearray'
 
 
-#: A number, which is the first element.
+#: A number that can be changed in place: the first element.
 Counter: TypeAlias = 'list[int] | memoryview[int]'
 
 
 class MessageMemory(Protocol):
-    """Shared memory of the ranks for their messages."""
+    """Shared memory in which the ranks exchange messages."""
 
     @property
     def published(self) -> Counter:
-        """The number of exchanges of this rank, as its first element.
+        """The number of exchanges of this rank.
 
-        It changes at the moment when the others can read the message.
+        It changes at the moment when the other ranks can read the message.
         """
 
     def exchange(self, call: bytes, message: bytes, is_wanted: bool) -> Sequence[Data] | None:
-        """Return the messages of all ranks, if they are wanted; ``None`` on a mismatch."""
+        """Return the messages of all ranks if they are wanted; ``None`` on a mismatch."""
 
     def settle(self) -> bool:
-        """Complete the last exchange, if it was interrupted; return whether all calls match."""
+        """Complete the last exchange if it was interrupted; return whether all calls match."""
 
     def free(self) -> None:
-        """Free it. Collective: every rank calls it, once."""
+        """Free the memory. Collective: every rank calls it once."""
 
 
-#: Allocates shared memory for messages of a size, on all ranks or on none.
+#: Function that allocates shared memory for messages of the given size, on all ranks or on none.
 Share: TypeAlias = 'Callable[[MPI.Intracomm, int], MessageMemory | None]'
 
 
@@ -76,17 +77,18 @@ class SignatureExchange:
 
     Args:
         mpi_comm: The communicator. No other message uses the tag ``tags.reserved().check``.
-        largest_header: The largest size of a message in bytes, without data.
-        share: Allocates shared memory for later exchanges; ``None`` if there is none.
-        spins: See :func:`wait`.
+        largest_header: The maximum size of a message in bytes, without data.
+        share: Function that allocates shared memory for later exchanges; ``None`` if the ranks
+            cannot share memory.
+        spins: The number of polls before the first one that yields the core.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, largest_header: int, share: Share | None = None,
-                 spins: int = SPINS_IF_CROWDED) -> None:
+                 spins: int = SPINS_IF_OVERSUBSCRIBED) -> None:
         rank, size = mpi_comm.rank, mpi_comm.size
-        #: The largest size in bytes of data of one rank.
+        #: The maximum size, in bytes, of the data of one rank.
         self.capacity = min(_MAX_BYTES, _MAX_TOTAL // size)
-        # Where to send to, where to receive from, and the number of ranks to hear about.
+        # For each step: the receiver, the sender, and the number of ranks whose data is received.
         self._steps: list[tuple[int, int, int]] = []
         distance = 1
         while distance < size:
@@ -101,11 +103,11 @@ class SignatureExchange:
         self._share = share if size > 1 else None
         self._count = 0  # number of exchanges by messages
         self._memory: MessageMemory | None = None
-        #: Its first element increases, at the latest, when another rank can learn of a call.
+        #: A number that increases, at the latest, when another rank can learn of a call.
         self.published: Counter = [0]
-        #: That number when the current operation of this rank began.
+        #: The value of that number when the current operation of this rank began.
         self.before = 0
-        self._complete = 0  # steps of exchanges by messages
+        self._complete = 0  # completed steps of exchanges by messages
         self._last: Data = b''  # the message of the last step
         self._interruption: BaseException | None = None
         self._failure: BaseException | None = None
@@ -117,10 +119,12 @@ class SignatureExchange:
             self._memory.free()
 
     def settle(self, error: BaseException) -> bool:
-        """Complete an exchange that an exception has interrupted, since other ranks wait for it.
+        """Complete an exchange that an exception interrupted, because other ranks wait for it.
+
+        If this is impossible, all later exchanges raise an error.
 
         Args:
-            error: The exception. If this is impossible, all later exchanges raise an error.
+            error: The exception.
 
         Returns:
             Whether the calls of all ranks match, as far as this rank knows.
@@ -134,7 +138,7 @@ class SignatureExchange:
             self._last[:IDENTIFIER_SIZE] == self._received[:IDENTIFIER_SIZE])
 
     def matches(self, call: bytes) -> bool:
-        """Return whether the calls of all ranks are equal."""
+        """Return whether the calls of all ranks are identical."""
         if self._is_shared():
             return self._exchange(call, b'', False) is not None
         received = self._received
@@ -149,7 +153,7 @@ class SignatureExchange:
         if self._is_shared():
             return self._exchange(call, block)
         received, length = self._received, len(block)
-        blocks: list[Data] = [block]  # of this rank and those above, modulo the size
+        blocks: list[Data] = [block]  # of this rank and the ranks above, modulo the size
         message = call + block
         for dest, source, count in self._steps:
             if len(blocks) > 1:
@@ -191,7 +195,7 @@ class SignatureExchange:
         return None if call is MISMATCH else self._by_rank(found)
 
     def bcast(self, call: bytes, message: bytes, root: int) -> Data | None:
-        """Return the message of the root, which is not empty; ``None`` on a mismatch."""
+        """Return the message of the root, which must not be empty; ``None`` on a mismatch."""
         if self._is_shared():
             messages = self._exchange(call, message if self._rank == root else b'')
             return None if messages is None else messages[root]
@@ -212,7 +216,7 @@ class SignatureExchange:
     def _is_shared(self) -> bool:
         """Return whether this exchange uses shared memory.
 
-        Collective: ranks whose calls differ also get here.
+        Collective: every rank calls it in each exchange, even if the calls differ.
         """
         if self._memory is not None:
             return True
@@ -241,10 +245,10 @@ class SignatureExchange:
         return None if call is MISMATCH else found
 
     def _swap(self, message: Data, dest: int, source: int) -> None:
-        """Send a message, and receive one.
+        """Send a message and receive one.
 
-        The other ranks need all messages of this rank, so an exception of a signal handler is
-        raised after the last one.
+        The other ranks need all messages of this rank, so an exception from a signal handler is
+        raised only after the last message.
         """
         self.published[0] += 1
         self._last = message
@@ -265,16 +269,16 @@ class SignatureExchange:
         return found[-self._rank:] + found[:-self._rank] if self._rank else found
 
 
-def wait(request: MPI.Request, status: MPI.Status | None = None, spins: int = SPINS_IF_CROWDED
-         ) -> None:
+def wait(request: MPI.Request, status: MPI.Status | None = None,
+         spins: int = SPINS_IF_OVERSUBSCRIBED) -> None:
     """Wait for a message that arrives soon: poll first, then block.
 
-    On one node, a message often takes less time than MPI needs to block for it. If ranks share a
-    core, each poll lets another one run.
+    Within a node, a message often takes less time than MPI needs to block for it. If ranks share a
+    core, each poll lets another rank run.
 
     Args:
         request: The request.
-        status: The status that it fills.
+        status: The status to fill.
         spins: The number of polls before the first one that yields the core.
     """
     test = request.Test
@@ -284,7 +288,7 @@ def wait(request: MPI.Request, status: MPI.Status | None = None, spins: int = SP
                 return
         with activities.span('wait', 'wait'):
             for _ in range(_POLLS):
-                if test(status) or test(status):  # which takes less time than giving the core away
+                if test(status) or test(status):  # a poll takes less time than yielding
                     return
                 os.sched_yield()
     except BaseException:  # raised by a signal handler; MPI still writes into the buffer
@@ -295,7 +299,7 @@ def wait(request: MPI.Request, status: MPI.Status | None = None, spins: int = SP
 
 
 class TracedSignatureExchange(SignatureExchange):
-    """Records the time of each exchange on the timeline: it ends when the last rank enters."""
+    """Records on the timeline how long each exchange takes, until the last rank has entered it."""
 
     def matches(self, call: bytes) -> bool:
         with recorder.span('wait', 'wait'):

@@ -7,7 +7,7 @@ from chainermn._process.mpi import MPI
 
 
 class Tags(NamedTuple):
-    """The greatest tags; smaller ones number the payloads of messages."""
+    """The largest tags; smaller tags number the payloads of messages."""
 
     collective: int  # for objects in collectives
     check: int  # for the consistency check
@@ -21,7 +21,7 @@ def reserved() -> Tags:
 
 
 def largest_tag() -> int:
-    """Return the largest tag of a message; some MPI libraries define it only for COMM_WORLD."""
+    """Return the largest valid tag. Some MPI libraries define it only for COMM_WORLD."""
     tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
     assert isinstance(tag, int)
     return tag

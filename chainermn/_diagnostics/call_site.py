@@ -1,4 +1,4 @@
-"""Call sites: the file and line of the program that called an operation."""
+"""Call sites: the file and line of user code that called an operation."""
 from __future__ import annotations
 
 import inspect
@@ -29,7 +29,7 @@ _FUNCTIONS = f'{PACKAGE}functions{os.sep}'
 
 
 def _function(frame: FrameType) -> str:
-    """Name the differentiable function of a frame in its package."""
+    """Describe the ``chainermn.functions`` function of a frame; return '' for other frames."""
     node, method = frame.f_locals.get('self'), frame.f_code.co_name
     if not isinstance(node, chainer.FunctionNode) or method not in ('forward', 'backward'):
         return ''
@@ -68,7 +68,7 @@ def describe() -> str:
 
 
 def iteration() -> int | None:
-    """Return the iteration of the Trainer that calls the current operation, counted from 1."""
+    """Return the iteration, from 1, of the Trainer that calls the current operation, if any."""
     names: list[str] = []  # names of inner functions
     for frame in outwards(sys._getframe(1)):
         # Do not read the variables of other frames: Python would keep them alive until the
@@ -94,7 +94,7 @@ def _extension() -> str:
 
 
 def _trigger(trigger: Object) -> str:
-    """Describe the trigger of an extension as a program passes it."""
+    """Describe the trigger of an extension in the way user code passes it."""
     if type(trigger) is chainer.training.triggers.IntervalTrigger:
         return f'({trigger.period:g}, {trigger.unit!r})'
     return getattr(trigger, '__name__', type(trigger).__name__)

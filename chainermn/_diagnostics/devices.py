@@ -1,4 +1,4 @@
-"""Exchanges on devices, which block no operation, so the watchdog polls them."""
+"""Communication on devices. It does not block any operation, so the watchdog polls it."""
 from __future__ import annotations
 
 import threading
@@ -10,30 +10,30 @@ from chainermn._process import runtime
 
 
 class OnDevice(Protocol):
-    """Exchanges on a device."""
+    """Communication on a device."""
 
     @property
     def timeout(self) -> float | None:
-        """Timeout per exchange in seconds, 0 for none, ``None`` for the default."""
+        """The timeout per operation in seconds; 0 for no timeout, ``None`` for the default."""
 
     def error(self) -> str:
         """Return an error of the device; '' if there is none."""
 
     def running(self) -> tuple[float, str]:
-        """Return for how many seconds the newest exchange has been running, and its name."""
+        """Return for how many seconds the newest operation has been running, and its name."""
 
     def abort(self) -> None:
-        """Abort the running exchanges."""
+        """Abort the running operations."""
 
 
 class _Polled(runtime.ProcessState):
     def __init__(self) -> None:
-        #: Replaced instead of changed, as the watchdog may iterate over it.
+        #: Replaced instead of modified, because the watchdog may be iterating over it.
         self.exchanges: weakref.WeakSet[OnDevice] = weakref.WeakSet()
 
 
 def add(exchanges: OnDevice) -> None:
-    """Add exchanges on a device, until :func:`remove`."""
+    """Poll the communication on a device until :func:`remove` is called."""
     polled = runtime.get(_Polled)
     polled.exchanges = weakref.WeakSet({*polled.exchanges, exchanges})
 
@@ -45,10 +45,10 @@ def remove(exchanges: OnDevice) -> None:
 
 
 def failure(default_timeout: float) -> str:
-    """Return why exchanges have failed; '' if none has.
+    """Return why communication on a device has failed; '' if it has not.
 
     Args:
-        default_timeout: Timeout per exchange in seconds, 0 for none.
+        default_timeout: The timeout per operation in seconds; 0 for no timeout.
     """
     for exchanges in list(runtime.get(_Polled).exchanges):
         if error := exchanges.error():
@@ -61,6 +61,6 @@ def failure(default_timeout: float) -> str:
 
 
 def abort() -> None:
-    """Abort all exchanges, in threads, since this may block too."""
+    """Abort all communication on devices, in threads, because aborting may also block."""
     for exchanges in list(runtime.get(_Polled).exchanges):
         threading.Thread(target=exchanges.abort, daemon=True).start()

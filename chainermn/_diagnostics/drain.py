@@ -1,4 +1,4 @@
-"""Receives the remaining messages of a communicator, before it is freed or MPI is finalized."""
+"""Receives the remaining messages of a communicator before it is freed or MPI is finalized."""
 from __future__ import annotations
 
 import os
@@ -13,8 +13,8 @@ def drain(mpi_comm: MPI.Intracomm, receive: Callable[[], object], sends: Sequenc
 
     Args:
         mpi_comm: The communicator.
-        receive: Receives the messages that have arrived.
-        sends: The synchronous sends of this rank, which are complete once they are received.
+        receive: Function that receives the messages that have arrived.
+        sends: The synchronous sends of this rank, which complete once they have been received.
     """
     barrier = None
     while barrier is None or not barrier.Test():

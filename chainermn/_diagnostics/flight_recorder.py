@@ -34,11 +34,11 @@ class _Records(runtime.ProcessState):
     """The flight records of this process, and their numbers."""
 
     def __init__(self) -> None:
-        #: In order of creation.
+        #: The flight records, in order of creation.
         self.everything: weakref.WeakValueDictionary[int, FlightRecord] = (
             weakref.WeakValueDictionary())
         self.numbers = itertools.count()
-        #: The number of calls of the program on communicators that no longer exist.
+        #: The number of calls by user code on communicators that no longer exist.
         self.n_former_calls = 0
         #: The number of objects created so far, by ranks.
         self.communicators: collections.Counter[WorldRanks] = collections.Counter()
@@ -57,21 +57,21 @@ class FlightRecord:
                  'n_by_callers', 'number', 'ranks', 'ring', 'timeout')
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        #: Ranks in COMM_WORLD.
+        #: The ranks of the communicator, as numbered in COMM_WORLD.
         self.ranks: WorldRanks = world_ranks(mpi_comm)
         #: The number of the communicator among communicators of the same ranks.
         self.number: int = 1
-        #: Timeout per operation in seconds, 0 for none, ``None`` for the default.
+        #: The timeout per operation in seconds; 0 for no timeout, ``None`` for the default.
         self.timeout: float | None = None
         self.count: int = 0
         #: The number of calls by extensions or other parts of this package.
         self.n_by_callers: int = 0
         #: The count when this rank left an incomplete operation.
         self.left_at: int = 0
-        #: The call that waits for all ranks, of one thread at a time, and the count before it.
+        #: The collective call in progress, in one thread at a time, and the count before it.
         self.inside: Call | None = None
         self.before: int = 0
-        #: The operation and error of a second thread, which the other ranks do not know yet.
+        #: The operation and error of a second thread that the other ranks do not know about yet.
         self.conflict: tuple[str, RuntimeError] | None = None
         self.ring: collections.deque[Call] = collections.deque(maxlen=LENGTH)
         self._has_sites = bool(
@@ -80,18 +80,18 @@ class FlightRecord:
         records.everything[next(records.numbers)] = self
 
     def __del__(self) -> None:
-        if None not in (_Records, runtime):  # at exit, Python sets the names of modules to None
+        if None not in (_Records, runtime):  # at exit, Python sets module globals to None
             runtime.get(_Records).n_former_calls += self.count - self.n_by_callers
 
     def add(self, signature: bytes | None = None, operation: str = '') -> Call:
-        """Record that this rank waits for others, in the call that it is in; return it.
+        """Record that this rank waits for other ranks in its current call; return the call.
 
         Args:
-            signature: What the ranks compare.
-            operation: The operation, unless there is a signature.
+            signature: The signature that the ranks compare.
+            operation: The name of the operation if there is no signature.
         """
         call = self.inside or local.thread.innermost
-        if call is None or call.number:  # not in an operation, or another exchange in one
+        if call is None or call.number:  # not in an operation, or in a second exchange of one
             call = Call()
             call.operation = operation
             if signature is not None:
@@ -118,12 +118,12 @@ class FlightRecord:
 
     @property
     def effective_timeout(self) -> float | None:
-        """The timeout that applies to its operations."""
+        """The timeout that applies to the operations of the communicator."""
         return self.timeout
 
     @property
     def entered(self) -> int:
-        """The number of operations entered so far for which this rank needs the others."""
+        """The number of operations entered so far that need the other ranks."""
         return self.count
 
     @property
@@ -145,7 +145,7 @@ class MessageRecord(FlightRecord):
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__(mpi_comm)
-        #: Including those that are leaving.
+        #: Sent messages, including those that are just being sent.
         self.sent: collections.defaultdict[tuple[int, int], int] = collections.defaultdict(int)
         self.received: collections.defaultdict[tuple[int, int], int] = collections.defaultdict(int)
         #: Messages whose data is still arriving.
@@ -155,7 +155,7 @@ class MessageRecord(FlightRecord):
 
     def add_message(self, operation: str, peer: int, tag: int,
                        header: bytes | None = None) -> Call:
-        """Record a message of the calling thread in its innermost call; return it."""
+        """Record a message of the calling thread in its innermost call; return the call."""
         call = local.thread.innermost
         if call is None or call.number:
             call = Call()
@@ -170,13 +170,13 @@ class MessageRecord(FlightRecord):
         return call
 
     def count_sent(self, dest: int, tag: int) -> None:
-        """Count the message of the newest call, just before it leaves."""
+        """Count the message of the newest call, just before it is sent."""
         self.sent[dest, tag] += 1
         self.sent_at = self.count
 
 
 class ServiceRecord(FlightRecord):
-    """The requests of a service, which ranks answer until all have closed it."""
+    """The requests of a service. Ranks answer requests until all ranks have closed the service."""
 
     __slots__ = 'thread',
 
@@ -195,7 +195,7 @@ class ServiceRecord(FlightRecord):
 
 
 class CreationRecord(FlightRecord):
-    """A running create_communicator, which records no calls."""
+    """A running create_communicator call. This record contains no calls."""
 
     __slots__ = ()
 
@@ -205,7 +205,7 @@ class CreationRecord(FlightRecord):
 
 
 class BackgroundRecord(FlightRecord):
-    """The calls that wait for a queue of exchanges; the ranks need each other for the exchanges.
+    """The calls that wait for a queue of background exchanges, which need all ranks.
 
     Args:
         mpi_comm: The communicator.
@@ -234,7 +234,7 @@ class BackgroundRecord(FlightRecord):
 
 
 def _note_site(call: Call) -> None:
-    """Note the line of the program, if there is one: not at shutdown, or in our own threads."""
+    """Record the line of user code, if any; there is none at shutdown or in ChainerMN's threads."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
@@ -246,7 +246,7 @@ def _note_site(call: Call) -> None:
 
 def of_owner(call: Call) -> tuple[FlightRecord, ...]:
     """Return the flight records of the owner of a call."""
-    with contextlib.suppress(Exception):  # it may be finalized by now, or have no records
+    with contextlib.suppress(Exception):  # the owner may be finalized by now, or have no records
         return tuple(call.owner._flight_records())
     return ()
 
@@ -270,12 +270,12 @@ def everything() -> list[FlightRecord]:
 
 
 def n_operations() -> int:
-    """Return how many operations there have been, on all existing communicators."""
+    """Return the number of operations so far on all existing communicators."""
     return sum(record.count for record in everything())
 
 
 def n_calls_of_program() -> int:
-    """Return how many calls the program itself has made, on all communicators."""
+    """Return the number of calls that user code itself has made on all communicators."""
     return runtime.get(_Records).n_former_calls + sum(
         record.count - record.n_by_callers for record in everything())
 

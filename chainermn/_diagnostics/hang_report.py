@@ -1,7 +1,7 @@
-"""The report of a hang: the state of each rank; ranks in the same state share a line.
+"""The report of a hang: the state of each rank. Ranks in the same state share a line.
 
-It is short for any number of ranks. The reader looks for ranks that differ from the others, so
-small groups of ranks come first.
+The report is short for any number of ranks. The reader looks for ranks that differ from the others,
+so small groups of ranks come first.
 """
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from chainermn._operations.ranks import group_ranks, group_texts, ranks_text, se
 
 class _Limits(NamedTuple):
     groups: int  # groups of ranks in the same state
-    operations: int  # lines
+    operations: int  # lines about operations
     stacks: int
     lines: int  # lines of the report
     columns: int  # width of the lines of operations
 
 
-#: Limits for jobs with few ranks: stacks are complete.
+#: With up to this many ranks, the report shows complete stacks.
 _FEW_RANKS = 16
 _FEW = _Limits(_FEW_RANKS, 100, 8, 10000, 10000)
-_MANY = _Limits(8, 8, 3, 38, 180)  # the lines of the reason come in addition
+_MANY = _Limits(8, 8, 3, 38, 180)  # in addition to the lines of the reason
 
 
 class Response(NamedTuple):
-    """The response of a rank to an alarm or a question: its state."""
+    """The response of a rank to an alarm or a request: its state."""
 
     reason: str  # the reason for the alarm; '' if another rank raised it
-    threads: list[tuple[ThreadState, float]]  # and seconds in this state; the main thread first
+    threads: list[tuple[ThreadState, float]]  # states and seconds in them; the main thread first
     operations: bytes  # the flight record, compressed
     stacks: bytes  # compressed
     progress: Progress
@@ -46,11 +46,11 @@ class Response(NamedTuple):
                 operations.append(f'{record.name}: {flight_recorder.summary([*record.ring])}')
         threads = sorted(states.values(), key=lambda each: each[0].thread)
         return cls(reason, threads, compressed('\n'.join(operations)),
-                   compressed(thread_state.stacks()), Progress.own())
+                   compressed(thread_state.stacks()), Progress.of_this_rank())
 
     @property
     def state(self) -> str:
-        """The state in words, equal on ranks in the same state."""
+        """The state as text, the same on all ranks in the same state."""
         return self._join(lambda state: state.text)
 
     @property
@@ -64,7 +64,7 @@ class Response(NamedTuple):
 
 
 def compressed(text: str) -> bytes:
-    """Compress a text of a response: each reporter receives the texts of all ranks."""
+    """Compress a text of a response, because each reporter receives the texts of all ranks."""
     return zlib.compress(text.encode(errors='replace'))
 
 
@@ -73,18 +73,18 @@ def text(responses: Mapping[int, Response], ranks: Sequence[int], is_first: bool
     """Return the report.
 
     Args:
-        responses: Responses by rank.
-        ranks: Ranks that were asked to respond.
-        is_first: Whether the ranks have no communicator yet.
-        hosts: The host of each of ``ranks``, if known.
+        responses: The responses, by rank.
+        ranks: The ranks that were asked to respond.
+        is_first: Whether the ranks have not created a communicator yet.
+        hosts: The hosts of ``ranks``, if known.
     """
     responses = dict(sorted(responses.items()))
     limits = _FEW if max(len(ranks), len(responses)) <= _FEW_RANKS else _MANY
     lines = _states(responses, limits)
     lines += _silent(responses, ranks, hosts or [''] * len(ranks), limits.groups // 2)
     if is_first:
-        lines.append('  the state of the others is unknown until all have created a communicator; '
-                     'does each of them call create_communicator?')
+        lines.append('  the state of the other ranks is unknown until all ranks have created a '
+                     'communicator; does each of them call create_communicator?')
     lines.append('Last operations:')
     lines += _operations(responses, limits)
     lines += _stacks(responses, limits, limits.lines - len(lines))
@@ -104,9 +104,9 @@ def _states(responses: Mapping[int, Response], limits: _Limits) -> list[str]:
 
 def _silent(responses: Mapping[int, Response], ranks: Sequence[int], hosts: Sequence[str],
             limit: int) -> list[str]:
-    """Return lines for the ranks that do not answer: of a host where none does, and of others.
+    """Return lines for the ranks that do not respond, by host if no rank of the host responds.
 
-    A host may be lost unless a rank answers on it; this rank does.
+    Such a host may be lost.
     """
     reached = {host for rank, host in zip(ranks, hosts, strict=True) if rank in responses}
     silent = group_ranks((rank, '' if host in reached else host)
@@ -124,7 +124,7 @@ def _silent(responses: Mapping[int, Response], ranks: Sequence[int], hosts: Sequ
 
 
 def _operations(responses: Mapping[int, Response], limits: _Limits) -> list[str]:
-    """Return one line for each record that some ranks share, with its newest calls."""
+    """Return a line with the newest calls for each record; ranks with the same calls share it."""
     groups: dict[str, list[int]] = {}  # ranks by line
     for texts, ranks in group_ranks(
             (rank, each.operations) for rank, each in responses.items()).items():
@@ -147,7 +147,10 @@ def _newest(line: str, columns: int) -> str:
 
 
 def _stacks(responses: Mapping[int, Response], limits: _Limits, n_lines: int) -> list[str]:
-    """Return the stacks of ranks that differ in their functions: all lines, or up to a number."""
+    """Return a stack for each group of ranks in the same functions, with up to ``n_lines`` lines.
+
+    With few ranks, stacks are complete.
+    """
     groups: dict[str, list[int]] = {}  # ranks by functions
     representative: dict[str, str] = {}
     for stacks, ranks in group_ranks(

@@ -1,16 +1,16 @@
-"""Host links: TCP connections between the hosts of a job, which show that a host is lost.
+"""Host links: TCP connections between the hosts of a job, which detect lost hosts.
 
-The lowest rank of each host connects to the lowest rank of the next host, in a ring.
-Nothing is sent but one byte at the end. The kernel probes the connection (TCP keepalive), so a host
-answers even if its ranks are stopped, or hold the GIL. A link ends in one of these ways:
+The lowest rank of each host connects to the lowest rank of the next host, in a ring. The only data
+sent is one byte at the end. The kernel probes the connection (TCP keepalive), so a host responds
+even if its ranks are stopped or hold the GIL. A link ends in one of the following ways:
 
-- the byte ``FINISHED``: the ranks of the host have finished;
-- no answer: if the ranks of the host do not answer over MPI either, the host is unreachable, and
-  the watchdog raises an alarm;
-- closed by the other host: all processes of the job on that host have ended. The node monitor
-  keeps the link open, so this does not happen when a rank fails, and after the last rank has exited
-  it sends the byte ``FAILED``, as it has reported the cause. If the byte is missing, the monitor
-  was killed as well.
+- The byte ``FINISHED`` arrives: the ranks of the host have finished.
+- The host stops responding: if its ranks do not respond over MPI either, the host is unreachable,
+  and the watchdog raises an alarm.
+- The other host closes the link: all processes of the job on that host have exited. The node
+  monitor keeps the link open, so this does not happen when a single rank fails. After the last rank
+  has exited, the monitor sends the byte ``FAILED``, because it has reported the cause. If the byte
+  is missing, the monitor was killed as well.
 
 Hosts that cannot connect, for example because of a firewall, are not monitored.
 """
@@ -39,9 +39,9 @@ _OpenLink: TypeAlias = 'Callable[[], socket.socket | None]'
 FINISHED, FAILED = b'g', node_monitor.FAILED
 
 # Seconds.
-_ANSWER_TIMEOUT = 4.  # for the ranks of a host to answer over MPI; they poll once per second
-_LONG_ANSWER_TIMEOUT = 60.  # if the connection failed for another reason than silence
-_GRACE = 3.  # for mpiexec to end the job after a failure that was reported
+_ANSWER_TIMEOUT = 4.  # for the ranks of a host to respond over MPI; they poll once per second
+_LONG_ANSWER_TIMEOUT = 60.  # if the connection failed for a reason other than silence
+_GRACE = 3.  # for mpiexec to stop the job after a reported failure
 
 
 class Host:
@@ -50,23 +50,23 @@ class Host:
     def __init__(self, name: str, ranks: Sequence[int], world: Sequence[int], is_next: bool
                  ) -> None:
         self.name = name
-        self.is_next = is_next  # in the ring; of the two ends of a link, this one reports
+        self.is_next = is_next  # in the ring; of a link's two ends, this one prints a warning
         self.ranks = ranks  # in the communicator
         self.text = f'host {name} ({ranks_text(world)})'
         self.error: int | None = None  # why the link was lost
-        self.asked_at: float | None = None  # over MPI
+        self.asked_at: float | None = None  # when its ranks were asked to respond over MPI
         self.has_answered = False
 
 
 class HostLinks:
-    """The links of this rank to the previous and the next host; none on most ranks.
+    """The links of this rank to the previous and the next host. Most ranks have no links.
 
     Collective if there are several hosts: every rank creates it.
 
     Args:
-        mpi_comm: The ranks.
-        hosts: The name of the host of each of them.
-        can_ask: Whether the ranks can answer over MPI while they are in an operation.
+        mpi_comm: The MPI communicator.
+        hosts: The host name of each rank.
+        can_ask: Whether the ranks can respond over MPI while they are in an operation.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, hosts: Sequence[str], can_ask: bool) -> None:
@@ -79,7 +79,7 @@ class HostLinks:
         place = names.index(hosts[mpi_comm.rank])
         is_leader = hosts.index(names[place]) == mpi_comm.rank and can_ask and _is_enabled()
         previous, following = names[place - 1], names[(place + 1) % len(names)]
-        # Two hosts have one link.
+        # Two hosts share a single link.
         accepts, connects = (len(names) > 2 or place == 1), (len(names) > 2 or place == 0)
         listener, secret, offer = None, host_connection.new_secret(), None
         if is_leader and accepts:
@@ -95,7 +95,7 @@ class HostLinks:
             ranks = [rank for rank, there in enumerate(hosts) if there == name]
             host = Host(name, ranks, [world[rank] for rank in ranks], is_next)
             self._hosts.append(host)
-            # If a host has two neighbors, one of them reports its end.
+            # If a host has two neighbors, only one of them reports that its processes have exited.
             threading.Thread(target=self._run, args=(host, open_link, is_next or len(names) == 2),
                              name=f'{thread_state.HOST_LINK} to {name}', daemon=True).start()
 
@@ -110,7 +110,7 @@ class HostLinks:
         """Return why a host is unreachable; '' if none is.
 
         Args:
-            ask: Asks ranks over MPI to answer, for :meth:`answered`.
+            ask: Function that asks ranks over MPI to respond; see :meth:`answered`.
             now: The current time.
         """
         for host in list(self._hosts):
@@ -136,7 +136,7 @@ class HostLinks:
         return ''
 
     def answered(self, rank: int) -> None:
-        """Note that a rank of the communicator has answered over MPI."""
+        """Record that a rank of the communicator has responded over MPI."""
         for host in self._hosts:
             if rank in host.ranks and host.asked_at is not None:
                 host.has_answered = True
@@ -153,8 +153,8 @@ class HostLinks:
         link = open_link()
         if link is None:
             if environment.flag(environment.DEBUG):
-                streams.write(f'chainermn: no network connection to {host.text}; if it becomes '
-                               'unreachable, only the timeout detects it\n')
+                streams.write(f'chainermn: no network connection to {host.text}; if this host '
+                              'becomes unreachable, only the timeout will detect it\n')
             return
         with link:
             self._links.append(link)
@@ -172,7 +172,7 @@ class HostLinks:
         if received == FAILED or not is_first:
             time.sleep(_GRACE)
         if not self._is_closed:
-            global_except_hook.abort_job(f'all processes of {host.text} have ended', '')
+            global_except_hook.abort_job(f'all processes of {host.text} have exited', '')
 
 
 def _is_enabled() -> bool:

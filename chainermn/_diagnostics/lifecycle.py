@@ -1,8 +1,8 @@
 """Shutdown: the ranks agree that all of them have reached the end of the program.
 
-A rank that ends while others are inside a collective would leave them waiting, and wait for them
-itself in MPI_Finalize. So each finished rank takes part in one more check of each communicator,
-with an operation of its own; a rank inside another operation raises an error.
+A rank that exits while others are in a collective would leave them waiting, and it would itself
+wait for them in MPI_Finalize. So each finished rank takes part in one more check of each
+communicator, with a special operation; a rank in any other operation raises an error.
 """
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class Check(Protocol):
 
     record: FlightRecord
     is_active: bool  # whether there are other ranks
-    has_finished_ranks: bool  # whether its last mismatch showed finished ranks
+    has_finished_ranks: bool  # whether the last mismatch showed finished ranks
     on_shutdown: Callable[[], None]
 
     def same(self, signature: bytes) -> bool:
-        """Return if all ranks call it with the same signature, else raises on all of them."""
+        """Return if all ranks call it with the same signature; otherwise raise on all of them."""
 
 
 class _Lifecycle(runtime.ProcessState):
-    """The state for the end of this process. A forked child is not a rank, so it needs none."""
+    """The shutdown state of this process. A forked child has none, because it is not a rank."""
 
     def __init__(self) -> None:
-        #: In order of creation, which is the same on all their ranks.
+        #: The checks in order of creation, which is the same on all ranks of a communicator.
         self.checks: list[Check] = []
         self.callbacks: list[Callable[[], None]] = []
         self.has_started = False
@@ -60,17 +60,18 @@ def _state() -> _Lifecycle:
 def prepare(mpi_comm: MPI.Intracomm) -> Registration | None:
     """Start the watchdog and the shutdown for the ranks of a communicator.
 
-    Collective: every rank of it calls it.
+    Collective: every rank of the communicator calls it.
 
     Returns:
-        What the ranks tell each other before :func:`start`; ``None`` if they need not call it.
+        The information that the ranks exchange for :func:`start`; ``None`` if they do not have to
+        call ``start``.
     """
     state = _state()
     if not state.has_started:
         state.has_started = True
         # Registered after mpi4py's function, so called before it: MPI is still initialized.
         atexit.register(_end)
-        # If the program calls MPI.Finalize(), MPI calls this first.
+        # If user code calls MPI.Finalize(), MPI calls this first.
         key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _end(is_finalized=True))
         MPI.COMM_SELF.Set_attr(key, True)
         dump_request.listen()
@@ -79,12 +80,12 @@ def prepare(mpi_comm: MPI.Intracomm) -> Registration | None:
 
 def start(mpi_comm: MPI.Intracomm, hosts: Sequence[str], registrations: Sequence[Registration]
           ) -> None:
-    """Start the node monitor, and connect the hosts. Collective: every rank calls it.
+    """Start the node monitor and connect the hosts. Collective: every rank calls it.
 
     Args:
         mpi_comm: The communicator.
-        hosts: The name of the host of each rank.
-        registrations: What :func:`prepare` returned on each rank.
+        hosts: The host name of each rank.
+        registrations: The result of :func:`prepare` on each rank.
     """
     node_monitor.register(mpi_comm.rank, world_ranks(mpi_comm), registrations)
     watchdog.get().connect_hosts(mpi_comm, hosts)
@@ -93,9 +94,9 @@ def start(mpi_comm: MPI.Intracomm, hosts: Sequence[str], registrations: Sequence
 
 @contextlib.contextmanager
 def creation() -> Iterator[None]:
-    """Note it if SystemExit or KeyboardInterrupt interrupts the creation of a communicator.
+    """Record whether SystemExit or KeyboardInterrupt interrupts the creation of a communicator.
 
-    The other ranks are waiting there, so that the job is aborted if this rank then finishes.
+    The other ranks still wait in the creation, so the job is aborted if this rank then finishes.
     """
     state = _state()
     state.has_left_creation = True
@@ -110,7 +111,7 @@ def creation() -> Iterator[None]:
 def wait_until_ready() -> None:
     """Wait for the node monitor that :func:`start` has started.
 
-    Call it before a collective of all ranks.
+    Must be called before a collective of all ranks.
     """
     node_monitor.wait_until_ready()
 
@@ -129,7 +130,7 @@ def remove_check(check: Check) -> None:
 def add_callback(callback: Callable[[], None]) -> None:
     """Add a function to call during shutdown, unless this rank fails.
 
-    It may wait until every rank calls it.
+    The function may wait until it has been called on every rank.
     """
     _state().callbacks.append(callback)
 
@@ -140,13 +141,14 @@ def remove_callback(callback: Callable[[], None]) -> None:
         _state().callbacks.remove(callback)
 
 
-# A rank in shutdown waits for others to finish; a rank in another operation waits for it forever.
+# A rank in shutdown waits for the others to finish; a rank in another operation waits for that rank
+# forever.
 @entered(END)
 def _end(*, is_finalized: bool = False) -> None:
     """Take part in the shutdown.
 
     Args:
-        is_finalized: Whether the program calls MPI.Finalize().
+        is_finalized: Whether user code called MPI.Finalize().
     """
     state = _state()
     if state.has_ended or not state.has_started or MPI.Is_finalized():
@@ -156,7 +158,7 @@ def _end(*, is_finalized: bool = False) -> None:
         if not global_except_hook.is_failing():
             if left := _incomplete_operation():
                 global_except_hook.abort_job(
-                    'it left an incomplete operation, and reached the end of the program',
+                    'it left an incomplete operation and reached the end of the program',
                     f'The operation was {left}.\n')
             if _agree():
                 clean_end.run()
@@ -176,15 +178,15 @@ def _incomplete_operation() -> str:
         return 'create_communicator'
     for check in _state().checks:
         record = check.record
-        if 0 < record.left_at == record.count and record.newest:  # it has entered none since
+        if 0 < record.left_at == record.count and record.newest:  # no operation since
             return record.newest.text
     return ''
 
 
 def _agree() -> bool:
-    """Return whether all ranks have ended."""
+    """Return whether all ranks have reached the end of the program."""
     if any(check.has_finished_ranks for check in _state().checks):
-        return False  # another rank has finished, and waits for this one in MPI_Finalize
+        return False  # another rank has finished and waits for this one in MPI_Finalize
     for check in _state().checks:
         if not check.is_active:
             continue
@@ -193,8 +195,8 @@ def _agree() -> bool:
             check.same(call_signature.pack(END))
             check.on_shutdown()
         except Exception:
-            # Catch any type, since the argument of another rank may be invalid. The error is also
-            # raised on the other ranks, which have not finished and report it.
+            # Catch any type, because the error may be about an invalid argument of another rank. It
+            # is also raised on the other ranks, which have not finished and report it.
             return False
         finally:
             rank_state.shutdown().ending = None

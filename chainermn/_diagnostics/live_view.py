@@ -1,8 +1,8 @@
-"""Samples of the ranks for ``top`` and the metrics: one of each rank per second.
+"""Samples of the ranks for ``top`` and the metrics: one sample of each rank per second.
 
-The rank that a program of its host asks for samples asks the watchdogs of the other ranks, again
-and again. A rank that is not asked for a few seconds records nothing, so a viewer that is killed
-needs no farewell.
+When a program on its host asks a rank for samples, this rank repeatedly asks the watchdogs of the
+other ranks. A rank that has not been asked for a few seconds stops recording, so a viewer does not
+have to sign off and may be killed.
 """
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from chainermn._process.mpi import MPI
 from chainermn._process.nvml import GpuUse
 from chainermn._timeline import activities, reported
 
-#: Seconds between two questions; with many ranks, it is longer.
+#: Seconds between two requests for samples; longer if there are many ranks.
 _INTERVAL = 1.
 _RANKS_PER_SECOND = 128
 
-#: A rank records its activities for this number of seconds after a question.
+#: A rank records its activities for this number of seconds after a request.
 _LEASE = 6.
 
 _CLOSE_TIMEOUT = 1.  # seconds
 
 
 class Sample(NamedTuple):
-    """The state of a rank. Numbers are totals: a viewer takes the difference of two samples."""
+    """The state of a rank. Numbers are totals; a viewer computes differences between samples."""
 
     rank: int
     host: str
     pid: int
-    at: float  # seconds, of a clock that all samples of this rank use
-    updates: int | None  # updates of the optimizer with most; None without an optimizer
+    at: float  # seconds on a clock that all samples of this rank use
+    updates: int | None  # the largest number of updates of an optimizer; None without optimizers
     operations: int
     seconds: Mapping[str, float]  # by activity
     cpu_seconds: float  # CPU time of all threads of the process
@@ -45,19 +45,19 @@ class Sample(NamedTuple):
     gpu_bytes: int  # size of CuPy's pool
     gpu: GpuUse | None  # use of the current device by all processes
     log: Mapping[str, float]  # the newest entry of LogReport
-    state: str  # in words
+    state: str  # as text
     is_waiting: bool  # whether the main thread is in an operation
     state_seconds: float  # time in this state; 0 if it makes progress
 
 
 class Viewer:
-    """A program of this host that gets the samples. It may stop reading: the rank never waits.
+    """A program on this host that gets the samples. It may stop reading; the rank never waits.
 
     Args:
-        connection: The socket to it.
-        encode: Returns the message for the number of ranks and the newest sample of each rank, with
-            its age in seconds. There are 0 ranks when the program has ended.
-        is_local: Whether it needs only the ranks of this host.
+        connection: The socket to the viewer.
+        encode: Function that returns the message for the number of ranks and the newest sample of
+            each rank, with its age in seconds. The number of ranks is 0 when the job has finished.
+        is_local: Whether the viewer needs only the ranks on this host.
     """
 
     def __init__(self, connection: socket.socket,
@@ -78,15 +78,15 @@ class Viewer:
         """Send the rest of the last message, as far as possible without waiting."""
         try:
             while self._rest:
-                # The program may have restored SIGPIPE, which would kill it.
+                # User code may have restored SIGPIPE, which would kill this process.
                 self._rest = self._rest[self._socket.send(self._rest, socket.MSG_NOSIGNAL):]
         except BlockingIOError:
             pass
-        except OSError:  # it has ended
+        except OSError:  # the viewer has exited
             self.abandon()
 
     def close(self) -> None:
-        """Tell the viewer that the program has ended."""
+        """Notify the viewer that the job has finished."""
         with contextlib.suppress(OSError):
             self._socket.settimeout(_CLOSE_TIMEOUT)
             self._socket.sendall(self._rest + self._encode(0, ()), socket.MSG_NOSIGNAL)
@@ -103,10 +103,10 @@ class LiveView:
 
     def __init__(self) -> None:
         self.viewers: list[Viewer] = []
-        self._samples: dict[int, tuple[float, Sample]] = {}  # by rank, with its time of arrival
+        self._samples: dict[int, tuple[float, Sample]] = {}  # by rank, with the times of arrival
         self._asked_at = self._shown_at = -_LEASE
         self._is_recording = False
-        # Constant; and not every thread may call MPI.
+        # These are constant, and not every thread may call MPI.
         self._rank, self._host = MPI.COMM_WORLD.rank, MPI.Get_processor_name()
 
     def is_watched(self, now: float) -> bool:
@@ -114,7 +114,7 @@ class LiveView:
         return bool(self.viewers) or now < self._asked_at + _LEASE
 
     def poll(self, now: float) -> None:
-        """Forget viewers that have ended, and record activities while there are others."""
+        """Remove viewers that have exited, and record activities while there are viewers."""
         for viewer in self.viewers:
             viewer.flush()
         self.viewers = [viewer for viewer in self.viewers if viewer.is_open]
@@ -126,11 +126,11 @@ class LiveView:
         self._is_recording = is_watched
 
     def note_question(self, now: float) -> None:
-        """Note that another rank has asked for a sample."""
+        """Record that another rank has asked for a sample."""
         self._asked_at = now
 
     def is_due(self, n_ranks: int, now: float) -> bool:
-        """Return whether it is time to show samples, and to ask for new ones."""
+        """Return whether it is time to show samples and to ask for new ones."""
         interval = max(_INTERVAL, n_ranks / _RANKS_PER_SECOND) - .05
         if not self.viewers or now < self._shown_at + interval:
             return False
@@ -151,7 +151,7 @@ class LiveView:
         self._samples[sample.rank] = now, sample
 
     def write(self, n_ranks: int, now: float) -> None:
-        """Give the newest samples to the viewers."""
+        """Send the newest samples to the viewers."""
         for viewer in self.viewers:
             viewer.write(n_ranks, [
                 (now - at, sample) for _, (at, sample) in sorted(self._samples.items())
@@ -169,27 +169,27 @@ class LiveView:
                 if other != rank and (host == hosts[rank] or not is_local)]
 
     def close(self) -> None:
-        """Tell the viewers that the program has ended."""
+        """Notify the viewers that the job has finished."""
         for viewer in self.viewers:
             viewer.close()
         self.viewers = []
 
 
 def connect(name: str) -> Viewer:
-    """Connect to a ``top`` command of this host, for one line of JSON per interval.
+    """Connect to a ``top`` command on this host, which gets one line of JSON per interval.
 
     Args:
-        name: The name of its socket.
+        name: The name of the command's socket.
 
     Raises:
-        OSError: If the command has ended, or belongs to another user.
+        OSError: If the command has exited or belongs to another user.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.setblocking(False)
         connection.connect('\0chainermn-top-' + name)
         if launcher.peer(connection)[1] != os.getuid():
-            raise PermissionError('another user listens there')
+            raise PermissionError('the socket belongs to another user')
     except OSError:
         connection.close()
         raise

@@ -1,4 +1,4 @@
-"""The metrics of the ranks of this host: the values of ``top``, for Prometheus.
+"""The metrics of the ranks on this host: the values that ``top`` shows, for Prometheus.
 
 With ``CHAINERMN_METRICS``, the first rank of each host publishes them through a separate process;
 see ``_process/metrics_server.py``.
@@ -18,7 +18,7 @@ from chainermn._version import __version__
 
 
 def open_viewer(target: str) -> Viewer | None:
-    """Return the viewer that publishes samples; ``None``, with a warning, if there is none."""
+    """Return a viewer that publishes samples; on failure, print a warning and return ``None``."""
     try:
         return Viewer(metrics_process.start(target), _page, is_local=True)
     except ValueError as error:
@@ -38,7 +38,7 @@ def metrics(size: int, samples: Sequence[tuple[float, Sample]]) -> Iterator[Metr
 
     Args:
         size: The number of ranks of the job.
-        samples: The newest sample of each rank of this host, with its age in seconds.
+        samples: The newest sample of each rank on this host, with its age in seconds.
     """
     job = job_of(sys.argv[0])
     every = [({'job': job, 'host': each.host, 'rank': str(each.rank)}, age, each)
@@ -61,16 +61,16 @@ def metrics(size: int, samples: Sequence[tuple[float, Sample]]) -> Iterator[Metr
                  lambda each: each.rss_bytes)
     yield metric('gpu_memory_pool_bytes', 'gauge', "Memory that CuPy's pool has allocated.",
                  lambda each: each.gpu_bytes)
-    yield metric('gpu_utilization_ratio', 'gauge', 'Share of time in which the GPU is busy, by '
+    yield metric('gpu_utilization_ratio', 'gauge', 'Share of time in which the GPU is busy, from '
                  'NVML.', lambda each: each.gpu and each.gpu.utilization)
-    yield metric('gpu_memory_used_bytes', 'gauge', 'Memory of the GPU that all processes use, by '
-                 'NVML.', lambda each: each.gpu and each.gpu.used_bytes)
-    yield metric('gpu_memory_total_bytes', 'gauge', 'Memory of the GPU, by NVML.',
+    yield metric('gpu_memory_used_bytes', 'gauge', 'GPU memory used by all processes, from NVML.',
+                 lambda each: each.gpu and each.gpu.used_bytes)
+    yield metric('gpu_memory_total_bytes', 'gauge', 'Total GPU memory, from NVML.',
                  lambda each: each.gpu and each.gpu.total_bytes)
     yield Metric('log_value', 'gauge', 'Newest entry of LogReport.', [
         ({**labels, 'key': name}, value) for labels, _, each in every
         for name, value in each.log.items()])
-    yield metric('blocked_seconds', 'gauge', 'For how long the main thread has been in its current '
+    yield metric('blocked_seconds', 'gauge', 'How long the main thread has been in its current '
                  'operation.', lambda each: each.state_seconds if each.is_waiting else 0.)
     yield Metric('last_sample_timestamp_seconds', 'gauge', 'Time of the last sample of the rank.', [
         (labels, time.time() - age) for labels, age, _ in every])

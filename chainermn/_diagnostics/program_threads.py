@@ -1,4 +1,4 @@
-"""Threads of the program that may yet use a communicator, so that their rank is not blocked."""
+"""Threads of user code that may still use a communicator, so that their rank is not blocked."""
 from __future__ import annotations
 
 import enum
@@ -22,17 +22,17 @@ _DEBUGGERS = ('bdb', 'pdb', 'pydevd', '_pydevd_bundle', 'debugpy')
 class _Activity(enum.Enum):
     """The activity of a thread outside of operations."""
 
-    RUNS = enum.auto()  # code of the program, or something that may call it
-    WAITS_FOR_WORK = enum.auto()  # from a queue that another thread fills
-    LIBRARY = enum.auto()  # something of an installed package
-    IDLE = enum.auto()  # nothing that concerns the program
+    RUNS = enum.auto()  # runs user code, or code that may call user code
+    WAITS_FOR_WORK = enum.auto()  # waits for work from a queue that another thread fills
+    LIBRARY = enum.auto()  # runs code of an installed package
+    IDLE = enum.auto()  # runs nothing that concerns user code
 
 
 def are_running(blocked: Collection[int], is_finished: bool = False) -> bool:
-    """Return whether the program may do something that ends the wait of another rank.
+    """Return whether user code may do something that ends the wait of another rank.
 
-    If in doubt, it may. It does not if all threads are blocked in operations, wait for work from
-    other threads, or belong to a library, such as a progress bar.
+    If in doubt, return True. Return False if all threads are blocked in operations, wait for work
+    from other threads, or belong to a library, such as a progress bar.
 
     Args:
         blocked: The identifiers of threads that are in operations.
@@ -56,7 +56,7 @@ def _are_running(frames: Mapping[int, FrameType], blocked: Collection[int], is_f
         frames[main].f_code.co_name == '_shutdown')
     if main not in blocked and not is_ending:
         return True  # even if it waits: signal handlers run in it
-    if signal.getitimer(signal.ITIMER_REAL)[0] > 0:  # its handler may also run in an operation
+    if signal.getitimer(signal.ITIMER_REAL)[0] > 0:  # its handler may run during an operation
         return True
     timers = {thread.ident for thread in threading.enumerate()
               if isinstance(thread, threading.Timer)}
@@ -91,7 +91,7 @@ def _activity(innermost: FrameType, program: Collection[str], is_user: bool) -> 
         return _Activity.RUNS
     if 'library' in origins:
         return _Activity.RUNS if is_user else _Activity.LIBRARY
-    # Other threads of the standard library, such as servers, call the program.
+    # Other threads of the standard library, such as servers, call user code.
     is_idle = 'ours' in origins or any(_is_pool(frame) for frame in outwards(innermost))
     return _Activity.IDLE if is_idle else _Activity.RUNS
 
@@ -127,7 +127,7 @@ def _origin(frame: FrameType) -> str:
 @functools.cache
 def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the folders of the standard library and of installed packages."""
-    import sysconfig  # 1 to 2 ms, and most programs never need it
+    import sysconfig  # takes 1 to 2 ms, and most scripts never need it
 
     stdlib = {sysconfig.get_path('stdlib'), sysconfig.get_path('platstdlib'),
               os.path.dirname(os.__file__)}

@@ -1,4 +1,4 @@
-"""The progress of this rank: the time without progress of its threads, and its waits."""
+"""The progress of this rank: how long its threads have made no progress, and its waits."""
 from __future__ import annotations
 
 import threading
@@ -17,14 +17,14 @@ class RankProgress:
     """The progress of this rank, as the watchdog has observed it.
 
     Attributes:
-        state: What this rank waits for; ``None`` if it may make progress by itself.
+        state: The state of this rank; ``None`` if the rank may make progress by itself.
         is_waiting: Whether a thread has been in the same operation since an earlier observation.
     """
 
     def __init__(self) -> None:
         self.state: RankState | None = None
         self.is_waiting = False
-        # For each thread: its progress, and the time since which it is unchanged.
+        # For each thread: its progress, and the time since when it has not changed.
         self._progress: dict[int, tuple[tuple[object, ...], float]] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._entered = 0  # number of operations until the last observation
@@ -34,7 +34,7 @@ class RankProgress:
 
         Args:
             now: The current time.
-            grace_at_end: How long a rank waits in the shutdown before it has a state.
+            grace_at_end: The number of seconds a rank waits in the shutdown before it has a state.
         """
         self._snapshots = thread_state.snapshots()
         before, self._progress = self._progress, {}
@@ -42,7 +42,7 @@ class RankProgress:
         has_entered, self._entered = entered != self._entered, entered
         for ident, snapshot in self._snapshots.items():
             progress, since = before.get(ident, ((), now))
-            # Outside of operations: it may have run some since the last observation.
+            # A thread outside of operations may have run some since the last observation.
             is_same = snapshot.progress == progress and (progress or not has_entered)
             self._progress[ident] = snapshot.progress, since if is_same else now
         self.is_waiting = any(progress and since < now
@@ -50,11 +50,11 @@ class RankProgress:
         self.state = self._new_state(now, grace_at_end)
 
     def forget_threads(self) -> None:
-        """Drop what keeps objects of the program alive, until the next observation."""
+        """Drop the snapshots, which keep objects of user code alive, until the next observation."""
         self._snapshots = {}
 
     def threads(self, now: float) -> Iterator[tuple[Snapshot, float]]:
-        """Yield the observed threads, with the seconds for which each has made no progress."""
+        """Yield each observed thread and how many seconds it has made no progress."""
         for ident, snapshot in self._snapshots.items():
             yield snapshot, now - self._progress[ident][1]
 
@@ -80,8 +80,9 @@ class RankProgress:
         if not blocked or any(now - self._progress[ident][1] < grace for ident in blocked) or (
                 program_threads.are_running(blocked, is_finished)):
             return None
-        state = RankState(Progress.own(), tuple(snapshot.state for snapshot in blocked.values()),
-                          is_finished, rank_state.shutdown().may_exit)
+        state = RankState(
+            Progress.of_this_rank(), tuple(snapshot.state for snapshot in blocked.values()),
+            is_finished, rank_state.shutdown().may_exit)
         after = {ident: snapshot.progress for ident, snapshot in thread_state.snapshots().items()}
         has_changed = after != {ident: progress for ident, (progress, _) in self._progress.items()}
         return None if has_changed else state

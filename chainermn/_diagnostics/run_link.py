@@ -1,6 +1,6 @@
-"""The run link: a connection of each host to ``chainermn run``, while its ranks run.
+"""The run link: a connection from each host to ``chainermn run`` while its ranks run.
 
-Without it, the command only knows whether it can start new processes on the host.
+Without this link, the command only knows whether it can start new processes on the host.
 """
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _PAUSE = 10  # seconds between a lost connection and the next attempt
 
 
 def connect(mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> None:
-    """Connect the lowest rank of each host, in a thread, if the communicator has all ranks.
+    """Connect the lowest rank of each host, in a thread, if the communicator contains all ranks.
 
     Args:
         mpi_comm: The communicator.
-        hosts: The name of the host of each rank.
+        hosts: The host name of each rank.
     """
     text = environment.text(environment.RUN_LINK)
     here = hosts[mpi_comm.rank]
@@ -33,19 +33,19 @@ def connect(mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> None:
 
 
 def _run(offer: Offer, n_ranks: int) -> None:
-    """Keep a connection open, and send the number of ranks of this host over it."""
+    """Keep a connection open and send the number of ranks on this host over it."""
     link = host_connection.connect(offer)
     if link is None and environment.flag(environment.DEBUG):
         streams.write(f'chainermn: no network connection from {os.uname().nodename} to chainermn '
                       'run, which therefore relies on new logins to this host\n')
     while link is not None:
-        # Python 3.14 crashes if the variable of a with statement gets another value inside it.
+        # Python 3.14 crashes if the variable of a with statement is reassigned inside it.
         with contextlib.suppress(OSError), link:
-            # Others may not answer: connecting again should not take long.
+            # Try this address first when reconnecting, because others may not respond.
             offer = offer._replace(addresses=[link.getpeername()[0], *offer.addresses])
             link.sendall(n_ranks.to_bytes(4, 'big'))
             link.recv(1)  # blocks in the kernel
-            return  # the command has ended
+            return  # the command has exited
         link = None
         while link is None:
             time.sleep(_PAUSE)

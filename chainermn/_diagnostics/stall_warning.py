@@ -9,20 +9,21 @@ from chainermn._diagnostics.hang_report import Response
 from chainermn._operations.ranks import group_texts, ranks_text
 from chainermn._process import environment
 
-#: In seconds; the environment variable overrides it.
+#: The default waiting time in seconds; the environment variable overrides it.
 DEFAULT = 60.
 
 
-def text(waiting: Mapping[int, RankState], answers: Mapping[int, Response], seconds: float) -> str:
+def text(waiting: Mapping[int, RankState], responses: Mapping[int, Response], seconds: float
+         ) -> str:
     """Return the warning; '' if all ranks that the others wait for have resumed.
 
     Args:
-        waiting: The states of waiting ranks.
-        answers: The answers of all ranks, or of those that answered in time.
-        seconds: How long they have been waiting at least.
+        waiting: The states of the waiting ranks.
+        responses: The responses of the ranks that responded in time.
+        seconds: The minimum number of seconds that the ranks have waited.
     """
-    states = {rank: RankState(answer.progress, (), False, False)
-              for rank, answer in answers.items()} | dict(waiting)
+    states = {rank: RankState(response.progress, (), False, False)
+              for rank, response in responses.items()} | dict(waiting)
     graph, known = WaitGraph(states), set(states)
     running = graph.awaited_by(waiting, known) - set(waiting)
     if not running:
@@ -36,7 +37,7 @@ def text(waiting: Mapping[int, RankState], answers: Mapping[int, Response], seco
             lines.append(f'  {ranks_text(ranks)} {"waits" if len(ranks) == 1 else "wait"} {where} '
                          f'for {ranks_text(sorted(awaited))}')
     lines += [f'  {more}'] * bool(more)
-    shown, more = group_texts((rank, answers[rank].state, answers[rank].outline)
+    shown, more = group_texts((rank, responses[rank].state, responses[rank].outline)
                               for rank in sorted(running))
     for state, ranks in shown:
         lines.append(f'  {ranks_text(ranks)} {"is" if len(ranks) == 1 else "are"} {state}')

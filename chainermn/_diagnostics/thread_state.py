@@ -18,7 +18,7 @@ from chainermn._process import environment
 from chainermn._process.mpi import MPI
 from chainermn._process.program_place import PACKAGES
 
-#: The start of the names of the threads that ``host_links`` starts.
+#: The prefix of the names of the threads that ``host_links`` and ``run_link`` start.
 HOST_LINK = 'chainermn link'
 
 
@@ -28,12 +28,12 @@ class Snapshot:
     def __init__(self, calls: Sequence[Call], thread: str, ident: int) -> None:
         self._calls, self._thread, self._ident = calls, thread, ident
         self._records = [flight_recorder.of_owner(call) for call in calls]
-        # That of the call that the program made.
+        # The operation that user code called.
         self._name = calls[-1].operation if calls else ''
 
     @property
     def progress(self) -> tuple[object, ...]:
-        """Changes when a thread makes progress in an operation; empty outside of operations."""
+        """A value that changes when the thread makes progress in an operation; empty outside."""
         if not self._calls:
             return ()
         return self._name, *((record, record.count)
@@ -46,7 +46,7 @@ class Snapshot:
 
     @property
     def timeout(self) -> float | None:
-        """The timeout of the communicator in seconds; ``None`` if it has none of its own."""
+        """The timeout of the communicator in seconds; ``None`` if the communicator sets none."""
         records = self._records[-1] if self._records else ()
         return records[0].effective_timeout if records else None
 
@@ -63,13 +63,13 @@ class Snapshot:
         service = next((record.key for record in flight_recorder.everything() if isinstance(
             record, ServiceRecord) and record.thread == self._ident), None)
         return ThreadState(
-            # Some are never recorded: they call other operations, or are create_communicator.
+            # Calls of create_communicator, and calls that call other operations, are not recorded.
             call.operation, call.text if call.number else '', _of(records[0]) if records else '',
             self._call_site, self._thread, (*self._waits(),), service)
 
     @property
     def _call_site(self) -> str:
-        """File, line and function of the program; empty if the thread has ended."""
+        """The file, line and function of user code; empty if the thread has ended."""
         with thread_frames.current() as frames:
             frame = frames.get(self._ident)
             if frame is None:
@@ -84,7 +84,7 @@ class Snapshot:
 
 
 def snapshots() -> dict[int, Snapshot]:
-    """Take a snapshot of the main thread, and of all other threads that are in an operation."""
+    """Take a snapshot of the main thread and of all other threads that are in an operation."""
     main = threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = {}
@@ -99,7 +99,7 @@ def snapshots() -> dict[int, Snapshot]:
 def stacks() -> str:
     """Format the stacks of all threads except this one and the host links, the main thread first.
 
-    Frames of this package and of Chainer are left out, unless ``CHAINERMN_DEBUG=1``.
+    Frames of this package and of Chainer are omitted unless ``CHAINERMN_DEBUG=1`` is set.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
@@ -111,7 +111,7 @@ def stacks() -> str:
 
 
 def _stack(ident: int, innermost: FrameType) -> str:
-    """Format the frames of the program in a thread, then the operation that it has called."""
+    """Format the user-code frames of a thread, followed by the operation that it has called."""
     summary = traceback.extract_stack(innermost)
     if environment.flag(environment.DEBUG):
         return ''.join(summary.format()).rstrip()
@@ -139,7 +139,7 @@ def _caller(innermost: FrameType) -> FrameType:
 
 
 def _call_site(frame: FrameType) -> str:
-    """Return file, line and function of the innermost frame of the program."""
+    """Return the file, line and function of the innermost frame of user code."""
     found = next((frame for frame in call_site.outwards(frame)
                   if not frame.f_code.co_filename.startswith(PACKAGES)), frame)
     name = found.f_code.co_name

@@ -14,7 +14,7 @@ DEFAULT = 3600.
 
 
 def parse(value: object, name: str = 'a timeout') -> float:
-    """Return a timeout in seconds, 0 for none.
+    """Return a timeout in seconds; 0 for no timeout.
 
     Raises:
         TypeError, ValueError: If the value is invalid.
@@ -26,7 +26,7 @@ def parse(value: object, name: str = 'a timeout') -> float:
     except ValueError:
         timeout = math.nan
     if not 0 <= timeout < math.inf:
-        raise ValueError(f'{name} must be a number of seconds, 0 for none, not {value!r}')
+        raise ValueError(f'{name} must be a number of seconds (0 disables it), not {value!r}')
     return timeout
 
 
@@ -37,7 +37,7 @@ def from_environment(name: str, default: float) -> float:
 
     Args:
         name: The name of the variable.
-        default: The default.
+        default: The value to return if the variable is unset or invalid.
     """
     with contextlib.suppress(ValueError):
         return parse(environment.text(name) or default, name)

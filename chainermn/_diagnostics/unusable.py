@@ -16,21 +16,21 @@ from chainermn._operations import call
 from chainermn._process import forked, runtime
 
 _SHUT_DOWN = (
-    'the communicators of this rank were shut down at the end of the program, so it cannot reach '
-    'the other ranks any more. Call it earlier, on every rank: in the main program, or in a '
-    'function that is registered with atexit after the first communicator was created')
+    'the communicators of this rank were shut down at the end of the program, so this rank can no '
+    'longer reach the other ranks. Call the operation earlier, on every rank: in your script, or '
+    'in a function that is registered with atexit after the first communicator was created.')
 _FINALIZED = (
-    'the program has called MPI.Finalize(), so this rank cannot reach the other ranks any more. '
-    'Remove the call, or move it to the end of the program: mpi4py finalizes MPI when the program '
-    'ends')
+    'your script has called MPI.Finalize(), so this rank can no longer reach the other ranks. '
+    'Remove the call, or move it to the end of the script; mpi4py finalizes MPI when the script '
+    'exits.')
 _FORKED = (
-    'this process was forked from the rank in process {}, and is not a rank, so it cannot use '
-    'a communicator. Call it in that process, and exchange data with this one by other means, such '
-    'as a multiprocessing.Queue')
-#: The reason for a queue of gradients without its communicator.
+    'this process was forked from the rank in process {} and is not a rank, so it cannot use a '
+    'communicator. Call the operation in that process, and pass data to and from this one by other '
+    'means, such as a multiprocessing.Queue.')
+#: The reason why a gradient queue whose communicator was freed is unusable.
 FREED_QUEUE = (
-    'the communicator of this queue was freed; keep a reference to it, and finalize it after the '
-    'last exchange')
+    'the communicator of this queue was freed; keep a reference to the communicator, and finalize '
+    'it only after the last use of the queue')
 
 
 class Unusable:
@@ -52,10 +52,10 @@ class _MpiUser(Protocol):
 
 
 class _Users(runtime.ProcessState):
-    """The objects that reach other ranks, while they can."""
+    """The registered objects that communicate with other ranks."""
 
     def __init__(self) -> None:
-        forked.parent()  # create this first, so that a child knows its parent first
+        forked.parent()  # create its state first, so that a child knows its parent in in_child
         self.registered: weakref.WeakSet[_MpiUser] = weakref.WeakSet()
         self.unusable: Unusable | None = None
 
@@ -81,10 +81,10 @@ def deregister(user: _MpiUser) -> None:
 
 
 def shut_down(is_finalized: bool) -> None:
-    """Make all communicators of this process unusable, at the end of the program.
+    """Make all communicators of this process unusable at the end of the program.
 
     Args:
-        is_finalized: Whether the program calls MPI.Finalize().
+        is_finalized: Whether user code called MPI.Finalize().
     """
     runtime.get(_Users).make_unusable(_FINALIZED if is_finalized else _SHUT_DOWN)
 
@@ -96,7 +96,7 @@ def check(operation: str) -> None:
 
 
 def _operation() -> str:
-    """Return the name of the operation, or of another method, that the program called."""
+    """Return the name of the operation, or of another method, that user code called."""
     if name := call.outermost():
         return name
     inside = itertools.takewhile(

@@ -1,10 +1,10 @@
-"""The watchdog: a thread of each rank that detects hangs, so that no rank waits forever.
+"""The watchdog: a thread in each rank that detects hangs, so that no rank waits forever.
 
-It polls whether its rank makes progress: about once per second, more often while the rank waits.
-It raises an alarm if the rank has been in one operation for longer than the timeout. After a few
-seconds of waiting, it sends the state of its rank to the first rank, which raises an alarm if it
-detects a deadlock. Then the watchdog of each rank responds with the state of its rank, the lowest
-rank that responds prints the report, and the job is aborted.
+It checks whether its rank makes progress: about once per second, more often while the rank waits.
+It raises an alarm if the rank has been in one operation for longer than the timeout. Once the rank
+has waited for a few seconds, the watchdog sends the state of its rank to the first rank, which
+raises an alarm if it detects a deadlock. After an alarm, the watchdogs of all ranks respond with
+the states of their ranks, the lowest responding rank prints the report, and the job is aborted.
 
 The watchdogs exchange messages on their own communicators. This requires MPI_THREAD_MULTIPLE;
 without it, each rank only reports its own state, and no deadlock is detected before the timeout.
@@ -52,11 +52,11 @@ from chainermn._timeline import recorder
 # Seconds.
 _INTERVAL = 1.
 _INTERVAL_WAITING = .2
-_INTERVAL_WATCHED = .5  # each poll takes some time from the program
+_INTERVAL_WATCHED = .5  # each poll takes some time from user code
 _INTERVAL_ALARMED = .02
-_RESPONSE_TIMEOUT = 2.5  # longer than the interval, since the others have to wake up
-_REPORT_TIMEOUT = 2.  # then the next rank reports, in case the previous one has stopped
-_STAGGER = .05  # times log2(rank), so that one rank raises the alarm, which all others receive
+_RESPONSE_TIMEOUT = 2.5  # longer than the interval, because the other watchdogs have to wake up
+_REPORT_TIMEOUT = 2.  # after this, the next rank reports, in case the previous one has stopped
+_STAGGER = .05  # times log2(1 + rank), so that one rank raises the alarm before the others do
 
 #: The watchdog stops after this number of consecutive errors.
 _MAX_ERRORS = 3
@@ -66,20 +66,20 @@ _MAX_REPORTERS = 16
 
 
 class Watchdog(runtime.ProcessState):
-    """Polls the threads of this process, and exchanges alarms with other ranks."""
+    """Polls the threads of this process and exchanges alarms with other ranks."""
 
     def __init__(self) -> None:
         self._alone = WatchdogGroup(MPI.COMM_SELF)  # until a group is added
         self._groups: list[WatchdogGroup] = []
         self._default = timeouts.from_environment(timeouts.VARIABLE, timeouts.DEFAULT)
-        # By default there is none in shutdown: one rank may go on after the others have finished.
+        # No timeout during shutdown by default: one rank may continue after the others finish.
         self._shutdown_timeout = self._default if environment.text(timeouts.VARIABLE) else 0
         self._stall_seconds = timeouts.from_environment(
             environment.STALL_WARNING, stall_warning.DEFAULT)
         self._detects_deadlocks = environment.flag(environment.DEADLOCKS, default=True)
         self._interval = _INTERVAL
         self.limit_interval(self._default)
-        self._own = RankProgress()
+        self._progress = RankProgress()
         self._clock = runtime.get(RunningClock)
         self._now = self._clock.poll()  # time of the last poll
         self._asked_at = -math.inf  # when another rank asked for the state of this one
@@ -89,14 +89,14 @@ class Watchdog(runtime.ProcessState):
         self._thread: threading.Thread | None = None
 
     def in_child(self) -> bool:
-        for viewer in self._live.viewers:  # else a child would keep them from noticing the end
+        for viewer in self._live.viewers:  # or the child's copies would hide the end of the rank
             viewer.abandon()
         return False
 
     def add_group(self, mpi_comm: MPI.Intracomm) -> bool:
         """Add the ranks of a communicator; return whether they are new.
 
-        Collective: every rank of it calls it.
+        Collective: every rank of the communicator calls it.
         """
         self.start()
         ranks = set(world_ranks(mpi_comm))
@@ -117,9 +117,9 @@ class Watchdog(runtime.ProcessState):
         group.links = HostLinks(mpi_comm, hosts, group.mpi_comm is not None)
 
     def start(self) -> None:
-        """Start the thread if it is not running, and has something to do.
+        """Start the thread if it is not running and has something to do.
 
-        A single rank waits for no other; it needs the thread only if it is watched.
+        In a job with one rank, the thread only handles requests for the state and for metrics.
         """
         if self._thread is None and (MPI.COMM_WORLD.size > 1 or self._metrics_target
                                      or dump_request.are_pending()):
@@ -128,12 +128,12 @@ class Watchdog(runtime.ProcessState):
             self._thread.start()
 
     def limit_interval(self, timeout: float | None) -> None:
-        """Shorten the interval of polls if a timeout requires it."""
+        """Shorten the polling interval if a timeout requires it."""
         if timeout:
             self._interval = min(self._interval, timeout / 4)
 
     def wait_for_shutdown(self) -> None:
-        """Return once all other ranks have called it. Collective: every rank calls it."""
+        """Stop the watchdog once all ranks have called this. Collective: every rank calls it."""
         for group in self._groups:
             if group.mpi_comm is not None:
                 request, pause = group.mpi_comm.Ibarrier(), 1e-5
@@ -157,34 +157,34 @@ class Watchdog(runtime.ProcessState):
                 self._now = self._clock.poll(pause)
                 self._poll(self._now)
                 errors = 0
-            except Exception:  # the threads change while it polls them
+            except Exception:  # the threads may change while they are polled
                 errors += 1
                 if errors == _MAX_ERRORS:
                     streams.write(f'{traceback.format_exc()}chainermn: the watchdog of this rank '
-                                   'has stopped because of this error; timeouts have no effect, '
-                                   'and deadlocks may not be detected\n')
+                                   'has stopped because of this error. Timeouts no longer have an '
+                                   'effect, and deadlocks may not be detected.\n')
             finally:
-                self._own.forget_threads()
+                self._progress.forget_threads()
 
     def _pause(self) -> float:
         if any(group.alarmed_at or group.question for group in self._groups) or (
                 self._now < self._asked_at + _RESPONSE_TIMEOUT):
             return _INTERVAL_ALARMED
-        return min(self._interval, _INTERVAL_WAITING if self._own.is_waiting else
+        return min(self._interval, _INTERVAL_WAITING if self._progress.is_waiting else
                    _INTERVAL_WATCHED if self._live.is_watched(self._now) else _INTERVAL)
 
     def _poll(self, now: float) -> None:
         recorder.write()  # in case this rank hangs or is killed
-        self._own.observe(now, self._interval)
+        self._progress.observe(now, self._interval)
         groups = list(self._groups) or [self._alone]
         largest = max(groups, key=lambda group: len(group.ranks))
         self._accept_requests(largest)
-        if MPI.COMM_WORLD.size == 1:  # it waits for no other rank
+        if MPI.COMM_WORLD.size == 1:  # there are no other ranks to wait for
             self._ask(largest, now)
             groups = []
         for group in groups:
-            if group.sent_state != self._own.state:
-                group.sent_state = self._own.state
+            if group.sent_state != self._progress.state:
+                group.sent_state = self._progress.state
                 group.send(MessageType.STATE, State(group.sent_state), [0])
             for source, tag, content in group.receive():
                 self._receive(group, source, tag, content, now)
@@ -193,7 +193,7 @@ class Watchdog(runtime.ProcessState):
             if suspects and self._detects_deadlocks:
                 group.send(MessageType.CONFIRM, number, (
                     rank for rank, each in enumerate(group.ranks) if each in suspects))
-            for snapshot, seconds in self._own.threads(now):
+            for snapshot, seconds in self._progress.threads(now):
                 seconds -= _STAGGER * math.log2(1 + group.rank)
                 if snapshot.progress and group.alarmed_at is None and (
                         reason := self._hang(snapshot, seconds)):
@@ -209,7 +209,7 @@ class Watchdog(runtime.ProcessState):
         self._show(largest, now)
 
     def _accept_requests(self, group: WatchdogGroup) -> None:
-        """Note the requests of commands, and of the environment."""
+        """Accept requests from commands and from environment variables."""
         is_dump_requested, sockets = dump_request.requests()
         group.is_dump_requested |= is_dump_requested
         for name in sockets:
@@ -223,7 +223,7 @@ class Watchdog(runtime.ProcessState):
                 self._live.viewers.append(viewer)
 
     def _show(self, group: WatchdogGroup, now: float) -> None:
-        """Give the viewers of this rank the newest samples, and ask the other ranks for more."""
+        """Send the newest samples to the viewers of this rank; request more from other ranks."""
         live = self._live
         live.poll(now)
         if live.is_due(len(group.ranks), now):
@@ -233,16 +233,16 @@ class Watchdog(runtime.ProcessState):
 
     def _sample(self, now: float) -> Sample:
         """Return a sample of this rank, with the state of its main thread."""
-        text, is_blocked, seconds = self._own.main_thread(now)
+        text, is_blocked, seconds = self._progress.main_thread(now)
         return self._live.sample(flight_recorder.n_operations(), text, is_blocked, seconds)
 
     def _receive(self, group: WatchdogGroup, source: int, tag: MessageType, content: Content,
                  now: float) -> None:
-        """Handle a message of another watchdog, or of this one."""
+        """Handle a message from another watchdog, or from this one."""
         rank = group.ranks[source]
         if tag is MessageType.ASK:
             self._asked_at = now
-            group.send(MessageType.ANSWER, self._own.response('', now), [source])
+            group.send(MessageType.ANSWER, self._progress.response('', now), [source])
         elif tag is MessageType.ANSWER and isinstance(content, Response):
             if group.question is not None:
                 group.question.answers[rank] = content
@@ -263,15 +263,15 @@ class Watchdog(runtime.ProcessState):
         elif isinstance(content, State):
             group.detector.set_state(rank, content.state, now)
         elif isinstance(content, int):
-            self._own.observe(now, self._interval)  # since it was asked
-            group.send(MessageType.CONFIRMED, Confirmation(content, self._own.state), [source])
+            self._progress.observe(now, self._interval)  # the state after the question
+            group.send(MessageType.CONFIRMED, Confirmation(content, self._progress.state), [source])
         elif isinstance(content, Confirmation):
             deadlock = group.detector.confirm(rank, content.number, content.state, now)
             if deadlock and group.alarmed_at is None:
                 self._respond(group, f'deadlock: {deadlock}', (), now)
 
     def _ask(self, group: WatchdogGroup, now: float) -> None:
-        """Ask all ranks for their state if necessary; print their answers."""
+        """Ask all ranks for their states if necessary; print the answers."""
         text = None
         if group.question is not None:
             pass
@@ -295,14 +295,14 @@ class Watchdog(runtime.ProcessState):
             self._send_question(group, list(question.answers), now)
 
     def _send_question(self, group: WatchdogGroup, ranks: Sequence[int], now: float) -> None:
-        """Ask ranks for their state; this rank answers immediately."""
+        """Ask ranks for their states; this rank answers immediately."""
         assert group.question is not None
         group.question.ask(now, ranks if group.mpi_comm is not None else ())
-        group.question.answers[group.ranks[group.rank]] = self._own.response('', now)
+        group.question.answers[group.ranks[group.rank]] = self._progress.response('', now)
         group.send(MessageType.ASK, None, group.others)
 
     def _hang(self, snapshot: Snapshot, seconds: float) -> str:
-        """Return why a thread hangs that has made no progress for some time; '' if it does not."""
+        """Return a description of the hang if a thread has exceeded its timeout, otherwise ''."""
         timeout = self._default if snapshot.timeout is None else snapshot.timeout
         if snapshot.is_finished:
             timeout = self._shutdown_timeout
@@ -312,23 +312,23 @@ class Watchdog(runtime.ProcessState):
 
     def _respond(self, group: WatchdogGroup, reason: str, sources: Collection[int], now: float
                  ) -> None:
-        """Send the state of this rank to the ranks that may report; raise an alarm for a reason.
+        """Send the state of this rank to the ranks that may report; raise an alarm if necessary.
 
         Args:
             group: The ranks.
-            reason: For raising the alarm; '' if another rank raised it.
-            sources: Ranks from which the alarm came.
+            reason: The reason for raising the alarm; '' if another rank raised it.
+            sources: The ranks that sent the alarm.
             now: The current time.
         """
         group.alarmed_at = now
-        response = group.responses[group.rank] = self._own.response(reason, now)
+        response = group.responses[group.rank] = self._progress.response(reason, now)
         reporters = set(range(min(_MAX_REPORTERS, len(group.ranks)))) | set(sources)
         group.send(MessageType.RESPONSE, response, reporters - {group.rank})
         if reason:
             group.send(MessageType.ALARM, None, set(group.others) - reporters)
 
     def _report(self, group: WatchdogGroup, now: float) -> None:
-        """Print the report and abort the job, if all ranks have responded or had enough time."""
+        """Print the report and abort the job once all ranks have responded or time is up."""
         assert group.alarmed_at is not None
         waited = now - group.alarmed_at
         if group.mpi_comm is None:  # each rank reports; the first one aborts the job
@@ -356,14 +356,15 @@ class Watchdog(runtime.ProcessState):
 
 
 def _reporters_before(rank: int, responded: Collection[int]) -> int:
-    """Return how many ranks may report an alarm before a rank does.
+    """Return the number of ranks that may report an alarm before a given rank does.
 
-    The first ranks get all responses. A later one gets some if it raised the alarm, or only its
-    own; so it does not know which of the first ranks are there, and leaves them time to report.
+    The first ranks get all responses. A later rank gets some of them if it raised the alarm, and
+    otherwise only its own. It therefore cannot know which of the first ranks are running, and
+    gives them time to report.
 
     Args:
         rank: The rank.
-        responded: The ranks whose responses it has.
+        responded: The ranks whose responses it has received.
     """
     before = sum(other < rank for other in responded)
     if rank < _MAX_REPORTERS:

@@ -1,4 +1,4 @@
-"""The ranks of a communicator, and the messages that their watchdogs exchange."""
+"""The ranks of a communicator and the messages that their watchdogs exchange."""
 from __future__ import annotations
 
 import collections
@@ -50,48 +50,48 @@ class Confirmation(NamedTuple):
 #: nothing.
 Content: TypeAlias = Response | State | Confirmation | int | Sample | None
 
-#: Questions to a rank that it has not received, such as one that is stopped.
+#: The maximum number of unreceived questions to one rank, which may be stopped.
 _MAX_UNRECEIVED = 3
 
 
 class Question:
-    """A question to all ranks for their state, asked twice.
+    """A question to all ranks about their states, asked twice.
 
-    The first answers arrive when the watchdogs wake up. Then all of them poll frequently, so that
-    the second answers show the same moment.
+    The first answers arrive as the watchdogs wake up. From then on, all watchdogs poll frequently,
+    so the second answers describe nearly the same moment.
 
     Args:
-        text: Returns the text to print for the answers, by rank in COMM_WORLD.
+        text: Function that returns the text to print, given the answers by rank in COMM_WORLD.
     """
 
     def __init__(self, text: Callable[[Mapping[int, Response]], str]) -> None:
         self.text = text
         self.is_second = False
         self.asked_at = 0.
-        self.ranks: set[int] = set()  # that are expected to answer
+        self.ranks: set[int] = set()  # ranks that are expected to answer
         self.answers: dict[int, Response] = {}
 
     def ask(self, now: float, ranks: Iterable[int]) -> None:
-        """Start to collect answers.
+        """Start collecting answers.
 
         Args:
             now: The current time.
-            ranks: The ranks that are asked.
+            ranks: The ranks to ask.
         """
         self.asked_at, self.ranks, self.answers = now, set(ranks), {}
 
     def is_complete(self, now: float, seconds: float) -> bool:
-        """Return whether all ranks have answered, or had enough time.
+        """Return whether all ranks have answered or the time is up.
 
         Args:
             now: The current time.
-            seconds: The time for the answers.
+            seconds: The time that ranks have to answer.
         """
         return self.ranks <= set(self.answers) or now > self.asked_at + seconds
 
 
 class WatchdogGroup:
-    """The ranks of a communicator, and the messages of their watchdogs.
+    """The ranks of a communicator and the messages of their watchdogs.
 
     Without MPI_THREAD_MULTIPLE, there are no messages.
     """
@@ -108,12 +108,12 @@ class WatchdogGroup:
         self.alarmed_at: float | None = None
         #: Responses to an alarm, by rank.
         self.responses: dict[int, Response] = {}
-        #: The state of this rank that the detector knows.
+        #: The last state of this rank that was sent to the detector.
         self.sent_state: RankState | None = None
         self.detector = DeadlockDetector()  # used by the first rank
         self.question: Question | None = None
         self.is_dump_requested = False
-        self._requests: list[tuple[int, MPI.Request]] = []  # with the receiver
+        self._requests: list[tuple[int, MPI.Request]] = []  # with the receiving rank
 
     def send(self, tag: MessageType, content: Content, ranks: Iterable[int]) -> None:
         """Send a message to some ranks of this group."""
@@ -139,11 +139,11 @@ class WatchdogGroup:
 
     @property
     def others(self) -> list[int]:
-        """All ranks of this group but this one."""
+        """All ranks of this group except this one."""
         return [rank for rank in range(len(self.ranks)) if rank != self.rank]
 
     def receive(self) -> list[tuple[int, MessageType, Content]]:
-        """Return sender, tag and content of all messages that have arrived."""
+        """Return the sender, tag and content of each message that has arrived."""
         received: list[tuple[int, MessageType, Content]] = []
         status = MPI.Status()
         while self.mpi_comm is not None:

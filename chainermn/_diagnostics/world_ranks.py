@@ -1,4 +1,4 @@
-"""The ranks of a communicator in COMM_WORLD: a tuple that is small when it is pickled."""
+"""The ranks of a communicator in COMM_WORLD: a tuple with a compact pickled form."""
 from __future__ import annotations
 
 import functools
@@ -10,10 +10,10 @@ _Run: TypeAlias = tuple[int, int, int]
 
 
 class WorldRanks(tuple[int, ...]):
-    """Ranks in COMM_WORLD. Equal ones are usually one object, in each process.
+    """Ranks in COMM_WORLD. In each process, the same ranks are usually the same object.
 
-    They are parts of keys, so each lookup needs the hash, and each message of the watchdog contains
-    several of them.
+    The hash is cached because these tuples are parts of keys. They are pickled as runs because each
+    watchdog message contains several of them.
     """
 
     _hash: int | None = None
@@ -21,7 +21,7 @@ class WorldRanks(tuple[int, ...]):
 
     @classmethod
     def of(cls, ranks: Iterable[int]) -> WorldRanks:
-        """Return the object for some ranks, in this order."""
+        """Return the object for a sequence of ranks."""
         return _of(_runs_of(ranks))
 
     def __hash__(self) -> int:

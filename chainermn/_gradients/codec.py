@@ -1,4 +1,4 @@
-"""Compresses the gradients of one exchange, and checks the encoded arrays."""
+"""Compresses the gradients of one all-reduce and checks the encoded arrays."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
@@ -20,27 +20,28 @@ from chainermn._transport.encoded_mean import is_elementwise
 from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._types import Array
 
-#: Compares details between ranks, or raises an error of this rank on all of them, with its
-#: consequence: ``(details, consequence)``.
+#: Compares the details that a function returns between ranks: ``check(details, consequence)``. If
+#: the function raises an error, all ranks raise it; the message states the consequence.
 Check = Callable[[Callable[[], dict[str, str]], str], None]
-#: Makes a codec for an exchange of gradients with a loss scale.
+#: Creates the codec for one all-reduce, given the gradients, the compressor and the loss scale.
 NewCodec = Callable[[ParameterList, 'Compressor | PowerSGD', 'float | None'], 'GradientCodec']
 
 
 class GradientCodec:
-    """Compresses the flat buffers of one exchange.
+    """Compresses the flat buffers of one all-reduce.
 
-    An error during the exchange is kept until :meth:`finish`, since other ranks wait for the data.
+    Errors are deferred until :meth:`finish`, because other ranks are waiting for the data.
 
-    The loss scale may change at each step. So a compressor with state gets the gradients without
-    it, in float32 or float64, and the codec multiplies what it decodes. Other compressors get them
-    as they are: the scale keeps small gradients in the range of float16.
+    The loss scale may change at each step. Therefore, a compressor with state gets the gradients
+    without the scale, in float32 or float64, and the codec multiplies the decoded gradients by it.
+    Other compressors get scaled gradients, because the scale keeps small gradients in the range of
+    float16.
 
     Args:
-        compressor: The compressor; for :class:`PowerSGD`, the codec only keeps its error.
-        gradients: The gradients, whose paths identify the state of the compressor.
-        check: Compares the encoded arrays of all ranks before data is sent, and raises errors on
-            all ranks; ``None`` if this must not block.
+        compressor: The compressor. For :class:`PowerSGD`, the codec only defers its errors.
+        gradients: The gradients. Their paths identify the state of the compressor.
+        check: Function that compares the encoded arrays of all ranks before data is sent, and
+            raises errors on all ranks; ``None`` if the codec must not block.
         scale: The loss scale of the gradients.
     """
 
@@ -58,14 +59,14 @@ class GradientCodec:
 
         Args:
             buffers: The arrays.
-            groups: The gradients in each of them.
+            groups: The gradients in each array.
 
         Raises:
-            ValueError: If the compressor returns arrays of a wrong shape; on all ranks, if dtypes
-                or lengths differ between ranks.
+            ValueError: If the compressor returns arrays of the wrong shape. Also on all ranks if
+                dtypes or lengths differ between ranks.
         """
         encoded: list[Array] = []
-        paths: dict[int, list[str]] = {}  # several of one array, if parameters share it
+        paths: dict[int, list[str]] = {}  # several for one array if parameters share it
         assert self._gradients is not None
         for path, x in zip(self._gradients.paths, self._gradients, strict=True):
             paths.setdefault(id(x), []).append(path)
@@ -88,8 +89,9 @@ class GradientCodec:
             if encoded.dtype == dtype and encoded.shape == (length,):
                 return chainer.backend.get_array_module(encoded).ascontiguousarray(encoded)
             raise ValueError(
-                f'compressor {compressors.describe(self.compressor)} returned {encoded.dtype} '
-                f'{encoded.shape} for {x.size} values; it must return {dtype} ({length},)')
+                f'compressor {compressors.describe(self.compressor)}: compress returned an array '
+                f'of dtype {encoded.dtype} and shape {encoded.shape} for {x.size} values, but it '
+                f'must return dtype {dtype} and shape ({length},)')
         except Exception as error:
             self.defer(error)
             return chainer.backend.get_array_module(x).zeros(length, dtype)
@@ -100,19 +102,20 @@ class GradientCodec:
             if x.shape == (size,) and np.can_cast(x.dtype, dtype, 'same_kind'):
                 return x
             raise ValueError(
-                f'compressor {compressors.describe(self.compressor)} returned {x.dtype} {x.shape} '
-                f'from decompress; it must return {np.dtype(dtype)} ({size},)')
+                f'compressor {compressors.describe(self.compressor)}: decompress returned an array '
+                f'of dtype {x.dtype} and shape {x.shape}, but it must return dtype '
+                f'{np.dtype(dtype)} and shape ({size},)')
         except Exception as error:
             self.defer(error)
             return chainer.backend.get_array_module(encoded).zeros(size, dtype)
 
     def defer(self, error: Exception) -> None:
-        """Keep an error until :meth:`finish`."""
+        """Defer an error until :meth:`finish`."""
         self._error = self._error or error
 
     def finish(self) -> None:
-        """Raise the first error of an exchange. Collective if there is a check."""
-        self._gradients = None  # a plan may keep the codec
+        """Raise the first deferred error. Collective if there is a check: every rank calls it."""
+        self._gradients = None  # not kept alive by a plan that refers to this codec
 
         def details() -> dict[str, str]:
             if self._error is not None:
@@ -129,9 +132,9 @@ class GradientCodec:
         if encoded.ndim != 1 or (
                 is_elementwise(self.compressor) and encoded.shape != buffer.shape):
             raise ValueError(
-                f'compressor {compressors.describe(self.compressor)} returned shape '
-                f'{encoded.shape} for {buffer.shape}; return a flat array, of the same length if '
-                'the compressor is elementwise')
+                f'compressor {compressors.describe(self.compressor)}: compress returned an array '
+                f'of shape {encoded.shape} for an array of shape {buffer.shape}. It must return a '
+                'flat array; if the compressor is elementwise, of the same length.')
         return encoded
 
     def _compress(self, x: Array, key: Hashable) -> Array:
@@ -140,7 +143,7 @@ class GradientCodec:
             x if self.scale is None else without_scale(x, self.scale), key)
 
     def _decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Decode gradients, and multiply them by the loss scale."""
+        """Decode gradients and multiply them by the loss scale."""
         if self.scale is None:
             return self.compressor.decompress(encoded, size, dtype)
         x = self.compressor.decompress(encoded, size, np.promote_types(dtype, np.float32))
@@ -159,11 +162,11 @@ def average(transport: MpiTransport, gradients: ParameterList, results: Sequence
     """Average compressed gradients. Collective: every rank calls it.
 
     Args:
-        transport: Moves the data.
-        gradients: Gradients, the same ones on all ranks.
-        results: Arrays for the means; by default ``gradients``.
+        transport: The transport that moves the data.
+        gradients: The gradients of the same parameters on all ranks.
+        results: Arrays for the means, or ``None`` for ``gradients`` themselves.
         compressor: The compressor.
-        new_codec: Creates the codec of an exchange.
+        new_codec: Function that creates the codec of an all-reduce.
         scale: The loss scale of the gradients.
     """
     codec = new_codec(gradients, compressor, scale)

@@ -34,10 +34,10 @@ def get(compression: Compression) -> Compressor | PowerSGD | None:
             a dict such as ``{'type': '2bit', 'threshold': 0.5}``, or a compressor.
 
     Returns:
-        A compressor, or ``None``. A name or a dict gives a new compressor, without state.
+        A compressor, or ``None``. For a name or a dict, the compressor is new and has no state.
 
     Raises:
-        TypeError: If it is none of these, or the threshold is not a number.
+        TypeError: If ``compression`` has the wrong type, or the threshold is not a number.
         ValueError: If the type is unknown, or a parameter is unknown or out of range.
 
     Example:
@@ -51,7 +51,7 @@ def get(compression: Compression) -> Compressor | PowerSGD | None:
     if isinstance(compression, type) and (
             compression is PowerSGD or hasattr(compression, 'decompress')):
         raise TypeError(f'compression must be an instance, not the class {compression.__name__}. '
-                        f'Pass an instance: {compression.__name__}()')
+                        f'Pass an instance: {compression.__name__}().')
     if not isinstance(compression, dict):
         raise TypeError('compression must be None, the name of a type, a dict such as '
                         "{'type': '2bit', 'threshold': 0.5}, or an object with the methods "
@@ -59,19 +59,19 @@ def get(compression: Compression) -> Compressor | PowerSGD | None:
     parameters = dict(compression)
     kind = parameters.pop('type', None)
     if kind is None:
-        raise ValueError(f"compression needs a 'type', but got {compression!r}")
+        raise ValueError(f"compression needs a 'type', but is {compression!r}")
     if not isinstance(kind, str) or kind not in _TYPES:
         raise ValueError(f'unknown compression type {kind!r}; use one of '
                          + ', '.join(map(repr, _TYPES)))
-    takes = _PARAMETERS.get(kind, [])
-    if unknown := sorted(set(map(str, parameters)) - set(takes)):
+    known = _PARAMETERS.get(kind, [])
+    if unknown := sorted(set(map(str, parameters)) - set(known)):
         raise ValueError(f'compression of type {kind!r} has no parameter {", ".join(unknown)}'
-                         + (f'; it has {", ".join(takes)}' if takes else ''))
+                         + (f'; it has {", ".join(known)}' if known else ''))
     return _TYPES[kind](**parameters)
 
 
 def describe(compressor: object) -> str:
-    """Return the text by which ranks compare their compressors.
+    """Return the description of a compressor, which the ranks compare.
 
     Example:
         >>> from chainermn.communicators import compression
@@ -79,15 +79,15 @@ def describe(compressor: object) -> str:
         '2bit threshold=0.5'
     """
     kind = type(compressor)
-    has_own = any('__repr__' in vars(base) for base in kind.__mro__[:-1])
-    return repr(compressor) if has_own else kind.__qualname__
+    has_repr = any('__repr__' in vars(base) for base in kind.__mro__[:-1])
+    return repr(compressor) if has_repr else kind.__qualname__
 
 
 class Fp16:
     """Half precision: 2 bytes per value.
 
-    Values beyond 65504 become infinite, as in any float16 calculation, which dynamic loss scaling
-    detects.
+    Values beyond 65504 become infinite, as in any float16 calculation. Dynamic loss scaling detects
+    this.
 
     Example:
         >>> optimizer = chainermn.create_multi_node_optimizer(
@@ -138,9 +138,10 @@ class Fp16:
 
 
 class Bf16:
-    """The upper half of a float32, rounded to nearest even: its range, 8 significant bits, 2 bytes.
+    """bfloat16: 2 bytes per value, with the range of float32 and 8 significant bits.
 
-    Encoded as uint16, since NumPy has no bfloat16.
+    A value is the upper half of a float32, rounded to nearest even. It is encoded as uint16,
+    because NumPy has no bfloat16.
 
     Example:
         >>> optimizer = chainermn.create_multi_node_optimizer(
@@ -152,7 +153,7 @@ class Bf16:
     encoded_type: ClassVar[str] = 'uint16'
 
     def compress(self, x: Array, key: Hashable = None) -> Array:
-        """Round to the nearest bfloat16; a NaN stays one.
+        """Round to the nearest bfloat16. NaNs are preserved.
 
         Example:
             >>> compressor = chainermn.communicators.compression.Bf16()
@@ -167,15 +168,15 @@ class Bf16:
         bits = x.view(np.uint32)
         rounded = bits >> np.uint32(16)
         rounded &= np.uint32(1)
-        rounded += np.uint32(0x7fff)  # together with the lowest bit that is kept: ties to even
+        rounded += np.uint32(0x7fff)  # plus the lowest remaining bit: ties to even
         rounded += bits
         rounded >>= np.uint32(16)
-        # The payload of a NaN could be in the lower half only, or carry over.
+        # The payload of a NaN may be in the lower half only, or overflow when it is rounded.
         nan = (bits >> np.uint32(16)) | np.uint32(0x40)
         return xp.where(x == x, rounded, nan).astype(np.uint16)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Cast back, rounding only to float16.
+        """Cast back. Only values of dtype float16 are rounded.
 
         Example:
             >>> compressor = chainermn.communicators.compression.Bf16()
@@ -206,18 +207,18 @@ class TwoBit:
 
     The residual, the part of earlier values that was not sent, is added to each value. If the sum
     is ``threshold`` or more, ``threshold`` is sent; if it is ``-threshold`` or less,
-    ``-threshold``; else 0. The rest is the new residual::
+    ``-threshold`` is sent; otherwise, 0 is sent. The rest is the new residual::
 
         value = x + residual
         sent = threshold * ((value >= threshold) - (value <= -threshold))
         residual = value - sent
 
-    So over many steps everything is sent, but at most ``threshold`` at a time: choose a threshold
-    of the size of the largest gradients, without the loss scale. Infinities and NaNs are sent as
-    NaN and change no residual.
+    Over many steps, everything is sent, but at most ``threshold`` at a time. Choose a threshold
+    about as large as the largest gradients, without the loss scale. Infinities and NaNs are sent as
+    NaN and do not change the residual.
 
     Args:
-        threshold: Positive number.
+        threshold: A positive number.
 
     Example:
         >>> optimizer = chainermn.create_multi_node_optimizer(
@@ -228,8 +229,8 @@ class TwoBit:
     encoded_type: ClassVar[str] = 'uint32'
 
     threshold: float
-    #: By key, or by path if the key is :class:`Pieces`; flat, on the device of the gradients;
-    #: float64 for float64, else float32.
+    #: The residuals by key, or by path if the key is :class:`Pieces`: flat arrays on the device of
+    #: the gradients, in float64 for float64 gradients, otherwise in float32.
     residuals: dict[Hashable, Array]
     _buffers: dict[Pieces, _Buffer]  # buffers of residuals that are encoded together
     _before: dict[Hashable, Array]  # residuals as of the last commit, if they have changed
@@ -244,12 +245,14 @@ class TwoBit:
         self.residuals, self._buffers, self._before = {}, {}, {}
 
     def compress(self, x: Array, key: Hashable = None) -> Array:
-        """Return uint32, ``ceil(len(x) / 16)`` of them, with two bits for each value.
+        """Return ``ceil(len(x) / 16)`` elements of dtype uint32, with two bits for each value.
 
-        The first value is in the lowest bits. 1 is ``threshold``, 2 ``-threshold``, 3 NaN.
+        The first value is in the lowest bits. 0 stands for 0, 1 for ``threshold``, 2 for
+        ``-threshold`` and 3 for NaN.
 
         If the length or dtype of ``x`` has changed for this key, its residual restarts at zero.
-        If the key is :class:`Pieces`, each piece has its own residual, whatever it is encoded with.
+        If the key is :class:`Pieces`, each piece has its own residual, regardless of the pieces
+        that are encoded together with it.
 
         Example:
             >>> compressor = chainermn.communicators.compression.TwoBit(threshold=0.5)
@@ -274,14 +277,14 @@ class TwoBit:
         return encoded
 
     def _buffer(self, pieces: Pieces, x: Array) -> _Buffer:
-        """Return the residuals of pieces, side by side."""
+        """Return the residuals of pieces in one flat array."""
         dtype = np.promote_types(x.dtype, np.float32)
         found, residuals = self._buffers.get(pieces), self.residuals
         if found is not None and found.is_like(x, dtype) and all(
                 residuals.get(key) is part for key, part in found.parts.items()):
             return found
-        # The residuals were not encoded together in the last exchange: they were loaded or rolled
-        # back, or it is another set.
+        # The residuals were not encoded together in the last all-reduce: they were loaded or rolled
+        # back, or the pieces are different.
         self._buffers = {each: buffer for each, buffer in self._buffers.items()
                          if buffer.parts.keys().isdisjoint(dict(pieces))}
         device = chainer.backend.get_device_from_array(x)
@@ -293,7 +296,7 @@ class TwoBit:
         return found
 
     def _quantize(self, x: Array, residual: Array, result: Array) -> Array:
-        """Return the code of each value, and write the next residual to ``result``."""
+        """Return the code of each value; write the next residual to ``result``."""
         xp = chainer.backend.get_array_module(x)
         value = residual + x
         above = (value >= self.threshold).view(np.int8)
@@ -327,7 +330,7 @@ class TwoBit:
         return of_byte.take(encoded.view(np.uint8), axis=0).reshape(-1)[:size]
 
     def encoded_length(self, size: int) -> int:
-        """Return the number of elements that hold 16 values each.
+        """Return the number of uint32 elements for ``size`` values, 16 in each element.
 
         Example:
             >>> chainermn.communicators.compression.TwoBit().encoded_length(100)
@@ -336,7 +339,7 @@ class TwoBit:
         return -(-size // 16)
 
     def reset(self) -> None:
-        """Drop all residuals.
+        """Discard all residuals.
 
         Example:
             >>> compressor = chainermn.communicators.compression.TwoBit()
@@ -349,7 +352,7 @@ class TwoBit:
         self.commit()
 
     def commit(self) -> None:
-        """Make the arrays encoded so far final.
+        """Make the changes to the residuals since the last commit permanent.
 
         Example:
             >>> chainermn.communicators.compression.TwoBit().commit()
@@ -357,10 +360,10 @@ class TwoBit:
         self._before.clear()
 
     def rollback(self, paths: Collection[str] | None = None) -> None:
-        """Restore the residuals of the last :meth:`commit`: the data sent since then is not used.
+        """Restore the residuals of the last :meth:`commit`, if the data sent since is not used.
 
         Args:
-            paths: Paths whose residuals to restore; by default all.
+            paths: The paths whose residuals to restore, or ``None`` for all.
 
         Example:
             >>> compressor = chainermn.communicators.compression.TwoBit(threshold=0.5)
@@ -375,7 +378,7 @@ class TwoBit:
     def serialize(self, serializer: Serializer) -> None:
         """Save or load the residuals; see :meth:`chainer.Link.serialize`.
 
-        A snapshot saved without compression is loaded without residuals.
+        If a snapshot was saved without compression, there are no residuals after loading it.
         """
         self.residuals = compressor_state.serialize(serializer, self.residuals, 'residual')
         self.commit()
@@ -385,7 +388,7 @@ class TwoBit:
 
 
 class _Buffer:
-    """The residuals of pieces, side by side."""
+    """The residuals of pieces in one flat array."""
 
     def __init__(self, pieces: Pieces, values: Array) -> None:
         self.values = values
@@ -397,7 +400,7 @@ class _Buffer:
             end += size
 
     def is_like(self, x: Array, dtype: np.dtype) -> bool:
-        """Return whether these are residuals for an array."""
+        """Return whether the shape, the dtype and the device are suitable for an array."""
         return self.values.shape == x.shape and self.values.dtype == dtype and (
             chainer.backend.get_device_from_array(self.values)
             == chainer.backend.get_device_from_array(x))
@@ -410,10 +413,10 @@ _PARAMETERS = {'2bit': ['threshold'], 'powersgd': ['rank', 'min_compression_rate
 
 
 def _packed(codes: Array) -> Array:
-    """Pack codes of two bits, four per byte, padded to a multiple of four bytes."""
+    """Pack two-bit codes, four per byte, padded to a multiple of four bytes."""
     if missing := -codes.size % 16:
         codes = chainer.backend.get_array_module(codes).pad(codes, (0, missing))
-    # Moves each of four codes to its place in the highest byte.
+    # Move each of four codes to its place in the highest byte.
     fours = codes.view(np.uint32) * np.uint32(1 << 24 | 1 << 18 | 1 << 12 | 1 << 6)
     return fours.view(np.uint8)[3::4]
 

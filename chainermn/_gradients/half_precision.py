@@ -1,7 +1,7 @@
 """Casts between float32 and 16-bit formats on CPUs, with the results of IEEE 754 casts.
 
-NumPy casts float16 one value at a time; these functions use vector instructions. They process as
-many values together as fit into the cache of a CPU.
+NumPy casts float16 one value at a time; these functions use vector instructions. They process the
+values in chunks that fit into the CPU cache.
 """
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-#: Number of values per step, which fit into the cache of a CPU; a multiple of 16.
+#: Number of values per chunk: a multiple of 16 that fits into the CPU cache.
 CHUNK = 1 << 15
 
 _SMALLEST_NORMAL = np.uint32(127 - 14 << 23)  # 2**-14 as float32: the smallest normal float16
 _BEYOND = np.uint32(127 + 16 << 23)  # 2**16: rounds to infinity
 _EXPONENT = np.uint32(255 << 23)
-_DIGITS = np.uint32(13 << 23)  # float32 has 13 more digits than float16
+_DIGITS = np.uint32(13 << 23)  # float32 has 13 more bits of significand than float16
 
 
 def to_float16(x: np.ndarray) -> np.ndarray:
@@ -29,7 +29,7 @@ def to_float32(x: np.ndarray) -> np.ndarray:
 
 
 def to_bfloat16(x: np.ndarray) -> np.ndarray:
-    """Round flat float32 values to the nearest bfloat16, as uint16; a NaN stays one."""
+    """Round flat float32 values to the nearest bfloat16, as uint16. NaNs are preserved."""
     return _by_chunk(_to_bfloat16, x, np.dtype(np.uint16))
 
 
@@ -47,9 +47,9 @@ def _to_float16(x: np.ndarray) -> np.ndarray:
     if value.max() > _EXPONENT:  # there are NaNs
         return x.astype(np.float16)
     np.minimum(value, _BEYOND, out=value)
-    # The last digit of `shift` is as large as the last digit of the result, so the sum is rounded
-    # to it. Without `shift`, it is the significand; numbers below the smallest normal one have
-    # its exponent.
+    # The last bit of `shift` has the value of the last bit of the result, so adding `shift` rounds
+    # to it. Subtracting the bits of `shift` leaves the significand. Numbers below the smallest
+    # normal one use its exponent.
     shift = np.maximum(value, _SMALLEST_NORMAL)
     shift &= _EXPONENT
     shift += _DIGITS
@@ -70,9 +70,9 @@ def _to_float32(x: np.ndarray) -> np.ndarray:
         return x.astype(np.float32)
     bits = x.view(np.int16).astype(np.int32)
     bits <<= np.int32(13)
-    bits &= np.int32(-0x70002000)  # the sign, and the digits without copies of the sign
+    bits &= np.int32(-0x70002000)  # clear the copies of the sign bit
     value = bits.view(np.float32)
-    value *= np.float32(2 ** 112)  # the exponents of float32 begin 112 lower
+    value *= np.float32(2 ** 112)  # the exponent bias of float32 is larger by 112
     return value
 
 
@@ -80,12 +80,12 @@ def _to_bfloat16(x: np.ndarray) -> np.ndarray:
     bits = x.view(np.uint32)
     rounded = bits >> np.uint32(16)
     rounded &= np.uint32(1)
-    rounded += np.uint32(0x7fff)  # together with the lowest bit that is kept: ties to even
+    rounded += np.uint32(0x7fff)  # plus the lowest remaining bit: ties to even
     rounded += bits
     upper = _upper(rounded)
     is_nan = np.isnan(x)
     if is_nan.any():
-        # The payload of a NaN could be in the lower half only, or carry over.
+        # The payload of a NaN may be in the lower half only, or overflow when it is rounded.
         upper[is_nan] = _upper(bits)[is_nan] | np.uint16(0x40)
     return upper
 

@@ -1,6 +1,6 @@
 """The loss scale of gradients, by which update rules divide them.
 
-It may change at each step, so what is kept for later steps is kept without it.
+It may change at each step, so state that is kept for later steps excludes it.
 """
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from chainermn._types import Array, Parameter
 
 
 def unify(params: Iterable[Parameter], default: float | None = None) -> float | None:
-    """Give all gradients the same loss scale, and return it.
+    """Give all gradients the same loss scale and return it.
 
-    Backward sets the scale of the parameters that the loss used. A rank has no scale for the
-    others, but their mean gradients have the scale of the other ranks.
+    The backward pass sets the scale of the parameters that the loss depends on. Other parameters
+    have no scale on this rank, but their mean gradients contain the scale of the other ranks.
 
     Args:
-        params: Parameters.
+        params: The parameters.
         default: The scale if no gradient has one.
     """
     initialized = [param for param in params if param.is_initialized]
@@ -26,11 +26,11 @@ def unify(params: Iterable[Parameter], default: float | None = None) -> float | 
               and (scale := getattr(param, '_loss_scale', None)) is not None]
     scale = float(scales[0]) if scales else default
     for param in initialized:
-        own = getattr(param, '_loss_scale', None)
-        if scale is not None and own != scale:
+        current = getattr(param, '_loss_scale', None)
+        if scale is not None and current != scale:
             if param.grad is not None:
                 param.grad = param.grad.copy()
-                param.grad *= param.dtype.type(scale / (own or 1))
+                param.grad *= param.dtype.type(scale / (current or 1))
             param._loss_scale = scale
     return scale
 
@@ -38,6 +38,6 @@ def unify(params: Iterable[Parameter], default: float | None = None) -> float | 
 def without_scale(x: Array, scale: float) -> Array:
     """Return gradients divided by their loss scale, in float32 or float64."""
     y = x.astype(np.promote_types(x.dtype, np.float32))
-    y /= y.dtype.type(scale)  # in place, or an array without axes would become a number
+    y /= y.dtype.type(scale)  # in place; otherwise, a 0-d array would become a scalar
     return y
 

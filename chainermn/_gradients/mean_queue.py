@@ -1,8 +1,8 @@
 """Averages gradients in the background, one list after another, while the caller computes.
 
-A thread of each rank processes the lists in the order of submission, on a separate communicator.
-Before each list the ranks wait passively until all have submitted it, and check that the lists
-match.
+A thread in each rank processes the lists in the order of submission, on a separate communicator.
+Before it processes a list, it waits passively until all ranks have submitted theirs and checks that
+the lists match.
 """
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._types import Array, Device, Model
 
 _POLL_INTERVAL = 1e-4  # seconds between polls for the other ranks
-_POLLS = 4  # per interval: an exchange may need one poll for each of its steps
+_POLLS = 4  # per interval: a nonblocking all-reduce may need one poll for each of its steps
 
-#: Compares the gradients of a model on all ranks: ``(model, zero_fill, compression, notify)``.
+#: Compares the gradients of a model between ranks: ``(model, zero_fill, compression, notify)``.
+#: Returns them by path, and whether any rank passed ``notify=True``.
 Gradients = Callable[[Model, bool, Compression, bool], tuple[dict[str, Array], bool]]
 
 
 class _Turn(NamedTuple):
     request: MPI.Request  # complete when all ranks have submitted the list
-    digests: np.ndarray  # once complete: the greatest digest of a rank, and minus the least
+    digests: np.ndarray  # once complete: the largest digest, and minus the smallest digest
 
     @property
     def differs(self) -> bool:
@@ -54,17 +55,20 @@ class _Turn(NamedTuple):
 
 
 class MeanQueue:
-    """Made by :meth:`CommunicatorBase.mean_queue`, which describes its use.
+    """The queue that :meth:`CommunicatorBase.mean_queue` returns. Its use is described there.
 
     Args:
-        mpi_comm: The ranks; nothing else may use this communicator.
-        gradients: Compares the gradients of a model on all ranks.
-        check: Checks the mean gradients of a model, in debug mode.
-        transport: Averages; only this object uses it, on a communicator of its own.
-        new_codec: Creates the codec of an exchange. Like all arguments, it must not refer to the
-            communicator of the queue, which would never be freed.
-        is_profitable: Whether the exchange leaves a core to each rank for computing.
-        record: The flight record of the background communicator, which has its timeout.
+        mpi_comm: A communicator that nothing else uses.
+        gradients: Function that compares the gradients of a model between ranks.
+        check: Function that checks the mean gradients of a model in debug mode.
+        transport: The transport that averages, on a separate communicator. Only this object uses
+            it.
+        new_codec: Function that creates the codec of an all-reduce. Like all other arguments, it
+            must not refer to the communicator of the queue; otherwise, the communicator would never
+            be freed.
+        is_profitable: Whether ranks can compute during an all-reduce, because it uses a network or
+            a core that no rank needs.
+        record: The flight record of the background communicator, with its timeout.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, gradients: Gradients,
@@ -80,7 +84,7 @@ class MeanQueue:
         self.check = check
         self._number = 0  # number of the next list
         self._limit = sys.maxsize  # lists from this number on are cancelled
-        self._urgent = False  # whether the caller waits
+        self._urgent = False  # whether the caller is waiting
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._in_flight = 0
@@ -88,7 +92,7 @@ class MeanQueue:
         self._has_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         if not self._has_thread:
             warnings.warn('the MPI library was not started with MPI_THREAD_MULTIPLE, so '
-                          'gradients are exchanged in wait(), not in the background',
+                          'gradients are averaged in wait(), not in the background',
                           RuntimeWarning, stacklevel=3)
         self._thread: threading.Thread | None = None
         lifecycle.add_callback(self.cancel)  # MPI must not be finalized while a thread uses it
@@ -96,11 +100,12 @@ class MeanQueue:
 
     def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None,
                scale: float | None = None) -> list[Array]:
-        """Start to average gradients, after all earlier submissions.
+        """Start averaging gradients, after all earlier submissions.
 
         Args:
-            gradients: By path, at least one; they must not change before :meth:`wait`.
-            compressor: Encodes the gradients, unless it is ``None``.
+            gradients: The gradients by path, at least one. They must not change before
+                :meth:`wait`.
+            compressor: The compressor that encodes the gradients, or ``None``.
             scale: The loss scale of the gradients.
 
         Returns:
@@ -132,7 +137,7 @@ class MeanQueue:
             with recorder.span('wait', 'wait'):
                 while not any(turn.request.Test() for _ in range(_POLLS)):
                     time.sleep(0 if self._urgent else _POLL_INTERVAL)
-            # A discarded list is also freed on its device.
+            # Also for a discarded list, so that it is freed on its device.
             with on_device():
                 if number < self._limit:
                     average_list()
@@ -147,10 +152,10 @@ class MeanQueue:
 
     @entered('wait')
     def wait(self) -> None:
-        """Wait until everything submitted is averaged.
+        """Wait until all submitted gradients are averaged.
 
         Raises:
-            Exception: The error of the first exchange that failed.
+            Exception: The error of the first list that failed.
         """
         with recorder.span('wait for means', 'operation'):
             self._wait()
@@ -184,7 +189,7 @@ class MeanQueue:
         return self._record,
 
     def cancel(self) -> None:
-        """Discard everything submitted, as after an error. Collective: every rank calls it.
+        """Discard all submitted gradients, as after an error. Collective: every rank calls it.
 
         The ranks may have submitted different numbers of lists.
         """
@@ -192,16 +197,16 @@ class MeanQueue:
         turns = []
         if least < most:
             self._limit = least
-            self._control.Barrier()  # all ranks know the limit
+            self._control.Barrier()  # from here on, all ranks know the limit
             turns = [self._turn(0) for _ in range(self._number, most)]
-        with contextlib.suppress(Exception):  # raised by discarded exchanges
+        with contextlib.suppress(Exception):  # raised by discarded lists
             self.wait()
         MPI.Request.Waitall([turn.request for turn in turns])
         self._number, self._limit = most, sys.maxsize
         self._record.exchanges = self._number
 
     def _make_unusable(self, unusable: Unusable) -> None:
-        """Make every later exchange raise an error."""
+        """Make every later operation raise an error."""
         for name in ('_control', '_turns', '_record'):
             setattr(self, name, unusable)
 
@@ -217,12 +222,12 @@ class MeanQueue:
         self._make_unusable(Unusable(unusable.FREED_QUEUE))
 
     def _turn(self, digest: int) -> _Turn:
-        """Notify the other ranks that this one has submitted a list with that digest."""
+        """Notify the other ranks that this rank has submitted a list with the given digest."""
         digests = np.array([digest, -digest])
         return _Turn(self._turns.Iallreduce(MPI.IN_PLACE, digests, MPI.MAX), digests)
 
     def _last_numbers(self) -> tuple[int, int]:
-        """Return the least and the greatest number of lists that a rank has submitted."""
+        """Return the smallest and the largest number of lists that a rank has submitted."""
         numbers = np.array([-self._number, self._number])
         self._control.Allreduce(MPI.IN_PLACE, numbers, MPI.MAX)
         return -int(numbers[0]), int(numbers[1])
@@ -245,7 +250,7 @@ class MeanQueue:
         return True
 
     def _results(self, arrays: ParameterList) -> list[Array]:
-        """Return new arrays for the means, one buffer for each dtype."""
+        """Return new arrays for the means, with one buffer for each dtype."""
         def new(group: ArrayList) -> list[Array]:
             dtype, size = group[0].dtype, sum(x.size for x in group)
             if group.on_device:
@@ -258,7 +263,7 @@ class MeanQueue:
 
 
 def _computed_on(arrays: ParameterList) -> Callable[[], AbstractContextManager[None]]:
-    """Return a context for the thread: the device of the arrays, after their computation."""
+    """Return a context for the thread that selects the device and waits for the arrays there."""
     if arrays.on_host:
         return contextlib.nullcontext
     device: Device = next(x.device for x in arrays if array_buffers.on_device(x))

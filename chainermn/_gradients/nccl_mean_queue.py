@@ -1,6 +1,7 @@
-"""Averages gradients in the background by NCCL, on a separate CUDA stream.
+"""Averages gradients in the background with NCCL, on a separate CUDA stream.
 
-No thread is needed: each exchange is queued on the stream, after the work of the caller's stream.
+No thread is needed: each all-reduce is queued on that stream, after the work on the caller's
+stream.
 """
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ from chainermn._types import Array, DeviceEvent, Model
 
 
 class NcclMeanQueue:
-    """Made by :meth:`CommunicatorBase.mean_queue`, which describes its use.
+    """The queue that :meth:`CommunicatorBase.mean_queue` returns. Its use is described there.
 
     Args:
-        mpi_comm: The ranks; nothing else may use this communicator.
-        gradients: Compares the gradients of a model on all ranks.
-        check: Checks the mean gradients of a model, in debug mode.
-        transport: Averages; only this object uses it.
+        mpi_comm: A communicator that nothing else uses.
+        gradients: Function that compares the gradients of a model between ranks.
+        check: Function that checks the mean gradients of a model in debug mode.
+        transport: The transport that averages. Only this object uses it.
     """
 
     is_profitable = True
@@ -46,10 +47,10 @@ class NcclMeanQueue:
 
     def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None,
                scale: float | None = None) -> list[Array]:
-        """Start to average gradients by path; return an array for the mean of each."""
+        """Start averaging gradients by path; return an array for the mean of each."""
         if isinstance(compressor, PowerSGD):
             raise ValueError("compression='powersgd' does not work with overlap on this "
-                             'communicator; omit one of them')
+                             'communicator. Omit one of them.')
         arrays = ParameterList.named(gradients)
         # Skip the consistency check, which would block.
         codec = None if compressor is None else GradientCodec(compressor, arrays, scale=scale)
@@ -61,7 +62,7 @@ class NcclMeanQueue:
         return results
 
     def wait(self) -> None:
-        """Make the current stream wait for everything submitted. Does not block."""
+        """Make the current stream wait for all submitted gradients, without blocking the host."""
         with recorder.span('wait for means', 'operation'):
             wait(self._done)
         self._done = None
@@ -74,14 +75,14 @@ class NcclMeanQueue:
         return bool(self._sent)
 
     def cancel(self) -> None:
-        """Discard everything submitted, as after an error. Collective: every rank calls it."""
+        """Discard all submitted gradients, as after an error. Collective: every rank calls it."""
         longest = max(self._control.allgather(self._sent), key=len)
         for sent in longest[len(self._sent):]:
             self._done = self._transport.send_zeros(*sent)
         self.wait()
 
     def _make_unusable(self, unusable: Unusable) -> None:
-        """Make every later exchange raise an error."""
+        """Make every later operation raise an error."""
         for name in ('_control', '_transport'):
             setattr(self, name, unusable)
 

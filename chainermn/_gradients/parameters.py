@@ -1,7 +1,7 @@
 """The parameters of a model, sorted by path: the same order on all ranks.
 
-The model is traversed for each exchange, since links and parameters may be added or removed. Only
-results that depend on names, dtypes and shapes are cached: sorted paths and descriptions.
+The model is traversed each time, because links and parameters may be added or removed. Only sorted
+paths and descriptions are cached, which depend on names, dtypes and shapes alone.
 """
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from chainermn._types import Array, Model, Parameter
 _FLOATS = frozenset(map(np.dtype, ('float16', 'float32', 'float64')))
 _dtype_of, _shape_of = operator.attrgetter('dtype'), operator.attrgetter('shape')
 _is_writeable = operator.attrgetter('flags.writeable')
-_is_simple = operator.attrgetter('flags.carray')  # also writeable
+_is_simple = operator.attrgetter('flags.carray')  # C-contiguous, aligned and writable
 
-#: The prefix of a link, and the names of its parameters or the paths from its own `namedparams`.
+#: The prefix of a link, and the names of its parameters, or the paths that a custom ``namedparams``
+#: returns.
 _Names = tuple[str, frozenset[str] | tuple[str, ...]]
 
 _Link, _Chain, _ChainList = chainer.Link, chainer.Chain, chainer.ChainList
 
 
 class Layout(NamedTuple):
-    """The dtypes and shapes by path, and their digest, which must be the same on all ranks."""
+    """The dtypes and shapes by path, and their digest. They must be the same on all ranks."""
 
     described: Mapping[str, str]
     digest: int
@@ -43,7 +44,7 @@ class Layout(NamedTuple):
 
 
 class ParameterList(ArrayList):
-    """The parameters or gradients of a model; built once per exchange.
+    """The parameters or gradients of a model, collected once per operation.
 
     Attributes:
         paths: The path of each array.
@@ -58,23 +59,23 @@ class ParameterList(ArrayList):
 
         Args:
             model: A ``chainer.Link``.
-            attribute: Parameters or gradients.
-            zero_fill: Gives initialized parameters without a gradient one of zeros.
+            attribute: ``'data'`` for the parameters, ``'grad'`` for the gradients.
+            zero_fill: Whether initialized parameters without a gradient get a gradient of zeros.
 
         Returns:
-            The arrays of the initialized parameters that have one, sorted by path; a parameter
-            with several paths appears once.
+            The arrays of the initialized parameters, without missing gradients, sorted by path. A
+            parameter with several paths appears once.
 
         Raises:
-            TypeError, ValueError: If the model is not a link, or an array cannot be exchanged.
+            TypeError, ValueError: If the model is not a link, or an array cannot be sent.
         """
         if isinstance(model, type):
-            raise TypeError(f'expected a model (chainer.Link) but got the class {model.__name__}; '
-                            'pass an instance')
+            raise TypeError(f'expected a model (chainer.Link), but got the class '
+                            f'{model.__name__}; pass an instance')
         if not hasattr(model, 'namedparams'):
-            raise TypeError(f'expected a model (chainer.Link) but got {type(model)}; for other '
-                            'data use an operation for arrays or objects, such as bcast_obj')
-        paths, parameters = sorted_once(model)
+            raise TypeError(f'expected a model (chainer.Link), but got {type(model)}; for other '
+                            'data, use an operation for arrays or objects, such as bcast_obj')
+        paths, parameters = sorted_parameters(model)
         if attribute == 'grad':
             with contextlib.suppress(RuntimeError):  # a parameter that is not initialized
                 grads = [*map(_gradient_of, parameters)]
@@ -104,21 +105,22 @@ class ParameterList(ArrayList):
                     continue
                 if isinstance(array, np.ndarray) and (
                         not array.flags.writeable or _repeats_elements(array)):
-                    # Backward makes such a gradient: for F.sum, it is a broadcast scalar.
+                    # The backward pass creates such gradients: for F.sum, a broadcast scalar.
                     parameter.grad = array = array.copy()
             arrays[path] = _checked(path, attribute, array)
         if attribute == 'grad':
             by_path = dict(zip(paths, parameters, strict=True))
             found_paths = [*arrays]
             for group in tied_arrays.sharing_memory([*arrays.values()]):
-                # Backward of a + b gives both the same array, which hooks would change twice.
+                # The backward pass of a + b gives both the same array, and hooks would change it
+                # twice.
                 for path in map(found_paths.__getitem__, group[1:]):
                     by_path[path].grad = arrays[path] = arrays[path].copy()
         return cls.named(arrays)
 
     @classmethod
     def named(cls, arrays: Mapping[str, Array]) -> ParameterList:
-        """Make a list of arrays by path."""
+        """Return a list of the arrays in a mapping by path."""
         found = cls.of(arrays.values())
         assert isinstance(found, cls)
         found.paths = tuple(arrays)
@@ -154,22 +156,22 @@ def _layout(paths: tuple[str, ...], dtypes: tuple[np.dtype, ...],
 
 
 def _gradient_of(parameter: Parameter) -> Array | None:
-    """Return its gradient, as ``parameter.grad`` in half the time."""
-    own = parameter.__dict__
-    if type(parameter) is not chainer.Parameter or own['_layout'] is not None or not (
-            own['_grad_valid']) or own.get('_has_chainerx_array'):
+    """Return the gradient of a parameter: like ``parameter.grad``, but in half the time."""
+    values = parameter.__dict__
+    if type(parameter) is not chainer.Parameter or values['_layout'] is not None or not (
+            values['_grad_valid']) or values.get('_has_chainerx_array'):
         return parameter.grad
-    variable = own['_grad_var']
-    return own['_grad'] if variable is None else variable._data[0]
+    variable = values['_grad_var']
+    return values['_grad'] if variable is None else variable._data[0]
 
 
 def _array_of(parameter: Parameter) -> Array | None:
-    """Return its array; a program's own class of parameters may have ``data`` only."""
+    """Return the array of a parameter. A custom parameter class may have only ``data``."""
     return parameter.raw_array if hasattr(parameter, 'raw_array') else parameter.data
 
 
 def _checked(path: str, attribute: str, array: Array) -> Array:
-    """Return an array that can be exchanged, or raise."""
+    """Return an array that can be sent, or raise an error."""
     try:
         array_buffers.checked(array)
     except TypeError as error:
@@ -179,7 +181,8 @@ def _checked(path: str, attribute: str, array: Array) -> Array:
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ValueError(f'parameter {path}: its array is read-only; assign a writable copy')
     if _repeats_elements(array):
-        raise ValueError(f'parameter {path}: elements of its array share memory; assign a copy')
+        raise ValueError(f'parameter {path}: several elements of its array share the same memory '
+                         '(e.g. after broadcast_to); assign array.copy()')
     if not array.dtype.isnative:
         raise TypeError(f'parameter {path}: its array has a non-native byte order; assign '
                         f'array.astype({array.dtype.name!r})')
@@ -187,13 +190,13 @@ def _checked(path: str, attribute: str, array: Array) -> Array:
 
 
 def _repeats_elements(array: Array) -> bool:
-    """Return whether elements share memory, as in a broadcast array."""
+    """Return whether several elements share the same memory, as in a broadcast array."""
     return 0 in array.strides and array.size > 1 and any(
         not stride and n > 1 for stride, n in zip(array.strides, array.shape, strict=True))
 
 
-def sorted_once(model: Model) -> tuple[tuple[str, ...], list[Parameter]]:
-    """Return paths and parameters, sorted by path, each parameter under its first path only."""
+def sorted_parameters(model: Model) -> tuple[tuple[str, ...], list[Parameter]]:
+    """Return paths and parameters, sorted by path. Each parameter has only its first path."""
     names: list[_Names] = []
     parameters: list[Parameter] = []
     _walk(model, '', names, parameters)
@@ -234,7 +237,7 @@ def _walk(link: Model, prefix: str, names: list[_Names], parameters: list[Parame
 
 
 def _kind(link: Model) -> type | None:
-    """Return the Chainer class whose ``namedparams`` the link uses; None if it has its own."""
+    """Return the Chainer class whose ``namedparams`` a link uses; ``None`` if it overrides it."""
     if not isinstance(link, _Link):  # a proxy
         return None
     found = getattr(link.namedparams, '__func__', None)
@@ -254,7 +257,7 @@ def _in_order(names: frozenset[str]) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=64)
 def _sorted(names: tuple[_Names, ...]) -> tuple[tuple[str, ...], list[int] | None]:
-    """All paths, sorted; and the permutation, None if they were sorted already."""
+    """Return the sorted paths, and the permutation; ``None`` if they were already sorted."""
     paths: list[str] = []
     for prefix, own in names:
         if isinstance(own, frozenset):

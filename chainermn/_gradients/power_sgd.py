@@ -1,4 +1,4 @@
-"""PowerSGD: gradients as products of thin matrices, with error feedback."""
+"""PowerSGD: gradients as products of low-rank factors, with error feedback."""
 from __future__ import annotations
 
 import numbers
@@ -14,7 +14,7 @@ from chainermn._types import Array, Serializer
 
 
 class PowerSGD:
-    """Averages each gradient as a matrix of low rank: an all-reduce of two thin matrices.
+    """Low-rank compression: an all-reduce of two low-rank factors for each gradient.
 
     A gradient ``M`` of shape (n, m), or (n, ...) flattened to that, is approximated by ``P Q^T``,
     where ``P`` has shape (n, rank) and ``Q`` (m, rank)::
@@ -24,17 +24,18 @@ class PowerSGD:
         Q = mean of M^T P
         error = M - P Q^T
 
-    So with each step ``P`` and ``Q`` approach the largest singular vectors of the mean, and what
-    was not sent is added to the next gradient. Vectors, and matrices too small to gain, are sent
-    as they are. Infinities and NaNs are passed on, and leave the error unchanged. The error does
-    not contain the loss scale, which may change.
+    With each step, ``P`` and ``Q`` approach the leading singular vectors of the mean gradient. The
+    part of a gradient that was not sent is added to the next gradient. Vectors, and matrices that
+    would hardly become smaller, are sent uncompressed. Infinities and NaNs are sent, and they leave
+    the error unchanged. The error excludes the loss scale, which may change.
 
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
     Distributed Optimization", NeurIPS 2019.
 
     Args:
         rank: The rank of the approximation, a positive integer; usually 1 to 4.
-        min_compression_rate: A matrix is compressed if this saves at least this factor.
+        min_compression_rate: The smallest factor by which compression must shrink a matrix;
+            otherwise, the matrix is sent uncompressed.
 
     Example:
         >>> optimizer = chainermn.create_multi_node_optimizer(
@@ -50,10 +51,10 @@ class PowerSGD:
 
     def __init__(self, rank: int = 2, min_compression_rate: float = 2) -> None:
         if isinstance(rank, bool) or not isinstance(rank, numbers.Integral):
-            raise TypeError(f'PowerSGD: rank (of the low-rank matrices) must be a positive '
+            raise TypeError(f'PowerSGD: rank (of the low-rank factors) must be a positive '
                             f'integer, not {rank!r}')
         if rank < 1:
-            raise ValueError(f'PowerSGD: rank (of the low-rank matrices) must be a positive '
+            raise ValueError(f'PowerSGD: rank (of the low-rank factors) must be a positive '
                              f'integer, not {rank}')
         if isinstance(min_compression_rate, bool) or not isinstance(
                 min_compression_rate, numbers.Real):
@@ -66,7 +67,7 @@ class PowerSGD:
         self.state, self._before = {}, {}
 
     def is_compressed(self, shape: tuple[int, ...]) -> bool:
-        """Return whether a gradient of this shape is sent as two thin matrices.
+        """Return whether a gradient of this shape is sent as two low-rank factors.
 
         Example:
             >>> compressor = chainermn.communicators.compression.PowerSGD(rank=2)
@@ -85,11 +86,12 @@ class PowerSGD:
 
         Args:
             paths: The path of each gradient, which identifies its state.
-            arrays: Gradients.
+            arrays: The gradients.
             results: Arrays for the means.
-            average: Averages arrays over all ranks, into other arrays or themselves.
-            defer: Called with an error, instead of raising it while other ranks wait for the data.
-            scale: The loss scale of the gradients, which the state does not depend on.
+            average: Function that averages arrays over all ranks, into other arrays or in place.
+            defer: Function that is called with an error, instead of raising it while other ranks
+                wait for the data.
+            scale: The loss scale of the gradients. The state does not depend on it.
         """
         compressed = [i for i, x in enumerate(arrays) if self.is_compressed(x.shape)]
         others = [i for i, x in enumerate(arrays) if not self.is_compressed(x.shape)]
@@ -118,7 +120,7 @@ class PowerSGD:
                 defer(error)
 
     def _zeros(self, x: Array, n: int) -> Array:
-        """Return a thin matrix of a gradient, to be sent after an error."""
+        """Return a factor of zeros for a gradient, to send after an error."""
         xp = chainer.backend.get_array_module(x)
         return xp.zeros((n, self.rank), np.promote_types(x.dtype, np.float32))
 
@@ -140,7 +142,7 @@ class PowerSGD:
         return _Matrix(path, values + self.state[f'{path}.error'], result)
 
     def _store(self, matrix: _Matrix, p: Array, q: Array, scale: float | None) -> None:
-        """Write the approximation to the result, and update the state."""
+        """Write the approximation to the result and update the state."""
         xp = chainer.backend.get_array_module(p)
         approximation = p @ q.T
         scaled = approximation if scale is None else approximation * p.dtype.type(scale)
@@ -151,7 +153,7 @@ class PowerSGD:
             self.state[f'{matrix.path}.q'] = q
 
     def reset(self) -> None:
-        """Drop all state.
+        """Discard all state.
 
         Example:
             >>> compressor = chainermn.communicators.compression.PowerSGD()
@@ -163,7 +165,7 @@ class PowerSGD:
         self.commit()
 
     def commit(self) -> None:
-        """Make the exchanges so far final.
+        """Make the changes to the state since the last commit permanent.
 
         Example:
             >>> chainermn.communicators.compression.PowerSGD().commit()
@@ -171,10 +173,10 @@ class PowerSGD:
         self._before.clear()
 
     def rollback(self, paths: Collection[str] | None = None) -> None:
-        """Restore the state of the last :meth:`commit`: the data sent since then is not used.
+        """Restore the state of the last :meth:`commit`, if the data sent since is not used.
 
         Args:
-            paths: Whose state to restore; by default all.
+            paths: The paths whose state to restore, or ``None`` for all.
 
         Example:
             >>> chainermn.communicators.compression.PowerSGD().rollback()

@@ -1,4 +1,4 @@
-"""Host memory for means, reused once no array refers to it."""
+"""Host memory for means, which is reused once no array refers to it."""
 from __future__ import annotations
 
 import weakref
@@ -15,13 +15,14 @@ _Key = tuple[str, np.dtype, int]
 class _Memory(NamedTuple):
     buffer: np.ndarray
     lease: weakref.ref[_Lease]
-    round: int  # in which it was used
+    round: int  # the last round that used it
 
 
 class _Lease:
-    """The owner of the arrays in a buffer; alive as long as one of them.
+    """The owner of the arrays in a buffer, which is alive as long as any of them is.
 
-    NumPy keeps the provider of an array interface alive for all views of the array.
+    NumPy keeps the object that provides an array interface alive as long as a view of the array
+    exists.
     """
 
     def __init__(self, buffer: np.ndarray) -> None:
@@ -30,14 +31,14 @@ class _Lease:
 
 
 class ResultMemory:
-    """Allocates flat host arrays, in the memory of earlier ones that are no longer referenced."""
+    """Allocates flat host arrays, reusing the memory of arrays that are no longer referenced."""
 
     def __init__(self) -> None:
         self._held: dict[_Key, _Memory] = {}
         self._round = 0
 
     def new(self, name: str, dtype: np.dtype, size: int) -> np.ndarray:
-        """Return a flat array; a later one of this name may reuse its memory."""
+        """Return a flat array. A later array with the same name may reuse its memory."""
         key = name, dtype, size
         memory = self._held.pop(key, None)
         is_free = memory is not None and memory.lease() is None

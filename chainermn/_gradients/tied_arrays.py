@@ -1,4 +1,4 @@
-"""Which arrays share memory: views of one array, or the same array twice."""
+"""Finds arrays that share memory: views of one array, or the same array twice."""
 from __future__ import annotations
 
 import itertools
@@ -13,15 +13,15 @@ from chainermn._types import Array, DeviceArray
 
 _base = operator.attrgetter('base')
 
-#: Like ``id``, but without the audit event of ``id``, which the hook of ``exit_status`` makes slow.
+#: Like ``id``, but without its audit event, which is slow because of the hook in ``exit_status``.
 identity = object.__hash__
 
 
 def sharing_memory(arrays: Sequence[Array]) -> list[list[int]]:
-    """Return which arrays share memory.
+    """Find the arrays that share memory.
 
     Args:
-        arrays: Arrays, on any devices.
+        arrays: Arrays on any devices.
 
     Returns:
         The indices of arrays that share memory, in groups of two or more.
@@ -34,7 +34,7 @@ def sharing_memory(arrays: Sequence[Array]) -> list[list[int]]:
     if _are_apart(arrays):
         return []
     found = {i: [i] for i in range(len(arrays))}
-    active: list[tuple[int, int]] = []  # end and index of arrays that may reach further
+    active: list[tuple[int, int]] = []  # end and index of arrays that may overlap the next one
     for begin, end, i in sorted((*_bounds(array), i) for i, array in enumerate(arrays)):
         active = [(last, j) for last, j in active if last > begin]
         for _, j in active:
@@ -48,9 +48,9 @@ def sharing_memory(arrays: Sequence[Array]) -> list[list[int]]:
 
 
 def _are_apart(arrays: Sequence[Array]) -> bool:
-    """Return whether the memory of each array is its own, or belongs to another array or tensor.
+    """Return whether a quick check of the owners of the memory shows that no arrays share memory.
 
-    Usually it is; if not, the arrays may still share none.
+    If it returns ``False``, the arrays may or may not share memory.
     """
     bases = [*map(_base, arrays)]
     if {*map(type, bases)} == {type(None)}:
@@ -60,7 +60,7 @@ def _are_apart(arrays: Sequence[Array]) -> bool:
         return False
     if all([getattr(owner, 'base', owner) is None for owner in owners]):
         return True
-    # PyTorch's gradients: tensors, whose storages can be parts of one memory.
+    # Gradients of PyTorch: tensors, whose storages may be parts of the same block of memory.
     ranges = []
     for owner in owners:
         if hasattr(owner, 'untyped_storage'):
@@ -80,7 +80,7 @@ def _shares(x: Array, y: Array) -> bool:
 
 
 def _bounds(array: Array) -> tuple[int, int]:
-    """Return the addresses of the first byte and after the last one."""
+    """Return the address of the first byte, and the address after the last byte."""
     of_device: DeviceArray = array
     begin = (of_device.data.ptr if array_buffers.on_device(array)
              else array.__array_interface__['data'][0])

@@ -1,1 +1,1 @@
-"""Operations: their table, calls, call signatures and errors of all ranks."""
+"""Operations: their table, calls, call signatures, and errors that all ranks raise."""

@@ -7,11 +7,11 @@ from chainermn._types import Object
 
 
 def is_integer(value: Object) -> bool:
-    """Return whether a value is an integer, of Python or NumPy, and not a bool."""
+    """Return whether a value is a Python or NumPy integer, but not a bool."""
     if isinstance(value, bool):
         return False
     try:
-        operator.index(value)  # arrays also have the method
+        operator.index(value)  # not hasattr, because arrays also have the method __index__
     except TypeError:
         return False
     return True

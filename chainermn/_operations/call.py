@@ -1,9 +1,10 @@
-"""A call: one operation of one thread, from its beginning to its end.
+"""A call: one execution of an operation in one thread, from beginning to end.
 
-:func:`entered` makes a function an operation, and nothing else begins a call that a thread is in.
-The flight recorder keeps the last calls of a communicator, and adds one for each further exchange
-of an operation. The watchdog reads the calls that each thread is in, errors name them, and an
-:class:`Instrument` such as the timeline is told when one begins and ends.
+:func:`entered` turns a function into an operation; only such functions begin a call that a thread
+is in. The flight recorder keeps the last calls of a communicator and adds one for each further
+communication step of an operation. The watchdog reads the calls that each thread is in, error
+messages name them, and an :class:`Instrument`, such as the timeline, is notified when a call begins
+or ends.
 """
 from __future__ import annotations
 
@@ -21,26 +22,26 @@ from chainermn._process import runtime
 
 _Function = TypeVar('_Function', bound=Callable[..., Any])
 
-#: The preposition before the peer of an operation: 'from', unless it is here.
+#: The preposition before the peer of an operation; 'from' for all others.
 _PREPOSITIONS = {**dict.fromkeys(waiting_for(Waits.RECEIVER), 'to'), 'isend': 'to', 'wait': 'for'}
 
 
 class Call:
-    """A call. It has no constructor, which would take as long as everything else about a call.
+    """A call. There is no constructor, because it would take as long as all other work on a call.
 
     Attributes:
         operation: The name of the operation.
-        owner: The communicator, or another object with operations; ``None`` once the call is over,
-            so that a flight record keeps no communicator alive.
-        outer: The call around it in the same thread.
-        number: Its number in the flight record, from 1; 0 if it is not recorded (yet).
-        signature: What the ranks compare.
-        header: Of a message, if it was recorded.
-        peer: Of a message, negative for any rank.
-        tag: Of a message, negative for any tag.
-        words: More about it, for reports.
-        asked: The ranks in COMM_WORLD that a request of a service goes to.
-        place: The code and the instruction of the program that called it, if it is known.
+        owner: The communicator, or another object with operations. ``None`` once the call is over,
+            so that a flight record does not keep a communicator alive.
+        outer: The enclosing call in the same thread.
+        number: The number of the call in the flight record, from 1; 0 if it is not recorded (yet).
+        signature: The signature that the ranks compare.
+        header: The header of a message, if it was recorded.
+        peer: The peer of a message; negative for any rank.
+        tag: The tag of a message; negative for any tag.
+        words: Additional text for reports.
+        asked: The ranks in COMM_WORLD to which a request to a service is sent.
+        place: The code object and the instruction of the user code that made the call, if known.
     """
 
     operation: str = ''
@@ -57,7 +58,7 @@ class Call:
 
     @property
     def details(self) -> str:
-        """Its arguments, in words."""
+        """The arguments of the call as text."""
         parts = []
         if self.peer is not None and self.tag is not None:
             parts = [_PREPOSITIONS.get(self.operation, 'from'),
@@ -66,17 +67,17 @@ class Call:
         if self.signature is not None:
             parts.append(call_signature.unpack(self.signature).arguments)
         if self.header is not None:
-            parts.append(message_header.read(self.header)[0].arguments)
+            parts.append(message_header.read(self.header)[0].description)
         return ' '.join(filter(None, [*parts, self.words]))
 
     @property
     def text(self) -> str:
-        """Operation, number and details."""
+        """The operation, the number and the details."""
         return f'{self.operation} #{self.number} {self.details}'.rstrip()
 
     @property
     def site(self) -> str:
-        """File and line of the program that called it, if they are known."""
+        """The file and line of the user code that made the call, or ''."""
         if self.place is None:
             return ''
         code, instruction = self.place
@@ -85,33 +86,34 @@ class Call:
         return f'{os.path.basename(code.co_filename)}:{line or code.co_firstlineno}'
 
 
-# CPython stores attributes in an array instead of a dict if the first object of a class has them.
+# CPython stores attributes in an array instead of a dict if the first object of a class has all of
+# them.
 _first = Call()
 for _name in Call.__annotations__:
     setattr(_first, _name, getattr(Call, _name))
 
 
 class Instrument(Protocol):
-    """Is told of the calls of all threads."""
+    """An observer of the calls of all threads."""
 
     def begin(self, call: Call) -> None:
-        """Note that a call begins."""
+        """Handle the beginning of a call."""
 
     def end(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], result: object,
             error: BaseException | None) -> None:
-        """Note that a call ends.
+        """Handle the end of a call.
 
         Args:
             call: The call.
-            args: The arguments of the function; its owner is the first.
-            kwargs: The arguments by name.
-            result: Its result.
-            error: The error that it raised, or ``None``.
+            args: The positional arguments of the function. The first one is the owner.
+            kwargs: The keyword arguments.
+            result: The result of the function.
+            error: The error that the function raised, or ``None``.
         """
 
 
 class Thread:
-    """A thread: the innermost call that it is in."""
+    """A thread: its innermost call, and the instruments to notify."""
 
     __slots__ = '__weakref__', 'innermost', 'instruments'
 
@@ -121,10 +123,10 @@ class Thread:
 
 
 class _Threads(runtime.ProcessState):
-    """The threads of this process with operations, and the instruments that are told of them."""
+    """The threads of this process that have used operations, and the instruments to notify."""
 
     def __init__(self) -> None:
-        # Thread identifiers are reused; the objects end with their threads.
+        # Thread identifiers are reused, but the objects exist only as long as their threads.
         self.threads: weakref.WeakValueDictionary[int, Thread] = weakref.WeakValueDictionary()
         self.instruments: list[Instrument] = []
 
@@ -145,18 +147,19 @@ local = _Local()
 
 def entered(operation: str, begin: Callable[[Call], Any] | None = None,
             fail: Callable[..., None] | None = None) -> Callable[[_Function], _Function]:
-    """Make a function an operation. Its owner is its first argument, if any.
+    """Turn a function into an operation. Its first argument, if any, is the owner.
 
     Args:
         operation: The name of the operation.
-        begin: Called first, as ``begin(call)``; may return an object whose ``inside`` is the call
-            until its end.
-        fail: Called as ``fail(call, begun, error, function, args, kwargs)`` with what ``begin``
-            returned, or ``None``; may raise a better error.
+        begin: Function that is called first, as ``begin(call)``. It may return an object whose
+            attribute ``inside`` is the call until the call ends.
+        fail: Function that is called as ``fail(call, begun, error, function, args, kwargs)`` after
+            an error; ``begun`` is the result of ``begin``, or ``None``. It may raise a better
+            error.
     """
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:  # passing on `args` as it is is faster
+        def run(*args: Any, **kwargs: Any) -> Any:  # faster if `args` is passed unchanged
             thread = local.thread
             call = Call()
             call.operation = operation
@@ -171,7 +174,7 @@ def entered(operation: str, begin: Callable[[Call], Any] | None = None,
                     exclusive = begin(call)
                 if not thread.instruments:
                     return function(*args, **kwargs) if kwargs else function(*args)
-                # Here, not in a function: warnings count the frames to the program.
+                # Not in a separate function, because warnings count the frames up to user code.
                 observers, result, failure = [*thread.instruments], None, None
                 for each in observers:
                     each.begin(call)
@@ -200,7 +203,7 @@ def entered(operation: str, begin: Callable[[Call], Any] | None = None,
 
 
 def subscribe(instrument: Instrument) -> None:
-    """Tell an instrument, once, of all calls from now on."""
+    """Notify an instrument of all calls from now on. A second subscription has no effect."""
     instruments = runtime.get(_Threads).instruments
     if instrument not in instruments:
         instruments.append(instrument)
@@ -214,7 +217,7 @@ def unsubscribe(instrument: Instrument) -> None:
 
 
 def of_thread(ident: int) -> list[Call]:
-    """Return the calls that a thread is in, the innermost first."""
+    """Return the calls that a thread is in, innermost first."""
     thread = runtime.get(_Threads).threads.get(ident)
     call = None if thread is None else thread.innermost
     found = []
@@ -225,7 +228,7 @@ def of_thread(ident: int) -> list[Call]:
 
 
 def thread_of(call: Call) -> int | None:
-    """Return the identifier of the thread that is in a call; ``None`` if it is over."""
+    """Return the identifier of the thread that is in a call; ``None`` if the call is over."""
     return next((ident for ident in threads() if call in of_thread(ident)), None)
 
 
@@ -235,7 +238,7 @@ def threads() -> frozenset[int]:
 
 
 def outermost() -> str:
-    """Return the name of the operation that the calling thread is in; '' if it is in none."""
+    """Return the name of the outermost operation that the calling thread is in, or ''."""
     call, name = local.thread.innermost, ''
     while call is not None:
         name, call = call.operation, call.outer

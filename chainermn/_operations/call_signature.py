@@ -37,24 +37,24 @@ IDENTIFIER_SIZE = 6
 
 
 def digest(value: object) -> int:
-    """Return a 63-bit number, which is the same on all ranks for the same strings and numbers."""
+    """Return a 63-bit digest, which is the same on all ranks for the same strings and numbers."""
     hashed = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
     return int.from_bytes(hashed, 'little') >> 1
 
 
 class Caller:
-    """The caller of an operation: an extension or another part of this package, not the program.
+    """The caller of an operation: an extension or another part of this package, not user code.
 
     Args:
-        name: Its name, the same in all correct programs: for example not a subclass's, which
-            may be used on one rank only.
+        name: The name of the caller, which must be the same on all ranks of every correct job. For
+            example, it is not the name of a subclass, which may be used on one rank only.
         options: Options by name, which must be the same on all ranks.
-        advice: What to do if they differ.
-        warning: First and last line of the warning about differences that are allowed.
-        if_missing: What to do if other ranks make another call instead.
+        advice: Advice in case the options differ.
+        warning: First and last line of the warning about allowed differences.
+        if_missing: Advice in case other ranks make a different call instead.
 
     Attributes:
-        digest: 31-bit digest of name, options and state; 0 stands for the program itself.
+        digest: 31-bit digest of name, options and state; 0 stands for user code.
         options_digest: Digest of name and options.
     """
 
@@ -68,7 +68,7 @@ class Caller:
         self._state_digest = 0
         self._state: Callable[[], Mapping[str, str]] = dict
         self._harmless_digest, self._are_accepted = 0, False
-        #: Returns values that may differ between ranks, with a warning, by name.
+        #: Function that returns, by name, values that cause only a warning if they differ.
         self.harmless: Callable[[], Mapping[str, str]] = dict
         self.set_options(options or {})
 
@@ -81,23 +81,25 @@ class Caller:
 
     def set_state(self, state: Callable[[], Mapping[str, str]],
                   harmless: Callable[[], Mapping[str, str]]) -> None:
-        """Replace what often changes.
+        """Replace the functions that return frequently changing values.
 
         Args:
-            state: Returns other values that must be the same, by name, for an error.
-            harmless: Returns values that may differ, with a warning, by name.
+            state: Function that returns, by name, further values that must be the same on all
+                ranks; they are listed in an error.
+            harmless: Function that returns, by name, values that cause only a warning if they
+                differ.
         """
         self._state, self.harmless = state, harmless
 
     def set_digests(self, state: int, harmless: int) -> None:
-        """Replace the digests of what :meth:`set_state` describes."""
+        """Replace the digests of the values that the functions of :meth:`set_state` return."""
         self._state_digest, self._harmless_digest = state, harmless
         self.digest = digest = ((self._short_digest ^ state) & _MASK) + 1 if self.name else 0
-        #: Also differs if the ranks differ in properties that may differ.
+        #: Also differs between ranks if harmless values differ, unless that was accepted.
         self.identity = digest if self._are_accepted else digest ^ harmless
 
     def accept_differences(self) -> None:
-        """No longer distinguish values that may differ."""
+        """Ignore differences in harmless values from now on."""
         self._are_accepted = True
         self.set_digests(self._state_digest, self._harmless_digest)
 
@@ -110,7 +112,7 @@ class Caller:
         return {**vars(self), '_options': self.options, '_state': dict, 'harmless': dict}
 
 
-#: The program itself.
+#: User code.
 PROGRAM = Caller('')
 
 
@@ -118,19 +120,20 @@ class Update(NamedTuple):
     """An update of an optimizer.
 
     Attributes:
-        number: Its number, for errors.
-        since_last: Number of updates begun since the last exchange, with this one. The ranks
-            compare it.
+        number: The number of the update, for errors.
+        since_last: The number of updates begun since the last exchange between ranks, including
+            this one. The ranks compare it.
     """
 
     number: int
     since_last: int
 
     def text(self, iteration: int | None = None) -> str:
-        """Describe it, for errors.
+        """Describe the update, for errors.
 
         Args:
-            iteration: That of the Trainer, if one is running. It counts the updates of all jobs.
+            iteration: The iteration of the Trainer, if a Trainer is running. It also counts the
+                updates before a resume.
         """
         if iteration is None and not self.since_last:
             return ''
@@ -138,17 +141,18 @@ class Update(NamedTuple):
             f', {self.since_last} updates since the last exchange' if self.since_last > 1 else '')
 
 
-#: No optimizer calls.
+#: For calls that no optimizer makes.
 NO_UPDATE = Update(0, 0)
 
 
 class CallSignature(NamedTuple):
-    """The unpacked signature of the call of one rank.
+    """The unpacked signature of one rank's call.
 
-    ``update`` counts the updates that an optimizer has begun since its last exchange; it is 0 if no
-    optimizer calls. ``caller`` is the digest of the :class:`Caller`. ``number`` depends on the
-    operation: a digest of shapes or parameters, a length in bytes, or how shapes are sent.
-    ``ndim`` may exceed ``MAX_INLINE_DIMS``; then ``shape`` is empty and ``number`` its digest.
+    ``update`` is the number of updates that an optimizer has begun since the last exchange between
+    ranks, or 0 if no optimizer makes the call. ``caller`` is the digest of the :class:`Caller`.
+    ``number`` depends on the operation: a digest of shapes or parameters, a length in bytes, or the
+    way in which shapes are sent. If ``ndim`` exceeds ``MAX_INLINE_DIMS``, ``shape`` is empty and
+    ``number`` is the digest of the shape.
     """
 
     operation: str
@@ -184,7 +188,7 @@ class CallSignature(NamedTuple):
 
     @property
     def arguments(self) -> str:
-        """The known properties of the arguments, in words."""
+        """The known properties of the arguments as text."""
         words = []
         if self.code != NO_DTYPE:
             words.append(str(self.dtype))
@@ -230,8 +234,8 @@ def unpack(data: bytes | bytearray | memoryview, offset: int = 0) -> CallSignatu
 def identifier(signature: bytes) -> bytes:
     """Return a digest of the parts of a signature that identify a call.
 
-    It differs between calls that do not match. For operations whose shapes must be equal, it also
-    differs between calls that match, but have different devices or updates.
+    It differs between calls that do not match. For operations whose shapes must be the same, it
+    also differs between matching calls with different devices or updates.
     """
     call = unpack(signature)
     equal = call.declared.equal
@@ -240,7 +244,7 @@ def identifier(signature: bytes) -> bytes:
 
 
 def identifier_of_caller(signature: bytes, caller: int) -> bytes:
-    """Return a digest of the call and of its caller, whose digest may often change."""
+    """Return a digest of a call and its caller. Not cached: callers change their digests often."""
     number = int.from_bytes(identifier(signature), 'little') ^ caller
     return number.to_bytes(IDENTIFIER_SIZE, 'little')
 

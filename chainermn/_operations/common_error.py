@@ -1,8 +1,9 @@
-"""Choice of the rank that prints an uncaught error, and of the frames.
+"""Selects the rank that prints an uncaught error, and the frames that it shows.
 
-If all ranks raise an error, only one rank prints it. If Chainer's Trainer has printed an error,
-the report of the job shows it in one line. An error that this package raises to explain a mistake
-is printed with the frames of the program, where the mistake is. A note says where it happened.
+If all ranks raise an error, only one rank prints it. If Chainer's Trainer has already printed an
+error, the report of the job shows it in one line. An error that this package raises to explain a
+mistake is printed with the frames of user code only, because the mistake is there. A note can add
+the place in the model.
 """
 from __future__ import annotations
 
@@ -26,18 +27,18 @@ def mark(error: Exception, is_printed_here: bool) -> None:
 
     Args:
         error: The error.
-        is_printed_here: Whether this is the rank that prints it, if it is not caught.
+        is_printed_here: Whether this rank prints the error if it is not caught.
     """
     error.__dict__[_ATTRIBUTE] = is_printed_here
 
 
 def mark_failure(error: Exception, rank: int, failures: Sequence[object]) -> None:
-    """Note that all ranks of a communicator raise an error: the first one that failed prints it.
+    """Note that all ranks of a communicator raise an error; the first failed rank prints it.
 
     Args:
         error: The error.
         rank: This rank.
-        failures: For each rank, why it failed, if it did. If none did, rank 0 prints.
+        failures: The failure of each rank, if any. If no rank failed, rank 0 prints the error.
     """
     mark(error, rank == next((each for each, failure in enumerate(failures) if failure), 0))
 
@@ -48,7 +49,7 @@ def is_common(error: BaseException | None) -> bool:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, and those from which or during whose handling it was raised."""
+    """Yield an error, then its cause or context, then the cause or context of that, and so on."""
     link: BaseException | None = error
     while link is not None:
         yield link
@@ -56,15 +57,15 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_printed_here(error: BaseException) -> bool:
-    """Return whether this rank prints an error, if it is not caught."""
+    """Return whether this rank prints an error if it is not caught."""
     return getattr(error, _ATTRIBUTE, True)
 
 
 def add_note(error: BaseException, note: str) -> None:
     """Add a line to an error.
 
-    Like ``BaseException.add_note`` of Python 3.11. On Python 3.10, only the other ranks show the
-    line.
+    Like ``BaseException.add_note`` of Python 3.11. On Python 3.10, where Python prints no notes,
+    only the other ranks show the line.
     """
     error.__dict__['__notes__'] = [*getattr(error, '__notes__', ()), note]
 
@@ -84,7 +85,7 @@ def hide_frames(error: BaseException) -> None:
     """Remove the frames of this package and of Chainer from the tracebacks of certain errors.
 
     This applies to errors that explain a mistake (including Chainer's InvalidType) and to errors
-    that all ranks raise. It also applies to errors of your code that caused them, such as an error
+    that all ranks raise. It also applies to errors in user code that caused them, such as an error
     in the ``transform`` of a sample.
 
     ``CHAINERMN_DEBUG=1`` shows all frames.
@@ -99,7 +100,7 @@ def hide_frames(error: BaseException) -> None:
 
 
 def program_line(error: BaseException) -> str:
-    """Return the innermost line of the program that an error passed through, or ''."""
+    """Return the innermost line of user code that an error passed through, or ''."""
     place, tb = '', error.__traceback__
     while tb is not None:
         path = tb.tb_frame.f_code.co_filename
@@ -120,7 +121,7 @@ def _explains(error: BaseException) -> bool:
 
 
 def _is_raised_here(error: BaseException) -> bool:
-    """Return whether a ``raise`` statement of this package has raised an error.
+    """Return whether a ``raise`` statement of this package raised an error.
 
     All other errors may be bugs of this package, so their frames are kept.
     """

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 class ChainerMNError(Exception):
     """The base class of the exceptions that ChainerMN defines.
 
-    Each of them is also a ValueError or another exception of Python, and invalid arguments raise
-    these. To catch every error of a collective, catch ``Exception``: an error of one rank is raised
-    with its own type on all ranks.
+    Each of them is also a built-in exception, such as ValueError. Invalid arguments raise built-in
+    exceptions. To catch every error of a collective, catch ``Exception``, because an error of one
+    rank is raised with its original type on all ranks.
 
     Example:
         >>> try:
@@ -19,7 +19,7 @@ class ChainerMNError(Exception):
         CollectiveMismatchError
     """
 
-    __module__ = 'chainermn'  # where users find it
+    __module__ = 'chainermn'  # where users import it from
 
 
 class CollectiveMismatchError(ChainerMNError, ValueError):
@@ -28,7 +28,7 @@ class CollectiveMismatchError(ChainerMNError, ValueError):
     All ranks raise it, with the same text, before any data is sent.
 
     Attributes:
-        calls: The call of each rank, as text, by rank.
+        calls: The call of each rank, as text.
         call_sites: The call site of each rank, such as ``train.py:8``; ``''`` if unknown.
 
     Example:

@@ -12,21 +12,21 @@ from chainermn._operations.call_signature import CODES, DTYPES, MAX_INLINE_DIMS,
 
 
 class Kind(enum.IntEnum):
-    """The type of the content of a message, its first byte."""
+    """The type of the content of a message, stored in its first byte."""
 
     ARRAY = 0
     TUPLE = 1  # a tuple of arrays: the first ones are in the message, the others follow
     OBJECT = 2
-    ERROR = 3  # the sender failed, and sends no data
+    ERROR = 3  # the sender failed and sends no data
     ACTIVATION = 4  # sent by chainermn.functions; the header of the data follows
-    GRADIENT = 5  # the same
+    GRADIENT = 5  # like ACTIVATION, in the backward pass
 
 
-#: Takes the place of the number of a payload if the data is in the message itself.
+#: Stands for the number of a payload if the data is in the message itself.
 IN_MESSAGE = -1
 
-# kind, dtype, device, dimensions, number of the payload, number of arrays, shape; its size keeps
-# the data aligned
+# kind, dtype, device, dimensions, number of the payload, number of arrays, shape; the size of the
+# header keeps the data aligned
 _STRUCT = struct.Struct(f'=BB?Biq{MAX_INLINE_DIMS}q')
 _PADDING = tuple((0,) * (MAX_INLINE_DIMS - n) for n in range(MAX_INLINE_DIMS + 1))
 SIZE = _STRUCT.size
@@ -39,13 +39,13 @@ class MessageHeader(NamedTuple):
     """The unpacked header of a message.
 
     Attributes:
-        kind: What the message contains.
-        payload: The number of the payload, its tag on another MPI communicator; ``IN_MESSAGE`` if
-            the data follows this header.
-        n_arrays: The number of arrays of a tuple.
+        kind: The type of the content.
+        payload: The number of the payload, which is its tag on another MPI communicator;
+            ``IN_MESSAGE`` if the data follows this header.
+        n_arrays: The number of arrays in a tuple.
         code: The number of the dtype of an array.
         device: Whether an array is on a device.
-        shape: The shape of an array; for a tuple, ``n_together``.
+        shape: The shape of an array; for a tuple, ``(n_together,)``.
     """
 
     kind: Kind
@@ -61,12 +61,12 @@ class MessageHeader(NamedTuple):
 
     @property
     def n_together(self) -> int:
-        """The number of arrays of a tuple that are described in the message itself."""
+        """The number of arrays in a tuple that are described in the message itself."""
         return self.shape[0]
 
     @property
-    def arguments(self) -> str:
-        """The known properties of an array, in words."""
+    def description(self) -> str:
+        """The dtype and shape of the array as text; ``''`` if it is not an array."""
         if self.code == NO_DTYPE:
             return ''
         return f'{self.dtype} {self.shape}' if self.shape else str(self.dtype)

@@ -1,4 +1,4 @@
-"""An error of one rank is raised on all ranks, and printed once."""
+"""Raises an error of one rank on all ranks; only one rank prints it."""
 from __future__ import annotations
 
 import contextlib
@@ -28,21 +28,21 @@ class HasChannel(Protocol):
 
     @property
     def _chainermn_channel(self) -> Object:
-        """The channel, which shares errors."""
+        """The channel that shares errors."""
 
 
 @contextlib.contextmanager
 def raise_on_all_ranks(comm: Ranks, operation: str) -> Iterator[None]:
-    """Raise an error of the block on all ranks: on the others in their next collective operation.
+    """Raise an error of the block on all ranks; the others raise it in their next collective.
 
-    Not all ranks need to enter the block. With a communicator of a third party, which does not
-    compare calls, only this rank raises it; see :func:`raise_together`.
+    Not all ranks need to enter the block. With a third-party communicator, which does not compare
+    calls, only this rank raises the error; see :func:`raise_together`.
 
-    The block must not call a collective operation.
+    The block must not call a collective.
 
     Args:
-        comm: ChainerMN communicator, or the backend of a KVStore.
-        operation: Name of the operation, for the error.
+        comm: A ChainerMN communicator, or the backend of a KVStore.
+        operation: The name of the operation, for the error.
 
     Raises:
         Exception: The error of the block.
@@ -68,12 +68,12 @@ def raise_on_all_ranks(comm: Ranks, operation: str) -> Iterator[None]:
 def raise_together(comm: HasChannel, operation: str) -> Iterator[None]:
     """Raise an error of the block on all ranks. Collective: every rank enters the block.
 
-    Unlike :func:`raise_on_all_ranks` it also works with a communicator of a third party, whose
-    operations do not compare calls: there, the ranks exchange their errors at the end of the block.
+    Unlike :func:`raise_on_all_ranks`, it also works with third-party communicators, which do not
+    compare calls: there, the ranks exchange their errors at the end of the block.
 
     Args:
-        comm: ChainerMN communicator.
-        operation: Name of the operation, for the error.
+        comm: A ChainerMN communicator.
+        operation: The name of the operation, for the error.
 
     Raises:
         Exception: The error of the block, or of the block of another rank.
@@ -93,10 +93,10 @@ def raise_together(comm: HasChannel, operation: str) -> Iterator[None]:
 
 
 def on_all_ranks(comm: Ranks, error: _E) -> _E:
-    """Return an error that all ranks raise, after noting that only rank 0 prints it.
+    """Mark an error that all ranks raise, so that only rank 0 prints it, and return it.
 
     Args:
-        comm: ChainerMN communicator of the ranks that raise it.
+        comm: The ChainerMN communicator of the ranks that raise the error.
         error: The error, the same on all ranks.
     """
     common_error.mark(error, comm.rank == 0)
@@ -107,11 +107,11 @@ def check_equal(comm: Ranks, values: Sequence[object], problem: str, advice: str
     """Raise the same error on all ranks if their values differ.
 
     Args:
-        comm: ChainerMN communicator.
-        values: The value of each rank, as text or with a ``repr`` of one line; the same list on all
-            ranks, such as the result of ``allgather_obj``.
+        comm: A ChainerMN communicator.
+        values: The value of each rank: a text, or an object that ``str`` converts to one line. The
+            list must be the same on all ranks, like the result of ``allgather_obj``.
         problem: The first line of the error.
-        advice: The last line of the error: the remedy.
+        advice: The last line of the error, which says what to do.
 
     Raises:
         ValueError: On all ranks. It lists the values with their ranks.

@@ -1,4 +1,4 @@
-"""Ranks in texts: ranges, and groups with the same value; short for any number of ranks."""
+"""Formats ranks as ranges and as groups with the same value, briefly for any number of ranks."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -6,12 +6,12 @@ from typing import TypeVar
 
 _Value = TypeVar('_Value', bound=Hashable)
 
-#: The number of ranges, and of groups, in a text.
+#: The maximum number of ranges and of groups in a text.
 _RANGES, _GROUPS = 8, 12
 
 
 def ranges(ranks: Sequence[int]) -> list[str]:
-    """Format rank numbers, ascending, as ranges: '0-2', '5'."""
+    """Format ascending rank numbers as ranges: '0-2', '5'."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and parts[-1][-1] == rank - 1:
@@ -36,7 +36,7 @@ def group_ranks(values: Iterable[tuple[int, _Value]]) -> dict[_Value, list[int]]
         values: Pairs of a rank and its value, such as ``enumerate(values)``.
 
     Returns:
-        The ranks by value, in the given order.
+        The ranks of each value, in the given order.
     """
     groups: dict[_Value, list[int]] = {}
     for rank, value in values:
@@ -46,11 +46,11 @@ def group_ranks(values: Iterable[tuple[int, _Value]]) -> dict[_Value, list[int]]
 
 def select_groups(groups: Mapping[_Value, Sequence[int]], limit: int = _GROUPS
                   ) -> tuple[list[tuple[_Value, Sequence[int]]], str]:
-    """Select the groups to show: the smallest ones, which differ from the others, and the largest.
+    """Select the groups to show: the smallest ones, which are the outliers, and the largest ones.
 
     Args:
         groups: Ranks by value.
-        limit: The number of groups to show.
+        limit: The maximum number of groups to show.
 
     Returns:
         Pairs of a value and its ranks, and a text for the other groups; ``''`` if there are none.
@@ -58,7 +58,7 @@ def select_groups(groups: Mapping[_Value, Sequence[int]], limit: int = _GROUPS
     shown = list(groups.items())
     if len(shown) <= limit:
         return shown, ''
-    shown.sort(key=lambda group: len(group[1]))  # stable, so the first ones of equal size
+    shown.sort(key=lambda group: len(group[1]))  # stable: groups of the same size keep their order
     cut = (limit + 1) // 2
     omitted = shown[cut:len(shown) - limit + cut]
     del shown[cut:len(shown) - limit + cut]
@@ -68,14 +68,15 @@ def select_groups(groups: Mapping[_Value, Sequence[int]], limit: int = _GROUPS
 
 def group_texts(values: Iterable[tuple[int, str, str]], limit: int = _GROUPS
                 ) -> tuple[list[tuple[str, Sequence[int]]], str]:
-    """Group ranks with the same text; if these are too many groups, those with equal outlines.
+    """Group ranks with the same text or, if there are too many groups, with the same outline.
 
     Args:
-        values: Rank, text, and an outline: the text without parts that differ on each rank.
-        limit: The number of groups to show.
+        values: Tuples of a rank, its text, and its outline: the text without the parts that differ
+            on each rank.
+        limit: The maximum number of groups to show.
 
     Returns:
-        As :func:`select_groups`.
+        Same as for :func:`select_groups`.
     """
     values = list(values)
     groups = group_ranks((rank, text) for rank, text, _ in values)

@@ -1,26 +1,26 @@
 """The table of operations: the compared values, the data sent, and the events waited for.
 
-Everything that treats operations differently reads it here: the call signature, the errors if calls
-do not match, the timeline, and the detection of deadlocks.
+All code that treats operations differently reads this table: the call signature, the errors if
+calls do not match, the timeline, and deadlock detection.
 """
 from __future__ import annotations
 
 import enum
 from typing import NamedTuple
 
-#: Parts of a call that must be the same on all ranks: the operation with its root and op; also the
-#: dtype; also the shape.
+#: The parts of a call that must be the same on all ranks. CALL: the operation with its root and op;
+#: DTYPE: also the dtype; SHAPE: also the shape.
 CALL, DTYPE, SHAPE = 1, 2, 3
 
-#: The operation of a rank that has reached the end of the program.
+#: The operation of a rank that has reached the end of the script.
 END = 'end of the program'
 
 #: A request of a dist_async KVStore: a push or pull.
 REQUEST = 'KVStore request'
 
-#: Messages of differentiable functions, which errors call as programs do.
+#: Messages of differentiable functions. Errors call them by their public names.
 SEND, RECV = 'chainermn.functions.send', 'chainermn.functions.recv'
-#: Those of their gradients: the first one receives, the second one sends.
+#: Messages with the gradients of these functions: the first one receives, the second one sends.
 BACKWARD_OF_SEND, BACKWARD_OF_RECV = f'backward of {SEND}', f'backward of {RECV}'
 
 
@@ -39,8 +39,8 @@ class Waits(enum.Enum):
     RANKS = enum.auto()  # until all ranks have called it
     RECEIVER = enum.auto()  # until its message is received
     SENDER = enum.auto()  # until its message is sent
-    MESSAGES = enum.auto()  # several, to and from other ranks
-    BACKGROUND = enum.auto()  # threads, which exchange messages
+    MESSAGES = enum.auto()  # until several messages are sent or received
+    BACKGROUND = enum.auto()  # until background threads have exchanged messages
     NOTHING = enum.auto()
 
 
@@ -48,16 +48,16 @@ class Operation(NamedTuple):
     """An operation of a communicator.
 
     Attributes:
-        name: Its name, in errors and on the timeline.
+        name: The name in errors and on the timeline.
         equal: The parts of the call that must be the same on all ranks. ``None`` if the ranks do
-            not compare it, such as a message.
-        payload: What it sends.
-        waits_for: What it waits for.
-        digest_of: What the number in its signature is computed from, if it is a digest.
-        advice: What to do if the digests, or else the shapes, differ.
-        is_of_optimizers: Whether optimizers call it, and a program may also call it itself, on some
-            of the ranks.
-        is_internal: Whether only this package calls it. Tests cover all others.
+            not compare the call, as for messages.
+        payload: The kind of data that it sends.
+        waits_for: The events that it waits for.
+        digest_of: The values from which the number in the signature is computed, if it is a digest.
+        advice: Advice in case the digests differ or, without a digest, the shapes.
+        is_of_optimizers: Whether optimizers call it. Some ranks may then call it through an
+            optimizer, and others directly.
+        is_internal: Whether only this package calls it. Tests cover all other operations.
     """
 
     name: str
@@ -81,7 +81,7 @@ _PARTS = (
     'optimizer; for data parallelism as well, pass a communicator of the ranks that have the same '
     'part: comm.split(part, comm.rank).')
 
-#: All operations. The order is free: all ranks run the same version.
+#: All operations. Their order may change between versions, because all ranks run the same version.
 OPERATIONS = (
     Operation('bcast', CALL, ARRAYS),
     Operation('gather', DTYPE, ARRAYS),
@@ -144,11 +144,11 @@ BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
 def collectives() -> frozenset[str]:
-    """Return the names of the collectives that a program calls."""
+    """Return the names of the collectives that user code can call."""
     return frozenset(each.name for each in OPERATIONS
                      if each.waits_for is Waits.RANKS and not each.is_internal)
 
 
 def waiting_for(*kinds: Waits) -> frozenset[str]:
-    """Return the names of the operations that wait for one of these."""
+    """Return the names of the operations that wait for one of these events."""
     return frozenset(each.name for each in OPERATIONS if each.waits_for in kinds)

@@ -1,1 +1,1 @@
-"""This process and its system: runtime, environment, MPI, files and connections."""
+"""This process and the operating system: runtime, environment, MPI, files and connections."""

@@ -1,4 +1,4 @@
-"""Atomic files: a file is complete, or the one before is still there."""
+"""Atomic files: a path always has either the complete new file or the previous one."""
 from __future__ import annotations
 
 import contextlib
@@ -13,18 +13,20 @@ def open_atomic(path: str, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces ``path`` once it is complete.
 
     The temporary file is in the same folder, and only its owner can read it. The complete file
-    gets the permissions of any new file (the umask). A process that is killed before leaves the
-    old file, if there was one, and a temporary file, which the next write of ``path`` replaces.
+    gets the permissions of any new file (the umask). If the process is killed before the file is
+    complete, the old file remains, if there was one, and so does the temporary file, which the next
+    write to ``path`` replaces.
 
     Args:
-        path: Path of the file; its folder must exist.
-        sync: Whether the file is on the disk first, so that it survives a crash of the node.
+        path: The path of the file; its folder must exist.
+        sync: Whether to flush the file to disk before it replaces the old one, so that it survives
+            a crash of the node.
 
     Yields:
         The temporary file.
 
     Raises:
-        OSError: If the file cannot be written. The old file is unchanged then.
+        OSError: If the file cannot be written. The old file is then unchanged.
 
     Example:
         >>> from chainermn.optimizers import proxy
@@ -34,7 +36,7 @@ def open_atomic(path: str, sync: bool = True) -> Iterator[BinaryIO]:
     """
     folder, name = os.path.split(path)
     part = os.path.join(folder, temporary_name(name))
-    remove(part)  # or open() would follow a link there
+    remove(part)  # O_EXCL requires that no file or link is there
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, 'wb') as file:
@@ -65,7 +67,7 @@ def remove(path: str) -> None:
 
 
 def _umask() -> int:
-    """Return the umask of the process; os.umask() could only read it by changing it."""
+    """Return the umask of the process, which os.umask() could only read by changing it."""
     with contextlib.suppress(OSError), open('/proc/self/status', encoding='ascii',
                                             errors='replace') as file:
         for line in file:
@@ -75,12 +77,12 @@ def _umask() -> int:
 
 
 def _sync_folder(folder: str) -> None:
-    """Bring the new name of the file to the disk."""
+    """Flush the new name of the file to disk."""
     descriptor = os.open(folder or os.curdir, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # not supported by some file systems
             raise
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Functions that run once all ranks have reached the end of the program without an error."""
+"""Callbacks that run once all ranks have reached the end of the script without an error."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,9 +12,9 @@ class _Callbacks(runtime.ProcessState):
 
 
 def add(callback: Callable[[], None]) -> None:
-    """Add a function. It runs before MPI is finalized, and must not raise an error.
+    """Add a function, which runs before MPI is finalized and must not raise an error.
 
-    Without consistency checks, it may run on this rank although another rank fails later.
+    Without consistency checks, it may run on this rank even if another rank fails later.
     """
     runtime.get(_Callbacks).functions.append(callback)
 

@@ -1,4 +1,4 @@
-"""The vector instructions of this processor, from which libraries select their kernels."""
+"""The vector instructions of this processor, which determine the kernels that libraries select."""
 from __future__ import annotations
 
 import functools
@@ -11,10 +11,10 @@ _FLAGS = frozenset({'avx2', 'avx512bw', 'avx512dq', 'avx512f', 'avx512vl', 'fma'
 
 @functools.cache
 def vector_instructions() -> str:
-    """Return the names of the instructions; ``''`` if they are not known."""
+    """Return the names of the instructions; ``''`` if they are unknown."""
     try:
         with open('/proc/cpuinfo', encoding='ascii', errors='replace') as file:
-            first = file.read(1 << 13)  # of the first core; the whole file is slow on large nodes
+            first = file.read(1 << 13)  # the first core; reading all of it is slow on large nodes
     except OSError:
         first = ''
     found = _FLAGS.intersection(first.split())

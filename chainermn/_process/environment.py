@@ -25,9 +25,9 @@ RECORD = 'CHAINERMN_RECORD'
 RECORD_DETAILS = 'CHAINERMN_RECORD_DETAILS'
 #: Set by ``chainermn run``: folder where failing ranks write their error messages.
 RUN_FOLDER = 'CHAINERMN_RUN_FOLDER'
-#: Set by ``chainermn run``: where it accepts a connection from each host.
+#: Set by ``chainermn run``: the address at which it accepts a connection from each host.
 RUN_LINK = 'CHAINERMN_RUN_LINK'
-#: Set by ``chainermn run``: the number of ranks of its option -n.
+#: Set by ``chainermn run``: the number of ranks from its option -n.
 RUN_RANKS = 'CHAINERMN_RUN_RANKS'
 #: Seconds after which waiting ranks print a warning.
 STALL_WARNING = 'CHAINERMN_STALL_WARNING'
@@ -37,24 +37,24 @@ TIMEOUT = 'CHAINERMN_TIMEOUT'
 KNOWN = frozenset({
     CUDA_AWARE, DEBUG, DEBUG_EVERY, *FORCE_ABORT, DEADLOCKS, HOST_LINKS, METRICS, OVERLAY, RECORD,
     RECORD_DETAILS, RUN_FOLDER, RUN_LINK, RUN_RANKS, STALL_WARNING, TIMELINE, TIMEOUT})
-#: Those that turn something on or off.
+#: The variables that turn something on or off.
 FLAGS = CUDA_AWARE, DEBUG, *FORCE_ABORT, DEADLOCKS, HOST_LINKS, OVERLAY
 _PREFIX, _OF_TESTS = 'CHAINERMN_', 'CHAINERMN_TEST_'
-_SIMILARITY = .7  # names without the prefix: TIMOUT and TIMEOUT 0.92, TIME and TIMEOUT 0.73
+_SIMILARITY = .7  # without the prefix, TIMOUT and TIMEOUT have 0.92, TIME and TIMEOUT 0.73
 _COMPAT_PREFIX = 'CHAINER_'  # shared with variables of Chainer itself and of libraries
-_COMPAT_SIMILARITY = .8  # USE_TROCH and USE_TORCH 0.89, USE_IDEEP and USE_TORCH 0.56
+_COMPAT_SIMILARITY = .8  # USE_TROCH and USE_TORCH have 0.89, USE_IDEEP and USE_TORCH 0.56
 
 
 def text(name: str) -> str:
-    """Return the value of a variable, ``''`` if it is not set."""
+    """Return the value of a variable, or ``''`` if it is not set."""
     return os.environ.get(name, '')
 
 
 def flag(name: str, default: bool = False) -> bool:
     """Return a variable as a bool, or ``default`` if it is unset or empty.
 
-    Return ``default`` even if it is neither true nor false, since an error here might not be
-    caught: :func:`check_flags` reports such a value.
+    Also return ``default`` if the value is neither true nor false, because an error raised here
+    might not be caught; :func:`check_flags` reports such a value.
     """
     try:
         return variables.flag(name, default)
@@ -72,13 +72,13 @@ def check_flags() -> None:
 
 
 def unknown() -> dict[str, str | None]:
-    """Return variables that have no effect, though their names look like ours.
+    """Return variables that have no effect although their names resemble ours.
 
-    These are all with the prefix of this package, and those with Chainer's prefix whose names
-    closely resemble one of ours.
+    These are all unknown variables with the prefix of this package, and unknown variables with
+    Chainer's prefix if their names closely resemble one of ours.
 
     Returns:
-        The nearest name of each, ``None`` if there is no similar one.
+        The most similar known name for each variable, or ``None`` if no known name is similar.
     """
     found: dict[str, str | None] = {}
     for name in sorted(os.environ):
@@ -103,9 +103,9 @@ def _nearest(name: str, prefix: str, known: Iterable[str], similarity: float) ->
 def set_mpi_defaults() -> None:
     """Set variables that MPI reads at startup, unless the user has set them.
 
-    UCX, which MPICH uses, closes an idle TCP connection if the other host does not answer for about
-    7 seconds. Even if it answers later, the next message over it is a segmentation fault. With 10
-    seconds between probes instead of 1, UCX waits for 70.
+    UCX, which MPICH uses, closes an idle TCP connection if the other host does not respond for
+    about 7 seconds. Even if the host responds later, the next message over the connection causes a
+    segmentation fault. With 10 seconds between probes instead of 1, UCX waits for 70 seconds.
     """
     os.environ.setdefault('UCX_TCP_KEEPINTVL', '10s')
     if 'UCX_TLS' in os.environ or 'UCX_NET_DEVICES' in os.environ:

@@ -1,4 +1,4 @@
-"""Tell the user about an event: by logging, or on stderr if the program has not set up logging."""
+"""Reports events to the user: through logging, or on stderr if logging is not configured."""
 from __future__ import annotations
 
 import logging
@@ -11,7 +11,7 @@ def tell(message: str, *args: object) -> None:
 
     Args:
         message: The message, with placeholders as for ``%``.
-        args: Their values.
+        args: The values of the placeholders.
     """
     logger = logging.getLogger('chainermn')
     if logger.hasHandlers():

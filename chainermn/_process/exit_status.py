@@ -1,6 +1,6 @@
-"""Detect how this process ends, independently of hooks that the program installs.
+"""Detects how this process ends, independently of hooks that user code installs.
 
-Only the interpreter knows that an exception is uncaught. A program can replace
+Only the interpreter knows that an exception is uncaught. User code can replace
 ``sys.excepthook`` at any time, and no hook is called for :class:`SystemExit`. But the interpreter
 raises the audit event ``sys.excepthook`` before it calls that hook, and reads
 ``SystemExit.code``. In both cases no Python function is running.
@@ -34,7 +34,7 @@ class Outcome(runtime.ProcessState):
         self.unraisable: Callable[..., object] | None = None
         #: Called for an uncaught SystemExit with its code; returns the code to exit with.
         self.exits: Callable[[Code], Code] | None = None
-        #: Whether this object is updated.
+        #: Whether :func:`listen` updates this object.
         self.is_updated = False
 
     def in_child(self) -> bool:
@@ -42,7 +42,7 @@ class Outcome(runtime.ProcessState):
 
 
 def outcome() -> Outcome:
-    """Return how this process ends."""
+    """Return the outcome of this process."""
     return runtime.get(Outcome)
 
 
@@ -65,7 +65,7 @@ def listen() -> None:
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
 
     replace(property(code_of, member.__set__, member.__delete__))
-    atexit.register(replace, member)  # before the interpreter clears names that the property needs
+    atexit.register(replace, member)  # the interpreter later clears names that the property needs
     if sys.version_info < (3, 12):
         sys.exit = _exit
 

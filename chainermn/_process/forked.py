@@ -1,8 +1,8 @@
-"""Skip MPI finalization in forked children, since they are not ranks.
+"""Skips MPI finalization in forked children, because they are not ranks.
 
-In a child, MPI_Finalize would wait for the other ranks on behalf of its parent, or break state
-that the two share. mpi4py calls it after the interpreter has cleared all modules. So the child
-exits just before that, with the exit status that it would have had.
+In a child, MPI_Finalize would wait for the other ranks on behalf of the parent, or corrupt state
+that the two share. mpi4py calls it after the interpreter has cleared all modules. Therefore, the
+child exits just before that, with the exit status that it would have had anyway.
 """
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class _Fork(runtime.ProcessState):
 
     def in_child(self) -> bool:
         mpi = sys.modules.get('mpi4py.MPI')
-        # Another thread may be importing it.
+        # Another thread may be importing mpi4py.
         with contextlib.suppress(AttributeError):
             if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
                 self.parent = self.parent or os.getppid()
                 exit_status.listen()
                 exit_status.outcome().status = 0
-                # The interpreter clears sys last, and in it the names with an underscore first.
+                # The interpreter clears sys last, and within it, names with an underscore first.
                 sys._end_of_a_child_of_chainermn = (  # type: ignore[attr-defined]
                     _ExitOnDelete())
         return True
@@ -44,14 +44,17 @@ def skip_mpi_finalize_in_children() -> None:
 
 
 def parent() -> int:
-    """Return the rank's process that forked this one while MPI was initialized; 0 if none did."""
+    """Return the ID of the rank's process that forked this one, or 0 if this is not such a child.
+
+    Only forks while MPI was initialized count.
+    """
     return runtime.get(_Fork).parent
 
 
 class _ExitOnDelete:
     """Exits the process when it is deleted.
 
-    Keeps references to the functions it needs, since modules are empty by then.
+    It keeps references to the functions that it needs, because modules are empty by then.
     """
 
     def __init__(self) -> None:
@@ -65,7 +68,7 @@ class _ExitOnDelete:
     def __del__(self) -> None:
         status = self._outcome.status
         try:
-            self._clear_atexit()  # its functions may refer to files that are not flushed yet
+            self._clear_atexit()  # the callbacks may refer to files that are not flushed yet
             self._collect()
             for name in ('stdout', 'stderr'):
                 stream = getattr(self._sys, name, None)
@@ -76,6 +79,6 @@ class _ExitOnDelete:
                 self._set_handler(-status, None)
                 self._kill(self._process, -status)
         except Exception:
-            status = 120  # as in the interpreter
+            status = 120  # as the interpreter does
         finally:
             self._exit(status)

@@ -1,8 +1,8 @@
-"""TCP connections between hosts that begin with a shared secret, and show that a host is lost.
+"""TCP connections between hosts, authenticated by a shared secret, that show when a host is lost.
 
-Both ends prove that they know the secret: the client sends its first half, the server answers with
-the second half. The kernel closes a connection to a host that has not answered for ``SILENCE``
-seconds, even if nothing is sent.
+Both ends prove that they know the secret: the client sends the first half, and the server replies
+with the second half. The kernel closes a connection if the other host has not responded for
+``SILENCE`` seconds, even if nothing is sent.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import NamedTuple
 # Seconds.
 _PROBE_INTERVAL = 4
 SILENCE = 6 * _PROBE_INTERVAL
-_CONNECT_TIMEOUT = 600.  # long, since a rank may hold the GIL after startup
+_CONNECT_TIMEOUT = 600.  # long, because a rank may hold the GIL after startup
 _HANDSHAKE_TIMEOUT = 10.
 
 _MAX_ADDRESSES = 16
@@ -44,7 +44,7 @@ class Offer(NamedTuple):
 
 
 class Handshake:
-    """The server's part of the handshake with one client.
+    """The server's side of the handshake with one client.
 
     Args:
         client: A new connection, which may be non-blocking.
@@ -59,10 +59,11 @@ class Handshake:
         self._received = b''
 
     def read(self) -> bool:
-        """Read once from the client, and answer if that completes its half of the secret.
+        """Read once from the client, and reply if that completes its half of the secret.
 
         Returns:
-            Whether to keep the connection: False if it was closed, or sent something else.
+            Whether to keep the connection: ``False`` if the client has closed it or has sent
+            something else.
         """
         more = self._client.recv(len(self._question) - len(self._received))
         self._received += more
@@ -80,13 +81,13 @@ def new_secret() -> bytes:
 
 
 def _halves(secret: bytes) -> tuple[bytes, bytes]:
-    """Return the half that the client sends, and the half that the server answers."""
+    """Return the half that the client sends and the half that the server replies with."""
     return secret[:_SECRET // 2], secret[_SECRET // 2:]
 
 
 def addresses() -> list[str]:
-    """Return the addresses of the network interfaces, without the loopback interface."""
-    import fcntl  # there is none on Windows
+    """Return the addresses of the network interfaces, except the loopback interface."""
+    import fcntl  # not available on Windows
 
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as file:
@@ -114,7 +115,7 @@ def accept(listener: socket.socket, secret: bytes, timeout: float = _CONNECT_TIM
            ) -> socket.socket | None:
     """Return the first connection of a client that knows the secret, and close the listener.
 
-    Others are dropped. Return ``None`` after the timeout.
+    Other connections are dropped. Return ``None`` after the timeout.
     """
     deadline = time.monotonic() + timeout
     with listener:
@@ -141,7 +142,7 @@ def accept(listener: socket.socket, secret: bytes, timeout: float = _CONNECT_TIM
 def connect(offer: Offer, timeout: float = _CONNECT_TIMEOUT) -> socket.socket | None:
     """Return a connection to the process that made an offer.
 
-    Return ``None`` if none of its addresses is reachable, or it does not answer.
+    Return ``None`` if none of its addresses is reachable or the process does not reply.
     """
     for address in offer.addresses:
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
@@ -157,7 +158,7 @@ def connect(offer: Offer, timeout: float = _CONNECT_TIMEOUT) -> socket.socket | 
 
 
 def _receives(connection: socket.socket, expected: bytes, timeout: float) -> bool:
-    """Receive these bytes; return whether they are the expected ones."""
+    """Receive as many bytes as expected; return whether they are the expected ones."""
     received, deadline = b'', time.monotonic() + timeout
     while len(received) < len(expected):
         connection.settimeout(max(deadline - time.monotonic(), 1e-3))
@@ -170,11 +171,11 @@ def _receives(connection: socket.socket, expected: bytes, timeout: float) -> boo
 
 
 def set_options(link: socket.socket) -> None:
-    """Let the kernel close the connection when the other host does not answer."""
+    """Make the kernel close the connection if the other host no longer responds."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_INTERVAL)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_INTERVAL)
-    # Linux ignores the number of probes if there is this timeout, which also applies to data. Half
-    # an interval less, as timers are not exact.
+    # With this timeout, which also applies to data, Linux ignores the number of probes. Subtract
+    # half an interval, because timers are not exact.
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT,
                     1000 * SILENCE - 500 * _PROBE_INTERVAL)

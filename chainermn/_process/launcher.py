@@ -1,7 +1,7 @@
-"""The launcher that started this process as a rank: the process of mpiexec on this node.
+"""The launcher that started this process as a rank: mpiexec's process on this node.
 
-MPICH's mpiexec, its derivatives, and Slurm (``--mpi=pmi2``) pass each rank an open socket, whose
-number is in ``PMI_FD``. Before MPI_Init uses it, it is the only way to abort the job.
+MPICH's mpiexec, its derivatives, and Slurm (``--mpi=pmi2``) pass an open socket to each rank; its
+number is in ``PMI_FD``. Until MPI_Init uses this socket, it is the only way to abort the job.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import time
 from chainermn._process import runtime
 
 # Seconds.
-_TIMEOUT = 1  # for an answer
+_TIMEOUT = 1  # for a reply
 _POLL_INTERVAL = .01
 
 #: Variables with the rank, and with the rank within its node: MPICH, Open MPI.
@@ -68,17 +68,17 @@ def abort(status: int) -> None:
 
 
 def claim(name: str) -> bool:
-    """Return whether this is the first rank of the job on this node that claims a name.
+    """Claim a name; return whether this is the first rank of the job on this node that does so.
 
-    It remains the first one until it exits, or has claimed many others. If the launcher is
-    unknown, or this cannot be found out, every rank is the first.
+    The claim lasts until this process exits or has claimed many other names. If the launcher is
+    unknown, or the check fails, the result is ``True`` on every rank.
 
     Args:
-        name: The name; any text.
+        name: The name, which may be any text.
     """
     if not (identifier := job()):
         return True
-    # An abstract address: there is no file that might be left. Containers can share it.
+    # An abstract address does not leave a file behind, and containers can share it.
     parts = os.getuid(), _process_namespace(), identifier, name
     address = f'\0chainermn-{hashlib.sha256(repr(parts).encode()).hexdigest()}'
     sockets = runtime.get(_Claims).sockets
@@ -97,7 +97,7 @@ def claim(name: str) -> bool:
 
 
 def _is_claimed(address: str) -> bool:
-    """Return whether a process of this user has claimed an address. Others can also bind it."""
+    """Return whether an address is bound by a process of this user, not of a different user."""
     deadline = time.monotonic() + _TIMEOUT
     with contextlib.suppress(OSError):
         while True:
@@ -106,7 +106,7 @@ def _is_claimed(address: str) -> bool:
                 try:
                     connection.connect(address)
                     return peer(connection)[1] == os.getuid()
-                except ConnectionRefusedError:  # it does not yet listen
+                except ConnectionRefusedError:  # the process does not listen yet
                     if time.monotonic() > deadline:
                         return False
             time.sleep(_POLL_INTERVAL)
@@ -120,16 +120,16 @@ def _process_namespace() -> str:
 
 
 def is_on_first_node() -> bool:
-    """Return whether this rank runs on the node of rank 0, if ranks are assigned in order."""
+    """Return whether this rank is on the node of rank 0, if ranks are assigned in order."""
     return all(os.environ.get(rank) == os.environ.get(local, os.environ.get(rank))
                for rank, local in _RANKS)
 
 
 def _connection() -> socket.socket | None:
-    """Return the socket of ``PMI_FD``, duplicated; ``None`` in processes that are not ranks.
+    """Return a duplicate of the socket ``PMI_FD``; ``None`` in processes that are not ranks.
 
-    Children of a rank inherit the variable. In most of them, the number belongs to no file, or to
-    a different one, such as a socket of multiprocessing.
+    Children of a rank inherit the variable. In most of them, the number refers to no file, or to a
+    different one, such as a socket of multiprocessing.
     """
     try:
         file = int(os.environ['PMI_FD'])
@@ -137,7 +137,7 @@ def _connection() -> socket.socket | None:
             return None
         is_blocking = os.get_blocking(file)
         connection = socket.socket(fileno=os.dup(file))
-        os.set_blocking(file, is_blocking)  # which socket.setdefaulttimeout changes
+        os.set_blocking(file, is_blocking)  # socket() changes it after socket.setdefaulttimeout
     except (KeyError, ValueError, OSError):
         return None
     if connection.family == socket.AF_UNIX and _is_launcher(peer(connection)[0]):
@@ -147,8 +147,8 @@ def _connection() -> socket.socket | None:
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the process that created the other end, 0 if it is unknown, and its user."""
-    with contextlib.suppress(AttributeError, OSError):  # other systems than Linux
+    """Return the IDs of the process that created the other end (0 if unknown) and of its user."""
+    with contextlib.suppress(AttributeError, OSError):  # not Linux
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         process, user, _ = struct.unpack('3i', credentials)
         return process, user
@@ -156,26 +156,27 @@ def peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def _is_launcher(creator: int) -> bool:
-    """Return whether this process is a rank, given the creator of its socket.
+    """Return whether the creator of the socket is the launcher of this process.
 
-    The launcher starts the rank, maybe through a shell. A child of a rank can inherit the socket,
-    too, such as with os.system; another Python program is its parent, or its parent's parent.
+    The launcher starts the rank, possibly through a shell. A child of a rank can also inherit the
+    socket, for example with os.system; it has a different Python process as its parent or an
+    earlier ancestor.
 
     Args:
-        creator: Its process ID; 0 if it is unknown, as in some containers.
+        creator: The ID of the process that created the socket; 0 if unknown, as in some containers.
     """
     process = os.getppid()
     with contextlib.suppress(OSError):  # not visible in a container
         while process not in (0, creator):
-            if _is_other_program(process):
+            if _is_different_program(process):
                 return False
             with open(f'/proc/{process}/stat', 'rb') as file:
                 process = int(file.read().rpartition(b')')[2].split()[1])
     return creator in (0, process)
 
 
-def _is_other_program(process: int) -> bool:
-    """Return whether a process runs the same Python, and was not only forked."""
+def _is_different_program(process: int) -> bool:
+    """Return whether a process runs the same Python with a different command line."""
     with contextlib.suppress(OSError):  # a process of another user
         if os.readlink(f'/proc/{process}/exe') == os.readlink('/proc/self/exe'):
             with open(f'/proc/{process}/cmdline', 'rb') as theirs, open(

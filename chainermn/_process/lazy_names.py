@@ -1,4 +1,4 @@
-"""Names of a package that are imported at their first use: most programs use few of them."""
+"""Names of a package that are imported on first use, because most scripts use only a few."""
 from __future__ import annotations
 
 import importlib
@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 
 def attribute(package: str, name: str, modules: Mapping[str, str]) -> object:
-    """Return a name of a package, for its ``__getattr__``.
+    """Return the object with a name in a package, for the package's ``__getattr__``.
 
     Args:
-        package: The package.
+        package: The name of the package.
         name: The name.
-        modules: By name, the module that defines it, or that has this name.
+        modules: The module for each name: the module that defines it, or the submodule of this
+            name.
 
     Raises:
         AttributeError: If the package does not have this name.

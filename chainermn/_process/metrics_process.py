@@ -12,7 +12,7 @@ _ADDRESS = re.compile(r'(?:(\[[0-9a-fA-F:.%\w]+\]|[^][:/]+):)?(\d+)')
 
 _MAX_PORT = 65535
 
-#: Not imported, since it imports asyncio.
+#: Not imported here, because it imports asyncio.
 _SERVER = pathlib.Path(__file__).with_name('metrics_server.py')
 
 
@@ -36,24 +36,24 @@ def parse(target: str) -> tuple[str, int] | str:
 
 
 def start(target: str) -> socket.socket:
-    """Start the process, and return the socket for the pages, which does not block.
+    """Start the process; return a nonblocking socket for the pages.
 
-    The process prints a warning if it cannot use the target, and exits.
+    If the process cannot use the target, it prints a warning and exits.
 
     Args:
-        target: As in :func:`parse`.
+        target: Same as for :func:`parse`.
 
     Raises:
-        OSError, subprocess.SubprocessError: If no process can be started.
-        ValueError: If the target is wrong.
+        OSError, subprocess.SubprocessError: If the process cannot be started.
+        ValueError: If the target is invalid.
     """
     place = parse(target)
     arguments = [place] if isinstance(place, str) else [*map(str, place)]
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            # The shell exits immediately, so that the process is not a child of the program, which
-            # might wait for it.
+            # The shell exits immediately, so the new process is not a child of this one: user code
+            # might wait for all children.
             subprocess.run(
                 ['/bin/sh', '-c', '"$0" "$@" &', sys.executable, '-I', '-S', str(_SERVER),
                  str(theirs.fileno()), *arguments], check=True, pass_fds=[theirs.fileno()],

@@ -1,9 +1,10 @@
 """The process that publishes metrics: on a port over HTTP, or in a file for a node exporter.
 
-It runs as a separate program that uses only the standard library, so requests and slow disks take
-no time of the training. It reads pages of metrics from a socket; each page ends with a zero
-byte. It exits when the socket is closed, that is at the latest when the process that started it
-exits. Arguments: the descriptor of the socket, and the path of a file, or an address and a port.
+It runs as a separate program that uses only the standard library, so requests and slow disks do not
+slow down training. It reads pages of metrics from a socket; each page ends with a zero byte. It
+exits when the socket is closed, which happens at the latest when the process that started it exits.
+Its arguments are the descriptor of the socket, then either the path of a file, or an address and a
+port.
 """
 from __future__ import annotations
 
@@ -19,29 +20,29 @@ from collections.abc import AsyncIterator
 _MAX_CONNECTIONS = 64
 _MAX_REQUEST = 8192  # bytes
 _MAX_PAGE = 1 << 26  # bytes
-_TIMEOUT = 5  # seconds for a request and its answer
-_BIND_TIMEOUT = 10  # seconds; the last attempt of a job may not have closed the port yet
+_TIMEOUT = 5  # seconds for a request and the response
+_BIND_TIMEOUT = 10  # seconds; the previous attempt of a job may not have closed the port yet
 _NICENESS = 10
 
 
 class Page:
-    """The newest page of metrics, and the answers to requests for it."""
+    """The newest page of metrics, and the responses to requests for it."""
 
     def __init__(self) -> None:
         self._body: bytes | None = None  # none yet
         self._n_connections = 0
 
     async def read(self, pages: AsyncIterator[bytes]) -> None:
-        """Keep the newest page until there are no more."""
+        """Keep the newest page, until there are no more pages."""
         async for self._body in pages:
             pass
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request, then close the connection."""
+        """Respond to one request, then close the connection."""
         self._n_connections += 1
         try:
             if self._n_connections <= _MAX_CONNECTIONS:
-                await asyncio.wait_for(self._answer(reader, writer), _TIMEOUT)
+                await asyncio.wait_for(self._respond(reader, writer), _TIMEOUT)
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError,
                 asyncio.LimitOverrunError):
             pass
@@ -49,7 +50,7 @@ class Page:
             self._n_connections -= 1
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = await reader.readuntil(b'\r\n\r\n')
         method, _, rest = request.partition(b' ')
         status, body = b'200 OK', b''
@@ -65,12 +66,12 @@ class Page:
                      b'Content-Length: %d\r\nConnection: close\r\n\r\n' % (status, len(body)))
         if method == b'GET':
             writer.write(body)
-        writer.transport.set_write_buffer_limits(0)  # drain until everything is sent
+        writer.transport.set_write_buffer_limits(0)  # drain() waits until all is sent
         await writer.drain()
 
 
 async def _serve(pages: AsyncIterator[bytes], address: str, port: int) -> None:
-    """Serve the pages until there are no more."""
+    """Serve the newest page, until there are no more pages."""
     page = Page()
     reading = asyncio.ensure_future(page.read(pages))
     deadline = time.monotonic() + _BIND_TIMEOUT
@@ -85,12 +86,12 @@ async def _serve(pages: AsyncIterator[bytes], address: str, port: int) -> None:
 
 
 async def _write(pages: AsyncIterator[bytes], path: str) -> None:
-    """Replace the file by each page, and remove it at the end."""
+    """Replace the file with each page, and remove it at the end."""
     part = f'{path}.part'  # a node exporter reads *.prom
     try:
         async for page in pages:
             with contextlib.suppress(FileNotFoundError):
-                os.remove(part)  # or open() would follow a link there
+                os.remove(part)  # O_EXCL requires that no file or link is there
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             with open(descriptor, 'wb') as file:
                 file.write(page)
@@ -102,7 +103,7 @@ async def _write(pages: AsyncIterator[bytes], path: str) -> None:
 
 
 async def _read(connection: socket.socket) -> AsyncIterator[bytes]:
-    """Yield the pages of a socket."""
+    """Yield the pages from a socket."""
     reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_MAX_PAGE)
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(
             writer):
@@ -111,12 +112,12 @@ async def _read(connection: socket.socket) -> AsyncIterator[bytes]:
 
 
 async def publish(connection: socket.socket, place: str, port: str | None = None) -> None:
-    """Publish the pages of a socket until it is closed.
+    """Publish the pages from a socket until it is closed.
 
     Args:
         connection: The socket.
         place: The path of a file, or an address.
-        port: The port, if it is an address.
+        port: The port, if ``place`` is an address.
 
     Raises:
         OSError: If the file or the address cannot be used.
@@ -138,7 +139,7 @@ def main(file: str, *place: str) -> None:
 def _problem(error: OSError, place: str, port: str = '') -> str:
     if error.errno == errno.EADDRINUSE:
         return (f'port {port} is already in use, for example by another job on this host. Set '
-                'CHAINERMN_METRICS, or --metrics of chainermn run, to another port')
+                'CHAINERMN_METRICS, or --metrics of chainermn run, to a different port.')
     return error.strerror or str(error)
 
 

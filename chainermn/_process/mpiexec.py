@@ -1,4 +1,4 @@
-"""Find mpiexec, and prepare the environment of an MPI job."""
+"""Finds mpiexec and prepares the environment of an MPI job."""
 from __future__ import annotations
 
 import filecmp
@@ -14,7 +14,7 @@ _JOB_VARIABLES = re.compile(
     r'(PMIX?|HYDI|OMPI|PRTE)_(?!MCA_|ALLOW_)|MPI_LOCAL|CHAINERMN_RUN_(FOLDER|LINK)')
 
 #: Open MPI 4 and 5: allow more processes than cores, do not bind them to cores, and allow root,
-#: since the processes only run the caller's own code.
+#: because the processes only run the caller's code.
 _DEFAULTS = {
     'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
     'PRTE_MCA_rmaps_default_mapping_policy': ':oversubscribe',
@@ -45,7 +45,7 @@ def find() -> str:
 def find_local() -> str:
     """Return the path of a launcher for jobs on this node.
 
-    With MPICH this is the ``mpiexec.gforker`` that belongs to the ``mpiexec`` of :func:`find`.
+    With MPICH, this is the ``mpiexec.gforker`` that belongs to the ``mpiexec`` of :func:`find`.
     Unlike ``mpiexec``, it does not listen on all network interfaces.
     """
     mpiexec = find()
@@ -57,7 +57,7 @@ def find_local() -> str:
 
 
 def is_open_mpi(mpiexec: str) -> bool:
-    """Return whether a program is the mpiexec of Open MPI, or its PRRTE.
+    """Return whether a program is the mpiexec of Open MPI or of its PRRTE.
 
     Args:
         mpiexec: The path of the program.
@@ -72,7 +72,7 @@ def host_options(is_open_mpi: bool, ranks: Mapping[str, int], exported: Iterable
     """Return the options of mpiexec that select hosts.
 
     Args:
-        is_open_mpi: Whether it belongs to Open MPI; otherwise to MPICH, or a relative of it.
+        is_open_mpi: Whether mpiexec belongs to Open MPI; otherwise, to MPICH or a derivative.
         ranks: The number of ranks on each host.
         exported: Environment variables for the ranks on all hosts. MPICH exports all variables.
     """
@@ -83,12 +83,15 @@ def host_options(is_open_mpi: bool, ranks: Mapping[str, int], exported: Iterable
 
 
 def environment(n: int, defaults: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a job: of this process, without variables of another job.
+    """Return the environment for a job: that of this process, without variables of another job.
 
     Args:
-        n: The number of processes. Unless ``OMP_NUM_THREADS`` is set, they share the cores.
+        n: The number of processes. Unless ``OMP_NUM_THREADS`` is set, the cores are divided among
+            them.
         defaults: Variables to set unless this process already has them.
     """
     cores = len(os.sched_getaffinity(0))
-    own = {name: value for name, value in os.environ.items() if not _JOB_VARIABLES.match(name)}
-    return {'OMP_NUM_THREADS': str(max(1, cores // n)), **_DEFAULTS, **(defaults or {}), **own}
+    inherited = {name: value for name, value in os.environ.items()
+                 if not _JOB_VARIABLES.match(name)}
+    return {'OMP_NUM_THREADS': str(max(1, cores // n)), **_DEFAULTS, **(defaults or {}),
+            **inherited}

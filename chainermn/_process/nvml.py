@@ -1,4 +1,4 @@
-"""NVML, the library of NVIDIA's driver: how busy a GPU is, and its memory."""
+"""NVML, the management library of NVIDIA's driver: the utilization and the memory of a GPU."""
 from __future__ import annotations
 
 import ctypes
@@ -9,9 +9,9 @@ _LIBRARY = 'libnvidia-ml.so.1'
 
 
 class GpuUse(NamedTuple):
-    """The use of a GPU, by all processes."""
+    """The use of a GPU by all processes."""
 
-    utilization: float  # share of the last second, or a part of it, in which a kernel ran
+    utilization: float  # fraction of the last sampling period (up to 1 s) in which a kernel ran
     used_bytes: int
     total_bytes: int
 
@@ -25,7 +25,7 @@ class _MemoryInfo(ctypes.Structure):
 
 
 def gpu_use(bus_id: str) -> GpuUse | None:
-    """Return the use of a GPU; ``None`` without NVML, or if it does not report this GPU.
+    """Return the use of a GPU; ``None`` if NVML is missing or does not report this GPU.
 
     Args:
         bus_id: The address of the GPU on the PCI bus, as CUDA returns it.

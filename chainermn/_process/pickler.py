@@ -1,4 +1,4 @@
-"""Pickle functions that a script defines, together with the name of the script."""
+"""Pickles functions that a script defines, together with the name of the script."""
 from __future__ import annotations
 
 from collections import ChainMap
@@ -23,7 +23,7 @@ def _create_code(file: str, create: Callable[..., CodeType],
 
 
 class Pickler(cloudpickle.CloudPickler):
-    """cloudpickle's pickler, but code keeps the name of its file, which version 3.1.3 drops.
+    """cloudpickle's pickler, but code objects keep their file name, which version 3.1.3 drops.
 
     Without it, tracebacks and call sites would not show lines of the user's script.
     """

@@ -26,7 +26,7 @@ PACKAGES = *OURS, *_folders('chainer'), six.__file__, contextlib.__file__, threa
 
 
 def program_place() -> tuple[str, int]:
-    """Return the path and line of the innermost frame of the program."""
+    """Return the path and line of the innermost frame of user code."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGES):
         frame = frame.f_back

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """A metric: its name without the prefix, its type, a sentence about it, and its values."""
+    """A metric: its name without the prefix, its type, a help text, and its values."""
 
     name: str
     kind: str  # 'counter' or 'gauge'
@@ -16,7 +16,7 @@ class Metric(NamedTuple):
 
 
 def job_of(program: str) -> str:
-    """Return the label ``job``: the job ID of Slurm, or the file name of the program."""
+    """Return the label ``job``: the job ID of Slurm, or the file name of the script."""
     return os.environ.get('SLURM_JOB_ID') or os.path.basename(program) or 'python'
 
 

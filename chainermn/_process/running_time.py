@@ -1,7 +1,7 @@
-"""A clock that stands still while this process is stopped, as by Ctrl-Z or ``scontrol suspend``.
+"""A clock that stops while this process is stopped, for example by Ctrl-Z or ``scontrol suspend``.
 
-The clocks of the system go on meanwhile, so a job that continues would find that all of its
-timeouts have expired. The watchdog polls the clock of the process, and commands their own clocks.
+The clocks of the system do not stop, so with them, all timeouts of a job would expire when it
+continues. The watchdog polls the clock of its process; each command polls a clock of its own.
 """
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import time
 
 from chainermn._process import runtime
 
-#: Seconds by which a poll may be late, on a busy node, and still count completely.
+#: Seconds by which a poll may be late, as on a busy node, without time being excluded.
 _LATE = 1.
 
 
 class RunningClock(runtime.ProcessState):
-    """Measures seconds in which this process could run, as far as its polls show."""
+    """Measures the seconds in which this process was not stopped, as far as its polls show."""
 
     def __init__(self) -> None:
         self._time = self._polled_at = time.monotonic()
 
     def poll(self, pause: float = 0.) -> float:
-        """Return the time. Call it regularly.
+        """Return the time. Must be called regularly.
 
         Args:
-            pause: The seconds for which the caller has not called it on purpose. If the last call
-                was much longer ago, the process was stopped in between.
+            pause: The intended number of seconds since the last call. If the last call was much
+                longer ago, the process was stopped in between.
         """
         now = time.monotonic()
         self._time += min(now - self._polled_at, pause + _LATE)
@@ -32,5 +32,5 @@ class RunningClock(runtime.ProcessState):
         return self._time
 
     def peek(self) -> float:
-        """Return the time of the last poll plus the time since then, without stops."""
+        """Return the time of the last poll plus the time since then, excluding stops."""
         return self._time + min(time.monotonic() - self._polled_at, _LATE)

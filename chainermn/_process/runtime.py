@@ -1,8 +1,8 @@
-"""The runtime: all state that belongs to this process, and the part that a forked child gets.
+"""The runtime: all state that belongs to this process, and the part that a forked child keeps.
 
-A module that needs such state defines a :class:`ProcessState`, and gets the one of this process by
-``runtime.get(its_class)``. So a fork is handled in one place, in the order in which the parts were
-created, and a test can replace everything by a second :class:`Runtime`.
+A module that needs such state defines a subclass of :class:`ProcessState` and gets the object of
+this process with ``runtime.get(subclass)``. So a fork is handled in one place, in the order in
+which the objects were created, and a test can replace everything with a second :class:`Runtime`.
 """
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import TypeVar, cast
 
 
 class ProcessState:
-    """The state of one module. Created without arguments, when it is first needed."""
+    """The state of one module, created without arguments when it is first needed."""
 
     def in_child(self) -> bool:
-        """Return whether a forked child keeps this object; by default, it gets a new one.
+        """Return whether a forked child keeps this object; by default, the child gets a new one.
 
-        Called in the child.
+        This method is called in the child.
         """
         return False
 
@@ -27,14 +27,14 @@ _P = TypeVar('_P', bound=ProcessState)
 
 
 class Runtime:
-    """The parts of one process."""
+    """The state objects of one process."""
 
     def __init__(self) -> None:
         self._parts: dict[type[ProcessState], ProcessState] = {}
         self._of_parent: list[ProcessState] = []  # whose destructors must not run in a child
 
     def get(self, kind: type[_P]) -> _P:
-        """Return the part of a class."""
+        """Return the object of a class; the first call creates it."""
         part = self._parts.get(kind)
         if part is None:
             part = self._parts.setdefault(kind, kind())
@@ -51,13 +51,13 @@ _current = Runtime()
 
 
 def get(kind: type[_P]) -> _P:
-    """Return the part of a class of this process."""
+    """Return this process's object of a class."""
     return _current.get(kind)
 
 
 @contextlib.contextmanager
 def replaced() -> Iterator[Runtime]:
-    """Return a context with a second runtime, for tests."""
+    """Return a context that uses a second runtime, for tests."""
     global _current
     before, _current = _current, Runtime()
     try:

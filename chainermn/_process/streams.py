@@ -1,4 +1,4 @@
-"""Print messages even if the program has closed or replaced the standard streams."""
+"""Prints messages even if user code has closed or replaced the standard streams."""
 from __future__ import annotations
 
 import contextlib
@@ -10,8 +10,8 @@ import unicodedata
 _FILES = {name: number for number, name in enumerate(('stdin', 'stdout', 'stderr'))
           if getattr(sys, f'__{name}__') is not None}
 
-#: Categories of characters that change what a terminal shows elsewhere, or that it cannot show:
-#: control, format (such as right-to-left), and surrogates.
+#: Categories of characters that can manipulate a terminal, or that it cannot display: control
+#: characters, format characters (such as right-to-left marks), and surrogates.
 _ESCAPED = ('Cc', 'Cf', 'Cs')
 
 
@@ -23,9 +23,9 @@ def silence_stderr() -> None:
 
 
 def printable(text: str) -> str:
-    r"""Return text for a terminal: names and errors may contain control and undecodable characters.
+    r"""Return text for a terminal: control and undecodable characters are escaped.
 
-    These are escaped, except tabs and newlines.
+    Names and error messages may contain them. Tabs and newlines are not escaped.
 
     Example:
         >>> from chainermn._process.streams import printable
@@ -40,22 +40,22 @@ def printable(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return type and message of an error, without line breaks."""
+    """Return the type and the message of an error, without line breaks."""
     return ' '.join(f'{type(error).__name__}: {error}'.split())
 
 
 def write(text: str, name: str = 'stderr') -> None:
-    """Write :func:`printable` text, as :func:`forward` does."""
+    """Escape text with :func:`printable`, then write it with :func:`forward`."""
     forward(printable(text), name)
 
 
 def forward(text: str, name: str) -> None:
-    """Write to ``sys.stderr`` or ``sys.stdout``, or if that fails to its file descriptor."""
+    """Write to ``sys.stderr`` or ``sys.stdout`` or, if that fails, to its file descriptor."""
     try:
         stream = getattr(sys, name)
         stream.write(text)
         stream.flush()
-    except Exception:  # None, closed, or replaced by the program
+    except Exception:  # None, closed, or replaced by user code
         data = text.encode(errors='backslashreplace')
         with contextlib.suppress(OSError, KeyError):
             while data:

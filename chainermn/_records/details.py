@@ -1,4 +1,4 @@
-"""Differences of parameters and functions in a detailed update of two records."""
+"""Differences between parameters and functions in a detailed update of two records."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,14 +12,16 @@ _TEXTS = {'before': 'the parameter {} before the update', 'own': "the rank's gra
 
 def places(a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence[str] = 'AB',
             is_same_batch: bool = True, limit: float | str = '') -> Iterator[str]:
-    """Yield which parameters and functions differ in a detailed update, in the order of cause.
+    """Yield descriptions of the parameters and functions that differ in a detailed update.
+
+    They are in the order of the computation, so the first one is closest to the cause.
 
     Args:
-        a: The details of the update in a run, or on a rank.
-        b: Those in another.
-        names: Of the two.
-        is_same_batch: Whether they have the same batch and random numbers.
-        limit: If not empty, norms that differ by less are the same.
+        a: The details of the update in one run or on one rank.
+        b: The details of the update in the other run or on the other rank.
+        names: The names of the two runs or ranks.
+        is_same_batch: Whether both have the same batch and random numbers.
+        limit: If not empty, the relative difference up to which norms count as the same.
     """
     if not a or not b:
         return
@@ -31,7 +33,7 @@ def places(a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence[str] = 'A
             yield (f'{names[0]} calls {one[0]} at {one[1]}, where {names[1]} calls {two[0]} at '
                    f'{two[1]}')
             break
-        if any(_is_other(*each, limit) for each in zip(one[3:], two[3:], strict=False)):
+        if any(_differs(*each, limit) for each in zip(one[3:], two[3:], strict=False)):
             where = f' in {one[2]}' if one[2] else ''
             yield f'the output of {one[0]}{where}, called at {one[1]}{_norms(one[3], two[3])}'
             break
@@ -43,23 +45,24 @@ def places(a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence[str] = 'A
 
 
 def parameters(a: Mapping[str, Any], b: Mapping[str, Any], keys: Iterable[str],
-                limit: float | str = '') -> Iterator[str]:
+               limit: float | str = '') -> Iterator[str]:
+    """Yield, for each key, a description of the first parameter or gradient that differs."""
     for key in keys:
         one, two = a.get(key, {}), b.get(key, {})
         for path in one:
-            if path in two and _is_other(one[path], two[path], limit):
+            if path in two and _differs(one[path], two[path], limit):
                 yield _TEXTS[key].format(path) + _use(a, path) + _norms(one[path], two[path])
                 break
 
 
 def _use(details: Mapping[str, Any], path: str) -> str:
-    """Return which function uses a parameter, if it is known."""
+    """Return a note on the function that uses a parameter, or ''."""
     link = path.rpartition('/')[0] or '/'
     return next((f' (of {label}, called at {place})' for label, place, of, *_ in details.get(
         'functions', []) if of == link), '')
 
 
-def _is_other(a: list[Any] | None, b: list[Any] | None, limit: float | str) -> bool:
+def _differs(a: list[Any] | None, b: list[Any] | None, limit: float | str) -> bool:
     """Return whether two digests differ."""
     if a == b or not limit or not a or not b:
         return a != b
@@ -67,7 +70,7 @@ def _is_other(a: list[Any] | None, b: list[Any] | None, limit: float | str) -> b
 
 
 def _norms(a: list[Any] | None, b: list[Any] | None) -> str:
-    """Return by how much two arrays differ, if their norms are known."""
+    """Return a note on how much two arrays differ, or '' if their norms are unknown."""
     if not a or not b or len(a) < 2 or len(b) < 2:
         return ''
     value = relative(a[1], b[1])

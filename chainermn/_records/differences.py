@@ -18,44 +18,44 @@ _RANDOM = {'numpy': 'the random numbers of numpy.random',
 #: Results, in the order in which an update computes them.
 _RESULTS = {'loss': 'the loss', 'own': 'the gradients of the rank', 'mean': 'the mean gradients',
             'parameters': 'the parameters after the update'}
-#: The columns of an update, in the order of cause, and their descriptions.
+#: The columns of an update, from cause to effect, and their descriptions.
 _CAUSES = {'copied': 'one run takes a step, and the other copies the parameters of rank 0',
            **_RANDOM, 'batch': 'the batch', **_RESULTS}
-#: All but random numbers, which explain nothing if all else is the same.
+#: All columns but random numbers, which explain nothing if everything else is the same.
 _EXPLAINED = {name: what for name, what in _CAUSES.items() if name not in _RANDOM}
 #: Conclusions if everything before this column is the same.
 _HINTS = {
     'loss': 'The batch and the random numbers are the same: the model, the loss function or the '
             'kernels differ, or the parameters were changed between two updates.',
     'own': 'The loss is the same: the backward pass differs.',
-    'mean': 'The gradients of the ranks are the same: averaging differs, such as the communicator '
-            'or compression; with one rank, the backward pass.',
+    'mean': 'The gradients of the ranks are the same: averaging differs, for example the '
+            'communicator or the compression. With one rank, the backward pass differs.',
     'parameters': 'The gradients are the same: the optimizer, a hyperparameter or a hook differs.'}
 _HINTS_OF_RANKS = {
-    'mean': 'The gradients that the ranks step with differ: averaging differs, or a hook of one '
-            'rank changes them.',
+    'mean': 'The gradients that the ranks use for the update differ: averaging differs, or a hook '
+            'on one rank changes them.',
     'parameters': 'The mean gradients are the same: the optimizer, a hyperparameter or a hook '
                   'differs, or the parameters were changed on one rank since the last update.'}
-#: Rounding after updates without a difference, in which the same kernels ran, is less than this.
+#: After identical updates, in which the same kernels ran, rounding is less than this.
 _LATE_ROUNDING = 1e-5
 #: Growth by more than this factor is not rounding.
 _JUMP = 100
-_NEAR = 50  # updates in which a batch is looked for
+_NEAR = 50  # updates, before and after, in which to look for a batch
 
 
 class Difference(NamedTuple):
     """The first difference between two runs, or the first one beyond rounding."""
 
-    update: int  # number; 0: before the first update
+    update: int  # number of the update; 0 means before the first update
     rank: str
     what: str
     notes: list[str]
     is_rounding: bool = False
-    ranks: Sequence[str] = ()  # all that differ in this way, if it is known
+    ranks: Sequence[str] = ()  # all ranks that differ in this way, if known
 
 
 class _Found(NamedTuple):
-    """A difference in a row of a rank; the first one is the smallest."""
+    """A difference in a row of a rank. The earliest difference compares as the smallest."""
 
     position: int  # position of the update in the record
     cause: int  # position in _CAUSES
@@ -68,13 +68,16 @@ class _Found(NamedTuple):
 
 
 def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
-    """Return the first difference between two runs; if it is rounding, also the first other one."""
+    """Return the first difference between two runs.
+
+    If it is only rounding, also return the first difference that is not.
+    """
     common = [name for name in a.ranks if name in b.ranks]
     for name in common:
         if notes := _initial(a.ranks[name], b.ranks[name]):
             return [Difference(0, name, 'the initial parameters', notes)]
     if a.size != b.size:
-        return [*_of_other_sizes(a, b, common[0])]
+        return [*_of_different_sizes(a, b, common[0])]
     found = _earliest(common, lambda name: _first(
         name, a.ranks[name], b.ranks[name], _EXPLAINED))
     if found is None:
@@ -84,8 +87,8 @@ def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
     difference = _described(a, b, drawn or found)
     if drawn:
         if drawn.column != 'cupy':
-            difference.notes.append('Their states already differ before this update. Numbers are '
-                                    'drawn in it, or between it and the next one.')
+            difference.notes.append('Their states already differ before this update. Random '
+                                    'numbers are drawn in it, or between it and the next one.')
         difference.notes.append(f'The next difference: {_CAUSES[found.column]}, update '
                                 f'{_number(a, found)}, {found.rank}.')
     if not difference.is_rounding:
@@ -99,7 +102,7 @@ def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
 def _earliest(names: Iterable[str], find: Callable[[str], _Found | None]) -> _Found | None:
     """Return the first of the differences in several records.
 
-    Of a rank, it is the one in the earliest call, of whichever optimizer.
+    For each rank, this is the difference in the earliest update of any optimizer.
     """
     by_rank: dict[str, list[_Found]] = {}
     for name in names:
@@ -110,16 +113,16 @@ def _earliest(names: Iterable[str], find: Callable[[str], _Found | None]) -> _Fo
 
 
 def _begin(run: RecordedRun, name: str, found: _Found, n: int = 0) -> int:
-    """Return where a record is at a difference, or ``n`` calls after it."""
+    """Return the position of a record at a difference, or ``n`` calls after it."""
     optimizer, rank = found.rank.rpartition('rank')[0], name.rpartition('rank')[2]
     same = run.ranks.get(f'{optimizer}rank{rank}', run.ranks[name])
     return run.ranks[name].position(same.call(min(found.position, len(same) - 1)) + n)
 
 
 def of_ranks(run: RecordedRun) -> list[Difference]:
-    """Return the first update in which the replicas of a run differ, if there is one.
+    """Return the first difference between the replicas of a run, if there is one.
 
-    What an update computes from the batch of the rank does not count, unless the ranks have the
+    Values that an update computes from the batch of a rank are only compared if the ranks have the
     same batch and random numbers.
     """
     columns = 'mean', 'parameters'
@@ -127,7 +130,7 @@ def of_ranks(run: RecordedRun) -> list[Difference]:
     for first in dict.fromkeys(next(iter(run.replicas(name))) for name in run.ranks):
         values = run.ranks[first].columns(columns)
         for name, other in run.replicas(first).items():
-            if models := _other_shapes(run.ranks[first], other):
+            if models := _different_shapes(run.ranks[first], other):
                 return [Difference(0, f'{first} and {name}', 'the models', [
                     f'{models}. They are not replicas.'])]
             found += [(index, number, first, name) for number, (one, two) in enumerate(
@@ -152,22 +155,23 @@ def of_ranks(run: RecordedRun) -> list[Difference]:
 
 
 def _later(a: RecordedRank, b: RecordedRank, number: int) -> Iterator[str]:
-    """Yield which parameters differ before the next detailed update; advice if it is unknown."""
+    """Yield the parameter that differs before the next detailed update, or advice if unknown."""
     for later in a.detailed:
         places = details.parameters(a.details(later), b.details(later), ['before'])
         if later > number and (place := next(places, '')):
-            yield f'The next update with digests of all parameters is {later}. There, it is {place}'
+            yield (f'The next update with digests of all parameters is {later}. There, the first '
+                   f'difference is {place}')
             return
     yield _advice(number)
 
 
 def growth(a: RecordedRank, b: RecordedRank, number: int) -> list[tuple[int, dict[str, float]]]:
-    """Return the relative differences of a rank in some updates after a difference.
+    """Return the relative differences on a rank in some updates after a difference.
 
     Args:
         a: The record of the rank in one run.
-        b: The record in the other.
-        number: The update that differs first.
+        b: The record of the rank in the other run.
+        number: The first update that differs.
     """
     n = min(len(a), len(b))
     index = next((index for index in range(n) if int(a.row(index)['update']) >= number), n)
@@ -182,14 +186,14 @@ def growth(a: RecordedRank, b: RecordedRank, number: int) -> list[tuple[int, dic
 
 
 def _first_index(a: list[str], b: list[str]) -> int | None:
-    """Return where two columns differ first."""
+    """Return the first index at which two columns differ."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((index for index, (x, y) in pairs if x != y and '-' not in (x, y)), None)
 
 
 def _first(name: str, a: RecordedRank, b: RecordedRank, columns: Iterable[str],
            end: int | None = None) -> _Found | None:
-    """Return the first difference of a rank; of random numbers, only if they are used."""
+    """Return the first difference on a rank. Random numbers count only if they are used."""
     ignored = settings.incomparable(a, b)
     for index, (line, other_line) in enumerate(zip(a.lines[:end], b.lines[:end], strict=False)):
         if line == other_line:
@@ -208,7 +212,7 @@ def _found(a: RecordedRank, index: int, column: str, name: str) -> _Found:
 
 
 def _is_drawn(column: str, index: int, *records: RecordedRank) -> bool:
-    """Return whether an update draws random numbers; of CuPy, whether there is a generator."""
+    """Return whether an update draws random numbers; for CuPy, whether there is a generator."""
     return column == 'cupy' or any(
         index + 1 < len(each) and each.row(index + 1)[column] != each.row(index)[column]
         for each in records)
@@ -225,7 +229,7 @@ def _beyond_rounding(name: str, a: RecordedRank, b: RecordedRank, begin: int) ->
     one, two = (each.columns(['batch', *names], begin, n) for each in (a, b))
     values = np.array([details.relative_all(x, y) for x, y in zip(one[1:], two[1:], strict=True)])
     limit, precision = settings.rounding(a, b)
-    least = 10 * limit  # as gradients of ReLUs jump
+    least = 10 * limit  # because gradients of ReLUs jump
     before = np.maximum.accumulate(np.append(least / _JUMP, values.max(axis=0)))
     is_beyond = values > before[:-1] * _JUMP
     index = int(is_beyond.any(axis=0).argmax())
@@ -240,7 +244,7 @@ def _beyond_rounding(name: str, a: RecordedRank, b: RecordedRank, begin: int) ->
 
 
 def _initial(a: RecordedRank, b: RecordedRank) -> list[str]:
-    """Return how the parameters before the first update differ."""
+    """Return a description of the difference between the initial parameters, if there is one."""
     if max(int(each.settings['first update']) for each in (a, b)) > 1:
         return []
     limit = settings.rounding(a, b)[0]
@@ -254,8 +258,8 @@ def _initial(a: RecordedRank, b: RecordedRank) -> list[str]:
     return [note] if note else []
 
 
-def _other_shapes(a: RecordedRank, b: RecordedRank) -> str:
-    """Return how models differ in paths or shapes."""
+def _different_shapes(a: RecordedRank, b: RecordedRank) -> str:
+    """Return a description of the difference between the models' paths or shapes, or ''."""
     return _differing(a, b, lambda one, two: one[:2] != two[:2])
 
 
@@ -287,9 +291,9 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
             for key in settings.numbers(one, two))
     notes = _batch(a, b, found) if found.column == 'batch' else []
     if found.column == 'copied':
-        notes.append(f'{"A" if row["copied"] == "True" else "B"} does so after a resume or if '
-                     'layers are initialized. After a resume, pass the optimizer as well, so that '
-                     'each update changes the parameters: checkpointer.maybe_load(trainer, '
+        notes.append(f'{"A" if row["copied"] == "True" else "B"} copies them after a resume or '
+                     'when layers are initialized. After a resume, pass the optimizer as well, so '
+                     'that each update changes the parameters: checkpointer.maybe_load(trainer, '
                      'optimizer).')
     what = _CAUSES[found.column]
     if is_rounding and precision:
@@ -306,12 +310,12 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
                  a.ranks[name].row(found.position), b.ranks[name].row(found.position),
                  found.column)]
     if is_rounding and len(ranks) < a.size:
-        ranks = []  # the same bits are chance
+        ranks = []  # identical values are a coincidence
     return Difference(number, found.rank, what, notes, is_rounding, ranks)
 
 
 def _can_be_rounding(a: RecordedRank, b: RecordedRank, places: Sequence[str]) -> bool:
-    """Return whether neither a setting of the updates nor a change before the update differs."""
+    """Return whether no setting of the updates and no parameter before the update differs."""
     return not _before(places) and not settings.change_updates(a, b)
 
 
@@ -324,12 +328,12 @@ def _number(run: RecordedRun, found: _Found) -> str:
 
 
 def _advice(number: int) -> str:
-    return (f'To see which function or parameter it is, record again with digests of all of them '
-            f'in update {number}: details=1, or CHAINERMN_RECORD_DETAILS=1.')
+    return ('To find the function or parameter, record again with digests of all of them in '
+            f'update {number}: details=1, or CHAINERMN_RECORD_DETAILS=1.')
 
 
 def _batch(a: RecordedRun, b: RecordedRun, found: _Found) -> list[str]:
-    """Return the known facts about a batch that differs."""
+    """Return notes on a batch that differs."""
     index = found.position
     row, other = (run.ranks[found.rank].row(index) for run in (a, b))
     if row['examples'] == other['examples']:
@@ -354,8 +358,8 @@ def _examples(run: RecordedRun, name: str, begin: int, end: int) -> np.ndarray:
     return total & 0xffffff
 
 
-def _of_other_sizes(a: RecordedRun, b: RecordedRun, name: str) -> Iterator[Difference]:
-    """Yield the first difference of runs with other numbers of ranks: of all ranks together."""
+def _of_different_sizes(a: RecordedRun, b: RecordedRun, name: str) -> Iterator[Difference]:
+    """Yield the first difference between runs with different numbers of ranks, over all ranks."""
     records = a.ranks[name], b.ranks[name]
     n = min(map(len, records))
     keys = NUMBERS[1:]

@@ -1,4 +1,4 @@
-"""Plots two runs: their losses, and by how much they differ."""
+"""Plots two runs: their losses and their relative differences."""
 from __future__ import annotations
 
 import pathlib
@@ -11,7 +11,7 @@ from chainermn._records.settings import NUMBERS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_POINTS = 2000  # updates at most
+_POINTS = 2000  # maximum number of updates
 #: Okabe and Ito's color-blind safe palette.
 _COLORS = '#0072B2', '#D55E00', '#009E73'
 
@@ -22,7 +22,7 @@ def save(a: RecordedRun, b: RecordedRun, path: pathlib.Path) -> None:
 
 
 def draw(a: RecordedRun, b: RecordedRun) -> Figure:
-    """Draw the losses of the first rank in two runs, and by how much its numbers differ."""
+    """Draw the losses of the first common rank in two runs, and their relative differences."""
     from matplotlib.figure import Figure
 
     name = next(name for name in a.ranks if name in b.ranks)

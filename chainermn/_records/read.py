@@ -12,7 +12,7 @@ from typing import Any
 from chainermn._records.run_record import COLUMNS
 
 _COPIED = ' copied '
-_UPDATE = '{"update": '  # a line of details begins with it
+_UPDATE = '{"update": '  # the beginning of a line of details
 
 #: The values of an update, by column.
 Row = Mapping[str, str]
@@ -26,9 +26,9 @@ class RecordedRank:
 
     Attributes:
         settings: The settings of the first start.
-        size: The largest number of ranks that it has had.
-        lines: A line of each update; without those that a resume repeats, and the first ones, which
-            copy the parameters of rank 0.
+        size: The largest number of ranks that the run has had.
+        lines: One line per update, without updates that a resume repeats, and without the first
+            updates, which copy the parameters of rank 0.
 
     Raises:
         ValueError: If the file is not a record.
@@ -37,7 +37,8 @@ class RecordedRank:
     def __init__(self, path: pathlib.Path) -> None:
         lines = _complete_lines(path)
         if not lines or not lines[0].startswith('{"format": 1,'):
-            raise ValueError(f'{path} is not a run record, or was written by another version')
+            raise ValueError(f'{path} is not a run record, or was written by a different version '
+                             'of ChainerMN')
         self.path = path
         self.settings: dict[str, Any] = json.loads(lines[0])
         self.size = max(json.loads(line)['size'] for line in lines if line.startswith('{'))
@@ -48,11 +49,11 @@ class RecordedRank:
             self.lines += lines[begin:end]
             if end < len(lines):
                 if self.lines and self.lines[-1].count(' ') != len(columns) - 1:
-                    del self.lines[-1]  # the run was killed while it wrote
+                    del self.lines[-1]  # the run was killed while writing it
                 resumed = json.loads(lines[end])['first update']
                 del self.lines[bisect.bisect_left(self.lines, resumed, key=_number):]
                 begin = end + 1
-        if columns != [*COLUMNS]:  # a record of another version
+        if columns != [*COLUMNS]:  # a record of a different version
             rows = (dict(zip(columns, line.split(' '), strict=True)) for line in self.lines)
             self.lines = [' '.join(row.get(name, '-') for name in COLUMNS) for row in rows]
         while self.lines and _COPIED in self.lines[0]:
@@ -64,11 +65,11 @@ class RecordedRank:
     def row(self, index: int) -> Row:
         """Return the values of an update, by column."""
         row = dict(zip(COLUMNS, self.lines[index].split(' '), strict=True))
-        row['copied'] = str(_COPIED.strip() == row['mean'])  # whether it is not a step
+        row['copied'] = str(_COPIED.strip() == row['mean'])  # instead of a step
         return row
 
     def call(self, index: int) -> int:
-        """Return which update of all optimizers this is; of this one, if it is unknown."""
+        """Return the number of an update over all optimizers; if unknown, over this one only."""
         call = self.lines[index].rpartition(' ')[2]
         return int(call) if call.isdigit() else index
 
@@ -95,9 +96,9 @@ class RecordedRank:
         return [*self._details]
 
     def details(self, number: int) -> dict[str, Any]:
-        """Return the digests of an update; empty if it has none.
+        """Return the digests of an update, or an empty dict.
 
-        Of an update that was repeated after a resume, these are the last ones.
+        If an update was repeated after a resume, these are the last digests.
         """
         return json.loads(self._details.get(number, '{}'))
 
@@ -124,20 +125,20 @@ class RecordedRun:
                 f'{folder} has no record of a run: no file rank0.txt. Pass the folder of '
                 'CHAINERMN_RECORD, or "record" in the folder of the Trainer\'s results.'
                 if folder.is_dir() else
-                f'{folder} is a file. Pass its folder, {folder.parent}' if folder.is_file() else
+                f'{folder} is a file. Pass its folder: {folder.parent}' if folder.is_file() else
                 f'no such folder: {folder}')
         records = {path.stem: RecordedRank(path) for path in sorted(files, key=_key)}
         sizes = {name.rpartition('rank')[0]: record.size
                  for name, record in reversed(records.items())}  # the first rank wins
-        #: Without ranks of an earlier run.
+        #: The records, without those of ranks of an earlier run.
         self.ranks = {name: record for name, record in records.items()
                       if record.settings['rank'] < sizes[name.rpartition('rank')[0]]}
-        #: The files of ranks that are missing.
+        #: The names of missing files.
         self.missing = [f'{name}rank{rank}.txt' for name, size in sizes.items()
                         for rank in range(size) if f'{name}rank{rank}' not in records]
 
     def replicas(self, name: str) -> dict[str, RecordedRank]:
-        """Return the records of all ranks of the optimizer that a record is of."""
+        """Return the records of all ranks for the optimizer of a given record."""
         optimizer = name.rpartition('rank')[0]
         return {other: record for other, record in self.ranks.items()
                 if other.rpartition('rank')[0] == optimizer}
@@ -149,7 +150,7 @@ class RecordedRun:
 
 
 def _complete_lines(path: pathlib.Path) -> list[str]:
-    return path.read_text(encoding='utf-8').split('\n')[:-1]  # without a line being written
+    return path.read_text(encoding='utf-8').split('\n')[:-1]  # without an incomplete last line
 
 
 def _number(line: str) -> int:

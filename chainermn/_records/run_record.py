@@ -1,18 +1,18 @@
-"""RunRecord: the inputs and results of each update of a training, to find why two runs differ.
+"""RunRecord: the inputs and results of each update of a run, to find out why two runs differ.
 
 ``chainermn compare`` reads the records. This file needs only Chainer and NumPy, and no other
-module of this package, so that a training with ChainerMN 7 can import a copy of it.
+module of this package, so a script for ChainerMN 7 can import a copy of it.
 
 Each rank writes two files into the folder:
 
-- ``rank0.txt`` begins with a line of settings, as JSON, and has a line per update (`COLUMNS`).
-  After a resume, there is another line of settings; it replaces the updates that were lost.
-- ``rank0.details`` has a line per detailed update, as JSON: digests of each parameter and of the
+- ``rank0.txt`` begins with a line of settings in JSON, followed by one line per update (`COLUMNS`).
+  After a resume, there is another line of settings, and the lines of lost updates become invalid.
+- ``rank0.details`` has one line per detailed update in JSON: digests of each parameter and of the
   outputs of each function.
 
-A digest is the CRC of bytes. Digests of updates cover a sample of the elements: within a few
-updates, a difference in a gradient or a parameter spreads to many elements. Digests of details
-cover larger samples, and all elements of the parameters before the update.
+A digest is the CRC of some bytes. The digests of an update cover a sample of the elements, because
+a difference in a gradient or a parameter spreads to many elements within a few updates. The digests
+of a detailed update cover larger samples, and all elements of the parameters before the update.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ import numpy as np
 if TYPE_CHECKING:
     from chainermn._types import Array, Model, Object, Optimizer, Parameter
 
-#: The columns of the line of an update. What is unknown is ``-``. The call counts the updates of
-#: all optimizers of the process, and so gives their order.
+#: The columns of the line of an update. Unknown values are ``-``. ``call`` counts the updates of
+#: all optimizers of the process and so gives their order.
 COLUMNS = ('update', 'loss', 'batch', 'examples', 'numpy', 'python', 'torch', 'cupy', 'own',
            'mean', 'parameters', 'norm of gradients', 'norm of parameters', 'call')
 
 _BELOW = 'chainer', 'chainermn', 'chainer_compat', 'contextlib'
 _SAMPLE = 32  # elements of each parameter, or of each example
-_LARGE = 2 ** 16  # elements; of larger arrays, details have a sample
+_LARGE = 2 ** 16  # elements; details only cover a sample of larger arrays
 _GRADIENTS, _PARAMETERS = 'grad', 'array'  # attributes of a parameter
 
 #: The environment variables that can change a result.
@@ -63,20 +63,21 @@ _LIBRARIES = ('numpy', 'scipy', 'chainer', 'chainermn', 'mpi4py', 'torch', 'cupy
 
 
 class RunRecord(chainer.training.Extension):
-    """Records the inputs and results of each update of a training: see ``chainermn compare``.
+    """Records the inputs and results of each update, for ``chainermn compare``.
 
-    Add it on all ranks. Each rank records itself, and communicates with no other. If a rank
-    cannot write its record, for example because the disk is full, it warns, and the training
+    Add it on all ranks. Each rank writes a record of its own, without any communication. If a rank
+    cannot write its record, for example because the disk is full, it prints a warning and training
     continues.
 
     Args:
-        folder: Where to write, in the folder of the Trainer's results. If it has a record, the
-            record is continued after a resume, and otherwise replaced.
-        details: Every how many updates to record digests of each parameter and of the outputs of
-            each function, which show the place of a difference.
+        folder: The folder for the record, relative to the folder of the Trainer's results. If it
+            already has a record, a resumed run continues that record; any other run replaces it.
+        details: The number of updates from one detailed update to the next. A detailed update has
+            digests of each parameter and of the outputs of each function, which show where a
+            difference begins.
 
     Raises:
-        TypeError: If ``folder`` is not a path, or ``details`` not an integer.
+        TypeError: If ``folder`` is not a path, or ``details`` is not an integer.
         ValueError: If ``details`` is less than 1.
 
     Example:
@@ -92,21 +93,21 @@ class RunRecord(chainer.training.Extension):
     def __init__(self, folder: str = 'record', details: int = 100) -> None:
         if not isinstance(folder, (str, os.PathLike)):
             raise TypeError(
-                f'folder must be a path, not {type(folder).__name__}: the Trainer '
-                'has the optimizers. Without a Trainer, set CHAINERMN_RECORD.')
+                f'folder must be a path, not {type(folder).__name__}. RunRecord gets the '
+                'optimizers from the Trainer. Without a Trainer, set CHAINERMN_RECORD.')
         check_details(details)
         self.folder, self.details = folder, details
         self._records: list[Recording] = []
 
     def trigger(self, trainer: chainer.training.Trainer) -> bool:
-        """Return False: updates are recorded where they happen."""
+        """Return False, because updates are recorded when they happen."""
         return False
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Do nothing."""
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Record all optimizers from now on."""
+        """Start recording all optimizers."""
         folder = os.path.join(trainer.out, self.folder)
         optimizers = trainer.updater.get_all_optimizers()
         for name in sorted(optimizers):
@@ -121,18 +122,18 @@ class RunRecord(chainer.training.Extension):
 
 
 def check_details(details: object) -> None:
-    """Check the number of updates between detailed ones.
+    """Check the number of updates from one detailed update to the next.
 
     Raises:
         TypeError: If it is not an integer.
         ValueError: If it is less than 1.
     """
     if not isinstance(details, int):
-        raise TypeError(f'details must be an integer of at least 1, not {details!r}: details are '
-                        'recorded in every details-th update')
+        raise TypeError('details must be a positive integer (the number of updates from one '
+                        f'detailed update to the next), not {details!r}')
     if details < 1:
-        raise ValueError(f'details must be an integer of at least 1, not {details}: details are '
-                         'recorded in every details-th update')
+        raise ValueError('details must be a positive integer (the number of updates from one '
+                         f'detailed update to the next), not {details}')
 
 
 def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = '',
@@ -140,14 +141,16 @@ def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = ''
     """Record the updates of an optimizer.
 
     Args:
-        optimizer: The optimizer, or a multi-node optimizer, set up with a model or not yet.
-        folder: Where to write.
-        details: As for :class:`RunRecord`.
-        name: Name of the optimizer, if there are several: the first part of its file names.
-        number: Returns the number of the next update; by default, the optimizer counts.
+        optimizer: The optimizer, or a multi-node optimizer, whether or not it has been set up with
+            a model.
+        folder: The folder for the record.
+        details: Same as for :class:`RunRecord`.
+        name: The name of the optimizer if there are several. File names begin with it.
+        number: Function that returns the number of the next update; by default, the optimizer's
+            count is used.
 
     Returns:
-        The recording; its method ``close`` ends it.
+        The recording. Its method ``close`` ends it.
     """
     recording = Recording(folder, details, name, number)
     if hasattr(type(optimizer), '_recording'):  # a multi-node optimizer of this package
@@ -164,7 +167,7 @@ def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = ''
     def recorded(self: Optimizer, lossfun: Any = None, *args: Object, **kwds: Object) -> None:
         lossfun = recording.begin(optimizer, lossfun, args, kwds)
         if actual is not optimizer:
-            recording.has_copied()  # unless it steps
+            recording.has_copied()  # unless the update takes a step
         update(lossfun, *args, **kwds)
         if actual is optimizer:
             recording.has_means(optimizer)  # after the hooks, which may have changed them
@@ -182,7 +185,7 @@ def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = ''
 
 
 def record_by_environment(optimizer: Optimizer, folder: str, details: str) -> None:
-    """Record a new optimizer of a process; the second one and others have names.
+    """Record a new optimizer of this process. From the second one on, file names have a prefix.
 
     Args:
         optimizer: The optimizer.
@@ -193,8 +196,8 @@ def record_by_environment(optimizer: Optimizer, folder: str, details: str) -> No
         ValueError: If ``details`` is not a positive integer.
     """
     if details and not (details.isdecimal() and int(details)):
-        raise ValueError('CHAINERMN_RECORD_DETAILS must be a number of updates, such as 1, not '
-                         f'{details!r}')
+        raise ValueError('CHAINERMN_RECORD_DETAILS must be a positive integer (a number of '
+                         f'updates), not {details!r}')
     number = next(_numbers)
     record(optimizer, folder, int(details or 100), '' if number == 1 else f'optimizer{number}')
 
@@ -213,10 +216,10 @@ class Recording:
     """Writes the record of an optimizer on this rank.
 
     Args:
-        folder: As for :func:`record`.
-        details: As for :func:`record`.
-        name: As for :func:`record`.
-        number: As for :func:`record`.
+        folder: Same as for :func:`record`.
+        details: Same as for :func:`record`.
+        name: Same as for :func:`record`.
+        number: Same as for :func:`record`.
     """
 
     def __init__(self, folder: str, details: int, name: str = '',
@@ -248,13 +251,13 @@ class Recording:
         Args:
             optimizer: The optimizer.
             lossfun: The loss function, or ``None``.
-            args: Its arguments, the batch.
-            kwds: Its keyword arguments.
+            args: The arguments of the loss function: the batch.
+            kwds: The keyword arguments of the loss function.
 
         Returns:
-            The loss function, which records the loss.
+            A loss function that also records the loss.
         """
-        if not self._every or self._process != os.getpid():  # in a fork, which has no record
+        if not self._every or self._process != os.getpid():  # a forked child has no record
             return lossfun
         number = self._next(optimizer)
         if self._file is None:
@@ -291,18 +294,18 @@ class Recording:
         return recorded
 
     def has_loss(self, loss: Array) -> None:
-        """Record the loss of this rank: an array of one element."""
+        """Record the loss of this rank, an array of one element."""
         if self._line and loss.size == 1:
             self._line['loss'] = str(chainer.backends.cuda.to_cpu(loss).reshape(())[()])
 
     def has_gradients(self, optimizer: Optimizer, params: Sequence[Parameter], are_sent: bool
                       ) -> None:
-        """Record the gradients of this rank, if there are other ranks.
+        """Record the gradients of this rank if there are other ranks.
 
         Args:
             optimizer: The optimizer.
-            params: Its parameters.
-            are_sent: Whether some of them are being averaged already.
+            params: The parameters of the optimizer.
+            are_sent: Whether some of the gradients are already being averaged.
         """
         self._params = params
         if self._line and optimizer.communicator.size > 1 and not are_sent:
@@ -320,12 +323,12 @@ class Recording:
                 self._details['hyperparameters'] = _hyperparameters(optimizer)
 
     def has_copied(self) -> None:
-        """Record that the update copies the parameters of rank 0, and does not step."""
+        """Record that the update copies the parameters of rank 0 instead of taking a step."""
         if self._line:
             self._line['mean'] = 'copied'
 
     def end(self, optimizer: Optimizer) -> None:
-        """End an update: write its line."""
+        """End an update and write its line."""
         if not self._line:
             return
         line, self._line = self._line, {}
@@ -359,17 +362,17 @@ class Recording:
 
     @contextlib.contextmanager
     def _warn_and_close(self) -> Iterator[None]:
-        """If the record cannot be written, warn, and end it: the training does not depend on it."""
+        """If the record cannot be written, warn and stop recording, but let training continue."""
         try:
             yield
         except OSError as error:
             self.close()
             _warn(f'stopped recording on this rank: cannot write to {self.folder}: {error}. '
-                  'The training continues.')
+                  'Training continues.')
 
 
 def _warn(text: str) -> None:
-    """Warn at the line of the program that is being executed."""
+    """Warn at the line of user code that is being executed."""
     frame = _frame_of_program()
     if frame is None:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -382,7 +385,7 @@ def _open(path: str, is_new: bool) -> int:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if is_new else 0),
                    0o644)
     size = os.fstat(file).st_size
-    if size and os.pread(file, 1, size - 1) != b'\n':  # the run was killed while it wrote
+    if size and os.pread(file, 1, size - 1) != b'\n':  # the run was killed while writing
         _write(file, '')
     return file
 
@@ -397,14 +400,14 @@ def _last_call(file: int) -> int:
 def _write(file: int | None, line: str) -> None:
     assert file is not None
     rest = line.encode() + b'\n'
-    while rest:  # a full disk takes a part, and raises an error at the next call
+    while rest:  # on a full disk, a call writes a part, and the next call fails
         rest = rest[os.write(file, rest):]
 
 
 # --- digests -------------------------------------------------------------------------------------
 
 def _sampled(params: Sequence[Parameter], attribute: str) -> tuple[str, str]:
-    """Return the digest of a sample of all parameters or gradients, and its norm."""
+    """Return the digest and the norm of a sample of all parameters or gradients."""
     samples = []
     for param in params:
         array = getattr(param, attribute)
@@ -426,7 +429,7 @@ def _short(number: int) -> str:
 
 
 def _digest(array: Array) -> list[Any]:
-    """Return the digest of an array, and for floats norm, mean and largest element of a sample."""
+    """Return the digest of an array; for floats, also norm, mean and maximum norm of a sample."""
     flat = np.ascontiguousarray(chainer.backends.cuda.to_cpu(array)).reshape(-1)
     digest = zlib.crc32(flat.data, zlib.crc32(str(array.shape).encode()))
     found: list[Any] = [f'{digest:08x}']
@@ -448,7 +451,7 @@ def _details_of(target: Model, attribute: str, is_complete: bool = False) -> dic
 
 
 def _digests_of_batch(values: list[Any]) -> tuple[str, str]:
-    """Return the digest of a batch, and one that does not depend on the order of the examples."""
+    """Return the digest of a batch, and a digest that is independent of the examples' order."""
     arrays = [value.array if isinstance(value, chainer.Variable) else value for value in values]
     n = next((len(each) for each in arrays if _has_rows(each)), 0)
     rows, other = [], 0
@@ -479,7 +482,7 @@ def _has_rows(value: Any) -> bool:
 
 
 def _rows(values: Any) -> np.ndarray:
-    """Return bytes of each row of an array, or of each value of a list: a sample, or a digest."""
+    """Return bytes for each row of an array (a sample) or each value of a list (a digest)."""
     n = len(values)
     if isinstance(values, chainer.get_array_types()) and values.dtype != object:
         rows = values.reshape(n, values.size // n)
@@ -501,14 +504,14 @@ def _bytes(value: Any) -> bytes:
         return value.tobytes() if value.dtype != object else b','.join(map(_bytes, value.ravel()))
     if isinstance(value, (int, float, str, bytes, np.generic)):
         return repr(value).encode()
-    return type(value).__name__.encode()  # its text may have an address
+    return type(value).__name__.encode()  # its repr may contain an address
 
 
 def random_states() -> dict[str, str]:
     """Return digests of the states of the random number generators, by column."""
     _, words, gauss = random.getstate()
     found = {'numpy': zlib.crc32(_numpy_state()),
-             'python': hash((words, gauss or 0.))}  # of numbers: the same in all processes
+             'python': hash((words, gauss or 0.))}  # numbers have the same hash in all processes
     torch = sys.modules.get('torch')
     if torch is not None and hasattr(torch, 'get_rng_state'):
         found['torch'] = zlib.crc32(torch.get_rng_state().numpy().data)
@@ -533,7 +536,7 @@ def _numpy_state() -> bytes:
 # --- functions -----------------------------------------------------------------------------------
 
 class _Links(chainer.LinkHook):
-    """Knows the path of the link that is being called."""
+    """Tracks the path of the link that is being called."""
 
     name = 'RunRecord'
 
@@ -580,14 +583,14 @@ def _sample(array: Array) -> Array:
 
 
 def _place() -> str:
-    """Return the line of the program that is being executed."""
+    """Return the line of user code that is being executed, or ''."""
     frame = _frame_of_program()
     return '' if frame is None else (
         f'{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}')
 
 
 def _frame_of_program() -> types.FrameType | None:
-    """Return the innermost frame that is neither of this file nor of a library below it."""
+    """Return the innermost frame outside this file and the packages in ``_BELOW``."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_globals is globals() or frame.f_globals.get(
             '__name__', '').partition('.')[0] in _BELOW):
@@ -598,7 +601,7 @@ def _frame_of_program() -> types.FrameType | None:
 # --- settings ------------------------------------------------------------------------------------
 
 def settings_of(optimizer: Optimizer, rank: int = 0, size: int = 1) -> dict[str, Any]:
-    """Return the hardware, software and settings of a training on this rank, by name."""
+    """Return the hardware, software and settings of a run on this rank, by name."""
     actual = getattr(optimizer, 'actual_optimizer', optimizer)
     found: dict[str, Any] = {
         'format': 1, 'columns': list(COLUMNS), 'rank': rank, 'size': size, 'host': platform.node(),
@@ -635,7 +638,7 @@ def settings_of(optimizer: Optimizer, rank: int = 0, size: int = 1) -> dict[str,
 
 
 def _rules(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the classes of update rules, frozen parameters, and hooks of parameters."""
+    """Return the classes of update rules, frozen parameters, and per-parameter hooks."""
     params = sorted(optimizer.target.namedparams(include_uninit=False))
     rules = [(path, getattr(param, 'update_rule', None)) for path, param in params]
     return {
@@ -658,7 +661,7 @@ def _hooks(optimizer: Optimizer) -> list[tuple[str, Any]]:
 
 
 def _plain(value: object) -> Any:
-    """Return a value for JSON."""
+    """Return a value that JSON can represent."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (np.number, np.ndarray)):
@@ -711,7 +714,7 @@ def _versions() -> dict[str, str]:
 
 
 def _software() -> dict[str, str]:
-    """Return the layers below Python: MPI, BLAS, the processor, the GPU."""
+    """Return the hardware and the libraries below Python: MPI, BLAS, the processor, the GPU."""
     found = {'processor': _processor(), 'BLAS': _blas()}
     if 'mpi4py.MPI' in sys.modules:
         found['MPI'] = sys.modules['mpi4py.MPI'].Get_library_version().partition('\n')[0].strip(
@@ -735,7 +738,7 @@ def _processor() -> str:
 
 
 def _blas() -> str:
-    """Return the kernels that OpenBLAS has selected for the processor, and its threads."""
+    """Return the kernels that OpenBLAS has selected for the processor, and its thread count."""
     with contextlib.suppress(OSError), open('/proc/self/maps') as file:
         paths = sorted(set(re.findall(r'\S*openblas\S*\.so\S*', file.read())))
         for path in paths:

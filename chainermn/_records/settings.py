@@ -5,15 +5,15 @@ from typing import Any
 
 from chainermn._records.read import RecordedRank
 
-#: Settings of one process, which explain no difference.
+#: Settings of one process, which do not explain a difference.
 _OF_A_PROCESS = {'format', 'columns', 'rank', 'host', 'first update', 'model', 'command', 'script'}
 #: Settings that only rank 0 records.
 _OF_RANK_0 = {'git commit', 'changed since the commit'}
-#: The numbers of an update whose size can be compared.
+#: The columns of an update that are numbers, so that their relative difference can be computed.
 NUMBERS = 'loss', 'norm of gradients', 'norm of parameters'
-#: Another order of additions changes the numbers of an update by less than this, relatively.
+#: Summing in a different order changes the numbers of an update by less than this, relatively.
 ROUNDING = 1e-4
-#: Settings of what computes an update: if one differs, so do the results, and not by rounding.
+#: Settings that change the update itself: if one differs, the results differ by more than rounding.
 _OF_UPDATES = ('optimizer', 'hooks', 'hyperparameter ', 'update rules', 'frozen parameters')
 #: Relative rounding errors of dtypes and of compression.
 _PRECISIONS = {'bfloat16': 2**-7, 'Bf16': 2**-7, 'float16': 2**-10, 'mixed16': 2**-10,
@@ -34,12 +34,15 @@ def differing(a: RecordedRank, b: RecordedRank) -> dict[str, tuple[Any, Any]]:
 
 
 def are_alike(a: RecordedRank, b: RecordedRank) -> bool:
-    """Return whether both trainings are in Chainer, or both in PyTorch."""
+    """Return whether both runs use Chainer, or both use PyTorch."""
     return a.settings.get('framework', 'Chainer') == b.settings.get('framework', 'Chainer')
 
 
 def rounding(a: RecordedRank, b: RecordedRank) -> tuple[float, str]:
-    """Return the largest relative difference that is rounding, and the coarser dtype of two."""
+    """Return the largest relative difference that counts as rounding, and the coarser dtype.
+
+    The dtype is ``''`` if both runs have the same precision.
+    """
     values = ', '.join(f'{one}, {two}' for name, (one, two) in differing(a, b).items()
                        if 'dtype' in name or name == 'compression').split(', ')
     precision = next((name for name in _PRECISIONS if name in values), '')
@@ -47,7 +50,7 @@ def rounding(a: RecordedRank, b: RecordedRank) -> tuple[float, str]:
 
 
 def incomparable(a: RecordedRank, b: RecordedRank) -> set[str]:
-    """Return the columns that differ although the training is the same."""
+    """Return the columns that differ even if the runs are equivalent."""
     found = {'batch'} if rounding(a, b)[1] else set()
     if a.settings.get('loss scale') != b.settings.get('loss scale'):
         found |= {'own', 'mean', 'norm of gradients'}
@@ -55,12 +58,12 @@ def incomparable(a: RecordedRank, b: RecordedRank) -> set[str]:
 
 
 def numbers(a: RecordedRank, b: RecordedRank) -> list[str]:
-    """Return the numbers of an update whose size can be compared."""
+    """Return the columns of :data:`NUMBERS` that can be compared."""
     ignored = incomparable(a, b)
     return [name for name in NUMBERS if name not in ignored]
 
 
 def change_updates(a: RecordedRank, b: RecordedRank) -> bool:
-    """Return whether a setting of what computes an update differs."""
+    """Return whether a setting that changes the update itself differs."""
     return are_alike(a, b) and any(
         name.startswith(_OF_UPDATES) for name in differing(a, b))

@@ -1,4 +1,4 @@
-"""Shards of pyarrow: Parquet files, Arrow files, and files of Hugging Face ``datasets``."""
+"""Shards that pyarrow reads: Parquet, Arrow, and files of Hugging Face ``datasets``."""
 from __future__ import annotations
 
 import contextlib
@@ -12,7 +12,7 @@ from chainermn._types import Object
 
 
 class ParquetShard:
-    """A Parquet file. Its row groups are in memory once a sample in them was read.
+    """A Parquet file. A row group is kept in memory once one of its samples has been read.
 
     Args:
         path: The file.
@@ -26,13 +26,13 @@ class ParquetShard:
         metadata = self._file.metadata
         self._starts = np.cumsum([0, *(
             metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))])
-        self._groups: dict[int, Object] = {}  # tables of pyarrow
+        self._groups: dict[int, Object] = {}  # pyarrow tables
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def read(self, indexes: np.ndarray) -> Sequence[Object]:
-        """Return samples: dicts by column, with NumPy scalars, and arrays for lists."""
+        """Return samples: dicts by column, with NumPy scalars, or arrays for lists."""
         numbers = np.searchsorted(self._starts, indexes, side='right') - 1
         samples: list[Object] = []
         for number in dict.fromkeys(numbers.tolist()):
@@ -70,7 +70,7 @@ class ArrowShard:
         return self._table.num_rows
 
     def read(self, indexes: np.ndarray) -> Sequence[Object]:
-        """Return samples: dicts by column, with NumPy scalars, and arrays for lists."""
+        """Return samples: dicts by column, with NumPy scalars, or arrays for lists."""
         return _rows(self._table, indexes)
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class HuggingFaceShard:
 
 
 def open_arrow(path: str) -> ArrowShard | HuggingFaceShard:
-    """Open an Arrow file, with its features if ``datasets`` wrote it and is installed.
+    """Open an Arrow file, with its features if ``datasets`` wrote the file and is installed.
 
     Args:
         path: The file.
@@ -120,7 +120,7 @@ def open_arrow(path: str) -> ArrowShard | HuggingFaceShard:
 
 
 def saved_files(folder: str) -> list[str]:
-    """Return the Arrow files of a folder that ``Dataset.save_to_disk`` wrote.
+    """Return the Arrow files in a folder that ``Dataset.save_to_disk`` wrote.
 
     Args:
         folder: The folder.
@@ -132,7 +132,7 @@ def saved_files(folder: str) -> list[str]:
     if not os.path.exists(path):
         raise FileNotFoundError(
             f'{folder!r} is not a Hugging Face dataset: it contains no state.json. Pass a pattern '
-            f'for its files: {folder}/*.npz')
+            f"for its files, such as '{folder}/*.npz'.")
     with open(path, encoding='utf-8') as file:
         state = json.load(file)
     return [os.path.join(folder, each['filename']) for each in state['_data_files']]
@@ -140,8 +140,8 @@ def saved_files(folder: str) -> list[str]:
 
 def _check_names(names: Sequence[str]) -> None:
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f'several columns are named {", ".join(twice)}; a sample is a dict by '
-                         'column. Rename them.')
+        raise ValueError(f'several columns are named {", ".join(twice)}, but each sample is a dict '
+                         'by column name. Rename the columns.')
 
 
 def _rows(table: Object, indexes: np.ndarray) -> list[dict[str, Object]]:
@@ -150,7 +150,7 @@ def _rows(table: Object, indexes: np.ndarray) -> list[dict[str, Object]]:
 
 
 def _take(column: Object, indexes: np.ndarray) -> Object:
-    """Return some rows of a column, as one array of pyarrow."""
+    """Return some rows of a column as one pyarrow array."""
     import pyarrow
 
     try:
@@ -162,10 +162,10 @@ def _take(column: Object, indexes: np.ndarray) -> Object:
 
 
 def _values(array: Object) -> list[Object]:
-    """Return the rows of an array of pyarrow.
+    """Return the rows of a pyarrow array.
 
-    Their types follow from the schema, so they do not depend on the other rows. A null is
-    ``None``: pyarrow's own conversion to NumPy changes integers to floats if there is a null.
+    The type of a row depends only on the schema, not on other rows. A null becomes ``None``,
+    whereas pyarrow's conversion to NumPy changes integers to floats if there is a null.
     """
     from pyarrow import types
 
@@ -190,7 +190,7 @@ def _values(array: Object) -> list[Object]:
 
 
 def _decoded(array: Object) -> Object:
-    """Return the values of an encoded array, and the lists of an extension type such as tensors."""
+    """Return the values of an encoded array, or the lists in an extension type such as tensors."""
     import pyarrow
 
     if pyarrow.types.is_dictionary(array.type):
@@ -205,7 +205,7 @@ def _decoded(array: Object) -> Object:
 
 
 def _is_number(kind: Object) -> bool:
-    """Return whether NumPy has a dtype for it: a number, date or time span, not a time of day."""
+    """Return whether NumPy has a dtype for a type: a number, date or time span, not a time."""
     from pyarrow import types
 
     return (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
@@ -226,7 +226,7 @@ def _nulls(array: Object) -> np.ndarray:
 
 
 def _numbers(array: Object) -> np.ndarray:
-    """Return numbers in the dtype of the schema; nulls are arbitrary numbers."""
+    """Return numbers in the dtype of the schema. Nulls become arbitrary numbers."""
     import pyarrow
 
     if array.null_count:
@@ -236,7 +236,7 @@ def _numbers(array: Object) -> np.ndarray:
 
 
 def _lists(array: Object) -> list[Object]:
-    """Return an array for each list: of objects if it has nulls, or other elements than numbers."""
+    """Return an array for each list; an object array if it has nulls or non-numeric elements."""
     from pyarrow import compute
 
     lengths = compute.list_value_length(array)
@@ -244,11 +244,11 @@ def _lists(array: Object) -> list[Object]:
         lengths = lengths.fill_null(0)
     ends = np.cumsum(lengths.to_numpy()).tolist()
     parts = [*map(slice, [0, *ends], ends)]
-    elements = _decoded(array.flatten())  # without the elements of nulls
+    elements = _decoded(array.flatten())  # without the elements of null lists
     if not _is_number(elements.type):
         values = _values(elements)
         return [_objects(values[part]) for part in parts]
-    numbers = _numbers(elements).copy()  # so that the program may change them
+    numbers = _numbers(elements).copy()  # so that user code may modify them
     if not elements.null_count:
         return [*map(numbers.__getitem__, parts)]
     nulls, values = _nulls(elements), _values(elements)

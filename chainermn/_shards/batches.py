@@ -1,4 +1,4 @@
-"""The batches of a rank: their intervals in the order of all samples, and their samples."""
+"""The batches of a rank: their intervals in the sample order, and their samples."""
 from __future__ import annotations
 
 import copy
@@ -19,16 +19,16 @@ Last = Literal['repeat', 'drop', 'split']
 
 
 class Position(NamedTuple):
-    """Epochs, and samples that all ranks took in the current one."""
+    """The number of completed epochs, and of samples that all ranks took in the current one."""
 
     epoch: int
     taken: int
 
 
-#: Samples of each shard to try, if none of the first batch can be read.
+#: The number of samples per shard to try if no sample of the first batch can be read.
 _ATTEMPTS = 10
 
-#: The end of the only epoch, without ``repeat``.
+#: The position at the end of the only epoch, without ``repeat``.
 _END = Position(1, 0)
 
 
@@ -60,16 +60,16 @@ class Batches:
         """Yield the batches from a position on.
 
         Args:
-            position: Where to begin.
-            turn: The first batch to read, if several readers take turns.
-            of: Number of readers.
+            position: The position of the first batch.
+            turn: The number of the first batch to read, if several readers take turns.
+            of: The number of readers.
 
         Raises:
             ShardError: If a sample cannot be read.
         """
-        order = copy.copy(self.order)  # its caches are for one thread
+        order = copy.copy(self.order)  # its caches are not thread-safe
         files = OpenShards(self.shards, self.sizes, self.opener, self.transform, self.is_strict)
-        before: list[RankSamples] = []  # the last batch with a sample that can be read
+        before: list[RankSamples] = []  # the last batch with a readable sample
         try:
             for number in itertools.count():
                 if (found := self.next(position)) is None:
@@ -83,7 +83,7 @@ class Batches:
                 skipped = files.skipped - skipped
                 if samples:
                     before = parts
-                else:  # read again, since the program may have changed the samples
+                else:  # read again, because user code may have modified the samples
                     samples = _read(files, before) or self._first_readable(files)
                 yield PlacedBatch(samples, position, skipped)
         finally:
@@ -91,7 +91,7 @@ class Batches:
 
     def next(self, position: Position) -> tuple[list[Interval], Position] | None:
         """Return the next global batch, and the position after it; ``None`` at the end."""
-        epoch, taken = self.own(position)
+        epoch, taken = self.position_of_rank(position)
         if epoch and not self.repeat:
             return None
         n, missing = self.order.length, self.batch_size * self.size
@@ -107,21 +107,21 @@ class Batches:
                 epoch, taken = epoch + self.repeat, 0
         if taken == n or (self.last == 'drop' and n - taken < self.batch_size * self.size):
             epoch, taken = epoch + 1, 0
-        # Without repeat, a batch that was completed ends the epoch.
+        # Without repeat, a batch that wraps around ends the only epoch.
         return intervals, Position(epoch, taken) if self.repeat or len(intervals) == 1 else _END
 
     def length(self) -> int:
-        """Return the number of samples of this rank in an epoch; all ranks together have all."""
+        """Return the number of samples of this rank per epoch, not counting repeated ones."""
         batches, rest = divmod(self.order.length, self.batch_size * self.size)
         if self.last == 'drop':
             rest = 0
         mine = batches * self.batch_size + (rest + self.size - 1 - self.rank) // self.size
         return max(mine, 1) if self.repeat or self.last == 'repeat' else mine
 
-    def own(self, position: Position) -> Position:
-        """Return the position of this rank: the next epoch if no samples are left for it.
+    def position_of_rank(self, position: Position) -> Position:
+        """Return the position of this rank, in the next epoch if no samples are left for it.
 
-        The position itself is the same on all ranks, so any of them can save it.
+        The given position is the same on all ranks, so any rank can save it.
         """
         if position.epoch and not self.repeat:
             return position
@@ -134,24 +134,24 @@ class Batches:
         return Position(position.epoch + 1, 0) if is_at_end else position
 
     def in_order_of(self, counts: Sequence[int]) -> Batches:
-        """Return batches in the order of an earlier run, which may have read other shards.
+        """Return batches in the order of an earlier run, whose shards may have been different.
 
         Args:
-            counts: Number of samples of each shard in that run.
+            counts: The number of samples of each shard in that run.
         """
         sizes = [size if size[0] == count else (count, UNKNOWN)
                  for count, size in zip(counts, self.sizes, strict=True)]
         return dataclasses.replace(self, sizes=sizes, order=self.order.with_counts(counts))
 
     def _first_readable(self, files: OpenShards) -> list[Object]:
-        """Return a sample, for a first batch without a readable one."""
+        """Return a sample, for use if the first batch has no readable one."""
         for number, (count, _) in enumerate(self.sizes):
             for i in range(min(count, _ATTEMPTS)):
                 part = RankSamples(frozenset([number]), [(number, np.array([i]))])
                 if found := files.read(part):
                     return found
-        raise ShardError(f'no sample can be read: neither in the first batch, nor the first '
-                         f'{_ATTEMPTS} of any shard. The log says why.')
+        raise ShardError('found no readable sample in the first batch or among the first '
+                         f'{_ATTEMPTS} samples of any shard. See the log for the errors.')
 
 
 def _read(files: OpenShards, parts: Sequence[RankSamples]) -> list[Object]:

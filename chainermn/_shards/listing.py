@@ -1,4 +1,4 @@
-"""The shards of a program, and the index that :func:`write_shards` leaves next to them."""
+"""Lists of shards, and the index that :func:`write_shards` writes next to them."""
 from __future__ import annotations
 
 import fnmatch
@@ -14,19 +14,21 @@ from chainermn._types import Object
 
 _FORMAT = 'chainermn shards 1'
 
-#: Samples and bytes of each shard, by its path.
+#: The number of samples and the size in bytes of each shard, by path.
 Index = dict[str, tuple[int, int]]
 
 
 def find_shards(shards: Object, is_strict: bool = True) -> tuple[list[Object], Index]:
-    """Return the shards, and what indexes say about them.
+    """Return the shards, and their sizes from the indexes.
 
     Args:
-        shards: A pattern, a folder of ``datasets``, or a sequence of shards.
-        is_strict: Whether a missing shard is an error. Otherwise, it is in the result.
+        shards: A pattern, a folder of Hugging Face ``datasets``, or a sequence of shards.
+        is_strict: Whether a missing shard is an error. Otherwise, the result includes it.
 
     Raises:
-        FileNotFoundError: If there are none, or one that is in an index and matches is missing.
+        FileNotFoundError: If no file matches, or if a matching shard that an index lists is
+            missing.
+        ValueError: If the sequence is empty, or an index is damaged.
     """
     if isinstance(shards, (os.PathLike, bytes)):
         shards = os.fsdecode(shards)
@@ -40,8 +42,8 @@ def find_shards(shards: Object, is_strict: bool = True) -> tuple[list[Object], I
         return saved_files(shards), {}
     files = _matching(shards)
     if not files:
-        hint = '; brackets are wildcards: use glob.escape' if '[' in shards else ''
-        raise FileNotFoundError(f'no file matches {shards!r}, in the folder {os.getcwd()}{hint}')
+        hint = '. Brackets are wildcards: escape them with glob.escape.' if '[' in shards else ''
+        raise FileNotFoundError(f'no file matches {shards!r} in the folder {os.getcwd()}{hint}')
     index = {path: size for path, size in _read_indexes(files).items() if _matches(shards, path)}
     if not is_strict:
         return sorted({*files, *index}), index
@@ -57,8 +59,8 @@ def write_index(prefix: str, shards: Sequence[tuple[str, int, int]]) -> None:
     """Write the index of shards.
 
     Args:
-        prefix: As passed to :func:`write_shards`.
-        shards: Path, samples and bytes of each.
+        prefix: Same as for :func:`write_shards`.
+        shards: The path, the number of samples and the size in bytes of each shard.
     """
     with open_atomic(prefix + _SUFFIX) as file:
         file.write(json.dumps({'format': _FORMAT, 'shards': {
@@ -73,8 +75,8 @@ def remove_index(prefix: str) -> None:
 
 
 def _matching(pattern: str) -> list[str]:
-    """Return the files that a pattern matches; as in a shell, it may be the name of one."""
-    found = {*glob.glob(pattern, recursive=True)}  # with two **, it returns some twice
+    """Return the files that a pattern matches. As in a shell, a pattern may be a file name."""
+    found = {*glob.glob(pattern, recursive=True)}  # with two **, glob returns some files twice
     if os.path.basename(pattern) == '**':
         found = {path for path in found if not os.path.isdir(path)}
     if not found and os.path.isfile(pattern):
@@ -83,7 +85,7 @@ def _matching(pattern: str) -> list[str]:
 
 
 def _matches(pattern: str, path: str) -> bool:
-    """Return whether a pattern matches a path, if it matches another file of the same folder."""
+    """Return whether a pattern that matches another file in the folder also matches a path."""
     name, last = os.path.basename(path), os.path.basename(pattern)
     if name.startswith('.') and not last.startswith('.'):
         return False

@@ -1,7 +1,8 @@
-"""Shards in the formats of NumPy: a sample is a row of an .npy file, or of all arrays of an .npz.
+"""Shards in NumPy formats: a sample is a row of an .npy file, or of all arrays in an .npz file.
 
 Small arrays are read completely, and checked with the CRC-32 of the .npz file. Of large arrays,
-only the rows of a batch are read, since mapped memory would count as memory of the rank.
+only the rows of a batch are read. They are not mapped, because mapped memory would count as memory
+of the rank.
 """
 from __future__ import annotations
 
@@ -27,12 +28,13 @@ class NpyShard:
 
     Args:
         path: The file.
-        memory: Bytes that may be in memory; of a larger file, rows are read when they are needed.
-            Compressed arrays and arrays in Fortran order are always read completely.
+        memory: The maximum number of bytes to keep in memory. Rows of a larger file are read when
+            they are needed. Compressed arrays and arrays in Fortran order are always read
+            completely.
 
     Raises:
-        ValueError, zipfile.BadZipFile: If the file is damaged, or has arrays of several lengths, or
-            of Python objects.
+        ValueError, zipfile.BadZipFile: If the file is damaged, or if it contains arrays of
+            different lengths or of Python objects.
     """
 
     def __init__(self, path: str, memory: int) -> None:
@@ -46,7 +48,7 @@ class NpyShard:
             lengths = {name: len(column) for name, column in columns.items()}
             if len({*lengths.values()}) != 1:
                 raise ValueError(f'the arrays have different lengths: {lengths}'
-                                 if lengths else 'there are no arrays in it')
+                                 if lengths else 'the file contains no arrays')
         except BaseException:
             self.close()
             raise
@@ -60,7 +62,7 @@ class NpyShard:
         return len(self._columns[0])
 
     def read(self, indexes: np.ndarray) -> Sequence[Object]:
-        """Return samples: arrays, tuples of ``arr_0``, ..., or dicts of arrays with names."""
+        """Return samples: arrays, tuples of ``arr_0``, ``arr_1``, ..., or dicts by array name."""
         rows = [column[indexes] for column in self._columns]
         if self._names == ['']:
             return [*rows[0]]
@@ -74,7 +76,7 @@ class NpyShard:
 
 
 def _members(file: BinaryIO, is_small: bool) -> dict[str, np.ndarray | _Rows]:
-    """Return the arrays of an .npz file."""
+    """Return the arrays in an .npz file."""
     columns: dict[str, np.ndarray | _Rows] = {}
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
@@ -91,13 +93,13 @@ def _members(file: BinaryIO, is_small: bool) -> dict[str, np.ndarray | _Rows]:
 
 
 def _column(file: BinaryIO, begin: int, size: int, is_small: bool) -> np.ndarray | _Rows:
-    """Return an array of a file that is not compressed."""
+    """Return an array in an uncompressed file."""
     rows = _Rows(file, begin, size)
     return rows if rows.is_c_order and not is_small else rows.read()
 
 
 def _read(member: IO[bytes]) -> np.ndarray:
-    """Return an array of an .npz file."""
+    """Return an array in an .npz file."""
     array = np.lib.format.read_array(member, allow_pickle=False)
     if member.read(1):  # also compares the CRC-32
         raise zipfile.BadZipFile('there is data after the array')
@@ -110,25 +112,26 @@ _NO_DIMENSIONS = 'an array without dimensions has no samples'
 
 
 class _Rows:
-    """An array in a file, whose rows are read when they are needed.
+    """An array in a file. Its rows are read when they are needed.
 
     Args:
         file: The file.
-        begin: Where the header of the array begins.
-        size: Bytes of header and array.
+        begin: The offset of the array's header in the file.
+        size: The size of the header and the array in bytes.
     """
 
     def __init__(self, file: BinaryIO, begin: int, size: int) -> None:
-        # NumPy reads headers from files.
+        # NumPy reads headers only from files.
         header = BytesIO(os.pread(file.fileno(), min(_MAX_HEADER, size), begin))
         version = np.lib.format.read_magic(header)
         read = {(1, 0): np.lib.format.read_array_header_1_0,
                 (2, 0): np.lib.format.read_array_header_2_0}.get(version)
         if read is None:
-            raise ValueError(f'version {version} of the format .npy is not supported')
+            raise ValueError(f'version {version} of the .npy format is not supported')
         self._shape, is_fortran, self._dtype = read(header)
         if self._dtype.hasobject:
-            raise ValueError('arrays of Python objects are not loaded: that could run code')
+            raise ValueError('arrays of Python objects (dtype object) are not supported, because '
+                             'unpickling them can execute code. Save numeric arrays.')
         if not self._shape:
             raise ValueError(_NO_DIMENSIONS)
         self.is_c_order = not is_fortran or len(self._shape) == 1
@@ -136,8 +139,8 @@ class _Rows:
         self._row = math.prod(self._shape[1:]) * self._dtype.itemsize
         expected = header.tell() + self._shape[0] * self._row
         if size < expected or (begin and size > expected):
-            raise ValueError(f'the file is truncated or damaged: an array of {expected:,} bytes '
-                             f'has {size:,}')
+            raise ValueError('the file is truncated or damaged: expected an array of '
+                             f'{expected:,} bytes, but found {size:,} bytes')
 
     def __len__(self) -> int:
         return self._shape[0]

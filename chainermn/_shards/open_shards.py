@@ -1,4 +1,4 @@
-"""The open shards of a rank: opened when needed, retried, and given in errors."""
+"""The open shards of a rank: opens them when needed, retries, and names them in errors."""
 from __future__ import annotations
 
 import errno
@@ -20,16 +20,16 @@ from chainermn._types import Object
 
 _T = TypeVar('_T')
 
-#: Bytes of a rank for all shards of NumPy that are open at the same time.
+#: Bytes per rank for all NumPy shards that are open at the same time.
 _MEMORY = 2**27
 
-#: Bytes of a shard that was not opened.
+#: Stands for the size of a shard that was not opened.
 UNKNOWN = -2
 
 #: Seconds before the second and the third attempt.
 _PAUSES = .1, 1.
 
-#: Errors of network file systems that may be gone in the next attempt.
+#: Errors of network file systems after which another attempt may succeed.
 _TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT}
 
 
@@ -40,7 +40,7 @@ _CURES = ("Replace it, or pass on_error='skip' to ShardedIterator to train witho
 
 
 class Shard(Protocol):
-    """A shard that is open."""
+    """An open shard."""
 
     def __len__(self) -> int: ...
     def read(self, indexes: np.ndarray) -> Sequence[Object]:
@@ -50,12 +50,12 @@ class Shard(Protocol):
 
 
 class Opener:
-    """Opens shards with the readers of this package, or with one of the program.
+    """Opens shards with the readers of this package, or with a custom reader.
 
     Args:
-        reader: Returns an object with a length and ``[index]`` for a shard; ``None`` for paths and
-            objects.
-        buffer: Number of shards that are open at the same time.
+        reader: Function that returns an object with ``len()`` and ``[index]`` for a shard. ``None``
+            if the shards are paths or such objects themselves.
+        buffer: The number of shards that are open at the same time.
     """
 
     def __init__(self, reader: Callable[[Object], Object] | None, buffer: int) -> None:
@@ -81,7 +81,7 @@ class Opener:
                          'returns an object with len() and [index]')
 
     def measure(self, shard: Object) -> tuple[int, int]:
-        """Return the numbers of samples and of bytes; -1 if it is not a file."""
+        """Return the number of samples, and the size in bytes: -1 if the shard is not a file."""
         opened = retried(lambda: self.open(shard))
         try:
             return len(opened), size_of(shard)
@@ -90,14 +90,14 @@ class Opener:
 
 
 class OpenShards:
-    """Reads samples, and keeps the shards of the current window open.
+    """Reads samples and keeps the shards of the current window open.
 
     Args:
         shards: All shards.
-        sizes: Numbers of samples and of bytes of each, as :meth:`Opener.measure` returned them.
-        opener: Opens them.
-        transform: Is applied to each sample, unless it is ``None``.
-        is_strict: Whether an error is raised. Otherwise, the samples are left out.
+        sizes: The result of :meth:`Opener.measure` for each shard.
+        opener: The opener of the shards.
+        transform: Function that is applied to each sample, or ``None``.
+        is_strict: Whether samples that cannot be read raise an error. Otherwise, they are skipped.
     """
 
     def __init__(self, shards: Sequence[Object], sizes: Sequence[tuple[int, int]], opener: Opener,
@@ -113,7 +113,7 @@ class OpenShards:
         """Return the samples of a part.
 
         Raises:
-            ShardError: If one cannot be read; it gives the shard and the sample.
+            ShardError: If a sample cannot be read. It gives the shard and the sample.
         """
         self._broken &= part.window
         for number in [*self._open]:
@@ -148,13 +148,14 @@ class OpenShards:
             self._open[number] = self._checked(number)
             raise
         if len(samples) != len(indexes):
-            raise ValueError(f'the reader returned {len(samples)} samples, not {len(indexes)}')
+            raise ValueError(f'the reader returned {len(samples)} samples for {len(indexes)} '
+                             'indexes')
         if self._transform is None:
             return [*samples]
-        return [self._transform(each) for each in samples]  # map would end at a StopIteration
+        return [self._transform(each) for each in samples]  # map would stop at a StopIteration
 
     def _read_others(self, number: int, indexes: np.ndarray, error: Exception) -> list[Object]:
-        """Find the samples that cannot be read, and return the others."""
+        """Report the samples that cannot be read, and return the others."""
         samples: list[Object] = []
         if number not in self._open:
             self._broken.add(number)
@@ -170,7 +171,7 @@ class OpenShards:
         return samples
 
     def _checked(self, number: int) -> Shard:
-        """Open a shard, and compare it with its size when the samples were counted."""
+        """Open a shard, and check that its size has not changed since its samples were counted."""
         shard = self._opener.open(self._shards[number])
         now, before = (len(shard), size_of(self._shards[number])), self._sizes[number]
         if now != before and (now[0], UNKNOWN) != before:
@@ -191,11 +192,11 @@ class OpenShards:
 
 
 class _Samples:
-    """A shard from the program: any object with a length and ``[index]``."""
+    """A shard that is an object of user code with ``len()`` and ``[index]``."""
 
     def __init__(self, samples: Object, is_ours: bool) -> None:
         if not hasattr(samples, '__len__') or not hasattr(samples, '__getitem__'):
-            raise TypeError(f'a shard needs a length and [index], but is {type(samples).__name__}. '
+            raise TypeError(f'a shard needs len() and [index], but is {type(samples).__name__}. '
                             'Write a stream to files with chainermn.datasets.write_shards.')
         self._samples, self._is_ours = samples, is_ours
 
@@ -203,20 +204,20 @@ class _Samples:
         return len(self._samples)
 
     def read(self, indexes: np.ndarray) -> Sequence[Object]:
-        """Return samples; in one call if it has ``__getitems__``, like PyTorch's datasets."""
+        """Return samples; in one call if there is ``__getitems__``, as for PyTorch datasets."""
         numbers = indexes.tolist()
         if hasattr(self._samples, '__getitems__'):
             return self._samples.__getitems__(numbers)
         return [self._samples[i] for i in numbers]
 
     def close(self) -> None:
-        """Close what the reader opened."""
+        """Close the object if the reader opened it."""
         if self._is_ours and hasattr(self._samples, 'close'):
             self._samples.close()
 
 
 def retried(function: Callable[[], _T]) -> _T:
-    """Call a function, again if it fails with an error that may be transient."""
+    """Call a function, and retry after errors that may be transient."""
     for pause in _PAUSES:
         try:
             return function()
@@ -229,12 +230,12 @@ def retried(function: Callable[[], _T]) -> _T:
 
 
 def size_of(shard: Object) -> int:
-    """Return the bytes of a file; -1 if the shard is none."""
+    """Return the size of a file in bytes; -1 if the shard is not a file."""
     return os.path.getsize(shard) if isinstance(shard, str) and os.path.isfile(shard) else -1
 
 
 def describe(shard: Object, number: int) -> str:
-    """Return a name of a shard."""
+    """Return the name of a shard for messages."""
     return shard if isinstance(shard, str) else f'shard {number} ({type(shard).__name__})'
 
 
@@ -244,5 +245,5 @@ def unopened(shard: str, error: Exception) -> str:
 
 
 def explain(error: Exception) -> str:
-    """Return type and text of an error."""
+    """Return the type and the text of an error."""
     return f'{type(error).__name__}: {error}' if str(error) else type(error).__name__

@@ -10,20 +10,20 @@ from typing import Generic, TypeVar
 
 _T = TypeVar('_T')
 
-#: Seconds to wait for a reader when the batches are not needed any more.
+#: Seconds to wait for a reader when the batches are no longer needed.
 _GRACE = 5.
 
 
 class Prefetch(Generic[_T]):
     """An iterator whose items a thread computes in advance.
 
-    An error is raised in its turn, and is the last item.
+    An error is raised when its turn comes, and no items follow it.
 
     Args:
-        items: A generator, or another iterator with ``close()``. It runs in the thread, and is
+        items: A generator, or another iterator with ``close()``. It runs in the thread and is
             closed there.
-        n: Number of items in advance; with 0, there is no thread.
-        interrupt: Any thread may call it when the items are not needed any more.
+        n: The number of items to compute in advance. With 0, there is no thread.
+        interrupt: Function that any thread may call when the items are no longer needed.
     """
 
     def __init__(self, items: Iterator[_T], n: int,
@@ -31,7 +31,7 @@ class Prefetch(Generic[_T]):
         self._items = items
         self._process = os.getpid()
         self._thread: _ReaderThread[_T] | None = _ReaderThread(items, n, interrupt) if n else None
-        # It also runs at exit, before parts of Python no longer exist.
+        # It also runs at exit, before the interpreter is torn down.
         self._finalizer = weakref.finalize(
             self, _close, self._thread or items, self._process)
 
@@ -39,7 +39,7 @@ class Prefetch(Generic[_T]):
         """Return the next item.
 
         Raises:
-            StopIteration: If there is none.
+            StopIteration: If there are no more items.
         """
         if self._thread is None:
             return next(self._items)
@@ -59,9 +59,9 @@ class Prefetch(Generic[_T]):
 
 
 class _ReaderThread(threading.Thread, Generic[_T]):
-    """Computes an item whenever one of ``n`` places is free.
+    """Computes an item whenever one of ``n`` slots is free.
 
-    Garbage collection may close it at any point, even in the thread itself, so its queues are
+    Garbage collection may call ``close`` at any point, even in this thread, so the queues are
     reentrant.
     """
 
@@ -92,7 +92,7 @@ class _ReaderThread(threading.Thread, Generic[_T]):
             self._items.close()  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Stop the thread, and wait for it, unless its reader takes long."""
+        """Stop the thread, and wait for it unless its reader takes too long."""
         self._is_needed = False
         self._interrupt()
         self._free.put(None)

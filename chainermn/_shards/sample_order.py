@@ -1,13 +1,15 @@
-"""The order of all samples, computed from the numbers of samples of the shards.
+"""The order of all samples, computed from the number of samples in each shard.
 
-In each epoch the shards are shuffled. Each ``buffer`` consecutive shards are a window, whose
-samples are shuffled. All samples of a window come before the next window; a global batch
-is an interval of it. So the order depends on the seed and the epoch, and not on the ranks, any
-position is found without the positions before it, and the largest list has the length of a window.
+In each epoch, the shards are shuffled. Every ``buffer`` consecutive shards form a window, and the
+samples of each window are shuffled. All samples of a window come before those of the next window. A
+global batch is an interval of this order. Therefore, the order depends on the seed and the epoch,
+but not on the ranks; any position can be computed without the positions before it; and the largest
+list has one element per sample of a window.
 
-The samples of a global batch are sorted by shard before each rank takes its part. So a rank needs
-the shards of its part of a window, with one or two that it shares with its neighbors, instead of
-all of them. The set of samples in a global batch, and so the mean gradient, stays the same.
+The samples of a global batch are sorted by shard before each rank takes its part. Therefore, a rank
+needs only the shards of its part of a window, one or two of which it shares with its neighbors,
+instead of all shards. The set of samples in a global batch stays the same, and so does the mean
+gradient.
 """
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ class Interval(NamedTuple):
 
 
 class RankSamples(NamedTuple):
-    """Samples of one window that a rank takes."""
+    """The samples of one window that a rank takes."""
 
     window: frozenset[int]  # numbers of its shards
     samples: list[tuple[int, np.ndarray]]  # a shard, and indexes of its samples
@@ -41,10 +43,10 @@ class SampleOrder:
     """The order of all samples.
 
     Args:
-        counts: Number of samples of each shard.
+        counts: The number of samples in each shard.
         shuffle: Whether to shuffle; otherwise, each epoch has the order of the shards.
-        seed: From 0 to 2**32 - 1.
-        buffer: Number of shards whose samples are mixed.
+        seed: The seed, from 0 to 2**32 - 1.
+        buffer: The number of shards whose samples are mixed.
     """
 
     def __init__(self, counts: Sequence[int], shuffle: bool, seed: int, buffer: int) -> None:
@@ -55,7 +57,7 @@ class SampleOrder:
         self._window: _Window | None = None
 
     def with_counts(self, counts: Sequence[int]) -> SampleOrder:
-        """Return the order of shards with other numbers of samples."""
+        """Return the order of shards with different numbers of samples."""
         return SampleOrder(counts, self._shuffle, self._seed, self._buffer)
 
     def settings(self) -> np.ndarray:
@@ -69,7 +71,8 @@ class SampleOrder:
         Args:
             intervals: The global batch.
             rank: The rank.
-            size: Number of ranks. If the global batch is not a multiple, low ranks take one more.
+            size: The number of ranks. If it does not divide the size of the global batch, the first
+                ranks take one more sample.
         """
         quotient, remainder = divmod(sum(each.end - each.begin for each in intervals), size)
         begin = rank * quotient + min(rank, remainder)
@@ -121,7 +124,7 @@ class _Epoch(NamedTuple):
 
 
 class _Window:
-    """Consecutive shards, whose samples are mixed."""
+    """Consecutive shards whose samples are mixed."""
 
     def __init__(self, key: tuple[int, int], shards: np.ndarray, counts: np.ndarray,
                  order: np.ndarray | None) -> None:
@@ -129,7 +132,7 @@ class _Window:
         self.members = frozenset(shards.tolist())
         self._shards = shards
         self._starts = np.cumsum(counts) - counts
-        self._order = order  # of its samples, numbered through all its shards
+        self._order = order  # of its samples, which are numbered across its shards
 
     def positions(self, begin: int, end: int) -> np.ndarray:
         """Return the numbers of the samples in an interval of the order, sorted by shard."""

@@ -1,4 +1,4 @@
-"""Shards in tar files: a sample is a group of files with one stem, as in WebDataset."""
+"""Shards in tar files: a sample is a group of files with the same stem, as in WebDataset."""
 from __future__ import annotations
 
 import os
@@ -16,7 +16,7 @@ _NAME = re.compile(r'((?:.*/)?[^./][^./]*)\.([^/]+)', re.DOTALL)
 #: Members that are not files: a label, and a list of files in an incremental backup.
 _LABEL, _LIST = b'V', b'D'
 
-#: Symbolic links that are followed, one after another.
+#: The maximum number of symbolic links in a chain.
 _MAX_LINKS = 40
 
 #: Offset and size of a file; the header of a sparse file.
@@ -35,8 +35,8 @@ class TarShard:
         path: The tar file.
 
     Raises:
-        ValueError, tarfile.TarError: If it is damaged, compressed, has two files of one name, or a
-            link to a file that it does not contain.
+        ValueError, tarfile.TarError: If the tar file is damaged or compressed, or if it contains
+            two files of the same name or a link to a file outside it.
     """
 
     def __init__(self, path: str) -> None:
@@ -44,7 +44,7 @@ class TarShard:
         try:
             self._archive = tarfile.open(fileobj=self._file, mode='r:')  # noqa: SIM115
             self._samples = _find_samples(self._archive)
-            # tarfile accepts an archive without an end.
+            # tarfile accepts an archive without an end marker.
             end: int = self._archive.offset
             if os.pread(self._file.fileno(), tarfile.BLOCKSIZE, end) != bytes(tarfile.BLOCKSIZE):
                 raise ValueError('the tar file is truncated')
@@ -56,7 +56,7 @@ class TarShard:
         return len(self._samples)
 
     def read(self, indexes: np.ndarray) -> Sequence[Object]:
-        """Return samples: dicts of bytes by extension, and ``'__key__'``, the stem."""
+        """Return samples: dicts with bytes by extension, and with the stem as ``'__key__'``."""
         samples = []
         for index in indexes.tolist():
             key, files = self._samples[index]
@@ -101,10 +101,10 @@ def _find_samples(archive: tarfile.TarFile) -> list[_Sample]:
             samples.append((key, {}))
         files = samples[-1][1]
         if extension in files:
-            raise ValueError(f'it contains two files named {header.name}')
+            raise ValueError(f'the tar file contains two files named {header.name}')
         if isinstance(member, str):
             links.append((files, extension, name))
-            member = 0, 0  # keeps the place
+            member = 0, 0  # a placeholder, which keeps the order
         files[extension] = member
     for files, extension, name in links:  # they may point to later members
         if target := _follow(name, members):
@@ -122,8 +122,8 @@ def _member(header: tarfile.TarInfo, before: Mapping[str, _Member]) -> _Member:
     if header.islnk():
         target = posixpath.normpath(header.linkname)
         if target not in before:
-            raise ValueError(f'{header.name} is a hard link to {header.linkname}, whose target '
-                             'does not come earlier in the tar file')
+            raise ValueError(f'{header.name} is a hard link to {header.linkname}, which does not '
+                             'come earlier in the tar file')
         return before[target]
     if header.type not in (*tarfile.SUPPORTED_TYPES, _LABEL, _LIST):
         raise ValueError(f'{header.name} has the unknown type {header.type!r}')
@@ -131,7 +131,7 @@ def _member(header: tarfile.TarInfo, before: Mapping[str, _Member]) -> _Member:
 
 
 def _follow(name: str, members: Mapping[str, _Member]) -> _File | None:
-    """Return the file to which a symbolic link points; ``None`` for a folder or device."""
+    """Return the file to which a symbolic link points; ``None`` for a folder or a device."""
     target = name
     for _ in range(_MAX_LINKS):
         member = members.get(target, '')
@@ -141,4 +141,4 @@ def _follow(name: str, members: Mapping[str, _Member]) -> _File | None:
             break
         target = posixpath.normpath(posixpath.join(posixpath.dirname(target), member))
     raise ValueError(f'{name} is a symbolic link to {members[name]}, which is not in the tar file. '
-                     'Write the files themselves: tar --dereference')
+                     'Create the tar file with tar --dereference.')

@@ -1,7 +1,7 @@
-"""The activities of this rank's main thread, while ``top`` or the metrics watch it.
+"""The activities of this rank's main thread, for ``top`` and the metrics.
 
-The spans and operations are the same as in the timeline, but only their sums are kept. Without
-viewers, nothing is recorded.
+The spans and operations are the same as on the timeline, but only their total times are kept.
+Without viewers, nothing is recorded.
 """
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from chainermn._process import runtime
 
 OTHER, EXCHANGE, WAITING = 'other', 'exchange', 'waiting'
 
-#: Each part of the time, in the order of an update.
+#: The activities, in the order of an update.
 NAMES = 'data', 'forward', 'backward', EXCHANGE, WAITING, 'update', OTHER
 
-#: Until the first activity begins.
+#: The activity until the first known one begins.
 _UNKNOWN = 'unknown'
 
-#: The activity that a span with another name belongs to.
+#: The activity to which a span with a different name belongs.
 _SPANS = {'broadcast': EXCHANGE, 'wait for data': 'data'}
 
 _RECEIVING = waiting_for(Waits.SENDER)
@@ -40,7 +40,7 @@ now = time.perf_counter_ns
 
 
 class Counted(Protocol):
-    """An optimizer."""
+    """An optimizer that counts its updates."""
 
     t: int  # number of updates
 
@@ -54,27 +54,27 @@ class _Watched(runtime.ProcessState):
 
 
 class Activities:
-    """The seconds of the main thread by activity; each excludes those inside it.
+    """The seconds that the main thread has spent in each activity, without nested activities.
 
-    Only the main thread changes them, and without a lock: Python does not switch threads between
-    assignments, only after calls.
+    Only the main thread changes them. No lock is needed, because Python switches threads only after
+    calls, not between assignments.
     """
 
     def __init__(self) -> None:
         self.gpu_bytes = 0  # size of CuPy's pool
-        self.gpu = ''  # the current device of CuPy: its address on the PCI bus
+        self.gpu = ''  # the PCI bus address of CuPy's current device
         self.thread = threading.main_thread().ident
         self._nanoseconds = dict.fromkeys((*NAMES, _UNKNOWN), 0)
-        # It may be in an operation already, which may last forever, or in any span.
+        # The thread may already be in an operation, which may never end, or in any span.
         self._newest = WAITING if self.thread and of_thread(self.thread) else _UNKNOWN
-        self._outer: list[str] = []  # the activities around it
+        self._outer: list[str] = []  # the enclosing activities
         self._since = now()
         self._is_memory_asked = True
-        #: As :func:`span`, in the main thread.
+        #: Same as :func:`span`, for the main thread.
         self.span = functools.lru_cache(_MAX_SPANS)(self._span)
 
     def totals(self) -> dict[str, float]:
-        """Return the seconds so far, as far as the activity is known."""
+        """Return the seconds in each known activity so far."""
         while True:
             since, found, newest = self._since, dict(self._nanoseconds), self._newest
             if since == self._since:  # no activity has begun or ended meanwhile
@@ -84,14 +84,14 @@ class Activities:
         return {name: found[name] / 1e9 for name in NAMES}
 
     def enter(self, name: str) -> None:
-        """Note, in the main thread, that an activity begins."""
+        """Note that an activity begins. The main thread calls it."""
         self._outer.append(self._newest if self._outer else OTHER)
         if name != self._newest:
             self._switch(name)
 
     def leave(self) -> None:
         """Note that the newest activity ends."""
-        if self._outer:  # an exception of a signal handler may have come between
+        if self._outer:  # a signal handler may have raised an exception in between
             name = self._outer.pop()
             if name != self._newest:
                 self._switch(name)
@@ -115,7 +115,7 @@ class Activities:
         self._since, self._newest = time, name
 
     def _note_memory(self) -> None:
-        # Call this in the thread of the program, since it reads the current device.
+        # Only the main thread may call this, because it reads that thread's current device.
         self._is_memory_asked = False
         if 'cupy' in sys.modules:
             with contextlib.suppress(Exception):
@@ -135,7 +135,7 @@ class Activities:
 
 
 class _ActivitySpan:
-    """An activity that lasts as long as a with statement; it may be in several at a time."""
+    """An activity that lasts as long as a with statement. It can be entered several times."""
 
     __slots__ = ('_activities', '_name')
 
@@ -150,11 +150,11 @@ class _ActivitySpan:
 
 
 def span(name: str, category: str = '') -> AbstractContextManager[None]:
-    """Count the body of the with statement as an activity, if there are viewers.
+    """Count the body of the with statement as an activity if there are viewers.
 
     Args:
-        name: The name of a span; spans that are not an activity belong to the one around them.
-        category: As for the timeline.
+        name: The name of the span. If it is not an activity, it counts toward the enclosing one.
+        category: Same as for the timeline.
     """
     activities = runtime.get(_Watched).activities
     if activities is None or get_ident() != activities.thread:
@@ -163,7 +163,7 @@ def span(name: str, category: str = '') -> AbstractContextManager[None]:
 
 
 def start() -> Activities:
-    """Record the activities from now on; return them."""
+    """Start recording activities; return them."""
     process = runtime.get(_Watched)
     if process.activities is None:
         process.activities = Activities()
@@ -180,21 +180,21 @@ def stop() -> None:
 
 
 def follow(optimizer: Counted) -> None:
-    """Count the updates of an optimizer, as long as it exists."""
+    """Count the updates of an optimizer as long as it exists."""
     runtime.get(_Watched).optimizers.add(optimizer)
 
 
 def optimizers() -> list[Any]:
-    """Return the optimizers that :func:`follow` has counted, as far as they exist."""
+    """Return the optimizers that were passed to :func:`follow` and still exist."""
     return [*runtime.get(_Watched).optimizers]
 
 
 def updates() -> int | None:
     """Return the number of updates so far, including those before a resume.
 
-    Of several optimizers, that with most updates counts. ``None`` if there is none.
+    If there are several optimizers, return the largest number; if there is none, ``None``.
     """
-    with contextlib.suppress(RuntimeError):  # the program creates an optimizer meanwhile
+    with contextlib.suppress(RuntimeError):  # user code creates an optimizer at the same time
         counts = [getattr(optimizer, 't', None) for optimizer in
                   runtime.get(_Watched).optimizers]
         return max((count for count in counts if isinstance(count, int)), default=None)

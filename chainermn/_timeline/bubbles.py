@@ -1,4 +1,4 @@
-"""Bubbles of a pipeline: the time in which its ranks wait for micro-batches of each other."""
+"""Bubbles of a pipeline: the time in which its ranks wait for micro-batches from each other."""
 from __future__ import annotations
 
 import collections
@@ -12,7 +12,7 @@ _STEP = re.compile(r'(forward|backward) of stage (\d+), micro-batch (\d+)')
 
 
 class Bubbles(NamedTuple):
-    """The share of bubbles in all calls of a pipeline."""
+    """The share of bubbles in the time of all calls of a pipeline."""
 
     n_ranks: int
     n_micro_batches: int  # in the largest call
@@ -20,12 +20,12 @@ class Bubbles(NamedTuple):
 
     @property
     def least(self) -> float:
-        """The share if all steps take equally long, and messages no time."""
+        """The share if all steps take equally long and messages take no time."""
         return (self.n_ranks - 1) / (self.n_micro_batches + self.n_ranks - 1)
 
 
 def column(name: str) -> str:
-    """Return the name under which the time of a span is summed up."""
+    """Return the name under which the time of a span is summed."""
     match = _STEP.fullmatch(name)
     return match[1] if match else name
 
@@ -53,12 +53,12 @@ def text(run: Run) -> list[str]:
     if found is None:
         return []
     return [f'Pipeline of {found.n_ranks} ranks, {found.n_micro_batches} micro-batches: '
-            f'{found.share:.0%} of the time of its calls was bubbles; at least '
+            f'bubbles took {found.share:.0%} of the time of its calls; the minimum is '
             f'(S - 1) / (M + S - 1) = {found.least:.0%}.']
 
 
 def _calls(rank: RankTrace) -> list[list[Event]]:
-    """Return the steps of each call; a call begins with the first micro-batch of a stage again."""
+    """Return the steps of each call. A step that has already occurred begins the next call."""
     calls: list[list[Event]] = []
     seen: set[str] = set()
     for event in rank.events:

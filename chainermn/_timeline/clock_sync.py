@@ -1,4 +1,4 @@
-"""Clock synchronization: measure the offset between the clocks of ranks."""
+"""Clock synchronization: measures the offsets between the clocks of ranks."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,9 +13,9 @@ _ROUND_TRIPS = 20
 
 
 class Offset(NamedTuple):
-    """The offset of another clock, in the unit of these clocks."""
+    """The offset of another clock, in the unit of the clocks."""
 
-    offset: int  # added to the own time, gives the time of the other clock
+    offset: int  # added to the local time, gives the time of the other clock
     error: int  # maximum error, in either direction
 
 
@@ -26,8 +26,8 @@ def measure(mpi_comm: MPI.Intracomm, clock: Callable[[], int]) -> Offset:
     time, so the midpoint is off by at most t / 2.
 
     Args:
-        mpi_comm: The ranks; no other operation may be in progress on it.
-        clock: Returns the time.
+        mpi_comm: The communicator; no other operation may be in progress on it.
+        clock: Function that returns the time.
     """
     sent, theirs = np.zeros(2, np.int64), np.zeros(2, np.int64)
     if mpi_comm.rank > 0:

@@ -1,4 +1,4 @@
-"""The time that Chainer's updaters need to load a batch, as the span ``data``."""
+"""Records the time that Chainer's updaters take to load a batch, as the span ``data``."""
 from __future__ import annotations
 
 import functools
@@ -16,7 +16,7 @@ _R = TypeVar('_R')
 
 
 def record() -> None:
-    """Change ``next`` of Chainer's iterators, and the function that calls converters."""
+    """Wrap ``next`` of Chainer's iterators and the function that calls converters."""
     for kind in (iterators.SerialIterator, iterators.MultiprocessIterator,
                  iterators.MultithreadIterator, iterators.DaliIterator):
         kind.__next__ = kind.next = _spanned(kind.__next__)

@@ -1,4 +1,4 @@
-"""Plot a run: the time of each rank by activity, and a few steps of all ranks."""
+"""Plots a run: the time of each rank by activity, and a few steps of all ranks."""
 from __future__ import annotations
 
 import importlib.util
@@ -42,8 +42,8 @@ def draw(run: Run, between: Sequence[float] | None = None) -> Figure:
 
     Args:
         run: The run to plot.
-        between: Start and end of the steps to show, in seconds; by default a few steps in the
-            middle of the run.
+        between: The start and the end of the interval to show, in seconds; by default, a few steps
+            in the middle of the run.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -100,7 +100,7 @@ def _draw_row(axes: Axes, rank: RankTrace, row: int, y: int, between: tuple[floa
 
 
 def _colors(run: Run) -> dict[str, str]:
-    """Assign colors to activities; custom spans get one as long as there are some left."""
+    """Assign colors to activities. Custom spans get colors as long as some are left."""
     spans = dict.fromkeys(name for rank in run.ranks for name in summary.shares(rank).spans)
     custom = [name for name in spans if name not in _COLORS and name not in _WRAPPERS]
     named = {name: color for name, color in _COLORS.items()

@@ -1,9 +1,9 @@
 """The timeline: the operations of this rank, in a file for Perfetto and chrome://tracing.
 
 With ``CHAINERMN_TIMELINE=out.json`` in the environment of all ranks, rank 3 of COMM_WORLD writes
-``out.3.json``, from its first communicator on. It is in Chrome's trace event format, as an array
-with one event per line. Events are appended, so the file can be read while it is written, and
-after the rank was killed. Without the variable, nothing is recorded.
+``out.3.json``, beginning with its first communicator. The file is in Chrome's trace event format:
+an array with one event per line. Events are appended, so the file can be read while it is being
+written, and after the rank was killed. Without the variable, nothing is recorded.
 
 Times are from the rank's own clock. Events named ``clock`` have its offset from the first rank
 of a group; ``chainermn timeline`` converts all times to one clock.
@@ -31,7 +31,7 @@ from chainermn._types import Array
 
 VARIABLE = environment.TIMELINE
 
-#: Nanoseconds after which events are written, at the next event.
+#: Nanoseconds after which the next event also writes all pending events.
 _WRITE_INTERVAL = 50_000_000
 
 #: Row, name, category, begin, end, details.
@@ -64,12 +64,12 @@ def get() -> Timeline | None:
 
 def span(name: str, category: str = '', arrays: Iterable[Array] = ()
          ) -> AbstractContextManager[None]:
-    """Record the body of the with statement on the timeline, and for those who watch, if any.
+    """Record the body of the with statement on the timeline, and for viewers, if there are any.
 
     Args:
         name: The name of the event.
         category: ``'operation'`` for communication, ``'wait'`` for waiting for other ranks.
-        arrays: Exchanged arrays.
+        arrays: The arrays that are sent or received.
     """
     timeline = runtime.get(_Recorder).timeline
     watched = activities.span(name, category)
@@ -106,7 +106,7 @@ def close() -> None:
 
 
 def path_of(name: str, rank: int) -> pathlib.Path:
-    """Return the file of a rank: its number precedes the suffix, by default ``.json``."""
+    """Return the file of a rank: its number precedes the suffix, which is ``.json`` by default."""
     path = pathlib.Path(name)
     return path.with_name(f'{path.stem}.{rank}{path.suffix or ".json"}')
 
@@ -118,7 +118,7 @@ def quoted(text: str) -> str:
 
 
 def describe(arrays: Iterable[Array]) -> str:
-    """Return bytes, dtypes and shape of arrays, as members of a JSON object."""
+    """Return the size, dtypes and shape of arrays as members of a JSON object."""
     xs = list(arrays)
     if len(xs) == 1:
         return _described(xs[0].nbytes, (xs[0].dtype,), xs[0].shape)
@@ -140,24 +140,24 @@ def _head(pid: int, row: int, name: str, category: str) -> str:
 
 
 class Timeline:
-    """Writes the events of this process; any thread may add some.
+    """Writes the events of this process. Any thread may add events.
 
     Args:
-        path: The file; an existing one is replaced. Only this user can read it.
+        path: The path of the file. An existing file is replaced. Only this user can read it.
         rank: The rank of this process in COMM_WORLD.
         size: The number of ranks.
     """
 
     def __init__(self, path: pathlib.Path, rank: int, size: int) -> None:
-        path.unlink(missing_ok=True)  # others may own it or be able to read it
+        path.unlink(missing_ok=True)  # other users may own it or be able to read it
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self.origin: int = now()
         #: Called when the file is complete.
         self.on_close: Callable[[], None] = lambda: None
-        #: The number of communicators, by the names of their ranks.
+        #: The number of communicators for each group of ranks, given as text.
         self.communicators: collections.Counter[str] = collections.Counter()
-        #: Groups of ranks whose clocks were compared, with a function that compares them again; in
-        #: the same order on all their ranks.
+        #: Groups of ranks whose clocks were compared, each with a function that compares them
+        #: again. The groups are in the same order on all of their ranks.
         self.compared: dict[tuple[int, ...], Callable[[], None]] = {}
         self._pid = rank
         self._lock = threading.Lock()
@@ -178,7 +178,7 @@ class Timeline:
 
         Args:
             name: The name of the event.
-            category: As in :func:`span`.
+            category: Same as for :func:`span`.
             begin: The start time, from :func:`now`.
             end: The end time.
             details: Members of a JSON object.
@@ -187,7 +187,7 @@ class Timeline:
         if row is None:
             row = self._row(threading.current_thread())
         self._events.append((row, name, category, begin, end, details))
-        if end > self._write_at and category != 'wait':  # its operation still runs
+        if end > self._write_at and category != 'wait':  # a wait ends before its operation
             self.write()
 
     def add_clock(self, details: dict[str, object]) -> None:
@@ -216,14 +216,14 @@ class Timeline:
             try:
                 while data:
                     data = data[os.write(self._file, data):]
-            except OSError as error:  # such as a full disk; the program continues
+            except OSError as error:  # such as a full disk; the job continues
                 self._is_closed = True
                 os.close(self._file)
                 streams.write(f'chainermn: the timeline of rank {self._pid} ends here: {error}\n')
 
     def close(self) -> None:
         """Write the end of the file."""
-        # An array does not end with a comma.
+        # The last element of a JSON array must not be followed by a comma.
         self._events.append(f'{{"ph":"M","pid":{self._pid},"name":"end","args":{{}}}}\n]\n')
         self.write()
         if not self._is_closed:

@@ -11,7 +11,7 @@ import chainer
 
 from chainermn._process import runtime
 
-_MAX_VALUES, _MAX_LENGTH = 64, 100  # limits for programs that report very much
+_MAX_VALUES, _MAX_LENGTH = 64, 100  # limits for scripts that report very many values
 
 
 class _Followed(runtime.ProcessState):
@@ -20,7 +20,7 @@ class _Followed(runtime.ProcessState):
 
 
 def follow(trainer: chainer.training.Trainer) -> None:
-    """Read the reports of a Trainer from now on, as long as it exists."""
+    """Read the reports of a Trainer from now on, as long as the Trainer exists."""
     runtime.get(_Followed).trainer = weakref.ref(trainer)
 
 
@@ -29,7 +29,7 @@ def newest() -> dict[str, float]:
     found: dict[str, float] = {}
     followed = runtime.get(_Followed).trainer
     trainer = None if followed is None else followed()
-    with contextlib.suppress(Exception):  # the program changes them meanwhile
+    with contextlib.suppress(Exception):  # the main thread may change them at the same time
         for entry in [*trainer._extensions.values()] if trainer is not None else ():
             if isinstance(entry.extension, chainer.training.extensions.LogReport):
                 for values in entry.extension.log[-1:]:

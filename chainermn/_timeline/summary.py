@@ -17,7 +17,7 @@ _COLLECTIVE = waiting_for(Waits.RANKS)
 #: A straggler is reported if it delays the others by this fraction of the run.
 _MIN_DELAY = .01
 
-#: The span of :class:`chainermn.iterators.ShardedIterator`, and the fraction that is worth advice.
+#: The span of :class:`chainermn.iterators.ShardedIterator`, and the fraction that warrants advice.
 _DATA = 'wait for data'
 _MIN_DATA = .05
 
@@ -26,12 +26,12 @@ _MIN_SPAN = .005
 
 
 class Shares(NamedTuple):
-    """Time of a rank in its main thread, in seconds."""
+    """The time of a rank's main thread, in seconds, by activity."""
 
-    spans: dict[str, float]  # by name, such as forward, without the operations inside
-    communicating: float  # in operations, without
+    spans: dict[str, float]  # by name, such as forward; excludes the operations inside
+    communicating: float  # time in operations, excluding waiting
     waiting: float  # time that it waited for other ranks
-    background: float  # communicating in other threads
+    background: float  # communication in other threads
 
 
 class Straggler(NamedTuple):
@@ -47,7 +47,7 @@ class OperationStatistics(NamedTuple):
     """Statistics of all calls of an operation."""
 
     name: str
-    calls: int  # on the rank with most calls
+    calls: int  # on the rank with the most calls
     seconds: float  # mean duration of a call
     waiting: float  # mean waiting time in a call
     nbytes: float  # mean size of a call, 0 if unknown
@@ -71,7 +71,7 @@ def shares(rank: RankTrace) -> Shares:
 
 
 def stragglers(run: Run) -> list[Straggler]:
-    """Return how much each rank delayed the others in collective calls, worst first."""
+    """Return the delay that each rank caused in collective calls, largest first."""
     arrivals: dict[tuple[str, int], dict[int, float]] = collections.defaultdict(dict)
     for rank in run.ranks:
         for event in rank.events:
@@ -159,8 +159,8 @@ def _about_data(run: Run, every: dict[int, Shares]) -> list[str]:
     if seconds < _MIN_DATA * run.seconds:
         return []
     return [f'Rank {rank} waited {_percent(seconds, run)} of the time for data: reading takes '
-            'longer than the updates. Copy the shards to a local disk, store what transform= '
-            'computes, leave a core free for the thread that reads, or use larger shards.']
+            'longer than the updates. Copy the shards to a local disk, store the results of '
+            'transform=, leave a core free for the reading thread, or use larger shards.']
 
 
 def _about_ranks(run: Run, every: dict[int, Shares], delays: Sequence[Straggler]) -> list[str]:
@@ -192,7 +192,7 @@ def _about_ranks(run: Run, every: dict[int, Shares], delays: Sequence[Straggler]
 
 
 def is_waiting(event: Event) -> bool:
-    """Return whether an event is waiting; a receive counts as waiting as a whole."""
+    """Return whether an event is waiting. The whole time of a receive counts as waiting."""
     return event.category == 'wait' or (event.category == 'operation' and event.name in _RECEIVING)
 
 

@@ -1,4 +1,4 @@
-"""Read the timelines of ranks, align their clocks, and write merged timelines.
+"""Reads the timelines of ranks, aligns their clocks, and writes merged timelines.
 
 A rank that was killed leaves a truncated file; an incomplete last line is ignored. The files are
 plain JSON, so reading untrusted files cannot run code.
@@ -31,7 +31,7 @@ class Event(NamedTuple):
 
 
 class RankTrace(NamedTuple):
-    """The events of a rank, in order of row and begin."""
+    """The events of a rank, sorted by row and start time."""
 
     rank: int
     title: str
@@ -71,7 +71,7 @@ class _File(NamedTuple):
     about: dict[str, Any]
     rows: dict[int, str]
     events: list[_RawEvent]
-    clocks: dict[str, list[_Clock]]  # by group of ranks that compared their clocks
+    clocks: dict[str, list[_Clock]]  # by the group of ranks that compared their clocks
     is_complete: bool
 
 
@@ -94,7 +94,7 @@ def read(paths: Sequence[pathlib.Path]) -> Run:
     if len(files) > 1:
         for file in files:
             if group not in file.clocks:
-                notes.append(f'{file.path} skipped: it is from a different run, or its rank ended '
+                notes.append(f'{file.path} skipped: it is from a different run, or its rank exited '
                              'before the clocks were compared')
         files = [file for file in files if group in file.clocks]
     if not files:
@@ -183,7 +183,7 @@ def _add(event: dict[str, Any], file: _File, about: list[dict[str, Any]]) -> Non
 
 
 def _most_common(files: Sequence[_File]) -> str:
-    """Return the group of ranks in most files; if there are several, the latest."""
+    """Return the group of ranks in the most files; if there are several, the latest one."""
     counts = collections.Counter(group for file in files for group in file.clocks)
     return max(counts, key=lambda group: (counts[group], group), default='')
 
@@ -203,5 +203,5 @@ def _on_one_clock(file: _File, clocks: Sequence[_Clock]) -> list[_RawEvent]:
 
 
 def _order(event: _RawEvent) -> tuple[int, float, float]:
-    """Sort key: an event comes before the events that it contains."""
+    """Return a sort key that puts an event before the events that it contains."""
     return event.row, event.begin, -event.end

@@ -1,7 +1,7 @@
-"""Conversion of arrays to MPI buffers and back.
+"""Converts arrays to MPI buffers and back.
 
-MPI reads NumPy arrays directly. It reads CuPy arrays directly if it is CUDA-aware
-(``CHAINERMN_CUDA_AWARE=1``); otherwise they are staged in page-locked ("pinned") host memory.
+MPI reads NumPy arrays directly. It reads CuPy arrays directly if the MPI library is CUDA-aware
+(``CHAINERMN_CUDA_AWARE=1``); otherwise, they are staged in page-locked ("pinned") host memory.
 """
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from chainermn._types import Array, Arrays, Device, DeviceEvent
 def checked(x: Array) -> Array:
     """Return ``x`` as an array that MPI can send, or raise TypeError.
 
-    Converts NumPy scalars to arrays without dimensions, subclasses such as ``numpy.matrix`` to
-    arrays, and foreign byte orders to the native one. Copies elements that are not aligned, such
-    as a field of a packed file: mpi4py does not send them.
+    NumPy scalars become 0-dimensional arrays, subclasses such as ``numpy.matrix`` become plain
+    arrays, and non-native byte orders become native. Unaligned arrays, such as a field of packed
+    records, are copied, because mpi4py cannot send them.
     """
     if is_plain(x):
         return x
@@ -34,11 +34,11 @@ def checked(x: Array) -> Array:
     if isinstance(x, (np.ndarray, np.generic)) or on_device(x):
         x = without_subclass(x)
     else:
-        raise TypeError(f'expected a numpy or cupy array but got {unsuitable.described(x)}')
+        raise TypeError(f'expected a numpy or cupy array, but got {unsuitable.described(x)}')
     if x.dtype not in call_signature.CODES:
         native = x.dtype.newbyteorder('=')
         if native not in call_signature.CODES:
-            raise TypeError(f'arrays of dtype {x.dtype} cannot be exchanged; use one of '
+            raise TypeError(f'arrays of dtype {x.dtype} cannot be sent; use one of '
                             + ', '.join(map(str, call_signature.DTYPES))
                             + unsuitable.advice_for(x.dtype))
         x = x.astype(native)
@@ -46,7 +46,7 @@ def checked(x: Array) -> Array:
 
 
 def without_subclass(x: Array) -> Array:
-    """Return an array of no subclass, whose methods may differ, that shares the memory of ``x``."""
+    """Return a plain array that shares the memory of ``x``. Methods of subclasses may differ."""
     if not on_device(x):
         return np.asarray(x)
     import cupy
@@ -60,7 +60,7 @@ def is_direct(x: Array) -> bool:
 
 
 def contiguous(x: Array) -> Array:
-    """Return an array that MPI can read directly; the same one if it can."""
+    """Return an array that MPI can read directly: ``x`` itself if possible."""
     return x if is_direct(x) else x.copy('C')
 
 
@@ -70,7 +70,7 @@ def is_plain(x: Arrays) -> TypeGuard[np.ndarray]:
 
 
 def checked_root(root: int, size: int) -> int:
-    """Return a valid root, or raise."""
+    """Return a valid root, or raise an error."""
     if not is_integer(root):
         raise TypeError(f'root must be an integer, not {root!r}')
     if not 0 <= root < size:
@@ -84,10 +84,10 @@ def summed_in(dtype: np.dtype) -> np.dtype:
 
 
 def device_in_thread(device_id: int | None) -> Device:
-    """Return a device for a with statement in a thread of ours.
+    """Return a device for a with statement in a thread of this package.
 
-    If the thread has not used a GPU yet, it keeps this one: at the end of the statement CuPy would
-    return to device 0, and take memory for a context there.
+    If the thread has not used a GPU yet, this device remains its current device. Otherwise, CuPy
+    would switch to device 0 at the end of the statement and allocate memory for a context there.
     """
     import cupy
 
@@ -127,7 +127,7 @@ def to_buffer(x: Array) -> Array:
 
 
 def copied(buffer: Array) -> Array:
-    """Return a copy of an MPI buffer, after the device has finished it."""
+    """Return a copy of an MPI buffer, once the device has finished copying."""
     copy = buffer.copy()
     if on_device(copy):
         import cupy
@@ -136,9 +136,10 @@ def copied(buffer: Array) -> Array:
 
 
 def new_buffer(shape: tuple[int, ...], dtype: np.dtype, device: bool) -> Array:
-    """Return an empty flat array to receive an array of that shape.
+    """Return an empty flat array to receive an array of a given shape.
 
-    For ``device`` it is in device memory if MPI is CUDA-aware, else in page-locked host memory.
+    If ``device`` is true, the array is in device memory if MPI is CUDA-aware, and otherwise in
+    page-locked host memory.
     """
     size = math.prod(shape)
     if not device or not has_device() or not size:
@@ -173,7 +174,7 @@ def raw(buffer: Array) -> Array:
 
 
 def cuda_aware() -> bool:
-    """Return whether the user declares the MPI library CUDA-aware."""
+    """Return whether the user has declared the MPI library CUDA-aware."""
     return environment.flag(environment.CUDA_AWARE)
 
 

@@ -1,4 +1,4 @@
-"""A list of arrays exchanged together, with cached dtypes and shapes, and how to group them."""
+"""A list of arrays that are sent together, with cached dtypes and shapes; groups of arrays."""
 from __future__ import annotations
 
 import operator
@@ -16,12 +16,12 @@ _dtype_of, _shape_of = operator.attrgetter('dtype'), operator.attrgetter('shape'
 
 
 class ArrayList(list[Array]):
-    """A list of arrays exchanged together; must not be modified.
+    """A list of arrays that are sent together. It must not be modified.
 
     Attributes:
         shapes: The shape of each array.
-        dtypes: The dtype of each array, or a single dtype if all are equal.
-        on_host: Whether all are NumPy arrays.
+        dtypes: The dtype of each array, or a single dtype if all are the same.
+        on_host: Whether all arrays are NumPy arrays.
         on_device: Whether the first array is on a device.
 
     Example:
@@ -67,7 +67,7 @@ class ArrayList(list[Array]):
         """Group arrays that can share a buffer: same dtype, all on the host or on a device.
 
         Args:
-            results: An array for the result of each array; by default the array itself.
+            results: An array for the result of each array, or ``None`` for the arrays themselves.
 
         Returns:
             The groups, each with the arrays for its results.
@@ -93,8 +93,8 @@ def map_groups(arrays: ArrayList, function: Callable[[ArrayList], Sequence[Array
 
     Args:
         arrays: The arrays.
-        function: Returns an array for each array of a group.
-        dtype_of: Returns the dtype of the buffer for arrays of a dtype.
+        function: Function that returns an array for each array of a group.
+        dtype_of: Function that returns the dtype of the buffer for arrays of a dtype.
 
     Returns:
         The results, in the order of the arrays.
@@ -112,18 +112,18 @@ def map_groups(arrays: ArrayList, function: Callable[[ArrayList], Sequence[Array
 
 def small_together(arrays: Sequence[Array], results: Sequence[Array], small: int, capacity: int
                    ) -> list[tuple[list[Array], list[Array]]]:
-    """Group NumPy arrays of one dtype, of at most ``small`` bytes; each other array is alone.
+    """Group NumPy arrays of one dtype and of at most ``small`` bytes; leave other arrays alone.
 
     Args:
         arrays: The arrays.
         results: An array for the result of each array.
-        small: The greatest size of an array that is not alone, in bytes.
-        capacity: The greatest size of a group, in bytes.
+        small: The maximum size in bytes of an array that is grouped with others.
+        capacity: The maximum size of a group in bytes.
 
     Returns:
         The groups, each with the arrays for its results.
     """
-    filling: dict[np.dtype, tuple[object, int]] = {}  # the last group, and its room in bytes
+    filling: dict[np.dtype, tuple[object, int]] = {}  # the last group, and the bytes left in it
 
     def group_of(x: Array) -> object:
         nbytes, dtype = x.nbytes, x.dtype
@@ -140,7 +140,7 @@ def small_together(arrays: Sequence[Array], results: Sequence[Array], small: int
 
 def _grouped(arrays: Iterable[Array], others: Iterable[_T], key: Callable[[Array], Hashable]
              ) -> list[tuple[list[Array], list[_T]]]:
-    """Group arrays with the same key, each with another value, in the order of the first ones."""
+    """Group arrays with the same key, together with another value each, in order of appearance."""
     groups: dict[Hashable, tuple[list[Array], list[_T]]] = {}
     for x, other in zip(arrays, others, strict=True):
         xs, some = groups.setdefault(key(x), ([], []))
@@ -150,10 +150,10 @@ def _grouped(arrays: Iterable[Array], others: Iterable[_T], key: Callable[[Array
 
 
 def are_numpy(arrays: Sequence[Array]) -> bool:
-    """Return whether all arrays are NumPy arrays (of no subclass)."""
+    """Return whether all arrays are NumPy arrays (not of a subclass)."""
     return [*map(type, arrays)].count(np.ndarray) == len(arrays)
 
 
 def common(dtypes: tuple[np.dtype, ...]) -> tuple[np.dtype, ...]:
-    """Return the dtypes; a single one if all are equal."""
+    """Return the dtypes; a single one if all are the same."""
     return dtypes[:1] if dtypes and dtypes.count(dtypes[0]) == len(dtypes) else dtypes

@@ -16,20 +16,20 @@ _T = TypeVar('_T')
 
 
 class Prepare(Protocol):
-    """Prepares to transfer data. Collective: every rank calls it."""
+    """A function that prepares a data transfer. Collective: every rank calls it."""
 
     def __call__(self, nbytes: int | None, prepare: Callable[[], _T], /) -> _T:
         """Return the result of a function that allocates and packs; raise its error on all ranks.
 
         Args:
-            nbytes: The size of the transfer, the same on all ranks; ``None`` if they do not know
+            nbytes: The size of the transfer, the same on all ranks; ``None`` if not all ranks know
                 it.
             prepare: The function. It must not communicate.
         """
 
 
 def on_this_rank(nbytes: int | None, prepare: Callable[[], _T], /) -> _T:
-    """Prepare where no other rank waits."""
+    """Call ``prepare``. No other rank waits, so its error is raised only on this rank."""
     return prepare()
 
 
@@ -37,13 +37,16 @@ class Group:
     """The ranks that a transport connects, and the configuration of their communicator.
 
     Args:
-        mpi_comm: For collectives of the transport; messages of the program also use it.
-        tagged_comm: For messages of the transport, with the tag ``tags.reserved().arrays``.
+        mpi_comm: The communicator for the transport's collectives. Messages of user code also use
+            it.
+        tagged_comm: The communicator for the transport's messages, which have the tag
+            ``tags.reserved().arrays``.
         topology: The topology of this rank.
         record: The flight record of the communicator, with its time limit.
         batched_copy: Whether gradients on a device are packed by a single kernel.
-        grad_dtype: The dtype in which NCCL averages; ``None`` stands for Chainer's configuration.
-        prepared: Prepares to transfer data, so that all ranks raise the error of one.
+        grad_dtype: The dtype in which NCCL averages; ``None`` for the dtype in Chainer's
+            configuration.
+        prepared: Function that prepares a data transfer, so that all ranks raise an error of one.
     """
 
     # Do not use a dataclass: generating its methods takes as long as importing a module.
@@ -101,11 +104,14 @@ class SlicedCompressor(Compressor, Protocol):
     encoded_type: ClassVar[str]
 
     def encoded_length(self, size: int) -> int:
-        """Return the length of the encoded array of ``size`` values, in at most their memory."""
+        """Return the length of the encoded array of ``size`` values.
+
+        The encoded array must not need more memory than the values.
+        """
 
 
 class Codec(Protocol):
-    """A compressor for the arrays of one exchange."""
+    """A compressor for the arrays of one all-reduce."""
 
     compressor: Compressor
     #: Identifies the state of the compressor for these arrays.
@@ -116,14 +122,14 @@ class Codec(Protocol):
 
         Args:
             buffers: The arrays.
-            groups: The gradients in each of them.
+            groups: The gradients in each array.
         """
 
     def compress(self, x: Array, key: Hashable, dtype: np.dtype | str, length: int) -> Array:
-        """Encode a flat array in the middle of an exchange, while other ranks wait for it.
+        """Encode a flat array in the middle of an all-reduce, while other ranks wait for it.
 
-        An error is raised on all ranks after the exchange. Until then, zeros are sent instead.
+        If there is an error, zeros are sent instead, and all ranks raise the error at the end.
         """
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Decode an array in the middle of an exchange, like :meth:`compress`."""
+        """Decode an array in the middle of an all-reduce, like :meth:`compress`."""

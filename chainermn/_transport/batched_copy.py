@@ -1,9 +1,9 @@
-"""Copies all gradients into or out of one device buffer by a single kernel launch.
+"""Copies all gradients into or out of one device buffer with a single kernel launch.
 
-The host splits the arrays into pieces of at most ``LENGTH`` elements and uploads a table of them;
-one block of threads copies one piece. So small arrays cost one block each, large ones fill the
-device, and no thread has to search for its array. Tables are cached, since gradients usually have
-the same addresses once the memory pool is warm.
+The host splits the arrays into pieces of at most ``LENGTH`` elements and uploads a table of the
+pieces; one block of threads copies one piece. So small arrays cost one block each, large arrays
+fill the device, and no thread has to search for its array. Tables are cached, because gradients
+usually have the same addresses once the memory pool is warm.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from chainermn._types import Array, DeviceArray, Kernel
 
 #: Arrays, each with its start in the buffer.
 Placed = Sequence[tuple[int, Array]]
-#: Address of an array, its start in the buffer, size and itemsize.
+#: Address of an array, its start in the buffer, its size and its itemsize.
 _Address = tuple[int, int, int, int]
 
 LENGTH = 8192
@@ -115,9 +115,9 @@ def pack(buffer: Array, placed: Placed, scale: float) -> list[tuple[int, Array]]
     """Copy arrays into a flat buffer, on the current stream.
 
     Args:
-        buffer: Device array of float16, float32 or float64.
+        buffer: A device array of dtype float16, float32 or float64.
         placed: The arrays, each with its start in the buffer.
-        scale: Multiplies the elements, which are then rounded to the dtype of the buffer.
+        scale: The factor for the elements, which are then rounded to the dtype of the buffer.
 
     Returns:
         The arrays that were not copied, because they are not C-contiguous or not on the device
@@ -127,12 +127,15 @@ def pack(buffer: Array, placed: Placed, scale: float) -> list[tuple[int, Array]]
 
 
 def unpack(buffer: Array, placed: Placed, scale: float) -> list[tuple[int, Array]]:
-    """Copy a flat buffer into arrays, multiplied by ``scale`` and cast to theirs; see `pack`."""
+    """Copy a flat buffer into arrays, multiplied by ``scale`` and cast to their dtypes.
+
+    For the arguments and the result, see :func:`pack`.
+    """
     return _launch('unpack', buffer, placed, scale)
 
 
 def source(itemsize: int) -> str:
-    """Return the CUDA source for buffers whose elements have that size in bytes."""
+    """Return the CUDA source for buffers whose elements have the given size in bytes."""
     return f'#include <cuda_fp16.h>\ntypedef {_ELEMENTS[itemsize]} Element;\n{_KERNELS}'
 
 
@@ -175,7 +178,7 @@ class Tables:
     A table is valid only for kernels on the stream that uploaded it.
 
     Args:
-        n_bytes: Maximum total size.
+        n_bytes: The maximum total size.
     """
 
     def __init__(self, n_bytes: int) -> None:
@@ -187,9 +190,9 @@ class Tables:
         """Return the number of pieces and the table on the device.
 
         Args:
-            device: Number of the device.
-            stream: Address of the stream.
-            arrays: As for `pieces`.
+            device: The number of the device.
+            stream: The address of the stream.
+            arrays: Same as for :func:`pieces`.
         """
         key = device, stream, arrays
         with self._lock:
@@ -218,7 +221,7 @@ def _upload(arrays: Sequence[_Address]) -> tuple[int, Array]:
 
 
 def _memory(table: tuple[int, Array]) -> int:
-    """Size of a table in bytes; CuPy's pool allocates at least 512."""
+    """Return the size of a table in bytes; CuPy's pool allocates at least 512."""
     return max(512, table[1].nbytes)
 
 

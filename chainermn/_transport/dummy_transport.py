@@ -1,4 +1,4 @@
-"""The dummy transport packs and unpacks gradients but sends none, to measure the rest of a step."""
+"""A transport that packs and unpacks gradients but sends none, to measure the rest of a step."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from chainermn._types import Array
 
 
 class DummyTransport(SharedMemoryTransport):
-    """Each rank keeps its own gradients; all other operations send data."""
+    """Leaves each rank its own gradients. All other operations send data."""
 
     averages: ClassVar[bool] = False
 

@@ -24,7 +24,7 @@ _OTHER_NAMES = {'sum': ('add',), 'prod': ('product', 'multiply', 'mul'),
 
 
 def check_op(op: object, dtype: np.dtype | None = None) -> None:
-    """Raise if the operation is unknown, or not defined for arrays of that dtype."""
+    """Raise an error if the operation is unknown, or not defined for arrays of a dtype."""
     if not (isinstance(op, str) and op in OPS):
         text = ' '.join(re.sub(' at 0x[0-9a-f]+', '', repr(op)).split())  # the same on all ranks
         raise ValueError(f'op must be one of {", ".join(map(repr, OPS))}, not {text}'
@@ -35,7 +35,7 @@ def check_op(op: object, dtype: np.dtype | None = None) -> None:
 
 
 def _instead_of(op: object) -> str:
-    """Return the replacement of a name or object of another library."""
+    """Return advice on what to pass instead of a name or object from another library."""
     if isinstance(op, MPI.Op):
         op = next((name for name in OPS if op == getattr(MPI, name.upper())), op)
     if hasattr(op, 'shape'):
@@ -53,15 +53,15 @@ def _instead_of(op: object) -> str:
 
 def combined(x: Array, op: str, prepared: Prepare, combine: Callable[..., Array], *args: object
              ) -> Array:
-    """Reduce arrays of any dtype by a function that may round and compare differently.
+    """Reduce arrays of any dtype with a function that may round and compare differently.
 
     Args:
         x: This rank's array.
         op: The operation.
-        prepared: Converts the array; an error is raised on all ranks.
-        combine: Reduces the arrays of all ranks: ``combine(x, op, *args)``. For ``'max'`` and
-            ``'min'`` it gets floats as integers, and never float16. It may return ``None``, as on
-            ranks without a result.
+        prepared: Function that calls a conversion of the array; its error is raised on all ranks.
+        combine: Function that reduces the arrays of all ranks: ``combine(x, op, *args)``. It never
+            gets float16 arrays and, for ``'max'`` and ``'min'``, it gets floats as integers. It may
+            return ``None`` on ranks without a result.
     """
     if x.dtype.kind == 'f':
         if x.dtype == np.float16:
@@ -75,15 +75,15 @@ def combined(x: Array, op: str, prepared: Prepare, combine: Callable[..., Array]
             if y is None:
                 return None
             y = _flipped(y).view(x.dtype)
-            return y if x.ndim == 1 else y.reshape(x.shape)  # a part has its own length
+            return y if x.ndim == 1 else y.reshape(x.shape)  # a part has a different length
     return combine(x, op, *args)
 
 
 def _ordered_bits(x: Array, op: str) -> Array:
-    """Return floats as integers in the same order; ``op`` keeps NaN, as its extreme value.
+    """Return floats as integers in the same order. NaN becomes the value that ``op`` prefers.
 
-    MPI's comparison of NaNs, and of 0.0 with -0.0, depends on the order of the ranks, and may give
-    different results on them.
+    The results of MPI's comparisons of NaNs, and of 0.0 with -0.0, depend on the order of the ranks
+    and may differ between ranks.
     """
     nan = x.dtype.type(np.nan if op == 'max' else -np.nan)
     x = chainer.backend.get_array_module(x).where(x == x, x, nan)
@@ -91,6 +91,6 @@ def _ordered_bits(x: Array, op: str) -> Array:
 
 
 def _flipped(bits: Array) -> Array:
-    """Reverse the order of negative numbers; its own inverse."""
+    """Reverse the order of negative numbers. The function is its own inverse."""
     info = np.iinfo(bits.dtype)
     return bits ^ ((bits >> (info.bits - 1)) & info.max)

@@ -1,8 +1,8 @@
-"""Means of compressed arrays: only encoded arrays are sent; the means are bitwise identical.
+"""Means of compressed arrays: only encoded arrays are sent; all ranks get bitwise identical means.
 
-If a compressor is elementwise, each rank averages one slice, and sends two encoded arrays
-regardless of the number of ranks. Otherwise each rank receives the encoded arrays of all ranks,
-and averages them in rank order.
+If a compressor is elementwise, each rank averages one slice and sends as much data as two encoded
+arrays have, regardless of the number of ranks. Otherwise, each rank receives the encoded arrays of
+all ranks and averages them in rank order.
 """
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def by_mpi(mpi_comm: MPI.Intracomm, codec: Codec, encoded: Array, size: int, dty
     Collective: every rank calls it.
 
     Args:
-        mpi_comm: The ranks.
-        codec: The compressor of this rank.
+        mpi_comm: The communicator.
+        codec: The codec of this rank.
         encoded: The encoded array of this rank.
         size: The number of elements of the original array, and of the mean.
         dtype: The dtype of the mean.
-        prepared: Allocates; an error is raised on all ranks.
+        prepared: Function that prepares a data transfer; its error is raised on all ranks.
     """
     device = array_buffers.on_device(encoded)
     if not is_elementwise(codec.compressor):

@@ -1,8 +1,9 @@
 """Frees unreferenced communicators when the next one is created.
 
-MPI is limited to about 2,000 communicators, and freeing one is collective, so a garbage collector
-cannot do it. Each rank records which of its communicators are unreferenced. When a communicator
-is created, its ranks compare these records and free communicators unreferenced on all their ranks.
+MPI is limited to about 2,000 communicators, and freeing one is collective, so the garbage collector
+cannot do it. Each rank records which of its communicators are unreferenced. When a communicator is
+created, its ranks compare these records and free the communicators that are unreferenced on all of
+their ranks.
 """
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from chainermn._diagnostics.flight_recorder import Key, MessageRecord
 from chainermn._process import runtime
 from chainermn._process.mpi import MPI
 
-#: Garbage is collected once this many more communicators are held than before.
+#: Garbage is collected once this many more communicators are open than after the last collection.
 _COLLECT_EVERY = 16
 
 
@@ -25,7 +26,7 @@ class _Resources(NamedTuple):
 
     free: list[Callable[[], object]]  # collective
     pending: Callable[[], Sequence[str]]  # the messages that may still be in flight
-    messages: MessageRecord  # other ranks may wait for them: kept for the deadlock detector
+    messages: MessageRecord  # for the deadlock detector: other ranks may wait for them
 
 
 class _Communicators(runtime.ProcessState):
@@ -34,7 +35,7 @@ class _Communicators(runtime.ProcessState):
     def __init__(self) -> None:
         self.held: dict[Key, _Resources] = {}
         self.unreferenced: set[Key] = set()
-        self.collect_at = _COLLECT_EVERY  # number of held communicators
+        self.collect_at = _COLLECT_EVERY  # number of open communicators
 
 
 def hold(owner: object, key: Key, free: list[Callable[[], object]],
@@ -42,11 +43,12 @@ def hold(owner: object, key: Key, free: list[Callable[[], object]],
     """Record the resources to free once ``owner``, a part of a communicator, is unreferenced.
 
     Args:
-        owner: Must not be reachable from the other arguments.
+        owner: The part of the communicator. It must not be reachable from the other arguments.
         key: The key of the communicator.
-        free: Called in this order, on all ranks; the list may still grow.
-        pending: Returns the messages that must be received before the communicator is freed.
-        messages: Its flight record of messages.
+        free: Functions that are called in this order, on all ranks. The list may still grow.
+        pending: Function that returns the messages that must be received before the communicator
+            is freed.
+        messages: The communicator's flight record of messages.
     """
     communicators = runtime.get(_Communicators)
     communicators.held[key] = _Resources(free, pending, messages)
@@ -59,10 +61,10 @@ def release(key: Key) -> None:
 
 
 def unreferenced(ranks: Sequence[int]) -> set[Key]:
-    """Return the communicators within these ranks that are unreferenced on this rank.
+    """Return the communicators within some ranks that are unreferenced on this rank.
 
     Args:
-        ranks: Ranks in COMM_WORLD, which will create a communicator.
+        ranks: The ranks in COMM_WORLD that are about to create a communicator.
     """
     communicators = runtime.get(_Communicators)
     held, dropped = communicators.held, communicators.unreferenced
@@ -81,12 +83,12 @@ def free(ranks: Sequence[int], rank: int, by_rank: Sequence[set[Key]]) -> None:
     Collective: every rank calls it.
 
     Args:
-        ranks: Ranks in COMM_WORLD.
-        rank: The index of this rank.
-        by_rank: What :func:`unreferenced` returned on each of them.
+        ranks: The ranks in COMM_WORLD.
+        rank: The index of this rank in ``ranks``.
+        by_rank: The result of :func:`unreferenced` on each rank.
     """
     communicators = runtime.get(_Communicators)
-    # A constructor may have created another communicator since, which has freed some.
+    # Since then, a constructor may have created another communicator, which freed some.
     for key in sorted(by_rank[rank] & communicators.held.keys()):
         of_key = set(key[1])
         if all(key in dropped for each, dropped in zip(ranks, by_rank, strict=True)
@@ -115,13 +117,13 @@ def duplicates(mpi_comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm]:
 
 @contextlib.contextmanager
 def limit_errors(mpi_comm: MPI.Intracomm) -> Iterator[None]:
-    """Explain the error if the limit of MPI is reached, which MPI raises on all ranks."""
+    """Explain the error that MPI raises on all ranks when its limit is reached."""
     try:
         yield
     except MPI.Exception as error:
         counts = mpi_comm.allgather(len(runtime.get(_Communicators).held))
         raise RuntimeError(
-            f'MPI cannot create another communicator; ChainerMN holds {counts} (by rank). Call '
-            'finalize() on unused communicators, on all of their ranks, or drop all references '
-            'to them.'
+            f'MPI cannot create another communicator. ChainerMN has {counts} open communicators '
+            '(listed by rank). Call finalize() on unused communicators, on all of their ranks, or '
+            'drop all references to them.'
         ) from error

@@ -1,4 +1,4 @@
-"""The transport on MPI, which all others derive from."""
+"""The MPI-based transport, from which all others derive."""
 from __future__ import annotations
 
 import functools
@@ -18,21 +18,22 @@ from chainermn._types import Array
 
 _FLOATS = {np.dtype(np.float32), np.dtype(np.float64)}
 
-#: Size in bytes from which shared memory is faster: more steps, but less copying.
+#: The size in bytes from which shared memory is faster: it takes more steps, but copies less.
 LARGE = 64 * 1024
 
-#: The largest size in bytes of an array that is sent together with others.
+#: The maximum size in bytes of an array that is sent together with others.
 _SMALL = 16 * 1024
 
 
 class MpiTransport:
     """Moves arrays between the ranks of a communicator, after the consistency check.
 
-    It uses MPI, for arrays on the host and on a device, with one all-reduce per gradient, or for
-    several small ones. Arrays on a device are staged on the host unless MPI is CUDA-aware.
+    It uses MPI for arrays on the host and on devices, with one all-reduce for each large gradient
+    and for each group of small gradients. Arrays on a device are staged on the host unless MPI is
+    CUDA-aware.
 
-    Derive a custom transport from this class, and override the methods that it can do faster: often
-    just :meth:`mean`.
+    To write a custom transport, derive it from this class and override the methods that it can make
+    faster; often, :meth:`mean` is enough.
 
     Example:
         >>> from mpi4py import MPI
@@ -47,13 +48,13 @@ class MpiTransport:
         >>> comm = SumCommunicator(MPI.COMM_WORLD)
     """
 
-    #: Whether gradients are averaged over the ranks; otherwise debug mode checks nothing.
+    #: Whether gradients are averaged over the ranks; otherwise, debug mode checks nothing.
     averages: ClassVar[bool] = True
     #: Whether models must be on a device; see :meth:`requirements`.
     needs_device: ClassVar[bool] = False
     #: Whether a model may be on a device on some ranks and on the host on others.
     allows_mixed_devices: ClassVar[bool] = True
-    #: Whether the queue of gradients works on a device, so that double buffering helps.
+    #: Whether gradients on a device are averaged in the background, so that double buffering helps.
     can_overlap: ClassVar[bool] = False
     #: Whether NCCL sends the arrays that are on a device.
     has_nccl: ClassVar[bool] = False
@@ -67,13 +68,13 @@ class MpiTransport:
     def carries(self, on_device: bool) -> bool:
         """Return whether the methods for single arrays accept arrays on a device, or on the host.
 
-        MPI carries all other arrays, and arrays that are on a device on some ranks only.
+        All other arrays are sent by MPI, and so are arrays that are on a device on some ranks only.
         """
         return True
 
     def requirements(self, paths: Sequence[str], arrays: ArrayList, for_mean: bool
                      ) -> dict[str, str]:
-        """Check the arrays of a model that must be on a device, before they are exchanged.
+        """Check the arrays of a model that must be on a device, before they are sent.
 
         Args:
             paths: The path of each array.
@@ -84,20 +85,20 @@ class MpiTransport:
             Properties besides paths, dtypes and shapes that must be the same on all ranks, by name.
 
         Raises:
-            TypeError, ValueError: If this transport cannot exchange one of the arrays.
+            TypeError, ValueError: If this transport cannot send one of the arrays.
         """
         return {}
 
     def connect(self) -> None:
-        """Allocate resources, which otherwise happens in the first exchange. MPI needs none.
+        """Allocate resources now instead of in the first operation. MPI needs none.
 
         Collective: every rank calls it.
         """
 
     def set_passive_wait(self, passive: bool) -> None:
-        """Select how to wait for other ranks: passively, or polling continuously.
+        """Select how to wait for other ranks: passively, or by polling continuously.
 
-        Here, the MPI library decides.
+        With MPI, the library decides, so this has no effect.
         """
 
     def free(self) -> None:
@@ -110,7 +111,7 @@ class MpiTransport:
 
     def groups(self, arrays: ArrayList, results: Sequence[Array] | None
                ) -> Sequence[tuple[Sequence[Array], Sequence[Array]]]:
-        """Group arrays of one dtype that share a buffer; the same on all ranks."""
+        """Group arrays of one dtype that share a buffer. The groups are the same on all ranks."""
         return [([x], [y]) for x, y in zip(
             arrays, arrays if results is None else results, strict=True)]
 
@@ -119,8 +120,8 @@ class MpiTransport:
 
         Args:
             arrays: Floating-point arrays, of the same dtypes and shapes on all ranks.
-            results: Arrays for the means; by default ``arrays``. Otherwise ``arrays`` do not
-                change.
+            results: Arrays for the means, or ``None`` for ``arrays`` themselves. If it is not
+                ``None``, ``arrays`` do not change.
         """
         for group, targets in self._messages(arrays, results):
             self._packed_mean(group, targets)
@@ -128,11 +129,12 @@ class MpiTransport:
     def mean_for_owners(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
         """Average each array over all ranks, for its owner. Collective: every rank calls it.
 
-        A transport that only overrides :meth:`mean` averages them for all ranks.
+        In a transport that overrides only :meth:`mean`, all ranks get the means.
 
         Args:
-            arrays: As for :meth:`mean`, in place. Values on other ranks are undefined.
-            owners: The rank that needs each array. Arrays of one owner are neighbors.
+            arrays: Same as for :meth:`mean`. They are averaged in place; on ranks other than the
+                owner, the values are undefined.
+            owners: The rank that needs each array. Arrays of the same owner are adjacent.
         """
         if type(self).mean is not MpiTransport.mean:
             self.mean(arrays)
@@ -155,7 +157,7 @@ class MpiTransport:
             if is_in_place:
                 return x
             buffer = packing.pack(group, array_buffers.summed_in(x.dtype), batched)
-            # Summed in place; the array itself must not change.
+            # The buffer is summed in place, but the array itself must not change.
             return self._staged(
                 buffer.copy() if len(group) == 1 and targets[0] is not x else buffer)
 
@@ -172,7 +174,7 @@ class MpiTransport:
         return array_buffers.to_buffer(buffer)
 
     def _sum(self, staged: Array, on_device: bool) -> Array:
-        """Return the sum of the flat buffers of all ranks; may overwrite the buffer."""
+        """Return the sum of the flat buffers of all ranks. This may overwrite the buffer."""
         self.mpi_comm.Allreduce(MPI.IN_PLACE, staged)
         return array_buffers.from_buffer(staged, staged.shape, on_device)
 
@@ -210,7 +212,7 @@ class MpiTransport:
 
         Args:
             arrays: Arrays of the same dtypes and shapes on all ranks.
-            owners: The rank with the data of each array. Arrays of one owner are neighbors.
+            owners: The rank with the data of each array. Arrays of the same owner are adjacent.
         """
         if type(self).bcast_arrays is MpiTransport.bcast_arrays:
             self._copy_arrays(arrays, owners)
@@ -229,7 +231,7 @@ class MpiTransport:
 
     def _messages(self, arrays: ArrayList, results: Sequence[Array] | None
                   ) -> Sequence[tuple[Sequence[Array], Sequence[Array]]]:
-        """Return the groups; if each has one array, with small host arrays of one dtype together.
+        """Return the groups. If each has one array, combine small host arrays of one dtype.
 
         Copying such arrays takes less time than sending them one by one.
         """
@@ -252,7 +254,7 @@ class MpiTransport:
 
     def bcast(self, x: Array, shape: tuple[int, ...], dtype: np.dtype, on_device: bool, root: int
               ) -> Array:
-        """Return the array of the root, of that shape and dtype; on the root ``x``."""
+        """Return the root's array, of the given shape and dtype; on the root, return ``x``."""
         buffer = self.group.prepared(dtype.itemsize * math.prod(shape), lambda: (
             array_buffers.to_buffer(x) if self.rank == root else
             array_buffers.new_buffer(shape, dtype, on_device)))
@@ -278,9 +280,10 @@ class MpiTransport:
 
     def scatter(self, xs: Sequence[Array], shape: tuple[int, ...], dtype: np.dtype,
                 on_device: bool, homogeneous: bool, root: int) -> Array:
-        """Return the array of the root for this rank, of that shape and dtype.
+        """Return the root's array for this rank, of the given shape and dtype.
 
-        ``xs`` is empty on the other ranks. ``homogeneous``: all arrays have the same shape.
+        ``xs`` is empty on the other ranks. ``homogeneous`` means that all arrays have the same
+        shape.
         """
         scatter = self.mpi_comm.Scatter if homogeneous else self.mpi_comm.Scatterv
         nbytes = dtype.itemsize * math.prod(shape) * self.size if homogeneous else None
@@ -296,9 +299,9 @@ class MpiTransport:
 
     def alltoall(self, xs: Sequence[Array], shapes: Sequence[tuple[int, ...]], homogeneous: bool
                  ) -> tuple[Array, ...]:
-        """Return the array of each rank for this rank, of those shapes.
+        """Return each rank's array for this rank, of the given shapes.
 
-        ``homogeneous``: all arrays of all ranks have the same shape.
+        ``homogeneous`` means that all arrays on all ranks have the same shape.
         """
         x = xs[0]
         nbytes = x.nbytes * self.size if homogeneous else None
@@ -311,7 +314,7 @@ class MpiTransport:
         return received.arrays()
 
     def allgather(self, x: Array, shapes: Sequence[tuple[int, ...]]) -> tuple[Array, ...]:
-        """Return the arrays of all ranks, of those shapes."""
+        """Return the arrays of all ranks, of the given shapes."""
         sent, received = self._gathered(x, shapes, True)
         assert received is not None
         if received.homogeneous:
@@ -323,8 +326,8 @@ class MpiTransport:
     def allreduce(self, x: Array, op: str, out: Array | None = None) -> Array:
         """Return the reduction of the arrays of all ranks.
 
-        It is in ``out`` if that is a C-ordered host array of the right dtype: ``x`` itself, or
-        an array that shares no memory with ``x``.
+        The result is in ``out`` if that is a C-ordered host array of the right dtype. ``out`` must
+        be ``x`` itself, or an array that shares no memory with ``x``.
         """
         if type(x) is np.ndarray and array_buffers.is_direct(x):
             y = self.group.prepared(x.nbytes, lambda: (
@@ -351,7 +354,7 @@ class MpiTransport:
         return array_buffers.from_buffer(y, x.shape, array_buffers.on_device(x))
 
     def reduce_scatter(self, x: Array, op: str, sizes: Sequence[int]) -> Array:
-        """Return this rank's part, of the given sizes, of the reduction of flat arrays."""
+        """Reduce flat arrays and return this rank's part. ``sizes`` has the size of each part."""
         sent, y = self.group.prepared(
             x.nbytes, lambda: (array_buffers.to_buffer(x), _new(sizes[self.rank], x)))
         self.mpi_comm.Reduce_scatter(sent, y, sizes, mpi_op(x.dtype, op))
@@ -364,7 +367,7 @@ def _new(size: int, x: Array) -> Array:
 
 @functools.cache
 def mpi_op(dtype: np.dtype, op: str) -> MPI.Op:
-    """Return the operation of MPI for arrays of a dtype."""
+    """Return the MPI operation for arrays of a dtype."""
     if dtype == np.bool_:
         return {'sum': MPI.LOR, 'prod': MPI.LAND, 'max': MPI.LOR, 'min': MPI.LAND}[op]
     return {'sum': MPI.SUM, 'prod': MPI.PROD, 'max': MPI.MAX, 'min': MPI.MIN}[op]

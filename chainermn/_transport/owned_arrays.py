@@ -12,14 +12,15 @@ from chainermn._transport.base import Group
 from chainermn._transport.topology import Topology
 from chainermn._types import Array
 
-#: Bytes of a chunk: large enough to amortize latency.
+#: The size of a chunk in bytes: large enough to amortize latency.
 CHUNK = 8 * 2**20
 
 
 def sends_least(topology: Topology) -> bool:
-    """Return whether messages between all ranks send the least between nodes.
+    """Return whether direct messages between all ranks minimize the traffic between nodes.
 
-    With several ranks on each node, MPI first reduces and broadcasts within the nodes.
+    With several nodes and several ranks per node, MPI's collectives send less, because they first
+    reduce and broadcast within each node.
     """
     return topology.inter_size in (1, len(topology.nodes))
 
@@ -32,20 +33,20 @@ def average(mpi_comm: MPI.Intracomm, group: Group, arrays: ArrayList, owners: tu
 
 
 def copy(group: Group, arrays: ArrayList, owners: tuple[int, ...]) -> None:
-    """Copy each array of its owner to all ranks; see :meth:`MpiTransport.copy_arrays`."""
+    """Copy each array from its owner to all ranks; see :meth:`MpiTransport.copy_arrays`."""
     for chunk in _chunks(group.tagged_comm.size, arrays, owners):
         _gather(group, chunk)
 
 
 def _chunks(size: int, arrays: ArrayList, owners: tuple[int, ...]) -> Iterator[list[list[Array]]]:
-    """Yield chunks of arrays of one dtype: the parts of each rank.
+    """Yield chunks of arrays of one dtype, each as the parts of each rank.
 
-    Once the next one is asked for, changes are in the arrays.
+    Once the iterator is exhausted, changes to the parts are also in arrays that are not contiguous.
     """
     for group, of_group in arrays.by_owner(owners):
         length = max(CHUNK // group[0].dtype.itemsize, 2 * size)
         flat = [array.reshape(-1) for array in group]
-        for chunk in owned_parts.dealt(
+        for chunk in owned_parts.assigned(
                 tuple(array.size for array in flat), tuple(of_group), tuple(range(size)), length):
             yield [[flat[part.array][part.start:part.stop] for part in parts] for parts in chunk]
         for array, copy in zip(group, flat, strict=True):
@@ -54,7 +55,7 @@ def _chunks(size: int, arrays: ArrayList, owners: tuple[int, ...]) -> Iterator[l
 
 
 def _counts(chunk: Sequence[Sequence[Array]]) -> list[int]:
-    """Return the number of elements of each rank."""
+    """Return the number of elements for each rank."""
     return [sum(part.size for part in of_rank) for of_rank in chunk]
 
 
@@ -89,7 +90,7 @@ def _gather(group: Group, chunk: Sequence[Sequence[Array]]) -> None:
         return array_buffers.to_buffer(buffer)
 
     buffer = group.prepared(starts[-1] * some.dtype.itemsize, pack)
-    # Allgatherv of MPICH takes three times as long over TCP.
+    # MPICH's Allgatherv takes three times as long over TCP.
     data = {other: array_buffers.raw(buffer[place]) for other, place in enumerate(places)
             if counts[other]}
     others = [(rank + shift) % size for shift in range(1, size)]

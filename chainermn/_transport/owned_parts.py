@@ -1,6 +1,6 @@
 """Assigns arrays, each owned by a rank, to chunks: every rank has a share of each chunk.
 
-So all nodes send and receive at the same time, instead of one after the other.
+So all nodes send and receive at the same time instead of one after the other.
 """
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def fits(nodes: Sequence[int], length: int) -> bool:
 
     Args:
         nodes: The node of each rank.
-        length: The greatest number of elements of a chunk.
+        length: The maximum number of elements in a chunk.
     """
     return 2 * _ranks_by_node(nodes) <= length
 
 
 @functools.lru_cache(maxsize=64)
-def dealt(sizes: tuple[int, ...], owners: tuple[int, ...], nodes: tuple[int, ...], length: int
-          ) -> list[list[list[Part]]]:
-    """Deal arrays to chunks.
+def assigned(sizes: tuple[int, ...], owners: tuple[int, ...], nodes: tuple[int, ...], length: int
+             ) -> list[list[list[Part]]]:
+    """Assign arrays to chunks.
 
     Args:
         sizes: The number of elements of each array.
         owners: The rank to which each array belongs.
         nodes: The node of each rank.
-        length: The greatest number of elements of a chunk, which :func:`fits`.
+        length: The maximum number of elements in a chunk. It must pass :func:`fits`.
 
     Returns:
-        For each chunk, the parts of each rank, in the order of the arrays. Those of a node are at
-        most ``length`` elements, divided by the number of nodes.
+        For each chunk, the parts of each rank, in the order of the arrays. The parts of a node have
+        at most ``length`` elements, divided by the number of nodes.
     """
     alignment = _ALIGNMENT if fits(nodes, length // _ALIGNMENT) else 1
     ranks_of = collections.Counter(nodes)
@@ -64,7 +64,7 @@ def dealt(sizes: tuple[int, ...], owners: tuple[int, ...], nodes: tuple[int, ...
 
 
 def _ranks_by_node(nodes: Sequence[int]) -> int:
-    """Return the number of ranks if all nodes had as many as the largest one."""
+    """Return the number of ranks that there would be if all nodes were as large as the largest."""
     ranks_of = collections.Counter(nodes)
     return max(ranks_of.values()) * len(ranks_of)
 
@@ -73,8 +73,8 @@ def _cut(arrays: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[list[Pa
     """Cut arrays, laid end to end, at ``ends``; return the parts before each.
 
     Args:
-        arrays: The number of each array, and of its elements.
-        ends: Not descending; the last one is the number of all elements.
+        arrays: The number and the size of each array.
+        ends: Positions in ascending order, possibly repeated; the last one is the total size.
     """
     found: list[list[Part]] = [[] for _ in ends]
     starts = itertools.accumulate((size for _, size in arrays), initial=0)

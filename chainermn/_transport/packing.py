@@ -1,4 +1,4 @@
-"""Packs several arrays into one flat buffer, and unpacks them; buffers of collectives."""
+"""Packs several arrays into one flat buffer and unpacks them; buffers for collectives."""
 from __future__ import annotations
 
 import itertools
@@ -21,9 +21,10 @@ def pack(arrays: Sequence[Array], dtype: np.dtype | None = None, batched: bool =
 
     Args:
         arrays: At least one array.
-        dtype: Dtype of the result; by default the dtype of the first array.
-        batched: Whether a device copies all arrays together; they must be floating-point.
-        scale: Multiplies the elements before rounding.
+        dtype: The dtype of the result, or ``None`` for the dtype of the first array.
+        batched: Whether a single kernel copies all arrays on a device, which must be
+            floating-point.
+        scale: The factor for the elements, applied before rounding.
     """
     dtype = arrays[0].dtype if dtype is None else dtype
     xp = chainer.backend.get_array_module(arrays[0])
@@ -64,9 +65,10 @@ def unpack(buffer: Array, arrays: Sequence[Array], scale: float | None = None,
 
 
 def unpacked(buffer: Array, arrays: Sequence[Array], batched: bool = False) -> list[Array]:
-    """Return the parts of a flat array as arrays of the shapes and dtypes of ``arrays``.
+    """Return the parts of a flat array as arrays with the shapes and dtypes of ``arrays``.
 
-    Parts of the dtype of the buffer are views of it, unless a device copies all parts together.
+    Parts that have the dtype of the buffer are views of it, unless a single kernel copies all parts
+    on a device.
     """
     if batched and array_buffers.on_device(buffer) and any(
             array.dtype != buffer.dtype for array in arrays):
@@ -80,7 +82,7 @@ def unpacked(buffer: Array, arrays: Sequence[Array], batched: bool = False) -> l
 
 
 def parts(buffer: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
-    """Return the parts of a flat array as views of these shapes."""
+    """Return the parts of a flat array as views with the given shapes."""
     ends = itertools.accumulate(map(math.prod, shapes), initial=0)
     return [buffer[start:end].reshape(shape)
             for (start, end), shape in zip(itertools.pairwise(ends), shapes, strict=True)]
@@ -93,7 +95,7 @@ class PackedArrays:
                  buffer: Array | None = None) -> None:
         self._shapes = shapes
         self._device = device
-        #: Whether all shapes are equal, so that collectives without counts can be used.
+        #: Whether all shapes are the same, so that collectives without counts can be used.
         self.homogeneous = shapes.count(shapes[0]) == len(shapes)
         if buffer is None:
             size = len(shapes) * math.prod(shapes[0]) if self.homogeneous else sum(
@@ -103,7 +105,7 @@ class PackedArrays:
 
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> PackedArrays:
-        """Pack arrays to be sent."""
+        """Pack arrays in order to send them."""
         return cls([array.shape for array in arrays], arrays[0].dtype, False,
                    array_buffers.to_buffer(pack(arrays)))
 

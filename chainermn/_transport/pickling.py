@@ -33,7 +33,7 @@ def dump(obj: Object) -> tuple[bytes, Sequence[Buffer]]:
         TypeError: If the object cannot be pickled.
     """
     try:
-        # mpi4py's pickle, which a program may have replaced by another library's.
+        # mpi4py's pickle, which user code may have replaced with another library's.
         if type(obj) in _PLAIN:
             return MPI.pickle.dumps(obj), ()  # takes half the time of dumps_oob
         stream, buffers = MPI.pickle.dumps_oob(obj)
@@ -47,7 +47,8 @@ def dump(obj: Object) -> tuple[bytes, Sequence[Buffer]]:
 class Pickled:
     """A pickled object.
 
-    Objects are pickled before the consistency check, so that all ranks raise if pickling fails.
+    Objects are pickled before the consistency check, so that all ranks raise an error if pickling
+    fails.
 
     Raises:
         TypeError: If the object cannot be pickled.
@@ -77,7 +78,7 @@ def messages(stream: bytes, buffers: Sequence[Buffer]) -> Iterator[np.ndarray]:
 
 
 def _parts(stream: bytes, buffers: Sequence[Buffer]) -> list[np.ndarray]:
-    parts = cast('list[bytes]', [stream, *buffers])  # or buffers of mpi4py
+    parts = cast('list[bytes]', [stream, *buffers])  # or mpi4py buffers
     return [np.frombuffer(part, np.uint8) for part in parts]
 
 
@@ -92,14 +93,15 @@ def load(stream: Buffer, buffers: Sequence[Buffer], source: int, rank: int) -> O
     Args:
         stream: The stream.
         buffers: The out-of-band buffers.
-        source: The rank that pickled it, for errors.
+        source: The rank that pickled the object, for errors.
         rank: This rank.
 
     Raises:
-        Exception: Of the type that unpickling raises, or its nearest built-in base.
+        Exception: An error of the type that unpickling raised, or of its nearest built-in base
+            class.
     """
     try:
-        # Calling it without the keyword is faster.
+        # Without the keyword, the call is faster.
         return _loads(stream, buffers=buffers) if buffers else _loads(stream)
     except Exception as error:  # unpickling runs code of the object
         raise RemoteError.of('', error).error(

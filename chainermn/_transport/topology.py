@@ -1,4 +1,4 @@
-"""The topology: intra and inter ranks from the place of each rank."""
+"""The topology of a job: intra and inter ranks, derived from the host and cores of each rank."""
 from __future__ import annotations
 
 import collections
@@ -14,18 +14,18 @@ class Place(NamedTuple):
     """The host and cores of a rank."""
 
     host: str
-    cores: int  # on which it may run: bit n is core n
+    cores: int  # the cores on which it may run, as a bit mask
 
 
 class Topology(NamedTuple):
-    """The ranks of each node, as one rank sees them."""
+    """The distribution of the ranks over nodes, from the view of one rank."""
 
     intra_rank: int
     intra_size: int
     inter_rank: int
     inter_size: int
     nodes: tuple[int, ...]  # the node of each rank
-    is_crowded: bool  # whether the ranks of a node may run on fewer cores than there are ranks
+    is_oversubscribed: bool  # whether a node has more ranks than cores on which they may run
 
     @property
     def smallest_node(self) -> int:
@@ -33,33 +33,33 @@ class Topology(NamedTuple):
         return min(collections.Counter(self.nodes).values())
 
 
-class _Crowd(runtime.ProcessState):
+class _Oversubscription(runtime.ProcessState):
     """Records whether the ranks of a communicator of this process share cores."""
 
     def __init__(self) -> None:
-        self.is_crowded = False
+        self.is_oversubscribed = False
 
 
-def note_crowd(topology: Topology) -> bool:
-    """Return whether this rank shares its cores with ranks of this or an earlier communicator."""
-    crowd = runtime.get(_Crowd)
-    crowd.is_crowded |= topology.is_crowded
-    return crowd.is_crowded
+def note_oversubscription(topology: Topology) -> bool:
+    """Return whether the ranks of this or an earlier communicator share cores; record it."""
+    noted = runtime.get(_Oversubscription)
+    noted.is_oversubscribed |= topology.is_oversubscribed
+    return noted.is_oversubscribed
 
 
 def here() -> Place:
-    """Return the place of this rank."""
+    """Return the host and cores of this rank."""
     return Place(MPI.Get_processor_name(), sum(1 << core for core in cores()))
 
 
 def of(rank: int, places: Sequence[Place]) -> Topology:
-    """Return the topology for a rank, given the place of each rank.
+    """Return the topology from the view of a rank, given the place of each rank.
 
-    Nodes are numbered by the lowest rank they hold.
+    Nodes are numbered in the order of their lowest ranks.
 
     >>> of(3, [Place('a', 1), Place('b', 1), Place('a', 2), Place('b', 1)])
     Topology(intra_rank=1, intra_size=2, inter_rank=1, inter_size=2, nodes=(0, 1, 0, 1), \
-is_crowded=True)
+is_oversubscribed=True)
     """
     numbers: dict[str, int] = {}
     nodes = tuple(numbers.setdefault(host, len(numbers)) for host, _ in places)
@@ -72,7 +72,7 @@ is_crowded=True)
 
 
 def discover(mpi_comm: MPI.Intracomm) -> Topology:
-    """Exchange the places of all ranks. Collective: every rank calls it."""
+    """Gather the places of all ranks; return the topology. Collective: every rank calls it."""
     return of(mpi_comm.rank, mpi_comm.allgather(here()))
 
 

@@ -1,4 +1,4 @@
-"""Advice on objects that are not NumPy or CuPy arrays."""
+"""Advice for objects that are not NumPy or CuPy arrays."""
 from __future__ import annotations
 
 import chainer
@@ -7,9 +7,9 @@ import numpy as np
 from chainermn._operations import call
 from chainermn._operations.table import BY_NAME
 
-#: By the package of a class: how to make an array of its objects.
+#: Advice on how to convert an object to an array, by the package of its class.
 _CONVERSIONS = {
-    'torch': 'pass x.detach().cpu().numpy(), and make a tensor of the result with torch.from_numpy',
+    'torch': 'pass x.detach().cpu().numpy(), and convert the result with torch.from_numpy',
     'tensorflow': 'pass x.numpy()',
     'jax': 'pass numpy.asarray(x)',
     'jaxlib': 'pass numpy.asarray(x)',
@@ -37,7 +37,7 @@ def described(x: object) -> str:
 
 
 def advice_for(dtype: np.dtype) -> str:
-    """Return advice on an array of a dtype that cannot be exchanged, for an error."""
+    """Return advice for an error about an array whose dtype cannot be sent."""
     if dtype.names is not None:
         return (f'. Send each field, such as x[{dtype.names[0]!r}], or use '
                 f'{_object_operation()}(x)')
@@ -47,7 +47,7 @@ def advice_for(dtype: np.dtype) -> str:
 
 
 def _object_operation() -> str:
-    """Return the name of the operation for objects that is like the current one."""
+    """Return the name of the operation for objects that corresponds to the current operation."""
     name = call.outermost().removeprefix('i')
     name = 'allreduce' if name in ('reduce', 'allreduce_many', 'multi_node_mean') else name
     return f'{name}_obj' if f'{name}_obj' in BY_NAME else 'an object operation, such as bcast_obj'

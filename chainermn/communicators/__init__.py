@@ -1,4 +1,4 @@
-"""Communicators: a group of processes that exchange arrays, objects and gradients."""
+"""Communicators for groups of processes that exchange arrays, objects and gradients."""
 from __future__ import annotations
 
 import importlib
@@ -69,7 +69,7 @@ class _Options(TypedDict, total=False):
 
 
 def __getattr__(name: str) -> object:
-    """Import the module of a communicator: in ChainerMN 7 they are imported with this package."""
+    """Import the module of a communicator on first access; ChainerMN 7 imports all of them."""
     return lazy_names.attribute(__name__, name, {
         module: f'{__name__}.{module}' for module, _ in _CLASSES.values()})
 
@@ -82,27 +82,27 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
     ==================  ======  ======  ============  ==============================================
     Name                CPU     GPU     NCCL          Recommended use
     ==================  ======  ======  ============  ==============================================
-    ``auto``            yes     yes     used if here  ``pure_nccl`` if each rank can, else ``flat``
+    ``auto``            yes     yes     if available  ``pure_nccl`` if all ranks can, else ``flat``
     ``pure_nccl``               yes     required      training on GPUs
     ``flat``            yes     yes                   training on CPUs, or on GPUs without NCCL
-    ``naive``           yes     yes                   testing: averages by MPI only
-    ``non_cuda_aware``          yes     required      GPUs, NCCL only within each node
-    ``dummy``           yes     yes                   measuring: gradients are not exchanged
+    ``naive``           yes     yes                   tests; averages gradients with MPI only
+    ``non_cuda_aware``          yes     required      GPUs, with NCCL only within each node
+    ``dummy``           yes     yes                   benchmarks; does not average gradients
     ==================  ======  ======  ============  ==============================================
 
     Args:
-        communicator_name: The name; the same on all ranks.
-        mpi_comm: The ranks; by default ``mpi4py.MPI.COMM_WORLD``.
+        communicator_name: Name of the communicator; the same on all ranks.
+        mpi_comm: MPI communicator of the ranks; ``mpi4py.MPI.COMM_WORLD`` by default.
         kwargs: Options, the same on all ranks:
 
-            - allreduce_grad_dtype: Dtype in which ``pure_nccl`` exchanges gradients (float16,
-              float32 or float64); by default ``chainer.config.dtype``. Ignored by ``auto`` if it
+            - allreduce_grad_dtype: Dtype in which ``pure_nccl`` averages gradients (float16,
+              float32 or float64); ``chainer.config.dtype`` by default. Ignored by ``auto`` if it
               uses ``flat``.
             - batched_copy (bool): Whether a GPU copies all gradients to and from the buffer
               with one kernel launch; true by default.
-            - timeout (float): Seconds until an operation times out: the job is aborted with a
-              report that shows what each rank is doing. 0 disables the timeout. By default the
-              environment variable ``CHAINERMN_TIMEOUT``, or else 3600.
+            - timeout (float): Seconds until an operation times out. The job is then aborted with a
+              report that shows what each rank is doing. 0 disables the timeout. The default is the
+              value of the environment variable ``CHAINERMN_TIMEOUT``, or 3600 if it is not set.
 
     Returns:
         The communicator of this rank; see :class:`chainermn.CommunicatorBase`.
@@ -111,7 +111,7 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
         CollectiveMismatchError: If the arguments are not the same on all ranks.
         ValueError: If the name is unknown, or the communicator does not support an argument.
         TypeError: If ``mpi_comm`` is not an ``mpi4py.MPI.Intracomm``, or an argument is unknown.
-        RuntimeError: If the communicator needs CuPy or NCCL, and one of them is not available.
+        RuntimeError: If the communicator needs CuPy or NCCL, but one of them is not available.
         ImportError: If mpi4py or its MPI library is missing.
 
     Example:
@@ -123,8 +123,8 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
         import mpi4py.MPI  # noqa: F401
     except (ImportError, RuntimeError) as error:
         raise ImportError(
-            f'{error}\nchainermn needs mpi4py and an MPI library: install them with '
-            '"pip install mpi4py mpich", or use the MPI of your cluster.') from error
+            f'{error}\nchainermn needs mpi4py and an MPI library. Install them with '
+            '"pip install mpi4py mpich", or use the MPI library of your cluster.') from error
     unusable.check('create_communicator')
     watchdog.get().start()
     failure = None
@@ -144,7 +144,7 @@ class _Environment(runtime.ProcessState):
 
 
 def _warn_of_variables() -> None:
-    """Print a warning once if environment variables of ChainerMN have no effect."""
+    """Print a warning, only once, if environment variables of ChainerMN have no effect."""
     if runtime.get(_Environment).is_checked:
         return
     runtime.get(_Environment).is_checked = True
@@ -162,23 +162,23 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     """Create a communicator, or raise the same error on all ranks.
 
     Args:
-        creation: The flight record of this operation.
-        name: The name.
-        mpi_comm: The ranks.
+        creation: Flight record of this operation.
+        name: Name of the communicator.
+        mpi_comm: MPI communicator of the ranks.
         options: Options of :func:`create_communicator`.
-        failure: An error of this rank.
+        failure: Error of this rank, if any.
     """
     communicator_class, config = None, cast('dict[str, object]', options)
-    lacks_nccl = ''
+    no_nccl_reason = ''
     try:
         if isinstance(name, MPI.Comm):
-            raise TypeError('communicator_name must be a str, not an mpi4py communicator. Write '
+            raise TypeError('communicator_name must be a str, not an mpi4py communicator; write '
                             "create_communicator('flat', mpi_comm=comm)")
         environment.check_flags()
         timeouts.check_environment()
         fused_updates()  # raises an error if its value is invalid
         if name == 'auto':
-            lacks_nccl = _why_no_nccl()
+            no_nccl_reason = _why_no_nccl()
         communicator_class = _class_of('pure_nccl') if name == 'auto' else _find_class(name)
         config = _checked_config(communicator_class, config)
     except Exception as error:
@@ -186,7 +186,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     call = f'create_communicator({name!r}' + ''.join(
         f', {item}={value!r}' for item, value in sorted(config.items())) + ')'
     ranks = rank_info.gather(
-        mpi_comm, Arguments(call, failure, lacks_nccl, _has_torch(), _rounding()))
+        mpi_comm, Arguments(call, failure, no_nccl_reason, _has_torch(), _rounding()))
     arguments = [each.arguments for each in ranks if each.arguments is not None]
     calls, failures = [each.call for each in arguments], [each.failure for each in arguments]
     common = None
@@ -198,15 +198,15 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         common_error.mark_failure(common, mpi_comm.rank, failures)
         raise common
     if name == 'auto':
-        communicator_class = _select(mpi_comm.rank, [each.lacks_nccl for each in arguments])
+        communicator_class = _select(mpi_comm.rank, [each.no_nccl_reason for each in arguments])
         if communicator_class is not _class_of('pure_nccl'):
             config.pop('allreduce_grad_dtype', None)
     assert communicator_class is not None
     if len({(each.has_torch, each.rounding) for each in arguments}) > 1:
-        # PyTorch's updates would differ in rounding, and so the replicas of the model.
+        # PyTorch would round updates differently on some ranks, so the replicas would diverge.
         chainer.global_config.fused_updates = False
     elif mpi_comm.size > 1 and getattr(chainer.config, 'fused_updates', False):
-        # Replace 'auto', since PyTorch may be imported on some ranks only.
+        # Replace 'auto', because PyTorch may be imported on some ranks only.
         chainer.global_config.fused_updates = True
     with rank_info.gathered(mpi_comm, ranks):
         communicator = communicator_class(mpi_comm=mpi_comm)
@@ -214,38 +214,38 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         communicator.set_config(item, value)
     if MPI.COMM_WORLD.rank == 0:
         _warn_of_variables()
-    if mpi_comm.rank == 0:  # at the end: the warning may be an error, on this rank only
+    if mpi_comm.rank == 0:  # at the end, because a filter may turn the warning into an error
         _warn_of_different_kernels([each.has_torch for each in arguments])
     return communicator
 
 
 def _has_torch() -> bool:
-    """Return whether PyTorch's kernels compute for Chainer on this rank; does not import them."""
+    """Return whether Chainer uses PyTorch's kernels on this rank, without importing PyTorch."""
     if getattr(chainer.config, 'use_torch', 'never') == 'never':
         return False
-    # A module that is there already may lack the specification that find_spec looks for.
+    # A module that is already imported may not have the __spec__ that find_spec looks for.
     return (sys.modules.get('torch') is not None
             or importlib.util.find_spec('torch') is not None)
 
 
 def _rounding() -> str:
-    """Return how PyTorch would round updates on this rank; ``''`` if Chainer computes them."""
+    """Return how PyTorch would round updates on this rank; ``''`` if Chainer computes updates."""
     is_fused = getattr(chainer.config, 'fused_updates', False)
     return f'PyTorch {cpu.vector_instructions()}' if is_fused else ''
 
 
 def _warn_of_different_kernels(has_torch: Sequence[bool]) -> None:
-    """Warn if PyTorch's kernels compute on some ranks only; called on rank 0."""
+    """Warn if only some ranks use PyTorch's kernels; called on rank 0."""
     without = [rank for rank, has in enumerate(has_torch) if not has]
     if 0 < len(without) < len(has_torch):
         warnings.warn(
-            f"PyTorch's kernels compute on all ranks except {ranks_text(without)}, so the results "
-            'differ in rounding. Install PyTorch on all ranks, or set CHAINER_USE_TORCH=never on '
-            'all.', RuntimeWarning, stacklevel=5)
+            f"all ranks except {ranks_text(without)} use PyTorch's kernels, so the results differ "
+            'in rounding. Install PyTorch on all ranks, or set CHAINER_USE_TORCH=never on all of '
+            'them.', RuntimeWarning, stacklevel=5)
 
 
 def _find_class(name: str) -> type[MpiCommunicatorBase]:
-    """Return the class of that name, after checking its requirements."""
+    """Return the class of a communicator by its name, after checking its requirements."""
     if name in _RENAMED:
         warnings.warn(f'the communicator {name!r} is deprecated; use {_RENAMED[name]!r}',
                       DeprecationWarning, stacklevel=5)  # the caller of create_communicator
@@ -256,8 +256,8 @@ def _find_class(name: str) -> type[MpiCommunicatorBase]:
             found._check_requirements()
             return found
     advice = '' if isinstance(name, str) else (
-        ". Pass a name, and an MPI communicator by keyword: create_communicator('naive', "
-        'mpi_comm=MPI.COMM_WORLD)')
+        '. Pass a name first and the MPI communicator by keyword: '
+        "create_communicator('naive', mpi_comm=MPI.COMM_WORLD)")
     raise ValueError(f'Unrecognized communicator: "{name}"; use one of auto, '
                      f'{", ".join(_CLASSES)}{advice}')
 
@@ -269,7 +269,7 @@ def _class_of(name: CommunicatorName) -> type[MpiCommunicatorBase]:
 
 
 def _why_no_nccl() -> str:
-    """Return why ``pure_nccl`` cannot be used on this rank; '' if it can."""
+    """Return why ``pure_nccl`` cannot be used on this rank; ``''`` if it can."""
     try:
         _find_class('pure_nccl')
     except RuntimeError as error:
@@ -278,18 +278,18 @@ def _why_no_nccl() -> str:
 
 
 def _select(rank: int, reasons: Sequence[str]) -> type[MpiCommunicatorBase]:
-    """Return the class for 'auto': ``pure_nccl`` unless a rank has a reason not to use it."""
-    lacking = [each for each, reason in enumerate(reasons) if reason]
-    name = 'flat' if lacking else 'pure_nccl'
+    """Return the class for ``'auto'``: ``pure_nccl`` unless some rank cannot use it."""
+    without = [each for each, reason in enumerate(reasons) if reason]
+    name = 'flat' if without else 'pure_nccl'
     if rank == 0:
-        why = f' ({ranks_text(lacking)}: {reasons[lacking[0]]})' if lacking else ''
+        why = f' ({ranks_text(without)}: {reasons[without[0]]})' if without else ''
         logging.getLogger('chainermn').info("create_communicator('auto') uses %r%s", name, why)
     return _find_class(name)
 
 
 def _checked_config(communicator_class: type[MpiCommunicatorBase], kwargs: dict[str, Object]
                     ) -> dict[str, object]:
-    """Return the configuration items for the keyword arguments."""
+    """Check the keyword arguments of :func:`create_communicator`; return configuration items."""
     config = {'batched_copy': True, **kwargs}
     grad_dtype = config.pop('allreduce_grad_dtype', None)
     if unknown := set(config) - {'batched_copy', 'timeout'}:

@@ -1,4 +1,4 @@
-"""The interface of communicators for optimizers and functions, beyond the public operations."""
+"""The interface of communicators that optimizers and functions use beyond public operations."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from chainermn.communicators._version7 import Version7
 
 
 class Channel:
-    """Calls the public methods of ChainerMN 7, so that any communicator has it.
+    """Calls only public methods of ChainerMN 7, so it works with any communicator.
 
     Args:
         comm: The communicator.
@@ -21,28 +21,28 @@ class Channel:
 
     @property
     def can_overlap(self) -> bool:
-        """Whether the queue of gradients works on a device, so that double buffering helps."""
+        """Whether a device averages gradients in the background, so that double buffering helps."""
         return False
 
     @property
     def has_nccl(self) -> bool:
-        """Whether NCCL sends the arrays that are on a device."""
+        """Whether NCCL is used for arrays on a device."""
         return False
 
     def answer_requests(self) -> None:
-        """Answer commands such as ``chainermn top`` from now on, if there was one.
+        """Respond to commands such as ``chainermn top`` from now on, if one has been run.
 
-        Only a job with one rank needs it: it has no watchdog that would notice them.
+        Only jobs with one rank need this method, because they have no watchdog to notice commands.
         """
 
     def share_error(self, operation: str, error: Exception | None) -> None:
         """Raise the errors of all ranks on all ranks. Collective: every rank calls it.
 
-        A communicator that compares calls raises them with the next operation of each rank.
+        If the communicator compares calls, ranks without an error raise it in their next operation.
 
         Args:
             operation: Name of the failed operation, for the message.
-            error: The error of this rank, or ``None``.
+            error: Error of this rank, or ``None``.
         """
         _version7.share_error(self._comm, operation, error)
 
@@ -52,23 +52,23 @@ class Channel:
         Collective: every rank calls it.
 
         Args:
-            number: The state of this rank.
+            number: The state of this rank, as a number.
 
         Returns:
-            The numbers of all ranks, by rank.
+            The number of each rank, by rank.
         """
         return tuple(self._comm.allgather_obj(number))
 
     def join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
-        """Find out whether all ranks raised this error, and their states in ``chainermn.join``.
+        """Return the states of all ranks in ``chainermn.join`` if a consistency check failed.
 
         Args:
             error: An error that this rank raised.
 
         Returns:
             ``None`` if the error is not from a consistency check of this communicator. Otherwise
-            the number of each rank, by rank, with ``None`` for ranks that called something else;
-            empty if a rank raised an error before the check, or had exited.
+            the number of each rank, by rank, with ``None`` for ranks that called a different
+            operation. The tuple is empty if a rank raised an error before the check or has exited.
         """
         return None
 
@@ -76,30 +76,32 @@ class Channel:
                         ) -> Activation:
         """Send the output of a part of a model, for :func:`chainermn.functions.send`.
 
-        It is marked, so that a gradient is never received in place of data. Otherwise it is
-        like ``send``; ``recv`` can also receive it.
+        The message is marked, so that a gradient is never received in place of data. Otherwise,
+        this method is like ``send``, and ``recv`` can also receive the message.
 
         Args:
             data: Array, or a tuple or list of arrays.
             dest: Rank of the receiver; not this rank.
-            tag: Number from 0 to 32767; the receiver passes the same one.
+            tag: Integer from 0 to 32767; the receiver passes the same tag.
             needs_gradient: Whether :meth:`recv_gradient` will be called.
 
         Returns:
-            An object for :meth:`recv_gradient`. Its attribute ``needs_gradient`` is the argument.
+            An object for :meth:`recv_gradient`. Its attribute ``needs_gradient`` has the value of
+            the argument.
         """
         return _version7.send_activation(self._comm, data, dest, tag, needs_gradient)
 
     def recv_activation(self, source: int, tag: int) -> tuple[Arrays, Activation]:
-        """Receive a message of :meth:`send_activation` or ``send``.
+        """Receive a message that was sent with :meth:`send_activation` or ``send``.
 
         Args:
             source: Rank of the sender.
-            tag: The tag of the sender.
+            tag: The tag that the sender passed.
 
         Returns:
-            The array, or a tuple of arrays; and an object for :meth:`send_gradient`, whose
-            attribute ``needs_gradient`` tells whether the sender calls :meth:`recv_gradient`.
+            A pair. The first element is an array or a tuple of arrays. The second one is an object
+            for :meth:`send_gradient`. Its attribute ``needs_gradient`` tells whether the sender
+            will call :meth:`recv_gradient`.
 
         Raises:
             ValueError: If a gradient arrives.
@@ -131,13 +133,13 @@ class Channel:
         return self._comm.recv(activation.peer, activation.tag)
 
     def allgather_shards(self, shards: Sequence[Sequence[Array]]) -> None:
-        """Copy each rank's arrays into the same arrays of all ranks, in place.
+        """Copy each rank's arrays into the corresponding arrays of all other ranks, in place.
 
         Collective: every rank calls it.
 
         Args:
             shards: A list of arrays for each rank, with the same shapes and dtypes on all ranks.
-                The arrays of ``shards[r]`` are sent by rank r, and replaced on all others.
+                Rank r sends the arrays ``shards[r]``; all other ranks overwrite theirs.
         """
         for root, own in enumerate(shards):
             for x in own:
@@ -152,11 +154,12 @@ class Channel:
         Collective: every rank calls it.
 
         Args:
-            model: As for ``multi_node_mean_grad``.
-            zero_fill: As for ``multi_node_mean_grad``.
-            shards: For each rank, begin and end of the elements that it needs, in C order, by path
-                of the parameter; the other elements are undefined there. Every rank gets all
-                elements of a parameter that is in no shard, or in shards that overlap.
+            model: See ``multi_node_mean_grad``.
+            zero_fill: See ``multi_node_mean_grad``.
+            shards: For each rank, a dict from the path of a parameter to the start and end of the
+                elements that the rank needs, in C order. All other elements are undefined on that
+                rank. If a parameter is in no shard, or in shards that overlap, every rank gets all
+                of its elements.
         """
         self._comm.multi_node_mean_grad(model, zero_fill)
 
@@ -166,8 +169,8 @@ def with_overridden(channel: Channel, comm: Version7, cls: type) -> Channel:
 
     Args:
         channel: The channel.
-        comm: The communicator whose methods to call.
-        cls: Its class, or the class of the object that it forwards to.
+        comm: Communicator whose methods are called.
+        cls: Class of the communicator, or of the object to which it forwards calls.
 
     Returns:
         ``channel``.

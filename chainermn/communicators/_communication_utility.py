@@ -1,4 +1,4 @@
-"""Old names of functions that are now in other files; extensions such as K-FAC import them."""
+"""Functions under old names, which extensions such as K-FAC import."""
 from __future__ import annotations
 
 from mpi4py import MPI
@@ -19,7 +19,7 @@ def init_ranks(mpi_comm: MPI.Intracomm) -> tuple[int, int, int, int, int]:
     Collective: every rank calls it.
 
     Args:
-        mpi_comm: The ranks.
+        mpi_comm: MPI communicator of the ranks.
     """
     return (mpi_comm.rank, *topology.discover(mpi_comm)[:4])
 
@@ -28,9 +28,9 @@ def init_intra_mpi_comm(mpi_comm: MPI.Intracomm, intra_rank: int, inter_rank: in
     """Return an MPI communicator of the ranks of this node. Collective: every rank calls it.
 
     Args:
-        mpi_comm: The ranks.
-        intra_rank: Number of this process on its node.
-        inter_rank: Number of this node.
+        mpi_comm: MPI communicator of the ranks.
+        intra_rank: Index of this process on its node.
+        inter_rank: Index of this node.
     """
     return mpi_comm.Split(inter_rank, intra_rank)
 
@@ -41,9 +41,9 @@ def init_inter_mpi_comm(mpi_comm: MPI.Intracomm, intra_rank: int, inter_rank: in
     Collective: every rank calls it.
 
     Args:
-        mpi_comm: The ranks.
-        intra_rank: Number of this process on its node.
-        inter_rank: Number of this node.
+        mpi_comm: MPI communicator of the ranks.
+        intra_rank: Index of this process on its node.
+        inter_rank: Index of this node.
     """
     return mpi_comm.Split(intra_rank, inter_rank)
 
@@ -54,7 +54,7 @@ def init_nccl_comm(mpi_comm: MPI.Intracomm) -> NcclComm:
     Collective: every rank calls it.
 
     Args:
-        mpi_comm: The ranks.
+        mpi_comm: MPI communicator of the ranks.
     """
     group = connection.NcclGroup(mpi_comm)
     group.connect()
@@ -69,14 +69,14 @@ def inter_allreduce_gpu(inter_mpi_comm: MPI.Intracomm, size: int, gpu_buffer_a: 
     Collective: every rank calls it.
 
     Args:
-        inter_mpi_comm: The ranks.
-        size: Number to divide by.
+        inter_mpi_comm: MPI communicator of the ranks.
+        size: Number by which the sum is divided.
         gpu_buffer_a: Ignored.
-        gpu_buffer_b: The buffer; it is replaced by the mean.
+        gpu_buffer_b: The buffer; it is overwritten with the mean.
         n_bytes_buffer: Ignored.
         n_elems_per_node: Number of elements in the buffer, divided by the number of ranks.
         n_bytes_per_node: Ignored.
-        cuda_stream: The CUDA stream that writes the buffer.
+        cuda_stream: CUDA stream that writes to the buffer.
     """
     cuda_stream.synchronize()
     array = gpu_buffer_b.array((n_elems_per_node * inter_mpi_comm.size,))
@@ -92,12 +92,12 @@ def chunked_bcast_obj(obj: Object, mpi_comm: MPI.Intracomm, max_buf_len: int = 2
 
     Args:
         obj: On the root, the object. Ignored on the other ranks.
-        mpi_comm: The ranks.
-        max_buf_len: Has no effect.
-        root: The rank whose object is sent.
+        mpi_comm: MPI communicator of the ranks.
+        max_buf_len: Ignored, except that it must be valid.
+        root: Rank whose object is sent.
 
     Returns:
-        On every rank a copy of the object.
+        A copy of the object, on every rank.
 
     Raises:
         AssertionError: If ``max_buf_len`` is not between 0 and ``INT_MAX``.

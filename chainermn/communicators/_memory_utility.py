@@ -1,4 +1,4 @@
-"""Buffers and packing of parameters, under old names that extensions such as K-FAC import."""
+"""Buffers and packing of parameters under old names, which extensions such as K-FAC import."""
 from __future__ import annotations
 
 import contextlib
@@ -21,7 +21,7 @@ MpiBuffer = np.ndarray | tuple[ctypes.Array[ctypes.c_ubyte], MPI.Datatype]
 
 
 class _Allocated:
-    """A buffer of the latest size that was asked for.
+    """A buffer of the size that was last requested.
 
     Raises:
         RuntimeError: If CuPy is not available.
@@ -42,7 +42,7 @@ class _Allocated:
             self.size, self.memory = size, self._allocate(size)
 
     def buffer(self, size: int) -> ctypes.Array[ctypes.c_ubyte]:
-        """Return the start of the buffer, for an MPI that can use this memory.
+        """Return the start of the buffer, for an MPI library that can access this memory.
 
         Args:
             size: Number of bytes.
@@ -71,7 +71,7 @@ class DeviceMemory(_Allocated):
         Args:
             src: A CuPy array.
             size: Number of bytes.
-            offset: Where to write in the buffer, in bytes.
+            offset: Offset in the buffer at which to write, in bytes.
             stream: The CUDA stream; by default the current one.
         """
         (self.memory + offset).copy_from_device_async(src.data, size, stream)
@@ -83,7 +83,7 @@ class DeviceMemory(_Allocated):
         Args:
             dst: A CuPy array.
             size: Number of bytes.
-            offset: Where to read in the buffer, in bytes.
+            offset: Offset in the buffer at which to read, in bytes.
             stream: The CUDA stream; by default the current one.
         """
         dst.data.copy_from_device_async(self.memory + offset, size, stream)
@@ -98,7 +98,7 @@ class DeviceMemory(_Allocated):
 
         Args:
             shape: Shape of the array.
-            offset: Where it starts in the buffer, in bytes.
+            offset: Offset of the array in the buffer, in bytes.
             dtype: Dtype of the array.
         """
         import cupy
@@ -120,7 +120,7 @@ class HostPinnedMemory(_Allocated):
         """Return an address in the buffer.
 
         Args:
-            offset: Distance from the start, in bytes.
+            offset: Offset from the start of the buffer, in bytes.
         """
         return ctypes.c_void_p(self.memory.ptr + offset)
 
@@ -129,7 +129,7 @@ class HostPinnedMemory(_Allocated):
 
         Args:
             count: Number of elements.
-            offset: Where it starts in the buffer, in bytes.
+            offset: Offset of the array in the buffer, in bytes.
             dtype: Dtype of the array.
         """
         return np.frombuffer(self.memory, dtype, count, offset)
@@ -225,7 +225,7 @@ def unpack_params(params: Iterable[Parameter], attr_name: str, buffer: DeviceMem
 
 
 def array_to_buffer_object(array: Array, mpi_dtype: MPI.Datatype = MPI.FLOAT) -> MpiBuffer:
-    """Return an argument for MPI: a C-contiguous NumPy array, or device memory with its dtype.
+    """Return a buffer argument for MPI: a C-contiguous NumPy array, or device memory and its dtype.
 
     Args:
         array: NumPy or CuPy array.
@@ -236,7 +236,7 @@ def array_to_buffer_object(array: Array, mpi_dtype: MPI.Datatype = MPI.FLOAT) ->
 
 
 def get_device_memory_pointer(array: Array) -> np.ndarray | ctypes.Array[ctypes.c_ubyte]:
-    """Return the memory of a CuPy array, for a CUDA-aware MPI; or a C-contiguous NumPy array.
+    """Return the memory of a CuPy array for a CUDA-aware MPI, or a C-contiguous NumPy array.
 
     Args:
         array: NumPy or CuPy array.

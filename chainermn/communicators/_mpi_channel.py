@@ -1,4 +1,4 @@
-"""The channel of a communicator on MPI: faster, and with better errors."""
+"""The channel of MPI-based communicators, which is faster and raises better errors."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from chainermn.communicators._channel import Channel
 
 
 class MpiChannel(Channel):
-    """Calls the operations on MPI, in place of all methods of ChainerMN 7.
+    """Calls the MPI-based operations instead of the methods of ChainerMN 7.
 
     Args:
         comm: The communicator.
@@ -41,7 +41,7 @@ class MpiChannel(Channel):
             return
         for each in common_error.chain(error):
             if self._mpi._context.check.mismatch_of(each) is not None:
-                raise error  # all ranks have raised it, or its cause, in the last call
+                raise error  # in the last call, all ranks raised it or its cause
         self._mpi.refuse(operation, error)
 
     def join_turn(self, number: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Recognize communicators by their methods, not by their class."""
+"""Recognizes communicators by their methods, not by their class."""
 from __future__ import annotations
 
 import inspect
@@ -9,12 +9,12 @@ from chainermn.communicators import _version7
 from chainermn.communicators._channel import Channel, with_overridden
 from chainermn.communicators.communicator_base import CommunicatorBase
 
-#: Operations that only communicators have; mpi4py's have other names.
+#: Operations that only ChainerMN communicators have; mpi4py uses different names.
 _OPERATIONS = 'bcast_obj', 'gather_obj', 'allreduce_obj', 'allgather_obj'
 
 
 def is_communicator(value: object) -> bool:
-    """Return whether an object is a communicator, a proxy of one, or like one."""
+    """Return whether an object is a communicator, or has a communicator's methods."""
     return isinstance(value, (CommunicatorBase, _Completed)) or (
         not isinstance(value, type) and hasattr(value, 'rank') and hasattr(value, 'size')
         and any(hasattr(value, name) for name in _OPERATIONS))
@@ -24,17 +24,17 @@ def as_communicator(value: object, operation: str) -> CommunicatorBase:
     """Return a communicator with all operations.
 
     Args:
-        value: A communicator, or an object with methods of ChainerMN 7's communicators, such as a
-            proxy.
-        operation: The name of the caller, for the error; with its arguments if it has several,
-            such as ``'n_examples(train, communicator)'``.
+        value: A communicator, or an object with the methods of ChainerMN 7's communicators, such as
+            a proxy.
+        operation: Name of the caller, for the error message. If the caller has several arguments,
+            include them: ``'n_examples(train, communicator)'``.
 
     Returns:
-        ``value``; if it is not derived from CommunicatorBase, an object that forwards to it and has
-        the defaults of the operations that it lacks.
+        ``value`` if it is derived from CommunicatorBase. Otherwise, an object that forwards to
+        ``value`` and has default implementations of the missing operations.
 
     Raises:
-        TypeError: If it is not a communicator.
+        TypeError: If ``value`` is not a communicator.
 
     Example:
         >>> from chainermn.communicators import as_communicator
@@ -51,25 +51,25 @@ def as_communicator(value: object, operation: str) -> CommunicatorBase:
     if not is_communicator(value):
         order = 'Check the order of the arguments. ' if ', ' in operation else ''
         raise TypeError(f'{operation} needs a ChainerMN communicator, not {type(value).__name__}. '
-                        f'{order}Create one with chainermn.create_communicator().')
+                        f'{order}Create a communicator with chainermn.create_communicator().')
     named = type(type(value).__name__, (_Completed,), {})  # errors show the name
     return cast(CommunicatorBase, named(value))
 
 
 def overrides(comm: CommunicatorBase, name: str) -> bool:
-    """Return whether a communicator of the program has its own method of this name."""
+    """Return whether a communicator has a method of this name that is not from this package."""
     actual: object = comm._actual if isinstance(comm, _Completed) else comm
     return _version7.overrides(type(actual), name)
 
 
 class _Completed:
-    """Forwards to an object; has CommunicatorBase's operations where the object has none."""
+    """Forwards to an object, and adds the operations of CommunicatorBase that it does not have."""
 
     def __init__(self, actual: Object) -> None:
         self.__dict__['_actual'] = actual
 
-    def __getattr__(self, name: str) -> Any:  # only for names that it does not have itself
-        if name == '_actual':  # not yet, while it is unpickled
+    def __getattr__(self, name: str) -> Any:  # only called for attributes that are not found
+        if name == '_actual':  # not set yet, while this object is unpickled
             raise AttributeError(name)
         try:
             if not _version7.needs_default(type(self._actual), name):

@@ -1,7 +1,7 @@
-"""Operations in terms of the methods of ChainerMN 7, for communicators that define only these.
+"""Operations that use only methods of ChainerMN 7, for communicators that define no others.
 
-They are the defaults of :class:`~chainermn.communicators.communicator_base.CommunicatorBase`, and
-pass only arguments that version 7 knows.
+They are the defaults of :class:`~chainermn.communicators.communicator_base.CommunicatorBase` and
+pass only arguments that exist in version 7.
 """
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from chainermn._operations.on_all_ranks import HasChannel, raise_together
 from chainermn._transport.elementwise import check_op
 from chainermn._types import Array, Arrays, Model, Object, ReceivedArrays, SameArray
 
-#: Operations that version 7 lacks, and the methods of version 7 that their defaults call. A class
-#: that overrides one of these methods, to count, log or compress, gets the default: it expects its
-#: method to be called wherever version 7 called it.
+#: Operations that version 7 does not have, and the methods of version 7 that their defaults call. A
+#: class that overrides one of these methods, for example to count, log or compress, gets the
+#: default, because it expects its method to be called wherever version 7 called it.
 CALLED: dict[str, tuple[str, ...]] = {
     'allgather_obj': ('gather_obj', 'bcast_obj'),
     'scatter_obj': ('send_obj', 'recv_obj'),
@@ -35,7 +35,7 @@ CALLED: dict[str, tuple[str, ...]] = {
     'new_group': ('split',),
     'mean_queue': ('multi_node_mean_grad',),
 }
-#: The same for methods of ``Channel``: those that call each method of version 7.
+#: For each method of version 7, the methods of ``Channel`` that call it.
 _IN_CHANNEL: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(['send', 'recv'], (
         'send_activation', 'recv_activation', 'send_gradient', 'recv_gradient')),
@@ -45,15 +45,15 @@ _IN_CHANNEL: dict[str, tuple[str, ...]] = {
 _T = TypeVar('_T')
 _Comm = TypeVar('_Comm', bound='Version7')
 
-#: The tag of this module's messages of objects; programs rarely use it.
+#: The tag of this module's object messages; user code is unlikely to use it.
 _TAG = 31547
 _UFUNCS = {'sum': 'add', 'prod': 'multiply', 'max': 'maximum', 'min': 'minimum'}
-#: Marks a message whose sender needs no gradient; then a bit tells whether it was a tuple.
+#: Marks a message whose sender needs no gradient. The next bit tells whether the data is a tuple.
 _MARK = np.unpackbits(np.frombuffer(b'\x93\x5a\xc1\x6e', np.uint8))
 
 
 class Version7(HasChannel, Protocol):
-    """The methods that these operations use: methods of version 7, and two of these operations."""
+    """The methods that these operations call: methods of version 7 and some of these operations."""
 
     @property
     def rank(self) -> int: ...
@@ -77,11 +77,11 @@ class Version7(HasChannel, Protocol):
 
 
 def overrides(cls: type, name: str) -> bool:
-    """Return whether a class has a method that is not of this package."""
+    """Return whether a class has a method of this name that is not from this package."""
     method = getattr(cls, name, None)
     while method is not None:
-        # Look at the globals: functools.wraps copies __module__, and the program may have replaced
-        # a method in a class of this package.
+        # Look at the globals, because functools.wraps copies __module__, and user code may have
+        # replaced a method in a class of this package.
         module = getattr(method, '__globals__', {}).get('__name__', '')
         if not module.startswith('chainermn.'):
             return True
@@ -90,13 +90,13 @@ def overrides(cls: type, name: str) -> bool:
 
 
 def needs_default(cls: type, name: str) -> bool:
-    """Return whether a class overrides methods that an operation called in version 7."""
+    """Return whether an operation needs its default, because a class overrides methods it calls."""
     return not overrides(cls, name) and any(
         overrides(cls, called) for called in CALLED.get(name, ()))
 
 
 def overridden_in_channel(cls: type) -> list[str]:
-    """Return the methods of ``Channel`` that called methods which a class overrides."""
+    """Return the methods of ``Channel`` that call methods which a class overrides."""
     return [name for called, names in _IN_CHANNEL.items() if overrides(cls, called)
             for name in names]
 
@@ -106,8 +106,8 @@ def share_error(comm: Version7, operation: str, error: Exception | None) -> None
 
     Args:
         comm: The communicator.
-        operation: The operation that failed.
-        error: The error of this rank, or ``None``.
+        operation: Name of the operation that failed.
+        error: Error of this rank, or ``None``.
     """
     own = None if error is None else RemoteError.of(operation, error)
     failures = comm.allgather_obj(own)
@@ -161,7 +161,7 @@ def multi_node_mean(comm: Version7, x: SameArray) -> SameArray:
                         'use allreduce')
     wide = x.astype(np.promote_types(x.dtype, np.float32))
     xp = chainer.backend.get_array_module(x)
-    # An array even without dimensions, of which NumPy's operators return scalars.
+    # NumPy's operators return scalars for arrays without dimensions; return an array instead.
     return xp.asarray(comm.allreduce(wide) / wide.dtype.type(comm.size), x.dtype)
 
 
@@ -181,7 +181,7 @@ def checked_members(ranks: Sequence[int], size: int) -> list[int]:
         raise TypeError(f'ranks must be a list of integers, not {ranks!r}')
     members = [operator.index(rank) for rank in ranks]
     if not members or sorted(set(members)) != sorted(members):
-        raise ValueError(f'ranks must contain at least one rank, and each only once, not '
+        raise ValueError(f'ranks must contain at least one rank and each rank only once, not '
                          f'{members}')
     if not (min(members) >= 0 and max(members) < size):
         raise ValueError(f'ranks must be from 0 to {size - 1}, not {members}')

@@ -6,11 +6,11 @@ object; the others accept arrays: ``numpy.ndarray`` or ``cupy.ndarray``.
 
 Every collective operation starts with a consistency check: all ranks compare their calls. If an
 argument is invalid on one rank, or ranks call different operations, or pass a different root, op,
-dtype or shape where these must be equal, then **every rank raises the same error**, which shows
-what each rank called, and no data is sent.
+dtype or shape where these must be the same, then **every rank raises the same error**. The error
+shows what each rank called, and no data is sent.
 
 Communicators are not thread-safe. Messages between two ranks arrive in the order in which they
-were sent; large objects and arrays are only transferred while the other rank receives them.
+were sent; large objects and arrays are only transferred while the other rank is receiving them.
 """
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from chainermn._transport.base import Compressor
     from chainermn._types import Buffer, Model
 
-#: An object; if it is not known from the arguments, its type is not known.
+#: The type of an object; any type if it cannot be inferred from the arguments.
 _T = TypeVar('_T', default=Object)
-#: An array of NumPy or CuPy; the result is of the same kind.
+#: The type of a NumPy or CuPy array, which is also the type of the result.
 _A = TypeVar('_A', default=Array)
 
 #: A ChainerMN or mpi4py communicator.
@@ -61,17 +61,17 @@ class GradientQueue(Protocol):
 
     @property
     def is_profitable(self) -> bool:
-        """Whether ranks can compute during an exchange; the same on all ranks.
+        """Whether ranks can compute while gradients are averaged; the same on all ranks.
 
-        True if it uses a network, a device, or a core that no rank needs.
+        True if averaging uses a network, a device, or a core that no rank needs.
         """
 
     def gradients(self, model: Model, zero_fill: bool, compression: Compression, notify: bool, /
                   ) -> tuple[dict[str, Array], bool]:
         """Return the gradients of a model by path, after the ranks have compared them.
 
-        Collective: every rank calls it. For other arguments and errors, see
-        :meth:`chainermn.CommunicatorBase.multi_node_mean_grad`. The second result is whether
+        Collective: every rank calls it. For the other arguments and the errors, see
+        :meth:`chainermn.CommunicatorBase.multi_node_mean_grad`. The second result tells whether
         ``notify`` is true on any rank.
         """
 
@@ -84,8 +84,8 @@ class GradientQueue(Protocol):
 
         Args:
             gradients: Gradients by path, at least one; do not change them before :meth:`wait`.
-            compressor: Encodes them, unless it is ``None``.
-            scale: Their loss scale, which the state of a compressor must not depend on.
+            compressor: Compressor for the gradients, or ``None``.
+            scale: Loss scale of the gradients. The state of a compressor must not depend on it.
 
         Returns:
             One array for each gradient, which contains the mean after :meth:`wait`.
@@ -132,13 +132,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     _own_mpi_comm: MPI.Intracomm
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:  # noqa: D102
-        self = super().__new__(cls)  # here, since subclasses need not call our __init__
+        self = super().__new__(cls)  # not in __init__, which subclasses need not call
         object.__setattr__(self, '_configs', {})
         object.__setattr__(self, '_in_config_scope', False)
         return self
 
     def _missing(self, name: str) -> NoReturn:
-        """Raise the error of an operation that a subclass, such as one for ChainerMN 7, lacks."""
+        """Raise an error, because a subclass, such as one for ChainerMN 7, has no such member."""
         raise NotImplementedError(
             f'{type(self).__name__} does not define {name!r}. Define it, or derive the class from '
             'chainermn.communicators.mpi_communicator_base.MpiCommunicatorBase, which defines '
@@ -154,26 +154,26 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @classmethod
     def _check_grad_dtype(cls, dtype: DTypeLike) -> np.dtype:
-        """Check the dtype in which all gradients are to be exchanged.
+        """Check the dtype in which all gradients are to be averaged.
 
         Args:
-            dtype: A dtype, or its name.
+            dtype: A dtype or its name.
 
         Returns:
             The dtype.
 
         Raises:
-            ValueError: If the communicator cannot exchange gradients in this dtype.
+            ValueError: If the communicator cannot average gradients in this dtype.
         """
         raise ValueError(
-            f'allreduce_grad_dtype={dtype!r} is not supported by {cls.__name__}, which exchanges '
+            f'allreduce_grad_dtype={dtype!r} is not supported by {cls.__name__}, which averages '
             'each gradient in its own dtype. Use pure_nccl, or omit allreduce_grad_dtype.')
 
     # --- ranks and nodes ---------------------------------------------------------------------
 
     @property
     def mpi_comm(self) -> MPI.Intracomm:
-        """The mpi4py communicator passed by the user, for the program's own messages."""
+        """The mpi4py communicator that was passed, for your own messages."""
         if '_own_mpi_comm' not in vars(self):
             raise AttributeError(
                 f'{type(self).__name__} was not created from an mpi4py communicator')
@@ -181,11 +181,11 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @mpi_comm.setter
     def mpi_comm(self, value: MPI.Intracomm) -> None:
-        vars(self)['_own_mpi_comm'] = value  # of a subclass with operations of its own
+        vars(self)['_own_mpi_comm'] = value  # by a subclass that defines its own operations
 
     @property
     def rank(self) -> int:
-        """Number of this process in the communicator, from 0."""
+        """Rank of this process in the communicator, starting at 0."""
         self._missing('rank')
 
     @property
@@ -195,7 +195,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @property
     def intra_rank(self) -> int:
-        """Number of this process among the ranks of its node, from 0."""
+        """Rank of this process among the ranks of its node, starting at 0."""
         self._missing('intra_rank')
 
     @property
@@ -205,7 +205,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @property
     def inter_rank(self) -> int:
-        """Number of this node, from 0; nodes are ordered by their lowest rank."""
+        """Index of this node, starting at 0; nodes are ordered by their lowest rank."""
         self._missing('inter_rank')
 
     @property
@@ -215,7 +215,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @property
     def _chainermn_channel(self) -> Channel:
-        """The interface for optimizers and functions, beyond the public operations."""
+        """The interface that optimizers and functions use beyond the public operations."""
         return Channel(self)
 
     def __repr__(self) -> str:
@@ -234,16 +234,16 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Every rank should set the same value. The items are:
 
-        - ``batched_copy`` (bool): copy all gradients to and from the exchange buffer with one
-          kernel launch, on GPUs.
-        - ``timeout`` (float): seconds until an operation times out: the job is aborted with a
+        - ``batched_copy`` (bool): on GPUs, copy all gradients to and from the communication buffer
+          with one kernel launch.
+        - ``timeout`` (float): seconds until an operation times out. The job is then aborted with a
           report that shows what each rank is doing. 0 disables the timeout; ``None`` uses
           ``CHAINERMN_TIMEOUT``.
 
         Args:
             name: Name of the item.
-            value: Its new value.
-            kwargs: None; for the signature of ChainerMN 7.
+            value: New value of the item.
+            kwargs: Not supported; present because the signature of ChainerMN 7 has it.
 
         Raises:
             ValueError: If the communicator has no such item.
@@ -269,7 +269,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             name: Name of the item.
 
         Returns:
-            Its value; a dict of all items if ``name`` is ``None``.
+            The value of the item, or a dict of all items if ``name`` is ``None``.
 
         Raises:
             KeyError: If the communicator has no such item.
@@ -301,7 +301,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @property
     def within_config_scope(self) -> bool:
-        """Whether the code runs inside ``config_scope``."""
+        """Whether a ``config_scope`` is active."""
         return self._in_config_scope
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -314,8 +314,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     def span(self, name: str) -> AbstractContextManager[object]:
         """Return a context that is shown on the timeline: ``with comm.span('augment'):``.
 
-        The multi-node optimizer uses ``'forward'``, ``'backward'``, ``'exchange'`` (or
-        ``'broadcast'``) and ``'update'``. Without ``CHAINERMN_TIMELINE`` it has no effect.
+        The multi-node optimizer creates the spans ``'forward'``, ``'backward'``, ``'exchange'`` (or
+        ``'broadcast'``) and ``'update'``. Without ``CHAINERMN_TIMELINE``, spans have no effect.
 
         Args:
             name: Name on the timeline.
@@ -335,12 +335,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Collective: every rank calls it.
 
         Args:
-            color: A number of at least 0; ranks with the same color get the same communicator.
-            key: Orders the ranks in it; ties are ordered by the old rank.
+            color: Non-negative integer; ranks with the same color get the same communicator.
+            key: Integer that orders the ranks in the new communicator. Ranks with the same key
+                keep their relative order.
 
         Returns:
-            A communicator of the ranks with this rank's color, with the same class and
-            configuration.
+            A communicator of all ranks with the color of this rank. It has the same class and
+            configuration as this communicator.
 
         Example:
             >>> node = comm.split(color=comm.inter_rank, key=comm.rank)  # the ranks of this node
@@ -351,15 +352,15 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     def new_group(self, ranks: Sequence[int]) -> Self | None:
         """Create a communicator of some of the ranks (MPI_Group_incl, MPI section 7.3.2).
 
-        Collective: every rank of this communicator calls it, also ranks outside the group.
+        Collective: every rank of this communicator calls it, including ranks outside the group.
 
         Args:
-            ranks: The ranks of the group, without duplicates, in their new order; the same on all
-                ranks.
+            ranks: The ranks of the group, without duplicates, in their new order; the same list on
+                all ranks.
 
         Returns:
             On the ranks of the group, a communicator with the same class and configuration, in
-            which ``ranks[i]`` has rank ``i``. ``None`` on the other ranks.
+            which ``ranks[i]`` has rank ``i``. On all other ranks, ``None``.
 
         Example:
             >>> group = comm.new_group([0])
@@ -384,21 +385,23 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     def serve(self, answer: Callable[[int, np.ndarray], Sequence[Buffer]]) -> Service:
         """Start a thread on each rank that answers requests of the other ranks.
 
-        Collective: every rank calls it. The requests are not: a rank can send one at any time,
-        and gets an answer even while the other rank computes, sleeps or waits.
+        Collective: every rank calls it. Requests are not collective: a rank can send one at any
+        time, and gets an answer even while the other rank computes, sleeps or waits.
 
         Args:
-            answer: Called as ``answer(source, request)`` for each request to this rank, with the
-                rank that sent it and a flat uint8 array; returns a list of C-ordered host arrays
-                or bytes, which are concatenated. It runs in the thread, one request at a time;
-                requests of this rank to itself run in the calling thread. If it raises an
-                error, the rank that sent the request raises that error.
+            answer: Function that is called as ``answer(source, request)`` for each request to this
+                rank. ``source`` is the rank that sent the request, and ``request`` is a flat uint8
+                array. The function returns a list of C-ordered host arrays or bytes, which are
+                concatenated. It runs in the thread, for one request at a time; requests of this
+                rank to itself run in the calling thread. If the function raises an error, the rank
+                that sent the request raises that error.
 
         Returns:
             A service. ``ask({rank: [array, ...], ...})`` sends requests to several ranks together
-            and returns their answers, flat uint8 arrays, by rank. ``close()`` declares that
-            this rank sends no more requests, and returns immediately; the rank answers requests
-            until every rank has called it or has reached the end of the program.
+            and returns a dict of their answers by rank. Each answer is a flat uint8 array.
+            ``close()`` declares that this rank sends no more requests and returns immediately. The
+            rank keeps answering requests until every rank has called ``close()`` or has reached the
+            end of its script.
 
         Raises:
             RuntimeError: If the MPI library does not support calls from several threads.
@@ -416,13 +419,14 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """Raise ``error`` on every rank, in place of this rank's next collective operation.
 
         Collective: the other ranks call any collective operation, or :meth:`refuse` as well. Use
-        it in functions built on communicators, if an argument is invalid on one rank only: the
-        ranks without an error continue to their first operation, which raises the same error.
+        this method in functions that use a communicator, if an argument may be invalid on one rank
+        only. Ranks without an error continue to their first operation, which raises the same error.
 
         Args:
             operation: Name of the failed operation, for the message.
-            error: The reason. Every rank raises an error of this type (or of its nearest built-in
-                base, if some rank does not know the type) whose message contains its message.
+            error: The error of this rank. Every rank raises an error of this type, or of its
+                nearest built-in base class if some rank does not know the type. The message
+                contains the message of ``error``.
 
         Example:
             >>> def mean_loss(comm, losses):
@@ -442,12 +446,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     def send(self, data: Array | Sequence[Array], dest: int, tag: int) -> None:
         """Send an array, or a tuple or list of arrays, to one rank.
 
-        Returns once the receiver has started to receive it (synchronous mode, MPI section 3.4).
+        Returns once the receiver has started to receive the data (synchronous mode, MPI section
+        3.4).
 
         Args:
             data: Array of any shape, or a tuple or list of arrays, on host or device.
             dest: Rank of the receiver; not this rank.
-            tag: Number from 0 to 32767; the receiver passes the same one.
+            tag: Integer from 0 to 32767; the receiver passes the same tag.
 
         Raises:
             TypeError, ValueError: If an argument is invalid. A receiver that waits for this
@@ -466,12 +471,12 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Args:
             source: Rank of the sender, which calls :meth:`send` or :meth:`isend`.
-            tag: The tag of the sender.
+            tag: The tag that the sender passes.
 
         Returns:
             A new array (or a tuple of arrays if a tuple or list was sent), with the sender's dtype
             and shape. It is on the current device if it was sent from a device and this process
-            has CuPy, else on the host.
+            has CuPy; otherwise, it is on the host.
 
         Example:
             >>> if comm.rank == 0:
@@ -488,13 +493,15 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         in the order in which they were sent. :meth:`recv` can also receive them.
 
         Args:
-            x: As for :meth:`send`. It is copied, so it can be changed immediately.
+            x: Array, or a tuple or list of arrays, as for :meth:`send`. It is copied, so you can
+                change it immediately.
             dest: Rank of the receiver; may be this rank.
-            tag: Number from 0 to 32767; the receiver passes the same one.
+            tag: Integer from 0 to 32767; the receiver passes the same tag.
 
         Returns:
             A request. ``wait()`` returns ``None``, without waiting for the receiver. ``test()``
-            returns whether ``wait()`` would return immediately. Wait for each request, once.
+            returns whether ``wait()`` would return immediately. Call ``wait()`` exactly once for
+            each request.
 
         Raises:
             TypeError, ValueError: If an argument is invalid. A receiver that waits for this
@@ -510,19 +517,19 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         self._missing('isend')
 
     def irecv(self, source: int, tag: int = 0) -> Request[ReceivedArrays]:
-        """Start to receive a message of ``isend`` or ``send``, without waiting.
+        """Start to receive a message that was sent with ``isend`` or ``send``, without waiting.
 
         Args:
             source: Rank of the sender; may be this rank.
-            tag: The tag of the sender.
+            tag: The tag that the sender passes.
 
         Returns:
-            A request. ``wait()`` returns the result of :meth:`recv`, or raises its error.
-            ``test()`` returns, without waiting, whether ``wait()`` would. A large array is only
-            transferred while this rank waits for or tests some request, or sends or
-            receives something else; until then, :meth:`send` on the other rank does not return.
-            So wait before a collective call that the sender makes after :meth:`send` (not
-            ``isend``).
+            A request. ``wait()`` returns the result of :meth:`recv` or raises its error.
+            ``test()`` returns whether ``wait()`` would return immediately. A large array is only
+            transferred while this rank waits for or tests a request, or sends or receives another
+            message. Until then, :meth:`send` on the other rank does not return. So if the sender
+            calls :meth:`send` (not ``isend``) and then a collective, call ``wait()`` before that
+            collective.
 
         Example:
             >>> neighbor = 1 - comm.rank
@@ -534,16 +541,17 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         self._missing('irecv')
 
     def waitall(self, requests: Sequence[Request[_T]]) -> list[_T]:
-        """Wait for requests of ``isend`` and ``irecv`` (MPI_Waitall).
+        """Wait for requests returned by ``isend`` and ``irecv`` (MPI_Waitall).
 
         Args:
             requests: The requests.
 
         Returns:
-            The results of their ``wait()``, in the order of ``requests``.
+            The results of their ``wait()`` methods, in the order of ``requests``.
 
         Raises:
-            Exception: The first error that one of them raised, after waiting for all.
+            Exception: If a request failed. The first error is raised after waiting for all
+                requests.
 
         Example:
             >>> neighbor = 1 - comm.rank
@@ -565,8 +573,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             max_buf_len: Ignored; arrays of any length are supported.
 
         Returns:
-            On the root ``x`` itself. On the others a new array of the same dtype and shape, on the
-            current device if the root's array is on a device.
+            On the root, ``x`` itself. On the other ranks, a new array of the same dtype and shape,
+            which is on the current device if the root's array is on a device.
 
         Example:
             >>> comm.bcast(np.arange(3) if comm.rank == 0 else None)
@@ -580,11 +588,12 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Collective: every rank calls it.
 
         Args:
-            x: Array; the same dtype on all ranks, of any shape.
+            x: Array of any shape; the same dtype on all ranks.
             root: The rank that gets the arrays; the same on all ranks.
 
         Returns:
-            On the root, a tuple with the arrays of all ranks, by rank. ``None`` elsewhere.
+            On the root, a tuple with the arrays of all ranks, by rank. On the other ranks,
+            ``None``.
 
         Example:
             >>> comm.gather(np.full(2, comm.rank))
@@ -598,7 +607,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Collective: every rank calls it.
 
         Args:
-            x: Array; the same dtype on all ranks, of any shape.
+            x: Array of any shape; the same dtype on all ranks.
 
         Returns:
             On every rank, a tuple with the arrays of all ranks, by rank.
@@ -616,14 +625,14 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Args:
             x: Array; the same dtype and shape on all ranks.
-            op: ``'sum'``, ``'prod'``, ``'max'`` or ``'min'``. For bool arrays sum and max mean
-                "or", prod and min mean "and".
+            op: ``'sum'``, ``'prod'``, ``'max'`` or ``'min'``. For bool arrays, sum and max mean
+                "or", and prod and min mean "and".
             out: Array for the result, with the same dtype, shape and device as ``x``; it may be
-                ``x`` itself. By default a new array.
+                ``x`` itself. By default, a new array.
 
         Returns:
-            On every rank ``out``, or a new array, with the same bits (except for NaN). float16 is
-            combined in float32 and rounded once.
+            ``out`` or a new array. It is bitwise identical on all ranks (except for NaN). float16
+            is combined in float32 and rounded once.
 
         Example:
             >>> x = np.array([1, comm.rank])
@@ -634,17 +643,18 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     def allreduce_many(self, xs: Sequence[_A], op: str = 'sum') -> tuple[_A, ...]:
-        """Combine several arrays: one exchange for all arrays of a dtype.
+        """Combine several arrays, with one all-reduce for all arrays of a dtype.
 
-        Collective: every rank calls it. For many small arrays it is faster than one
+        Collective: every rank calls it. For many small arrays, it is faster than one
         :meth:`allreduce` per array.
 
         Args:
-            xs: Tuple or list of arrays of any dtypes and shapes; the same ones on all ranks.
-            op: As for :meth:`allreduce`.
+            xs: Tuple or list of arrays of any dtypes and shapes; the same dtypes and shapes on all
+                ranks.
+            op: See :meth:`allreduce`.
 
         Returns:
-            On every rank, a tuple of new arrays with the same bits, in the order of ``xs``.
+            A tuple of new arrays, in the order of ``xs``. They are bitwise identical on all ranks.
 
         Example:
             >>> comm.allreduce_many([np.ones(2), np.full((1, 3), comm.rank)])
@@ -659,11 +669,11 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Args:
             x: Array; the same dtype and shape on all ranks.
-            op: As for :meth:`allreduce`.
+            op: See :meth:`allreduce`.
             root: The rank that gets the result; the same on all ranks.
 
         Returns:
-            On the root a new array. ``None`` elsewhere.
+            On the root, a new array. On the other ranks, ``None``.
 
         Example:
             >>> comm.reduce(np.array([1, comm.rank]))  # None on rank 1
@@ -672,17 +682,17 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         return _version7.reduce(self, x, op, root)
 
     def reduce_scatter(self, xs: Array | Sequence[Array], op: str = 'sum') -> Array:
-        """Combine one array for each rank, and give each rank its own (MPI_Reduce_scatter).
+        """Combine one array per rank over all ranks; return one to each rank (MPI_Reduce_scatter).
 
         Collective: every rank calls it.
 
         Args:
             xs: One array for each rank, by rank, all of one dtype, or an array whose first axis has
                 length ``size``. ``xs[i]`` has the same shape on all ranks.
-            op: As for :meth:`allreduce`.
+            op: See :meth:`allreduce`.
 
         Returns:
-            On rank ``i`` a new array: ``xs[i]`` of all ranks combined.
+            On rank ``i``, a new array: ``xs[i]`` of all ranks combined.
 
         Example:
             >>> comm.reduce_scatter(np.array([[1, 2], [3, 4]]))  # array([6, 8]) on rank 1
@@ -697,8 +707,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Collective: every rank calls it.
 
         Args:
-            xs: One array for each rank, by rank, of any shape and of one dtype, which is the same
-                on all ranks.
+            xs: One array for each rank, by rank. The arrays may have any shapes, but all have the
+                same dtype, on all ranks.
 
         Returns:
             On rank ``i``, a tuple with ``xs[i]`` of all ranks, by rank.
@@ -736,7 +746,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             x: Array of a floating-point dtype; the same dtype and shape on all ranks.
 
         Returns:
-            On every rank a new array with the same bits.
+            A new array, which is bitwise identical on all ranks.
 
         Example:
             >>> comm.multi_node_mean(np.array([1.0, comm.rank]))
@@ -748,15 +758,17 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def send_obj(self, obj: Object, dest: int, tag: int = 0) -> None:
-        """Send a picklable object to one rank. May return before it is received.
+        """Send a picklable object to one rank.
+
+        May return before the object is received.
 
         Args:
             obj: Any picklable object.
             dest: Rank of the receiver.
-            tag: Number from 0 to 32767; the receiver may pass the same one.
+            tag: Integer from 0 to 32767; the receiver passes the same tag or none.
 
         Raises:
-            Exception: The error of pickling, if that fails. The receiver raises the same error.
+            Exception: If the object cannot be pickled. The receiver raises the same error.
             TypeError, ValueError: If ``dest`` or ``tag`` is invalid.
 
         Example:
@@ -768,18 +780,18 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int = -1) -> Object:
-        """Receive an object of ``send_obj``.
+        """Receive an object that was sent with ``send_obj``.
 
         Args:
             source: Rank of the sender, or ``mpi4py.MPI.ANY_SOURCE``.
-            status: ``mpi4py.MPI.Status`` that gets source and tag of the message, or ``None``.
-            tag: The tag of the sender; by default any tag (-1 or ``mpi4py.MPI.ANY_TAG``).
+            status: ``mpi4py.MPI.Status`` for the source and tag of the message, or ``None``.
+            tag: The tag that the sender passes; by default any tag (-1 or ``mpi4py.MPI.ANY_TAG``).
 
         Returns:
             The object.
 
         Raises:
-            Exception: The error of :meth:`send_obj`, if it could not pickle the object.
+            Exception: If :meth:`send_obj` could not pickle the object.
             TypeError, ValueError: If ``source`` or ``tag`` is invalid.
 
         Example:
@@ -796,12 +808,12 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """Broadcast a picklable object from the root. Collective: every rank calls it.
 
         Args:
-            obj: On the root, any picklable object, also ``None``. Ignored on the other ranks.
+            obj: On the root, any picklable object, including ``None``. Ignored on the other ranks.
             max_buf_len: Ignored; objects of any size are supported.
             root: The rank whose object is sent; the same on all ranks.
 
         Returns:
-            On the root ``obj`` itself, on the others a copy.
+            On the root, ``obj`` itself. On the other ranks, a copy.
 
         Example:
             >>> comm.bcast_obj({'lr': 0.1} if comm.rank == 0 else None)
@@ -817,7 +829,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             root: The rank that gets the objects; the same on all ranks.
 
         Returns:
-            On the root, a list with the objects of all ranks, by rank. ``None`` elsewhere.
+            On the root, a list with the objects of all ranks, by rank. On the other ranks,
+            ``None``.
 
         Example:
             >>> comm.gather_obj(f'rank {comm.rank}')  # None on rank 1
@@ -857,15 +870,17 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def allreduce_obj(self, obj: _T, op: str = 'sum') -> _T:
-        """Combine the objects of all ranks, by rank. Collective: every rank calls it.
+        """Combine the objects of all ranks in the order of the ranks.
+
+        Collective: every rank calls it.
 
         Args:
             obj: A picklable object.
-            op: ``'sum'`` for ``+``, ``'prod'`` for ``*``, ``'max'`` or ``'min'``, which return NaN
-                if any object is NaN, and compare the elements of arrays.
+            op: ``'sum'`` for ``+``, ``'prod'`` for ``*``, ``'max'`` or ``'min'``. ``'max'`` and
+                ``'min'`` return NaN if any object is NaN, and compare arrays element by element.
 
         Returns:
-            On every rank ``obj_0 + obj_1 + ...``, or the same with another operator.
+            On every rank, ``obj_0 + obj_1 + ...``, or the result of the operation ``op``.
 
         Example:
             >>> comm.allreduce_obj(comm.rank + 1)
@@ -893,25 +908,25 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     def broadcast_data(self, model: Model) -> None:
-        """Older name of ``bcast_data``. Collective: every rank calls it.
+        """Call :meth:`bcast_data`; this is its older name. Collective: every rank calls it.
 
         Args:
-            model: As for :meth:`bcast_data`.
+            model: See :meth:`bcast_data`.
         """
         self.bcast_data(model)
 
     @abc.abstractmethod
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False,
                              compression: Compression = None) -> None:
-        """Replace each gradient of the model by its mean over all ranks, in place.
+        """Replace each gradient of the model with its mean over all ranks, in place.
 
         Collective: every rank calls it. The gradients are then bitwise identical on all ranks.
 
         Args:
             model: A ``chainer.Link`` with the same parameters on all ranks.
-            zero_fill: If true, the gradient of an initialized parameter that has none is zero. If
-                false, such a parameter is skipped, and it is an error if some rank has a gradient
-                for it. Uninitialized parameters are always skipped.
+            zero_fill: If true, an initialized parameter without a gradient gets a gradient of zero.
+                If false, such a parameter is skipped, and it is an error if another rank has a
+                gradient for it. Uninitialized parameters are always skipped.
             compression: ``None``, ``'fp16'``, ``'bf16'``, or a compressor with the same parameters
                 on all ranks, which encodes the gradients of each rank;
                 see :mod:`chainermn.communicators.compression`.
@@ -927,16 +942,16 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     def called_by(self, caller: Caller | str, update: Update = NO_UPDATE
                   ) -> AbstractContextManager[object]:
-        """Return a context whose operations name their caller: ``comm.called_by('LogReport')``.
+        """Return a context that names the caller of operations: ``comm.called_by('LogReport')``.
 
-        The ranks compare the callers. If they differ, for example because an extension was added
-        on one rank only, all ranks raise ValueError, which shows the callers. In nested contexts,
-        the outermost caller counts.
+        The ranks compare the callers. If the callers differ, for example because an extension was
+        added on one rank only, all ranks raise a ValueError that shows the callers. In nested
+        contexts, only the outermost caller is compared.
 
         Args:
-            caller: The name of the caller, the same on all ranks.
-            update: The update of an optimizer that averages gradients; the ranks compare how many
-                updates it has begun since the last exchange.
+            caller: Name of the caller, the same on all ranks.
+            update: The update of an optimizer that averages gradients. The ranks compare how many
+                updates have begun since gradients were last averaged.
 
         Example:
             >>> with comm.called_by('MyExtension'):
@@ -950,11 +965,11 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Collective: every rank calls it.
 
         Returns:
-            Always the same queue of this communicator; it has its own messages. Keep a reference
-            to the communicator while you use the queue.
+            The queue, which is the same object in each call. Its messages are independent of other
+            operations. Keep a reference to the communicator while you use the queue.
 
         Raises:
-            ValueError: If the communicator does not support it.
+            ValueError: If the communicator cannot average gradients in the background.
 
         Example:
             >>> queue = comm.mean_queue()
@@ -968,18 +983,18 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                          'overlap=False.')
 
     def check_replicas(self, model: Model) -> None:
-        """Compare the parameters of a model, bit by bit. Collective: every rank calls it.
+        """Check that the parameters of a model are bitwise identical on all ranks.
 
-        In debug mode (``chainer.set_debug(True)`` or ``CHAINERMN_DEBUG=1``) the multi-node
-        optimizer calls it after every 100th update, or every k-th with
-        ``CHAINERMN_DEBUG_EVERY=k``.
+        Collective: every rank calls it. In debug mode (``chainer.set_debug(True)`` or
+        ``CHAINERMN_DEBUG=1``), the multi-node optimizer calls it after every 100th update, or after
+        every k-th update with ``CHAINERMN_DEBUG_EVERY=k``.
 
         Args:
             model: A ``chainer.Link``.
 
         Raises:
-            ValueError: On all ranks, if a parameter differs; the message gives the first one, and
-                the ranks with identical values.
+            ValueError: On all ranks, if a parameter differs. The message shows the first such
+                parameter, and which ranks have identical values.
 
         Example:
             >>> model = L.Linear(3, 2, initialW=comm.rank)
@@ -991,15 +1006,15 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         debug_checks.check_replicas(model, self.allgather_obj)
 
     def allreduce_grad(self, model: Model, zero_fill: bool = False) -> None:
-        """Older name of ``multi_node_mean_grad``.
+        """Call :meth:`multi_node_mean_grad`; this is its older name.
 
         Collective: every rank calls it.
 
         .. deprecated:: v7.0.0
 
         Args:
-            model: As for :meth:`multi_node_mean_grad`.
-            zero_fill: As for :meth:`multi_node_mean_grad`.
+            model: See :meth:`multi_node_mean_grad`.
+            zero_fill: See :meth:`multi_node_mean_grad`.
         """
         warnings.warn('allreduce_grad() is deprecated; call multi_node_mean_grad() instead.',
                       DeprecationWarning, stacklevel=2)
@@ -1008,8 +1023,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     def finalize(self) -> None:  # noqa: B027  (some communicators hold no resources)
         """Free the resources of the communicator. Collective: every rank calls it, once.
 
-        Do not use the communicator afterwards. Programs that create only a few communicators
-        need not call it.
+        Do not use the communicator afterwards. If you create only a few communicators, you need
+        not call this method.
 
         Example:
             >>> group = comm.split(color=0, key=comm.rank)

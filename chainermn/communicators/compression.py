@@ -1,4 +1,4 @@
-"""Gradient compression: encodes gradients in fewer bytes for the exchange.
+"""Gradient compression: encodes gradients in fewer bytes before they are sent.
 
 A compressor is any object with two methods::
 
@@ -6,32 +6,37 @@ A compressor is any object with two methods::
     x = compressor.decompress(encoded, size, dtype)
 
 ``x`` is a flat NumPy or CuPy array of float16, float32 or float64, which ``compress`` must not
-modify. ``encoded`` is a new flat array of any dtype that can be exchanged; its dtype and length
-depend on ``len(x)`` only. ``key`` identifies what is encoded: a string, an integer or a tuple of
-these, such as the path and the size of each gradient in ``x``. A compressor with state, such as
-error feedback, keeps it per key. It also has ``serialize(serializer)``, like a Chainer link, and
-``reset()``, which drops the state. It gets gradients without the loss scale, in float32 or float64
-if there is one. If it also has ``commit()`` and ``rollback(paths=None)``, like :class:`TwoBit`,
-the optimizer takes back what was encoded for a step that was skipped or has failed. If a method
-raises an error on one rank, the same error is raised on all ranks, and the gradients are invalid;
-with overlap on NCCL, it is only raised on that rank.
+modify. ``encoded`` is a new flat array of any dtype that communicators can send; its dtype and
+length depend on ``len(x)`` only. ``key`` identifies the data: a string, an integer or a tuple of
+these, such as the path and the size of each gradient in ``x``.
+
+A compressor with state, such as error feedback, keeps a separate state for each key. It also has
+``serialize(serializer)``, like a Chainer link, and ``reset()``, which discards the state. If there
+is a loss scale, such a compressor gets gradients without the scale, in float32 or float64. If the
+compressor also has ``commit()`` and ``rollback(paths=None)``, like :class:`TwoBit`, the optimizer
+reverts the changes of the state in a step that was skipped or failed.
+
+If a method raises an error on one rank, the same error is raised on all ranks, and the gradients
+are invalid. With overlap and NCCL, the error is only raised on that rank.
 
 The state belongs to one model. If two multi-node optimizers get the same compressor, the second
-one uses a copy. If you call ``multi_node_mean_grad(model, compression=...)`` for several models,
-create a compressor for each.
+optimizer uses a copy. If you call ``multi_node_mean_grad(model, compression=...)`` for several
+models, create a compressor for each model.
 
 An attribute ``elementwise = True`` declares that each value is encoded as one element,
-independently of the others. Then means are compressed too, and the bytes per rank do not grow with
-the number of ranks. ``encoded_dtype = 'float16'`` or ``'bfloat16'`` declares that NCCL can add
-encoded arrays.
+independently of the other values. Then means are also compressed, so the number of bytes per rank
+does not grow with the number of ranks. ``encoded_dtype = 'float16'`` or ``'bfloat16'`` declares
+that NCCL can sum encoded arrays.
 
-With ``encoded_type``, the dtype of encoded arrays, and a method ``encoded_length(size)``, ``flat``
-averages the gradients of each node first, and encodes only parts that it sends to other nodes.
+If a compressor has the attribute ``encoded_type`` (the dtype of encoded arrays) and a method
+``encoded_length(size)``, ``flat`` averages the gradients within each node first and encodes only
+data that it sends to other nodes.
 
-:class:`PowerSGD` does not have these methods: it averages matrices as products of thin matrices.
+:class:`PowerSGD` does not have these methods, because it averages matrices as products of low-rank
+factors.
 
-The ranks compare the ``repr`` of their compressors (the class name by default), so it should show
-the parameters.
+The ranks compare the ``repr`` of their compressors (the class name by default), so ``repr`` should
+show the parameters of the compressor.
 """
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Packs and unpacks gradients but sends nothing, to measure the cost of the exchange."""
+"""Packs and unpacks gradients but does not send them, to measure the cost of communication."""
 from __future__ import annotations
 
 from chainermn._transport.dummy_transport import DummyTransport
@@ -8,8 +8,8 @@ from chainermn.communicators.flat_communicator import FlatCommunicator
 class DummyCommunicator(FlatCommunicator):
     """Does not average gradients, to measure a training step without communication.
 
-    Each rank keeps its own gradients, which are still packed, and compressed if there is
-    compression. Everything else, including ``bcast_data``, communicates.
+    Each rank keeps its own gradients. They are still packed and, if the optimizer uses compression,
+    compressed. All other operations, including ``bcast_data``, communicate.
 
     Example:
         >>> comm = chainermn.create_communicator('dummy')

@@ -1,4 +1,4 @@
-"""All gradients of a dtype together: in shared memory on the host, in one buffer on a device."""
+"""Averages all gradients of a dtype together: in shared memory, or in one buffer on a device."""
 from __future__ import annotations
 
 from chainermn._transport.shared_memory.shared_memory_transport import SharedMemoryTransport
@@ -8,9 +8,9 @@ from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 class FlatCommunicator(MpiCommunicatorBase):
     """Averages all gradients of a dtype together.
 
-    Host arrays are averaged in shared memory; arrays on a device, and host arrays if there is no
-    shared memory, by one MPI_Allreduce. Other operations also sum large host arrays in shared
-    memory.
+    Host arrays are averaged in shared memory. Arrays on a device, and host arrays if no shared
+    memory is available, are averaged with one MPI_Allreduce. Other operations also sum large host
+    arrays in shared memory.
 
     Example:
         >>> comm = chainermn.create_communicator('flat')

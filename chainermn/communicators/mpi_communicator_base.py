@@ -1,4 +1,4 @@
-"""The base class of communicators on MPI: ranks, groups, configuration and all operations."""
+"""The base class of MPI-based communicators: ranks, groups, configuration and all operations."""
 from __future__ import annotations
 
 import functools
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
     from chainermn._gradients.mean_queue import MeanQueue
     from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 
-_INT_MAX = 2**31 - 1  # the largest C int
+_INT_MAX = 2**31 - 1  # the largest int in C
 _BARRIER = pack('barrier')
 
 
 class MpiCommunicatorBase(CommunicatorBase):
-    """All operations of :class:`chainermn.CommunicatorBase` on MPI.
+    """Implements all operations of :class:`chainermn.CommunicatorBase` with MPI.
 
     Collective: every rank creates one. A subclass selects a transport, or defines
     ``multi_node_mean_grad(self, model, zero_fill=False)`` to average gradients in its own way.
-    If a subclass overrides a method that ChainerMN 7 has, such as ``gather_obj``, the operations
-    that version 7 lacks, such as ``allgather_obj``, call that method.
+    If a subclass overrides a method of ChainerMN 7, such as ``gather_obj``, operations that
+    version 7 does not have, such as ``allgather_obj``, call that method.
     ``split`` creates communicators of the same class, so ``mpi_comm`` must be the only argument
     without a default.
 
     Args:
-        mpi_comm: ``mpi4py.MPI.Intracomm``. ChainerMN communicates on duplicates of it, which your
-            own messages cannot reach.
+        mpi_comm: ``mpi4py.MPI.Intracomm``. ChainerMN uses duplicates of it, so its messages cannot
+            be confused with yours.
 
     Attributes:
-        transport_class: Moves arrays and averages gradients: a class like
+        transport_class: The class that transfers arrays and averages gradients, such as
             :class:`chainermn.communicators.transport.MpiTransport`.
 
     Example:
@@ -91,7 +91,7 @@ class MpiCommunicatorBase(CommunicatorBase):
 
     @property
     def mpi_comm(self) -> MPI.Intracomm:
-        """The mpi4py communicator that was passed, for the user's own messages."""
+        """The mpi4py communicator that was passed, for your own messages."""
         return self._mpi_comm
 
     @mpi_comm.setter
@@ -99,7 +99,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         if value != self._mpi_comm:
             raise AttributeError(
                 f'the mpi_comm of a {type(self).__name__} cannot be replaced. Call split(), or '
-                f'create another {type(self).__name__} from it.')
+                f'create another {type(self).__name__} with the new mpi_comm.')
 
     @property
     def rank(self) -> int:
@@ -173,7 +173,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         except TypeError:
             raise TypeError(f'color and key must be integers, not {color!r} and {key!r}; for a '
                             'communicator of some ranks only, use new_group(ranks), which returns '
-                            'None on the others') from None
+                            'None on the other ranks') from None
         if not (0 <= color <= _INT_MAX and -_INT_MAX <= key <= _INT_MAX):
             raise ValueError(f'color must be from 0 to {_INT_MAX} and key from -{_INT_MAX} to '
                              f'{_INT_MAX}, not {color} and {key}' + (
@@ -202,7 +202,8 @@ class MpiCommunicatorBase(CommunicatorBase):
 
     @operation
     def serve(self, answer: Callable[[int, Any], Sequence[Any]]) -> Service:
-        from chainermn._collectives.rpc import Service, check_service  # only key-value stores do
+        # Imported here, because only key-value stores need it.
+        from chainermn._collectives.rpc import Service, check_service
 
         check_service(answer)
         self._context.check.same(pack('serve'))
@@ -211,7 +212,7 @@ class MpiCommunicatorBase(CommunicatorBase):
             service._tracer = self._tracer.of_service()
         return service
 
-    # --- messages, collectives, models: functions of _collectives ----------------------------
+    # --- messages, collectives and models: functions from _collectives -----------------------
 
     send = arrays.send
     recv = arrays.recv
@@ -243,7 +244,7 @@ class MpiCommunicatorBase(CommunicatorBase):
     check_replicas = models.check_replicas
 
     def _multi_node_mean(self, sendbuf: Array | None, recvbuf: Array) -> None:
-        """For callers of ChainerMN 7, such as copies of its batch normalization."""
+        """Average an array, for code from ChainerMN 7 such as copies of its batch normalization."""
         recvbuf[...] = self.multi_node_mean(recvbuf if sendbuf is None else sendbuf)
 
     @operation
@@ -252,7 +253,7 @@ class MpiCommunicatorBase(CommunicatorBase):
             CommunicatorBase.mean_queue(self)  # raises
         return models.mean_queue(self)
 
-    # --- errors, callers, and what optimizers need -------------------------------------------
+    # --- errors, callers and the interface for optimizers ------------------------------------
 
     @entered('refuse')
     def refuse(self, operation: str, error: Exception) -> NoReturn:
@@ -270,7 +271,7 @@ class MpiCommunicatorBase(CommunicatorBase):
                         ) -> MeanQueue | NcclMeanQueue:
         return models.new_mean_queue(self, mpi_comm, background)
 
-    # --- copies, and the end -----------------------------------------------------------------
+    # --- copies and finalization -------------------------------------------------------------
 
     def _like_this(self, mpi_comm: MPI.Comm) -> Self:
         comm = type(self)(cast(MPI.Intracomm, mpi_comm))
@@ -312,9 +313,9 @@ _named = functools.lru_cache(maxsize=None)(Caller)
 
 
 def _use_defaults(cls: type[MpiCommunicatorBase]) -> None:
-    """Make operations that version 7 lacks call the methods that a class overrides."""
-    # Do this when an instance is created, since methods may be added to the class until then.
-    # mean_queue finds out by itself.
+    """Make operations that version 7 does not have call the methods that a class overrides."""
+    # Do this when an instance is created, because methods may be added to the class until then.
+    # mean_queue checks this itself.
     for name in _version7.CALLED.keys() - {'mean_queue'}:
         if _version7.needs_default(cls, name):
             setattr(cls, name, getattr(CommunicatorBase, name))

@@ -1,4 +1,4 @@
-"""NCCL within each node, MPI between nodes: for GPUs with an MPI that is not CUDA-aware."""
+"""Uses NCCL within each node and MPI between nodes, for GPUs if MPI is not CUDA-aware."""
 from __future__ import annotations
 
 from chainermn._transport.nccl.by_node import NodeNcclTransport
@@ -8,7 +8,7 @@ from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
 class NonCudaAwareCommunicator(NcclCommunicatorBase):
     """Sums gradients on the first rank of each node, then between these ranks, and broadcasts them.
 
-    Between nodes the sums are staged in page-locked host memory.
+    Between nodes, the sums are staged in page-locked host memory.
 
     Example:
         >>> comm = chainermn.create_communicator('non_cuda_aware')  # doctest: +SKIP

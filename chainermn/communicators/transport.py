@@ -1,9 +1,9 @@
 """Base classes for custom transports.
 
-A communicator selects its transport; :class:`MpiTransport` has all methods::
+A communicator class selects its transport. :class:`MpiTransport` implements all methods::
 
     class MyCommunicator(MpiCommunicatorBase):
-        transport_class = MyTransport  # derives from MpiTransport, and defines mean()
+        transport_class = MyTransport  # derives from MpiTransport and defines mean()
 """
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec, Compressor, Group

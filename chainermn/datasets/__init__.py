@@ -1,4 +1,4 @@
-"""Datasets for several ranks: each gets its own shard, from another rank or from files."""
+"""Datasets for several ranks: each rank gets its own shard, from another rank or from files."""
 import chainermn.datasets.scatter_dataset  # noqa: F401  (before the function of this name)
 from chainermn.datasets.empty_dataset import create_empty_dataset
 from chainermn.datasets.scatter import DataSizeError, scatter_dataset, scatter_index

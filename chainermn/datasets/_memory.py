@@ -14,20 +14,20 @@ from chainer.datasets import SubDataset
 from chainermn._operations.exceptions import DataSizeError
 from chainermn._types import Object
 
-_SAMPLES = 32  # elements of a list that are measured
-_VISITS = 10_000  # objects that are measured
-_MAX_DEPTH = 50  # nesting depth of objects
+_SAMPLES = 32  # maximum number of elements of a list that are measured
+_VISITS = 10_000  # maximum number of objects that are measured
+_MAX_DEPTH = 50  # maximum nesting depth of objects
 
 
 class NodeMemory(NamedTuple):
-    """The memory of a rank's node."""
+    """The free memory of a rank's node."""
 
     name: str
     free: int | None  # bytes; ``None`` if unknown
 
     @classmethod
     def here(cls) -> NodeMemory:
-        """Return the free memory of this node, and of the control group of this process."""
+        """Return the free memory of this node, or of the process's control group if less."""
         try:
             lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
             values = {name: int(rest.split()[0]) * 1024
@@ -40,16 +40,16 @@ class NodeMemory(NamedTuple):
 
 
 def check(n_bytes: int, shares: Sequence[float], nodes: Sequence[NodeMemory], root: int) -> None:
-    """Raise an error if the ranks of a node would receive more than fits into its memory.
+    """Raise an error if the ranks of a node would receive more data than fits into its memory.
 
     Args:
         n_bytes: Estimated size of the dataset.
-        shares: The fraction that each rank receives.
+        shares: The fraction of the dataset that each rank receives.
         nodes: The node of each rank.
         root: The rank that has the dataset.
 
     Raises:
-        DataSizeError: If it does not fit.
+        DataSizeError: If the data does not fit.
     """
     received: dict[str, float] = {}
     free: dict[str, int] = {}
@@ -61,15 +61,15 @@ def check(n_bytes: int, shares: Sequence[float], nodes: Sequence[NodeMemory], ro
         if n_bytes * share > free[name]:
             raise DataSizeError(
                 f'the dataset has about {_text(n_bytes)}, of which the ranks on node {name} '
-                f'would receive {_text(n_bytes * share)}, but {_text(free[name])} are free '
-                'there. Write it to files with chainermn.datasets.write_shards, and read these '
-                'with chainermn.iterators.ShardedIterator; or scatter a list of paths.')
+                f'would receive {_text(n_bytes * share)}, but only {_text(free[name])} is free '
+                'there. Write the dataset to files with chainermn.datasets.write_shards and read '
+                'them with chainermn.iterators.ShardedIterator, or scatter a list of paths.')
 
 
 def estimate(dataset: Object) -> int:
-    """Estimate the bytes of a dataset in memory, without reading its examples from files.
+    """Estimate the size of a dataset in memory in bytes, without reading examples from files.
 
-    An object that pickles itself in its own way counts as small.
+    An object that customizes how it is pickled counts as small.
     """
     return _Estimate().bytes_of(dataset)
 
@@ -81,7 +81,7 @@ class _Estimate:
         self._rest = _VISITS
 
     def bytes_of(self, value: Object, depth: int = 0) -> int:
-        """Estimate the bytes of an object inside ``depth`` others."""
+        """Estimate the size of an object at a nesting depth."""
         self._rest -= 1
         kind = type(value)
         if isinstance(value, (np.ndarray, cuda.ndarray)):
@@ -101,7 +101,7 @@ class _Estimate:
         return self._of_items(attributes, depth) or sys.getsizeof(value)
 
     def _of_items(self, items: Sequence[Object], depth: int) -> int:
-        """Estimate the bytes of items from some of them. The same object counts once."""
+        """Estimate the total size of items from a sample of them; each object counts only once."""
         some = items[::-(-len(items) // _SAMPLES) or 1]
         unique = {id(each): each for each in some}
         n = len(items) if len(unique) == len(some) else len({*map(id, items)})
@@ -115,7 +115,7 @@ def _pickles_itself(kind: type) -> bool:
 
 
 def _free_in_group() -> int | None:
-    """Return the memory that a container or Slurm job may still use; ``None`` without a limit."""
+    """Return the memory that a container or Slurm job may still use; ``None`` if unlimited."""
     try:
         path = pathlib.Path('/proc/self/cgroup').read_text().splitlines()[-1].split(':', 2)[2]
         group = pathlib.Path('/sys/fs/cgroup' + path)

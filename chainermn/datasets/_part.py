@@ -1,4 +1,4 @@
-"""Cuts a shard out of a dataset that is in memory, without reading a single example.
+"""Cuts a shard out of a dataset in memory, without reading a single example.
 
 A shard is sent to another rank, so it should be small and quick to pickle: the shard of an array is
 an array, not a list of rows. Datasets of unknown types are not cut: reading the examples of a
@@ -23,11 +23,11 @@ from chainermn._types import Array, Dataset, Object
 
 
 class NotInMemoryError(ChainerMNError):
-    """The dataset, or a dataset inside it, is of a type that cannot be cut."""
+    """The dataset, or a dataset inside it, has a type that cannot be cut."""
 
 
 def cut(dataset: Dataset, indexes: np.ndarray) -> Dataset:
-    """Cut out the examples with the given numbers.
+    """Cut out the examples at the given indexes.
 
     Args:
         dataset: A dataset.
@@ -42,7 +42,7 @@ def cut(dataset: Dataset, indexes: np.ndarray) -> Dataset:
     """
     if isinstance(dataset, (np.ndarray, cuda.ndarray)):
         return _cut_array(dataset, indexes)
-    # Compare the type itself: a subclass may return other examples than its base class.
+    # Compare the exact type: a subclass may return different examples than its base class.
     try:
         cut_this = _CUTTERS[type(dataset)]
     except KeyError:
@@ -85,7 +85,7 @@ def _cut_concatenated_dataset(dataset: ConcatenatedDataset, indexes: np.ndarray)
     owners = np.searchsorted(begins, indexes, side='right') - 1
     parts = [cut(child, indexes[owners == i] - begins[i])
              for i, child in enumerate(dataset._datasets)]
-    # The concatenated parts have the examples by owner; restore their order.
+    # The concatenated parts are sorted by owner; restore the original order.
     order = np.argsort(np.argsort(owners, kind='stable'))
     return SubDataset(ConcatenatedDataset(*parts), 0, len(indexes), order)
 

@@ -5,7 +5,7 @@ from collections.abc import Sized
 
 
 def create_empty_dataset(dataset: Sized) -> list[tuple[()]]:
-    """Create a dataset of the same length without content.
+    """Create a dataset without content that has the same length.
 
     In model parallelism, a model can start with :func:`chainermn.functions.recv` and end with
     :func:`chainermn.functions.send`, so that its ``forward`` has no arguments. With an empty

@@ -1,4 +1,4 @@
-"""Scatters a dataset: the root has all of it, each rank gets its own shard.
+"""Scatters the dataset of the root: each rank gets its own shard.
 
 The shard of rank ``r`` of ``s``, for ``n`` examples, is the half-open interval of positions::
 
@@ -6,8 +6,8 @@ The shard of rank ``r`` of ``s``, for ``n`` examples, is the half-open interval 
     otherwise:      length ceil(n / s) on the first n mod s ranks, floor(n / s) on the others
 
 Shards that are contiguous in an array are sent without copying. Other shards are sent in several
-turns, so that the root has only the copies of one turn in memory. (A single copy per node, in
-shared memory, would take longer and no less memory: the root would write all of it.)
+rounds, so that the root has only the copies of one round in memory. (A single copy per node in
+shared memory would take longer and would not save memory, because the root would write all of it.)
 """
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _T = TypeVar('_T')
 #: Start and end of the shard of each rank.
 Shards = list[tuple[int, int]]
 
-#: Number of turns in which the root sends shards that it has to copy.
-_TURNS = 8
+#: Number of rounds in which the root sends shards that it has to copy.
+_ROUNDS = 8
 
 
 def scatter_dataset(
@@ -56,26 +56,26 @@ def scatter_dataset(
 
     Collective: every rank calls it.
 
-    The root never reads an example. What it sends depends on the type of the dataset:
+    The root never reads an example. The data that it sends depends on the type of the dataset:
 
     - Arrays, lists, tuples, and ``TupleDataset``, ``DictDataset``, ``SubDataset``,
       ``ConcatenatedDataset`` and ``TransformDataset`` of these: each rank gets only its own
-      shard, arrays as arrays. Transforms are sent as functions; they run when an example is
-      used, each time.
+      shard. Arrays are sent as arrays. Transforms are sent as functions, which run each time that
+      an example is used.
     - Other objects with ``__len__`` and ``__getitem__``, including subclasses of these types: the
       whole dataset is pickled and sent to all ranks. So a dataset of files should be a list of
-      paths, like ``LabeledImageDataset``; no image is opened here.
+      paths, like ``LabeledImageDataset``; scattering does not open any image.
 
-    If the ranks of a node would receive more than the memory that is free there, nothing is sent.
-    Datasets that do not fit are read from files by
+    If the ranks of a node would receive more data than fits into its free memory, nothing is sent.
+    To read datasets that do not fit from files, use
     :class:`chainermn.iterators.ShardedIterator`.
 
-    Arrays that are not shuffled are sent without copying. For shuffled datasets, and for lists,
-    the root copies the shards of one eighth of the ranks at a time, or of one rank.
+    Arrays that are not shuffled are sent without copying. For shuffled datasets and for lists, the
+    root copies the shards of one rank, or of one eighth of the ranks, at a time.
 
     Args:
         dataset: On the root, the dataset. Ignored on the other ranks (pass ``None``); the root
-            warns if another rank passes one of another length.
+            warns if another rank passes a dataset of a different length.
         comm: ChainerMN or mpi4py communicator.
         root: The rank that has the dataset; the same on all ranks.
         shuffle: Whether to shuffle the examples first. Only the root's argument is used.
@@ -87,13 +87,13 @@ def scatter_dataset(
             one shard, and lengths differ by at most one. Only the root's argument is used.
 
     Returns:
-        This rank's shard. On the root it is a view of ``dataset``.
+        This rank's shard. On the root, it is a view of ``dataset``.
 
     Raises:
         TypeError: If ``comm`` is not a communicator, or the dataset has no length.
         ValueError: If the seed is out of range.
-        DataSizeError: On all ranks, if the dataset is too large; it states the size and the free
-            memory, both estimated.
+        DataSizeError: On all ranks, if the dataset is too large. The message shows the estimated
+            size and free memory.
 
     Example:
         >>> names = ['a.png', 'b.png', 'c.png', 'd.png'] if comm.rank == 0 else None
@@ -101,7 +101,7 @@ def scatter_dataset(
         >>> shard[:]  # ['c.png', 'd.png'] on rank 1
         ['a.png', 'b.png']
     """
-    data = cast(Dataset, dataset)  # the root has one
+    data = cast(Dataset, dataset)  # not None on the root
     with _as_communicator(comm, 'scatter_dataset') as ours:
         ranks = ours.gather_obj((_length(data), _memory.NodeMemory.here()), root)
         own_plan, order = _on_root(ours, root, 'scatter_dataset', lambda: _plan(
@@ -112,7 +112,7 @@ def scatter_dataset(
             data, order = ours.bcast_obj((data, order), root=root)
         else:
             shard = _scattered(data, order, plan, ours, root)
-    if ranks is not None:  # at the end: the warning may be an error, on this rank only
+    if ranks is not None:  # at the end, because a filter may turn the warning into an error
         _warn_of_ignored([length for length, _ in ranks], root)
     if ours.rank == root or not plan.at_once:
         return SubDataset(data, begin, end, order)
@@ -124,8 +124,8 @@ def scatter_index(
 ) -> tuple[int, int]:
     """Return this rank's interval of ``range(n_total_samples)``.
 
-    Collective: every rank calls it. Use it for data that every rank can read by itself; the
-    intervals are the same as in :func:`scatter_dataset`.
+    Collective: every rank calls it. Use this function for data that every rank can read by itself.
+    The intervals are the same as in :func:`scatter_dataset`.
 
     Args:
         n_total_samples: Number of examples. Only the root's argument is used.
@@ -160,12 +160,12 @@ def get_n_iterations_for_one_epoch(dataset: Sized, local_batch_size: int, comm: 
     Deprecated: triggers such as ``(1, 'epoch')`` work with several ranks.
 
     Args:
-        dataset: This rank's shard. Only rank 0's is used.
-        local_batch_size: Number of examples in the batch of one rank. Only rank 0's is used.
+        dataset: This rank's shard. Only rank 0's argument is used.
+        local_batch_size: Number of examples in a batch of one rank. Only rank 0's argument is used.
         comm: ChainerMN or mpi4py communicator.
 
     Returns:
-        ceil(len(dataset) / local_batch_size) of rank 0.
+        ceil(len(dataset) / local_batch_size), as computed on rank 0.
     """
     _warn_deprecated('get_n_iterations_for_one_epoch')
     return _n_iterations(dataset, local_batch_size, comm)
@@ -174,7 +174,7 @@ def get_n_iterations_for_one_epoch(dataset: Sized, local_batch_size: int, comm: 
 def get_epoch_trigger(
     n_epochs: int, dataset: Sized, local_batch_size: int, comm: CommunicatorLike
 ) -> tuple[int, str]:
-    """Return a trainer's trigger for every ``n_epochs`` epochs, counted in iterations.
+    """Return a trigger that fires every ``n_epochs`` epochs, counted in iterations.
 
     Collective: every rank calls it.
 
@@ -182,12 +182,12 @@ def get_epoch_trigger(
 
     Args:
         n_epochs: Number of epochs.
-        dataset: This rank's shard. Only rank 0's is used.
-        local_batch_size: Number of examples in the batch of one rank. Only rank 0's is used.
+        dataset: This rank's shard. Only rank 0's argument is used.
+        local_batch_size: Number of examples in a batch of one rank. Only rank 0's argument is used.
         comm: ChainerMN or mpi4py communicator.
 
     Returns:
-        ``(n_epochs * iterations in an epoch, 'iteration')``.
+        ``(n_epochs * iterations per epoch, 'iteration')``.
     """
     _warn_deprecated('get_epoch_trigger')
     return n_epochs * _n_iterations(dataset, local_batch_size, comm), 'iteration'
@@ -205,11 +205,11 @@ def _as_communicator(comm: CommunicatorLike, caller: str) -> Iterator[Communicat
                         f'{type(comm).__name__}. Check the order of the arguments.')
     ours = create_communicator('naive', mpi_comm=cast(Any, comm))
     yield ours
-    ours.finalize()  # not after an error: it is collective, and other ranks may not reach it
+    ours.finalize()  # not after an error, because other ranks may not reach this collective call
 
 
 def _on_root(comm: CommunicatorBase, root: int, name: str, compute: Callable[[], _T]) -> _T | None:
-    """Return the result of ``compute`` on the root, else ``None``; all ranks raise its error."""
+    """Return the result on the root and ``None`` elsewhere; all ranks raise the root's error."""
     with raise_together(comm, name):
         result = compute() if comm.rank == root else None
     return result
@@ -217,24 +217,24 @@ def _on_root(comm: CommunicatorBase, root: int, name: str, compute: Callable[[],
 
 class _ScatterPlan(NamedTuple):
     shards: Shards
-    at_once: int  # number of ranks to send shards to in one turn; 0 sends everything to all ranks
+    at_once: int  # number of ranks that get shards in one round; 0 if all ranks get everything
 
 
 def _plan(dataset: Dataset, size: int, shuffle: bool, seed: int | None, force_equal_length: bool,
           ranks: Sequence[tuple[int, _memory.NodeMemory]], root: int
           ) -> tuple[_ScatterPlan, np.ndarray | None]:
-    """On the root: return the plan, and the order of the examples (``None``: not shuffled)."""
+    """Return the plan and the order of the examples (``None`` if not shuffled), on the root."""
     try:
         n = len(dataset)
     except TypeError as error:
         if dataset is not None:
-            raise TypeError(f'the dataset of rank {root}, the root, has no length: it is of type '
-                            f'{type(dataset).__name__}. Pass a dataset with __len__.') from error
+            raise TypeError(f'the dataset of rank {root}, the root, has no length (its type is '
+                            f'{type(dataset).__name__}). Pass a dataset with __len__.') from error
         others = [rank for rank, (length, _) in enumerate(ranks) if length]
         raise TypeError(
             f'rank {root}, the root, passed None. Pass the dataset on rank {root}' + (
-                f', or root={others[0]} on all ranks: rank {others[0]} passed one.'
-                if others else ', and None on the other ranks.')) from None
+                f'; or pass root={others[0]} on all ranks, because rank {others[0]} passed a '
+                'dataset.' if others else ' and None on the other ranks.')) from None
     nodes = [node for _, node in ranks]
     order = _random_state(seed).permutation(n) if shuffle else None
     shards = _shards(n, size, force_equal_length)
@@ -246,7 +246,7 @@ def _plan(dataset: Dataset, size: int, shuffle: bool, seed: int | None, force_eq
     shares = [(end - begin) / max(n, 1) for begin, end in shards]
     _memory.check(_memory.estimate(dataset), shares, nodes, root)
     is_copied = shuffle or isinstance(dataset, (list, tuple))  # the examples of a list are pickled
-    return _ScatterPlan(shards, -(-size // _TURNS) if is_copied else size), order
+    return _ScatterPlan(shards, -(-size // _ROUNDS) if is_copied else size), order
 
 
 def _random_state(seed: int | None) -> np.random.RandomState:
@@ -258,7 +258,7 @@ def _random_state(seed: int | None) -> np.random.RandomState:
 
 
 def _length(dataset: Dataset) -> int:
-    """Return the length of a dataset, 0 for ``None`` and objects without a length."""
+    """Return the length of a dataset; 0 for ``None`` and objects without a length."""
     try:
         return len(dataset)
     except Exception:  # raised by user code, so of any type
@@ -266,23 +266,23 @@ def _length(dataset: Dataset) -> int:
 
 
 def _warn_of_ignored(lengths: Sequence[int], root: int) -> None:
-    """Warn on the root if other ranks passed datasets of their own, which are ignored.
+    """Warn on the root if other ranks passed different datasets, which are ignored.
 
-    Programs may pass the same dataset on all ranks, or an empty one, or a placeholder.
+    User code may pass the same dataset on all ranks, an empty dataset or a placeholder.
     """
     others = [rank for rank, length in enumerate(lengths) if length not in (0, 1, lengths[root])]
     if others:
         warnings.warn('\n'.join([
-            f'scatter_dataset ignored the datasets passed by {ranks_text(others)}; it scatters '
-            f'the one of the root, rank {root}. Lengths:',
+            f'scatter_dataset ignored the datasets passed by {ranks_text(others)}; it only '
+            f'scatters the dataset of the root, rank {root}. Lengths:',
             *group_lines(enumerate(map(str, lengths))),
-            'Pass the whole dataset on the root, and None on the other ranks. If each rank has '
-            'its own data, do not call scatter_dataset.']), RuntimeWarning, stacklevel=3)
+            'Pass the whole dataset on the root and None on the other ranks. If each rank has its '
+            'own data, do not call scatter_dataset.']), RuntimeWarning, stacklevel=3)
 
 
 def _scattered(dataset: Dataset, order: np.ndarray | None, plan: _ScatterPlan,
                comm: CommunicatorBase, root: int) -> Dataset | None:
-    """Send the shards in turns; return this rank's shard, or ``None`` on the root."""
+    """Send the shards in rounds; return this rank's shard, or ``None`` on the root."""
     def cut_for(receivers: list[int]) -> list[Dataset | None]:
         positions = np.arange(len(dataset)) if order is None else order
         return [cut(dataset, positions[begin:end]) if rank in receivers else None
@@ -307,7 +307,7 @@ def _shards(n_total: int, size: int, force_equal_length: bool) -> Shards:
             else repr(n_total)))
     n = operator.index(n_total)
     if n < 0:
-        raise ValueError(f'n_total_samples must be at least 0, not {n}')
+        raise ValueError(f'n_total_samples must not be negative, but is {n}')
     quotient, remainder = divmod(n, size)
     if force_equal_length:
         length = quotient + (remainder > 0)

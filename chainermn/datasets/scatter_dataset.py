@@ -1,4 +1,4 @@
-"""The name of :mod:`chainermn.datasets.scatter` in ChainerMN 1 to 6; today, a function."""
+"""The name that the module ``scatter`` had in ChainerMN 1 to 6; now the name of a function."""
 from __future__ import annotations
 
 import warnings

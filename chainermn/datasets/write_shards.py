@@ -1,4 +1,4 @@
-"""write_shards: a dataset as files for :class:`chainermn.iterators.ShardedIterator`."""
+"""Writes a dataset to files for :class:`chainermn.iterators.ShardedIterator`."""
 from __future__ import annotations
 
 import glob
@@ -26,45 +26,45 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 _NAME = 'write_shards'
 _CALLER = Caller(_NAME, if_missing=(
     'With comm, every rank must call write_shards, even without samples (pass []). To write on one '
-    'rank only, omit comm, and call comm.barrier() on all ranks afterwards.'))
+    'rank only, omit comm and call comm.barrier() on all ranks afterwards.'))
 
 
 def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[str],
                  samples_per_shard: int, comm: CommunicatorBase | None = None, *,
                  overwrite: bool = False) -> list[str]:
-    """Write a dataset or a stream of samples as shards, and an index of their lengths.
+    """Write a dataset or a stream of samples as shards, with an index of their lengths.
 
     Samples that are tuples or lists of arrays or numbers are written to ``PREFIX-00000.npz``,
-    ``PREFIX-00001.npz`` and so on, dicts to .npz files with names, and arrays or numbers alone to
-    .npy files. They are read as tuples, dicts, arrays and NumPy scalars; a list in a tuple or dict
-    becomes an array. All samples have the same shapes and dtypes; for others, write tar or Parquet
-    files with the tools for these. Only the samples of one shard are in memory. Each sample is
-    copied immediately, so a generator may reuse its arrays.
+    ``PREFIX-00001.npz`` and so on, dicts to .npz files with names, and single arrays or numbers to
+    .npy files. Samples are read back as tuples, dicts, arrays and NumPy scalars; a list in a tuple
+    or dict becomes an array. All samples must have the same shapes and dtypes. For samples that
+    differ, write tar or Parquet files with other tools. Only the samples of one shard are in memory
+    at a time. Each sample is copied immediately, so a generator may reuse its arrays.
 
-    With a communicator, it is collective (every rank calls it): each rank writes its own dataset,
-    the shards of lower ranks have lower numbers (unless their lengths are unknown), and all ranks
-    raise the same error.
+    With a communicator, the function is collective (every rank calls it). Each rank writes its own
+    samples, and the shards of lower ranks have lower numbers (unless a length is unknown). If a
+    rank fails, all ranks raise the same error.
 
-    Each file is complete, or absent. The index, ``PREFIX.index.json``, is written last, so that
-    iterators need not open all shards to learn their lengths.
+    Each file is written atomically. The index, ``PREFIX.index.json``, is written last; with it,
+    iterators need not open all shards to find their lengths.
 
     Args:
         dataset: Any object with a length and ``[index]``, or an iterable without a length, such as
-            a generator; with ``comm``, the samples that this rank writes.
+            a generator. With ``comm``, only the samples that this rank writes.
         prefix: Beginning of the paths; the folder must exist.
-        samples_per_shard: Number of samples in a file; the last one of each rank has the rest.
-            Shards of 10 to 100 MB are read fast.
+        samples_per_shard: Number of samples per file; the last file of each rank may have fewer.
+            Shards of 10 to 100 MB are fast to read.
         comm: ChainerMN communicator, to write from several ranks.
-        overwrite: Whether to replace, and remove, existing shards of this prefix.
+        overwrite: Whether to replace existing shards with this prefix, and remove any others.
 
     Returns:
-        The paths of all shards; with ``comm``, of all ranks, on each rank.
+        The paths of all shards. With ``comm``, every rank gets the paths of all ranks.
 
     Raises:
-        FileExistsError: If there are shards of this prefix, unless ``overwrite`` is true.
-        ValueError, TypeError: If a sample differs from the first one in shape, dtype or structure,
-            or an .npy file would not return it unchanged (such as text that ends with NUL), or
-            ``samples_per_shard`` is not a positive integer.
+        FileExistsError: If shards with this prefix exist and ``overwrite`` is false.
+        ValueError, TypeError: If a sample differs from the first one in shape, dtype or structure;
+            if an .npy file cannot store a sample without changing it (such as text that ends with
+            NUL); or if ``samples_per_shard`` is not a positive integer.
         OSError: If a file cannot be written.
 
     Example:
@@ -80,7 +80,7 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
 
 
 class _Alone:
-    """Takes the place of a communicator in a program without one."""
+    """Takes the place of a communicator if none was passed."""
 
     rank = 0
 
@@ -104,7 +104,8 @@ class _Alone:
 
 def _write(dataset: Dataset | Iterable[Object], path: str | os.PathLike[str],
            samples_per_shard: int, comm: CommunicatorBase, overwrite: bool) -> list[str]:
-    from chainermn._shards.listing import remove_index, write_index  # most programs write none
+    # Imported here, because most scripts write no shards.
+    from chainermn._shards.listing import remove_index, write_index
 
     is_root = comm.rank == 0
     with raise_together(comm, _NAME):
@@ -113,13 +114,13 @@ def _write(dataset: Dataset | Iterable[Object], path: str | os.PathLike[str],
                             f'{type(path).__name__}. Check the order of the arguments.')
         prefix = os.fspath(path)
         if not is_integer(samples_per_shard) or samples_per_shard < 1:
-            raise ValueError('samples_per_shard must be an integer of at least 1, not '
+            raise ValueError('samples_per_shard must be a positive integer, not '
                              f'{samples_per_shard!r}')
         samples, n_samples = _samples(dataset)
         existing = _existing(prefix) if is_root else []
         if existing and not overwrite:
-            raise FileExistsError(f'{existing[0]} exists. Remove the shards {prefix}-*, choose '
-                                  'another prefix, or pass overwrite=True.' + _hint(comm))
+            raise FileExistsError(f'{existing[0]} already exists. Remove the shards {prefix}-*, '
+                                  'use a different prefix, or pass overwrite=True.' + _hint(comm))
         if is_root:
             remove_index(prefix)
     by_rank = comm.allgather_obj(None if n_samples is None else -(-n_samples // samples_per_shard))
@@ -132,7 +133,8 @@ def _write(dataset: Dataset | Iterable[Object], path: str | os.PathLike[str],
     of_ranks = comm.allgather_obj((mine, form.text))
     known = next((text for _, text in of_ranks if text), '')
     check_equal(comm, [text or known for _, text in of_ranks],
-                f'{_NAME}: the samples differ between ranks', 'Convert them to the same form.')
+                f'{_NAME}: the samples differ between ranks',
+                'Convert them to the same structure, shapes and dtypes.')
     written = [each for shards, _ in of_ranks for each in shards]
     with raise_together(comm, _NAME):
         if is_root:
@@ -153,7 +155,7 @@ def _hint(comm: CommunicatorBase) -> str:
 
 
 def _samples(dataset: Dataset | Iterable[Object]) -> tuple[Iterator[Object], int | None]:
-    """Return the samples, and their number if it is known."""
+    """Return the samples and their number, or ``None`` if the number is unknown."""
     if not isinstance(dataset, Iterable) and not hasattr(dataset, '__getitem__'):
         raise TypeError(f'{_NAME}(dataset, prefix): dataset must be a Chainer dataset or an '
                         f'iterable of samples, not {type(dataset).__name__}. On a rank without '
@@ -164,7 +166,10 @@ def _samples(dataset: Dataset | Iterable[Object]) -> tuple[Iterator[Object], int
 
 
 def _numbers(by_rank: Sequence[int | None], rank: int) -> tuple[Iterator[int], int]:
-    """Return the numbers of a rank's shards, and of digits: in turns if a length is unknown."""
+    """Return the numbers of a rank's shards, and how many digits a number has.
+
+    If the length of any dataset is unknown, the ranks use the numbers in turn.
+    """
     known = [n for n in by_rank if n is not None]
     if len(known) < len(by_rank):
         return itertools.count(rank, len(by_rank)), 5
@@ -177,7 +182,7 @@ def _existing(prefix: str) -> list[str]:
 
 
 class _Form:
-    """The structure, shapes and dtypes that all samples have."""
+    """The structure, shapes and dtypes that all samples must have."""
 
     def __init__(self) -> None:
         self.text = ''  # description of the first sample
@@ -194,7 +199,7 @@ class _Form:
             self.text = self.text or text
             if text != self.text:
                 raise ValueError(f'sample {i} is {text}, but the first one is {self.text}. All '
-                                 'samples need the same shapes and dtypes. For samples that '
+                                 'samples must have the same shapes and dtypes. For samples that '
                                  'differ, write tar or Parquet files instead.')
             if not arrays:
                 raise ValueError(f'sample {i} is empty')
@@ -205,7 +210,7 @@ class _Form:
 
 
 class _Column:
-    """Copies of arrays of one shape and dtype, since the program may change the arrays."""
+    """Copies of arrays of one shape and dtype, because user code may change the originals."""
 
     def __init__(self, first: np.ndarray) -> None:
         _check_dtype(first.dtype)
@@ -224,8 +229,8 @@ def _entries(sample: Object) -> Mapping[str, Object]:
     if isinstance(sample, Mapping):
         if any(not isinstance(name, str) or re.fullmatch(r'(arr_\d+)?|.*\0.*', name, re.DOTALL)
                for name in sample):
-            raise TypeError('keys of samples must be nonempty strings other than arr_0, arr_1, '
-                            f'..., without NUL, not {[*sample]}')
+            raise TypeError('keys of samples must be nonempty strings without NUL, other than '
+                            f'arr_0, arr_1 and so on, not {[*sample]}')
         return sample
     if isinstance(sample, (tuple, list)):
         return {f'arr_{i}': value for i, value in enumerate(sample)}
@@ -236,19 +241,20 @@ def _as_array(value: Object, i: int) -> np.ndarray:
     array = np.asarray(chainer.backends.cuda.to_cpu(value) if hasattr(value, 'get') else value)
     if array.dtype.hasobject:
         raise TypeError(
-            f'sample {i} contains None, which shards cannot store. Replace it, for example by -1 '
-            'for a missing label.' if value is None else
-            f'sample {i} contains a value of type {type(value).__name__}, but shards store only '
-            'arrays. Convert it to an array of numbers or text.')
+            f'sample {i} contains None, which shards cannot store. Replace it, for example with '
+            '-1 for a missing label.' if value is None else
+            f'sample {i} contains a value of type {type(value).__name__}, but shards can only '
+            'store arrays. Convert it to an array of numbers or text.')
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         _check_conversion(value, array, i)
     return array
 
 
 def _check_conversion(value: Object, array: np.ndarray, i: int) -> None:
-    """Check that an array has the values from which NumPy made it."""
+    """Check that NumPy did not change values when it converted them to an array."""
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f'sample {i} holds a masked array, whose mask is not stored in an array')
+        raise TypeError(f'sample {i} contains a masked array, whose mask shards cannot store. '
+                        'Convert it with x.filled(), or store x.data and x.mask.')
     if isinstance(value, np.ndarray) and value.dtype != array.dtype:
         value = value.tolist()
     if isinstance(value, (list, tuple)):
@@ -256,14 +262,15 @@ def _check_conversion(value: Object, array: np.ndarray, i: int) -> None:
             _check_conversion(part, converted, i)
     elif isinstance(value, (str, bytes, int, float, np.number)) and (
             array.dtype.kind not in 'mM' and array.item() != value and value == value):  # not NaN
-        raise ValueError(f'sample {i} holds {value!r}, but NumPy stores {array.item()!r}. Convert '
-                         'text with np.frombuffer(data, np.uint8), and numbers to one dtype.')
+        raise ValueError(f'sample {i}: NumPy would store {value!r} as {array.item()!r}. Encode '
+                         'text with np.frombuffer(data, np.uint8); convert numbers to a single '
+                         'dtype.')
 
 
 def _check_dtype(dtype: np.dtype) -> None:
-    """Check that a file of NumPy preserves a dtype; it has no names for types of other packages."""
+    """Check that an .npy file preserves a dtype; it has no names for dtypes of other packages."""
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # about metadata, and about types for which this raises
+        warnings.simplefilter('ignore')  # about metadata, and about dtypes that are errors anyway
         try:
             read = np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype))
         except ValueError:
@@ -274,7 +281,7 @@ def _check_dtype(dtype: np.dtype) -> None:
 
 
 def _save(stem: str, columns: Mapping[str, np.ndarray]) -> tuple[str, int, int]:
-    """Write a shard; return its path, and its numbers of samples and of bytes."""
+    """Write a shard; return its path, its number of samples and its size in bytes."""
     path = f'{stem}.npy' if '' in columns else f'{stem}.npz'
     with open_atomic(path) as file:
         if '' in columns:

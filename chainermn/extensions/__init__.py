@@ -40,7 +40,7 @@ __all__ = [
     'multi_node_snapshot',
 ]
 
-#: By name, the module to import at its first use.
+#: The module to import when a name is first used.
 _LAZY = {
     'AllreducePersistent': 'chainermn.extensions.allreduce_persistent',
     'LinearScaling': 'chainermn.extensions.linear_scaling',
@@ -65,7 +65,7 @@ _LAZY = {
     'torch_record': 'chainermn.extensions.torch_record',
 }
 
-if not TYPE_CHECKING:  # or type checkers would accept all names
+if not TYPE_CHECKING:  # otherwise, type checkers would accept any name
     def __getattr__(name: str) -> object:
         return lazy_names.attribute(__name__, name, _LAZY)
 

@@ -1,4 +1,4 @@
-"""Decorator for methods of extensions: errors in their communication show the extension."""
+"""A decorator for methods of extensions, which adds the extension's name to collective errors."""
 from __future__ import annotations
 
 import functools
@@ -23,7 +23,7 @@ def called_by(name: str) -> Callable[[Callable[Concatenate[_E, _P], _R]],
     """Return a decorator for methods of an extension with the attribute ``comm``.
 
     Args:
-        name: The name of the extension; see :meth:`chainermn.CommunicatorBase.called_by`.
+        name: Name of the extension; see :meth:`chainermn.CommunicatorBase.called_by`.
     """
     def decorate(method: Callable[Concatenate[_E, _P], _R]
                  ) -> Callable[Concatenate[_E, _P], _R]:

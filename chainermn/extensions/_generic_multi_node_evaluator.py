@@ -1,4 +1,4 @@
-"""GenericMultiNodeEvaluator: each rank evaluates its batches, one rank combines the results."""
+"""GenericMultiNodeEvaluator: each rank evaluates its batches; one rank combines the results."""
 from __future__ import annotations
 
 import copy
@@ -17,7 +17,11 @@ _NOTHING = object()
 
 
 def check_ends(iterator: Any, name: str) -> None:
-    """Raise ValueError if an iterator of Chainer or ChainerMN repeats its dataset."""
+    """Check that an iterator of Chainer or ChainerMN does not repeat its dataset.
+
+    Raises:
+        ValueError: If it does.
+    """
     kind = type(iterator)
     repeats = getattr(iterator, 'repeat', False) or getattr(iterator, '_repeat', False)
     if repeats and kind.__module__.startswith(('chainer.iterators.', 'chainermn.iterators.')):
@@ -31,21 +35,21 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
 
     Every rank calls :meth:`calc_local` for each of its batches. The root gathers all results and
     calls :meth:`aggregate`. Collective: every rank runs the extension; the numbers of batches may
-    differ. The results are exchanged once, so an error of one rank is raised on the others after
-    their last batches.
+    differ. The results are gathered only once, so if a rank raises an error, the other ranks raise
+    it after their last batches.
 
-    By default it calls the target, and returns all results on the root. Override the two methods
-    to compute something else.
+    By default, ``calc_local`` calls the target, and ``aggregate`` returns all results. Override the
+    two methods to compute something else.
 
     Args:
         comm: ChainerMN communicator.
-        iterator: Iterator of this rank, without repeat.
+        iterator: Iterator of this rank, with ``repeat=False``.
         target: Function that ``calc_local`` calls, such as a model; ``self._targets['main']``.
-        device: Device that the converter sends the batches to.
+        device: Device to which the converter sends the batches.
         converter: Function that converts a batch to the arguments of ``calc_local``.
         root: Rank that aggregates; the same on all ranks.
         progress_hook: Function that the root calls with each batch after its evaluation.
-        allow_different_models: As for :func:`chainermn.create_multi_node_evaluator`. The root
+        allow_different_models: See :func:`chainermn.create_multi_node_evaluator`. Here, the root
             warns.
 
     Raises:
@@ -92,10 +96,12 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
                                            not allow_different_models)
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate one batch: calls the target, or ``eval_func``.
+        """Evaluate one batch.
+
+        By default, this calls ``eval_func``, or the target if that is ``None``.
 
         Args:
-            args: The converted batch; as keyword arguments if the converter returned a dict.
+            args: The converted batch, passed as keyword arguments if the converter returned a dict.
 
         Returns:
             Any picklable object, except ``None``.
@@ -109,11 +115,13 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         return function(*args, **kwargs)
 
     def aggregate(self, results: list[Any]) -> Any:
-        """Combine the results: returns them as they are. Called on the root only.
+        """Combine the results of all ranks. Called on the root only.
+
+        By default, this returns the results unchanged.
 
         Args:
-            results: The results of the first batches of all ranks, ordered by rank, then of their
-                second batches, and so on.
+            results: The results of the first batches of all ranks, ordered by rank, followed by the
+                results of their second batches, and so on.
 
         Returns:
             The result of the extension on the root. To log it, call ``chainer.report`` here.
@@ -134,13 +142,13 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         """Evaluate. Collective: every rank calls it.
 
         Args:
-            trainer: Has no effect.
+            trainer: Ignored.
 
         Returns:
-            On the root the result of :meth:`aggregate`; ``None`` elsewhere.
+            On the root, the result of :meth:`aggregate`. On the other ranks, ``None``.
 
         Raises:
-            Exception: On every rank, any error of ``calc_local`` or ``aggregate`` on a rank.
+            Exception: On every rank, if ``calc_local`` or ``aggregate`` raises an error on a rank.
         """
         operation = type(self).__name__
         with raise_together(self.comm, operation), \
@@ -168,7 +176,7 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         else:
             iterator = copy.copy(iterator)
         if not len(getattr(iterator, 'dataset', [()])):
-            return  # Chainer's iterators divide by zero
+            return  # Chainer's iterators would divide by zero
         for batch in iterator:
             converted = self.converter(batch, self.device)
             if isinstance(converted, tuple):

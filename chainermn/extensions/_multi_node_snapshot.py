@@ -1,4 +1,4 @@
-"""Snapshots of several ranks: one file for each set of replicas."""
+"""Snapshots of several ranks, with one file for each set of replicas."""
 from __future__ import annotations
 
 import os
@@ -35,26 +35,27 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
     """Make a snapshot extension write one file for each set of ranks with the same state.
 
     The lowest rank of each set writes ``<file name>.<rank>``. With ``autoload``, all sets resume
-    at the newest snapshot that is complete on every set. The writing rank reads the file and sends
+    at the newest snapshot that is complete for every set. The writing rank reads the file and sends
     it to the other ranks of its set, so nodes need no shared folder. docs/checkpoints.md lists all
     guarantees.
 
-    Training stops only while the state is copied in memory. A thread writes the copy, in the
-    format of ``chainer.serializers.save_npz``; it is on the disk at the next snapshot, or at the
-    end of the training. If writing fails, an OSError is raised there on every rank; on ranks that
-    do not write, in their next collective operation of ``comm``.
+    Training stops only while the state is copied in memory. A thread writes the copy in the format
+    of ``chainer.serializers.save_npz``. At the next snapshot, or at the end of training, the
+    extension waits until the file is on disk. If writing failed, the writing ranks then raise an
+    OSError, and the other ranks raise it in their next collective operation of ``comm``.
 
     A snapshot with a ``writer`` or ``savefun`` other than Chainer's defaults (``SimpleWriter``,
-    ``save_npz``) is written by that, while training waits, without a checksum and a lock. All
-    others are locked while the training runs: another job that writes snapshots with the same name
-    to the same folder gets an error that shows the job.
+    ``save_npz``) is written by that writer or function while training waits, without a checksum or
+    a lock. The files of all other snapshots are locked during training: another job that writes
+    snapshots with the same name to the same folder gets an error that shows which job has the lock.
 
     With several sets and the default writer, all ranks compare the iteration at every snapshot, so
-    the trigger must fire in the same iterations on all ranks. With ``autoload``, the condition of
-    the snapshot must be true in the same iterations; otherwise, rank 0 warns once. Files beyond
-    ``n_retains`` are removed once all sets have written the newer one.
+    the trigger must fire in the same iterations on all ranks. The condition of the snapshot should
+    also be true in the same iterations on all ranks. If it is not, all ranks raise a ValueError
+    with ``autoload``; without ``autoload``, rank 0 warns once. Files beyond ``n_retains`` are
+    removed once all sets have written a newer file.
 
-    In data-parallel training all ranks are replicas of each other. Another number of ranks can
+    In data-parallel training, all ranks are replicas of each other. A different number of ranks can
     resume from such a snapshot; see ``maybe_load`` of the checkpointer.
 
     Args:
@@ -62,25 +63,26 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
         snapshot: Extension that ``chainer.training.extensions.snapshot`` or ``snapshot_object``
             returned.
         replica_sets: Sets of ranks with the same state, the same on all ranks. A set is any
-            iterable of ranks, or one rank. The remaining ranks form another set: on four ranks
+            iterable of ranks, or one rank. The remaining ranks form another set: on four ranks,
             ``[[0, 1]]`` means ``{0, 1}`` and ``{2, 3}``, and ``[0]`` means ``{0}`` and
             ``{1, 2, 3}``. By default, all ranks form one set.
         allow_pickle: Whether to save and load arrays of Python objects. Loading them runs any code
-            that the files hold.
+            that the files contain.
         allow_other_classes: Whether to load a snapshot whose models, optimizers, update rules or
-            iterators have other classes. States with the same names are loaded, even if their
-            meanings differ.
+            iterators have different classes. States with the same names are then loaded, even if
+            their meanings differ.
 
     Returns:
         The extension, with the trigger and priority of ``snapshot``. Its attribute ``is_master``
         tells whether this rank writes. Its attribute ``snapshot`` is the argument, whose
-        ``filename`` now ends in ``.<rank>``; its condition and writer are called on the masters
-        only.
+        ``filename`` now ends in ``.<rank>``. The condition and the writer of the snapshot are only
+        called on ranks that write.
 
     Raises:
-        AssertionError: If a rank is in two sets, or does not exist.
-        TypeError: If an argument has the wrong type, for example because two were swapped.
-        ValueError: If the file name is a function, with ``autoload``.
+        AssertionError: If a rank is in two sets or does not exist.
+        TypeError: If an argument has the wrong type, for example because two are swapped.
+        ValueError: With ``autoload``, if the iteration cannot be read from the file name, for
+            example because ``filename`` is a function.
 
     Example:
         >>> snapshot = chainer.training.extensions.snapshot(n_retains=3, autoload=True)
@@ -119,12 +121,12 @@ class _MultiNodeSnapshot(chainer.training.Extension):
             comm.refuse('multi_node_snapshot', ValueError(
                 f'autoload must read the iteration of a file from its name, but the file name is '
                 f'{kind}. Pass a file name with one integer field, such as '
-                '"snapshot_iter_{.updater.iteration}", or with none.'))
+                '"snapshot_iter_{.updater.iteration}", or without fields.'))
         self._allow_pickle = allow_pickle
         self._allow_other_classes = allow_other_classes
         snapshot.filename = _with_rank(snapshot.filename, comm.rank)
         self._out: str | None = None
-        self._folder = ''  # absolute path of it, from when it was seen first
+        self._folder = ''  # absolute path of `_out`, when that was first seen
         self._saver = Saver(comm, 'a snapshot', self._writers, self._find_obsolete, self._is_alone)
         self._writer: _TakingWriter | None = None
         if _TakingWriter.can_replace(getattr(snapshot, 'writer', None)):
@@ -134,12 +136,12 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     @property
     def autoload(self) -> bool:
-        """Whether it loads a snapshot before other extensions are initialized."""
+        """Whether a snapshot is loaded before other extensions are initialized."""
         return getattr(self.snapshot, 'autoload', False)
 
     @called_by('multi_node_snapshot')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Lock the files; resume with ``autoload``. Collective: every rank calls it.
+        """Lock the files; resume if ``autoload`` is set. Collective: every rank calls it.
 
         Raises:
             RuntimeError: On every rank, if another job uses this file name in this folder.
@@ -154,8 +156,8 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         with raise_on_all_ranks(self.comm, 'multi_node_snapshot'):
             if len(self.replica_set) > 1 and SavedParts(self._target(trainer)).sharded:
                 raise ValueError(
-                    'with shard_states=True, each rank has its own part of the states of the '
-                    'optimizer, so multi_node_snapshot needs replica sets of one rank each. Pass '
+                    'with shard_states=True, each rank has its own part of the optimizer states, '
+                    'so multi_node_snapshot needs replica sets of one rank each. Pass '
                     'replica_sets=[[rank] for rank in range(comm.size)], or use '
                     'chainermn.create_multi_node_checkpointer.')
         if self._is_collective:
@@ -170,7 +172,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
             self._load(trainer)
         if self.is_master:
             if autoload:
-                self.snapshot.autoload = False  # it is loaded already
+                self.snapshot.autoload = False  # because the state has already been loaded
             if hasattr(self.snapshot, 'initialize'):
                 self.snapshot.initialize(trainer)
             if autoload:
@@ -178,12 +180,12 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     @called_by('multi_node_snapshot')
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Take a snapshot, on the masters. Collective if there are several sets.
+        """Take a snapshot on ranks that write. Collective if there are several sets.
 
         Raises:
             OSError: If a rank could not write the last snapshot.
-            ValueError: With several sets, on every rank, if they are at different iterations.
-            Exception: Any error that serializing the state raises on a rank.
+            ValueError: With several sets, on every rank, if the ranks are at different iterations.
+            Exception: If a rank cannot serialize its state.
         """
         self._look_up_folder(trainer)
         self._saver.wait()
@@ -198,7 +200,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception,
                  tb: types.TracebackType) -> None:
-        """Take a snapshot if it has ``snapshot_on_error``. Not collective."""
+        """Take a snapshot if ``snapshot_on_error`` is set. Not collective."""
         self._look_up_folder(trainer)
         self._warn_of_failure()
         if self.is_master and hasattr(self.snapshot, 'on_error'):
@@ -208,7 +210,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     @called_by('multi_node_snapshot')
     def finalize(self) -> None:
-        """Wait for the last snapshot, and unlock. Collective if there are several sets."""
+        """Wait for the last snapshot; unlock the files. Collective if there are several sets."""
         # Each rank's writer may have started a process.
         started = self.snapshot if self.is_master else getattr(self.snapshot, 'writer', None)
         finalize = getattr(started, 'finalize', None)
@@ -221,7 +223,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self._saver.lock.release()
 
     def _look_up_folder(self, trainer: chainer.training.Trainer) -> None:
-        if trainer.out != self._out:  # once, as the program may change its directory
+        if trainer.out != self._out:  # only once, because user code may change the directory
             self._out, self._folder = trainer.out, os.path.abspath(trainer.out)
 
     @property
@@ -232,16 +234,16 @@ class _MultiNodeSnapshot(chainer.training.Extension):
                          self._pattern._replace(prefix=prefix).file_name)
 
     def _complete(self, next_iteration: int | None) -> None:
-        """Wait until the last snapshot is on the disk, or raise on all ranks."""
+        """Wait until the last snapshot is on disk; raise its error on all ranks."""
         if self._is_collective:
-            self._saver.may_be_incomplete = not self.autoload  # like in ChainerMN 7
+            self._saver.may_be_incomplete = not self.autoload  # as in ChainerMN 7
             if next_iteration is None:
                 self._saver.flush()
             else:
                 self._saver.complete(next_iteration)
         elif failure := self._saver.pop_failure():
-            # The ranks do not communicate otherwise: a trigger may fire on the writing rank only,
-            # such as one that reads the clock, and a rank may finish earlier, as in join().
+            # Apart from errors, the ranks do not communicate: a trigger that reads the clock may
+            # fire on the writing rank only, and a rank may finish earlier, as in join().
             self.comm.refuse('writing', not_saved(
                 'a snapshot', [f'rank {self.comm.rank}: {failure}']))
 
@@ -267,7 +269,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         return trainer if target is None else target
 
     def _find_obsolete(self, save: Save) -> list[int]:
-        """Return the snapshots beyond ``n_retains``, by the time of their files."""
+        """Return all snapshots except the newest ``n_retains``, by modification time."""
         if self.snapshot.n_retains <= 0 or self._pattern is None:
             return []
         files = self._names.find(self.master)
@@ -275,7 +277,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         return by_time[:-self.snapshot.n_retains]
 
     def _load(self, trainer: chainer.training.Trainer) -> None:
-        wait_for_all()  # an earlier trainer of this process may have saved it
+        wait_for_all()  # an earlier trainer of this process may still be writing the snapshot
         selection = select(self.comm, self._names, self._writers)
         if selection is None:
             return
@@ -287,11 +289,11 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         group.finalize()
         for part in parts.all.values():
             if hasattr(part, 'is_changed'):
-                part.is_changed(part.target)  # so the first update makes a step
+                part.is_changed(part.target)  # so that the first update changes the parameters
 
 
 class _TakingWriter(snapshot_writers.Writer):
-    """Replaces Chainer's default writer: takes the state, which :class:`Saver` writes."""
+    """Replaces Chainer's default writer: keeps the state, which :class:`Saver` then writes."""
 
     def __init__(self, writer: snapshot_writers.SimpleWriter) -> None:
         super().__init__()
@@ -300,17 +302,17 @@ class _TakingWriter(snapshot_writers.Writer):
 
     @staticmethod
     def can_replace(writer: Object) -> bool:
-        """Return whether a writer is Chainer's default, with its default format."""
+        """Return whether a writer is Chainer's default writer with the default format."""
         return (type(writer) is snapshot_writers.SimpleWriter
                 and writer._savefun is chainer.serializers.save_npz
                 and set(writer._kwds) <= {'compression'})
 
     def __call__(self, filename: str, outdir: str, target: Mapping[str, np.ndarray]) -> None:
-        """Take a state, for a file of this name."""
+        """Keep a state for a file with this name."""
         self.taken = filename, dict(target)
 
     def _add_cleanup_hook(self, hook_fun: Callable[..., None]) -> None:
-        """Ignore Chainer's hook for ``n_retains``: Saver removes the files."""
+        """Ignore Chainer's hook for ``n_retains``, because Saver removes the files."""
 
 
 _Filename: TypeAlias = str | Callable[[chainer.training.Trainer], str]

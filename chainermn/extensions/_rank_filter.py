@@ -8,14 +8,15 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class RankFilter(logging.Filter):
-    """Passes log messages of rank 0 only, and warnings and errors of all ranks.
+    """Shows all log messages of rank 0, but only warnings and errors of the other ranks.
 
-    It also adds the attribute ``rank`` to each message, for the format. Add it to a handler.
+    The filter also adds the attribute ``rank`` to each message, for use in the format. Add the
+    filter to a handler.
 
     Args:
         comm: ChainerMN communicator.
-        ranks: The ranks whose messages pass.
-        level: Messages of this level and above pass on all ranks.
+        ranks: The ranks whose messages are all shown.
+        level: Messages of this level and above are shown on all ranks.
 
     Example:
         >>> import logging, sys

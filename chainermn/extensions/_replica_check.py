@@ -1,4 +1,4 @@
-"""Warns if the models of the ranks differ, such as without create_multi_node_optimizer.
+"""Warns if models differ between ranks, such as if create_multi_node_optimizer was not used.
 
 The evaluators and the checkpointer attach digests to messages that they send anyway. A digest
 covers a sample of each parameter, so its cost does not depend on the sizes of the parameters. A
@@ -19,9 +19,9 @@ from chainermn._process.program_place import program_place
 from chainermn._timeline import activities
 from chainermn._types import Array, Object, Parameter
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.optimizers._optimizer_proxy import once
+from chainermn.optimizers._optimizer_proxy import by_first_path
 
-_SAMPLE = 256  # elements of each parameter
+_SAMPLE = 256  # maximum number of elements of each parameter
 _DIGEST = 6  # bytes
 
 
@@ -29,7 +29,7 @@ class _ComparedPart(NamedTuple):
     """Parameters of a model that are compared."""
 
     model: str
-    is_averaged: bool  # a multi-node optimizer trains them, and has made them identical
+    is_averaged: bool  # whether a multi-node optimizer trains them and has made them identical
 
 
 class _PartDigest(NamedTuple):
@@ -49,23 +49,24 @@ class _Warned(runtime.ProcessState):
 
 
 class ReplicaCheck:
-    """Compares the models of all ranks, in each call of an extension.
+    """Compares the models of all ranks in each call of an extension.
 
-    Models may differ by design. These are not compared:
+    Models may differ by design. The following are not compared:
 
-    - parameters that a multi-node optimizer trains between other ranks, or has not broadcast yet;
-    - other parameters, if the program on this rank has called an operation itself since the last
-      check, for example for model parallelism, or to average parameters periodically; or if the
-      communicator comes from another library, so that such calls cannot be counted;
-    - models with different parameters; and everything that is not a parameter, such as the running
+    - parameters that a multi-node optimizer trains with a different communicator, or has not
+      broadcast yet;
+    - other parameters, if user code on this rank has called an operation itself since the last
+      check, for example for model parallelism or to average parameters periodically; or if the
+      communicator comes from a different library, so that such calls cannot be counted;
+    - models with different parameters, and everything that is not a parameter, such as the running
       averages of batch normalization.
 
-    Create it in the function that the program calls.
+    Create the check in the function that user code calls.
 
     Args:
         comm: The communicator.
-        creator: The name of that function, which has the option ``allow_different_models``.
-        is_enabled: Whether to compare.
+        creator: Name of that function, which has the option ``allow_different_models``.
+        is_enabled: Whether to compare models.
     """
 
     def __init__(self, comm: CommunicatorBase, creator: str, is_enabled: bool) -> None:
@@ -91,7 +92,7 @@ class ReplicaCheck:
             if not isinstance(model, chainer.Link):
                 continue
             parts: dict[bool, dict[str, Array]] = {False: {}, True: {}}
-            for path, param in once(sorted(model.namedparams())).items():
+            for path, param in by_first_path(sorted(model.namedparams())).items():
                 is_averaged = id(param) in averaged
                 if id(param) not in others and param.is_initialized and (
                         is_averaged or not is_silent):
@@ -108,7 +109,7 @@ class ReplicaCheck:
             by_rank: The digests of all ranks.
 
         Warns:
-            RuntimeWarning: If they differ.
+            RuntimeWarning: If the digests differ.
         """
         if runtime.get(_Warned).is_done:
             return
@@ -123,7 +124,7 @@ class ReplicaCheck:
                 return
 
     def _trained(self) -> tuple[set[int], set[int]]:
-        """Return the parameters that are identical on all ranks, and the others."""
+        """Return the ids of parameters that are identical on all ranks, and of other parameters."""
         averaged, others = set[int](), set[int]()
         for optimizer in activities.optimizers():
             if (target := getattr(optimizer, 'target', None)) is None:
@@ -140,11 +141,11 @@ class ReplicaCheck:
             ('since the last update of the multi-node optimizer, the parameters have changed on '
              'some ranks only',
              'Find the hook or extension that changes them, or the snapshot that only some ranks '
-             'have loaded. CHAINERMN_DEBUG=1 compares them after each 100th update.')
+             'have loaded. CHAINERMN_DEBUG=1 compares the parameters after every 100th update.')
             if part.is_averaged else
             ('no multi-node optimizer trains this model',
-             'Pass the optimizer to chainermn.create_multi_node_optimizer, and use the result '
-             'instead. If this program does not train the model, call comm.bcast_data(model) '
+             'Pass the optimizer to chainermn.create_multi_node_optimizer and use the result '
+             'instead. If your script does not train the model, call comm.bcast_data(model) '
              'first.'))
         return '\n'.join([
             f'{self._creator}: the parameters of {part.model} differ between ranks (checksums): '

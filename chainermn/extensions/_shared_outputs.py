@@ -1,4 +1,4 @@
-"""Warn if extensions of several ranks write to the same files or terminal."""
+"""Warns if extensions of several ranks write to the same files or terminal."""
 from __future__ import annotations
 
 import os
@@ -25,7 +25,7 @@ class _Output(NamedTuple):
     name: str  # name of the extension
     place: str  # path of the file, or 'the screen'
     advice: str
-    key: object = None  # that distinguishes places of the same name
+    key: object = None  # distinguishes different places with the same name
 
 
 class _Warnings(runtime.ProcessState):
@@ -36,16 +36,16 @@ class _Warnings(runtime.ProcessState):
 
 
 def warn_about_shared_outputs(trainer: Trainer) -> None:
-    """Warn the caller's caller, on one of the ranks."""
+    """Warn on one of the ranks; the warning shows the line of the caller's caller."""
     if shared := [each for each in _outputs(trainer) if not _is_first(each)]:
         warnings.warn('\n'.join([
-            'several ranks write to the same place, and overwrite or mix their output',
+            'several ranks write to the same place and overwrite or mix their output',
             *(f'  {each.name}: {each.place}' for each in shared),
             *dict.fromkeys(each.advice for each in shared)]), stacklevel=3)
 
 
 def _is_first(output: _Output) -> bool:
-    """Return whether no other rank writes there, or a rank has already warned."""
+    """Return whether no other rank writes to an output, or whether a rank has already warned."""
     key, warned = f'{output.name} {output.key or output.place}', runtime.get(_Warnings).keys
     if key in warned or launcher.claim(f'output of {key}') or not launcher.claim(
             f'warning about {key}'):
@@ -92,9 +92,9 @@ def _stream(name: str, stream: Object) -> Iterator[_Output]:
         status = os.fstat(stream.fileno())
         if os.path.samestat(status, os.stat(os.devnull)):
             return
-    except (AttributeError, OSError, ValueError):  # not a file, or a closed one
+    except (AttributeError, OSError, ValueError):  # not a file, or a closed file
         return
-    # The launcher has a pipe to each rank, and writes all that it reads to one screen.
+    # The launcher reads from a pipe of each rank and writes everything to one screen.
     is_pipe = stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)
     place = stream.name if stat.S_ISREG(status.st_mode) else 'the screen'
     yield _Output(name, str(place), _REPORT.format(name, ''),

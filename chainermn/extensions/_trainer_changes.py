@@ -1,16 +1,17 @@
-"""Changes of Chainer's Trainer by ``import chainermn``.
+"""Changes that ``import chainermn`` makes to Chainer's Trainer.
 
-- ``Trainer.__init__``: a multi-node optimizer without a model is an error that says what to do,
-  instead of an AttributeError of ``None``.
-- ``Trainer.extend``: records where the program adds an extension, for error messages. A class
-  instead of an instance is an error.
-- ``Trainer.run``: a warning if extensions of several ranks write to the same files or terminal.
-- ``Trainer.run``: ``chainermn top`` and metrics show what its LogReports report.
-- ``Trainer.run``: an error is printed once, although the Trainer and the job both print errors.
-  The Trainer prints an error before it finalizes the extensions, which can take a long time or
-  hang, so the report of the job leaves out the traceback. The Trainer does not print errors that
-  all ranks raise, or that another rank of the node has printed. Errors that explain a mistake are
-  printed with the frames of the program only.
+- ``Trainer.__init__`` raises an error with advice if a multi-node optimizer has no model, instead
+  of an AttributeError of ``None``.
+- ``Trainer.extend`` records where user code adds an extension, for error messages. It raises an
+  error if it gets a class instead of an instance.
+- ``Trainer.run`` warns if extensions of several ranks write to the same files or terminal.
+- ``Trainer.run`` makes the values that its LogReports report available to ``chainermn top`` and
+  metrics.
+- ``Trainer.run`` prints each error once, although the Trainer and the job both print errors. The
+  Trainer prints an error before it finalizes the extensions, which can take a long time or hang, so
+  the report of the job omits the traceback. The Trainer does not print errors that all ranks raise,
+  or that another rank of the node has printed. Errors that explain a mistake are printed with the
+  frames of user code only.
 """
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def change_trainer() -> None:
     def noted_extend(self: Trainer, extension: Extension, *args: Object, **kwargs: Object) -> None:
         if isinstance(extension, type) and issubclass(extension, Extension):
             raise TypeError('trainer.extend: extension must be an instance, not the class '
-                            f'{extension.__name__}. Pass an instance: {extension.__name__}(...)')
+                            f'{extension.__name__}. Pass an instance: {extension.__name__}(...).')
         extend(self, extension, *args, **kwargs)
         path, line = program_place()
         entry = next(reversed(self._extensions.values()))

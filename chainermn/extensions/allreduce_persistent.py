@@ -10,12 +10,12 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class AllreducePersistent(chainer.training.Extension):
-    """Replaces each floating-point persistent array of a model by its mean over all ranks.
+    """Replaces each floating-point persistent array of a model with its mean over all ranks.
 
     Collective: every rank calls it. Batch normalization keeps the mean and variance of the rank's
-    own batches; averaging them gives statistics of all batches. Run it before a model is evaluated
-    or saved, as its default trigger (each epoch) and priority (before writers) do. Integers,
-    arrays of integers and other values are not changed.
+    own batches; averaging them gives statistics of all batches. The extension must run before a
+    model is evaluated or saved, as it does with the default trigger (every epoch) and priority
+    (before writers). Integers, integer arrays and other values are not changed.
 
     Args:
         model: A ``chainer.Link`` with the same persistent arrays on all ranks.
@@ -41,7 +41,7 @@ class AllreducePersistent(chainer.training.Extension):
         """Average the arrays.
 
         Args:
-            trainer: Has no effect.
+            trainer: Ignored.
 
         Raises:
             TypeError: On every rank, if the model of any rank is not a ``chainer.Link``.
@@ -66,7 +66,7 @@ class AllreducePersistent(chainer.training.Extension):
         return [named[path] for path in sorted(named)]
 
     def _average(self, arrays: list[np.ndarray], dtype: np.dtype) -> None:
-        """Average arrays in one exchange, and in one dtype."""
+        """Average arrays together, in one dtype."""
         xp = chainer.backend.get_array_module(*arrays)
         with self.comm.called_by('AllreducePersistent'):
             mean = self.comm.multi_node_mean(xp.concatenate(

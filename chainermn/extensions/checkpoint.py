@@ -1,4 +1,4 @@
-"""The checkpointer: each rank saves itself, and all resume at the newest complete checkpoint."""
+"""The checkpointer: each rank saves its state; all resume at the newest complete checkpoint."""
 from __future__ import annotations
 
 import os
@@ -47,50 +47,49 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
                                    allow_pickle: bool = False, allow_other_classes: bool = False,
                                    allow_different_models: bool = False
                                    ) -> MultiNodeCheckpointer:
-    """Make an extension that saves each rank, so that an interrupted job can resume.
+    """Create an extension that saves the state of each rank so that interrupted jobs can resume.
 
-    Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``, atomically. After the
-    training, the files are removed when all ranks have ended without an error.
+    Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``, atomically. After training,
+    the files are removed when all ranks have exited without an error.
     docs/checkpoints.md lists all guarantees.
 
     Training stops only while the state is copied in memory; a thread writes the copy. On the CPU,
-    it also copies large states of update rules, while the next gradients are computed. At the next
-    checkpoint, at the end of the training and before loading, all ranks wait until all files are on
-    the disk. If a rank could not write its file, all raise an OSError there.
+    the thread also copies large states of update rules while the next gradients are computed. At
+    the next checkpoint, at the end of training and before loading, all ranks wait until all files
+    are on disk. If a rank could not write its file, all ranks then raise an OSError.
 
-    Without a Trainer, save and load a dictionary of the objects that have a state. ``save``
-    returns when all ranks have written their files; ``save(..., wait=False)`` works as in a
-    Trainer.
+    Without a Trainer, save and load a dict of the objects that have a state. ``save`` returns when
+    all ranks have written their files; ``save(..., wait=False)`` works as in a Trainer.
 
     Collective: all ranks trigger the extension in the same iterations.
 
     The files are locked from the first load or save until they are removed. Another job with the
-    same name and folder gets an error that shows the job.
+    same name and folder gets an error that shows which job has the lock.
 
     Args:
         name: Name of the run, the same on all ranks.
         comm: ChainerMN communicator.
-        cp_interval: Number of newest checkpoints to keep.
-        gc_interval: How many more checkpoints there may be before the others are removed.
+        cp_interval: Number of checkpoints to keep (the newest ones).
+        gc_interval: Number of additional checkpoints that may exist before old ones are removed.
         path: Folder of the files; the trainer's ``out`` by default. A relative path is resolved
-            once: here, or when the extension first sees the trainer.
+            only once: here, or when the extension first sees the trainer.
         allow_pickle: Whether to save and load arrays of Python objects. Loading them runs any code
-            that the files hold.
+            that the files contain.
         allow_other_classes: Whether to load a checkpoint whose models, optimizers, update rules or
-            iterators have other classes. States with the same names are loaded, even if their
-            meanings differ.
+            iterators have different classes. States with the same names are then loaded, even if
+            their meanings differ.
         allow_different_models: Whether the ranks may train different models. Otherwise, rank 0
             warns once if the parameters that an optimizer of the checkpoint has trained differ
-            between ranks, as without :func:`chainermn.create_multi_node_optimizer`. Models with
-            different layers are not compared, nor models of programs that call operations
-            themselves between checkpoints, as in model parallelism.
+            between ranks, for example because :func:`chainermn.create_multi_node_optimizer` was not
+            used. Models are not compared if they have different layers, or if user code calls
+            operations itself between checkpoints, as in model parallelism.
 
     Returns:
         The extension.
 
     Raises:
-        ValueError: On every rank, if the name has a slash, or an interval is less than 1.
-        TypeError: On every rank, if the first argument is not text, or an interval not an integer.
+        ValueError: On every rank, if the name contains a slash or an interval is less than 1.
+        TypeError: On every rank, if the name is not a string or an interval is not an integer.
         OSError: On every rank, if any rank cannot write to its folder.
 
     Example:
@@ -121,11 +120,11 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     comm = as_communicator(comm, 'create_multi_node_checkpointer')
     if not isinstance(name, str) or not is_integer(cp_interval) or not is_integer(gc_interval):
         comm.refuse('create_multi_node_checkpointer', TypeError(
-            'name must be text, and intervals must be integers; got '
+            'name must be a string, and intervals must be integers; got '
             f'{name!r}, cp_interval={cp_interval!r}, gc_interval={gc_interval!r}'))
     if '/' in name or cp_interval < 1 or gc_interval < 1:
         comm.refuse('create_multi_node_checkpointer', ValueError(
-            f"name must not contain a slash; pass the folder as path='...', not {name!r}"
+            f"name must not contain a slash, but is {name!r}; pass the folder as path='...'"
             if '/' in name else 'intervals must be at least 1; got '
             f'cp_interval={cp_interval}, gc_interval={gc_interval}'))
     with raise_on_all_ranks(comm, 'create_multi_node_checkpointer'):
@@ -145,14 +144,15 @@ def _check_writable(folder: str) -> None:
         if os.access(folder, os.W_OK):
             return
         reason = f'cannot write to {folder!r}'
-    raise OSError(f'checkpoints cannot be saved: {reason}. Pass another folder, or change its '
+    raise OSError(f'checkpoints cannot be saved: {reason}. Pass a different folder, or change its '
                   'permissions. To load from a folder that is not writable, pass it to maybe_load.')
 
 
 def _trained_models(parts: SavedParts) -> dict[str, Object]:
     """Return the models that optimizers of an object have trained.
 
-    Their names are those in the trainer or dictionary.
+    Returns:
+        The models by their names in the trainer or dict.
     """
     trained = {id(link) for part in parts.all.values()
                if hasattr(part, 'update') and getattr(part, 't', False)
@@ -164,16 +164,16 @@ def _trained_models(parts: SavedParts) -> dict[str, Object]:
 
 class _Checkpointers(runtime.ProcessState):
     def __init__(self) -> None:
-        #: By lock file, the checkpointer of this process that saved last.
+        #: The checkpointer of this process that saved last, by lock file.
         self.last_to_save: weakref.WeakValueDictionary[str, MultiNodeCheckpointer] = (
             weakref.WeakValueDictionary())
-        #: By trainer that was loaded, the random state to restore when the training starts.
+        #: The random state to restore when training starts, by the trainer that was loaded.
         self.random: weakref.WeakKeyDictionary[
             chainer.training.Trainer, dict[str, np.ndarray]] = weakref.WeakKeyDictionary()
 
 
 class _CheckpointStats:
-    """The times that the checkpoints took."""
+    """The durations of the checkpoints."""
 
     def __init__(self) -> None:
         self.durations: list[float] = []
@@ -195,7 +195,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
     """
 
     default_name: str = '_MultiNodeCheckpointer'  # as in older checkpoints
-    priority: int = -1000  # saves the changes of all others, including snapshots and triggers
+    priority: int = -1000  # to save the changes of all other extensions, including triggers
 
     def __init__(self, name: str, comm: CommunicatorBase, cp_interval: int, gc_interval: int,
                  path: str | None, allow_pickle: bool, allow_other_classes: bool,
@@ -218,19 +218,19 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
     @called_by('create_multi_node_checkpointer')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Lock the files, before time is spent on training, and restore random numbers.
+        """Lock the files before time is spent on training; restore the random number generators.
 
         Collective: every rank calls it.
 
         Raises:
-            OSError: On every rank, if any rank cannot write to its folder, or a folder has the name
-                of a file.
+            OSError: On every rank, if any rank cannot write to its folder, or if a folder has the
+                name of a checkpoint file.
             RuntimeError: On every rank, if another job uses this name in this folder.
-            ValueError: On every rank, if their names differ.
+            ValueError: On every rank, if the checkpointer's name differs between ranks.
         """
         self._set_path(None, trainer)
         self._lock(must_write=True)
-        # Whatever the program has drawn since, such as the initial weights of another model.
+        # User code may have drawn random numbers since loading, such as for another model.
         state.restore_random(runtime.get(_Checkpointers).random.pop(trainer, {}))
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
@@ -243,20 +243,21 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         """Save an object. Collective: every rank calls it.
 
         Args:
-            target: Any object that Chainer can serialize, such as a trainer or a model; or a
-                dictionary of such objects.
+            target: Any object that Chainer can serialize, such as a trainer or a model; or a dict
+                of such objects.
             iteration: Number of the checkpoint, the same on all ranks.
-            wait: Whether to return only when the files of all ranks are on the disk. Otherwise it
-                returns when the state is copied in memory, except the states of update rules that
-                wait for copies until the next update; a thread writes it.
+            wait: Whether to wait until the files of all ranks are on disk. Otherwise, the method
+                returns when the state has been copied in memory, except for states of update rules,
+                which may be copied until the next update. A thread writes the copy.
 
         Raises:
-            OSError: On every rank, if any rank could not write this checkpoint, or the previous one
-                it that was saved with ``wait=False``. The next call saves again.
+            OSError: On every rank, if any rank could not write this checkpoint, or the previous
+                checkpoint if that was saved with ``wait=False``. The next call saves again.
             RuntimeError: On every rank, if another job uses this name in this folder.
-            ValueError: On every rank, if their iterations or names differ.
-            TypeError: On every rank, if the state of any rank holds Python objects.
-            Exception: On every rank, any error that the target raises on a rank.
+            ValueError: On every rank, if the iteration or the checkpointer's name differs between
+                ranks.
+            TypeError: On every rank, if the state of any rank contains Python objects.
+            Exception: On every rank, if the target raises an error on a rank.
 
         Example:
             >>> checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path='saves')
@@ -275,8 +276,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             if not isinstance(target, Mapping) and not hasattr(target, 'serialize'):
                 raise TypeError(
                     'save(target, iteration): target must be a dict of objects, such as '
-                    "{'model': model, 'optimizer': optimizer}, or an object with a method "
-                    f'serialize, not {type(target).__name__}')
+                    "{'model': model, 'optimizer': optimizer}, or an object with a serialize "
+                    f'method, not {type(target).__name__}')
             self._check_target(target)
             parts = SavedParts(target)
             copy = state.CopiedState.of(parts, self.allow_pickle)
@@ -296,40 +297,39 @@ class MultiNodeCheckpointer(chainer.training.Extension):
                    path: str | None = None) -> int | None:
         """Load the newest checkpoint that is complete on all ranks, if there is one.
 
-        Collective: every rank calls it. Extensions added to the trainer later are restored when
-        they are added.
+        Collective: every rank calls it. Extensions that are added to the trainer later are restored
+        when they are added.
 
-        A checkpoint of another number of ranks is loaded if their models and optimizers were
+        A checkpoint of a different number of ranks is loaded if their models and optimizers were
         identical. Iterators then continue at the same fraction of the epoch, and the order of the
         data and the random numbers will differ from the saved run.
 
         Args:
-            trainer: The object to load into, of the kind that was saved; or a dictionary of such
-                objects.
-            optimizer: Multi-node optimizer. If it is given, or in the dictionary, the first update
-                after loading is an ordinary one, for all multi-node optimizers of the trainer;
-                otherwise it only copies rank 0's parameters to all ranks. Other optimizers have no
-                effect.
+            trainer: The object to load into, of the type that was saved; or a dict of such objects.
+            optimizer: Multi-node optimizer. If it is passed, or if a dict is loaded, the first
+                update after loading changes the parameters as usual, for all multi-node optimizers
+                of the trainer or dict. Otherwise, the first update only copies rank 0's parameters
+                to all ranks. Other types of optimizers have no effect.
             path: Folder of the files, from now on.
 
         Returns:
-            The iteration of the checkpoint; ``None`` if there is none. Rank 0 also logs it, and
-            prints it if the program has not set up logging.
+            The iteration of the checkpoint; ``None`` if there is no checkpoint. Rank 0 also logs
+            it, or prints it if your script has not set up logging.
 
         Raises:
             RuntimeError: On every rank, if another job uses this name in this folder.
-            OSError: On every rank, if a folder is in the place of a checkpoint file.
+            OSError: On every rank, if a folder has the name of a checkpoint file.
             TypeError: On every rank, if ``trainer`` and ``optimizer`` are swapped.
-            ValueError: On every rank, if their names differ.
-            ValueError: On every rank, if the newest checkpoint is of another number of ranks whose
-                states differed; if it was saved with other classes of models, optimizers, update
-                rules or iterators; or if a file holds Python objects.
-            Exception: On every rank, any error that the trainer raises on a rank.
+            ValueError: On every rank, if the checkpointer's name differs between ranks; if the
+                newest checkpoint is from a different number of ranks whose states differed; if it
+                was saved with different classes of models, optimizers, update rules or iterators;
+                or if a file contains Python objects.
+            Exception: On every rank, if the trainer raises an error on a rank.
 
         Warns:
-            RuntimeWarning: On rank 0, for each checkpoint that was skipped, and why; if another
-                number of ranks saved it; and if it has no state for some extensions, which start
-                from scratch.
+            RuntimeWarning: On rank 0, for each checkpoint that is skipped, with the reason; if a
+                different number of ranks saved the checkpoint; and if the checkpoint has no state
+                for some extensions, which start from scratch.
 
         Example:
             >>> checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path='runs')
@@ -341,7 +341,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             self.comm.refuse('maybe_load', TypeError(
                 'maybe_load: the trainer comes first: maybe_load(trainer, optimizer).'))
         self._saver.flush()
-        wait_for_all()  # another checkpointer of this process may have saved it
+        wait_for_all()  # another checkpointer of this process may still be writing
         self._set_path(path, trainer)
         self._lock()
         selection = select(self.comm, self._names, range(self.comm.size))
@@ -364,7 +364,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         return selection.iteration
 
     def get_stats(self) -> str:
-        """Return how long saving took, in seconds, as text.
+        """Return a text with statistics of how long saving took, in seconds.
 
         Example:
             >>> chainermn.create_multi_node_checkpointer('run', comm).get_stats()
@@ -382,9 +382,9 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         """Complete the last checkpoint. If training succeeded on all ranks, remove the files.
 
         Without a trainer, the files are removed immediately. After ``Trainer.run``, which calls
-        this method, they are removed when all ranks have ended without an error, since a later step
-        may fail, such as saving the model. Another call removes them immediately, and so does the
-        first one with a communicator that does not compare the calls of its ranks.
+        this method, the files are removed when all ranks have exited without an error, because a
+        later step may fail, such as saving the model. A second call removes the files immediately,
+        and so does the first call if the communicator does not compare the calls of its ranks.
 
         Collective: every rank calls it, unless training failed.
 
@@ -396,7 +396,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             >>> checkpointer.save({'model': model}, iteration=100)
             >>> checkpointer.finalize()  # removes the files
         """
-        # Trainer.run calls this in a "finally" clause, and on_error not for KeyboardInterrupt.
+        # Trainer.run calls this in a "finally" clause, and does not call on_error after
+        # KeyboardInterrupt.
         if self._failed or sys.exc_info()[0] is not None:
             if failure := self._saver.pop_failure():
                 warnings.warn(f'the last checkpoint was not saved: {failure}', RuntimeWarning,
@@ -418,7 +419,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             self._saver.lock.release()
 
     def _find_obsolete(self, save: Save) -> list[int]:
-        # An earlier run may have left later ones here, which other ranks lack.
+        # An earlier run may have left later checkpoints here that other ranks do not have.
         past = [iteration for iteration in self._names.find(self._rank)
                 if iteration <= save.iteration]
         is_due = len(past) >= self.cp_interval + self.gc_interval
@@ -444,7 +445,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         if path is None and self.path is None:
             path = getattr(target, 'out', None)
         if path is not None:
-            self.path = os.path.abspath(path)  # the program may change its directory
+            self.path = os.path.abspath(path)  # because user code may change the directory
         self._has_trainer = self._has_trainer or hasattr(target, 'updater')
 
     def _lock(self, must_write: bool = False) -> None:
@@ -455,7 +456,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         check_equal(self.comm, [repr(name) for name in self.comm.allgather_obj(self.name)],
                     'the ranks have different names for the checkpointer',
                     'Pass the same name on all ranks; folders may differ.')
-        remove_completed(self.comm, names)  # the files of an earlier training
+        remove_completed(self.comm, names)  # the files of an earlier training run
         self._saver.lock.acquire(names, must_write)
 
     @property

@@ -1,4 +1,4 @@
-"""LinearScaling: a learning rate for large batches, with warm-up."""
+"""LinearScaling: learning rates for large batches, with warm-up."""
 from __future__ import annotations
 
 import logging
@@ -14,32 +14,33 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 
 class LinearScaling(chainer.training.Extension):
-    """Scales the learning rate with the batch size of all ranks, after a warm-up.
+    """Scales the learning rate with the total batch size of all ranks, after a warm-up.
 
     This is the linear scaling rule with gradual warm-up of Goyal et al. (2017),
-    https://arxiv.org/abs/1706.02677. The learning rate of the optimizer is the one for
-    ``base_batch_size`` examples per update. If the ranks together use k times as many, it grows
-    linearly from this value to k times this value during the first ``warmup_epochs``.
+    https://arxiv.org/abs/1706.02677. The learning rate of the optimizer is meant for
+    ``base_batch_size`` examples per update. If all ranks together use k times as many examples, the
+    learning rate grows linearly from this value to k times this value in the first
+    ``warmup_epochs`` epochs.
 
-    The batch size of all ranks is the sum of the ranks' batch sizes, times ``n_accumulations`` of
-    the multi-node optimizer.
+    The total batch size is the sum of the ranks' batch sizes, times ``n_accumulations`` of the
+    multi-node optimizer.
 
-    Add it on all ranks. Do not combine it with other extensions that set the same attribute; pass
-    ``decay`` instead. The learning rate only depends on the iteration, so it is correct after
-    resuming.
+    Add the extension on all ranks. Do not combine it with other extensions that set the same
+    attribute; pass ``decay`` instead. The learning rate only depends on the iteration, so it is
+    correct after resuming.
 
-    Collective at the beginning of the training.
+    Collective at the beginning of training.
 
     Args:
         comm: ChainerMN communicator.
-        base_batch_size: The number of examples per update that the learning rate of the optimizer
-            is for; by default, the batch size of rank 0, so that k is ``comm.size`` if all ranks
+        base_batch_size: Number of examples per update for which the learning rate of the optimizer
+            is meant. By default, the batch size of rank 0, so that k is ``comm.size`` if all ranks
             have the same batch size.
-        warmup_epochs: Length of the warm-up in epochs; 0 for none.
-        decay: Function that returns a factor of the learning rate for an epoch, such as
+        warmup_epochs: Length of the warm-up in epochs; 0 for no warm-up.
+        decay: Function that returns a factor for the learning rate in an epoch, such as
             ``lambda epoch: 0.1 ** (epoch // 30)``. The epoch is a float.
-        attr: The hyperparameter to set, such as ``'alpha'`` for Adam.
-        optimizer: The optimizer; by default, the main one of the trainer's updater.
+        attr: Name of the hyperparameter to set, such as ``'alpha'`` for Adam.
+        optimizer: The optimizer; by default, the main optimizer of the trainer's updater.
 
     Example:
         >>> trainer.extend(chainermn.extensions.LinearScaling(
@@ -66,8 +67,8 @@ class LinearScaling(chainer.training.Extension):
         """Set the learning rate of the next update. Collective: every rank calls it.
 
         Raises:
-            ValueError: On every rank, if the optimizer of a rank has no such hyperparameter, or the
-                learning rates or arguments of the ranks differ.
+            ValueError: On every rank, if the optimizer of a rank has no such hyperparameter, or if
+                the learning rates or arguments of the ranks differ.
             AttributeError: On every rank, if an iterator has no batch size or dataset.
         """
         if self._schedule is None:
@@ -94,7 +95,7 @@ class LinearScaling(chainer.training.Extension):
         optimizer = self._optimizer_of(trainer)
         known = optimizer.hyperparam.get_dict()
         if self.attr not in known:
-            raise ValueError(f'the optimizer has no hyperparameter {self.attr!r}; pass attr=, one '
+            raise ValueError(f'the optimizer has no hyperparameter {self.attr!r}; set attr to one '
                              f'of {", ".join(map(repr, sorted(known)))}')
         iterator = trainer.updater.get_iterator('main')
         accumulation = getattr(optimizer, '_accumulation', None)
@@ -109,11 +110,12 @@ class _RankSettings(NamedTuple):
     batch_size: int
     examples: int
     accumulations: int
-    arguments: tuple[float, float | None, float]  # rate, base batch size, epochs: the same on all
+    #: Learning rate, base batch size and warm-up epochs, which must be the same on all ranks.
+    arguments: tuple[float, float | None, float]
 
 
 class _Schedule(NamedTuple):
-    """The learning rate before it decays, the same on all ranks."""
+    """The learning rate without decay, the same on all ranks."""
 
     base: float
     factor: float
@@ -121,7 +123,7 @@ class _Schedule(NamedTuple):
     iterations_per_epoch: float
 
     def rate(self, iteration: int) -> float:
-        """Return the learning rate for the update that follows this iteration."""
+        """Return the learning rate for the update after this iteration."""
         done = iteration / self.warmup if iteration < self.warmup else 1.
         return self.base * (1 + (self.factor - 1) * done)
 

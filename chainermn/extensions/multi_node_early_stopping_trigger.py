@@ -12,20 +12,20 @@ from chainermn.extensions.observation_aggregator import ObservationAggregator, T
 
 
 class MultiNodeEarlyStoppingTrigger:
-    """Chainer's ``EarlyStoppingTrigger`` on the mean of a value over all ranks.
+    """Applies Chainer's ``EarlyStoppingTrigger`` to the mean of a value over all ranks.
 
-    Pass it to a trainer as the stop trigger. Collective whenever ``check_trigger`` fires.
+    Pass this trigger to a trainer as the stop trigger. Collective whenever ``check_trigger`` fires.
 
     Args:
         comm: ChainerMN communicator.
-        check_trigger: When to check the value.
-        monitor: The key of the value in ``trainer.observation``.
+        check_trigger: Trigger that determines when the value is checked.
+        monitor: Key of the value in ``trainer.observation``.
         patience: Number of checks without improvement after which training stops; 3 by default.
             ``patients`` is the old name.
         mode: ``'min'``, ``'max'`` or ``'auto'`` (from the name of the key).
         verbose: Whether to print a message when training stops early.
-        max_trigger: End of the training if it does not stop early.
-        suffix: The key of the mean in ``trainer.observation`` is ``monitor + suffix``.
+        max_trigger: End of training if it does not stop early.
+        suffix: Suffix of the mean's key in ``trainer.observation``, which is ``monitor + suffix``.
 
     Raises:
         TypeError: If ``monitor`` is not a str.
@@ -78,13 +78,13 @@ class MultiNodeEarlyStoppingTrigger:
                 known = ', '.join(map(repr, sorted(trainer.observation))) or 'nothing'
                 warnings.warn_explicit(
                     f'MultiNodeEarlyStoppingTrigger: no rank reported '
-                    f'{self.aggregator.original_key!r}, only {known}. Correct monitor=, or pass a '
-                    'check_trigger that fires when the value is reported.', UserWarning,
+                    f'{self.aggregator.original_key!r}; rank 0 reported {known}. Correct monitor, '
+                    'or pass a check_trigger that fires when the value is reported.', UserWarning,
                     *self._place)
         return stops
 
     def get_training_length(self) -> tuple[float, str]:
-        """Return the maximum length of the training, such as ``(100, 'epoch')``.
+        """Return the maximum length of training, such as ``(100, 'epoch')``.
 
         Example:
             >>> stop = chainermn.extensions.MultiNodeEarlyStoppingTrigger(
@@ -95,7 +95,7 @@ class MultiNodeEarlyStoppingTrigger:
         return self.actual_trigger.get_training_length()
 
     def serialize(self, serializer: Serializer) -> None:
-        """Save or load the best value, the checks since then, and values that are not averaged.
+        """Save or load the best value, the number of checks since then, and values to average.
 
         Args:
             serializer: A Chainer serializer or deserializer.
@@ -105,9 +105,9 @@ class MultiNodeEarlyStoppingTrigger:
 
 
 class _SharedTrigger:
-    """Calls a trigger once per iteration, and shares the result.
+    """Calls a trigger once per iteration and shares the result.
 
-    An ``IntervalTrigger`` that is asked twice in one iteration fires the first time only.
+    An ``IntervalTrigger`` that is called twice in one iteration fires the first time only.
     """
 
     def __init__(self, trigger: Trigger) -> None:
@@ -115,11 +115,11 @@ class _SharedTrigger:
         self._fires = False
 
     def ask(self, trainer: chainer.training.Trainer) -> None:
-        """Ask the trigger."""
+        """Call the trigger and keep the result."""
         self._fires = bool(self._trigger(trainer))
 
     def __call__(self, trainer: chainer.training.Trainer) -> bool:
-        """Return the answer."""
+        """Return the result."""
         return self._fires
 
     def serialize(self, serializer: Serializer) -> None:

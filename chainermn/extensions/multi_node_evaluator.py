@@ -29,7 +29,7 @@ __all__ = ['GenericMultiNodeEvaluator', 'create_multi_node_evaluator']
 
 
 class _Evaluator(Protocol):
-    """Such as ``chainer.training.extensions.Evaluator``."""
+    """An evaluator, such as ``chainer.training.extensions.Evaluator``."""
 
     def evaluate(self) -> Mapping[str, float | Array]: ...
 
@@ -42,34 +42,34 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     r"""Make an evaluator return means over all ranks.
 
     The evaluator is changed in place: its ``evaluate`` becomes collective (every rank calls it) and
-    returns the same result on every rank. Each rank evaluates the batches of its own iterator; then
-    for each key
+    returns the same result on every rank. Each rank evaluates the batches of its own iterator. The
+    result for each key is
 
     .. math::
         \text{result} = \frac{\sum_r n_r v_r}{\sum_r n_r}
 
     where :math:`v_r` is the value of rank :math:`r` alone (with Chainer's ``Evaluator``, the mean
-    over its batches) and :math:`n_r` the number of examples of its iterator. So shards may have any
-    length; ranks with an empty shard, or without the key, do not count. If no rank uses an iterator
-    of the evaluator, because ``evaluate`` is overridden, all ranks have the same weight. NaN stays
-    NaN.
+    over its batches) and :math:`n_r` is the number of examples of its iterator. So shards may have
+    any length. Ranks with an empty shard, or without the key, do not count. If no rank uses an
+    iterator of the evaluator, because ``evaluate`` is overridden, all ranks have the same weight.
+    If any of these values is NaN, the result is NaN.
 
-    An exception in ``evaluate`` on one rank is raised on all ranks, and so is a TypeError if it
-    returns anything other than a dict of numbers.
+    An exception in ``evaluate`` on one rank is raised on all ranks. A TypeError is raised on all
+    ranks if ``evaluate`` returns anything other than a dict of numbers.
 
     Args:
         actual_evaluator: Evaluator, such as :class:`chainer.training.extensions.Evaluator`, or any
             object whose ``evaluate()`` returns a dict of numbers or arrays.
         communicator: ChainerMN communicator.
         allow_different_models: Whether the ranks may evaluate different models. Otherwise, rank 0
-            warns once if the parameters of the evaluator's targets differ between ranks, as without
-            :func:`chainermn.create_multi_node_optimizer`. Models with different layers are not
-            compared, nor models of programs that call operations themselves between evaluations,
-            as in model parallelism.
+            warns once if the parameters of the evaluator's targets differ between ranks, for
+            example because :func:`chainermn.create_multi_node_optimizer` was not used. Models are
+            not compared if they have different layers, or if user code calls operations itself
+            between evaluations, as in model parallelism.
 
     Returns:
-        ``actual_evaluator``. Its attribute ``_mn_original_evaluate`` is the former ``evaluate``,
-        ``_mn_communicator`` is ``communicator``.
+        ``actual_evaluator``. Its attribute ``_mn_original_evaluate`` is the original ``evaluate``,
+        and ``_mn_communicator`` is ``communicator``.
 
     Raises:
         TypeError: If ``actual_evaluator`` has no ``evaluate``, or ``communicator`` is not a
@@ -90,8 +90,8 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     if not callable(original_evaluate):
         communicator.refuse('create_multi_node_evaluator', TypeError(
             'create_multi_node_evaluator needs an evaluator as its first argument, not '
-            f'{type(actual_evaluator).__name__}. Its method evaluate() returns a dict of '
-            'numbers.'))
+            f'{type(actual_evaluator).__name__}. An evaluator has a method evaluate() that returns '
+            'a dict of numbers.'))
     with raise_on_all_ranks(communicator, 'create_multi_node_evaluator'):
         _check_ends(actual_evaluator)
 
@@ -126,8 +126,8 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
 class _NameCheck:
     """Warns once if ranks report a metric under different names, such as with and without a prefix.
 
-    Each mean would cover only some of the ranks. Other keys may differ between ranks, for example
-    in model parallelism.
+    Each mean would then cover only some of the ranks. Keys may differ between ranks in other ways,
+    for example in model parallelism.
 
     Create the object in the function that user code calls, so that the warning shows that line.
     """
@@ -158,15 +158,15 @@ class _NameCheck:
 
 
 def _check_ends(evaluator: Any) -> None:
-    """Raise ValueError if an evaluation would not end."""
+    """Raise ValueError if an evaluation would never end."""
     if getattr(evaluator.evaluate, '__func__', None) is not Evaluator.evaluate:
-        return  # it may stop after some batches
+        return  # a custom evaluate() may stop after some batches
     for name, iterator in evaluator._iterators.items():
         check_ends(iterator, name)
 
 
 def _checked(observation: Object) -> dict[str, Value]:
-    """Return the result of an evaluator with values in host memory, if these are numbers."""
+    """Check that the result of an evaluator has numbers; return it with values in host memory."""
     if not isinstance(observation, Mapping):
         raise TypeError("evaluate() must return a dict of numbers, such as {'loss': 0.5}, not "
                         f'{observation!r}')
@@ -182,7 +182,7 @@ def _checked(observation: Object) -> dict[str, Value]:
 class _CountingIterator(Delegate, wraps='iterator'):
     """Appends the length of every batch to ``counts``.
 
-    It is exhausted immediately if the dataset is empty; Chainer's iterators would divide by zero.
+    It stops immediately if the dataset is empty, because Chainer's iterators would divide by zero.
     """
 
     iterator: chainer.dataset.Iterator
@@ -211,7 +211,7 @@ class _CountingIterator(Delegate, wraps='iterator'):
 
 @contextlib.contextmanager
 def _counted_iterators(evaluator: Any, counts: list[int]) -> Iterator[None]:
-    """Count the examples of the iterators of an evaluator of Chainer."""
+    """Count the examples of the iterators of a Chainer evaluator."""
     iterators = getattr(evaluator, '_iterators', None)
     if iterators is None:  # not derived from Chainer's Evaluator
         yield
@@ -225,7 +225,7 @@ def _counted_iterators(evaluator: Any, counts: list[int]) -> Iterator[None]:
 
 
 def _weighted_means(by_rank: Sequence[tuple[int, dict[str, Value], Digests]]) -> dict[str, Value]:
-    """Return the mean of each key over the ranks, weighted by their numbers of examples."""
+    """Return the mean for each key over the ranks, weighted by their numbers of examples."""
     weights = _weights(by_rank)
     # A rank with an empty shard may report NaN, and 0 times NaN would be NaN.
     return {key: sum(by_rank[rank][1][key] * weight for rank, weight in weights[key].items())
@@ -234,7 +234,7 @@ def _weighted_means(by_rank: Sequence[tuple[int, dict[str, Value], Digests]]) ->
 
 def _reduced(comm: CommunicatorBase, by_rank: Sequence[tuple[int, Collection[str], Digests]],
              observation: dict[str, Value]) -> dict[str, Value]:
-    """Return the same means, from one ``allreduce_obj`` for each key like ChainerMN 7."""
+    """Return the same means, using one ``allreduce_obj`` for each key as in ChainerMN 7."""
     weights = _weights(by_rank)
     return {key: comm.allreduce_obj(
         observation[key] * weights[key][comm.rank] if comm.rank in weights[key] else 0.)
@@ -243,7 +243,7 @@ def _reduced(comm: CommunicatorBase, by_rank: Sequence[tuple[int, Collection[str
 
 def _weights(by_rank: Sequence[tuple[int, Collection[str], Digests]]
              ) -> dict[str, dict[int, float]]:
-    """Return the weight of each rank that counts, for each key, in the order of the keys."""
+    """Return the weights of all ranks that count for each key, sorted by key."""
     weights = {}
     for key in sorted({key for _, keys, _ in by_rank for key in keys}, key=str):
         counts = {rank: n for rank, (n, keys, _) in enumerate(by_rank) if key in keys}

@@ -25,27 +25,28 @@ _R = TypeVar('_R', bound=chainer.training.Extension)
 
 
 def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) -> _R:
-    """Make a report extension show means over all ranks; rank 0 writes it.
+    """Make a report extension show values for all ranks; only rank 0 writes them.
 
-    Add it to the trainer on all ranks.
+    Add the extension to the trainer on all ranks.
 
     - ``LogReport`` and ``PlotReport`` report means over the observations of all ranks since the
-      last report; each observation counts once. Collective whenever their trigger fires, so it
-      must fire in the same iteration on all ranks. ``log`` is the same on all ranks; rank 0 writes
-      the files.
+      last report; each observation counts once. Collective whenever their trigger fires, so the
+      trigger must fire in the same iterations on all ranks. ``log`` is the same on all ranks; only
+      rank 0 writes the files.
     - ``ProgressBar`` shows the examples per second of all ranks. Collective at the beginning of
-      the training, to count the datasets.
+      training, to count the examples in the datasets.
     - ``PrintReport`` and ``ProgressBar`` print on rank 0 only.
 
     Args:
-        actual_report: One of these extensions of ``chainer.training.extensions``. It is changed.
+        actual_report: One of these extensions of ``chainer.training.extensions``. It is changed in
+            place.
         communicator: ChainerMN communicator of the ranks that have different examples.
 
     Returns:
         ``actual_report``.
 
     Raises:
-        TypeError: On every rank, if it is another extension.
+        TypeError: On every rank, if ``actual_report`` is a different extension.
 
     Example:
         >>> from chainer.training import extensions
@@ -81,7 +82,7 @@ def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) 
 
 
 def _public_name(report: chainer.training.Extension) -> str:
-    """Return the name of its class in Chainer or ChainerMN; a subclass may be used on one rank."""
+    """Return the name of a report's class in Chainer or ChainerMN; ranks may use subclasses."""
     return next(kind.__name__ for kind in type(report).__mro__
                 if kind.__module__.startswith(('chainer.', 'chainermn.')))
 
@@ -120,7 +121,7 @@ class _Undrawn(extensions.PlotReport):
 
     @staticmethod
     def available() -> bool:
-        """Return whether it writes a file."""
+        """Return whether this rank writes a file."""
         return False
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
@@ -132,7 +133,7 @@ class _Undrawn(extensions.PlotReport):
 
 
 class _Bar(progress_bar._TrainerProgressBar):
-    """Also shows how many examples all ranks take per second."""
+    """A progress bar that also shows the examples per second of all ranks."""
 
     def __init__(self, communicator: CommunicatorBase, bar_length: int, out: TextIO | _Silence
                  ) -> None:
@@ -142,9 +143,10 @@ class _Bar(progress_bar._TrainerProgressBar):
         self._epochs_per_second = 0.
 
     def start(self, trainer: chainer.training.Trainer) -> None:
-        """Add up the datasets of all ranks, and start the clock. Collective: every rank calls it.
+        """Count the examples of all ranks and start the clock. Collective: every rank calls it.
 
-        Chainer's bar starts the clock when it is first drawn, so it first shows an infinite speed.
+        Chainer's bar starts the clock when it is first drawn, so it would first show an infinite
+        speed.
         """
         self._recent_timing.clear()
         self.update_speed(trainer.updater.iteration, trainer.updater.epoch_detail)
@@ -159,7 +161,7 @@ class _Bar(progress_bar._TrainerProgressBar):
     def get_lines(self) -> list[str]:
         lines = super().get_lines()
         if math.isinf(self._epochs_per_second):
-            del lines[-1]  # no time has passed: no speed and no estimate
+            del lines[-1]  # no time has passed, so there is no speed and no estimate
         elif self._examples:
             size = self._communicator.size
             lines[-1] = (f'{self._epochs_per_second * self._examples:10.5g} examples/sec on '

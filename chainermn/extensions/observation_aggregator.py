@@ -20,20 +20,21 @@ Trigger: TypeAlias = tuple[float, str] | Callable[[chainer.training.Trainer], bo
 
 
 class ObservationAggregator(chainer.training.Extension):
-    """Aggregates the values of one key over all ranks, and adds the result to their observations.
+    """Aggregates the values of one key over all ranks and adds the result to their observations.
 
-    Collective whenever ``comm_trigger`` fires, on all ranks in the same iteration. It takes one
-    exchange, or two with an ``aggregator``.
+    Collective whenever ``comm_trigger`` fires, which must happen in the same iterations on all
+    ranks. Each time, it needs one collective operation, or two with an ``aggregator``.
 
     Args:
         comm: ChainerMN communicator.
         original_key: Key of the value in ``trainer.observation``, such as ``'main/loss'``. It may
             be missing in any iteration, on any rank.
         aggregated_key: Key of the result; ``original_key`` by default.
-        comm_trigger: When to aggregate the values since the last time.
+        comm_trigger: Trigger that determines when values are aggregated. Each time, all values
+            since the last time are aggregated.
         aggregator: Function that gets one list of values per rank, ordered by rank, and returns the
-            result. It is called on rank 0; pass it on all ranks or on none. By default, the mean
-            of all values.
+            result. It is called on rank 0; pass it on all ranks or on none. By default, the result
+            is the mean of all values.
 
     Raises:
         TypeError: If ``aggregator`` is not a function.
@@ -59,7 +60,7 @@ class ObservationAggregator(chainer.training.Extension):
         self.aggregated_key: str = original_key if aggregated_key is None else aggregated_key
         self.comm_trigger = chainer.training.get_trigger(comm_trigger)
         self.aggregator = _mean if aggregator is None else aggregator
-        self.observation_history: list[Value] = []  # since the last time
+        self.observation_history: list[Value] = []  # values that have not been aggregated yet
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Store the value of this iteration; aggregate when ``comm_trigger`` fires."""
@@ -76,13 +77,13 @@ class ObservationAggregator(chainer.training.Extension):
         """Aggregate the stored values and discard them. Collective: every rank calls it.
 
         Args:
-            trainer: Has no effect.
+            trainer: Ignored.
 
         Returns:
             The result, on every rank; ``None`` if no rank observed a value.
 
         Raises:
-            Exception: On every rank, any error of the aggregator.
+            Exception: On every rank, if the aggregator raises an error.
 
         Example:
             >>> aggregator = chainermn.extensions.ObservationAggregator(
@@ -102,14 +103,14 @@ class ObservationAggregator(chainer.training.Extension):
         return cast('Value | None', self.comm.bcast_obj(result))
 
     def serialize(self, serializer: Serializer) -> None:
-        """Save or load the trigger, and the values that are not yet aggregated.
+        """Save or load the trigger, and the values that have not been aggregated yet.
 
         Args:
             serializer: A Chainer serializer or deserializer.
 
         Warns:
-            RuntimeWarning: When saving, if values are neither numbers nor arrays of numbers: they
-                are not saved. When loading, if the file lacks them.
+            RuntimeWarning: When saving, if values are neither numbers nor arrays of numbers, so
+                they are not saved. When loading, if the values are missing from the file.
         """
         if hasattr(self.comm_trigger, 'serialize'):
             self.comm_trigger.serialize(serializer['comm_trigger'])
@@ -143,7 +144,7 @@ def _save_values(serializer: Serializer, values: list[Value]) -> None:
     is_uniform = len({(array.dtype, array.shape) for array in arrays}) == 1
     serializer('n', len(arrays))
     serializer('is_uniform', is_uniform)
-    if is_uniform:  # one array in the file, as there may be a value for each iteration
+    if is_uniform:  # save one array, because there may be a value for each iteration
         arrays = [np.stack(arrays)]
     for i, array in enumerate(arrays):
         serializer(str(i), array)

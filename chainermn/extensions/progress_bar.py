@@ -1,4 +1,4 @@
-"""ProgressBar: the progress of the training on all ranks, printed by rank 0."""
+"""ProgressBar: the progress of training on all ranks, printed by rank 0."""
 from __future__ import annotations
 
 import collections
@@ -22,20 +22,20 @@ _COLUMNS = 100
 class ProgressBar(chainer.training.Extension):
     """Trainer extension that prints a progress bar for all ranks on rank 0.
 
-    It shows how much of the training is done, the samples per second of all ranks together, and
-    the time left. After a resume, it continues at the iteration of the checkpoint, and the
-    speed is measured in the current run. It needs no checkpoint of its own. It uses tqdm if it is
-    installed, otherwise Chainer's bar.
+    The bar shows the progress of training, the samples per second of all ranks together, and the
+    remaining time. After a resume, the bar continues at the iteration of the checkpoint, and the
+    speed is measured in the current run. The extension has no state to save. It uses tqdm if that
+    is installed, otherwise Chainer's bar.
 
-    Add it to the trainer on all ranks. Collective at the beginning of the training, to add up the
-    datasets.
+    Add the extension to the trainer on all ranks. Collective at the beginning of training, to count
+    the samples of all ranks.
 
     Args:
         comm: ChainerMN communicator of the ranks that have different samples.
-        training_length: Length of the training, such as ``(20, 'epoch')``; by default, of the
-            trainer's stop trigger.
+        training_length: Length of training, such as ``(20, 'epoch')``; by default, the length given
+            by the trainer's stop trigger.
         interval: Minimum number of seconds between two updates of the bar.
-        out: Where to print; ``sys.stderr`` by default.
+        out: File to print to; ``sys.stderr`` by default.
 
     Example:
         >>> import io
@@ -59,20 +59,20 @@ class ProgressBar(chainer.training.Extension):
 
     @called_by('ProgressBar')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Add up the datasets of all ranks. Collective: every rank calls it."""
+        """Count the samples of all ranks. Collective: every rank calls it."""
         self._samples = count_samples(self.comm, trainer)
         self._points.clear()
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Draw the bar on rank 0, if it is time."""
+        """Draw the bar on rank 0 if the interval has passed."""
         if self.comm.rank:
             return
         length, unit = self._training_length or trainer.stop_trigger.get_training_length()
         epoch = trainer.updater.epoch_detail
         position = min(trainer.updater.iteration if unit == 'iteration' else epoch, length)
         self._current = _Point(time.monotonic(), epoch, position, length)
-        # Create the bar at the first update, since extensions that load a snapshot are initialized
-        # after this one.
+        # Create the bar at the first update, because extensions that load a snapshot are
+        # initialized after this one.
         if self._bar is None:
             self._bar = _new_bar(length, unit, self._out)
             self._draw()
@@ -94,7 +94,7 @@ class ProgressBar(chainer.training.Extension):
         self._bar.draw(self._current.position, self._speed())
 
     def _speed(self) -> str:
-        """Return the speed and the time left, in words; '' if they are not known yet."""
+        """Return the speed and the time left as text; ``''`` if they are not known yet."""
         first, last = self._points[0], self._points[-1]
         seconds, progress = last.at - first.at, last.position - first.position
         if not seconds or not progress:
@@ -107,11 +107,11 @@ class ProgressBar(chainer.training.Extension):
 
 
 class _Point(NamedTuple):
-    """The progress at a time."""
+    """The progress at a point in time."""
 
     at: float  # seconds
     epoch: float
-    position: float  # of ``length``, epochs or iterations
+    position: float  # epochs or iterations, out of ``length``
     length: float
 
 
@@ -164,7 +164,7 @@ class _Chainer(util.ProgressBar):
         self.flush()
 
     def get_lines(self) -> list[str]:
-        """Return the bar, as text."""
+        """Return the bar as text."""
         part = self._position / self._length if self._length else 1.
         marks = '#' * int(part * self._bar_length)
         return [f'{part:4.0%} [{marks:.<{self._bar_length}}] {self._position:.4g}/'

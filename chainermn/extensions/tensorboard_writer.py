@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 class TensorBoardWriter(extensions.LogReport):
     """Writes means of the observations of all ranks for TensorBoard.
 
-    Like ``LogReport`` with :func:`create_multi_node_report`: each value is the mean over all ranks
-    and all iterations since the last one. Rank 0 writes. It requires tensorboardX: ``pip install
-    tensorboardX``.
+    As in ``LogReport`` with :func:`create_multi_node_report`, each value is the mean over all ranks
+    and all iterations since the last value. Rank 0 writes the files. The extension requires
+    tensorboardX: ``pip install tensorboardX``.
 
-    Add it on all ranks, then run ``tensorboard --logdir result``.
+    Add the extension on all ranks, then run ``tensorboard --logdir result``.
 
-    Collective whenever the trigger fires, which must be in the same iteration on all ranks. A
-    resumed run continues the curves: of earlier runs in the same folder, TensorBoard only shows
-    values up to the iteration that it resumed from.
+    Collective whenever the trigger fires, which must happen in the same iterations on all ranks. A
+    resumed run continues the curves: TensorBoard shows the values of earlier runs in the same
+    folder only up to the iteration from which the run resumed.
 
     Args:
         comm: ChainerMN communicator.
         log_dir: Folder of the files; ``tensorboard`` in the trainer's ``out`` by default.
         keys: Keys of the observations to write; all of them by default.
-        trigger: When to write.
+        trigger: Trigger that determines when values are written.
 
     Raises:
         ImportError: On every rank, if rank 0 does not have tensorboardX.
@@ -75,7 +75,7 @@ class TensorBoardWriter(extensions.LogReport):
             self._file = None
 
     def _write(self, means: dict[str, float]) -> None:
-        """Write one point of each curve to the file immediately, since a checkpoint may follow."""
+        """Write one point of each curve to the file immediately: a checkpoint may follow."""
         if self._file is None:
             return
         from tensorboardX.proto.event_pb2 import Event
@@ -91,14 +91,15 @@ class TensorBoardWriter(extensions.LogReport):
 def _open(folder: str, iteration: int) -> EventsWriter:
     """Open a file that hides values of earlier runs after this iteration.
 
-    SummaryWriter writes points later, in a thread, and its ``flush`` does not wait for the thread.
+    SummaryWriter is not suitable: it writes points later, in a thread, and its ``flush`` does not
+    wait for the thread.
     """
     from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event, SessionLog
     from tensorboardX.record_writer import directory_check
 
     directory_check(folder)
-    # The file name contains the time only in seconds.
+    # Add the iteration to the file name, because the time in it is only in seconds.
     file = EventsWriter(os.path.join(folder, 'events'), f'.{iteration}')
     start = SessionLog(status=SessionLog.START)
     file.write_event(Event(step=iteration + 1, session_log=start, wall_time=time.time()))
@@ -111,4 +112,4 @@ def _check_installed() -> None:
         import tensorboardX  # noqa: F401
     except ImportError as error:
         raise ImportError(f'TensorBoardWriter needs tensorboardX ({error}). '
-                          "Install it on rank 0: pip install tensorboardX") from error
+                          'Install it on rank 0 with "pip install tensorboardX".') from error

@@ -1,4 +1,4 @@
-"""TorchRecord: a RunRecord of a training in PyTorch, such as of a module of ``to_torch``."""
+"""TorchRecord: a RunRecord of training in PyTorch, for example of a module from ``to_torch``."""
 from __future__ import annotations
 
 import os
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 
 class TorchRecord:
-    """Records the inputs and results of each step of a training in PyTorch.
+    """Records the inputs and results of each training step in PyTorch.
 
-    ``chainermn compare`` compares it with other records, such as one of the training in Chainer.
+    ``chainermn compare`` compares the record with other records, such as the record of training in
+    Chainer.
 
     Args:
         module: The module.
-        optimizer: Its optimizer.
-        folder: Where to write.
-        details: As for :class:`RunRecord`; there are no details of functions.
+        optimizer: Optimizer of the module.
+        folder: Folder to write to.
+        details: See :class:`RunRecord`; there are no details of functions.
 
     Raises:
-        TypeError: If an argument is not of the right type.
-        ValueError: As :class:`RunRecord`.
+        TypeError: If an argument has the wrong type.
+        ValueError: If ``details`` is less than 1.
     """
 
     def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: str,
@@ -53,7 +54,7 @@ class TorchRecord:
         """Begin a step.
 
         Args:
-            batch: The batch of this rank, as in the other training.
+            batch: The batch of this rank, the same as in the run to compare with.
         """
         self._has_begun = True
         self._recording.begin(self._training, None, tuple(
@@ -63,7 +64,7 @@ class TorchRecord:
     def loss(self, loss: torch.Tensor) -> None:
         """Record the loss of this rank."""
         if not hasattr(loss, 'detach'):
-            raise TypeError(f'loss must be a tensor of one element, not {type(loss).__name__}')
+            raise TypeError(f'loss must be a tensor with one element, not {type(loss).__name__}')
         self._recording.has_loss(loss.detach().cpu().numpy())
 
     def close(self) -> None:
@@ -72,15 +73,15 @@ class TorchRecord:
 
     def _end(self) -> None:
         if not self._has_begun:
-            warnings.warn('TorchRecord has recorded nothing: call its begin(batch) before each '
-                          'step.', RuntimeWarning, stacklevel=4)
+            warnings.warn('TorchRecord has recorded nothing; call its method begin(batch) before '
+                          'each step', RuntimeWarning, stacklevel=4)
             self._has_begun = True
         self._recording.end(self._training)
         self._training.t += 1
 
 
 class _Training:
-    """An optimizer of PyTorch and its module, with the attributes that a recording reads."""
+    """A PyTorch optimizer and its module, with the attributes that a recording reads."""
 
     def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         import torch

@@ -1,7 +1,7 @@
 """The arithmetic of multi-node batch normalization on CuPy arrays: few kernels, no temporaries.
 
-The same functions as in ``_batch_norm_on_host``. In the kernels ``W`` is the dtype of the
-statistics, at least float32.
+Defines the same functions as ``_batch_norm_on_host``. In the kernels, ``W`` is the dtype of the
+statistics: float32 or wider.
 """
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 from chainermn._types import Array, DeviceArray, Kernel
 from chainermn.functions._batch_norm_on_host import Expander
 
-#: Kernels by name: kind, inputs, outputs, and the expressions of an ElementwiseKernel or of a
-#: ReductionKernel.
+#: Kernels by name: the class (ElementwiseKernel or ReductionKernel), inputs, outputs and
+#: expressions.
 KERNELS = {
     'variance': (
         'ReductionKernel', 'T x, W mean, W scale', 'W y',
@@ -54,7 +54,7 @@ KERNELS = {
 
 @functools.cache
 def kernel(name: str) -> Kernel:
-    """Return one of `KERNELS`."""
+    """Create the kernel with this name in `KERNELS`."""
     import cupy
 
     kind, *parts = KERNELS[name]
@@ -80,7 +80,7 @@ def statistics(x: Array, axis: tuple[int, ...], expander: Expander, dtype: np.dt
 
 
 def table(parts: Sequence[DeviceArray]) -> DeviceArray:
-    """Return the statistics of all ranks, one per row, without a copy if they are one buffer."""
+    """Return the statistics, one rank per row, without a copy if they share one buffer."""
     import cupy
 
     first = parts[0].data
@@ -91,10 +91,11 @@ def table(parts: Sequence[DeviceArray]) -> DeviceArray:
 
 
 def merge(table: Array, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Array, Array, Array]:
-    """Merge statistics of several ranks, one per row.
+    """Merge the statistics of several ranks, one rank per row.
 
     Returns:
-        Means, variances, and the number of elements per channel, all by channel.
+        The means, the variances, and the number of elements per channel, each as an array with one
+        entry per channel.
     """
     import cupy
 
@@ -107,13 +108,13 @@ def merge(table: Array, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Array,
 
 def update_averages(running_mean: Array, running_var: Array, mean: Array, var: Array, total: Array,
                     decay: float) -> None:
-    """Update the moving averages in place; the average variance is unbiased, as in Chainer."""
+    """Update the moving averages in place; the variance is the unbiased one, as in Chainer."""
     kernel('averages')(mean, var, total, total.dtype.type(decay), running_mean, running_var)
 
 
 def gradient_sums(gy: Array, x: Array, axis: tuple[int, ...], expander: Expander, mean: Array,
                   inv_std: Array, dtype: np.dtype) -> Array:
-    """Return the gradients of beta and gamma, stacked."""
+    """Return the gradients of beta and gamma, stacked in this order."""
     import cupy
 
     sums = cupy.empty((2, *mean.shape), dtype)
@@ -124,7 +125,7 @@ def gradient_sums(gy: Array, x: Array, axis: tuple[int, ...], expander: Expander
 
 def input_gradient(gy: Array, x: Array, expander: Expander, mean: Array, inv_std: Array,
                    gamma: Array, sums: Array, total: Array) -> Array:
-    """Return the gradient of the input, from the sums over all ranks."""
+    """Return the gradient of the input, given the sums of the gradients over all ranks."""
     import cupy
 
     gx = cupy.empty(x.shape, x.dtype)

@@ -1,6 +1,6 @@
 """The arithmetic of multi-node batch normalization on NumPy arrays.
 
-PyTorch computes it if it is installed, like Chainer's functions.
+If PyTorch is installed, it does the computation, as it does for Chainer's functions.
 """
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 from chainer_compat.pytorch.dispatch import with_kernel
 from chainermn._types import Array
 
-#: Inserts axes of length one, so that an array by channel broadcasts with the input.
+#: An index that inserts axes of length one, so that a per-channel array broadcasts against the
+#: input.
 Expander = tuple[slice | None, ...]
 
 
@@ -29,15 +30,15 @@ def statistics(x: Array, axis: tuple[int, ...], expander: Expander, dtype: np.dt
 
 
 def table(parts: Sequence[Array]) -> Array:
-    """Return the statistics of all ranks, one per row."""
+    """Return the statistics, one rank per row."""
     return np.stack(parts)
 
 
 def merge(table: Array, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Array, Array, Array]:
-    """Merge statistics of several ranks, one per row.
+    """Merge the statistics of several ranks, one rank per row.
 
     Returns:
-        Means, variances, and the number of elements per channel.
+        The means, the variances, and the number of elements per channel.
     """
     weights = table[:, :1] / table[:, :1].sum()
     means, variances = np.split(table[:, 1:], 2, axis=1)
@@ -49,7 +50,7 @@ def merge(table: Array, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Array,
 
 def update_averages(running_mean: Array, running_var: Array, mean: Array, var: Array, total: Array,
                     decay: float) -> None:
-    """Update the moving averages in place; the average variance is unbiased, as in Chainer."""
+    """Update the moving averages in place; the variance is the unbiased one, as in Chainer."""
     unbiased = var * (total / max(total - 1, 1))
     for average, value in (running_mean, mean), (running_var, unbiased):
         average *= decay
@@ -59,7 +60,7 @@ def update_averages(running_mean: Array, running_var: Array, mean: Array, var: A
 @with_kernel('batch_normalization.gradient_sums')
 def gradient_sums(gy: Array, x: Array, axis: tuple[int, ...], expander: Expander, mean: Array,
                   inv_std: Array, dtype: np.dtype) -> Array:
-    """Return the gradients of beta and gamma, stacked."""
+    """Return the gradients of beta and gamma, stacked in this order."""
     x_hat = (x - mean[expander]) * inv_std[expander]
     return np.stack([gy.sum(axis=axis, dtype=dtype), (gy * x_hat).sum(axis=axis, dtype=dtype)])
 
@@ -67,7 +68,7 @@ def gradient_sums(gy: Array, x: Array, axis: tuple[int, ...], expander: Expander
 @with_kernel('batch_normalization.input_gradient')
 def input_gradient(gy: Array, x: Array, expander: Expander, mean: Array, inv_std: Array,
                    gamma: Array, sums: Array, total: Array) -> Array:
-    """Return the gradient of the input, from the sums over all ranks."""
+    """Return the gradient of the input, given the sums of the gradients over all ranks."""
     gbeta, ggamma = sums
     x_hat = (x - mean[expander]) * inv_std[expander]
     gx = (gamma * inv_std)[expander] * (

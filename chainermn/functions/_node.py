@@ -1,4 +1,4 @@
-"""A function node that can be called, as in ChainerMN 7."""
+"""Function nodes that can be called, as in ChainerMN 7."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ import numpy as np
 
 from chainermn._types import Variable, VariableOrArray
 
-#: Numbers of the inputs that need gradients.
+#: Indexes of the inputs that need gradients.
 Indexes = tuple[int, ...]
-#: Gradients of outputs or inputs; ``None`` if there is none.
+#: Gradients of outputs or inputs; ``None`` for a missing gradient.
 Gradients = tuple[Variable | None, ...]
 
 
 class Node(chainer.FunctionNode):
-    """Base of the function nodes of this package."""
+    """Base class of the function nodes of this package."""
 
     def __call__(self, *inputs: VariableOrArray) -> Variable | tuple[Variable, ...]:
         """Apply the node.
@@ -24,22 +24,23 @@ class Node(chainer.FunctionNode):
             inputs: Variables or arrays.
 
         Returns:
-            A Variable, or a tuple if there are several outputs.
+            A Variable, or a tuple of Variables if the node has several outputs.
         """
         outputs = self.apply(inputs or (placeholder(),))
         return outputs[0] if len(outputs) == 1 else outputs
 
 
 class Communication(Node):
-    """Base of nodes that communicate.
+    """Base class of nodes that communicate.
 
-    Chainer runs backward of the node with the largest rank first. By default, that is the number
-    of nodes before it, so a node that gets its input from another MPI rank would come last, and in
-    another order than on that rank. Here, later calls have larger ranks: backward of all calls
-    runs in the opposite order on each MPI rank.
+    Chainer runs backward of the nodes in descending order of their graph ranks. By default, the
+    graph rank of a node is the number of nodes before it, so a node that gets its input from
+    another MPI rank would come last, and backward would run in a different order than on that rank.
+    Here, each call gets a larger graph rank than the calls before it, so on every MPI rank,
+    backward runs in the reverse order of the calls.
     """
 
-    _newest = 0  # the largest rank
+    _newest = 0  # the largest graph rank so far
 
     def apply(self, inputs: Sequence[VariableOrArray]) -> tuple[Variable, ...]:
         outputs = super().apply(inputs)
@@ -51,11 +52,11 @@ class Communication(Node):
 
 
 def placeholder() -> chainer.Variable:
-    """Return an input for a rank without one; otherwise Chainer would not run its backward."""
+    """Return an input for a node without one; otherwise Chainer would not run its backward."""
     return chainer.Variable(np.empty(0, np.float32))
 
 
 def are_arrays(inputs: Sequence[VariableOrArray | None]) -> bool:
-    """Return whether all inputs are Variables or arrays; ``None`` is left to the operation."""
+    """Return whether all inputs are Variables, arrays or ``None``, which the operation checks."""
     types = chainer.Variable, *chainer.get_array_types()
     return all(x is None or isinstance(x, types) for x in inputs)

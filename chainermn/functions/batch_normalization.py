@@ -1,4 +1,4 @@
-"""Batch normalization with the statistics of the batches of all ranks."""
+"""Batch normalization with statistics over the batches of all ranks."""
 from __future__ import annotations
 
 import warnings
@@ -29,10 +29,10 @@ def get_communication_backend(comm: CommunicatorBase, communication_backend: str
         communication_backend: ``'mpi'``, ``'nccl'`` or ``'auto'``.
 
     Returns:
-        ``'mpi'`` or ``'nccl'``; for ``'auto'`` NCCL if the communicator has it.
+        ``'mpi'`` or ``'nccl'``. ``'auto'`` selects NCCL if the communicator supports it.
 
     Raises:
-        ValueError: If the communicator has no such backend.
+        ValueError: If the backend is unknown, or the communicator does not support it.
     """
     comm = as_communicator(comm, 'multi-node batch normalization')
     if communication_backend == 'auto':
@@ -41,15 +41,15 @@ def get_communication_backend(comm: CommunicatorBase, communication_backend: str
         raise ValueError(f"communication_backend must be 'auto', 'mpi' or 'nccl', not "
                          f'{communication_backend!r}')
     if communication_backend == 'nccl' and not comm._chainermn_channel.has_nccl:
-        raise ValueError(f'nccl is not supported by {type(comm).__name__}. Use pure_nccl, or '
+        raise ValueError(f'nccl is not supported by {type(comm).__name__}. Use pure_nccl or '
                          "communication_backend='auto'.")
     return cast(Backend, communication_backend)
 
 
 class MultiNodeBNImplSelector:
-    """Lets Chainer's batch normalization use the statistics of all ranks.
+    """Makes Chainer's batch normalization use the statistics of all ranks.
 
-    An ``impl_selector`` of Chainer's ``BatchNormalization`` function node.
+    An ``impl_selector`` for Chainer's ``BatchNormalization`` function node.
 
     Args:
         comm: ChainerMN communicator.
@@ -66,11 +66,11 @@ class MultiNodeBNImplSelector:
 
 
 class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
-    r"""One exchange forward and one backward.
+    r"""Communicates once in forward (an all-gather) and once in backward (an all-reduce).
 
-    Forward merges the count :math:`n_r`, mean :math:`\mu_r` and variance :math:`\sigma_r^2` of each
-    rank, which is stable where the difference of mean square and squared mean is not (Chan, Golub
-    and LeVeque, 1983):
+    Forward merges the count :math:`n_r`, the mean :math:`\mu_r` and the variance
+    :math:`\sigma_r^2` of each rank (Chan, Golub and LeVeque, 1983). This is numerically stable,
+    unlike the difference between the mean of the squares and the square of the mean:
 
     .. math::
         \mu = \sum_r n_r \mu_r / n, \qquad
@@ -79,7 +79,7 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
 
     def __init__(self, comm: CommunicatorBase, backend: Backend) -> None:
         self._comm = comm
-        # Such a communicator uses NCCL for arrays on a device, and MPI for arrays on the host.
+        # A communicator with NCCL sends device arrays with NCCL, but host arrays with MPI.
         self._is_through_host = backend == 'mpi' and comm._chainermn_channel.has_nccl
 
     def _to_send(self, x: Array) -> Array:
@@ -90,7 +90,7 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
     def forward(self, axis: tuple[int, ...], gamma: Array, x: Array, x_layout: object,
                 xp: ArrayModule, expander: Expander, beta: Array, eps: float, decay: float,
                 running_mean: Array | None, running_var: Array | None) -> tuple[object, ...]:
-        # Chainer's update of the moving averages counts the examples of this rank only.
+        # Do not let Chainer update the moving averages: it would count only this rank's examples.
         y, y_layout, _, _, mean, var, inv_std, forward_data = super().forward(
             axis, gamma, x, x_layout, xp, expander, beta, eps, decay, None, None)
         if running_mean is not None:
@@ -111,8 +111,8 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
                 'multi-node batch normalization: the number of channels differs between ranks\n'
                 + '\n'.join(f'  rank {rank}: {part.size // 2}' for rank, part in enumerate(parts))
                 + '\nUse the same model on all ranks.')
-        # The ranks together can only have one example if this one has at most one. Only then read
-        # the counts, because on a GPU that waits for the exchange.
+        # All ranks together can only have one example if this rank has at most one. Read the counts
+        # only then, because on a GPU, reading them waits for the all-gather.
         if prod(x.shape[i] for i in axis) <= 1 and sum(int(part[0]) for part in parts) == 1:
             warnings.warn(
                 'Multi-node batch normalization got one sample in total over all ranks, so its '
@@ -136,13 +136,13 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
         with self._comm.called_by('MultiNodeBatchNormalization'):
             sums = xp.asarray(self._comm.allreduce(self._to_send(mine)))
         gx = arithmetic.input_gradient(gy, x, expander, mean, inv_std, gamma, sums, self._total)
-        # The optimizer averages these gradients over all ranks; they are already averages.
+        # These are averages over all ranks already, so the optimizer's averaging keeps the values.
         gbeta, ggamma = (sums / self._comm.size).astype(gamma.dtype, copy=False)
         return gx, None, ggamma, gbeta
 
 
 class MultiNodeBatchNormalizationFunction:
-    """Batch normalization as ChainerMN 1.3 called it: a function of an input, gamma and beta.
+    """The batch normalization of ChainerMN 1.3: a function of an input, gamma and beta.
 
     Deprecated: use :class:`chainermn.links.MultiNodeBatchNormalization`.
 
@@ -175,17 +175,17 @@ class MultiNodeBatchNormalizationFunction:
 
     def __call__(self, x: VariableOrArray, gamma: VariableOrArray, beta: VariableOrArray,
                  *fixed: VariableOrArray) -> chainer.Variable:
-        """Normalize ``x``. In training mode collective: every rank calls it.
+        """Normalize ``x``. Collective in training mode: every rank calls it.
 
         Args:
             x: Variable or array of shape (batch, size, ...).
             gamma: Scale.
             beta: Shift.
-            fixed: Mean and variance, which are only used outside of training mode, and required
-                there.
+            fixed: Mean and variance, which are required outside of training mode and not used in
+                training mode.
 
         Returns:
-            A Variable of the shape of ``x``.
+            A Variable with the shape of ``x``.
         """
         if not chainer.config.train:
             return chainer.functions.fixed_batch_normalization(

@@ -1,9 +1,9 @@
-"""Differentiable collectives; the backward of each is another collective.
+"""Differentiable collectives. The backward pass of each is another collective.
 
 =================  =============================================================
 forward            backward
 =================  =============================================================
-allgather          reduce_scatter: each rank sums the gradients for its array
+allgather          reduce_scatter: each rank gets the sum for its own array
 reduce_scatter     allgather
 alltoall           alltoall
 allreduce          allreduce
@@ -12,8 +12,8 @@ gather             scatter
 scatter            gather
 =================  =============================================================
 
-Every output gets a gradient, zeros if the loss does not use it; so if backward runs on one rank,
-run it on all ranks. Sums of float16 gradients are computed in float32.
+An output that the loss does not use gets a gradient of zeros, so backward also communicates for
+it. If one rank runs backward, all ranks must. Sums of float16 gradients are computed in float32.
 """
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from chainermn.functions._node import Communication, Gradients, Indexes, are_arr
 
 
 class _Collective(Communication):
-    """A function node on a communicator that fills in missing gradients."""
+    """A function node with a communicator. Replaces missing gradients with zeros."""
 
     def __init__(self, comm: CommunicatorBase, root: int = 0) -> None:
         super().__init__()
@@ -42,17 +42,17 @@ class _Collective(Communication):
         if not are_arrays(inputs):  # Chainer would raise on this rank only
             found = ', '.join(sorted({type(x).__name__ for x in inputs}))
             self.comm.refuse(type(self).__name__.lower(), TypeError(
-                f'expected Variables or arrays but got {found}'))
+                f'expected Variables or arrays, but got {found}'))
         return super().apply(inputs)
 
     def _zeros_for_missing(self, gys: Gradients) -> tuple[Variable, ...]:
-        """Replace gradients that are ``None`` by zeros with the shapes of the outputs."""
+        """Replace gradients that are ``None`` with zeros that have the shapes of the outputs."""
         return tuple(
             _zeros(self._xp, shape, dtype) if gy is None else gy
             for gy, (shape, dtype) in zip(gys, self._described, strict=True))
 
     def _outputs(self, ys: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Keep the shapes and dtypes of the outputs for their gradients."""
+        """Record the shapes and dtypes of the outputs for their gradients. Return the outputs."""
         self._xp = chainer.backend.get_array_module(*ys)
         self._described = [(y.shape, y.dtype) for y in ys]
         return ys
@@ -99,7 +99,7 @@ class AllReduce(_Collective):
 
 
 class Bcast(_Collective):
-    """Gives every rank the array of the root; its input on the other ranks is a placeholder."""
+    """Gives every rank the array of the root. On the other ranks, the input is a placeholder."""
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         is_root = self.comm.rank == self.root
@@ -113,7 +113,7 @@ class Bcast(_Collective):
 
 
 class _SumOnRoot(_Collective):
-    """Gives the root the sum of the arrays of all ranks, and the others an empty array."""
+    """Gives the root the sum of the arrays of all ranks, and the other ranks an empty array."""
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         y = self.comm.reduce(inputs[0], root=self.root)
@@ -124,7 +124,7 @@ class _SumOnRoot(_Collective):
 
 
 class Gather(_Collective):
-    """Gives the root the arrays of all ranks, and the others an empty array."""
+    """Gives the root the arrays of all ranks, and the other ranks an empty array."""
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         ys = self.comm.gather(inputs[0], self.root)
@@ -135,7 +135,7 @@ class Gather(_Collective):
 
 
 class Scatter(_Collective):
-    """Gives each rank one array of the root; its input on the other ranks is a placeholder."""
+    """Gives each rank one of the root's arrays. On the other ranks, the input is a placeholder."""
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         return self._outputs((self.comm.scatter(
@@ -147,14 +147,14 @@ class Scatter(_Collective):
 
 
 def allgather(comm: CommunicatorBase, x: VariableOrArray) -> tuple[chainer.Variable, ...]:
-    """Differentiable all-gather. Collective: every rank calls it, and runs backward.
+    """Differentiable all-gather. Collective: every rank calls it and runs backward.
 
     Args:
         comm: ChainerMN communicator.
-        x: Variable or array; the same dtype on all ranks, of any shape.
+        x: Variable or array of any shape, with the same dtype on all ranks.
 
     Returns:
-        On every rank, a tuple with the Variables of all ranks, by rank.
+        On every rank, a tuple with the Variables of all ranks, in rank order.
 
     Example:
         >>> x = chainer.Variable(np.full(2, comm.rank, np.float32))
@@ -167,18 +167,18 @@ def allgather(comm: CommunicatorBase, x: VariableOrArray) -> tuple[chainer.Varia
 
 
 def reduce_scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> chainer.Variable:
-    """Differentiable reduce-scatter. Collective: every rank calls it, and runs backward.
+    """Differentiable reduce-scatter. Collective: every rank calls it and runs backward.
 
     Args:
         comm: ChainerMN communicator.
-        xs: One Variable or array for each rank, all of one dtype; or one Variable with these as
-            rows. ``xs[i]`` has the same shape on all ranks.
+        xs: One Variable or array for each rank, all of the same dtype; or one Variable with these
+            as rows. ``xs[i]`` has the same shape on all ranks.
 
     Returns:
         On rank ``i``, the sum of ``xs[i]`` over all ranks.
 
     Raises:
-        ValueError: If ``xs`` does not have one element for each rank; on all ranks.
+        ValueError: On all ranks, if ``xs`` does not have one element for each rank.
 
     Example:
         >>> xs = [np.full(2, comm.rank + i, np.float32) for i in range(comm.size)]
@@ -190,18 +190,18 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> cha
 
 
 def alltoall(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> tuple[chainer.Variable, ...]:
-    """Differentiable all-to-all. Collective: every rank calls it, and runs backward.
+    """Differentiable all-to-all. Collective: every rank calls it and runs backward.
 
     Args:
         comm: ChainerMN communicator.
-        xs: One Variable or array for each rank, of any shape and one dtype; or one Variable with
-            these as rows.
+        xs: One Variable or array for each rank, of any shape, all of the same dtype; or one
+            Variable with these as rows.
 
     Returns:
-        On rank ``i``, a tuple with ``xs[i]`` of all ranks, by rank.
+        On rank ``i``, a tuple with ``xs[i]`` of all ranks, in rank order.
 
     Raises:
-        ValueError: If ``xs`` does not have one element for each rank; on all ranks.
+        ValueError: On all ranks, if ``xs`` does not have one element for each rank.
 
     Example:
         >>> xs = [np.array([comm.rank, i], np.float32) for i in range(comm.size)]
@@ -214,17 +214,17 @@ def alltoall(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> tuple[cha
 
 def all_to_all(comm: CommunicatorBase, xs: Sequence[VariableOrArray], device: int = -1
                ) -> tuple[chainer.Variable, ...]:
-    """Call ``alltoall``, by its name in ChainerMN 1.0 to 1.2.
+    """Call :func:`alltoall`. This is its name in ChainerMN 1.0 to 1.2.
 
     Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.
-        xs: As for :func:`alltoall`.
+        xs: Same as for :func:`alltoall`.
         device: Ignored.
 
     Returns:
-        As :func:`alltoall`.
+        Same as for :func:`alltoall`.
     """
     warnings.warn('chainermn.functions.all_to_all is deprecated; use alltoall, without device',
                   DeprecationWarning, stacklevel=2)
@@ -232,14 +232,14 @@ def all_to_all(comm: CommunicatorBase, xs: Sequence[VariableOrArray], device: in
 
 
 def allreduce(comm: CommunicatorBase, x: VariableOrArray) -> chainer.Variable:
-    """Differentiable all-reduce (sum). Collective: every rank calls it, and runs backward.
+    """Differentiable all-reduce (sum). Collective: every rank calls it and runs backward.
 
     If every rank computes its own loss from the sum, ``x`` gets the gradient of the sum of all
     losses.
 
     Args:
         comm: ChainerMN communicator.
-        x: Variable or array; the same dtype and shape on all ranks.
+        x: Variable or array, with the same dtype and shape on all ranks.
 
     Returns:
         On every rank, the sum over all ranks.
@@ -255,11 +255,11 @@ def allreduce(comm: CommunicatorBase, x: VariableOrArray) -> chainer.Variable:
 
 
 def bcast(comm: CommunicatorBase, x: VariableOrArray | None, root: int = 0) -> chainer.Variable:
-    """Differentiable broadcast. Collective: every rank calls it, and runs backward.
+    """Differentiable broadcast. Collective: every rank calls it and runs backward.
 
     Args:
         comm: ChainerMN communicator.
-        x: On the root, Variable or array. Ignored on the other ranks.
+        x: On the root, a Variable or array. Ignored on the other ranks.
         root: The rank whose array is sent; the same on all ranks.
 
     Returns:
@@ -276,16 +276,16 @@ def bcast(comm: CommunicatorBase, x: VariableOrArray | None, root: int = 0) -> c
 
 def gather(comm: CommunicatorBase, x: VariableOrArray, root: int = 0
            ) -> chainer.Variable | tuple[chainer.Variable, ...]:
-    """Differentiable gather. Collective: every rank calls it, and runs backward.
+    """Differentiable gather. Collective: every rank calls it and runs backward.
 
     Args:
         comm: ChainerMN communicator.
-        x: Variable or array; the same dtype on all ranks, of any shape.
+        x: Variable or array of any shape, with the same dtype on all ranks.
         root: The rank that gets the arrays; the same on all ranks.
 
     Returns:
-        On the root, a tuple with the Variables of all ranks, by rank. Elsewhere one Variable of
-        shape ``(0,)``, for ``backward()``.
+        On the root, a tuple with the Variables of all ranks, in rank order. On the other ranks, one
+        Variable of shape ``(0,)``, on which to call ``backward()``.
 
     Example:
         >>> x = np.full(2, comm.rank, np.float32)
@@ -299,19 +299,19 @@ def gather(comm: CommunicatorBase, x: VariableOrArray, root: int = 0
 
 def scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray] | None, root: int = 0
             ) -> chainer.Variable:
-    """Differentiable scatter. Collective: every rank calls it, and runs backward.
+    """Differentiable scatter. Collective: every rank calls it and runs backward.
 
     Args:
         comm: ChainerMN communicator.
-        xs: On the root, one Variable or array for each rank, of any shape and one dtype; or one
-            Variable with these as rows. Ignored on the other ranks.
+        xs: On the root, one Variable or array for each rank, of any shape, all of the same dtype;
+            or one Variable with these as rows. Ignored on the other ranks.
         root: The rank whose arrays are sent; the same on all ranks.
 
     Returns:
         On rank ``i``, ``xs[i]`` of the root.
 
     Raises:
-        ValueError: If ``xs`` does not have one element for each rank; on all ranks.
+        ValueError: On all ranks, if ``xs`` does not have one element for each rank.
 
     Example:
         >>> xs = [np.zeros(2, np.float32), np.ones(3, np.float32)] if comm.rank == 0 else None
@@ -329,7 +329,7 @@ def _checked_comm(comm: CommunicatorBase, call: str) -> CommunicatorBase:
 
 def _one_for_each_rank(comm: CommunicatorBase, xs: Sequence[VariableOrArray] | None,
                        operation: str, is_sender: bool = True) -> tuple[VariableOrArray, ...]:
-    """Check the inputs of a rank that sends; return them, or a placeholder on the others."""
+    """Check and return the inputs of a rank that sends; return a placeholder on other ranks."""
     with raise_together(comm, operation):
         return _checked(xs, comm.size) if is_sender else (placeholder(),)
 
@@ -338,9 +338,9 @@ def _checked(xs: Sequence[VariableOrArray] | None, size: int) -> tuple[VariableO
     if xs is not None and getattr(xs, 'ndim', 0) > 0:  # a Variable or an array
         xs = [xs[i] for i in range(len(xs))]
     if not isinstance(xs, (tuple, list)) or len(xs) != size:
-        got = len(xs) if isinstance(xs, (tuple, list)) else type(xs)
+        got = f'{len(xs)} elements' if isinstance(xs, (tuple, list)) else type(xs).__name__
         raise ValueError(
-            f'expected a tuple or list of one Variable for each of the {size} ranks, got {got}')
+            f'expected a tuple or list with one Variable for each of the {size} ranks, got {got}')
     return tuple(xs)
 
 

@@ -1,4 +1,4 @@
-"""Differentiable send and recv; the gradient is sent in the opposite direction."""
+"""Differentiable send and recv. The gradient is sent in the opposite direction."""
 from __future__ import annotations
 
 import warnings
@@ -25,7 +25,7 @@ class _PointToPoint(Communication):
 
 
 class Send(_PointToPoint):
-    """Sends its inputs to a rank; its output is empty and links backward to the inputs.
+    """Sends its inputs to a rank. The output is empty and connects backward to the inputs.
 
     If no input needs a gradient, the receiver sends none.
     """
@@ -52,7 +52,7 @@ class Send(_PointToPoint):
 
 
 class Recv(_PointToPoint):
-    """Receives arrays from a rank; its input is a delegate variable or a placeholder."""
+    """Receives arrays from a rank. The input is a delegate variable or a placeholder."""
 
     def apply(self, inputs: Sequence[VariableOrArray]) -> tuple[Variable, ...]:
         # Otherwise Chainer would not run backward, and the sender would wait for the gradient.
@@ -85,22 +85,22 @@ def send(x: VariableOrArray | Sequence[VariableOrArray], communicator: Communica
     """Send a Variable, differentiably. Rank ``rank`` calls :func:`recv`.
 
     Args:
-        x: Variable, or tuple or list of Variables, of any shapes and floating-point dtypes.
+        x: Variable, or tuple or list of Variables, of any shape and floating-point dtype.
         communicator: ChainerMN communicator.
         rank: Rank of the receiver; not this rank.
-        tag: Number from 0 to 32767; the receiver passes the same one.
+        tag: Number from 0 to 32767. The receiver must pass the same tag.
 
     Returns:
         The *delegate variable*: an empty Variable that is connected to ``x``. Its backward
         receives the gradient of ``x`` from the receiver. Call ``backward()`` on it, or connect it
         to a later computation with :func:`recv` or :func:`pseudo_connect`. If nothing in ``x``
         needs a gradient (an array, or a Variable with ``requires_grad=False``), no gradient is
-        exchanged, whether or not the ranks run backward.
+        sent, whether or not the ranks run backward.
 
     Raises:
         ValueError: If ``rank`` is this rank; or if one rank sends data while the other expects a
-            gradient, because one of them does not run backward, or runs it in a different order.
-            If the ranks wait for each other, the job is aborted with a report that shows the calls.
+            gradient, because one of them does not run backward or runs it in a different order.
+            If the ranks deadlock, the job is aborted with a report that shows their calls.
 
     Example:
         >>> x = chainer.Variable(np.ones(2, np.float32))
@@ -135,15 +135,16 @@ def recv(communicator: CommunicatorBase, rank: int,
             here.
         tag: The tag of the sender.
         force_tuple: Whether to return a tuple even for a single Variable.
-        device: Ignored; for the signature of ChainerMN 1.0 to 1.2.
+        device: Ignored. Accepted for compatibility with ChainerMN 1.0 to 1.2.
 
     Returns:
         A Variable with the sender's dtype, shape and values, or a tuple if several were sent.
         Backward sends its gradient to the sender, if the sender needs it.
 
     Raises:
-        ValueError: As :func:`send`.
-        TypeError: If ``delegate_variable`` is not a Variable, for example because it is the tag.
+        ValueError: Same as for :func:`send`.
+        TypeError: If ``delegate_variable`` is not a Variable, for example because the tag was
+            passed in its place.
 
     Example:
         >>> if comm.rank == 0:
@@ -159,7 +160,7 @@ def recv(communicator: CommunicatorBase, rank: int,
     if delegate_variable is None:
         delegate_variable = placeholder()
     elif not are_arrays((delegate_variable,)):
-        advice = (f'; pass the tag by keyword, tag={delegate_variable}'
+        advice = (f'. Pass the tag by keyword: tag={delegate_variable}.'
                   if isinstance(delegate_variable, int) else '')
         raise TypeError('chainermn.functions.recv: delegate_variable must be a Variable, not '
                         f'{delegate_variable!r}{advice}')
@@ -170,18 +171,18 @@ def recv(communicator: CommunicatorBase, rank: int,
 
 
 def _check_rank(communicator: CommunicatorBase, rank: int, function: str) -> None:
-    """Check the rank, which other operations call dest or source."""
+    """Check the rank. The communicator would check it, but call it dest or source."""
     size = communicator.size
     if not is_integer(rank):
         raise TypeError(f'chainermn.functions.{function}: rank must be an integer, not {rank!r}')
     if function == 'recv' and rank < 0:
-        return  # any rank, or an error of the communicator
+        return  # MPI.ANY_SOURCE, or the communicator raises an error
     if not 0 <= rank < size:
         raise ValueError(
             f'chainermn.functions.{function}: rank must be from 0 to {size - 1}, not {rank}')
     if rank == communicator.rank:
-        raise ValueError(f'chainermn.functions.{function}: rank must be a different rank, not this '
-                         f'rank ({rank})')
+        raise ValueError(f'chainermn.functions.{function}: rank must not be this rank '
+                         f'({rank})')
 
 
 def _as_tuple(x: Array | tuple[Array, ...]) -> tuple[Array, ...]:

@@ -1,4 +1,4 @@
-"""Connects Variables to communication, so that backward includes it."""
+"""Connects Variables to earlier communication, so that backward includes it."""
 from __future__ import annotations
 
 import chainer
@@ -8,7 +8,7 @@ from chainermn.functions._node import Gradients, Indexes, Node
 
 
 class PseudoConnect(Node):
-    """Returns all inputs except the first, whose gradient is zero."""
+    """Returns all inputs except the first. The gradient of the first input is zero."""
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         delegate, *actual = inputs
@@ -27,15 +27,15 @@ def pseudo_connect(delegate_variable: chainer.Variable | None, *actual_variables
                    ) -> tuple[chainer.Variable, ...]:
     """Return ``actual_variables``, connected to ``delegate_variable`` in the graph.
 
-    The parts of a model on several ranks are not connected in the graph of one rank: one part ends
-    with a send, another starts with a receive. Backward from the output of the last part would
-    miss the others. So ``send`` returns an empty *delegate variable*, and this function returns
-    Variables with the values of ``actual_variables``, whose backward also runs the backward of the
-    delegate variable.
+    If a model is split over several ranks, the graph on each rank consists of separate parts: one
+    part ends with a send, the next part starts with a receive. Backward from the output of the last
+    part would not reach the parts before it. Therefore, ``send`` returns an empty *delegate
+    variable*. This function returns Variables that have the values of ``actual_variables`` and
+    also run the backward pass of the delegate variable.
 
     Args:
-        delegate_variable: The result of an earlier ``send`` or ``pseudo_connect``; ``None``
-            returns ``actual_variables`` as they are.
+        delegate_variable: The result of an earlier ``send`` or ``pseudo_connect``. With ``None``,
+            ``actual_variables`` are returned unchanged.
         actual_variables: Variables of any shape.
 
     Returns:

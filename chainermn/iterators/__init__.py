@@ -1,4 +1,4 @@
-"""Iterators for several ranks: the same batches, shares of all samples, and data in shards."""
+"""Iterators for several ranks: the same batches, different samples, or sharded datasets."""
 from chainermn._operations.exceptions import ShardError
 from chainermn.iterators.multi_node_iterator import create_multi_node_iterator
 from chainermn.iterators.order_sampler import MultiNodeOrderSampler

@@ -1,8 +1,8 @@
-"""A batch in a form that is quick to pickle: columns of equal arrays, as bytes.
+"""Packs batches into columns of bytes, which are quick to pickle.
 
 Pickling a small array takes longer than sending it, and a batch has one or two arrays per example.
-So a batch of pairs ``[(x, t), ...]`` is packed as two columns, and a column of arrays of one shape
-and dtype, or of NumPy scalars of one type, as the bytes of their elements.
+So a batch of pairs ``[(x, t), ...]`` is packed as two columns. A column is packed as the bytes of
+its elements if it has arrays of one shape and dtype, or NumPy scalars of one type.
 """
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ import numpy as np
 
 from chainermn._types import Object
 
-#: Larger arrays are not packed: pickling them takes no longer than copying. In bytes.
+#: Size in bytes. Larger arrays are not packed, because pickling takes no longer than copying.
 _LARGE = 2**15
 
 #: Kinds of dtypes whose elements are plain bytes: booleans and numbers.
 _KINDS = 'biufc'
 
-#: NumPy's scalar types, and the names of their dtypes.
+#: Dtypes of NumPy's scalar types, as strings.
 _SCALARS = {kind: np.dtype(kind).str for kind in {*np.sctypeDict.values()}
             if np.dtype(kind).kind in _KINDS}
 _TUPLES = {tuple}
 
 _dtype_of, _shape_of = attrgetter('dtype'), attrgetter('shape')
 
-#: A packed batch: its form, and a column, a list of columns or the batch itself.
+#: A packed batch: its form, and a column, a list of columns, or the batch itself.
 Packed = tuple[str, Object]
 #: Dtype, shape of one example, and the elements of all examples; or None, None and the column.
 _Column = tuple[str | None, tuple[int, ...] | None, Object]
 
 
 def pack(batch: Object) -> Packed:
-    """Return a batch in a form that is quick to pickle, for :func:`unpack`.
+    """Pack a batch so that it is quick to pickle. :func:`unpack` restores it.
 
     Args:
-        batch: Any object; lists of arrays, scalars or tuples of these become quicker to pickle.
+        batch: Any object. Lists of arrays, scalars, or tuples of these become quicker to pickle.
     """
     if type(batch) is not list or not batch:
         return 'as it is', batch
@@ -51,13 +51,13 @@ def pack(batch: Object) -> Packed:
 
 
 def unpack(packed: Packed) -> Object:
-    """Return a batch that is equal to the argument of :func:`pack`.
+    """Restore a batch that :func:`pack` packed.
 
     Args:
         packed: The result of :func:`pack`.
 
     Returns:
-        The batch. Its arrays can be written to, and do not overlap.
+        The batch. Its arrays are writable and do not overlap.
     """
     form, content = packed
     if form == 'tuples':
@@ -72,13 +72,13 @@ def _packed(column: Sequence[Object]) -> _Column:
         if kind in _SCALARS:
             return _SCALARS[kind], (), b''.join(column)
         if kind is np.ndarray and _are_homogeneous(column):  # not a subclass
-            with contextlib.suppress(TypeError):  # not in C order
+            with contextlib.suppress(TypeError):  # not C-contiguous
                 return column[0].dtype.str, column[0].shape, b''.join(column)
     return None, None, column
 
 
 def _are_homogeneous(column: Sequence[np.ndarray]) -> bool:
-    """Return whether arrays are small, of one dtype and shape, and contain plain bytes."""
+    """Return whether the arrays are small, have one dtype and shape, and contain plain bytes."""
     first = column[0]
     dtype, shape = first.dtype, first.shape
     return (dtype.kind in _KINDS and shape != () and 0 < first.nbytes <= _LARGE

@@ -1,8 +1,8 @@
-"""Processes that read batches, for readers in Python that would keep the GIL from training.
+"""Processes that read batches, for Python readers that would hold the GIL and delay training.
 
-They are new programs, since a fork of a rank has copies of its connections and locks. Cloudpickle
-sends them the batches to read, so the script needs no main guard. They exit when their connection
-is shut down, or the rank has ended.
+They are new Python processes rather than forks, because a fork of a rank would have copies of its
+connections and locks. Cloudpickle serializes the batches to read, so the user's script needs no
+main guard. A process exits when its connection is shut down or the rank has exited.
 """
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ from chainermn._shards.open_shards import explain
 from chainermn._types import Object
 from chainermn.iterators._columns import pack, unpack
 
-#: Seconds for processes to end, before they are killed.
+#: Seconds that processes may take to exit before they are killed.
 _GRACE = 3.
 
 _PROGRAM = ('import json, sys; sys.path[:] = json.loads(sys.argv[1]); '
             f'from {__name__} import run; run(*map(int, sys.argv[2:]))')
 
-#: Sends a message of some kind to the rank.
+#: Function that sends a message to the rank, given the kind and the content of the message.
 _Send = Callable[[str, Object], None]
 
 
-class ReaderTraceback(ChainerMNError):  # noqa: N818  it is only the cause of an error
-    """The traceback of an error in a process."""
+class ReaderTraceback(ChainerMNError):  # noqa: N818  only the cause of an error
+    """The traceback of an error in a reader process."""
 
 
 class ReaderProcesses(Iterator[PlacedBatch]):
-    """The batches of a rank, which processes read in turns.
+    """An iterator over the batches of a rank, which several processes read in turn.
 
-    A process that is ahead waits until there is room in the buffer of its connection.
+    A process that is ahead waits until the buffer of its connection has room.
 
     Args:
-        batches: All batches.
-        position: Where to begin.
+        batches: All batches of the rank.
+        position: Position of the first batch.
         n: Number of processes.
 
     Raises:
@@ -89,7 +89,7 @@ class ReaderProcesses(Iterator[PlacedBatch]):
             each.interrupt()
 
     def close(self) -> None:
-        """End the processes, and wait for them."""
+        """Stop the processes and wait until they have exited."""
         self.interrupt()
         deadline = time.monotonic() + _GRACE
         for each in self._processes:
@@ -97,7 +97,7 @@ class ReaderProcesses(Iterator[PlacedBatch]):
 
 
 class _Reader:
-    """A process, and the connection to it."""
+    """A reader process and the connection to it."""
 
     def __init__(self, turn: int, n: int) -> None:
         path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
@@ -111,7 +111,7 @@ class _Reader:
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
 
     def send(self, task: bytes) -> None:
-        with contextlib.suppress(ConnectionError):  # receive() tells why
+        with contextlib.suppress(ConnectionError):  # receive() reports the reason
             self._connection.sendall(task)
 
     def receive(self) -> PlacedBatch:
@@ -134,15 +134,15 @@ class _Reader:
     def _reason(self) -> str:
         status = self.end(time.monotonic() + _GRACE)
         how = f'exited with status {status}' if status >= 0 else f'was killed by signal {-status}'
-        return (f'process {self._process.pid}, which read batches, {how}. If memory ran out, '
-                'reduce n_processes or buffer.')
+        return (f'reader process {self._process.pid} {how}. If memory ran out, reduce n_processes '
+                'or buffer.')
 
     def interrupt(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def end(self, deadline: float) -> int:
-        """Wait until a time, then kill the process; return its status."""
+        """Wait for the process until the deadline, then kill it. Return its exit status."""
         try:
             self._process.wait(max(0., deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -153,27 +153,27 @@ class _Reader:
 
 
 def run(file: int, parent: int, turn: int, n: int) -> None:
-    """Read batches, in a process.
+    """Read batches and send them to the rank. Called in a reader process.
 
     Args:
-        file: Descriptor of the connection.
-        parent: The rank's process.
-        turn: Of this process.
-        n: Number of processes.
+        file: File descriptor of the connection.
+        parent: Process ID of the rank.
+        turn: Index of this process among the reader processes.
+        n: Number of reader processes.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank stops this process
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     connection = socket.socket(fileno=file)
 
     def send(kind: str, content: Object) -> None:
         try:
             message = pickle.dumps((kind, content), protocol=5)
-        except Exception:  # raised for a class that the script defines
+        except Exception:  # such as for a class that the script defines
             message = _dumps((kind, content))
         try:
             connection.sendall(message)
         except ConnectionError:
-            sys.exit()  # the batches are not needed any more
+            sys.exit()  # the rank needs no more batches
 
     logger = logging.getLogger('chainermn')
     logger.addHandler(_LogToRank(send))
@@ -189,7 +189,7 @@ def run(file: int, parent: int, turn: int, n: int) -> None:
         common_error.hide_frames(error)
         reason: BaseException = error
         if isinstance(error, ShardError):
-            reason = error.__cause__ or error  # the rank wraps it in a ShardError of its own
+            reason = error.__cause__ or error  # the rank raises a new ShardError
         text = str(error) if isinstance(error, ShardError) else explain(error)
         send('error', (text, ''.join(traceback.format_exception(reason))))
 
@@ -210,7 +210,7 @@ def _exit_with(parent: int) -> None:
 
 
 def _seed(batches: Batches, position: Position, turn: int) -> None:
-    """Let random numbers of a transform depend on the seed, the position and the process."""
+    """Seed the random numbers of a transform from the seed, the position and the process."""
     text = repr((batches.order.settings().tolist(), position, batches.rank, turn))
     random.seed(text)
     np.random.seed(zlib.crc32(text.encode()))

@@ -1,4 +1,4 @@
-"""An iterator on one rank, whose batches are broadcast to all ranks."""
+"""An iterator that broadcasts the batches of one rank to all ranks."""
 from __future__ import annotations
 
 import copy
@@ -24,26 +24,26 @@ def create_multi_node_iterator(actual_iterator: DatasetIterator, communicator: C
                                rank_master: int = 0) -> _MultiNodeIterator:
     """Create an iterator that returns the batches of one rank on all ranks.
 
-    Collective: every rank calls it. ``next()`` and ``reset()`` of the result, and loading it, are
-    also collective: each broadcasts one message from ``rank_master``, with the batch and the
-    progress. Use it for models on several ranks, which need the same batch on all of them. If
-    reading the data on each rank is cheaper than sending it, see
+    Collective: every rank calls it. ``next()`` and ``reset()`` of the result are also collective,
+    and so is loading a snapshot of it. Each broadcasts one message from ``rank_master`` with the
+    progress and, for ``next()``, the batch. Use it for a model that is split over several ranks
+    that need the same batch. If reading the data on each rank is cheaper than sending it, see
     :func:`create_synchronized_iterator`.
 
     Args:
         actual_iterator: On ``rank_master``, any iterator whose batches can be pickled. On the
-            other ranks, an iterator whose batches are never read. Its attributes can be read,
-            except for the progress. With :func:`chainermn.datasets.create_empty_dataset` it needs
-            no data.
+            other ranks, an iterator that only provides its attributes, except for the progress. Its
+            batches are never read, so its dataset may come from
+            :func:`chainermn.datasets.create_empty_dataset`.
         communicator: ChainerMN communicator.
         rank_master: The rank whose iterator is used; the same on all ranks.
 
     Returns:
-        An iterator. Batches, and ``epoch``, ``epoch_detail``, ``previous_epoch_detail``,
-        ``is_new_epoch`` and ``current_position``, are the same on all ranks.
+        An iterator. The batches and ``epoch``, ``epoch_detail``, ``previous_epoch_detail``,
+        ``is_new_epoch`` and ``current_position`` are the same on all ranks.
 
     Raises:
-        TypeError: If ``communicator`` is not a ChainerMN communicator; on all ranks, if
+        TypeError: If ``communicator`` is not a ChainerMN communicator; or, on all ranks, if
             ``actual_iterator`` of ``rank_master`` is not an iterator.
 
     Example:
@@ -134,9 +134,10 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
         """Save or load the iterator of ``rank_master``.
 
         Every rank saves the progress of ``rank_master``, without communication and in the format
-        of Chainer's iterators, so any of these snapshots can be loaded into an ordinary iterator,
-        such as in a single process. Loading is collective (every rank calls it): ``rank_master``
-        loads, and broadcasts its progress; the snapshots of the other ranks are ignored.
+        of Chainer's iterators. So any of these snapshots can be loaded into an ordinary iterator,
+        for example in a job with one process. Loading is collective (every rank calls it):
+        ``rank_master`` loads its snapshot and broadcasts the progress. The snapshots of the other
+        ranks are ignored.
 
         Args:
             serializer: A Chainer serializer or deserializer.
@@ -164,7 +165,7 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
         return self.communicator.rank == self.rank_master
 
     def _own_progress(self, with_order: bool = False) -> dict[str, Object]:
-        """Return the progress, with the order only when it has changed: it is large."""
+        """Return the progress. Include the order only if it has changed, because it is large."""
         actual = self.actual_iterator
         values = [(name, getattr(actual, name, _MISSING)) for name in _PROGRESS]
         progress = {name: value for name, value in values if value is not _MISSING}
@@ -186,7 +187,7 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
             if name in self.__dict__:
                 serializer(name, self.__dict__[name])
         if isinstance(unwrap(self.actual_iterator), chainer.iterators.MultithreadIterator):
-            serializer('_order', self._order)  # it loads this name, even if it is None
+            serializer('_order', self._order)  # which loads this name even if it is None
         elif self._order is not None:
             serializer('order', self._order)
         if 'previous_epoch_detail' in self.__dict__:

@@ -10,33 +10,33 @@ from chainermn._operations.on_all_ranks import check_equal, raise_together
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
-_MAX_EPOCHS = 10_000  # that are searched for an order that was loaded
+_MAX_EPOCHS = 10_000  # number of epochs to search for an order that was loaded
 
 
 class MultiNodeOrderSampler:
-    """Shuffles the dataset anew in each epoch, and gives each rank its share of the order.
+    """Reshuffles the dataset in each epoch and gives each rank its share of the samples.
 
-    Collective: every rank creates one. Afterwards the ranks do not communicate: each computes the
-    order of an epoch from the seed and the number of the epoch, and takes every ``comm.size``-th
+    Collective: every rank creates one. Afterwards, the ranks do not communicate: each computes the
+    order of an epoch from the seed and the number of the epoch and takes every ``comm.size``-th
     sample. So each rank needs access to the complete dataset, such as a list of image files, but
-    reads only the samples of its share. With :func:`chainermn.scatter_dataset`, in contrast, a
-    rank has the same samples in all epochs.
+    reads only its share of the samples. :func:`chainermn.scatter_dataset`, in contrast, gives a
+    rank the same samples in all epochs.
 
-    Snapshots contain the order with the iterator. With another number of ranks, the multi-node
-    checkpointer continues at the same sample: the ranks share the rest of the epoch. (If fewer
-    samples than ranks were used, it starts the epoch again.)
+    A snapshot of the iterator contains the order. If the number of ranks has changed, the
+    multi-node checkpointer resumes at the same sample: the new ranks share the rest of the epoch.
+    (If fewer samples than ranks had been used, the epoch starts again.)
 
     Args:
         dataset_size: Number of samples of the complete dataset.
         comm: ChainerMN communicator.
-        seed: Seed of all orders, 0 or more.
-        shuffle: Whether to shuffle; otherwise, each epoch has the order of the dataset.
-        even: Whether all ranks have the same number of samples per epoch. Then, up to
-            ``comm.size - 1`` samples are repeated at the end of an epoch. Otherwise, some ranks
-            have one sample less than others; use :func:`chainermn.join`.
+        seed: Seed of all orders; a non-negative integer.
+        shuffle: Whether to shuffle. Otherwise, each epoch has the order of the dataset.
+        even: Whether all ranks have the same number of samples per epoch. If true, up to
+            ``comm.size - 1`` samples are repeated at the end of an epoch. If false, some ranks
+            have one sample fewer than others, so training needs :func:`chainermn.join`.
 
     Raises:
-        TypeError, ValueError: On all ranks, if an argument is invalid, or differs between ranks; or
+        TypeError, ValueError: On all ranks, if an argument is invalid or differs between ranks, or
             if there are fewer samples than ranks.
 
     Example:
@@ -55,7 +55,7 @@ class MultiNodeOrderSampler:
             self._n = operator.index(dataset_size)
             self._seed = operator.index(seed)
             if self._seed < 0:
-                raise ValueError(f'seed must not be negative, but is {seed}')
+                raise ValueError(f'seed must not be negative, but got {seed}')
             if self._n < comm.size:
                 raise ValueError(f'the dataset has {dataset_size} samples, fewer than the '
                                  f'{comm.size} ranks')
@@ -70,17 +70,17 @@ class MultiNodeOrderSampler:
         self._epoch = -1  # epoch of the last order
 
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
-        """Return the order of the next epoch; see ``order_sampler`` of Chainer's iterators.
+        """Return the order of the next epoch. See ``order_sampler`` of Chainer's iterators.
 
         Args:
             current_order: The order of the current epoch; before the first one, ``0, 1, 2, ...``.
-            current_position: Ignored: samples after it are the last ones of their epoch.
+            current_position: Ignored. The samples after it are the last ones of their epoch.
 
         Returns:
             Indices of this rank's samples.
 
         Raises:
-            ValueError: If the current order was made with other arguments.
+            ValueError: If the current order was created with different arguments.
         """
         is_first = len(current_order) == self._n and (
             np.array_equal(current_order, np.arange(self._n)))
@@ -88,17 +88,17 @@ class MultiNodeOrderSampler:
         return self._order(self._epoch)
 
     def resume(self, order: np.ndarray, position: int, epoch: int, size: int | None) -> _Resumed:
-        """Continue at the sample at which another rank, or number of ranks, saved.
+        """Return the order and the position to resume at, given those that any rank saved.
 
         Args:
             order: The saved order of any rank.
             position: The saved position in it.
             epoch: The saved epoch.
-            size: Number of ranks that saved; ``None`` if it has not changed.
+            size: Number of ranks when the order was saved; ``None`` if it has not changed.
 
         Returns:
-            The order of the same epoch on this rank, in which the samples at the first positions
-            were used, and the position.
+            The order of this rank in the same epoch, and the position of its first unused sample.
+            Placeholders in the order stand for the used samples.
         """
         first, used = _beginning(order)
         used += max(position - first, 0) * (self._size if size is None else size)
@@ -106,10 +106,11 @@ class MultiNodeOrderSampler:
         return _Resumed(order, _beginning(order)[0])
 
     def note_epoch(self, epoch: int) -> None:
-        """Note the epoch of the next order that is loaded.
+        """Set the epoch of the order that is loaded next.
 
-        The multi-node checkpointer calls it. Otherwise the first epoch with this order is used,
-        but if a rank has only few samples, orders of several epochs may be identical.
+        The multi-node checkpointer calls this method. Without a call, the first epoch with this
+        order is used, which may be wrong: if a rank has few samples, several epochs can have
+        identical orders.
 
         Args:
             epoch: The epoch of the iterator that loads the order.
@@ -117,23 +118,24 @@ class MultiNodeOrderSampler:
         self._epoch = epoch
 
     def _epoch_of(self, order: np.ndarray) -> int:
-        """Return the epoch of an order, which may have been loaded."""
+        """Return the epoch of an order, which may come from a snapshot."""
         if not self._shuffle:
             return 0
         used = _beginning(order)[1]
-        for epoch in (self._epoch, self._epoch - 1, *range(_MAX_EPOCHS)):  # - 1: it was prefetched
+        # If the iterator prefetches, the order may be that of the epoch before.
+        for epoch in (self._epoch, self._epoch - 1, *range(_MAX_EPOCHS)):
             if epoch >= 0 and np.array_equal(order, self._order(epoch, used)):
                 return epoch
-        raise ValueError('the saved order of the samples was saved with a different order sampler, '
+        raise ValueError('the order of the samples was saved with a different order sampler, '
                          'number of ranks, number of samples, seed or "even". Pass the same '
                          'arguments as in the run that saved it.')
 
     def _order(self, epoch: int, used: int = 0) -> np.ndarray:
-        """Return the order of this rank, if the first ``used`` samples were used by all ranks."""
+        """Return the order of this rank if all ranks together have used ``used`` samples."""
         samples = np.arange(self._n)
         if self._shuffle:
             np.random.RandomState([self._seed, epoch]).shuffle(samples)
-        if used < self._size:  # no entry for this number would be free
+        if used < self._size:  # no entry would be left to store this number
             used = 0
         rest = samples[used:]
         length = len(range(self._rank, self._n, self._size))
@@ -141,7 +143,7 @@ class MultiNodeOrderSampler:
             length = -(-self._n // self._size)
             rest = np.concatenate([rest, samples[:-len(rest) % self._size]])
         mine = rest[self._rank::self._size]
-        # The number of samples in an epoch may not change, so there are entries that are not used.
+        # The length of the order must not change, so placeholders stand for the used samples.
         return np.concatenate([np.full(length - len(mine), -1 - used), mine])
 
 
@@ -153,9 +155,9 @@ class _Resumed(NamedTuple):
 
 
 def _beginning(order: np.ndarray) -> tuple[int, int]:
-    """Return the position of the first sample, and the number of samples used before by all ranks.
+    """Return the position of the first sample, and how many samples all ranks used before it.
 
-    Entries before the first sample are ``-1 - used``.
+    The entries before the first sample are ``-1 - used``.
     """
     first = int((np.asarray(order) < 0).sum())
     return first, -1 - int(order[0]) if first else 0

@@ -1,4 +1,4 @@
-"""An iterator over shards: datasets larger than memory, shared by all ranks."""
+"""An iterator over a sharded dataset, which may be larger than memory."""
 from __future__ import annotations
 
 import logging
@@ -29,76 +29,78 @@ _BROKEN = (0, UNKNOWN)
 
 
 class ShardedIterator(chainer.dataset.Iterator):
-    """Reads samples from shards, such as files; each rank keeps only a few of them in memory.
+    """Reads samples from shards, such as files. Each rank keeps only a few shards in memory.
 
-    Collective: every rank creates one. Afterwards the ranks do not communicate. ``next()``
+    Collective: every rank creates one. Afterwards, the ranks do not communicate. ``next()``
     returns a list of ``batch_size`` samples. In each epoch, every sample is in one batch of one
-    rank, and all ranks have the same number of batches.
+    rank, and all ranks have the same number of batches (see ``last`` for exceptions).
 
-    The shards are shuffled in each epoch, and the samples of ``buffer`` shards at a time. The
-    order depends on the seed and the epoch only: 4 ranks with a batch size of 8 and 2 ranks with
-    16 take the same samples in each step. So a snapshot contains a position, and any number of
-    ranks continues there, with any batch size.
+    In each epoch, the shards are shuffled, and then the samples of ``buffer`` shards at a time. The
+    order depends only on the seed and the epoch: 4 ranks with a batch size of 8 and 2 ranks with a
+    batch size of 16 take the same samples in each step. So a snapshot contains only a position,
+    from which any number of ranks can resume with any batch size.
 
-    A thread of each rank reads batches in advance. Its errors, such as an error of a damaged file,
-    are raised on all ranks, as :class:`ShardError`, which gives the file or the sample. Errors of
+    A thread of each rank reads batches in advance. If it fails, for example because a file is
+    damaged, all ranks raise :class:`ShardError`, which gives the file or the sample. Errors of
     network file systems that may be transient (EIO, ESTALE, ETIMEDOUT, ConnectionError and similar)
-    are raised after three attempts. Replacing a shard by one with the same number of samples and
-    bytes is not detected.
+    are only raised after three attempts. Replacing a shard with one that has the same number of
+    samples and bytes is not detected.
 
     Args:
-        shards: A pattern such as ``'train-*.npz'``, which selects only the files that it matches; a
-            folder that ``Dataset.save_to_disk`` of Hugging Face wrote; or a list of paths, or of
-            any objects with a length and ``[index]``. All ranks need access to all of them. By
-            the suffix of a file, a sample is
+        shards: A pattern such as ``'train-*.npz'``, which selects exactly the files that match; a
+            folder written by ``Dataset.save_to_disk`` of Hugging Face; a list of paths; or a list
+            of any objects with a length and ``[index]``. All ranks need access to all shards. The
+            type of a sample depends on the suffix of the file:
 
             - ``.npy``: a row of the array.
-            - ``.npz``: a tuple of rows of ``arr_0``, ``arr_1``, ...; a dict, if the arrays have
-              other names.
-            - ``.tar``: a dict of the files with one stem by extension, as bytes, and ``'__key__'``,
-              as in WebDataset. Links and sparse files are read as tar extracts them.
-            - ``.parquet``, ``.arrow``: a dict by column: NumPy scalars for numbers, dates and
-              durations, arrays for lists, ``None`` for null, otherwise as ``to_pylist`` of pyarrow
-              returns it. They need pyarrow.
-        batch_size: Number of samples of one rank in a batch; the same on all ranks.
+            - ``.npz``: a tuple of rows of ``arr_0``, ``arr_1``, ..., or a dict if the arrays have
+              different names.
+            - ``.tar``: a dict of the files that share a stem, with the extensions as keys and the
+              contents as bytes, and the stem as ``'__key__'``, as in WebDataset. Links and sparse
+              files are read as tar extracts them.
+            - ``.parquet``, ``.arrow``: a dict with one entry per column: NumPy scalars for numbers,
+              dates and durations, arrays for lists, ``None`` for null, and for other types, the
+              result of pyarrow's ``to_pylist``. These formats need pyarrow.
+        batch_size: Number of samples per batch and rank; the same on all ranks.
         comm: ChainerMN communicator.
         repeat: Whether to start the next epoch at the end of one.
         shuffle: Whether to shuffle. Otherwise, each epoch has the order of the shards.
         seed: Seed of all orders, from 0 to 2**32 - 1.
         buffer: Number of shards whose samples are mixed.
-        last: What happens to samples at the end of an epoch that do not fill a batch on all
+        last: Treatment of the samples at the end of an epoch that do not fill a batch on all
             ranks. ``'repeat'`` completes the batch with the first samples of the next epoch (of
-            the same one if ``repeat`` is false). ``'drop'`` leaves them out. ``'split'`` makes a
-            smaller batch; if there are fewer samples than ranks, it is completed to one for each
-            rank with ``repeat``, and otherwise, some ranks have one batch less, so training needs
-            :func:`chainermn.join`. By default, ``'repeat'`` if ``repeat`` is true, otherwise
-            ``'split'``.
-        n_prefetch: Number of batches to read in advance; with 0, there is no thread.
-        n_processes: Number of processes of each rank that read, in turns. Without them, the thread
-            reads, which delays training if the reader or ``transform`` is slow and does not release
-            the GIL. The processes are new programs without MPI, so a script needs no main guard;
-            cloudpickle sends them the shards, ``reader`` and ``transform``. Each opens the shards
-            that its batches need. Starting them takes about a second, even after :meth:`reset`.
-        reader: A function that opens a shard: it returns an object with a length and ``[index]``,
-            and optionally ``close()`` and ``__getitems__(indexes)``. By default, files are opened
-            by their suffix.
-        transform: A function from a sample to a sample, which runs in the thread or process; for
-            example, it decodes an image.
-        on_error: ``'skip'`` leaves out samples and shards that cannot be read. They are logged,
-            counted, and reported as ``skipped_samples`` and ``skipped_shards``. A batch without
-            any readable sample repeats the previous batch. A resumed job keeps its order, so
-            skipped shards stay skipped.
+            the same epoch if ``repeat`` is false). ``'drop'`` leaves the samples out. ``'split'``
+            makes a smaller batch. If fewer samples than ranks are left for it, the result depends
+            on ``repeat``: if true, the batch is completed to one sample per rank; if false, some
+            ranks have one batch fewer, so training needs :func:`chainermn.join`. The default is
+            ``'repeat'`` if ``repeat`` is true, otherwise ``'split'``.
+        n_prefetch: Number of batches to read in advance. With 0, there is no thread.
+        n_processes: Number of processes per rank that read in turn. With 0, the thread reads, which
+            delays training if the reader or ``transform`` is slow and does not release the GIL. The
+            processes are new Python processes without MPI, so a script needs no main guard.
+            Cloudpickle serializes the shards, ``reader`` and ``transform`` for them. Each process
+            opens the shards that its batches need. Starting the processes takes about a second,
+            also after each :meth:`reset`.
+        reader: Function that opens a shard: it returns an object with a length and ``[index]``,
+            and optionally ``close()`` and ``__getitems__(indexes)``. By default, the suffix of a
+            file determines how it is opened.
+        transform: Function that maps a sample to a sample, for example to decode an image. It runs
+            in the thread or the processes.
+        on_error: ``'raise'`` or ``'skip'``, which leaves out samples and shards that cannot be
+            read. They are logged, counted, and reported as ``skipped_samples`` and
+            ``skipped_shards``. A batch without any readable sample repeats the previous batch. A
+            resumed job keeps its order, so skipped shards stay skipped.
 
     Attributes:
-        skipped: Number of samples that this rank left out since the first batch. On another number
-            of ranks, all of them continue with the number of rank 0.
+        skipped: Number of samples that this rank left out since the first batch. If a job resumes
+            with a different number of ranks, all ranks continue from the number of rank 0.
         skipped_shards: Number of shards that could not be opened when the iterator was created.
 
     Raises:
         ShardError: On all ranks, if a shard cannot be read.
-        FileNotFoundError: On all ranks, if there are no shards, or one that is in their index is
-            missing.
-        TypeError, ValueError: On all ranks, if an argument is invalid, or differs between ranks.
+        FileNotFoundError: On all ranks, if there are no shards, or if a shard that is listed in
+            their index is missing.
+        TypeError, ValueError: On all ranks, if an argument is invalid or differs between ranks.
 
     Example:
         >>> data = [(np.full(4, i, 'f'), np.int32(i % 2)) for i in range(100)]
@@ -165,7 +167,7 @@ class ShardedIterator(chainer.dataset.Iterator):
 
         Raises:
             StopIteration: At the end of the epoch, if ``repeat`` is false.
-            ShardError: On all ranks: on the others in their next collective operation.
+            ShardError: On all ranks. The other ranks raise it in their next collective operation.
         """
         try:
             if self._source is None or not self._source.is_of_this_process:
@@ -191,16 +193,16 @@ class ShardedIterator(chainer.dataset.Iterator):
     @property
     def epoch(self) -> int:
         """Number of completed epochs."""
-        return self._batches.own(self._position).epoch
+        return self._batches.position_of_rank(self._position).epoch
 
     @property
     def current_position(self) -> int:
-        """Number of samples that all ranks took in this epoch."""
-        return self._batches.own(self._position).taken
+        """Number of samples that all ranks together have taken in this epoch."""
+        return self._batches.position_of_rank(self._position).taken
 
     @property
     def epoch_detail(self) -> float:
-        """Number of completed epochs, with the fraction of the current one."""
+        """Number of completed epochs, including the completed fraction of the current one."""
         return self.epoch + self.current_position / self._batches.order.length
 
     @property
@@ -220,12 +222,12 @@ class ShardedIterator(chainer.dataset.Iterator):
             serializer: A Chainer serializer or deserializer.
 
         Raises:
-            ValueError: If the snapshot is of other shards, or of another order of them.
+            ValueError: If the snapshot was saved with different shards or in a different order.
         """
         is_loading = isinstance(serializer, chainer.Deserializer)
         order, nothing = self._batches.order, np.empty(0, np.int64)
         settings = serializer('settings', order.settings())
-        # Which shards could be read may differ when a job continues, but not the order.
+        # When a job resumes, different shards may be readable, but the order must not change.
         counts = serializer('counts', None if is_loading else (
             nothing if self._is_strict else order.counts))
         epoch = serializer('epoch', self._position.epoch)
@@ -245,7 +247,7 @@ class ShardedIterator(chainer.dataset.Iterator):
             self._previous_epoch_detail = float(previous)
 
     def finalize(self) -> None:
-        """Stop the thread, and close all files."""
+        """Stop the thread and close all files."""
         self._stop()
 
     def __copy__(self) -> ShardedIterator:
@@ -254,14 +256,14 @@ class ShardedIterator(chainer.dataset.Iterator):
         return copied
 
     def _move(self, position: Position) -> bool:
-        """Set the position; return whether it is in another epoch."""
+        """Set the position. Return whether it is in a later epoch."""
         before, self._position = self.epoch, position
         return self.epoch > before
 
     def _start(self) -> Prefetch[PlacedBatch]:
         if not self._n_processes:
             return Prefetch(self._batches.read(self._position), self._n_prefetch)
-        from chainermn.iterators._reader_processes import ReaderProcesses  # few programs need it
+        from chainermn.iterators._reader_processes import ReaderProcesses  # few scripts need it
 
         readers = ReaderProcesses(self._batches, self._position, self._n_processes)
         return Prefetch(readers, self._n_prefetch, readers.interrupt)
@@ -274,16 +276,16 @@ class ShardedIterator(chainer.dataset.Iterator):
 
 def _measure(comm: CommunicatorBase, shards: Sequence[Object], index: Index, opener: Opener,
              is_strict: bool) -> list[tuple[int, int]]:
-    """Return samples and bytes of all shards: each rank opens some, unless an index has them.
+    """Return the numbers of samples and bytes of all shards, from an index or by opening them.
 
-    Collective: every rank calls it.
+    Collective: every rank calls it. Each rank opens a part of the shards.
     """
     mine = []
     with raise_together(comm, _NAME):
         for number in range(comm.rank, len(shards), comm.size):
             shard = shards[number]
             try:
-                # Without strict, shards that cannot be opened are left out now, on all ranks.
+                # If not strict, open all shards now, so that all ranks leave out the same ones.
                 is_known = is_strict and isinstance(shard, str) and shard in index
                 mine.append(index[shard] if is_known else opener.measure(shard))
             except ImportError:
@@ -305,7 +307,8 @@ def _check_arguments(batch_size: Object, seed: Object, buffer: Object, n_prefetc
               'n_processes': (n_processes, 0), 'seed': (seed, 0)}
     for name, (value, least) in limits.items():
         if not is_integer(value) or value < least:
-            raise ValueError(f'{name} must be an integer of at least {least}, not {value!r}')
+            kind = 'positive' if least else 'non-negative'
+            raise ValueError(f'{name} must be a {kind} integer, not {value!r}')
     if seed >= 2**32:
         raise ValueError(f'seed must be less than 2**32, not {seed}')
     if last not in ('repeat', 'drop', 'split'):
@@ -315,7 +318,7 @@ def _check_arguments(batch_size: Object, seed: Object, buffer: Object, n_prefetc
 
 
 def _check_settings(saved: np.ndarray, present: np.ndarray) -> None:
-    different = [f'{name} was {before}, is {now}' for name, before, now in zip(
+    different = [f'{name} changed from {before} to {now}' for name, before, now in zip(
         SETTINGS, saved.tolist(), present.tolist(), strict=True) if before != now]
     if different:
         raise ValueError(
@@ -329,5 +332,5 @@ def _check_length(batches: Batches) -> None:
     needed = batches.batch_size * batches.size if batches.last == 'drop' else 1
     if n < needed:
         raise ValueError(f'{len(batches.shards)} shards have {n} samples, but at least {needed} '
-                         f'are needed on {batches.size} ranks with batch_size='
+                         f'are needed for {batches.size} ranks with batch_size='
                          f'{batches.batch_size} and last={batches.last!r}')

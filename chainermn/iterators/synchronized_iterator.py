@@ -1,4 +1,4 @@
-"""Iterators that read the same batches on all ranks, by sharing a seed."""
+"""Iterators that read the same batches on all ranks by sharing a seed."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -17,21 +17,21 @@ def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator:
                                  ) -> _SynchronizedIterator:
     """Shuffle the iterators of all ranks in the same order.
 
-    Collective: every rank calls it. Afterwards nothing is sent: each rank reads its own dataset,
-    which should be the same on all ranks, in an order from a random seed of rank 0. Each rank
-    draws one number from ``numpy.random``. For models on several ranks, see also
-    :func:`create_multi_node_iterator`.
+    Collective: every rank calls it. Afterwards, nothing is sent: each rank reads its own copy of
+    the dataset, which should be the same on all ranks, in an order that depends on a random seed of
+    rank 0. Each rank draws one number from ``numpy.random``. For models that are split over several
+    ranks, see also :func:`create_multi_node_iterator`.
 
     Args:
         actual_iterator: An iterator with an ``order_sampler``, such as
-            ``chainer.iterators.SerialIterator``; it restarts from its first batch.
+            ``chainer.iterators.SerialIterator``. It restarts from its first batch.
         communicator: ChainerMN communicator.
 
     Returns:
-        On each rank a proxy for its iterator.
+        On each rank, a proxy for its iterator.
 
     Raises:
-        ValueError: If the iterator has no ``order_sampler``; on all ranks.
+        ValueError: On all ranks, if the iterator has no ``order_sampler``.
 
     Example:
         >>> iterator = chainer.iterators.SerialIterator(list(range(100)), 5, shuffle=True)
@@ -46,7 +46,7 @@ def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator:
         if not hasattr(actual_iterator, 'order_sampler'):
             raise ValueError(f'{type(actual_iterator).__name__} has no order_sampler. Use '
                              'SerialIterator, MultiprocessIterator or MultithreadIterator.')
-    # Drawn on all ranks, so that the states of numpy.random stay identical if the seeds are.
+    # Every rank draws a seed, so that the states of numpy.random stay identical if they were.
     seed = np.random.randint(0, 2**32 - 1, dtype=np.uint32)
     with communicator.called_by('create_synchronized_iterator'):
         seed = communicator.bcast_obj(seed)
@@ -87,7 +87,7 @@ class _SynchronizedIterator(Delegate, chainer.dataset.Iterator, wraps='actual_it
         self.actual_iterator.finalize()
 
     def serialize(self, serializer: Serializer) -> None:
-        """Save or load the iterator, with the random state for the orders of the next epochs.
+        """Save or load the iterator, including the random state for the orders of later epochs.
 
         Args:
             serializer: A Chainer serializer or deserializer.

@@ -1,4 +1,4 @@
-"""MXNet's KVStore: arrays by key, which workers push to and pull from."""
+"""MXNet's KVStore: a key-value store of arrays that workers push to and pull from."""
 from __future__ import annotations
 
 import numbers
@@ -19,12 +19,12 @@ from chainermn.kvstore.row_sparse import RowSparse
 
 __all__ = ['BIGARRAY_BOUND', 'KVStore', 'RowSparse', 'create', 'create_kvstore_optimizer']
 
-#: An array with this many elements or more is split into shards, one for each server.
+#: Arrays with at least this many elements are split into shards, one for each server.
 BIGARRAY_BOUND = 1_000_000
 
 _LOCAL = ('local', 'device', 'nccl')
 _DIST = ('dist_sync', 'dist_device_sync', 'dist_async')
-#: MXNet's other names of these types.
+#: Alternative names that MXNet has for these types.
 _ALIASES: dict[str, StoreType] = {'dist': 'dist_sync', 'dist_sync_device': 'dist_device_sync'}
 
 
@@ -34,40 +34,44 @@ def create(name: StoreType | Literal['dist', 'dist_sync_device'] = 'local',
     """Create a store. Collective for the ``dist`` types: every rank calls it.
 
     ====================  =========  ===============================================================
-    Type                  Shared by  A push
+    Type                  Shared by  Effect of a push
     ====================  =========  ===============================================================
-    ``local``             one rank   sums values over the devices of the process, in host memory,
+    ``local``             one rank   sums the values of the devices of this process in host memory
                                      and calls the updater with the sum
-    ``device``, ``nccl``  one rank   the same, but on the device of the first value; the stored
-                                     arrays stay on their devices
-    ``dist_sync``         all ranks  sums values over all ranks as well; every rank pushes and pulls
-                                     the same keys at the same time
-    ``dist_device_sync``  all ranks  the same, but stored arrays stay on their devices
+    ``device``, ``nccl``  one rank   same as ``local``, but sums on the device of the first value;
+                                     stored arrays stay on their devices
+    ``dist_sync``         all ranks  same as ``local``, but also sums over all ranks; every rank
+                                     pushes and pulls the same keys at the same time
+    ``dist_device_sync``  all ranks  same as ``dist_sync``, but stored arrays stay on their devices
     ``dist_async``        all ranks  calls the updater with this rank's value when it arrives; no
                                      rank waits for another
     ====================  =========  ===============================================================
 
-    In the ``dist`` types each rank is a worker and a server. Keys are assigned to the servers in
-    turn; an array of ``bigarray_bound`` elements or more is split into shards, one for each server.
+    In the ``dist`` types, each rank is a worker and a server. Keys are assigned to the servers in
+    turn. Arrays with at least ``bigarray_bound`` elements are split into shards, one for each
+    server.
 
     A ``dist_async`` server is a thread. It replies while its rank computes, sleeps or waits, and
-    runs until every rank has closed the store or ended. So a rank whose training loop ended with
-    a caught exception continues to serve the others. If a process dies, the whole job aborts.
+    runs until every rank has closed the store or exited. So if an exception ends the training loop
+    of a rank and is caught, the rank still serves the others. If a process dies, the whole job
+    aborts.
 
     Args:
         name: The type; the same on all ranks. As in MXNet, ``dist`` is ``dist_sync``, and
             ``dist_sync_device`` is ``dist_device_sync``.
-        communicator: Only for the ``dist`` types; the same on all ranks. By default, one of all
-            processes that sends through MPI, in host memory.
-        bigarray_bound: Number of elements, positive; the same on all ranks.
+        communicator: Communicator for the ``dist`` types; the same on all ranks. By default, a
+            ``naive`` communicator with all processes.
+        bigarray_bound: Number of elements from which arrays are split into shards; a positive
+            number, the same on all ranks.
 
     Returns:
         The store.
 
     Raises:
         TypeError: If ``communicator`` is not a ChainerMN communicator.
-        ValueError: If ``name`` is unknown or ``bigarray_bound`` is not a positive number, or if the
-            ranks differ; in a ``dist`` type, or with a communicator, on every rank.
+        ValueError: If ``name`` is unknown, ``bigarray_bound`` is not a positive number, or the
+            arguments differ between ranks. All ranks raise the error if the type is a ``dist`` type
+            or ``communicator`` is given.
         RuntimeError: If the MPI library cannot be called from several threads (``dist_async``).
 
     Example:

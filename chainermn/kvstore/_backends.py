@@ -1,4 +1,4 @@
-"""Backends: how values are sent between workers and servers, for each type of store."""
+"""Backends, which send values between workers and servers: one for each kind of store."""
 from __future__ import annotations
 
 import abc
@@ -36,8 +36,8 @@ class Backend(abc.ABC):
     """One worker's connection to the servers, and the server of its rank.
 
     Args:
-        rank: Rank of this worker, and of its server.
-        size: Number of workers, and of servers.
+        rank: Rank of this worker and of its server.
+        size: Number of workers, which is also the number of servers.
         on_device: Whether arrays are summed and stored on their devices, not in host memory.
     """
 
@@ -49,7 +49,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def init(self, layouts: Sequence[KeyLayout], values: Sequence[Array]) -> None:
-        """Give the servers their shards of new keys, of rank 0's values. Collective."""
+        """Send rank 0's values of new keys to the servers, in shards. Collective."""
 
     @abc.abstractmethod
     def push(self, layouts: Sequence[KeyLayout], values: Sequence[Array | RowSparse]) -> None:
@@ -58,13 +58,13 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def pull(self, layouts: Sequence[KeyLayout], rows: Sequence[Sequence[Rows]]
              ) -> list[list[Array]]:
-        """Return new arrays: for each key one for each of its ``rows``."""
+        """Return a list of new arrays for each key, one for each element of its ``rows``."""
 
     def sum_devices(self, layout: KeyLayout, values: Sequence[Array | RowSparse]
                     ) -> Array | RowSparse:
         """Return the sum of the values that were pushed for the devices of this process.
 
-        A sum of several values has the dtype :func:`sum_dtype`. One array is not copied.
+        The sum of several values has the dtype :func:`sum_dtype`. A single array is not copied.
         """
         dtype = sum_dtype(layout.dtype)
         if layout.is_row_sparse and all(isinstance(x, RowSparse) for x in values):
@@ -88,17 +88,17 @@ class Backend(abc.ABC):
 
     def comparing(self, settings: OptimizerSettings, named: Named
                   ) -> AbstractContextManager[object]:
-        """Return a context whose collective operations compare the settings of an optimizer.
+        """Return a context in which collective operations compare the settings of an optimizer.
 
         Args:
             settings: The settings.
-            named: All parameters that the optimizer updates, with their paths, sorted.
+            named: All parameters that the optimizer updates, with their paths, in sorted order.
         """
         return nullcontext()
 
     @abc.abstractmethod
     def gather(self, obj: _T) -> list[_T] | None:
-        """Return the objects of all ranks on rank 0, else ``None``. Collective."""
+        """Return the objects of all ranks on rank 0, and ``None`` elsewhere. Collective."""
 
     @abc.abstractmethod
     def bcast(self, obj: _T) -> _T:
@@ -106,11 +106,11 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def barrier(self) -> None:
-        """Wait until all workers have called it. Collective."""
+        """Wait until all workers have called this method. Collective."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End this worker's pushes and pulls; its server continues to serve the other workers."""
+        """Close the store for this worker. Its server continues to serve the other workers."""
 
 
 class LocalBackend(Backend):
@@ -171,7 +171,7 @@ class LocalBackend(Backend):
 
 
 class _DistBackend(Backend):
-    """A store that all ranks of a communicator share; each rank is a worker and a server."""
+    """A store that all ranks of a communicator share. Each rank is a worker and a server."""
 
     def __init__(self, communicator: CommunicatorBase, on_device: bool) -> None:
         super().__init__(communicator.rank, communicator.size, on_device)
@@ -200,7 +200,7 @@ class _DistBackend(Backend):
         self._comm.refuse(f'KVStore.{operation}', error)
 
     def check_same(self, operation: str, arguments: str) -> None:
-        with self._comm.called_by('KVStore'):  # the arguments contain the operation
+        with self._comm.called_by('KVStore'):  # the compared text names the operation
             check_same(self._comm, f'KVStore.{operation}', arguments)
 
     def gather(self, obj: _T) -> list[_T] | None:
@@ -220,10 +220,10 @@ class _DistBackend(Backend):
 
 
 class DistSyncBackend(_DistBackend):
-    """``dist_sync`` and ``dist_device_sync``: all ranks push together, and pull together.
+    """``dist_sync`` and ``dist_device_sync``: all ranks push together and pull together.
 
-    Each message begins with a digest of the call, so the ranks find different calls before a server
-    updates anything.
+    Each message begins with a digest of the call, so the ranks detect mismatched calls before a
+    server updates anything.
     """
 
     def comparing(self, settings: OptimizerSettings, named: Named
@@ -242,7 +242,7 @@ class DistSyncBackend(_DistBackend):
              ) -> list[list[Array]]:
         reads = shard_reads(layouts, rows, self.size)
         if all(ids is None for reads_of_key in rows for ids in reads_of_key):
-            # All ranks read the same, so a server replies to its own request, for all.
+            # All ranks read the same arrays, so a server's reply to its own rank is right for all.
             digest = _digest('pull', layouts)
             request = join(encode(reads[self.rank]))
             with self._called_by('pull'):
@@ -257,7 +257,7 @@ class DistSyncBackend(_DistBackend):
 
     def _exchange(self, operation: str, layouts: Sequence[KeyLayout],
                   messages: Sequence[list[Buffer]]) -> list[np.ndarray]:
-        """Send the n-th message to rank n; return the messages from all ranks."""
+        """Send the n-th message to rank n. Return the messages from all ranks."""
         digest = _digest(operation, layouts)
         with self._called_by(operation):
             return self._check(operation, layouts, digest, self._comm.alltoall(
@@ -265,7 +265,7 @@ class DistSyncBackend(_DistBackend):
 
     def _check(self, operation: str, layouts: Sequence[KeyLayout], digest: bytes,
                received: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return messages without their digests; raise if a digest differs."""
+        """Return messages without their digests. Raise an error if a digest differs."""
         if any(message[:len(digest)].tobytes() != digest for message in received):
             self.check_same(operation, ', '.join(map(str, layouts)))
         return [message[len(digest):] for message in received]
@@ -277,10 +277,9 @@ def _digest(operation: str, layouts: Sequence[KeyLayout]) -> bytes:
 
 
 class DistAsyncBackend(_DistBackend):
-    """``dist_async``: each rank pushes and pulls at any time; a thread of each rank serves.
+    """``dist_async``: ranks push and pull at any time, and a thread of each rank replies.
 
-    :meth:`push` and :meth:`pull` are not collective; their errors are raised on the rank that calls
-    them.
+    :meth:`push` and :meth:`pull` are not collective. Their errors are raised on the calling rank.
     """
 
     def __init__(self, communicator: CommunicatorBase) -> None:
@@ -300,7 +299,7 @@ class DistAsyncBackend(_DistBackend):
                                   for server, some in entries.items() if some})
 
     def _serve(self, source: int, request: np.ndarray) -> list[Buffer]:
-        """Run in the thread of the service, or for this rank's own requests in the worker's."""
+        """Reply to a request. Requests of other ranks are handled in the service thread."""
         operation, message = request[:8].tobytes(), request[8:]
         if operation == _PULL:
             return self.server.reply(message)
@@ -320,7 +319,7 @@ _PUSH, _PULL = bytes(8), bytes([1, *bytes(7)])  # a request begins with these ei
 
 
 def to_dense(x: Array | RowSparse) -> Array:
-    """Return an array, in which rows with the same index are summed in :func:`sum_dtype`."""
+    """Convert to an array. Sum rows with the same index in :func:`sum_dtype`."""
     if not isinstance(x, RowSparse):
         return x
     return RowSparse(x.row_ids, x.rows.astype(sum_dtype(x.dtype)), x.shape).todense()

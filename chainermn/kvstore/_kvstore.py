@@ -1,4 +1,4 @@
-"""KVStore: arrays by key, which workers push to and pull from."""
+"""KVStore: a key-value store of arrays that workers push to and pull from."""
 from __future__ import annotations
 
 import os
@@ -25,16 +25,17 @@ StoreType: TypeAlias = Literal[
 
 
 class KVStore:
-    """Arrays by key, which workers push to and pull from.
+    """A key-value store of arrays that workers push to and pull from.
 
     Create one with :func:`chainermn.kvstore.create`, which describes the types.
 
     A key is an int or a str. A value is a NumPy or CuPy array or a :class:`RowSparse`, or a list
-    of these, one for each device of this process. Arrays have a dtype of booleans, integers,
-    floating-point or complex numbers in native byte order, and any shape. Every method that takes
-    a key and a value also takes a list of keys and a list of their values.
+    of these, one for each device of this process. Arrays can have any shape and any boolean,
+    integer, floating-point or complex dtype in native byte order. Every method that takes a key and
+    a value also takes a list of keys and a list of their values.
 
-    ``priority`` is accepted and has no effect: a call has finished its work when it returns.
+    ``priority`` is accepted for compatibility but has no effect, because each call is complete when
+    it returns.
 
     Example:
         >>> with chainermn.kvstore.create('dist_sync', comm) as store:
@@ -51,17 +52,17 @@ class KVStore:
 
     @property
     def type(self) -> StoreType:
-        """Name of the type, as passed to :func:`create`."""
+        """Name of the type; see :func:`create`."""
         return self._type
 
     @property
     def rank(self) -> int:
-        """Rank of this worker; 0 in a store of one process."""
+        """Rank of this worker; 0 if the store is local to this process."""
         return self._backend.rank
 
     @property
     def num_workers(self) -> int:
-        """Number of workers that share the store; 1 in a store of one process."""
+        """Number of workers that share the store; 1 if the store is local to this process."""
         return self._backend.size
 
     # --- values ----------------------------------------------------------------------------------
@@ -69,17 +70,17 @@ class KVStore:
     def init(self, key: KeyLike | KeysLike, value: Values) -> None:
         """Add keys with their initial values. Each key is initialized once, before any push.
 
-        ``dist`` types: collective, every rank calls it with the same keys, dtypes and shapes. The
+        Collective in ``dist`` types: every rank calls it with the same keys, dtypes and shapes. The
         values of rank 0 are used.
 
         Args:
             key: Key, or list of keys.
-            value: For each key an array or a :class:`RowSparse`, which is copied. A
-                :class:`RowSparse` makes a row-sparse key, whose rows can be pulled one by one.
+            value: An array or a :class:`RowSparse` for each key, which is copied. A
+                :class:`RowSparse` creates a row-sparse key. Its rows can be pulled one by one.
 
         Raises:
-            ValueError: If a key is already initialized, or the ranks differ.
-            TypeError: If a key or a value has a wrong type.
+            ValueError: If a key is already initialized, or the arguments differ between ranks.
+            TypeError: If a key or a value has the wrong type.
 
         Example:
             >>> store = chainermn.kvstore.create('dist_sync', comm)
@@ -95,28 +96,28 @@ class KVStore:
 
     def push(self, key: KeyLike | KeysLike, value: Values,
              priority: float | Sequence[float] = 0) -> None:
-        """Push values; the updater merges them into the stored arrays.
+        """Push values, which the updater merges into the stored arrays.
 
-        Several values for one key are summed first, in a list of values as well as with a key that
-        occurs several times in ``key``, as in MXNet.
+        If a key has several values, because its value is a list or because it occurs several times
+        in ``key``, they are summed first, as in MXNet.
 
-        ``dist_sync``: collective, every rank calls it with the same keys. The values of all ranks
-        are summed, in the order of the ranks, and the updater is called once.
+        Collective in ``dist_sync``: every rank calls it with the same keys. The values of all ranks
+        are summed in rank order, and the updater is called once.
 
-        ``dist_async``: not collective. The updater is called with this rank's value.
+        Not collective in ``dist_async``: the updater is called with this rank's value.
 
         Args:
             key: Key, or list of keys.
-            value: For each key an array or a :class:`RowSparse`, or a list of these, of the key's
-                dtype and shape. They are not changed.
+            value: An array or a :class:`RowSparse`, or a list of these, for each key, with the
+                key's dtype and shape. The values are not changed.
             priority: Number, or list with a number for each key. Has no effect.
 
         Raises:
-            ValueError: If a key is not initialized, or a value does not have the key's shape, or
-                the optimizer of the store cannot update shards.
-            TypeError: If a value does not have the key's dtype, or an argument has a wrong type, or
+            ValueError: If a key is not initialized, a value does not have the key's shape, or the
+                optimizer of the store cannot update shards.
+            TypeError: If a value does not have the key's dtype, an argument has the wrong type, or
                 the store has an optimizer and the key is not floating-point.
-            Exception: Any error of the updater.
+            Exception: Any error that the updater raises.
 
         Example:
             >>> store = chainermn.kvstore.create('dist_sync', comm)
@@ -127,7 +128,7 @@ class KVStore:
         """
         with raise_on_all_ranks(self._backend, 'push'):
             layouts = self._find_layouts(key)
-            of_keys = _arguments.check_values(key, value)
+            of_keys = _arguments.as_value_lists(key, value)
             by_key: dict[int, list[Value]] = {}
             updater = self._backend.server.updater
             for layout, values in zip(layouts, of_keys, strict=True):
@@ -158,26 +159,27 @@ class KVStore:
              priority: float | Sequence[float] = 0) -> Array | list[Array] | None:
         """Read the values of keys.
 
-        ``dist_sync``: collective, every rank calls it with the same keys. ``dist_async``: not
-        collective.
+        Collective in ``dist_sync``: every rank calls it with the same keys. Not collective in
+        ``dist_async``.
 
-        Row-sparse keys are skipped with a warning; use :meth:`row_sparse_pull`.
+        Row-sparse keys are skipped with a warning; use :meth:`row_sparse_pull` for them.
 
         Args:
             key: Key, or list of keys.
-            out: For each key an array, or a list of arrays, of the key's dtype and shape, which
-                the value is written to.
+            out: An array or a list of arrays for each key, with the key's dtype and shape, to
+                which the value is written.
             priority: Number, or list with a number for each key. Has no effect.
 
         Returns:
-            ``None`` if ``out`` is given. Otherwise a new array of the key's dtype and shape; for a
-            list of keys, a list of arrays; ``None`` in place of a row-sparse key's array. Arrays
-            are in host memory, except in ``device`` and ``nccl`` stores, where they are on the
-            device of the initial value.
+            ``None`` if ``out`` is given. Otherwise, a new array with the key's dtype and shape, or
+            a list of arrays for a list of keys, with ``None`` in place of the array of a row-sparse
+            key. The arrays are in host memory, except in ``device`` and ``nccl`` stores, where they
+            are on the device of the initial value.
 
         Raises:
             ValueError: If a key is not initialized, or an output does not have the key's shape.
-            TypeError: If an output does not have the key's dtype, or an argument has a wrong type.
+            TypeError: If an output does not have the key's dtype, or an argument has the wrong
+                type.
 
         Example:
             >>> store = chainermn.kvstore.create('dist_sync', comm)
@@ -190,7 +192,7 @@ class KVStore:
         with raise_on_all_ranks(self._backend, 'pull'):
             layouts = self._find_layouts(key)
             outs = [[] for _ in layouts] if out is None else \
-                _arguments.check_lists(key, out, 'out')
+                _arguments.as_lists(key, out, 'out')
             for layout, of_key in zip(layouts, outs, strict=True):
                 for x in of_key if not layout.is_row_sparse else ():
                     _arguments.check_output(x, layout)
@@ -205,7 +207,7 @@ class KVStore:
                 _arguments.write(x, pulled[layout.key_id])
         if out is not None:
             return None
-        copied = set()  # a key may occur several times
+        copied = set()  # a key can occur several times
         found: list[Array | None] = []
         for layout in layouts:
             x = pulled.get(layout.key_id)
@@ -230,25 +232,26 @@ class KVStore:
                         row_ids: RowIdsLike | None = None) -> RowSparse | list[RowSparse] | None:
         """Read some rows of row-sparse keys.
 
-        ``dist_sync``: collective, every rank calls it with the same keys; the rows may differ.
-        ``dist_async``: not collective.
+        Collective in ``dist_sync``: every rank calls it with the same keys, but the rows may
+        differ. Not collective in ``dist_async``.
 
         Args:
             key: Key, or list of keys.
-            out: For each key an array or a :class:`RowSparse`, or a list of these, of the key's
-                dtype and shape, which the rows are written to. All other rows become 0.
+            out: An array or a :class:`RowSparse`, or a list of these, for each key, with the key's
+                dtype and shape, to which the rows are written. All other rows become 0.
             priority: Number, or list with a number for each key. Has no effect.
             row_ids: Required. Indices of the rows: a one-dimensional array or list of integers, in
-                any order, with or without repetitions. Or a list of these for the keys, or for
-                each key a list of these for its outputs.
+                any order and possibly with repetitions. For several keys, it may be a list with an
+                array for each key. For several outputs of a key, this array may be a list with an
+                array for each output.
 
         Returns:
-            ``None`` if ``out`` is given. Otherwise a new :class:`RowSparse` with the rows, in
-            ascending order and each once; for a list of keys, a list of these.
+            ``None`` if ``out`` is given. Otherwise, a new :class:`RowSparse` in which each of the
+            rows occurs once, in ascending order, or a list of these for a list of keys.
 
         Raises:
             ValueError: If a key is not initialized or not row-sparse, or a row is out of range.
-            TypeError: If an argument has a wrong type.
+            TypeError: If an argument has the wrong type.
 
         Example:
             >>> store = chainermn.kvstore.create('dist_sync', comm)
@@ -260,19 +263,19 @@ class KVStore:
         """
         with raise_on_all_ranks(self._backend, 'row_sparse_pull'):
             layouts = self._find_layouts(key)
-            outs = None if out is None else _arguments.check_lists(key, out, 'out')
+            outs = None if out is None else _arguments.as_lists(key, out, 'out')
             for n, layout in enumerate(layouts):
                 if not layout.is_row_sparse:
                     raise ValueError(f'key {layout.key!r} was not initialized with a RowSparse; '
-                                     'use pull')
+                                     'use pull for it')
                 for x in outs[n] if outs is not None else ():
                     _arguments.check_output(x, layout)
             n_outs = [1] * len(layouts) if outs is None else [len(of_key) for of_key in outs]
-            ids = _arguments.check_row_lists(row_ids, key, n_outs, layouts)
+            ids = _arguments.as_row_lists(row_ids, key, n_outs, layouts)
         rows = self._backend.pull(layouts, ids)
         if outs is not None:
             for of_key, its_ids, its_rows in zip(outs, ids, rows, strict=True):
-                for n, x in enumerate(of_key):  # one read may be for all outputs
+                for n, x in enumerate(of_key):  # all outputs may share one read
                     _arguments.write_rows(x, its_ids[n % len(its_ids)], its_rows[n % len(its_rows)])
             return None
         found = [RowSparse(one_ids, one_rows, layout.shape) for layout, (one_ids,), (one_rows,)
@@ -282,16 +285,18 @@ class KVStore:
     # --- updates ---------------------------------------------------------------------------------
 
     def set_updater(self, updater: Updater) -> None:
-        """Set the function that merges pushed values; the default replaces the stored value.
+        """Set the function that merges pushed values. By default, they replace the stored value.
 
-        ``dist`` types: collective, every rank calls it with the same function. It is called on the
-        rank that stores the key; for a large array, on each rank with its shard.
+        Collective in ``dist`` types: every rank calls it with the same function. The function is
+        called on the rank that stores the key or, for a large array, on each rank with the shard of
+        that rank.
 
         Args:
-            updater: Called as ``updater(key, pushed, stored)``: the key (int or str), the sum of
-                the pushed values, and the stored array of the same dtype and shape, which it
-                changes in place. It may overwrite ``pushed``. It must not use the store. If it
-                returns a new array, :meth:`push` raises an error, because that array would be lost.
+            updater: Function that is called as ``updater(key, pushed, stored)`` with the key (an
+                int or a str), the sum of the pushed values, and the stored array, which has the
+                same dtype and shape. It changes ``stored`` in place, may overwrite ``pushed``, and
+                must not use the store. If it returns a new array, :meth:`push` raises an error,
+                because that array would be lost.
 
         Raises:
             TypeError: If ``updater`` cannot be called with three arguments.
@@ -320,27 +325,28 @@ class KVStore:
                       *, compare_settings: bool = True) -> None:
         """Make the store apply an optimizer: pushed values are the gradients of the stored arrays.
 
-        ``dist`` types: collective, every rank calls it with an optimizer of the same class and
-        hyperparameters. Each server reads the hyperparameters of its rank's optimizer at each
-        step, so change them on every rank. In ``dist_sync``, :meth:`push` raises an error if they
-        or the hooks differ. The states of an earlier optimizer are discarded.
+        Collective in ``dist`` types: every rank calls it with an optimizer of the same class and
+        with the same hyperparameters. Each server reads the hyperparameters of its rank's optimizer
+        at each step, so change them on every rank. In ``dist_sync``, :meth:`push` raises an error
+        if the hyperparameters or hooks differ between ranks. The states of an earlier optimizer are
+        discarded.
 
         Args:
             optimizer: Any ``chainer.optimizer.GradientMethod``. It may be set up with a model,
-                which is not changed. Its hooks must be called for each parameter, as
-                ``WeightDecay`` is.
-            rescale_grad: Factor of the gradients. Pass ``1 / kvstore.num_workers`` to average them
-                in ``dist_sync``, which sums them. float16 sums are rescaled in float32 (and
-                stay float32 with ``use_fp32_update``), so they neither overflow nor underflow. If
-                gradients are loss-scaled, multiply this factor by ``1 / scale``.
-            compare_settings: Pass False to allow different hyperparameters and hooks.
+                which is not changed. Its hooks must be called for each parameter separately, like
+                ``WeightDecay``.
+            rescale_grad: Factor by which gradients are multiplied. Pass ``1 / kvstore.num_workers``
+                to average them in ``dist_sync``, which sums them. float16 sums are rescaled in
+                float32 (and stay float32 with ``use_fp32_update``), so they neither overflow nor
+                underflow. If gradients are loss-scaled, multiply this factor by ``1 / scale``.
+            compare_settings: Whether hyperparameters and hooks must be the same on all ranks.
 
         Raises:
-            TypeError: If ``optimizer`` has a wrong type.
-            ValueError: If a hook needs all parameters together, if the optimizer cannot update
-                shards and there are some already, or if the ranks differ. A subclass of
-                Chainer's rules that overrides their methods can update shards only if it declares
-                ``is_elementwise = True`` itself.
+            TypeError: If ``optimizer`` has the wrong type.
+            ValueError: If a hook needs all parameters together; if the optimizer cannot update
+                shards, but some arrays are already split into shards; or if the arguments differ
+                between ranks. A subclass of one of Chainer's rules that overrides its methods can
+                update shards only if the subclass itself declares ``is_elementwise = True``.
 
         Example:
             >>> store = chainermn.kvstore.create('dist_sync', comm)
@@ -356,33 +362,35 @@ class KVStore:
             split = [layout for layout in self._layouts.values() if layout.is_split]
             if split and not updater.is_elementwise:
                 raise ValueError(
-                    'this optimizer, or one of its hooks, cannot update shards of an array, but '
-                    f'these are split over the servers: {", ".join(map(str, split))}. Call '
-                    'set_optimizer before init, or create the store with a larger bigarray_bound')
+                    'this optimizer or one of its hooks cannot update shards of an array, but the '
+                    f'following keys are split over the servers: {", ".join(map(str, split))}. '
+                    'Call set_optimizer before init, or create the store with a larger '
+                    'bigarray_bound.')
             call = _optimizer_states.call_of(optimizer, compare_settings)
         self._backend.check_same('set_optimizer', f'{call}, rescale_grad={rescale_grad!r}')
         self._backend.server.set_updater(updater)
         self._backend.barrier()
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
-        """Compress the values that are pushed from now on, to 2 bits each.
+        """Compress all values that are pushed from now on to 2 bits each.
 
-        Each value is sent as ``threshold``, ``-threshold`` or 0, so 16 values take the bytes of one
-        float32. The sender keeps the difference (error feedback) and adds it to its next push of
-        the key. ``dist`` types compress the pushes of workers to servers; the other types, the
-        values of several devices of a process, if a key is pushed with several values. Only
-        floating-point arrays are compressed, not the :class:`RowSparse` values of row-sparse keys;
-        pulls never are.
+        Each value is sent as ``threshold``, ``-threshold`` or 0, so 16 values take up the bytes of
+        one float32. The sender keeps the difference and adds it to its next push of the key (error
+        feedback). In ``dist`` types, pushes from workers to servers are compressed. In the other
+        types, the values of the devices of this process are compressed if a key is pushed with
+        several values. Only floating-point arrays are compressed: :class:`RowSparse` values of
+        row-sparse keys are not, and neither are pulls.
 
-        ``dist`` types: collective, every rank calls it with the same parameters.
+        Collective in ``dist`` types: every rank calls it with the same parameters.
 
         Args:
-            compression_params: ``{'type': '2bit', 'threshold': 0.5}``; the threshold is a positive
-                number, by default 0.5.
+            compression_params: ``{'type': '2bit', 'threshold': 0.5}``. The threshold is a positive
+                number; the default is 0.5.
 
         Raises:
-            TypeError: If ``compression_params`` is not a dict, or the threshold not a number.
-            ValueError: If the type or a parameter is unknown or out of range, or the ranks differ.
+            TypeError: If ``compression_params`` is not a dict, or the threshold is not a number.
+            ValueError: If the type or a parameter is unknown or out of range, or the arguments
+                differ between ranks.
 
         Example:
             >>> store = chainermn.kvstore.create('dist_sync', comm)
@@ -398,7 +406,7 @@ class KVStore:
                 raise TypeError('compression_params must be a dict such as '
                                 f"{{'type': '2bit', 'threshold': 0.5}}, not {compression_params!r}")
             if compression_params.get('type') != '2bit':
-                raise ValueError("the compression of a store must be of type '2bit', not "
+                raise ValueError("the compression of a KVStore must be of type '2bit', not "
                                  f'{compression_params.get("type")!r}')
             compressor = compression.get(compression_params)
             assert isinstance(compressor, compression.TwoBit)
@@ -412,10 +420,10 @@ class KVStore:
                               dump_optimizer: bool = False) -> None:
         """Write the optimizer's states, such as momenta and float32 copies, to an npz file.
 
-        The file does not hold the values of the keys: pull and save these. It is replaced
-        atomically.
+        The file does not contain the values of the keys; pull and save them separately. The file is
+        replaced atomically.
 
-        ``dist`` types: collective, every rank calls it. Rank 0 writes the states of all ranks to
+        Collective in ``dist`` types: every rank calls it. Rank 0 writes the states of all ranks to
         one file, which any number of ranks can load.
 
         Args:
@@ -450,22 +458,23 @@ class KVStore:
         self._backend.barrier()
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read a file of :meth:`save_optimizer_states`. No code from the file is run.
+        """Load a file that :meth:`save_optimizer_states` wrote. No code in the file is executed.
 
-        The states of keys that the file does not have are dropped. A float32 copy is loaded if it
-        still rounds to the value of its key.
+        Keys that are not in the file lose their states. A float32 copy is loaded only if it still
+        rounds to the value of its key.
 
-        Keys that are not initialized yet get their states when they are. If the file holds
-        hyperparameters, they are set in the optimizer.
+        Keys that are not initialized yet get their states when they are initialized. If the file
+        contains hyperparameters, they are set in the optimizer.
 
-        ``dist`` types: collective, every rank calls it. Rank 0 reads the file.
+        Collective in ``dist`` types: every rank calls it. Rank 0 reads the file.
 
         Args:
             fname: Path of the file.
 
         Raises:
             RuntimeError: If no optimizer is set.
-            ValueError: If the file is corrupt, of another kind, or does not match the optimizer.
+            ValueError: If the file is corrupt, has a different format, or does not match the
+                optimizer.
             OSError: If rank 0 cannot read the file.
 
         Example:
@@ -488,7 +497,7 @@ class KVStore:
             current = _optimizer_states.describe(optimizer)['optimizer']
             if saved['optimizer'] != current:
                 raise ValueError(f'{os.fspath(fname)} has the states of {saved["optimizer"]}, but '
-                                 f'the optimizer is {current}')
+                                 f'the optimizer of this store is {current}')
             for name, value in saved['hyperparameters'].items():
                 setattr(optimizer.hyperparam, name, value)
         self._backend.server.load_optimizer_states(states)
@@ -497,9 +506,9 @@ class KVStore:
     # --- synchronization -------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Wait until all workers have called it. ``dist`` types: collective, every rank calls it.
+        """Wait for all workers. Collective in ``dist`` types: every rank calls it.
 
-        All pushes that any worker made before are merged when it returns.
+        When it returns, all pushes that any worker made before the barrier are merged.
 
         Example:
             >>> store = chainermn.kvstore.create('dist_async', comm)
@@ -519,11 +528,11 @@ class KVStore:
         self.barrier()
 
     def close(self) -> None:
-        """Close the store on this worker, which must not use it afterwards.
+        """Close the store on this worker. Not collective.
 
-        Not collective. Later calls of the store raise ValueError. In a ``dist_async`` store this
-        rank continues to serve the other workers until all of them have closed it. Open stores are
-        closed at the end of the program.
+        Later calls on this worker raise ValueError. In a ``dist_async`` store, this rank continues
+        to serve the other workers until all of them have closed the store. Stores that are still
+        open at the end of the script are closed then.
 
         Example:
             >>> store = chainermn.kvstore.create('dist_async', comm)
@@ -542,24 +551,25 @@ class KVStore:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ValueError('the store was closed on this rank, so other ranks may have ended; do '
-                             'not use it after close()')
+            raise ValueError('the store was closed on this rank, so other ranks may have exited; '
+                             'do not use it after close()')
 
     def _new_layouts(self, key: KeyLike | KeysLike, value: Values
                      ) -> tuple[list[KeyLayout], list[Array]]:
-        """Return for each new key its layout, and a copy of its value where the store keeps it."""
+        """Return the layouts of new keys, and copies of their values where the store keeps them."""
         self._check_open()
         updater = self._backend.server.updater
         may_split = not isinstance(updater, OptimizerUpdater) or updater.is_elementwise
         bound = self._bigarray_bound if may_split else float('inf')
-        keys = _arguments.check_keys(key)
+        keys = _arguments.as_keys(key)
         layouts: list[KeyLayout] = []
         arrays = []
-        for one, (x, *more) in zip(keys, _arguments.check_values(key, value), strict=True):
+        for one, (x, *more) in zip(keys, _arguments.as_value_lists(key, value), strict=True):
             if more:
-                raise ValueError('init needs one value for each key')
+                raise ValueError('init needs one value for each key, but key '
+                                 f'{one!r} has {1 + len(more)}')
             if one in self._layouts or one in keys[:len(layouts)]:
-                raise ValueError(f'key {one!r} is already initialized; push to it')
+                raise ValueError(f'key {one!r} is already initialized; use push to change it')
             layouts.append(KeyLayout.of(
                 one, len(self._layouts) + len(layouts), tuple(x.shape), x.dtype,
                 isinstance(x, RowSparse), self.num_workers, bound))
@@ -570,7 +580,7 @@ class KVStore:
 
     def _find_layouts(self, key: KeyLike | KeysLike) -> list[KeyLayout]:
         self._check_open()
-        keys = _arguments.check_keys(key)
+        keys = _arguments.as_keys(key)
         for one in keys:
             if one not in self._layouts:
                 known = ', '.join(map(repr, list(self._layouts)[:10])) or 'none'
@@ -583,6 +593,6 @@ class KVStore:
         self._check_open()
         updater = self._backend.server.updater
         if not isinstance(updater, OptimizerUpdater):
-            raise RuntimeError(f'there are no optimizer states to {action}: call set_optimizer '
+            raise RuntimeError(f'there are no optimizer states to {action}; call set_optimizer '
                                'first')
         return updater.optimizer

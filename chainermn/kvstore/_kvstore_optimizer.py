@@ -1,4 +1,4 @@
-"""create_kvstore_optimizer: an optimizer that pushes gradients to a store, as Gluon's Trainer."""
+"""create_kvstore_optimizer: an optimizer that trains through a store, like Gluon's Trainer."""
 from __future__ import annotations
 
 from collections import Counter
@@ -32,52 +32,55 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
     """Create an optimizer that trains through a store. Collective, except for local stores.
 
     Returns a proxy of ``actual_optimizer``, like :func:`chainermn.create_multi_node_optimizer`.
-    Its ``update(lossfun, *args)`` computes this rank's gradients and pushes them for all parameters
-    (the key is the parameter's path, the priority ``-i`` for the i-th). Then it
+    ``update(lossfun, *args)`` computes this rank's gradients and pushes them for all parameters.
+    The key is the path of the parameter, and the priority of the i-th parameter is ``-i``. Then it
 
-    - pulls their mean over all ranks, with which the actual optimizer updates the parameters, or,
+    - pulls the mean of the gradients over all ranks, with which the actual optimizer updates the
+      parameters; or
     - with ``update_on_kvstore``, pulls the parameters, which the store has updated.
 
     In ``dist_sync``, both give the parameters that the actual optimizer computes in one process
-    from the mean gradients; a parameter with k paths is updated k times, as in Chainer. Without
-    ``update_on_kvstore``, the actual optimizer works as usual: all hooks, hyperparameters of single
-    parameters, loss scaling, and its states in snapshots. With it, each rank keeps the states of
-    the parameters that it serves, and
-    :meth:`chainermn.kvstore.KVStore.save_optimizer_states` saves them; hooks must be called for
-    each parameter. The next update overwrites changes that the program makes to parameters, such
-    as clipped weights or a model that is loaded after the first update.
+    from the mean gradients. A parameter with k paths is updated k times, as in Chainer.
 
-    Gradients are averaged in ``dist_sync``, where the store multiplies their sum by
-    ``1 / kvstore.num_workers``, for float16 in float32. In ``dist_async`` each push of a rank
-    is an update of its own, so there are ``num_workers`` times as many updates.
+    Without ``update_on_kvstore``, the actual optimizer works as usual, with all hooks,
+    per-parameter hyperparameters, loss scaling, and its states in snapshots. With
+    ``update_on_kvstore``, hooks must be called for each parameter separately. Each rank keeps the
+    states of the parameters that it serves, and
+    :meth:`chainermn.kvstore.KVStore.save_optimizer_states` saves them. If your script changes
+    parameters, for example by clipping weights or by loading a model after the first update, the
+    next update overwrites the changes.
 
-    A store can serve only one such optimizer, since its keys are the paths of the parameters (the
-    first path of each). Their values are the parameters with ``update_on_kvstore``, otherwise the
-    last mean gradients.
+    In ``dist_sync``, gradients are averaged: the store multiplies their sum by
+    ``1 / kvstore.num_workers`` (in float32 for float16). In ``dist_async``, each push of a rank is
+    a separate update, so there are ``num_workers`` times as many updates.
+
+    A store can serve only one such optimizer, because its keys are the paths of the parameters (the
+    first path of each). The values of the keys are the parameters with ``update_on_kvstore``,
+    otherwise the last mean gradients.
 
     The first ``update`` does not change ``t``: it initializes the keys and copies the parameters of
-    rank 0 to all ranks. So does an ``update`` that finds new parameters, which were initialized
-    since. These updates are collective; in ``dist_async`` all others are not, and ranks may make
-    different numbers of them.
+    rank 0 to all ranks. An ``update`` that finds newly initialized parameters does the same for
+    these parameters. Such updates are collective. In ``dist_async``, all other updates are not
+    collective, and the number of updates may differ between ranks.
 
     Args:
-        actual_optimizer: Any ``chainer.optimizer.GradientMethod``, set up with a model or not yet.
-        kvstore: A store without updater and optimizer.
-        update_on_kvstore: Whether the store updates the parameters. By default the store does in
-            ``dist_async``, the actual optimizer in all other types.
+        actual_optimizer: Any ``chainer.optimizer.GradientMethod``. It may be set up later.
+        kvstore: A store without an updater or optimizer.
+        update_on_kvstore: Whether the store updates the parameters instead of the actual optimizer.
+            By default, true in ``dist_async`` and false in all other types.
         compare_settings: If true, ranks compare hyperparameters (such as ``lr``), hooks, disabled
-            parameters and ``t`` in each update, and raise an error if they differ, as in
+            parameters and ``t`` in each update and raise an error if they differ, as in
             :func:`chainermn.create_multi_node_optimizer`. Pass False if the differences are
-            intended. In ``dist_async``, they are not compared.
+            intended. ``dist_async`` does not compare them.
 
     Returns:
         The optimizer of this rank.
 
     Raises:
-        TypeError: If an argument has a wrong type.
+        TypeError: If an argument has the wrong type.
         ValueError: If ``update_on_kvstore`` is false in ``dist_async``, or true with an optimizer
-            whose hooks or loss scaling need all parameters together; or if the store has an
-            updater.
+            whose hooks or loss scaling need all parameters together; or if the store already has
+            an updater.
 
     Example:
         >>> store = chainermn.kvstore.create('dist_sync', comm)
@@ -94,15 +97,15 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
             actual_optimizer, 'create_kvstore_optimizer needs a chainer.optimizer.GradientMethod '
             'as its first argument')
         if is_async and update_on_kvstore is not None and not update_on_kvstore:
-            raise ValueError('dist_async has no mean gradient to update with: pass '
+            raise ValueError('dist_async has no mean gradient to update with. Pass '
                              'update_on_kvstore=True, or use dist_sync.')
         if (is_async or update_on_kvstore) and (
                 type(actual_optimizer).update is not chainer.optimizer.GradientMethod.update):
             raise TypeError(
                 f'{type(actual_optimizer).__name__} overrides update, which the store does not '
-                'call: pass update_on_kvstore=False (dist_sync only).')
+                'call. Pass update_on_kvstore=False (dist_sync only).')
         if kvstore._backend.server.updater is not assign:
-            raise ValueError('the store already has an updater or an optimizer; create another '
+            raise ValueError('the store already has an updater or an optimizer. Create another '
                              'store for create_kvstore_optimizer.')
     if is_async or update_on_kvstore:
         kvstore.set_optimizer(actual_optimizer, 1. if is_async else 1 / kvstore.num_workers,
@@ -132,7 +135,7 @@ class _KVStoreOptimizer(OptimizerProxy):
         kvstore._backend.server.loss_scale = lambda: actual_optimizer._loss_scale
 
     def setup(self, link: chainer.Link) -> _KVStoreOptimizer:
-        """Set the model to train; see :meth:`chainer.Optimizer.setup`.
+        """Set the model to train. See :meth:`chainer.Optimizer.setup`.
 
         Args:
             link: The model.
@@ -163,9 +166,9 @@ class _KVStoreOptimizer(OptimizerProxy):
 
         Raises:
             RuntimeError: If the optimizer is not set up with a model.
-            ValueError: If the store cannot update a parameter as its hyperparameters, update rule,
-                hooks, loss scaling or shared memory require, or if it already has a key of that
-                name; or if the compared settings differ between ranks.
+            ValueError: If the store cannot update a parameter because of its hyperparameters,
+                update rule, hooks, loss scaling or shared memory; if the store already has a key
+                with the path of a parameter; or if the compared settings differ between ranks.
         """
         if self.target is None:
             self.kvstore._backend.refuse('push', RuntimeError(
@@ -203,18 +206,18 @@ class _KVStoreOptimizer(OptimizerProxy):
         Collective: every rank calls it.
 
         Args:
-            parameters: All parameters.
-            new: Paths of the new ones.
+            parameters: All initialized parameters.
+            new: Paths of the new parameters.
         """
         raise NotImplementedError
 
     def _step(self, parameters: _Parameters) -> None:
-        """Push the gradients of all initialized parameters, and update them."""
+        """Push the gradients of all initialized parameters and update the parameters."""
         raise NotImplementedError
 
 
 def _initialized(named: Named) -> _Parameters:
-    """Return the initialized parameters, each once, by the first of its paths."""
+    """Return the initialized parameters, each once, by their first paths."""
     first: dict[int, tuple[str, chainer.Parameter]] = {}
     for path, parameter in named:
         if parameter.is_initialized:
@@ -227,7 +230,7 @@ def _priorities(parameters: _Parameters) -> list[float]:
 
 
 class _WorkerUpdate(_KVStoreOptimizer):
-    """The store averages the gradients; each rank updates its parameters with their mean."""
+    """The store averages the gradients. Each rank updates its parameters with the mean."""
 
     def _prepare(self, parameters: _Parameters, new: list[str]) -> None:
         scales = dict.fromkeys(new, 1 / self.kvstore.num_workers)
@@ -236,7 +239,7 @@ class _WorkerUpdate(_KVStoreOptimizer):
             init_state(parameters[path])
 
     def _step(self, parameters: _Parameters) -> None:
-        for parameter in parameters.values():  # even if their rules are disabled, for hooks
+        for parameter in parameters.values():  # hooks are called even if a rule is disabled
             fill_missing_grad(parameter)
         keep_scale(self.actual_optimizer)
         compressor = self.kvstore._backend.server.compressor
@@ -244,31 +247,31 @@ class _WorkerUpdate(_KVStoreOptimizer):
             compressor.commit()
         self._push(parameters)
         means = self.kvstore.pull(list(parameters), priority=_priorities(parameters))
-        # New arrays: backward may share one between parameters, or with a read-only view.
+        # Assign new arrays, because a gradient may be read-only or shared between parameters.
         for parameter, mean in zip(parameters.values(), means, strict=True):
             parameter.grad = parameter.device.send(mean)
         self.actual_optimizer.update(None)
         if compressor is not None and self.actual_optimizer._loss_scaling_isnan:
-            compressor.rollback()  # there was no step
+            compressor.rollback()  # the step was skipped
 
 
 class _StoreUpdate(_KVStoreOptimizer):
-    """The store updates the parameters; each rank pulls them."""
+    """The store updates the parameters. Each rank pulls them."""
 
     def __init__(self, actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore,
                  compare_settings: bool) -> None:
         super().__init__(actual_optimizer, kvstore, compare_settings,
-                         noise=(False, False))  # each key has one server, which draws it
+                         noise=(False, False))  # generated by the server of each key
         updater = kvstore._backend.server.updater
         assert isinstance(updater, OptimizerUpdater)
         updater.is_loss_scaled = True
         self._updater = updater
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Save or load ``t`` and the epoch; the store has the other states.
+        """Save or load ``t`` and the epoch. The store has the other states.
 
         Args:
-            serializer: Serializer or deserializer of Chainer.
+            serializer: A Chainer serializer or deserializer.
         """
         optimizer = self.actual_optimizer
         optimizer.t = serializer('t', optimizer.t)
@@ -281,13 +284,13 @@ class _StoreUpdate(_KVStoreOptimizer):
                 if getattr(parameters[path].update_rule, 'state', None):
                     raise ValueError(
                         f'the optimizer already has states of parameter {path}, which the store '
-                        f'does not know; use a new optimizer, or {_ON_WORKERS}')
+                        f'does not use. Use a new optimizer, or {_ON_WORKERS}.')
             if groups := sharing_memory([parameter.array for parameter in parameters.values()]):
                 names = [*parameters]
                 paths = ', '.join([names[i] for i in groups[0]])
                 raise ValueError(f'the parameters {paths} share memory, but the store updates '
-                                 'each separately; assign one Parameter object to both links '
-                                 f'(link.W = other.W), or {_ON_WORKERS}')
+                                 'each of them separately. Assign one Parameter object to both '
+                                 f'links (link.W = other.W), or {_ON_WORKERS}.')
         uses = Counter(map(id, self.target.params()))
         for path in new:
             self._updater.repeats[path] = uses[id(parameters[path])]
@@ -296,7 +299,7 @@ class _StoreUpdate(_KVStoreOptimizer):
                 self._updater.starts[path] = rule.t
 
     def _check(self, parameters: Iterable[tuple[str, chainer.Parameter]]) -> None:
-        """Raise if the store cannot update the parameters as the actual optimizer does."""
+        """Raise an error if the store cannot update the parameters like the actual optimizer."""
         fresh = self._updater.new_rule()
         for path, parameter in parameters:
             rule = parameter.update_rule
@@ -305,10 +308,10 @@ class _StoreUpdate(_KVStoreOptimizer):
             if set(vars(rule.hyperparam)) - {'_parent'} or rule._hookable._pre_update_hooks \
                     or rule._hookable._post_update_hooks:
                 raise ValueError(f'parameter {path} has its own hyperparameters or hooks, which '
-                                 f'the store does not know; {_ON_WORKERS}')
+                                 f'the store does not use; {_ON_WORKERS}')
             if type(rule) is not type(fresh) or rule._use_fp32_update != fresh._use_fp32_update:
                 raise ValueError(f'parameter {path} has its own update rule, which the store does '
-                                 f'not know; {_ON_WORKERS}')
+                                 f'not use; {_ON_WORKERS}')
         if self.actual_optimizer._loss_scaling_is_dynamic:
             raise ValueError(f'dynamic loss scaling needs all gradients together; {_ON_WORKERS}')
 
@@ -321,7 +324,7 @@ class _StoreUpdate(_KVStoreOptimizer):
         if is_async or not self._updater.has_hooks:  # Chainer also calls hooks for disabled rules
             parameters = {path: parameter for path, parameter in parameters.items()
                           if path not in disabled}
-        if is_async:  # no rank waits for gradients that this one lacks
+        if is_async:  # no rank waits for gradients that this rank does not have
             parameters = {path: parameter for path, parameter in parameters.items()
                           if parameter.grad is not None}
         self._updater.disabled = disabled

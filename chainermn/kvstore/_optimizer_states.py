@@ -1,4 +1,4 @@
-"""The states of an optimizer in a store, of all shards, in a file."""
+"""Files with the optimizer states of all shards of a store."""
 from __future__ import annotations
 
 import json
@@ -13,7 +13,7 @@ import numpy as np
 from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.optimizers.proxy import open_atomic
 
-#: The states of one parameter by name, such as momenta (arrays) and ``t``, the number of steps.
+#: The states of one parameter by name, such as momenta (arrays) and the number of steps ``t``.
 OptimizerState: TypeAlias = Mapping[str, np.ndarray | float]
 
 
@@ -33,7 +33,7 @@ def describe(optimizer: chainer.optimizer.GradientMethod) -> OptimizerDescriptio
 
 
 def call_of(optimizer: chainer.optimizer.GradientMethod, with_hyperparameters: bool) -> str:
-    """Return the class and the hyperparameters as a program writes them: ``SGD(lr=0.1)``."""
+    """Return the class and the hyperparameters as a call, such as ``SGD(lr=0.1)``."""
     described = describe(optimizer)
     module, _, name = described['optimizer'].rpartition('.')
     if module.startswith('chainer.optimizers.'):
@@ -50,11 +50,11 @@ def join_states(layout: KeyLayout, states: Mapping[int, OptimizerState]) -> Opti
 
     Args:
         layout: The layout of the key.
-        states: By server; servers without states are missing.
+        states: The states by server. Servers without states are missing.
 
     Returns:
-        The states. States that do not have the shape of the shard, such as the number of steps,
-        come from the first server.
+        The states of the full array. States that do not have the shape of the shard, such as the
+        number of steps, come from the first server.
     """
     first = min(states)
     joined = dict(states[first])
@@ -76,7 +76,7 @@ def write_states(path: str | os.PathLike[str], states: Mapping[Key, OptimizerSta
     Args:
         path: Path of the file.
         states: States by key.
-        optimizer: Written as well, if not ``None``.
+        optimizer: Description of the optimizer, which is also written if it is not ``None``.
 
     Raises:
         OSError: If the file cannot be written.
@@ -84,31 +84,33 @@ def write_states(path: str | os.PathLike[str], states: Mapping[Key, OptimizerSta
     """
     about = {'format': _FORMAT, 'keys': list(states), 'optimizer': optimizer}
     arrays = {'about': np.array(json.dumps(about))}
-    for i, state in enumerate(states.values()):
+    for i, (key, state) in enumerate(states.items()):
         for name, value in state.items():
             arrays[f'{i}/{name}'] = np.asarray(value)
             if arrays[f'{i}/{name}'].dtype.hasobject:
-                raise TypeError(f'the state {name!r} of a key is {value!r}, not an array')
+                raise TypeError(f'the state {name!r} of key {key!r} must be a number or a numeric '
+                                f'array, not {value!r}')
     with open_atomic(os.fspath(path)) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_states(path: str | os.PathLike[str]
                 ) -> tuple[Mapping[Key, OptimizerState], OptimizerDescription | None]:
-    """Read a file of :func:`write_states`; run no code from the file.
+    """Read a file that :func:`write_states` wrote. No code in the file is executed.
 
     Returns:
         The states by key, and the description of the optimizer, if there is one.
 
     Raises:
-        ValueError: If the file is corrupt or of another kind.
-        OSError: If it cannot be read.
+        ValueError: If the file is corrupt or has a different format.
+        OSError: If the file cannot be read.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
             about = json.loads(str(file['about']))
             if about['format'] != _FORMAT:
-                raise ValueError(f'its format is {about["format"]}, not {_FORMAT}')
+                raise ValueError(f'its format version is {about["format"]}, but only version '
+                                 f'{_FORMAT} is supported')
             states: dict[Key, dict[str, np.ndarray | float]] = {key: {} for key in about['keys']}
             for name in file.files:
                 index, slash, state = name.partition('/')
@@ -119,7 +121,7 @@ def read_states(path: str | os.PathLike[str]
         raise
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError,
             zipfile.BadZipFile) as error:
-        # NumPy suggests allow_pickle=True for a file that is not NPZ, which would be unsafe.
+        # For a file that is not NPZ, NumPy suggests allow_pickle=True, which would be unsafe.
         reason = 'it is not an NPZ file' if 'allow_pickle' in str(error) else error
-        raise ValueError(f'{os.fspath(path)} has no optimizer states of a KVStore: {reason}'
-                         ) from error
+        raise ValueError(f'cannot read optimizer states from {os.fspath(path)}: {reason}. Pass a '
+                         'file written by save_optimizer_states.') from error

@@ -18,7 +18,7 @@ from chainermn.optimizers.proxy import OptimizerSettings
 
 _Hook: TypeAlias = Callable[[chainer.optimizer.UpdateRule, chainer.Parameter], object]
 
-# Hooks that treat each element by itself, so they can be called for a shard of a parameter.
+# Hooks that treat each element independently, so they can be called for a shard.
 _ELEMENTWISE_HOOKS = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
                       optimizer_hooks.GradientHardClipping, optimizer_hooks.GradientNoise)
 
@@ -27,23 +27,23 @@ _COPY = 'fp32_param'
 
 
 class KeyUpdate(NamedTuple):
-    """An array to update."""
+    """The update of an array."""
 
     key: Key
-    #: The gradient, of the dtype ``OptimizerUpdater.gradient_dtype``; it may be overwritten.
+    #: The gradient, with the dtype ``OptimizerUpdater.gradient_dtype``. It may be overwritten.
     pushed: Array
     stored: Array
 
 
 class OptimizerUpdater:
-    """Applies a Chainer optimizer; the pushed values are the gradients.
+    """Applies a Chainer optimizer, with the pushed values as gradients.
 
-    Hyperparameters and hooks are read from the optimizer at each update. It may be set up with a
-    model, which is not changed.
+    Hyperparameters and hooks are read from the optimizer at each update. The optimizer may be set
+    up with a model, which is not changed.
 
     Args:
         optimizer: The optimizer.
-        rescale_grad: Factor of the gradients, with which the server multiplies their sum.
+        rescale_grad: Factor by which the server multiplies the sum of the gradients.
         compare_settings: Whether ranks compare the settings of the optimizer in each push.
 
     Raises:
@@ -62,7 +62,7 @@ class OptimizerUpdater:
             is_compared=compare_settings)
         #: Whether gradients are multiplied by the loss scale of the optimizer.
         self.is_loss_scaled = False
-        #: The number of updates of a key with each gradient, if not one.
+        #: How many times a key is updated with each gradient, if not once.
         self.repeats: dict[Key, int] = {}
         #: Keys for which only the hooks are called.
         self.disabled: Set[Key] = frozenset()
@@ -73,7 +73,7 @@ class OptimizerUpdater:
         rule = self.new_rule()
         self._is_rule_elementwise = is_elementwise(rule) and not (
             rule._hookable._pre_update_hooks or rule._hookable._post_update_hooks)
-        self._hooks('pre'), self._hooks('post')  # may raise
+        self._hooks('pre'), self._hooks('post')  # these may raise an error
 
     @property
     def is_elementwise(self) -> bool:
@@ -88,16 +88,17 @@ class OptimizerUpdater:
         return bool([*self._hooks('pre'), *self._hooks('post')])
 
     def check(self, layout: KeyLayout) -> None:
-        """Raise if the optimizer cannot update an array."""
+        """Raise an error if the optimizer cannot update an array."""
         if layout.dtype.kind != 'f':
             raise TypeError(f'key {layout.key!r} has dtype {layout.dtype}, but optimizers only '
-                            'update floating-point arrays. Use another store for this key')
+                            'update floating-point arrays. Use another store for this key.')
         if layout.is_split and not self.is_elementwise:
             raise ValueError(f'a hook of the optimizer cannot update shards of {layout}. Add the '
-                             'hook before init, or create the store with a larger bigarray_bound')
+                             'hook before init, or create the store with a larger '
+                             'bigarray_bound.')
 
     def gradient_dtype(self, key: Key, dtype: np.dtype) -> np.dtype:
-        """Return the dtype of the gradients: float32 if a float32 copy of float16 is updated."""
+        """Return the dtype of the gradients: float32 if a float32 copy of the array is updated."""
         is_copied = dtype == np.float16 and self._rule(key)._use_fp32_update
         return np.dtype(np.float32) if is_copied else dtype
 
@@ -105,7 +106,7 @@ class OptimizerUpdater:
         """Update arrays in place, in one pass, as ``Optimizer.update`` does.
 
         Args:
-            key_updates: The arrays, each once.
+            key_updates: The updates, at most one for each array.
         """
         parameters = [(self._parameter(update), range(self.repeats.get(update.key, 1)))
                       for update in key_updates]
@@ -120,7 +121,7 @@ class OptimizerUpdater:
                 update.stored[...] = parameter.array
 
     def _parameter(self, update: KeyUpdate) -> chainer.Parameter:
-        """Return a parameter with the array, its gradient and its rule; mostly the same one."""
+        """Return a parameter with the array, its gradient and its rule. It is cached."""
         key, pushed, stored = update
         parameter = self._parameters.get(key)
         if parameter is None or parameter.array is not stored:
@@ -149,7 +150,7 @@ class OptimizerUpdater:
                 for key, rule in self._rules.items() if rule.state is not None}
 
     def check_state(self, layout: KeyLayout, state: OptimizerState) -> None:
-        """Raise ValueError if these are not states of this optimizer for a full array."""
+        """Raise ValueError if ``state`` does not fit this optimizer and the full array."""
         expected = {'t': 0, **self._rule_with_states(np.zeros(layout.shape, layout.dtype)).state}
         if _COPY in state and layout.dtype == np.float16:
             expected[_COPY] = np.zeros(layout.shape, np.float32)
@@ -158,8 +159,8 @@ class OptimizerUpdater:
                              f'{type(self.optimizer).__name__} has {sorted(expected)}')
         for name, value in expected.items():
             if np.shape(value) != np.shape(state[name]):
-                raise ValueError(f'the state {name!r} of key {layout.key!r} has the shape '
-                                 f'{np.shape(state[name])}, not {np.shape(value)}')
+                raise ValueError(f'the state {name!r} of key {layout.key!r} has shape '
+                                 f'{np.shape(state[name])}, but must have shape {np.shape(value)}')
 
     def restore(self, key: Key, stored: Array, state: OptimizerState) -> None:
         """Set the states of a shard."""
@@ -170,7 +171,7 @@ class OptimizerUpdater:
                 if hasattr(value, 'dtype') else type(value)(state[name])
         rule.t = int(state['t'])
         copy = state.get(_COPY)
-        # The values may have changed since the states were saved.
+        # The value of the key may have changed since the states were saved.
         if copy is not None and rule._use_fp32_update and (
                 chainer.cuda.to_cpu(stored) == np.asarray(copy).astype(stored.dtype)).all():
             rule._fp32_param = chainer.Parameter(device.send(np.array(copy, np.float32)))
@@ -199,7 +200,7 @@ class OptimizerUpdater:
         return rule
 
     def new_rule(self) -> chainer.optimizer.UpdateRule:
-        """Return a rule as ``Optimizer.setup`` makes one for each parameter."""
+        """Create an update rule as ``Optimizer.setup`` does for each parameter."""
         rule = self.optimizer.create_update_rule()
         if self.optimizer._use_fp32_update:
             rule.use_fp32_update()
@@ -213,7 +214,7 @@ class OptimizerUpdater:
                 raise ValueError(
                     f'the hook {name!r} of the optimizer needs all parameters together, but each '
                     'server has only some of them. Remove the hook, or update on the workers '
-                    '(create_kvstore_optimizer(..., update_on_kvstore=False))')
+                    '(create_kvstore_optimizer(..., update_on_kvstore=False)).')
         return hooks.values()
 
 
@@ -223,7 +224,7 @@ def _states_of(rule: chainer.optimizer.UpdateRule) -> OptimizerState:
 
 
 class _Parameter(chainer.Parameter):
-    """A parameter whose gradient may have another dtype: float32 for a float16 array."""
+    """A parameter whose gradient may have a different dtype: float32 for a float16 array."""
 
     def _set_grad(self, g: Array, *, layout_check: bool = True) -> None:
         self._set_grad_without_check(g)

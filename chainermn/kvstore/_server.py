@@ -1,4 +1,4 @@
-"""Server: stores this rank's shards, and updates them with the shards that workers push."""
+"""Server: stores this rank's shards and updates them with the shards that workers push."""
 from __future__ import annotations
 
 import math
@@ -22,7 +22,7 @@ Updater: TypeAlias = Callable[[Key, Array, Array], object]
 
 
 class Server:
-    """Stores one shard of each array that is assigned to a rank, and applies one update at a time.
+    """Stores one shard of each array that is assigned to a rank. Applies one update at a time.
 
     Args:
         rank: Rank of this server.
@@ -32,12 +32,12 @@ class Server:
         self.rank = rank
         self.updater: Updater | OptimizerUpdater = assign
         self.compressor: TwoBit | None = None
-        #: Returns the loss scale of the gradients that are pushed, which are encoded without it.
+        #: Returns the loss scale of pushed gradients. They are divided by it before compression.
         self.loss_scale: Callable[[], float | None] = lambda: None
         self.layouts: list[KeyLayout] = []
-        #: By number of the key.
+        #: This server's shards, by index of the key (``KeyLayout.key_id``).
         self.shards: dict[int, Array] = {}
-        #: Factors of the sums of some keys.
+        #: Factors for the sums of the pushed values of some keys.
         self.scales: dict[Key, float] = {}
         self._loaded: dict[Key, OptimizerState] = {}  # states of keys that are not initialized yet
         self._lock = threading.RLock()
@@ -55,7 +55,7 @@ class Server:
         return self.compressor.compress(x, key)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Return the value that a worker has compressed."""
+        """Decompress a value that a worker compressed."""
         assert self.compressor is not None
         if (scale := self.loss_scale()) is None:
             return self.compressor.decompress(encoded, size, dtype)
@@ -64,10 +64,11 @@ class Server:
             return (x * x.dtype.type(scale)).astype(dtype, copy=False)
 
     def add_keys(self, layouts: Sequence[KeyLayout], shards: Mapping[int, Array]) -> None:
-        """Add keys. ``shards`` are this server's, by number of the key; the server owns them now.
+        """Add keys and this server's shards of them, by index of the key. The server owns them now.
 
         Raises:
-            ValueError: If loaded optimizer states do not match a key; no key is added then.
+            ValueError: If loaded optimizer states do not match a key. In this case, no key is
+                added.
         """
         with self._lock:
             loaded = self._pop_loaded(layouts)
@@ -79,8 +80,9 @@ class Server:
         """Update shards once.
 
         Args:
-            inputs: Numbers of different keys, with arrays of the shape of the shard, to be summed.
-                A function as updater is called for each before the next one is read.
+            inputs: Pairs of the index of a key and arrays to be summed, which have the shape of
+                the shard. Each key occurs once. If the updater is a function, it is called for each
+                pair before the next pair is read.
         """
         with self._lock:
             if isinstance(self.updater, OptimizerUpdater):
@@ -92,7 +94,7 @@ class Server:
                     _run(self.updater, key, pushed, stored)
 
     def _key_update(self, key_id: int, inputs: Sequence[Array]) -> KeyUpdate:
-        """Return a shard with the sum of arrays of its shape."""
+        """Return the update of a shard, given the arrays to be summed."""
         layout, stored = self.layouts[key_id], self.shards[key_id]
         scale, dtype = self.scales.get(layout.key, 1.), stored.dtype
         if isinstance(self.updater, OptimizerUpdater):
@@ -113,7 +115,7 @@ class Server:
         return [self.values_of(entry, layout) for entry in entries]
 
     def values_of(self, entry: Entry, layout: KeyLayout) -> np.ndarray:
-        """Return the values of an entry as an array of the shape of the shard."""
+        """Return the values of an entry as an array with the shape of the shard."""
         shape = layout.shard_shape(self.rank)
         if entry.kind == _sharding.COMPRESSED:
             size = int(np.prod(shape, dtype=np.int64))
@@ -131,7 +133,7 @@ class Server:
         return dense
 
     def reply(self, request: np.ndarray) -> list[Buffer]:
-        """Return buffers with the shards, or rows of them, that a message asks for."""
+        """Return buffers with the shards, or the rows of shards, that a message requests."""
         return [buffer for entry in _sharding.decode(request)
                 for buffer in _sharding.pad(self._read(entry))]
 
@@ -150,13 +152,13 @@ class Server:
                 return stored.copy() if row_ids is None else stored[device.send(row_ids)]
 
     def set_updater(self, updater: Updater | OptimizerUpdater) -> None:
-        """Replace the updater, and with it the optimizer states of the keys."""
+        """Replace the updater. The optimizer states of the old updater are discarded."""
         with self._lock:
             self.updater = updater
             self._restore(self._pop_loaded(self.layouts))
 
     def optimizer_states(self) -> dict[int, OptimizerState]:
-        """Return the optimizer states of this server's shards, by number of the key."""
+        """Return the optimizer states of this server's shards, by index of the key."""
         with self._lock:
             assert isinstance(self.updater, OptimizerUpdater)
             states = self.updater.states()
@@ -164,10 +166,10 @@ class Server:
                     if self.layouts[key_id].key in states}
 
     def load_optimizer_states(self, states: Mapping[Key, OptimizerState]) -> None:
-        """Set the optimizer states of full arrays, including keys that are initialized later.
+        """Set optimizer states, given for full arrays. Their keys may be initialized later.
 
         Raises:
-            ValueError: If they do not match the optimizer or an array of any server.
+            ValueError: If the states do not match the optimizer or an array of any server.
         """
         with self._lock:
             self._loaded = dict(states)
@@ -177,7 +179,7 @@ class Server:
             self._restore(loaded)
 
     def _pop_loaded(self, layouts: Sequence[KeyLayout]) -> list[tuple[KeyLayout, OptimizerState]]:
-        """Take the loaded states of keys; check them for all servers, so all servers raise."""
+        """Remove and return the loaded states of keys. Errors are the same on all servers."""
         if not isinstance(self.updater, OptimizerUpdater):
             return []
         loaded = [(layout, self._loaded.pop(layout.key)) for layout in layouts
@@ -197,14 +199,14 @@ class Server:
 
 
 def _run(updater: Updater, key: Key, pushed: Array, stored: Array) -> None:
-    """Call an updater; a note in its error gives the updater and the key."""
+    """Call an updater. If it raises an error, add a note with the key and the line."""
     try:
         result: Any = updater(key, pushed, stored)
         if isinstance(result, chainer.get_array_types()) and result is not stored and (
                 result.shape == stored.shape):
             raise TypeError(
                 'the updater returned a new array, which has no effect. Change stored in place '
-                '(stored[...] = result, or stored += change), and return None')
+                '(stored[...] = result, or stored += change) and return None.')
     except Exception as error:
         # Python 3.10 has no add_note, but other ranks read the notes.
         error.__notes__ = [
@@ -214,7 +216,7 @@ def _run(updater: Updater, key: Key, pushed: Array, stored: Array) -> None:
 
 
 def _line(updater: Updater, error: Exception) -> str:
-    """Return the line of an updater that raised an error, as the end of a sentence."""
+    """Return where an updater raised an error, as text such as ``, at train.py:5``."""
     code = getattr(updater, '__code__', None)
     assert error.__traceback__ is not None
     inner = error.__traceback__.tb_next
@@ -228,14 +230,14 @@ def _line(updater: Updater, error: Exception) -> str:
 
 
 def assign(key: Key, pushed: Array, stored: Array) -> None:
-    """Replace the stored value; the updater of a store without another one."""
+    """Replace the stored value. This is the default updater."""
     stored[...] = pushed
 
 
 def sum_arrays(xs: Sequence[Array], dtype: np.dtype, scale: float = 1.) -> Array:
-    """Return the sum of arrays, in their order, times ``scale``, as a new array.
+    """Return the sum of arrays, in the given order, times ``scale``, as a new array.
 
-    Float16 is summed and multiplied in float32, so that a mean does not overflow.
+    float16 values are summed and multiplied in float32, so that a mean does not overflow.
     """
     total = xs[0].astype(sum_dtype(dtype))
     for x in xs[1:]:

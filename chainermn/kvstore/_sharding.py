@@ -1,10 +1,10 @@
 """Sharding: how arrays are split over the servers, and the messages that carry the shards.
 
 A message carries shards of any number of keys to or from one server. It is a sequence of entries.
-Each entry has a head of four int64 (number of the key, kind of the entry, number of row indices,
-number of bytes of the values), then the row indices as int64, then the values; everything starts at
-a multiple of eight bytes. The values have the dtype of the key, or, if they are a sum of several
-values, :func:`sum_dtype`.
+Each entry consists of four int64 numbers (index of the key, kind of the entry, number of row
+indices, number of bytes of the values), the row indices as int64, and the values. Each part starts
+at a multiple of eight bytes. The values have the dtype of the key, or :func:`sum_dtype` of it if
+they are a sum of several values.
 """
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from chainermn.kvstore.row_sparse import Array, RowSparse
 #: A key.
 Key: TypeAlias = int | str
 
-#: The part of an array that a pull reads: the rows with these indices (ascending int64), or, for
-#: ``None``, the full array.
+#: The part of an array that a pull reads: the rows with these indices (ascending int64), or the
+#: full array (``None``).
 Rows: TypeAlias = np.ndarray | None
 
-#: Compresses a flat array; the second argument identifies it.
+#: Compresses a flat array. The second argument identifies the array.
 Compress: TypeAlias = Callable[[Array, Hashable], Array]
 
 #: C-ordered bytes of a message.
@@ -33,25 +33,25 @@ Buffer: TypeAlias = bytes | memoryview
 
 
 class KeyLayout(NamedTuple):
-    """The servers that store the array of one key.
+    """The distribution of the array of one key over the servers.
 
-    A small array is on one server. A large one is split into as many shards as there are servers:
-    a row-sparse one between its rows, any other as if it were flat.
+    One server stores a small array. A large array is split into one shard per server: a row-sparse
+    array is split between rows, any other array as if it were flat.
     """
 
     key: Key
-    #: Number of the key, in the order of initialization.
+    #: Index of the key, in the order of initialization.
     key_id: int
     shape: tuple[int, ...]
     dtype: np.dtype
     is_row_sparse: bool
-    #: By server: ``...`` for the full array, or a range of its rows or of its elements.
+    #: The shard of each server: ``...`` for the full array, or a range of rows or elements.
     shards: dict[int, slice | types.EllipsisType]
 
     @classmethod
     def of(cls, key: Key, key_id: int, shape: tuple[int, ...], dtype: np.dtype,
            is_row_sparse: bool, n_servers: int, bound: float) -> KeyLayout:
-        """Distribute an array; one with ``bound`` elements or more is split."""
+        """Distribute an array. Arrays with at least ``bound`` elements are split."""
         shards: dict[int, slice | types.EllipsisType] = {key_id % n_servers: ...}
         if n_servers > 1 and shape and math.prod(shape) >= bound:
             length = shape[0] if is_row_sparse else math.prod(shape)
@@ -65,7 +65,7 @@ class KeyLayout(NamedTuple):
         return len(self.shards) > 1
 
     def shard(self, x: Array, server: int) -> Array:
-        """Return a server's shard of the full array; a view where possible."""
+        """Return a server's shard of the full array, as a view where possible."""
         where = self.shards[server]
         if where is ...:
             return x
@@ -80,12 +80,12 @@ class KeyLayout(NamedTuple):
         return (length, *self.shape[1:]) if self.is_row_sparse else (length,)
 
     def shard_rows(self, server: int) -> range:
-        """Return which rows of a row-sparse array a server stores."""
+        """Return the range of rows of a row-sparse array that a server stores."""
         where = self.shards[server]
         return range(self.shape[0])[where] if isinstance(where, slice) else range(self.shape[0])
 
     def slice_of(self, row_ids: np.ndarray, server: int) -> slice:
-        """Return the slice of row indices, in ascending order, that a server stores."""
+        """Return the slice of ``row_ids``, which are ascending, that a server stores."""
         rows = self.shard_rows(server)
         return slice(*np.searchsorted(row_ids, [rows.start, rows.stop]))
 
@@ -95,7 +95,7 @@ class KeyLayout(NamedTuple):
 
 
 def sum_dtype(dtype: np.dtype) -> np.dtype:
-    """Return the dtype in which values are summed: float32 for float16, which would overflow."""
+    """Return the dtype for sums of values: float32 for float16, which could overflow."""
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
@@ -124,13 +124,13 @@ def shard_values(layouts: Sequence[KeyLayout], values: Sequence[Array | RowSpars
 
     Args:
         layouts: The layouts of the keys.
-        values: For each key an array, or a :class:`RowSparse` with unique, ascending indices in
+        values: An array for each key, or a :class:`RowSparse` with unique, ascending indices in
             host memory.
         n_servers: Number of servers.
-        compress: Compresses floating-point arrays, if not ``None``.
+        compress: Function that compresses floating-point arrays, or ``None``.
 
     Returns:
-        The entries to send, by server, for all servers.
+        The entries to send to each server.
     """
     entries: dict[int, list[Entry]] = {server: [] for server in range(n_servers)}
     for layout, x in zip(layouts, values, strict=True):
@@ -157,11 +157,11 @@ def shard_reads(layouts: Sequence[KeyLayout], rows: Sequence[Sequence[Rows]], n_
 
     Args:
         layouts: The layouts of the keys.
-        rows: For each key the rows to read; several times, if it has several elements.
+        rows: A list of reads for each key: the rows to read, or ``None`` for the full array.
         n_servers: Number of servers.
 
     Returns:
-        The entries to send, without values, by server, for all servers.
+        The entries to send to each server, without values.
     """
     entries: dict[int, list[Entry]] = {server: [] for server in range(n_servers)}
     for layout, reads in zip(layouts, rows, strict=True):
@@ -179,12 +179,12 @@ def join_shards(layouts: Sequence[KeyLayout], rows: Sequence[Sequence[Rows]],
 
     Args:
         layouts: The layouts of the keys.
-        rows: For each key the rows that were read.
-        replies: By server: the arrays in the order of the entries, each padded (:func:`pad`), as
-            a flat uint8 array.
+        rows: The ``rows`` that were passed to :func:`shard_reads`.
+        replies: The reply of each server: a flat uint8 array with the arrays in the order of the
+            entries, each padded (see :func:`pad`).
 
     Returns:
-        For each key one new array for each read: the rows, or the full array.
+        A list of new arrays for each key, one for each read, with the rows or the full array.
     """
     replies = dict(replies)
 
@@ -222,7 +222,7 @@ def encode(entries: Sequence[Entry]) -> list[Buffer]:
 
 
 def decode(message: np.ndarray) -> Iterator[Entry]:
-    """Read a message, a flat uint8 array; the entries share its memory."""
+    """Yield the entries of a message (a flat uint8 array). They share its memory."""
     at = 0
     while at < len(message):
         key_id, kind, n_rows, n_bytes = message[at:at + _HEAD].view(np.int64).tolist()
@@ -234,7 +234,7 @@ def decode(message: np.ndarray) -> Iterator[Entry]:
 
 
 def pad(x: np.ndarray) -> list[Buffer]:
-    """Return buffers with the bytes of an array, up to a multiple of eight bytes."""
+    """Return buffers with the bytes of an array, padded to a multiple of eight bytes."""
     contiguous = np.ascontiguousarray(x)
     return [contiguous.data, bytes(-contiguous.nbytes % _ALIGNMENT)]
 

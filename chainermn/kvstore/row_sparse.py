@@ -1,4 +1,4 @@
-"""RowSparse: an array that stores some of its rows; all other rows are zero."""
+"""RowSparse: an array that stores only some of its rows. All other rows are zero."""
 from __future__ import annotations
 
 import operator
@@ -13,16 +13,16 @@ Array: TypeAlias = np.ndarray | chainer.backends.cuda.ndarray
 
 
 class RowSparse:
-    """An array that stores some of its rows; all other rows are zero.
+    """An array that stores only some of its rows. All other rows are zero.
 
     Args:
         row_ids: Indices of the stored rows: a one-dimensional array or list of integers from 0 to
             ``shape[0] - 1``, in any order. Rows with the same index are summed.
-        rows: NumPy or CuPy array of shape ``(len(row_ids), *shape[1:])`` and any dtype.
+        rows: NumPy or CuPy array of shape ``(len(row_ids), *shape[1:])`` with any dtype.
         shape: Shape of the full array, with at least one dimension.
 
     Raises:
-        TypeError: If ``rows`` is not an array, or ``row_ids`` are not integers.
+        TypeError: If ``rows`` is not an array, or ``row_ids`` does not contain integers.
         ValueError: If a row index is out of range, or a shape is wrong.
 
     Example:
@@ -45,23 +45,23 @@ class RowSparse:
             raise TypeError(f'rows must be a NumPy or CuPy array, not {type(rows).__name__}')
         self.shape = tuple(operator.index(length) for length in shape)
         if not self.shape:
-            raise ValueError('a RowSparse needs at least one dimension; its shape is ()')
-        self.row_ids = check_row_ids(row_ids, self.shape[0])
+            raise ValueError('the shape of a RowSparse must have at least one dimension, not ()')
+        self.row_ids = as_row_ids(row_ids, self.shape[0])
         self.rows = rows
         expected = (len(self.row_ids), *self.shape[1:])
         if rows.shape != expected:
-            raise ValueError(f'{len(self.row_ids)} rows of an array of shape {self.shape} must '
-                             f'have the shape {expected}, not {rows.shape}')
+            raise ValueError(f'rows must have shape {expected} (one row per row_id, for a full '
+                             f'shape of {self.shape}), not {rows.shape}')
 
     @classmethod
     def from_dense(cls, x: Array) -> RowSparse:
-        """Make a row-sparse array of the rows that have a nonzero element.
+        """Create a row-sparse array from the rows of an array that have a nonzero element.
 
         Args:
-            x: NumPy or CuPy array with at least one dimension, any dtype.
+            x: NumPy or CuPy array with at least one dimension and any dtype.
 
         Returns:
-            A row-sparse array of the same shape and dtype, on the same device.
+            A row-sparse array with the same shape and dtype, on the same device.
 
         Example:
             >>> x = np.array([[0., 0.], [1., 2.], [0., 0.]])
@@ -78,10 +78,10 @@ class RowSparse:
         return self.rows.dtype
 
     def todense(self) -> Array:
-        """Make the full array.
+        """Convert to a full array.
 
         Returns:
-            A new array of this shape and dtype, on the device of the rows.
+            A new array with the shape and dtype of this object, on the device of the rows.
 
         Example:
             >>> x = chainermn.kvstore.RowSparse([1], np.array([[1., 2.]]), (2, 2))
@@ -96,10 +96,10 @@ class RowSparse:
         return dense
 
     def unique(self) -> RowSparse:
-        """Sum rows with the same index, and sort the rows by index.
+        """Sum the rows with the same index and sort the rows by index.
 
         Returns:
-            A new row-sparse array in host memory; each index occurs once, in ascending order.
+            A new row-sparse array in host memory with unique indices in ascending order.
 
         Example:
             >>> x = chainermn.kvstore.RowSparse([1, 1], np.array([[1., 2.], [3., 4.]]), (2, 2))
@@ -119,19 +119,19 @@ class RowSparse:
                 f'{self.shape})')
 
 
-def check_row_ids(row_ids: Array | Sequence[int], n_rows: int) -> np.ndarray:
+def as_row_ids(row_ids: Array | Sequence[int], n_rows: int) -> np.ndarray:
     """Return row indices as a one-dimensional int64 array in host memory.
 
     Raises:
-        TypeError: If they are not a one-dimensional array of integers.
-        ValueError: If an index is not from 0 to ``n_rows - 1``.
+        TypeError: If ``row_ids`` is not a one-dimensional array of integers.
+        ValueError: If an index is not between 0 and ``n_rows - 1``.
     """
     if isinstance(row_ids, chainer.get_array_types()):
         row_ids = chainer.cuda.to_cpu(row_ids)
     ids = np.asarray(row_ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in 'iu'):
         raise TypeError('row_ids must be a one-dimensional array of integers, not '
-                        f'{ids.dtype} {ids.shape}')
+                        f'an array of dtype {ids.dtype} and shape {ids.shape}')
     if ids.size and not (ids.min() >= 0 and ids.max() < n_rows):
         raise ValueError(f'row_ids must be from 0 to {n_rows - 1}, not from {ids.min()} to '
                          f'{ids.max()}')

@@ -1,4 +1,4 @@
-"""Links: models and layers on several ranks."""
+"""Links for models and layers that are distributed over several ranks."""
 from chainermn.links.batch_normalization import MultiNodeBatchNormalization
 from chainermn.links.create_mnbn_model import create_mnbn_model
 from chainermn.links.multi_node_chain_list import MultiNodeChainList

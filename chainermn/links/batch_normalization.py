@@ -14,16 +14,17 @@ from chainermn.functions import batch_normalization
 class MultiNodeBatchNormalization(chainer.links.BatchNormalization):
     """Batch normalization with the mean and variance over the batches of all ranks.
 
-    Small batches make the statistics of a single rank noisy; these are the same as the
-    statistics of one process with all examples. In training mode forward and backward are
-    collective: every rank runs them, in the same order.
+    The statistics of a single rank are noisy if its batches are small. This link uses the
+    statistics that one process with all examples would compute. In training mode, forward and
+    backward are collective: every rank runs them, in the same order.
 
     Args:
         size (int or tuple of int): Size (or shape) of the channel dimensions.
         comm: ChainerMN communicator.
         decay: Decay rate of the moving averages.
         eps: Added to the variance for numerical stability.
-        dtype: Dtype of the parameters; by default ``chainer.config.dtype``, float32 for mixed16.
+        dtype: Dtype of the parameters. By default, ``chainer.config.dtype``, or float32 if that is
+            mixed16.
         use_gamma: Whether to scale the output.
         use_beta: Whether to shift the output.
         initial_gamma: Initializer of the scale; ones by default.
@@ -50,18 +51,18 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):
             comm, communication_backend)
 
     def forward(self, x: VariableOrArray, finetune: bool = False) -> chainer.Variable:
-        """Normalize ``x``. In training mode collective: every rank calls it.
+        """Normalize ``x``. Collective in training mode: every rank calls it.
 
-        In training mode it uses the statistics of all ranks, and updates the moving averages;
-        otherwise it uses the moving averages.
+        In training mode, the statistics of all ranks are used, and the moving averages are updated.
+        Otherwise, the moving averages are used.
 
         Args:
-            x: Variable or array of shape (batch, size, ...); batch sizes may differ between ranks.
-            finetune: Whether to average over all calls since :meth:`start_finetuning`, instead of
-                moving averages.
+            x: Variable or array of shape (batch, size, ...). Batch sizes may differ between ranks.
+            finetune: Whether to average over all calls since :meth:`start_finetuning` instead of
+                using moving averages.
 
         Returns:
-            A Variable of the shape of ``x``.
+            A Variable with the shape of ``x``.
 
         Raises:
             ValueError: On all ranks, if the number of channels differs between ranks.

@@ -1,4 +1,4 @@
-"""Converts the batch normalization of an existing model to multi-node batch normalization."""
+"""Converts the batch normalizations of an existing model to the multi-node link."""
 from __future__ import annotations
 
 import copy
@@ -17,9 +17,9 @@ _Link = TypeVar('_Link', bound=Model)
 
 def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend: str = 'auto'
                       ) -> _Link:
-    """Copy a model, with each ``BatchNormalization`` replaced by the multi-node one.
+    """Copy a model with each ``BatchNormalization`` replaced by the multi-node link.
 
-    See :class:`MultiNodeBatchNormalization`. Every rank converts its own model; nothing is sent.
+    See :class:`MultiNodeBatchNormalization`. Every rank converts its own model. Nothing is sent.
 
     Args:
         link: A link. All batch normalizations in its chains, chain lists and ``Sequential`` are
@@ -32,9 +32,9 @@ def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend
 
     Raises:
         TypeError: If ``link`` is not a link.
-        ValueError: If a batch normalization has an ``axis`` or is a subclass with another
-            ``forward``, such as ``BatchRenormalization``, or the communicator does not support the
-            backend.
+        ValueError: If a batch normalization has an ``axis`` or is a subclass that overrides
+            ``forward``, such as ``BatchRenormalization``, or if the communicator does not support
+            the backend.
 
     Example:
         >>> model = chainer.Sequential(L.Linear(3, 4), L.BatchNormalization(4), F.relu)
@@ -45,7 +45,7 @@ def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend
     comm = as_communicator(comm, 'create_mnbn_model(link, comm)')
     if not isinstance(link, chainer.Link):
         raise TypeError(f'create_mnbn_model needs a model (chainer.Link), not {link!r}')
-    copies: dict[int, object] = {}  # by id of the original; deepcopy uses these
+    copies: dict[int, object] = {}  # copies by id of the original, which deepcopy uses
     for part in link.links():
         if isinstance(part, chainer.links.BatchNormalization) and not isinstance(
                 part, MultiNodeBatchNormalization):
@@ -56,16 +56,16 @@ def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend
 def _converted(bn: Model, comm: CommunicatorBase, communication_backend: str,
                copies: dict[int, object]) -> MultiNodeBatchNormalization:
     if bn.axis not in (None, (0, *range(2, 1 + len(bn.axis or ())))):
-        raise ValueError('multi-node batch normalization does not support axis: it keeps axis 1, '
-                         f'but the model has axis={bn.axis}. Remove the option from the model.')
+        raise ValueError('multi-node batch normalization averages over all axes except axis 1, but '
+                         f'the model has axis={bn.axis}. Remove the argument axis from the model.')
     if bn.avg_mean is None:
         raise ValueError('multi-node batch normalization needs the number of channels. Pass size '
                          'to BatchNormalization.')
     if type(bn).forward is not chainer.links.BatchNormalization.forward:
         raise ValueError(f'multi-node batch normalization cannot replace {type(bn).__name__}, '
-                         'which overrides forward. Use BatchNormalization in the model, or write '
-                         'your own multi-node link.')
-    # Copy everything that the program added to the link, such as hooks.
+                         'which overrides forward. Use BatchNormalization in the model, or write a '
+                         'custom multi-node link.')
+    # Copy everything that the user's script added to the link, such as hooks.
     converted = MultiNodeBatchNormalization.__new__(MultiNodeBatchNormalization)
     copies[id(bn)] = converted
     converted.__dict__.update(copy.deepcopy(vars(bn), copies))

@@ -1,4 +1,4 @@
-"""A model whose parts are on several ranks and send their outputs to each other."""
+"""A model whose parts run on several ranks and send their outputs to each other."""
 from __future__ import annotations
 
 import contextlib
@@ -23,12 +23,12 @@ Value = Variable | Sequence[Variable]
 
 
 class MultiNodeChainList(chainer.ChainList):
-    """A model whose parts are on several ranks, which send each other their outputs.
+    """A model whose parts run on several ranks and send their outputs to each other.
 
-    Every rank creates a list of the parts that it computes; together they are one model.
+    Every rank creates a list of the parts that it computes. Together, the lists form one model.
 
-    The parts of a rank run in the order in which they were added. Backward runs exactly in the
-    opposite order, so it cannot deadlock if forward does not.
+    The parts of a rank run in the order in which they were added. Backward runs in exactly the
+    reverse order, so it cannot deadlock if forward does not.
 
     Args:
         comm: ChainerMN communicator.
@@ -47,7 +47,7 @@ class MultiNodeChainList(chainer.ChainList):
         >>> model = FirstHalf(comm) if comm.rank == 0 else SecondHalf(comm)
     """
 
-    #: Whether it is the model of a Pipeline.
+    #: Whether this list is the model of a Pipeline.
     _is_pipelined = False
 
     def __init__(self, comm: CommunicatorBase) -> None:
@@ -60,13 +60,13 @@ class MultiNodeChainList(chainer.ChainList):
         """Add a part.
 
         Args:
-            link: The link that computes it. It gets one argument for each rank in ``rank_in`` (a
-                tuple if a tuple was sent), or the arguments of the model.
-            rank_in: Rank or ranks that send its inputs, in the order of the arguments. Pass
-                this rank itself to use the output of an earlier part on it. ``None`` for the inputs
-                of the model.
-            rank_out: Rank or ranks that receive its output. ``None`` for the output of the model;
-                at most one part on each rank.
+            link: The link that computes the part. It gets one argument for each rank in ``rank_in``
+                (a tuple if a tuple was sent), or the arguments of the model.
+            rank_in: Rank or ranks that send the inputs of the part, in the order of the arguments.
+                Pass the rank itself to use the output of an earlier part on this rank. ``None`` if
+                the part gets the inputs of the model.
+            rank_out: Rank or ranks that receive the output of the part. ``None`` if it is the
+                output of the model. At most one part on each rank may have ``None``.
 
         Raises:
             ValueError: If another part has ``rank_out=None``, or a rank does not exist.
@@ -105,15 +105,14 @@ class MultiNodeChainList(chainer.ChainList):
             kwds: The keyword inputs of the model, such as the items of a batch that is a dict.
 
         Returns:
-            The output of the part with ``rank_out=None``; if there is none, an empty Variable.
-            Call ``backward()`` on it in both cases. ``None`` on a rank without parts.
+            The output of the part with ``rank_out=None``, or an empty Variable if there is no such
+            part. Call ``backward()`` on it in both cases. ``None`` on a rank without parts.
 
         Raises:
-            ValueError: On all ranks, if a part sends to its own rank and no later part receives the
-                output, or a part receives from its own rank and no earlier part has sent. The
-                message shows the part.
-                If parts of several ranks wait for each other, the job is aborted with a report that
-                shows them.
+            ValueError: On all ranks, if a part sends to its own rank, but no later part receives
+                the output; or if a part receives from its own rank, but no earlier part sent an
+                output. The message shows the part. If parts of several ranks wait for each other,
+                the job is aborted instead, with a report that shows them.
 
         Example:
             >>> model = chainermn.MultiNodeChainList(comm)
@@ -141,7 +140,7 @@ class MultiNodeChainList(chainer.ChainList):
         return graph.close(output)
 
     def _call(self, n: int, args: Sequence[Value], kwds: dict[str, Object]) -> Value:
-        """Call a part; add a note to its errors, which may mention only a Chainer function."""
+        """Call a part. Add a note to its errors, which may mention only a Chainer function."""
         try:
             return self[n](*args, **kwds)
         except Exception as error:
@@ -152,17 +151,17 @@ class MultiNodeChainList(chainer.ChainList):
             add_note(error, f'in {part} on rank {self._comm.rank}, with inputs {inputs}')
             if self._is_pipelined:
                 add_note(error, 'The model was called directly, not through its Pipeline. To '
-                                'train, pass the Pipeline: optimizer.update(pipeline, *batch)')
+                                'train, pass the Pipeline: optimizer.update(pipeline, *batch).')
             raise
 
     def _described_parts(self) -> list[tuple[str, list[int] | None, list[int] | None]]:
-        """Return a description of each part, and its ranks."""
+        """Return a description of each part and its ranks."""
         return [(_described(part, n, *ranks), *ranks)
                 for n, (part, ranks) in enumerate(zip(self, self._ranks, strict=True))]
 
     @contextlib.contextmanager
     def _replaced(self, function: Callable[..., Value]) -> Iterator[None]:
-        """Let calls of this list call a function instead, which runs the parts elsewhere."""
+        """Make calls of this list call ``function``, which may run the parts elsewhere."""
         self._replacement = function
         try:
             yield
@@ -171,13 +170,13 @@ class MultiNodeChainList(chainer.ChainList):
 
 
 class _Graph:
-    """Connects each communication of a rank to the previous one, for backward."""
+    """Connects each send and receive of a rank to the previous one, for backward."""
 
     def __init__(self, comm: CommunicatorBase) -> None:
         self._comm = comm
         self._last: chainer.Variable | None = None
-        self._to_itself: deque[tuple[Value, str]] = deque()  # with the part that sent it
-        self.part = ''  # the current one, for errors
+        self._to_itself: deque[tuple[Value, str]] = deque()  # each with the part that sent it
+        self.part = ''  # the current part, for error messages
 
     def recv(self, rank: int) -> Value:
         if rank == self._comm.rank:
@@ -194,7 +193,7 @@ class _Graph:
 
     def send(self, y: Value, rank: int) -> None:
         if rank == self._comm.rank:
-            # As with functions.send, a tuple of one arrives as its element.
+            # As with functions.send, a tuple with one element arrives as the element.
             ys = as_tuple(y)
             self._to_itself.append((ys[0] if len(ys) == 1 else y, self.part))
             return
@@ -203,7 +202,7 @@ class _Graph:
             self._last = functions.send(self._connected(y), self._comm, rank)
 
     def close(self, output: Value | None) -> Value:
-        """Return the output, connected to all communication."""
+        """Return the output, connected to all sends and receives."""
         if self._to_itself:
             _, part = self._to_itself[0]
             self._comm.refuse('MultiNodeChainList', ValueError(
@@ -231,7 +230,7 @@ def _as_list(name: str, ranks: Ranks) -> list[int] | None:
 
 def _described(part: Model, number: int, ranks_in: list[int] | None, ranks_out: list[int] | None
                ) -> str:
-    """Describe a part for errors, such as ``link 0 (Linear, rank_in=None, rank_out=[1])``."""
+    """Describe a part for errors, such as ``link 0 (Linear, rank_in=None, rank_out=1) of ...``."""
     rank_in, rank_out = (
         ranks[0] if ranks is not None and len(ranks) == 1 else reprlib.repr(ranks)
         for ranks in (ranks_in, ranks_out))

@@ -1,4 +1,4 @@
-"""A stacked RNN over several ranks: the final states of one are the initial states of the next."""
+"""An RNN over several ranks: the final states of one rank are the initial states of the next."""
 from __future__ import annotations
 
 import chainer
@@ -17,21 +17,22 @@ def create_multi_node_n_step_rnn(
 ) -> _MultiNodeNStepRNN:
     """Create an n-step RNN that receives its initial states and sends its final states.
 
-    Each rank creates its own; nothing is sent before it runs.
+    Each rank creates its own link. Nothing is sent until the link is called.
 
     Args:
         actual_link: ``chainer.links.NStepLSTM``, ``NStepGRU``, ``NStepRNNTanh`` or a similar link.
         communicator: ChainerMN communicator.
         rank_in: Rank that sends the initial states; ``None`` for zeros.
-        rank_out: Rank that receives the final states; ``None`` for none.
+        rank_out: Rank that receives the final states; ``None`` if they are not sent.
 
     Returns:
-        A link. Call it without states, with the sequences only. It returns the outputs of
-        ``actual_link``, and the delegate variable (``None`` without ``rank_out``), for
-        :func:`chainermn.functions.pseudo_connect`.
+        A link. Call it with the sequences only, without states. It returns the outputs of
+        ``actual_link`` and a delegate variable for :func:`chainermn.functions.pseudo_connect`
+        (``None`` without ``rank_out``).
 
     Raises:
-        ValueError: If ``actual_link`` is not an n-step RNN, or a rank is this one or none.
+        ValueError: If ``actual_link`` is not an n-step RNN, or if a rank is this rank or does not
+            exist.
         TypeError: If a rank is not an integer.
 
     Example:
@@ -45,7 +46,7 @@ def create_multi_node_n_step_rnn(
     """
     if not isinstance(actual_link, n_step_rnn.NStepRNNBase):
         raise ValueError('create_multi_node_n_step_rnn: actual_link must be an n-step RNN such as '
-                         f'chainer.links.NStepLSTM, not {type(actual_link)}')
+                         f'chainer.links.NStepLSTM, not {type(actual_link).__name__}')
     communicator = as_communicator(
         communicator, 'create_multi_node_n_step_rnn(actual_link, communicator)')
     for name, rank in (('rank_in', rank_in), ('rank_out', rank_out)):

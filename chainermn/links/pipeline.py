@@ -1,4 +1,4 @@
-"""Pipeline parallelism: stages on several ranks compute different micro-batches at a time."""
+"""Pipeline parallelism: ranks compute their stages at the same time on different micro-batches."""
 from __future__ import annotations
 
 import contextlib
@@ -27,47 +27,50 @@ from chainermn.links._pipeline.messages import StageMessages
 from chainermn.links._pipeline.model import Batch, RankModel
 from chainermn.links._pipeline.schedule import NAMES, Name, clock_cycles, steps_of
 from chainermn.links._pipeline.stages import Stage, connect
-from chainermn.links._pipeline.tied import Tied, described
+from chainermn.links._pipeline.tied import Tied, descriptions
 from chainermn.links._pipeline.transfers import Transfers
 
 _NOT_RECOMPUTED = (
-    'Pipeline: with recompute=True, the second forward pass of {} returned another output than the '
-    'first, which depends on a state that Pipeline does not restore. Keep this state in attributes '
-    'of the link: numbers, arrays, Variables, random generators, or lists or dicts of these. Or '
-    'draw from the global generators of NumPy, random, PyTorch or CuPy. Or pass recompute=False.')
+    'Pipeline: with recompute=True, the second forward pass of {} returned a different output than '
+    'the first one. It depends on a state that Pipeline does not restore. Keep this state in '
+    'attributes of the link (numbers, arrays, Variables, random generators, or lists or dicts of '
+    'these), use the global random generators of NumPy, random, PyTorch or CuPy, or pass '
+    'recompute=False.')
 
 
 class Pipeline:
-    """A loss function that runs the stages of a model at the same time, on micro-batches.
+    """A loss function that runs the stages of a model at the same time on micro-batches.
 
-    It divides each batch into micro-batches. While one rank computes a stage for one of them, the
-    other ranks compute theirs for others. Pass it to the optimizer in place of the model::
+    It divides each batch into micro-batches. While one rank computes its stage for one micro-batch,
+    the other ranks compute their stages for other micro-batches. Pass it to the optimizer in place
+    of the model::
 
         optimizer.update(chainermn.Pipeline(model, lossfun), x, t)
 
-    A call computes the loss *and* the gradients, since backward of the first micro-batches comes
-    before forward of the last. The gradients do not change the model until ``backward()`` of the
-    result, which adds them to the gradients of the parameters. In ``chainer.no_backprop_mode()``,
-    it only computes the loss.
+    A call computes the loss *and* the gradients, because backward of the first micro-batches runs
+    before forward of the last ones. Call ``backward()`` on the result to add the gradients to those
+    of the parameters; until then, the model is unchanged. In ``chainer.no_backprop_mode()``,
+    a call computes only the loss.
 
     Args:
         model: The :class:`MultiNodeChainList` of this rank, or a link that contains it, such as
             ``L.Classifier``. Each of its links is a stage.
-        lossfun: ``lossfun(y, t)`` returns the loss from the output of the model and the last
-            argument of the call: a mean over examples. ``None`` if ``model`` returns the loss.
-        n_micro_batches: The number of micro-batches in a batch. A batch with fewer examples is
-            divided into single examples.
+        lossfun: Function called as ``lossfun(y, t)`` with the output of the model and the last
+            argument of the call. It returns the loss, which must be a mean over examples. ``None``
+            if ``model`` returns the loss.
+        n_micro_batches: Number of micro-batches in a batch. A batch with fewer examples is divided
+            into single examples.
         schedule: ``'1f1b'`` alternates forward and backward. The number of micro-batches in a
             stage is at most one more than the number of stages from it to the output, so memory
-            does not grow with ``n_micro_batches``. ``'gpipe'`` runs forward of all, then backward
-            of all.
-        tied: Parameters that several ranks share, by name: each of these ranks passes its own, of
-            equal shape. They start with the values of the first of these ranks, and get the sum of
-            their gradients.
-        recompute: Whether stages keep only their inputs, and repeat forward before backward, with
-            the state of links and random generators of the first time.
-        communicator: The ranks, if the model contains no ``MultiNodeChainList``. Such a model
-            communicates by :mod:`chainermn.functions`, and is a stage as a whole.
+            does not grow with ``n_micro_batches``. ``'gpipe'`` runs forward of all micro-batches,
+            then backward of all.
+        tied: Parameters that several ranks share, by name. Each of these ranks passes its own
+            parameter, with the same shape and dtype. The parameters start with the value of the
+            first of these ranks and get the sum of the gradients of all.
+        recompute: Whether stages save only their inputs and repeat forward before backward, with
+            the state that links and random generators had in the first forward pass.
+        communicator: Communicator for a model that contains no ``MultiNodeChainList``. Such a model
+            communicates through :mod:`chainermn.functions` and is one stage as a whole.
 
     Raises:
         TypeError, ValueError: If an argument is invalid.
@@ -101,7 +104,7 @@ class Pipeline:
         self._comm = as_communicator(communicator, 'Pipeline(model, lossfun, communicator=comm)')
         with raise_on_all_ranks(self._comm, 'Pipeline'):
             if not is_integer(n_micro_batches) or n_micro_batches < 1:
-                raise ValueError('Pipeline: n_micro_batches must be an integer, 1 or more, not '
+                raise ValueError('Pipeline: n_micro_batches must be a positive integer, not '
                                  f'{n_micro_batches!r}')
             if schedule not in NAMES:
                 raise ValueError(f'Pipeline: schedule must be one of {NAMES}, not {schedule!r}')
@@ -109,16 +112,16 @@ class Pipeline:
                 raise TypeError('Pipeline: tied must be a dict of parameters by name, such as '
                                 "tied={'W': embed.W}, not "
                                 f'{type(tied).__name__}')
-            own = {id(param) for param in self._model.params()}
+            known = {id(param) for param in self._model.params()}
             for name, param in (tied or {}).items():
-                if id(param) not in own:
+                if id(param) not in known:
                     raise ValueError(f'Pipeline: the tied parameter {name!r} is not a parameter of '
                                      'the model on this rank')
         self.n_micro_batches: int = n_micro_batches
         self.schedule: Name = schedule
         self._tied_params = dict(tied or {})
         self._recompute = recompute
-        self._shape: _Shape | None = None  # on all ranks; since the first call
+        self._shape: _Shape | None = None  # created by the first call
         self._transfers = Transfers()
         self._n_calls = 0
 
@@ -126,20 +129,21 @@ class Pipeline:
         """Return the loss of a batch. Collective: every rank calls it.
 
         Args:
-            args: With ``lossfun``, the inputs of the model and the target; ``None`` for those that
-                this rank does not use. Without, the arguments of ``model`` on this rank. Ranks
-                that have inputs or the output of the model pass the same number of examples; other
-                ranks may pass anything. Arrays have one example per row, lists one per element;
-                tuples and dicts contain arrays or lists.
-            kwds: Like ``args``, by name; not the target.
+            args: With ``lossfun``, the inputs of the model and the target, or ``None`` for each one
+                that this rank does not use. Without ``lossfun``, the arguments of ``model`` on this
+                rank. Ranks with the inputs or the output of the model pass the same number of
+                examples. Other ranks may pass anything. Arrays have one example per row, lists one
+                per element. Tuples and dicts contain arrays or lists.
+            kwds: Keyword arguments of the model, like ``args``. The target cannot be one of them.
 
         Returns:
-            On all ranks, the mean loss over all examples: a Variable of shape ``()``, with the
-            loss's dtype. Reported values, such as the accuracy, are also means, and are reported
-            on all ranks.
+            On all ranks, the mean loss over all examples: a Variable of shape ``()`` with the dtype
+            of the loss. Reported values, such as the accuracy, are also means over all examples and
+            are reported on all ranks.
 
         Raises:
-            ValueError: On all ranks, if the links do not match, or the numbers of examples differ.
+            ValueError: On all ranks, if the ``rank_in`` and ``rank_out`` of the links do not match,
+                or if the numbers of examples differ.
             RuntimeError: On all ranks, if the output of a stage differs when it is recomputed.
         """
         shape = self._connected()
@@ -156,7 +160,7 @@ class Pipeline:
         execution = Execution(self._comm, shape.stages, work, StageMessages(
             self._comm, shape.stages, self._n_calls, self._transfers))
         has_backprop = bool(chainer.config.enable_backprop)
-        # Stages that communicate on their own run together, in the order of the program.
+        # Without a MultiNodeChainList, the stages communicate in their own code and run together.
         schedule = self.schedule if self._model.chain_list is not None else 'gpipe'
         with collected.collecting() if has_backprop else contextlib.nullcontext():
             execution.run(steps_of(self._comm.rank, clock_cycles(
@@ -170,24 +174,24 @@ class Pipeline:
         return collected.loss(value, scale or 1.)
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Explain that a Pipeline lacks the attributes of models and optimizers."""
+        """Explain that a Pipeline does not have the attributes of models and optimizers."""
         raise AttributeError(
             f'Pipeline has no attribute {name!r}. A Pipeline is a loss function, not a model. Call '
             'optimizer.setup(model), then optimizer.update(pipeline, *batch).', name=name, obj=self)
 
     def gradient_clipping(self, threshold: float) -> GradientClipping:
-        """Return a hook that clips the gradients of all stages by their common norm.
+        """Return a hook that clips the gradients of all stages by their global norm.
 
-        ``chainer.optimizer_hooks.GradientClipping`` clips each stage by its own norm.
+        ``chainer.optimizer_hooks.GradientClipping`` would clip each stage by its own norm.
 
         Args:
-            threshold: The largest L2 norm of all gradients together.
+            threshold: Maximum L2 norm of all gradients together.
 
         Returns:
-            A hook for ``optimizer.add_hook``; add it on all ranks.
+            A hook for ``optimizer.add_hook``. Add it on all ranks.
 
         Raises:
-            TypeError: On all ranks, if ``threshold`` is not a number of at least 0.
+            TypeError: On all ranks, if ``threshold`` is not a non-negative number.
 
         Example:
             >>> chain = chainermn.MultiNodeChainList(comm)
@@ -199,38 +203,38 @@ class Pipeline:
         if not isinstance(threshold, numbers.Real) or not threshold >= 0:
             is_hook = isinstance(threshold, chainer.Optimizer)
             self._comm.refuse('Pipeline.gradient_clipping', TypeError(
-                'Pipeline: gradient_clipping is not a hook; it returns one. Write '
-                'optimizer.add_hook(pipeline.gradient_clipping(5))' if is_hook else
-                f'Pipeline: threshold must be a number of at least 0, not {threshold!r}'))
+                'Pipeline: gradient_clipping is not a hook; it returns one. Call '
+                'optimizer.add_hook(pipeline.gradient_clipping(5)).' if is_hook else
+                f'Pipeline: threshold must be a non-negative number, not {threshold!r}'))
         return GradientClipping(
             self._comm, threshold,
-            lambda param: self._shape is None or self._shape.tied.counted(param))
+            lambda param: self._shape is None or self._shape.tied.is_counted(param))
 
     def _connected(self) -> _Shape:
         """Return the stages and tied parameters of all ranks."""
         if self._shape is None:
             comm = self._comm
             with comm.called_by('Pipeline'):
-                parts, names = zip(*comm.allgather_obj((
-                    self._model.parts(), described(self._tied_params))), strict=True)
+                parts, tied_by_rank = zip(*comm.allgather_obj((
+                    self._model.parts(), descriptions(self._tied_params))), strict=True)
             try:
                 stages = connect(parts)
             except ValueError as error:
                 raise on_all_ranks(comm, error) from None
-            tied = Tied(comm, self._tied_params, names)
+            tied = Tied(comm, self._tied_params, tied_by_rank)
             tied.bcast()
             self._shape = _Shape(stages, tied)
         return self._shape
 
     def _agree(self, shape: _Shape, batch: Batch, collected: Collected
                ) -> tuple[int, float | None]:
-        """Return the number of examples and the loss scale, if any, the same on all ranks."""
+        """Return the number of examples and the loss scale, which are the same on all ranks."""
         comm = self._comm
-        own = [stage for stage in shape.stages if stage.rank == comm.rank]
+        local = [stage for stage in shape.stages if stage.rank == comm.rank]
         n_examples, target = None, None
         with raise_together(comm, 'Pipeline'):
-            if any(stage.has_inputs or stage.has_output for stage in own):
-                self._model.check(batch, any(stage.has_inputs for stage in own))
+            if any(stage.has_inputs or stage.has_output for stage in local):
+                self._model.check(batch, any(stage.has_inputs for stage in local))
                 n_examples = micro_batches.count(batch)
                 if self._model.has_target and self._n_calls <= targets.N_COMPARED:
                     target = targets.digest(batch[0][-1])
@@ -240,21 +244,22 @@ class Pipeline:
                 f'n_micro_batches={self.n_micro_batches}, schedule={self.schedule!r}, '
                 f'chainer.config.enable_backprop={bool(chainer.config.enable_backprop)}')),
                 strict=True)
-        check_equal(comm, options, 'Pipeline: the options differ', (
+        check_equal(comm, options, 'Pipeline: the options differ between ranks', (
             'Pass the same options on all ranks, and evaluate in chainer.no_backprop_mode() on all '
             'ranks or on none.'))
         known = {rank: count for rank, count in enumerate(counts) if count is not None}
         if len(set(known.values())) != 1:
             check_equal(
-                comm, [str(count) for count in counts], 'Pipeline: the numbers of examples differ',
+                comm, [str(count) for count in counts],
+                'Pipeline: the numbers of examples differ between ranks',
                 'Pass the same batch on all ranks that have inputs or the output of the model.')
-            raise on_all_ranks(comm, ValueError('Pipeline: no rank has passed a batch'))
+            raise on_all_ranks(comm, ValueError('Pipeline: no rank passed a batch'))
         if comm.rank == 0:
             targets.warn_of_differences(digests)
         return next(iter(known.values())), next(filter(None, scales), None)
 
     def _total(self, execution: Execution, is_finite: bool) -> tuple[Array, bool]:
-        """Report the observations; return the loss, and whether the gradients of all are finite."""
+        """Report the observations. Return the loss and whether all gradients are finite."""
         loss = execution.loss
         with self._comm.called_by('Pipeline'):
             losses, means, finite, differences = zip(*self._comm.allgather_obj((

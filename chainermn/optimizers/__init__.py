@@ -16,7 +16,7 @@ from chainermn.optimizers._accumulation import Accumulation
 from chainermn.optimizers._elementwise_rules import is_elementwise
 from chainermn.optimizers._foreign_optimizer import check_optimizer, has_plain_update
 from chainermn.optimizers._full_update import FullUpdate
-from chainermn.optimizers._gradient_averaging import GradientAveraging, takes
+from chainermn.optimizers._gradient_averaging import GradientAveraging, mean_grad_accepts
 from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers._optimizer_proxy import OptimizerProxy
 from chainermn.optimizers._optimizer_settings import OptimizerSettings
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ['MultiNodeOptimizer', 'create_multi_node_optimizer', 'is_elementwise']
 
-_MultiNodeOptimizer = MultiNodeOptimizer  # the name in ChainerMN 7, from which some programs derive
+_MultiNodeOptimizer = MultiNodeOptimizer  # name in ChainerMN 7; some scripts subclass it
 
 
 def create_multi_node_optimizer(
@@ -45,76 +45,78 @@ def create_multi_node_optimizer(
     """Create an optimizer that averages gradients over all ranks before each step.
 
     Returns a proxy for ``actual_optimizer``: all attributes (``lr``, ``t``, ``target``,
-    ``add_hook``, ``serialize``, ...) belong to the actual optimizer, but ``update`` averages.
-    The proxy is not an instance of :class:`chainer.Optimizer`; Chainer's updaters accept it.
+    ``add_hook``, ``serialize``, ...) belong to the actual optimizer, but ``update`` averages
+    gradients first. The proxy is not an instance of :class:`chainer.Optimizer`, but Chainer's
+    updaters accept it.
 
     ``proxy.update(lossfun, *args)`` is collective: every rank calls it. It computes this rank's
-    gradients, replaces them by their mean over all ranks, and lets the actual optimizer step.
-    So hooks such as ``GradientClipping`` use the mean gradients, which are identical on all ranks.
-    Without ``lossfun`` it uses the current gradients, as any Chainer optimizer does.
+    gradients, replaces them with their mean over all ranks, and updates the parameters with the
+    actual optimizer. So hooks such as ``GradientClipping`` use the mean gradients, which are
+    identical on all ranks. Without ``lossfun``, it uses the current gradients, like any Chainer
+    optimizer.
 
-    The first ``update`` does not step (``t`` stays 0): it only copies the parameters of rank 0 to
-    all ranks. So does an ``update`` in which the set of initialized parameters has changed, since
-    a layer such as ``Linear(None, 10)`` initializes itself on its first use, with different random
-    numbers on each rank.
+    The first ``update`` takes no step (``t`` stays 0): it only copies the parameters of rank 0 to
+    all ranks. An ``update`` in which the set of initialized parameters has changed does the same,
+    because a layer such as ``Linear(None, 10)`` initializes itself on its first use, with different
+    random numbers on each rank.
 
-    With ``n_accumulations=2``, two updates are equal to one update with a batch of twice the size.
-    Updates without a step end after backward: ``t`` does not change, hooks are not called, and the
-    gradients are ``None`` afterwards. Without ``lossfun``, call ``cleargrads`` before each
-    backward, as always. An update that copies parameters does not accumulate.
+    With ``n_accumulations=2``, two updates are equivalent to one update with a batch of twice the
+    size. An update without a step ends after backward: ``t`` does not change, hooks are not called,
+    and the gradients are ``None`` afterwards. Without ``lossfun``, call ``cleargrads`` before each
+    backward, as usual. An update that copies parameters does not accumulate gradients.
 
-    Accumulated gradients, and the unsent parts of compressed ones, are saved with the optimizer.
-    They differ between ranks, so only snapshots of all ranks contain all of them, such as those of
-    the multi-node checkpointer: docs/checkpoints.md.
+    Accumulated gradients and the residuals of compression are saved with the optimizer. They differ
+    between ranks, so only snapshots of all ranks contain all of them, such as the snapshots of the
+    multi-node checkpointer: docs/checkpoints.md.
 
     Args:
         actual_optimizer: Chainer optimizer, before or after ``setup`` with a model. Without
             ``double_buffering``, ``overlap`` and ``shard_states``, also any object with the
             methods ``setup(model)`` and ``update(None, *args)`` and the attribute ``target``.
         communicator: ChainerMN communicator.
-        double_buffering: Whether to exchange gradients during the next forward and backward, so
+        double_buffering: Whether to average gradients during the next forward and backward, so
             that each step uses the gradients of the previous update; false by default. This can
-            change accuracy. The first two updates do not step. Only with ``pure_nccl``:
+            change accuracy. The first two updates take no step. Requires ``pure_nccl``:
             docs/overlap.md.
         zero_fill: Whether an initialized parameter that this rank's loss did not use (its
-            gradient is ``None``) has a gradient of zero; true by default. If false, it is skipped,
-            and it is an error if another rank has a gradient for it. Uninitialized parameters are
-            always skipped.
+            gradient is ``None``) has a gradient of zero; true by default. If false, the parameter
+            is skipped, and an error is raised if another rank has a gradient for it. Uninitialized
+            parameters are always skipped.
         n_accumulations: Number of updates per step; 1 by default. ``update`` accumulates this
-            rank's gradients, and every ``n_accumulations``-th one averages them over these updates
-            and all ranks, and steps.
-        compression: Encoding of the gradients; ``None`` by default. Otherwise ``'fp16'``,
+            rank's gradients. Every ``n_accumulations``-th update averages them over these updates
+            and all ranks and takes a step.
+        compression: Compression of the gradients; ``None`` by default. One of ``'fp16'``,
             ``'bf16'``, ``'2bit'``, ``'powersgd'``, a dict such as ``{'type': '2bit',
             'threshold': 0.5}``, or a compressor; see :mod:`chainermn.communicators.compression`.
-            If another optimizer uses the same compressor, and it has state, this optimizer gets a
-            copy without state.
-        overlap: Whether ``update(lossfun, ...)`` exchanges gradients in buckets during backward;
+            If the compressor has state and another optimizer already uses it, this optimizer gets a
+            copy without the state.
+        overlap: Whether ``update(lossfun, ...)`` averages gradients in buckets during backward;
             false by default. Each step uses the gradients of its own update. ``True`` has no
             effect if all ranks are on one node without free cores; ``'always'`` overlaps even
             then: docs/overlap.md.
-        bucket_mb: Size of the largest bucket, in units of 2**20 bytes; 25 by default. Large
-            buckets are exchanged more efficiently, small ones earlier.
-        shard_states: Whether each rank keeps the state of the optimizer (such as Adam's moments)
-            for its shard of the parameters only (ZeRO stage 1); false by default. After an update,
+        bucket_mb: Size of the largest bucket in MiB (2**20 bytes); 25 by default. Large buckets
+            are averaged more efficiently, small ones earlier.
+        shard_states: Whether each rank stores the state of the optimizer (such as Adam's moments)
+            only for its shard of the parameters (ZeRO stage 1); false by default. After an update,
             the gradients of other shards are undefined. Snapshots need the files of all ranks:
             docs/sharded_states.md.
         compare_settings: Whether ranks compare hyperparameters (such as ``lr``), hooks, disabled
-            parameters and ``t`` in each exchange, and raise an error if they differ; true by
-            default. Pass False if the differences are intended: docs/common_mistakes.md.
+            parameters and ``t`` whenever they average gradients, and raise an error if they differ;
+            true by default. Pass False if the differences are intended: docs/common_mistakes.md.
 
     Returns:
         The multi-node optimizer of this rank.
 
     Raises:
-        TypeError: If ``actual_optimizer`` is not an optimizer, or already a multi-node optimizer,
-            or cannot be used with these options; if ``communicator`` is not a communicator; or
-            with ``shard_states``, if the optimizer has no update rules, or overrides
+        TypeError: If ``actual_optimizer`` is not an optimizer, is already a multi-node optimizer,
+            or cannot be used with these options; if ``communicator`` is not a communicator; or,
+            with ``shard_states``, if the optimizer has no update rules or overrides
             ``GradientMethod.update``.
-        ValueError: If ``double_buffering`` is not supported by the communicator, or is combined
-            with ``n_accumulations`` or ``overlap``; if ``n_accumulations`` is not a positive
-            integer, ``bucket_mb`` not a positive number, or ``compression`` invalid. In the first
+        ValueError: If ``double_buffering`` is not supported by the communicator or is combined with
+            ``n_accumulations`` or ``overlap``; if ``n_accumulations`` is not a positive integer; if
+            ``bucket_mb`` is not a positive number; or if ``compression`` is invalid. In the first
             update, if ``n_accumulations``, ``double_buffering``, ``overlap``, ``bucket_mb``,
-            ``shard_states`` or ``compare_settings`` differ between ranks. In ``update``, on all
+            ``shard_states`` or ``compare_settings`` differ between ranks. In any update, on all
             ranks, if the compared settings differ between ranks.
 
     Example:
@@ -136,37 +138,38 @@ def create_multi_node_optimizer(
             'double_buffering': double_buffering, 'overlap': bool(overlap),
             'shard_states': bool(shard_states)})
         compressor = compression_module.get(compression)
-        if compressor is not None and not takes(communicator, compression=None):
+        if compressor is not None and not mean_grad_accepts(
+                communicator, compression=None):
             raise ValueError('compression is not supported by '
                              f'{type(communicator).__name__}: its multi_node_mean_grad takes no '
                              'compression argument. Add the argument, or omit compression.')
         if isinstance(compressor, compression_module.PowerSGD) and (
                 double_buffering or (overlap and communicator._chainermn_channel.can_overlap)):
             raise ValueError("compression='powersgd' cannot be combined with double_buffering, nor "
-                             'on pure_nccl with overlap')
+                             'with overlap if the communicator is pure_nccl')
         n_accumulations = _checked_number(n_accumulations)
         if double_buffering and n_accumulations > 1:
             raise ValueError('double_buffering=True cannot be combined with n_accumulations. '
                              'Use one of them.')
         if double_buffering and overlap:
             raise ValueError('double_buffering=True cannot be combined with overlap. '
-                             'Use overlap=True; its steps use the gradients of their own update.')
+                             'Use overlap=True: each step uses the gradients of its own update.')
         if not isinstance(overlap, bool) and overlap != 'always':
             raise ValueError(f"overlap must be True, False or 'always', not {overlap!r}")
         if not isinstance(shard_states, bool):
             raise TypeError(f'shard_states must be True or False, not {shard_states!r}')
         if shard_states and not has_plain_update(actual_optimizer):
             raise TypeError('shard_states=True needs a chainer.optimizer.GradientMethod that does '
-                            'not override its method update, not a '
+                            'not override the method update, not a '
                             f'{type(actual_optimizer).__name__}')
         bucket_bytes = _checked_size(bucket_mb)
         if double_buffering and not communicator._chainermn_channel.can_overlap:
             raise ValueError('This communicator does not support double buffering. '
-                             'Use pure_nccl, or double_buffering=False.')
+                             'Use pure_nccl or double_buffering=False.')
 
         averaging: GradientAveraging
         options = actual_optimizer, communicator, zero_fill, compressor
-        # Most programs need none of these modules.
+        # Import these modules only if they are needed. Most scripts need none of them.
         if double_buffering:
             from chainermn.optimizers._double_buffering import DoubleBuffering
             averaging = DoubleBuffering(*options)
@@ -209,7 +212,7 @@ def _checked_number(n_accumulations: Object) -> int:
 
 
 def _checked_size(bucket_mb: object) -> int:
-    """Return a size in bytes."""
+    """Check ``bucket_mb`` and convert it to bytes."""
     if isinstance(bucket_mb, bool) or not isinstance(bucket_mb, (int, float)):
         raise TypeError(f'bucket_mb must be a positive number, not {bucket_mb!r}')
     if not 0 < bucket_mb < float('inf'):

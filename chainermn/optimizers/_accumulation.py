@@ -1,4 +1,4 @@
-"""Gradients of several updates, accumulated until their mean is exchanged."""
+"""Gradients of several updates, accumulated until they are averaged over the ranks."""
 from __future__ import annotations
 
 import chainer
@@ -6,18 +6,19 @@ import numpy as np
 
 from chainermn._gradients.loss_scale import without_scale
 from chainermn._types import Array, Model, Object, Parameter, Serializer
-from chainermn.optimizers._optimizer_proxy import once
+from chainermn.optimizers._optimizer_proxy import by_first_path
 
-#: The folder in snapshots. Checkpoints treat arrays below 'chainermn' as belonging to one rank.
+#: Path in snapshots. Checkpoints treat arrays under 'chainermn' as belonging to one rank.
 _FOLDER = 'chainermn', 'accumulation'
 
 
 class Accumulation:
-    """Accumulates the gradients of ``n`` updates, and returns their mean.
+    """Accumulates the gradients of ``n`` updates and returns their mean.
 
-    If an update does not use a parameter, its gradient counts as zero. float16 is accumulated in
-    float32 and rounded once. The loss scale may change between updates, so gradients are divided
-    by theirs, and the mean has the scale of the last one.
+    If an update does not use a parameter, the gradient of the parameter counts as zero. float16
+    gradients are accumulated in float32 and rounded once. The loss scale may change between
+    updates, so each gradient is divided by its loss scale, and the mean is multiplied by the loss
+    scale of the last update.
 
     Args:
         n: Number of updates.
@@ -35,11 +36,11 @@ class Accumulation:
         return self.count + 1 >= self.n
 
     def completed(self, param: Parameter, grad: Array, scale: float | None) -> Array:
-        """Return the mean that :meth:`add` would store if this is the last of the ``n`` updates.
+        """Return the mean that :meth:`add` will store if this is the last of the ``n`` updates.
 
         Args:
             param: A parameter.
-            grad: Its gradient in this update; it is not changed.
+            grad: Gradient of the parameter in this update. It is not changed.
             scale: The loss scale of this update.
         """
         n_updates = self.count + 1
@@ -58,7 +59,7 @@ class Accumulation:
         """Move the gradients of a model into the accumulation.
 
         Args:
-            model: The model; after the last update its gradients are the means.
+            model: The model. After the last update, its gradients are the means.
 
         Returns:
             Whether this was the last of the ``n`` updates.
@@ -68,7 +69,7 @@ class Accumulation:
         self.count += 1
         for param in model.params(include_uninit=False):
             grad = param.grad
-            if grad is None:  # not used, or a shared parameter that was already added
+            if grad is None:  # not used by the loss, or a shared parameter that was already added
                 continue
             if (scale := _scale(param)) is not None:
                 grad = without_scale(grad, scale)
@@ -87,7 +88,7 @@ class Accumulation:
 
         Args:
             model: The model.
-            divisor: Number to divide them by.
+            divisor: Number by which the gradients are divided.
         """
         for param in model.params(include_uninit=False):
             total = self._sums.pop(id(param), None)
@@ -119,7 +120,7 @@ class Accumulation:
             serializer('count', self.count)
         sums = serializer['sums']
         # Include uninitialized parameters, which Chainer loads after the optimizer.
-        params = once(sorted(model.namedparams())) if self.count else {}
+        params = by_first_path(sorted(model.namedparams())) if self.count else {}
         for path, param in params.items():
             key = path.strip('/')
             if not is_loading:
@@ -130,7 +131,7 @@ class Accumulation:
 
 
 def loaded(serializer: Serializer, key: str, default: Object) -> Object:
-    """Return a saved value, or ``default`` if the snapshot lacks it."""
+    """Return a saved value, or ``default`` if the snapshot does not contain it."""
     try:
         return serializer(key, default)
     except KeyError:

@@ -31,42 +31,42 @@ class Delegate:
     """
 
     _wraps: str
-    _own: frozenset[str] = frozenset()
+    _proxy_names: frozenset[str] = frozenset()
 
     def __init_subclass__(cls, wraps: str | None = None, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if wraps is not None:
             cls._wraps = wraps
-        cls._own = frozenset(name for base in cls.__mro__ if base is not object
-                             for name in (*vars(base), *inspect.get_annotations(base)))
+        cls._proxy_names = frozenset(name for base in cls.__mro__ if base is not object
+                                     for name in (*vars(base), *inspect.get_annotations(base)))
 
     def __init__(self, wrapped: Object) -> None:
         object.__setattr__(self, self._wraps, wrapped)
 
     @classmethod
-    def _owns(cls, name: str) -> bool:
-        return name in cls._own or (name.startswith('__') and name.endswith('__'))
+    def _is_on_proxy(cls, name: str) -> bool:
+        return name in cls._proxy_names or (name.startswith('__') and name.endswith('__'))
 
     def _holder(self, name: str) -> Object:
-        """Return the object with an attribute that the proxy has not: the wrapped one."""
+        """Return the object with an attribute that is not on the proxy: the wrapped object."""
         return getattr(self, self._wraps)
 
     def __getattr__(self, name: str) -> Any:  # only called if the proxy has no such attribute
-        # While a proxy is copied or unpickled it has no attributes yet; looking up the wrapped
+        # While a proxy is copied or unpickled, it has no attributes yet, and looking up the wrapped
         # object would recurse forever.
-        if self._owns(name):
+        if self._is_on_proxy(name):
             raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}',
                                  name=name, obj=self)
         return getattr(self._holder(name), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._owns(name):
+        if self._is_on_proxy(name):
             object.__setattr__(self, name, value)
         else:
             setattr(self._holder(name), name, value)
 
     def __delattr__(self, name: str) -> None:
-        if self._owns(name):
+        if self._is_on_proxy(name):
             object.__delattr__(self, name)
         else:
             delattr(self._holder(name), name)

@@ -1,4 +1,4 @@
-"""Double buffering: gradients are exchanged while the next ones are computed.
+"""Double buffering: gradients are averaged while the next gradients are computed.
 
 ::
 
@@ -7,9 +7,9 @@
     send        -          g2 ......   g3 ......    g4 ......
     step        -          -           mean(g2)     mean(g3)
 
-The model and its copy are the two buffers. After each backward they swap their gradients. Then
-the new gradients are exchanged from the copy, and the model has the previous means, for the actual
-optimizer.
+The model and its copy are the two buffers. After each backward, they swap their gradients. Then
+the copy has the new gradients, which are averaged during the next update, and the model has the
+previous means, which the actual optimizer uses.
 """
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from chainermn._types import Array, Model, Parameter, Serializer
 from chainermn.communicators.communicator_base import GradientQueue
 from chainermn.optimizers._accumulation import loaded
 from chainermn.optimizers._gradient_averaging import GradientAveraging
-from chainermn.optimizers._optimizer_proxy import once
+from chainermn.optimizers._optimizer_proxy import by_first_path
 from chainermn.optimizers._sharded_states.partition import Shard
 
 
 class DoubleBuffering(GradientAveraging):
-    """Gradients are exchanged during the next update, which steps with their means.
+    """Averages gradients during the next update, which steps with the means.
 
     Attributes:
         communicated_target: The copy of the model; ``None`` before the first update.
@@ -39,17 +39,17 @@ class DoubleBuffering(GradientAveraging):
     public = *GradientAveraging.public, 'communicated_target', 'swap_grad', 'wait'
 
     communicated_target: Model = None
-    _queue: GradientQueue  # after the first update
+    _queue: GradientQueue  # created in the first update
     _means: Mapping[str, Array] = MappingProxyType({})  # of the gradients in flight, by path
-    _loaded: Mapping[str, Array] = MappingProxyType({})  # means of a snapshot, until an update
+    _loaded: Mapping[str, Array] = MappingProxyType({})  # means in a snapshot, until an update
     _loaded_scale: float | None = None  # their loss scale
     _has_sent = False  # whether the next update steps
 
     def begin(self) -> None:
-        """Begin an update, while the gradients of the last one are in flight."""
+        """Begin an update while the gradients of the last one are in flight."""
 
     def skip(self) -> None:
-        """Do nothing: the gradients after the skipped step are in flight."""
+        """Do nothing, because the gradients for the step after the skipped one are in flight."""
 
     def reset(self) -> None:
         self._drop()
@@ -58,7 +58,7 @@ class DoubleBuffering(GradientAveraging):
         super().reset()
 
     def wait(self) -> None:
-        """Wait until the gradients in flight are averaged; the next update applies them."""
+        """Wait until the gradients in flight are averaged. The next update applies them."""
         means, self._means = self._means, {}  # cleared even if waiting raises an error
         if means:
             self._queue.wait()
@@ -73,7 +73,7 @@ class DoubleBuffering(GradientAveraging):
 
         Args:
             target1_params: Parameters.
-            target2_params: As many other parameters.
+            target2_params: The same number of other parameters.
         """
         for param1, param2 in zip(target1_params, target2_params, strict=True):
             if param1.is_initialized:
@@ -90,14 +90,14 @@ class DoubleBuffering(GradientAveraging):
     def _create_buffer(self) -> None:
         """Copy the model. Collective: every rank calls it."""
         self.communicated_target = copy.deepcopy(self.actual_optimizer.target)
-        # All ranks are here: create the queue, or drop gradients left by another optimizer.
+        # Every rank calls this: create the queue, or drop gradients left by another optimizer.
         self._queue = self.communicator.mean_queue()
         self._queue.cancel()
 
     def mean(self, shards: Sequence[Shard] | None) -> bool:
         self._restore()
         has_means = self._drop()
-        self.swap_grad(*([*once(sorted(model.namedparams())).values()]
+        self.swap_grad(*([*by_first_path(sorted(model.namedparams())).values()]
                          for model in (self.actual_optimizer.target, self.communicated_target)))
         gradients, _ = self._queue.gradients(
             self.communicated_target, self.zero_fill, self.compression, False)
@@ -109,14 +109,14 @@ class DoubleBuffering(GradientAveraging):
         return has_means
 
     def serialize(self, serializer: Serializer) -> None:
-        """Save or load the means that the next update steps with, once none are in flight."""
+        """Save or load the means that the next update steps with. None may be in flight."""
         super().serialize(serializer)
         is_loading = isinstance(serializer, chainer.Deserializer)
         if is_loading or self._has_sent:
             self._serialize_means(serializer['chainermn']['double_buffering'], is_loading)
 
     def _serialize_means(self, serializer: Serializer, is_loading: bool) -> None:
-        """Save or load the mean gradients, and their loss scale, which may have changed since."""
+        """Save or load the mean gradients and their loss scale, which may have changed since."""
         means = serializer['means']
         if is_loading:
             self._loaded_scale = float(loaded(serializer, 'loss_scale', 0.)) or None
@@ -146,16 +146,16 @@ class DoubleBuffering(GradientAveraging):
         self._loaded = {}
 
     def check_join(self) -> NoReturn:
-        """Raise ValueError: other ranks cannot shadow gradients that arrive one update later."""
+        """Raise ValueError: join cannot shadow gradients that arrive one update later."""
         self.communicator.refuse('join', ValueError(
             'join does not support double buffering. Create the optimizer with '
             'double_buffering=False.'))
 
     def _drop(self) -> bool:
-        """Wait for the gradients in flight, and forget them.
+        """Wait for the gradients in flight. Afterwards, none are in flight.
 
         Returns:
-            Whether there were any.
+            Whether gradients were in flight.
         """
         has_sent, self._has_sent = self._has_sent, False
         self.wait()
@@ -164,4 +164,5 @@ class DoubleBuffering(GradientAveraging):
 
 def _by_path(model: Model) -> dict[str, Parameter]:
     """Return the parameters, including uninitialized ones, by the names they are saved under."""
-    return {path.strip('/'): param for path, param in once(sorted(model.namedparams())).items()}
+    return {path.strip('/'): param
+            for path, param in by_first_path(sorted(model.namedparams())).items()}

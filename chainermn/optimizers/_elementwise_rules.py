@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from chainermn._types import UpdateRule
 
-#: The methods that compute the update of a rule.
+#: The methods of a rule that compute an update.
 _METHODS = frozenset({'update', 'update_core', 'update_core_cpu', 'update_core_gpu',
                       'update_core_chainerx', 'init_state'})
 
@@ -11,12 +11,12 @@ _METHODS = frozenset({'update', 'update_core', 'update_core_cpu', 'update_core_g
 def is_elementwise(rule: UpdateRule) -> bool:
     """Return whether an update rule may update a piece of a parameter.
 
-    The attribute ``is_elementwise`` of a rule only holds for the class that declares it: a subclass
-    that overrides one of the methods, such as LAMB as a subclass of Adam, may use norms of the
-    whole parameter. It must declare ``is_elementwise = True`` itself.
+    The attribute ``is_elementwise`` applies only to the class that declares it. A subclass that
+    overrides a method that computes updates, such as LAMB as a subclass of Adam, may use norms of
+    the whole parameter. If it does not, it must declare ``is_elementwise = True`` itself.
 
     Args:
-        rule: Update rule of Chainer, such as ``parameter.update_rule``.
+        rule: A Chainer update rule, such as ``parameter.update_rule``.
 
     Returns:
         Whether each element of the parameter is computed independently of the others, so that

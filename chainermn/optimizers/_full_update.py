@@ -9,15 +9,15 @@ import numpy as np
 
 from chainer_compat.updates import sharded_states
 from chainermn._types import Model, Object, Optimizer, Parameter, Serializer, UpdateRule
-from chainermn.optimizers._optimizer_proxy import once
+from chainermn.optimizers._optimizer_proxy import by_first_path
 from chainermn.optimizers._sharded_states.partition import Shard
 
 
 class FullUpdate:
-    """Each rank updates all parameters, and keeps the states of all."""
+    """Each rank updates all parameters and stores all states."""
 
     def clear(self) -> None:
-        """Forget the model: the optimizer gets another one."""
+        """Forget the model, because the optimizer gets a different one."""
 
     def begin(self, optimizer: Optimizer) -> None:
         """Prepare the first step, once all ranks have the same parameters."""
@@ -25,10 +25,10 @@ class FullUpdate:
             init_state(param)
 
     def prepare(self, optimizer: Optimizer) -> None:
-        """Prepare an exchange. Collective: every rank calls it."""
+        """Prepare the averaging of gradients. Collective: every rank calls it."""
 
     def shards(self) -> Sequence[Shard] | None:
-        """Return the elements of gradients that each rank needs for a step; ``None``: all."""
+        """Return the gradient elements that each rank needs for a step; ``None`` for all."""
         return None
 
     def update(self, optimizer: Optimizer, *args: Object, **kwds: Object) -> None:
@@ -44,7 +44,8 @@ class FullUpdate:
         """Save or load the optimizer with the states of this rank.
 
         Warns:
-            RuntimeWarning: On the root, if it is of another framework and cannot be saved.
+            RuntimeWarning: On the root, if the optimizer belongs to another framework and cannot be
+                saved.
         """
         if isinstance(serializer, chainer.Deserializer) and sharded_states.load_shard(
                 serializer, optimizer.target):
@@ -67,14 +68,15 @@ class FullUpdate:
 
 def with_rules(target: Model) -> dict[str, Parameter]:
     """Return the initialized parameters that the optimizer updates, each under one path."""
-    return once((path, param) for path, param in sorted(target.namedparams(include_uninit=False))
-                if param.update_rule is not None)
+    return by_first_path(
+        (path, param) for path, param in sorted(target.namedparams(include_uninit=False))
+        if param.update_rule is not None)
 
 
 def init_state(param: Parameter) -> None:
     """Initialize the state of a parameter before the first step.
 
-    Otherwise Chainer could not load a snapshot taken before it.
+    Otherwise, Chainer could not load a snapshot that was taken before the first step.
 
     Args:
         param: The parameter.
@@ -92,7 +94,7 @@ def init_state(param: Parameter) -> None:
 
 
 def as_updated(rule: UpdateRule, param: Parameter) -> Parameter:
-    """Return the parameter that the rule updates: with ``use_fp32_update`` a float32 copy."""
+    """Return the parameter that the rule updates: a float32 copy with ``use_fp32_update``."""
     if not rule._use_fp32_update or param.dtype != np.float16:
         return param
     return chainer.Parameter(param.array.astype(np.float32))

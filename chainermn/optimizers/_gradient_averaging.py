@@ -1,4 +1,4 @@
-"""Averaging of gradients: all together, unless a subclass overrides that."""
+"""Averaging of gradients: all at once, unless a subclass overrides that."""
 from __future__ import annotations
 
 import copy
@@ -18,7 +18,7 @@ from chainermn.optimizers._sharded_states.partition import Shard
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
 
-#: Returns the contribution of a gradient of this update, with its loss scale, to the mean.
+#: Function that returns what a gradient in this update adds to the mean, given its loss scale.
 Completed = Callable[[Parameter, Array, 'float | None'], Array]
 
 
@@ -31,15 +31,15 @@ class _CompressorUsers(runtime.ProcessState):
 
 
 class GradientAveraging:
-    """Replaces the gradients of a model by their means over all ranks: all after backward.
+    """Replaces the gradients of a model with their means over all ranks, after backward.
 
-    Subclasses send them earlier or later, and have all the state that they need for that.
+    Subclasses send gradients earlier or later and have the state that they need for this.
 
     Args:
         actual_optimizer: The optimizer of the model.
-        communicator: The ranks.
-        zero_fill: Whether gradients that a rank lacks count as zero.
-        compression: The compressor, or ``None``; a copy if another optimizer uses it.
+        communicator: The communicator whose ranks average gradients.
+        zero_fill: Whether missing gradients of a rank count as zero.
+        compression: The compressor, or ``None``. It is copied if another optimizer uses it.
 
     Attributes:
         public: Names of the attributes that the multi-node optimizer also has.
@@ -52,29 +52,29 @@ class GradientAveraging:
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self.zero_fill = zero_fill
-        self.compression = _own_compressor(compression, self)
-        self._takes_zero_fill = takes(communicator, False)
+        self.compression = _exclusive_compressor(compression, self)
+        self._accepts_zero_fill = mean_grad_accepts(communicator, False)
 
     def reset(self) -> None:
-        """Forget the model: the optimizer gets another one."""
+        """Forget the model, because the optimizer gets a different one."""
         if self.compression is not None and hasattr(self.compression, 'reset'):
             self.compression.reset()
 
     def begin(self) -> None:
-        """Begin an update. The one before may have failed."""
+        """Begin an update. The previous update may have failed."""
         self._commit()
 
     def skip(self) -> None:
-        """Take back the last exchange, whose means were not finite, so there was no step."""
+        """Undo the last averaging. Its means were not finite, so the step was skipped."""
         self._rollback()
 
     def _commit(self) -> None:
-        """Let the compressor commit the gradients that it has sent."""
+        """Make the compressor commit the gradients that were sent."""
         if hasattr(self.compression, 'commit'):
             self.compression.commit()  # type: ignore[union-attr]
 
     def _rollback(self, *args: Collection[str]) -> None:
-        """Let the compressor send again the gradients sent since the last commit."""
+        """Make the compressor resend the gradients that were sent since the last commit."""
         if hasattr(self.compression, 'rollback'):
             self.compression.rollback(*args)  # type: ignore[union-attr]
 
@@ -84,22 +84,23 @@ class GradientAveraging:
         Args:
             loss: The loss.
             named: All parameters of the model.
-            completed: Returns the gradients to average; ``None`` if this update averages none.
+            completed: Function that returns the gradients to average; ``None`` if this update
+                averages none.
         """
         compute_gradients(self.actual_optimizer, loss)
 
     def broadcast(self) -> None:
-        """Copy the parameters of rank 0, when some are new. Collective: all ranks call it."""
+        """Copy the parameters of rank 0 if some are new. Collective: every rank calls it."""
         self.communicator.bcast_data(self.actual_optimizer.target)
 
     def mean(self, shards: Sequence[Shard] | None) -> bool:
-        """Replace the gradients of the model by means. Collective: every rank calls it.
+        """Replace the gradients of the model with means. Collective: every rank calls it.
 
         Args:
-            shards: The elements of gradients that each rank needs; ``None``: all.
+            shards: The gradient elements that each rank needs; ``None`` for all.
 
         Returns:
-            Whether there are means, with which the optimizer steps.
+            Whether there are means with which the optimizer can step.
         """
         try:
             self._mean(shards)
@@ -110,11 +111,11 @@ class GradientAveraging:
 
     def _mean(self, shards: Sequence[Shard] | None) -> None:
         comm, target = self.communicator, self.actual_optimizer.target
-        gradient_memory.own(target.params(include_uninit=False))  # they are replaced in place
-        # A user's communicator need not accept this argument if it is not used.
+        gradient_memory.own(target.params(include_uninit=False))  # replaced in place below
+        # A user-defined communicator need not accept this argument if it is not used.
         options: dict[str, Object] = {} if self.compression is None else {
             'compression': self.compression}
-        if not self._takes_zero_fill:
+        if not self._accepts_zero_fill:
             if self.zero_fill:
                 for param in target.params(include_uninit=False):
                     fill_missing_grad(param)
@@ -146,8 +147,8 @@ class GradientAveraging:
             compression.reset()  # type: ignore[union-attr]
 
 
-def takes(communicator: CommunicatorBase, *args: object, **kwds: object) -> bool:
-    """Return whether multi_node_mean_grad has these parameters; in a user's class it may not."""
+def mean_grad_accepts(communicator: CommunicatorBase, *args: object, **kwds: object) -> bool:
+    """Return whether multi_node_mean_grad, which may be user-defined, accepts these arguments."""
     try:
         inspect.signature(communicator.multi_node_mean_grad).bind(None, *args, **kwds)
     except TypeError:
@@ -155,19 +156,19 @@ def takes(communicator: CommunicatorBase, *args: object, **kwds: object) -> bool
     return True
 
 
-def _own_compressor(compressor: Compressor | PowerSGD | None, user: GradientAveraging
-                    ) -> Compressor | PowerSGD | None:
-    """Return a compressor that no other object uses, since its state belongs to one model.
+def _exclusive_compressor(compressor: Compressor | PowerSGD | None, user: GradientAveraging
+                          ) -> Compressor | PowerSGD | None:
+    """Return a compressor that no other object uses, because its state belongs to one model.
 
     Args:
         compressor: A compressor.
-        user: The object whose attribute ``compression`` it becomes.
+        user: The object that stores the result in its attribute ``compression``.
 
     Returns:
         The compressor, or a copy without state if it has state and another object uses it.
 
     Raises:
-        ValueError: If it cannot be copied.
+        ValueError: If the compressor cannot be copied.
     """
     users = runtime.get(_CompressorUsers).users
     if hasattr(compressor, 'reset') and any(each.compression is compressor for each in users):
@@ -176,7 +177,7 @@ def _own_compressor(compressor: Compressor | PowerSGD | None, user: GradientAver
         except Exception as error:
             raise ValueError(
                 f'the compressor {type(compressor).__name__} is already used by another multi-node '
-                f'optimizer, and has state that cannot be copied ({type(error).__name__}: {error}).'
+                f'optimizer and has state that cannot be copied ({type(error).__name__}: {error}).'
                 ' Create a separate compressor for each optimizer.') from error
         compressor.reset()  # type: ignore[union-attr]
     users.add(user)

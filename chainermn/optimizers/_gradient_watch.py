@@ -1,10 +1,10 @@
-"""Find out when the gradient of a parameter is complete, while backward still runs.
+"""Detects when the gradient of a parameter is complete, while backward still runs.
 
 Chainer stores the gradients of parameters only at the end of backward. But a gradient is complete
 as soon as all functions that use the parameter have run. So this module walks the graph before
-backward to count these functions, and wraps each step of backward. The graph is not changed: the
-same functions run in the same order. PyTorch computes gradients of several functions together, and
-announces them.
+backward to count these functions and wraps each step of backward. The graph is not changed: the
+same functions run in the same order. If PyTorch computes the gradients of several functions
+together, it announces them.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _of_thread = threading.local()
 class _Watches(runtime.ProcessState):
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.count = 0  # count of all threads
+        self.count = 0  # number of watches in all threads
 
     def add(self, change: int) -> None:
         with self.lock:
@@ -34,13 +34,13 @@ class _Watches(runtime.ProcessState):
 
 
 class _Watch:
-    """The functions of a graph that have not added to the gradients yet."""
+    """The functions of a graph that have not contributed to the gradients yet."""
 
     def __init__(self, loss: Variable, nodes: Collection[VariableNode],
                  ready: Callable[[VariableNode, Array], None]) -> None:
         self.ready = ready
         self.adds_to: dict[FunctionNode, list[VariableNode]] = {}  # nodes by function
-        self.missing = missing = dict[VariableNode, int]()  # functions that add to a node
+        self.missing = missing = dict[VariableNode, int]()  # number of functions by node
         found = [loss.node.creator_node]
         seen = set(found)
         while found:
@@ -61,7 +61,7 @@ class _Watch:
                 self.adds_to[function] = mine
 
     def announced(self, node: VariableNode, gradient: Array) -> None:
-        """Use a gradient that PyTorch has computed with others, of several functions."""
+        """Handle a complete gradient from PyTorch, which computed several functions together."""
         if node in self.missing:
             self.ready(node, gradient)
 
@@ -73,11 +73,11 @@ def watch(loss: Variable, nodes: Collection[VariableNode],
 
     Args:
         loss: The loss.
-        nodes: ``node`` of each parameter to watch.
-        ready: Called as ``ready(node, gradient)`` as soon as a gradient is complete. The array is
-            not written to before backward ends, but code that runs within backward may replace
-            it. It is not called for all nodes, for example not if a function returns no gradient
-            for an input.
+        nodes: The ``node`` of each parameter to watch.
+        ready: Function that is called as ``ready(node, gradient)`` as soon as a gradient is
+            complete. The array is not written to before backward ends, but code that runs during
+            backward may replace it. The function is not called for all nodes, for example if a
+            function of the graph returns no gradient for an input.
 
     Returns:
         A context manager whose value is the nodes that the loss depends on.
@@ -100,7 +100,7 @@ def _watched_step(func: FunctionNode, target_input_indexes: tuple[int, ...],
     """Run Chainer's function, which appends to the lists in ``grad_inputs``."""
     watched: _Watch | None = getattr(_of_thread, 'watch', None)
     ready = of_thread.ready
-    # A function may run another backward within its own.
+    # The backward of a function may run another backward.
     _of_thread.watch = of_thread.ready = None
     try:
         _step(func, target_input_indexes, grad_outputs, grad_inputs, is_debug)

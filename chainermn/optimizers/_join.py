@@ -7,7 +7,7 @@
     rank 1         own   own   own   own
     mean of        0,1   0,1    1     1     (the sum divided by 2 or by 1, as configured)
 
-Each update of an active rank, and each turn of an exhausted one, starts with a small collective, in
+Each update of an active rank and each turn of an exhausted rank start with a small collective in
 which the ranks exchange their next operations.
 """
 from __future__ import annotations
@@ -32,40 +32,40 @@ from chainermn.optimizers._participants import AllRanks, Operation
 _OUT, _BROADCAST, _EXCHANGE = range(3)
 _CODES: dict[Operation, int] = {'broadcast': _BROADCAST, 'exchange': _EXCHANGE}
 _OPERATIONS = {code: operation for operation, code in _CODES.items()}
-_ENTER = 4  # and above: the options
+_ENTER = 4  # this number and larger ones encode the options
 
 
 class _Joins(runtime.ProcessState):
     def __init__(self) -> None:
-        self.communicators: list[CommunicatorBase] = []  # in a join
+        self.communicators: list[CommunicatorBase] = []  # those in a join
 
 
 def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = True,
          enable: bool = True, throw_on_early_termination: bool = False
          ) -> AbstractContextManager[None]:
-    """Let ranks train with different numbers of batches.
+    """Return a context in which ranks can train with different numbers of batches.
 
-    Collective: every rank enters and leaves it. It also works around ``trainer.run()``. A rank
-    that has exhausted its batches waits at the end of the block and takes part in the updates of
-    the others, with gradients of zero; it also steps, so that model and optimizer stay identical on
-    all ranks. When the last rank has finished, all ranks get its model, including persistent
-    values, and the state of its optimizer. (If several ranks finish last, the highest one.)
-    A rank may have no batches at all.
+    Collective: every rank enters and leaves the context. It also works around ``trainer.run()``. A
+    rank that has exhausted its batches waits at the end of the block and takes part in the updates
+    of the others with gradients of zero. It also steps, so that the model and the optimizer stay
+    identical on all ranks. When the last rank has finished, all ranks get its model, including
+    persistent values, and the state of its optimizer. (If several ranks finish last, the one with
+    the highest number counts.) A rank may have no batches at all.
 
-    As always, the first ``update`` only broadcasts. With ``n_accumulations``, a rank that finishes
-    within an accumulation exchanges its accumulated gradients.
+    As usual, the first ``update`` only copies parameters. With ``n_accumulations``, a rank that
+    finishes within an accumulation still contributes its accumulated gradients.
 
-    Only ``optimizer.update`` is shadowed. When one rank is exhausted, any other collective call on
+    Only ``optimizer.update`` is shadowed. Once a rank is exhausted, any other collective call on
     the same communicator, such as in ``MultiNodeBatchNormalization``, an evaluator, a checkpointer
-    or an ``ObservationAggregator``, raises an error on all ranks; calls on another communicator
+    or an ``ObservationAggregator``, raises an error on all ranks. Calls on another communicator
     would wait forever. If the block raises an error on one rank, all ranks raise it.
 
     Args:
         optimizer: Multi-node optimizer, created without double buffering.
         divide_by_initial_world_size: If true, the sum of the gradients is divided by the number of
-            all ranks, so that each batch has the same weight. If false, by the number of active
-            ranks, so that steps do not become shorter.
-        enable: If false, do nothing, for inputs that are known to be even.
+            all ranks, so that each batch has the same weight. If false, the sum is divided by the
+            number of active ranks, so that steps do not become smaller.
+        enable: If false, the context does nothing, for inputs that are known to be even.
         throw_on_early_termination: If true, all ranks raise RuntimeError when one rank is exhausted
             and others are not.
 
@@ -75,9 +75,9 @@ def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = Tru
     Raises:
         TypeError: If ``optimizer`` is not a multi-node optimizer.
         ValueError: In the context, on all ranks, if a rank calls an operation that is not shadowed,
-            or the arguments differ between ranks.
-        RuntimeError: In the context, on all ranks, with ``throw_on_early_termination``; or if the
-            communicator is already in a join.
+            or if the arguments differ between ranks.
+        RuntimeError: In the context, on all ranks, if a rank is exhausted early and
+            ``throw_on_early_termination`` is true, or if the communicator is already in a join.
 
     Example:
         >>> n_batches = 2 + comm.rank
@@ -108,7 +108,7 @@ class Join(AllRanks, AbstractContextManager[None]):
         self._hook = hook
         self._divide_by_initial_world_size = divide_by_initial_world_size
         self._throw = throw
-        self._active: list[int] = []  # in the last turn with active ranks
+        self._active: list[int] = []  # the active ranks in the last turn that had any
         self._termination: Exception | None = None
 
     def __enter__(self) -> None:
@@ -156,7 +156,7 @@ class Join(AllRanks, AbstractContextManager[None]):
                 _multiply(param.grad, factor)
 
     def _turn(self, number: int) -> tuple[Operation, Shapes | None] | None:
-        """Send a number to all ranks; return the operation of the active ranks, None if none."""
+        """Send a number to all ranks. Return the operation of the active ranks, if any."""
         numbers = self._comm._chainermn_channel.join_turn(number)
         active = [rank for rank, number in enumerate(numbers) if number != _OUT]
         if not active:
@@ -181,7 +181,7 @@ class Join(AllRanks, AbstractContextManager[None]):
             self._hook.main_hook(*turn)
         if self._active and self._comm.size > 1:
             self._hook.post_hook(self._active[-1])
-            # It raises on all ranks if one could not load the state.
+            # This raises an error on all ranks if one rank could not load the state.
             self._comm._chainermn_channel.join_turn(_OUT)
 
     def _raise_on_all_ranks(self, error: Exception) -> None:
@@ -200,13 +200,14 @@ class Join(AllRanks, AbstractContextManager[None]):
 
 def _early_termination(numbers: Sequence[int | None]) -> RuntimeError:
     out = [str(rank) for rank, number in enumerate(numbers) if number == _OUT]
-    return RuntimeError(f'rank {", ".join(out)} of {len(numbers)} exhausted its inputs before the '
-                        'others. Give all ranks the same number of inputs, or use '
-                        'throw_on_early_termination=False.')
+    many = len(out) > 1
+    return RuntimeError(f'rank{"s" * many} {", ".join(out)} of {len(numbers)} exhausted '
+                        f'{"their" if many else "its"} inputs before the others. Give all ranks '
+                        'the same number of inputs, or use throw_on_early_termination=False.')
 
 
 def _multiply(grad: Array | None, factor: float) -> None:
-    """Multiply in place; compute float16 in float32."""
+    """Multiply a gradient in place. Compute float16 in float32."""
     if grad is not None:
         wide = np.promote_types(grad.dtype, np.float32)
         with np.errstate(over='ignore', invalid='ignore'):

@@ -1,4 +1,4 @@
-"""An optimizer in a join, on a rank that has exhausted its batches: it shadows the others."""
+"""Shadowing the updates of other ranks, on a rank that has exhausted its batches in a join."""
 from __future__ import annotations
 
 import contextlib
@@ -16,7 +16,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class JoinHook:
-    """The actions of a join on an optimizer; the method names are PyTorch's.
+    """The actions of a join on an optimizer. The method names are PyTorch's.
 
     Args:
         optimizer: The optimizer.
@@ -26,14 +26,14 @@ class JoinHook:
         self._optimizer = optimizer
 
     def enter(self, participants: AllRanks) -> None:
-        """Let the optimizer make its next updates with these ranks."""
+        """Make the optimizer run its next updates with these participants."""
         self._optimizer._averaging.check_join()
         self._optimizer._participants = participants
         self._optimizer._progress = UpdateProgress()
 
     @contextlib.contextmanager
     def comparing_settings(self) -> Iterator[None]:
-        """Return a context in which the next operation compares settings, for the last time."""
+        """Return a context in which the next operation compares settings for the last time."""
         settings = self._optimizer._settings
         if settings.is_compared and (target := self._optimizer.target) is not None:
             # At the end of a join, all ranks get t and the states of one.
@@ -45,11 +45,11 @@ class JoinHook:
             settings.forget()
 
     def flush(self, as_if_whole: bool) -> None:
-        """Exchange accumulated gradients.
+        """Average accumulated gradients before their accumulation is complete.
 
         Args:
-            as_if_whole: Whether to divide them by ``n_accumulations`` instead of by the number of
-                updates so far.
+            as_if_whole: Whether to divide the gradients by ``n_accumulations`` instead of by the
+                number of updates so far.
         """
         optimizer, accumulation = self._optimizer, self._optimizer._accumulation
         optimizer._averaging.begin()
@@ -61,7 +61,7 @@ class JoinHook:
             optimizer._step()
 
     def layout(self, operation: Operation) -> Shapes | None:
-        """Return the argument for :meth:`main_hook` on other ranks, ``None`` if none needs it.
+        """Return the argument for :meth:`main_hook` on other ranks, or ``None`` if not needed.
 
         Args:
             operation: The next operation of this rank.
@@ -70,7 +70,7 @@ class JoinHook:
             The shapes of the parameters that are broadcast, or that have gradients.
         """
         if operation == 'exchange' and self._optimizer.zero_fill:
-            return None  # all gradients are exchanged
+            return None  # all gradients are averaged
         params = self._optimizer.target.namedparams(include_uninit=False)
         return {path: param.shape for path, param in params
                 if operation == 'broadcast' or param.grad is not None}
@@ -100,7 +100,7 @@ class JoinHook:
         optimizer._step()
 
     def post_hook(self, root: int) -> None:
-        """Get the model and the state of the optimizer of a rank. Collective: every rank calls it.
+        """Copy the model and the optimizer state of a rank. Collective: every rank calls it.
 
         Args:
             root: The rank that finished last.

@@ -1,4 +1,4 @@
-"""Checks of the model: the loss depends on it, and in debug mode it is the same on all ranks."""
+"""Checks that the loss depends on the model and, in debug mode, that all replicas are the same."""
 from __future__ import annotations
 
 import chainer
@@ -19,7 +19,7 @@ class ModelChecks:
     """The checks of one model.
 
     Args:
-        communicator: The ranks that train it.
+        communicator: Communicator of the ranks that train the model.
 
     Attributes:
         has_gradients: Whether backward has ever computed a gradient of the model.
@@ -32,7 +32,7 @@ class ModelChecks:
         self._n_updates = 0
 
     def after_backward(self, loss: Variable, model: Model) -> None:
-        """Raise ValueError on all ranks if the loss only depends on parameters of another model."""
+        """Raise ValueError on all ranks if the loss depends only on parameters of another model."""
         self.has_gradients = any(param.grad is not None for param in model.params())
         if not self.has_gradients and _depends_on_parameters(loss):
             self._communicator.refuse('the multi-node optimizer', ValueError(
@@ -67,6 +67,6 @@ def _depends_on_parameters(loss: Variable) -> bool:
 def _interval() -> int:
     text = environment.text(environment.DEBUG_EVERY) or str(_INTERVAL)
     if not text.isdecimal() or not int(text):
-        raise ValueError(f'{environment.DEBUG_EVERY} must be a number of updates, 1 or more, '
-                         f'not {text!r}')
+        raise ValueError(f'{environment.DEBUG_EVERY} must be a positive integer (a number of '
+                         f'updates), not {text!r}')
     return int(text)

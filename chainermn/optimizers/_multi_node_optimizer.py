@@ -1,12 +1,12 @@
-"""The multi-node optimizer: average the gradients of all ranks, then step.
+"""The multi-node optimizer, which averages the gradients of all ranks and then steps.
 
-An update is composed of objects, each of which has its own state:
+An update is composed of the following objects, each of which has its own state:
 
-- :class:`~._gradient_averaging.GradientAveraging`: averages gradients (all together, overlapped,
-  double buffering)
-- :class:`~._accumulation.Accumulation`: how often
-- :class:`~._participants.AllRanks`: between whom (all ranks, or the active ones of a join)
-- :class:`~._full_update.FullUpdate`: how the actual optimizer steps (in full, or sharded)
+- :class:`~._gradient_averaging.GradientAveraging`: how gradients are averaged (all at once,
+  overlapped, or with double buffering)
+- :class:`~._accumulation.Accumulation`: how often gradients are averaged
+- :class:`~._participants.AllRanks`: over which ranks (all, or the active ranks in a join)
+- :class:`~._full_update.FullUpdate`: how the actual optimizer steps (in full or sharded)
 """
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class UpdateProgress:
     """The progress of an optimizer on this rank.
 
     Attributes:
-        n_started: Updates since the last exchange. The ranks compare it when they exchange
-            gradients. An update that raised an error on one rank counts there, so in the next
-            exchange that rank is ahead of the others.
+        n_started: Number of updates since gradients were last averaged. The ranks compare it when
+            they average gradients. An update that raised an error on one rank counts on this rank,
+            so the rank is then ahead of the others.
         is_started: Whether other ranks still wait for this rank in the current update.
-        n_before: Updates before the last exchange, with the updates of a loaded snapshot, for
-            errors; negative before the first update.
+        n_before: Number of updates before gradients were last averaged, including the updates of a
+            loaded snapshot, for error messages. Negative before the first update.
     """
 
     n_started = 0
@@ -54,14 +54,14 @@ class MultiNodeOptimizer(OptimizerProxy):
     """Averages gradients, then calls the actual optimizer.
 
     Create one with :func:`chainermn.create_multi_node_optimizer`. It has all attributes of the
-    actual optimizer, such as ``lr`` and ``t``, and these:
+    actual optimizer, such as ``lr`` and ``t``, and the following ones.
 
     Attributes:
         actual_optimizer: The optimizer that steps.
         communicator: The communicator whose ranks average gradients.
-        zero_fill: Whether gradients that a rank lacks count as zero.
+        zero_fill: Whether missing gradients of a rank count as zero.
         compression: The compressor of gradients, or ``None``.
-        target_params: The path of each parameter, and whether it is initialized.
+        target_params: The path of each parameter and whether it is initialized.
         buckets: With ``overlap=True``, the paths of the parameters in each bucket.
         n_early: With ``overlap=True``, how many buckets the last update sent during the backward
             pass.
@@ -74,16 +74,16 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     communicator: CommunicatorBase
     target_params: list[tuple[str, bool]]  # path, and whether it is initialized
-    _is_new: bool  # loaded from a snapshot that was taken before the first broadcast
+    _is_new: bool  # loaded from a snapshot that was saved before the first broadcast
     _averaging: GradientAveraging
     _accumulation: Accumulation
     _participants: AllRanks
     _stepper: FullUpdate
-    _settings: OptimizerSettings  # with the options that the ranks compare
+    _settings: OptimizerSettings  # includes the options that the ranks compare
     _progress: UpdateProgress
     _checks: ModelChecks
     _watch: UpdateWatch
-    _answer_requests: Callable[[], None] | None  # set on a single rank
+    _answer_requests: Callable[[], None] | None  # only if there is a single rank
     _recording: Recording | None = None
 
     if TYPE_CHECKING:  # attributes of the averaging and of the actual optimizer, for editors
@@ -134,14 +134,14 @@ class MultiNodeOptimizer(OptimizerProxy):
         return sorted({*super().__dir__(), *self._averaging.public})
 
     def setup(self, link: Model) -> MultiNodeOptimizer:
-        """Set the model to train; see :meth:`chainer.Optimizer.setup`.
+        """Set the model to train. See :meth:`chainer.Optimizer.setup`.
 
         Args:
             link: The model.
 
         Returns:
-            This proxy, so that ``optimizer = create_multi_node_optimizer(...).setup(model)``
-            keeps the multi-node optimizer.
+            This proxy, so that ``create_multi_node_optimizer(...).setup(model)`` returns the
+            multi-node optimizer.
 
         Example:
             >>> sgd = chainer.optimizers.SGD(lr=0.1)
@@ -174,8 +174,8 @@ class MultiNodeOptimizer(OptimizerProxy):
 
         Raises:
             RuntimeError: On all ranks, if the optimizer has no model.
-            ValueError: On all ranks, if they are at different updates: one rank raised an error in
-                an earlier update, and the program continued with the next update there.
+            ValueError: On all ranks, if they are at different updates, because one rank raised an
+                error in an earlier update and the script continued with the next update there.
 
         Example:
             >>> for _ in range(3):
@@ -212,7 +212,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             self._broadcast()
             if recording is not None:
                 recording.has_copied()
-            self.target_params = seen  # not if it failed: other ranks may not have reached this
+            self.target_params = seen  # not after an error: other ranks may not get here
         elif accumulation.add(target):
             self._participants.announce('exchange')
             self._step(*args, **kwds)
@@ -226,9 +226,9 @@ class MultiNodeOptimizer(OptimizerProxy):
         Collective: every rank calls it.
 
         Returns:
-            On all ranks, for the path of each initialized parameter that has an update rule, the
-            state of that rule: arrays of the shape and device of the parameter, by name. They may
-            be the optimizer's own arrays.
+            On all ranks, the states by path of the parameter, for all initialized parameters with
+            an update rule. A state is a dict of arrays with the shape and device of the parameter,
+            by name. The arrays may be the optimizer's own arrays, not copies.
 
         Example:
             >>> adam = chainer.optimizers.Adam()
@@ -243,11 +243,11 @@ class MultiNodeOptimizer(OptimizerProxy):
         return self._stepper.gather(self.actual_optimizer)
 
     def serialize(self, serializer: Serializer) -> None:
-        """Save or load the actual optimizer, and the gradients that were not sent yet.
+        """Save or load the actual optimizer and the gradients that were not sent yet.
 
-        Those gradients belong to the rank. If a rank loads a snapshot of another rank, it takes
-        that rank's accumulated gradients (``n_accumulations``) for its own, and drops those that
-        compression has not sent.
+        These gradients belong to one rank. If a rank loads a snapshot of another rank, it uses that
+        rank's accumulated gradients (``n_accumulations``) as its own and drops the residuals of
+        compression.
 
         Args:
             serializer: A Chainer serializer or deserializer.
@@ -267,7 +267,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._averaging.serialize(serializer)
 
     def new_epoch(self, auto: bool = False) -> None:
-        """Tell the actual optimizer, if it counts them, that an epoch begins.
+        """Tell the actual optimizer that an epoch begins, if it counts epochs.
 
         Args:
             auto: See :meth:`chainer.Optimizer.new_epoch`.
@@ -282,20 +282,20 @@ class MultiNodeOptimizer(OptimizerProxy):
             self.actual_optimizer.new_epoch(auto)
 
     def is_changed(self, target: Model) -> bool:
-        """Check whether ``target`` has other parameters than in the last call.
+        """Check whether the parameters of ``target`` have changed since the last call.
 
         Args:
             target: The model.
 
         Returns:
-            False if the paths are the same, and the same parameters are initialized.
+            False if the paths are the same and the same parameters are initialized.
 
         Example:
             >>> optimizer.is_changed(model), optimizer.is_changed(model)
             (True, False)
         """
         before = self.target_params
-        # The parameters of a new model differ between ranks, which loaded their own files.
+        # In a snapshot from before the first broadcast, the parameters differ between ranks.
         self.target_params = [] if self._is_new else _seen(sorted(target.namedparams()))
         return self.target_params != before
 
@@ -326,10 +326,10 @@ class MultiNodeOptimizer(OptimizerProxy):
         """Begin an update."""
         self._check_set_up()
         if self._progress.n_before < 0:
-            # An optimizer of another framework has no t.
+            # Optimizers of other frameworks have no t.
             self._progress.n_before = getattr(
                 self.actual_optimizer, 't', 0) * self._accumulation.n
-        # After an error, an update without a loss function completes the update of that error.
+        # After an error, an update without a loss function completes the failed update.
         if has_loss or not self._progress.is_started:
             self._progress.n_started += 1
         self._progress.is_started = True
@@ -338,7 +338,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._averaging.begin()
 
     def _broadcast(self) -> None:
-        """Copy the parameters of rank 0 to all ranks, instead of a step."""
+        """Copy the parameters of rank 0 to all ranks instead of taking a step."""
         with self.communicator.called_by(self._settings.caller):
             with self.communicator.span('broadcast'):
                 self._averaging.broadcast()
@@ -346,7 +346,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             self._stepper.begin(self.actual_optimizer)
 
     def _step(self, *args: Object, **kwds: Object) -> None:
-        """Exchange gradients, and step with their means."""
+        """Average the gradients and step with the means."""
         target = self.actual_optimizer.target
         with self.communicator.called_by(self._settings.caller, self._current_update()):
             self._stepper.prepare(self.actual_optimizer)
@@ -370,7 +370,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._progress.n_started = 0
 
     def _current_update(self) -> Update:
-        """Return the values that the ranks compare; none in a join, where the counts may differ."""
+        """Return the counts that the ranks compare, except in a join, where they may differ."""
         if not self._participants.are_in_step:
             return NO_UPDATE
         count = self._progress.n_started

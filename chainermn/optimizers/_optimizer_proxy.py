@@ -1,4 +1,4 @@
-"""A proxy of an optimizer, whose gradients are computed as by ``Optimizer.update``."""
+"""A proxy for an optimizer, and functions to compute gradients like ``Optimizer.update``."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from chainermn.optimizers._delegate import Delegate
 
 
 class OptimizerProxy(Delegate, wraps='actual_optimizer'):
-    """The base class of optimizers that combine the gradients of ranks.
+    """Base class of optimizers that combine the gradients of several ranks.
 
     All attributes that a subclass does not define or annotate belong to the actual optimizer.
 
@@ -43,7 +43,7 @@ class OptimizerProxy(Delegate, wraps='actual_optimizer'):
 
 
 def compute_gradients(optimizer: Optimizer, loss: Variable) -> None:
-    """Replace the gradients of all parameters of an optimizer by the gradients of a loss.
+    """Replace the gradients of all parameters of an optimizer with the gradients of a loss.
 
     Args:
         optimizer: The Chainer optimizer, set up with a model.
@@ -63,7 +63,7 @@ def compute_gradients(optimizer: Optimizer, loss: Variable) -> None:
         optimizer.target.cleargrads()
     else:
         optimizer.target.zerograds()
-    # With communication in the graph, backward may start at a loss that is not a scalar.
+    # If the graph communicates, backward may start at a loss that is not a scalar.
     is_scalar = getattr(loss, 'size', 1) <= 1 or loss.grad is not None
     scale = getattr(optimizer, '_loss_scale', None)
     try:
@@ -71,17 +71,17 @@ def compute_gradients(optimizer: Optimizer, loss: Variable) -> None:
     except Exception as error:
         if is_scalar:
             raise
-        raise ValueError(f'the loss of update(lossfun, ...) has the shape {loss.shape}; return a '
-                         'scalar, such as F.mean(loss).') from error
+        raise ValueError(f'the loss must be a scalar, but has shape {loss.shape}. Reduce it, for '
+                         'example with F.mean(loss).') from error
     for param in optimizer.target.params():
         param._loss_scale = scale  # parameters without a gradient may have an older scale
 
 
 def keep_scale(optimizer: Optimizer) -> None:
-    """Let the update rules divide all gradients by the loss scale.
+    """Make the update rules divide all gradients by the loss scale.
 
-    Backward sets the scale of a parameter only if this rank's loss used it, but the mean gradients
-    of the others are also scaled.
+    Backward sets the loss scale of a parameter only if this rank's loss used the parameter, but the
+    mean gradients of all parameters are scaled.
 
     Args:
         optimizer: The Chainer optimizer.
@@ -99,14 +99,14 @@ def keep_scale(optimizer: Optimizer) -> None:
             param._loss_scale = scale
 
 
-def once(named: Iterable[tuple[str, Parameter]]) -> dict[str, Parameter]:
-    """Return parameters by path, shared ones by their first path only."""
+def by_first_path(named: Iterable[tuple[str, Parameter]]) -> dict[str, Parameter]:
+    """Return parameters by path. A shared parameter appears only under its first path."""
     paths: dict[int, str] = {}
     return {path: param for path, param in named if paths.setdefault(id(param), path) == path}
 
 
 def fill_missing_grad(param: Parameter) -> None:
-    """Give a parameter that the loss did not use a gradient of zero.
+    """Set the gradient of a parameter to zero if it has none.
 
     Args:
         param: The parameter.

@@ -1,7 +1,8 @@
 """The settings of an optimizer, such as the learning rate, which must be the same on all ranks.
 
-If they differ, replicas drift apart. So the ranks compare a digest of them at each exchange, in
-the message that starts it anyway. The digest is computed again only if a setting has changed.
+If they differ, the replicas drift apart. So the ranks compare a digest of the settings whenever
+they average gradients, in the message that the consistency check sends anyway. The digest is
+recomputed only if a setting has changed.
 """
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from chainer import optimizer_hooks
 from chainermn._operations.call_signature import Caller
 from chainermn._types import Object, Optimizer, Parameter
 
-#: Parameters with their paths, sorted.
+#: Parameters with their paths, in sorted order.
 Named = list[tuple[str, Parameter]]
 #: Hooks, by name.
 Hooks = dict[str, Object]
 
 _USUAL = 'enabled'  # the settings of most parameters
-_LARGEST = 1024  # elements of an array that is compared
-_SHORT = 8  # elements of an array whose values are shown
+_LARGEST = 1024  # maximum size of an array that is compared
+_SHORT = 8  # maximum size of an array whose values are shown
 _IMMUTABLE = frozenset({float, int, bool, str, type(None)})
 _is_enabled = operator.attrgetter('enabled')
 
@@ -33,29 +34,29 @@ _HOOKS_OF_CHAINER = (
     optimizer_hooks.GradientClipping, optimizer_hooks.GradientHardClipping,
     optimizer_hooks.GradientLARS, optimizer_hooks.GradientNoise, optimizer_hooks.Lasso,
     optimizer_hooks.WeightDecay)
-#: Their attributes; a subclass may have others, which may differ between ranks.
+#: Attributes of these hooks. Subclasses may have others, which may differ between ranks.
 _ARGUMENTS = ('rate', 'threshold', 'lower_bound', 'upper_bound', 'weight_decay', 'eps', 'eta')
 
 
 class OptimizerSettings:
     """The settings of one optimizer.
 
-    These are its hyperparameters, loss scale and hooks, its update rules and the rules of single
-    parameters, the disabled parameters, and ``t``, which differs if only some ranks have loaded a
-    snapshot; without states, as in SGD, ``t`` does not matter. Hooks of the program may only read,
-    for example to write a log, so ranks whose hooks differ are only warned.
+    The settings are its hyperparameters, loss scale and hooks, its update rules and per-parameter
+    settings, the disabled parameters, and ``t``, which differs if only some ranks have loaded a
+    snapshot. (Without states, as in SGD, ``t`` is ignored.) User-defined hooks may only read, for
+    example to write a log, so if they differ, there is only a warning.
 
     Args:
         actual_optimizer: The optimizer.
-        name: The name of its proxy, for errors.
+        name: Name of its proxy, for error messages.
         creator: The function that creates the proxy and has the argument ``compare_settings``.
-        options: Options of the proxy, by name, which must always be equal.
+        options: Options of the proxy, by name, which must always be the same on all ranks.
         is_compared: Whether ranks compare the settings.
-        noise: Whether all ranks draw the noise of the optimizer's hooks, and whether all draw that
-            of the hooks of update rules.
+        noise: Whether all ranks generate the noise of the optimizer's hooks, and whether all ranks
+            generate the noise of the update rules' hooks.
 
     Attributes:
-        caller: The caller of the exchange.
+        caller: The caller of operations that compare the settings.
         is_compared: Whether ranks compare the settings.
 
     Example:
@@ -79,7 +80,7 @@ class OptimizerSettings:
             'ranks, and load snapshots on all ranks. To allow different hyperparameters and hooks, '
             f'pass compare_settings=False to {creator}.',
             warning=(f'hooks of {name} differ between ranks', 'If they change gradients or '
-                     'parameters, the models drift apart: add them on all ranks.'))
+                     'parameters, the models drift apart. In this case, add them on all ranks.'))
         self.is_compared = is_compared
         self._noise = noise
         self._optimizer = actual_optimizer
@@ -87,7 +88,7 @@ class OptimizerSettings:
         self._rules: list[Object] = []
         self._of_chainer: list[chainer.UpdateRule] = []  # the rules that have settings
         self._hookable: Object = None
-        #: The hyperparameters of these rules: often only the reference to their parent.
+        #: The hyperparameters of these rules, often only the reference to their parent.
         self._hyperparams: list[dict[str, Object]] = []
         #: The hooks of the optimizer before and after updates, then the hooks of these rules.
         self._hooks: list[Hooks] = []
@@ -99,7 +100,7 @@ class OptimizerSettings:
 
     @staticmethod
     def are_known(optimizer: Optimizer) -> bool:
-        """Return whether an optimizer has the settings of Chainer's.
+        """Return whether an optimizer has the settings of a Chainer optimizer.
 
         Args:
             optimizer: Any optimizer.
@@ -114,7 +115,7 @@ class OptimizerSettings:
                                                   '_hookable'))
 
     def forget(self) -> None:
-        """Let the ranks compare no settings.
+        """Stop comparing settings.
 
         Example:
             >>> from chainermn.optimizers.proxy import OptimizerSettings
@@ -125,11 +126,11 @@ class OptimizerSettings:
         self.caller.set_digests(0, 0)
 
     def compare(self, named: Named, with_t: bool = True) -> None:
-        """Let the ranks compare the current settings in their next exchange.
+        """Make the ranks compare the current settings in their next collective operation.
 
         Args:
-            named: All parameters with their paths, sorted.
-            with_t: Whether ``t`` must be equal, if the rules have states.
+            named: All parameters with their paths, in sorted order.
+            with_t: Whether ``t`` must be the same if the rules have states.
 
         Example:
             >>> from chainermn.optimizers.proxy import OptimizerSettings
@@ -144,7 +145,7 @@ class OptimizerSettings:
         if rules != self._rules or optimizer._hookable is not self._hookable:
             self._note_rules(rules)
         self._named = named
-        # One list of the values that are cheap to read: this takes most of the time.
+        # Put the values that are cheap to read into one list. This takes most of the time.
         numbers = optimizer.hyperparam.__dict__.values()
         seen = [*(map(_comparable, numbers) if self._has_arrays else numbers),
                 optimizer._loss_scale,
@@ -157,7 +158,7 @@ class OptimizerSettings:
         elif not self._has_state:
             return
         t = optimizer.t if self._has_state and with_t else 0
-        if type(t) is not int:  # faster than to convert always
+        if type(t) is not int:  # faster than always converting it
             t = int(t)
         self.caller.set_digests(self._digest ^ t, self._digest_of_hooks)
 
@@ -172,15 +173,15 @@ class OptimizerSettings:
         self._seen, self._seen_others = [], []
 
     def _more(self) -> list[Object]:
-        """Return the hooks, and the hyperparameters of update rules."""
+        """Return the hooks and the hyperparameters of update rules."""
         return [[[*zip(values, map(_comparable, values.values()), strict=True)]
                  for values in self._hyperparams], [[*hooks.items()] for hooks in self._hooks],
                 [_arguments(hook) for hooks in self._hooks for hook in hooks.values()],
                 self._noise_state()]
 
     def _note_change(self, seen: list[Object]) -> None:
-        """Compute the digests again."""
-        numbers = _own(self._optimizer.hyperparam).values()
+        """Recompute the digests."""
+        numbers = _values(self._optimizer.hyperparam).values()
         has_more = any(self._hooks) or any(len(values) > 1 for values in self._hyperparams)
         if has_more != self._has_more:
             self._has_more = has_more
@@ -193,11 +194,11 @@ class OptimizerSettings:
         others = seen[len(hyperparams):]
         if not _are_equal(others, self._seen_others):
             self._seen_others = others
-            # Skip settings that all parameters have: different models have an error of their own.
+            # Skip the usual settings, because a separate error reports models that differ.
             special = [item for item in self._other_texts().items() if item[1] != _USUAL]
             self._digest_of_others = zlib.crc32(repr(special).encode())
-            self._digest_of_hooks = zlib.crc32(repr(self._hooks_of_program()).encode())
-            self.caller.set_state(self._texts, self._hooks_of_program)
+            self._digest_of_hooks = zlib.crc32(repr(self._user_hooks()).encode())
+            self.caller.set_state(self._texts, self._user_hooks)
         values = [*map(_comparable, numbers)]
         try:
             text = array.array('d', values).tobytes()  # 1 equals 1.0
@@ -207,9 +208,9 @@ class OptimizerSettings:
         self._digest = zlib.crc32(text, self._digest_of_others)
 
     def _noise_state(self) -> int | None:
-        """Return a digest of the state from which all ranks draw the same noise on the CPU.
+        """Return a digest of the state from which all ranks generate the same noise on the CPU.
 
-        On a GPU, CuPy draws it, whose state cannot be read.
+        On a GPU, CuPy generates the noise, but the state of its generator cannot be read.
         """
         by_optimizer, by_rules = self._noise
         hooks = self._hooks[:2] * by_optimizer + self._hooks[2:] * by_rules
@@ -222,7 +223,7 @@ class OptimizerSettings:
     def _texts(self) -> dict[str, str]:
         """Return all settings by name."""
         optimizer = self._optimizer
-        numbers = {'t': optimizer.t if self._has_state else None, **_own(optimizer.hyperparam)}
+        numbers = {'t': optimizer.t if self._has_state else None, **_values(optimizer.hyperparam)}
         return {name: _text(value) for name, value in numbers.items()} | self._other_texts()
 
     def _other_texts(self) -> dict[str, str]:
@@ -244,12 +245,12 @@ class OptimizerSettings:
                 continue
             texts[f'update of {path}'] = ', '.join([
                 _USUAL if rule.enabled else 'disabled',
-                *(f'{name} {_text(value)}' for name, value in _own(rule.hyperparam).items()),
+                *(f'{name} {_text(value)}' for name, value in _values(rule.hyperparam).items()),
                 *(f'hook {text}' for hooks in _hooks(rule) for text in _described(hooks))])
         return texts
 
-    def _hooks_of_program(self) -> dict[str, str]:
-        """Return the hooks that are not Chainer's."""
+    def _user_hooks(self) -> dict[str, str]:
+        """Return the names of the hooks that are not Chainer's, by the setting they belong to."""
         texts = {}
         for name, hooks in zip(('hooks', 'hooks after updates'), _hooks(self._optimizer),
                                strict=True):
@@ -263,13 +264,13 @@ class OptimizerSettings:
 
 
 def _hooks(hookable: Object) -> tuple[Hooks, Hooks]:
-    """Return the hooks of an optimizer or update rule: those before and after an update."""
+    """Return the hooks that an optimizer or update rule calls before and after an update."""
     hooks = hookable._hookable  # None if an optimizer is not set up
     return ({}, {}) if hooks is None else (hooks._pre_update_hooks, hooks._post_update_hooks)
 
 
 def _described(hooks: Hooks) -> Iterator[str]:
-    """Describe the hooks that are Chainer's."""
+    """Yield descriptions of the hooks that are Chainer's."""
     for name, hook in hooks.items():
         if isinstance(hook, _HOOKS_OF_CHAINER):
             values = _listed(f'{key}={_text(value)}' for key, value in _arguments(hook).items())
@@ -278,27 +279,27 @@ def _described(hooks: Hooks) -> Iterator[str]:
 
 
 def _others(hooks: Hooks) -> Iterator[str]:
-    """Return the names of the hooks that are not Chainer's."""
+    """Yield the names of the hooks that are not Chainer's."""
     for name, hook in hooks.items():
         if not isinstance(hook, _HOOKS_OF_CHAINER):
             yield str(name)
 
 
 def _arguments(hook: Object) -> dict[str, Object]:
-    """Return the numbers with which a Chainer hook changes gradients."""
+    """Return the arguments with which a Chainer hook changes gradients."""
     if not isinstance(hook, _HOOKS_OF_CHAINER):
         return {}
     return {name: _comparable(vars(hook)[name]) for name in _ARGUMENTS if name in vars(hook)}
 
 
 def _draws_noise(hook: Object) -> bool:
-    """Return whether a hook draws noise from the state of numpy.random or CuPy."""
+    """Return whether a hook generates noise with numpy.random or CuPy."""
     return isinstance(hook, optimizer_hooks.GradientNoise) and (
         hook.noise_func.__module__ == optimizer_hooks.GradientNoise.__module__)
 
 
-def _own(hyperparam: Object) -> dict[str, Object]:
-    """Return the hyperparameters that differ from the parent's."""
+def _values(hyperparam: Object) -> dict[str, Object]:
+    """Return the hyperparameters that are not inherited from the parent."""
     return {name: value for name, value in vars(hyperparam).items() if name != '_parent'}
 
 
@@ -313,7 +314,7 @@ def _are_equal(values: list[Object], others: list[Object]) -> bool:
 def _comparable(value: Object) -> Object:
     """Return a value whose ``repr`` is the same on all ranks, unless the setting differs.
 
-    Negative zero is equal to zero, and all NaNs are equal.
+    Negative zero counts as zero, and all NaNs count as the same value.
     """
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
         value = value.item()

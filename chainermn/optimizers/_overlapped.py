@@ -1,17 +1,17 @@
-"""Overlap: gradients are exchanged while backward computes the gradients of earlier layers.
+"""Overlap: gradients are averaged while backward computes the gradients of earlier layers.
 
 ::
 
     backward    g4  g3      g2  g1
     buckets         [g4 g3]     [g2 g1]
-    exchange            mean ......  mean ......
+    average             mean ......  mean ......
     step                                        with all means
 
 Parameters are assigned to buckets in the order in which backward finishes them on rank 0 in the
-first update of each run, even a resumed one. The exchange of a bucket starts when its gradients
-and all previous buckets are complete, so the order is the same on all ranks. Gradients that are
-missing at the end of backward, such as the gradients of a layer that this rank's loss did not use,
-are exchanged then.
+first update of each run, including resumed runs. A bucket is averaged once its gradients and all
+previous buckets are complete, so the order is the same on all ranks. Gradients that are missing at
+the end of backward, such as the gradients of a layer that this rank's loss did not use, are
+averaged then.
 """
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from chainermn._types import Array, Optimizer, Variable, VariableNode
 from chainermn.communicators.communicator_base import CommunicatorBase, GradientQueue
 from chainermn.optimizers._gradient_averaging import Completed, GradientAveraging
 from chainermn.optimizers._gradient_watch import watch
-from chainermn.optimizers._optimizer_proxy import once
+from chainermn.optimizers._optimizer_proxy import by_first_path
 from chainermn.optimizers._optimizer_settings import Named
 from chainermn.optimizers._sharded_states.partition import Shard
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
 
-#: Bytes of the smallest useful bucket: the exchange of a smaller one takes nearly as long.
+#: Bytes of the smallest useful bucket. Averaging a smaller one takes nearly as long.
 _SMALLEST = 2**20
 
 
 class Overlapped(GradientAveraging):
-    """Exchanges gradients in buckets during backward, or all after it if that takes less time.
+    """Averages gradients in buckets during backward, or all afterwards if that takes less time.
 
     Args:
         actual_optimizer, communicator, zero_fill, compression: See :class:`GradientAveraging`.
         bucket_bytes: Size of the largest bucket.
-        always: Whether to overlap even if the exchange needs the cores that the ranks compute on.
+        always: Whether to overlap even if averaging needs the cores on which the ranks compute.
 
     Attributes:
         buckets: The paths of the parameters of each bucket.
-        n_early: Number of buckets submitted during backward, in the last update.
+        n_early: Number of buckets that the last update submitted during backward.
     """
 
     public = *GradientAveraging.public, 'buckets', 'n_early'
 
-    _queue: GradientQueue  # once parameters are assigned to buckets
+    _queue: GradientQueue  # created when parameters are assigned to buckets
 
     def __init__(self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
                  compression: Compressor | PowerSGD | None, bucket_bytes: int, always: bool
@@ -61,22 +61,22 @@ class Overlapped(GradientAveraging):
 
     def _clear(self) -> None:
         self.buckets: list[list[str]] = []
-        #: Whether the parameters have been assigned to buckets, perhaps to none.
+        #: Whether the parameters have been assigned to buckets. There may be no buckets.
         self._are_assigned = False
         self.n_early = 0
         #: Paths in the order in which backward finished them, in the last update.
         self._order: list[str] = []
-        #: Whether a failed update, of any optimizer, has left gradients in the queue.
+        #: Whether a failed update of any optimizer has left gradients in the queue.
         self._has_failed = False
         self._forget()
 
     def _forget(self) -> None:
-        """Forget the gradients of an update."""
+        """Discard the gradients of an update."""
         #: Gradients that were complete before the end of backward, by path.
         self._early: dict[str, Array] = {}
         #: Means of the submitted gradients, by path.
         self._means: dict[str, Array] = {}
-        self._n_submitted = 0  # buckets
+        self._n_submitted = 0  # number of buckets
         #: Paths of gradients that changed after they were submitted.
         self._late: list[str] = []
 
@@ -92,7 +92,7 @@ class Overlapped(GradientAveraging):
 
     def backward(self, loss: Variable, named: Named, completed: Completed | None) -> None:
         self._order = []
-        params = once(named)
+        params = by_first_path(named)
         paths = {param.node: path for path, param in params.items()}
         missing = [set(bucket) for bucket in self.buckets]
         bucket_of = {path: bucket for bucket in missing for path in bucket}
@@ -122,13 +122,13 @@ class Overlapped(GradientAveraging):
     def _assign(self) -> None:
         """Assign the parameters to buckets. Collective: every rank calls it."""
         self._are_assigned = True
-        # All ranks are here: create the queue, or drop gradients left by another optimizer.
+        # Every rank calls this: create the queue, or drop gradients left by another optimizer.
         self._queue = self.communicator.mean_queue()
         self._queue.cancel()
         if not (self._queue.is_profitable or self._always):
             return
         target = self.actual_optimizer.target
-        params = once(sorted(target.namedparams(include_uninit=False)))
+        params = by_first_path(sorted(target.namedparams(include_uninit=False)))
         finished = [path for path in self._order if path in params]
         others = [path for path in params if path not in set(finished)]
         self.buckets = self.communicator.bcast_obj([
@@ -136,7 +136,7 @@ class Overlapped(GradientAveraging):
                 {path: params[path].array.nbytes for path in paths}, self._bucket_bytes)])
 
     def _rollback(self, *args: Collection[str]) -> None:
-        if not (self.buckets and self._queue.pending):  # else they are when cancelled
+        if not (self.buckets and self._queue.pending):  # otherwise, cancelling does it
             super()._rollback(*args)
 
     def _mean(self, shards: Sequence[Shard] | None) -> None:
@@ -161,7 +161,7 @@ class Overlapped(GradientAveraging):
             self._submit({path: gradients[path] for path in bucket if path in gradients}, scale)
         self._submit({path: gradient for path, gradient in gradients.items()
                       if path not in self._means}, scale)
-        # Gradients that changed on some rank: in later updates, exchange them after backward.
+        # These gradients changed on some rank. In later updates, average them after backward.
         if again := sorted({path for paths in late for path in paths or ()}):
             self._queue.wait()
             self._rollback(again)
@@ -186,10 +186,11 @@ class Overlapped(GradientAveraging):
 def _assigned(sizes: dict[str, int], bucket_bytes: int) -> list[list[str]]:
     """Assign parameters of these sizes to buckets, in order.
 
-    A larger parameter gets its own bucket, with small ones that follow, such as its bias. The
-    first buckets are smaller, each at most half of the previous buckets, so that the exchange
-    starts early. The last buckets are smaller, each at most a third of what is left, because
-    little of backward remains to hide their exchange. None is made smaller than 1 MiB.
+    A parameter that is larger than a bucket gets a bucket together with small parameters that
+    follow it, such as its bias. The first buckets are smaller, so that averaging starts early: each
+    is at most half as large as all previous buckets together. The last buckets are also smaller,
+    because little of backward is left to hide their averaging: each is at most a third of the
+    remaining parameters. No bucket is made smaller than 1 MiB.
     """
     buckets: list[list[str]] = []
     total = sum(sizes.values())

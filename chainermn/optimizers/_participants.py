@@ -1,4 +1,4 @@
-"""With whom a rank makes its updates: with all ranks, or in a join, where some are exhausted."""
+"""The ranks that take part in updates: all ranks, or in a join, the active ranks."""
 from __future__ import annotations
 
 from typing import Literal
@@ -10,10 +10,10 @@ Operation = Literal['broadcast', 'exchange']
 
 
 class AllRanks:
-    """All ranks, each with its own batches; the base class of :class:`~._join.Join`.
+    """All ranks, each with its own batches. Base class of :class:`~._join.Join`.
 
     Attributes:
-        are_in_step: Whether all ranks are at the same update, so that they can compare it.
+        are_in_step: Whether all ranks are at the same update, so that they can compare counts.
     """
 
     are_in_step = True
@@ -22,4 +22,4 @@ class AllRanks:
         """Start an operation of this rank. Collective: every rank calls it."""
 
     def scale(self, model: Model) -> None:
-        """Turn means over all ranks into means over the ranks that have gradients."""
+        """Convert means over all ranks to means over the ranks that have gradients."""

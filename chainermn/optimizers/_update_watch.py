@@ -1,4 +1,4 @@
-"""Warns if the program calls ``update`` of the actual optimizer, so that the ranks drift apart."""
+"""Warns if the script calls ``update`` of the actual optimizer, so that the ranks drift apart."""
 from __future__ import annotations
 
 import functools
@@ -12,7 +12,7 @@ from chainermn._types import Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _ATTRIBUTE = '_chainermn_watch'  # attribute of the actual optimizer
-_SEVERAL = 3  # steps
+_SEVERAL = 3  # number of steps
 
 _update = GradientMethod.update
 
@@ -28,15 +28,16 @@ def _watched_update(self: Optimizer, lossfun: Object = None, *args: Object, **kw
 class UpdateWatch:
     """Counts the steps of an optimizer with gradients that were not averaged.
 
-    Gradients may be averaged if the program itself has called an operation since the last step:
-    on any communicator, and not by an extension or a link of this package.
+    If the script itself has called an operation of any communicator since the last step, it may
+    have averaged the gradients, so the step is not counted. Operations called by extensions and
+    links of this package are ignored.
 
     Args:
         optimizer: The optimizer.
-        n_calls: Returns how many operations the program has called.
+        n_calls: Function that returns how many operations the script has called.
 
     Attributes:
-        is_averaged: Whether a multi-node optimizer makes the current step.
+        is_averaged: Whether a multi-node optimizer takes the current step.
     """
 
     def __init__(self, optimizer: Optimizer, n_calls: Callable[[], int]) -> None:
@@ -45,10 +46,10 @@ class UpdateWatch:
         self._n_alone = 0
         self._n_calls = n_calls
         self._n_seen = n_calls()
-        self._place = program_place()  # that creates the optimizer
+        self._place = program_place()  # the line that creates the optimizer
 
     def note_step(self, optimizer: Optimizer) -> None:
-        """Count a step that the program makes with the optimizer, or with a copy.
+        """Count a step that the script takes with the optimizer or a copy of it.
 
         Warns:
             RuntimeWarning: At the third step of the optimizer with gradients that were not
@@ -61,18 +62,18 @@ class UpdateWatch:
         if self._n_alone == _SEVERAL:
             name = type(optimizer).__name__
             warnings.warn_explicit(
-                f'the ranks do not average gradients: the program called {name}.update '
+                f'the ranks do not average gradients: the script called {name}.update '
                 f'({_SEVERAL} steps) instead of update of the multi-node optimizer created '
                 'here, so each rank trains a different model. Pass the multi-node optimizer to the '
                 'updater, or call its update method.', RuntimeWarning, *self._place)
 
 
 def watch(actual_optimizer: Optimizer, communicator: CommunicatorBase) -> UpdateWatch:
-    """Return the watch of an optimizer; it only watches on rank 0 of several."""
+    """Return the watch of an optimizer. It is active only on rank 0 of several ranks."""
     found = getattr(actual_optimizer, _ATTRIBUTE, None)
     if found is not None:
         return found
-    n_calls = getattr(communicator, '_n_calls_of_program', None)  # not if of a third party
+    n_calls = getattr(communicator, '_n_calls_of_program', None)  # third-party ones do not have it
     created = UpdateWatch(actual_optimizer, n_calls or int)
     if n_calls and communicator.rank == 0 and communicator.size > 1 and (
             isinstance(actual_optimizer, GradientMethod)):

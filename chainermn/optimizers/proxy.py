@@ -1,6 +1,6 @@
 """Building blocks for optimizers that wrap a Chainer optimizer, such as the KVStore's.
 
-Such an optimizer derives from :class:`OptimizerProxy`, and defines ``update``::
+Such an optimizer derives from :class:`OptimizerProxy` and defines ``update``::
 
     class LocalOptimizer(proxy.OptimizerProxy):
         def update(self, lossfun, *args):
@@ -8,7 +8,8 @@ Such an optimizer derives from :class:`OptimizerProxy`, and defines ``update``::
             ...  # change the gradients
             self.actual_optimizer.update()
 
-If it saves states on its own, :func:`open_atomic` writes the file completely, or not at all.
+If the optimizer writes its own files, use :func:`open_atomic`, which writes a file completely or
+not at all.
 """
 from chainermn._gradients.tied_arrays import sharing_memory
 from chainermn._process.atomic_file import open_atomic

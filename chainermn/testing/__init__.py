@@ -1,4 +1,4 @@
-"""Devices for tests of programs with several ranks."""
+"""Devices for tests that run on several ranks."""
 from chainermn.testing.device import get_device
 
 __all__ = ['get_device']

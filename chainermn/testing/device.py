@@ -8,7 +8,7 @@ def get_device(device_id: int | None = None, use_chainerx: bool = False) -> chai
     """Return a Chainer device.
 
     Args:
-        device_id: Number of a GPU, from 0; ``None`` for the host.
+        device_id: Index of a GPU; ``None`` for the CPU.
         use_chainerx: Whether to return a ChainerX device instead of NumPy's or CuPy's.
 
     Returns:

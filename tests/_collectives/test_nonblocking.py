@@ -41,7 +41,7 @@ def test_test_says_whether_wait_would_block(comm, left, right):
     assert complete(request).test()
     assert 'complete' in repr(request)
     assert request.wait()[-1] == left
-    assert 'over' in repr(request)
+    assert 'done' in repr(request)
     complete(sent).wait()
 
 
@@ -106,7 +106,7 @@ def test_waiting_twice_raises(comm, left, right):
 def test_waitall_takes_requests(comm):
     assert comm.waitall([]) == []
     for wrong in ([None], [comm.mpi_comm], ['request']):
-        with pytest.raises(TypeError, match='requests of isend and irecv'):
+        with pytest.raises(TypeError, match='requests from isend and irecv'):
             comm.waitall(wrong)
 
 
@@ -114,7 +114,7 @@ def test_waitall_waits_for_all_before_it_raises(comm, left, right):
     comm.send_obj('an object', right, 1)
     sent = comm.isend(np.ones(LARGE), right, 2)
     wrong, good = comm.irecv(left, 1), comm.irecv(left, 2)
-    with pytest.raises(TypeError, match=r'by send_obj\(\); receive it with recv_obj\(\)'):
+    with pytest.raises(TypeError, match=r'using send_obj\(\); receive it with recv_obj\(\)'):
         comm.waitall([wrong, good, sent])
     with pytest.raises(RuntimeError, match='waited for already'):
         good.wait()

@@ -102,7 +102,7 @@ def test_receiving_the_wrong_kind_raises_and_takes_the_message(messages, size, s
         messages.send(array, 1, 1)
         messages.send_obj(text, 1, 1)
     elif WORLD.rank == 1:
-        with pytest.raises(TypeError, match=r'sent its message with tag 1 by send_obj\(\); receive '
+        with pytest.raises(TypeError, match=r'its message with tag 1 using send_obj\(\); receive '
                                             r'it with recv_obj\(\)'):
             messages.recv(source, 1)
         with pytest.raises(TypeError, match=r'receive it with recv_obj\(\)'):

@@ -144,9 +144,9 @@ def test_wrong_arguments(tmp_path, usage_error):
         'compare', tmp_path)
     assert f'no such folder: {tmp_path / "none"}' in usage_error('compare', tmp_path / 'none')
     (tmp_path / 'rank0.txt').touch()
-    assert f'rank0.txt is a file. Pass its folder, {tmp_path}' in usage_error(
+    assert f'rank0.txt is a file. Pass its folder: {tmp_path}' in usage_error(
         'compare', tmp_path / 'rank0.txt')
-    assert '--plot takes two records' in usage_error('compare', tmp_path, '--plot', 'x.png')
+    assert '--plot requires two records' in usage_error('compare', tmp_path, '--plot', 'x.png')
 
 
 @pytest.mark.slow

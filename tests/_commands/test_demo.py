@@ -41,7 +41,7 @@ def test_without_mpiexec(usage_error, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize('option', ['-n', '--epoch'])
 def test_wrong_number(option, usage_error):
-    assert '-n and --epoch must be at least 1' in usage_error('demo', option, 0)
+    assert '-n and --epoch must be positive integers' in usage_error('demo', option, 0)
 
 
 def test_out_is_a_file(usage_error, tmp_path):

@@ -197,7 +197,7 @@ def test_the_job_ends_with_the_command(tmp_path, env, sent, args):
     assert process.returncode == -sent
     if sent != signal.SIGKILL:
         assert left(tmp_path) == []
-        killed = 'chainermn run: the job did not end within 1 seconds (--grace), and was killed\n'
+        killed = 'chainermn run: the job did not exit within 1 seconds (--grace) and was killed\n'
         assert (out, err) == (
             '', killed * bool(args) + f'chainermn run: job terminated by {sent.name}\n')
     wait_until(lambda: left(tmp_path) == [])
@@ -426,19 +426,21 @@ def test_options(tmp_path, env):
     (['-n', '1', '--log-dir', 'script.py', 'script.py'],
      'argument --log-dir: cannot create the folder '),
     (['-n', '2'], 'the following arguments are required: SCRIPT\n'),
-    (['-n', '0', 'script.py'], 'argument -n/-np: must be an integer of at least 1, not 0'),
+    (['-n', '0', 'script.py'], 'argument -n/-np: must be a positive integer, not 0'),
     (['-np', '1', 'none.py'], 'no such script: none.py'),
-    (['-n', '1', '-m', 'script.py'], 'the name of a module, not the file script.py. Leave out -m'),
+    (['-n', '1', '-m', 'script.py'], '-m takes a module name, not the file script.py. Omit -m'),
     *[(['-n', '1', f'{option}={value}', 'script.py'],
-       f'argument {option}: must be {kind} of at least 0, not {value}') for option, value, kind in [
-           ('--max-restarts', '-1', 'an integer'), ('--max-restarts', '1.5', 'an integer'),
-           ('--host-timeout', 'nan', 'a number of seconds'),
-           ('--host-timeout', '-5', 'a number of seconds'),
-           ('--startup', '-1e9', 'a number of seconds'),
-           ('--grow-after', 'soon', 'a number of seconds'),
-           ('--grace', '-inf', 'a number of seconds')]],
+       f'argument {option}: must be a non-negative {kind}, not {value}')
+      for option, value, kind in [
+          ('--max-restarts', '-1', 'integer'), ('--max-restarts', '1.5', 'integer'),
+          ('--host-timeout', 'nan', 'number of seconds'),
+          ('--host-timeout', '-5', 'number of seconds'),
+          ('--startup', '-1e9', 'number of seconds'),
+          ('--grow-after', 'soon', 'number of seconds'),
+          ('--grace', '-inf', 'number of seconds')]],
     (['-n', '1', 'none.py'], 'no such script: none.py'),
-    (['-n', '1', 'python', 'a.py', '--b'], 'no such script: python. Leave it out: -n 1 a.py --b'),
+    (['-n', '1', 'python', 'a.py', '--b'], 'no such script: python. chainermn run starts Python '
+                                           'itself; use -n 1 a.py --b'),
     (['-n', '1', '--mpiexec-args', '"', 'script.py'], 'No closing quotation'),
     (['-n', '1', '--metrics', 'x', 'script.py'], 'must be PORT'),
 ])

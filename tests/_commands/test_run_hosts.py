@@ -167,7 +167,7 @@ def test_hosts_do_not_answer(folder):
     done = run('--min-ranks', '3', '--host-timeout', '0')
     assert (done.returncode, done.stdout) == (1, '')
     assert said(done.stderr) == [
-        'waiting for hosts: there are slots for 2 ranks, and --min-ranks is 3: b does not answer '
+        'waiting for hosts: there are slots for 2 ranks, but --min-ranks is 3: b does not answer '
         '(ssh: connect to host b port 22: No route to host)',
         'job failed: for 0 seconds (--host-timeout), the reachable hosts had fewer than 3 slots']
 
@@ -245,7 +245,7 @@ def test_a_host_is_lost_while_the_job_starts_but_not_while_its_ranks_are_connect
         f'starting 2 of 4 ranks: b does not answer ({refused("b")})',
         f'warning: no new process could be started on a:2 for 2 seconds ({refused("a")}). The job '
         'continues, because its ranks are connected; a restart would wait for these hosts, or '
-        'start without them',
+        'start without them.',
         'job succeeded after 1 restart']
 
 
@@ -377,16 +377,14 @@ def test_connections_of_strangers_are_dropped():
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('options, message', [
-    (['--min-ranks', '2'], '--min-ranks needs --hosts-file, a file with one line per host: host, '
-                           'host:slots or host slots=N'),
-    (['--min-ranks', '0'], 'argument --min-ranks: must be an integer of at least 1, not 0'),
-    (['--hosts-file', 'hosts', '--min-ranks', '5'], '--min-ranks 5 is more than -n 4'),
-    (['--hosts-file', 'few'], 'few has 3 slots, which are not enough for -n 4. Add slots as in '
-                              '"host:4".'),
-    (['--hosts-file', 'few', '--min-ranks', '4'], 'few has 3 slots, which are not enough for '
-                                                  '--min-ranks 4.'),
-    (['--hosts-file', 'none'], 'cannot read --hosts-file none: No such file or directory. It has '
-                               'one line per host'),
+    (['--min-ranks', '2'], '--min-ranks requires --hosts-file, a file with one line per host: '
+                           'host, host:slots or host slots=N'),
+    (['--min-ranks', '0'], 'argument --min-ranks: must be a positive integer, not 0'),
+    (['--hosts-file', 'hosts', '--min-ranks', '5'], '--min-ranks 5 is greater than -n 4'),
+    (['--hosts-file', 'few'], 'few has 3 slots, but -n 4 needs 4. Add slots, as in "host:4".'),
+    (['--hosts-file', 'few', '--min-ranks', '4'], 'few has 3 slots, but --min-ranks 4 needs 4.'),
+    (['--hosts-file', 'none'], 'cannot read --hosts-file none: No such file or directory. The file '
+                               'must have one line per host'),
     (['--hosts-file', 'wrong'], 'wrong, line 2: must be "host", "host:slots" or "host slots=N" '
                                 'with at least one slot, not "b 3"'),
 ])
@@ -405,7 +403,7 @@ def test_hosts_file(tmp_path):
     path.write_bytes(b'\xef\xbb\xbf' + path.read_bytes().replace(b'\n', b'\r\n'))
     assert hosts.read(str(path)) == expected
     path.write_text('a\n', encoding='utf-16')
-    with pytest.raises(ValueError, match='is not a text file in UTF-8: byte 0 is 0xff'):
+    with pytest.raises(ValueError, match='is not a UTF-8 text file: byte 0 is 0xff'):
         hosts.read(str(path))
 
 
@@ -413,7 +411,7 @@ def test_hosts_file(tmp_path):
     ('b:0', 'with at least one slot, not "b:0"'), ('b:', 'not "b:"'), ('b:2:3', 'not "b:2:3"'),
     ('b slots', 'not "b slots"'), ('b,c', 'not "b,c"'), ('-oX', 'not "-oX"'),
     ('b\0', r'not "b\x00"'),
-    ('a:2', 'there is another line for a; write one line with all its slots')])
+    ('a:2', 'a is already listed; write one line with all its slots')])
 def test_wrong_line(tmp_path, line, message):
     path = tmp_path / 'hosts'
     path.write_text(f'a\n\n{line}\n')

@@ -212,8 +212,8 @@ def test_a_viewer_that_does_not_read(tmp_path):
 
 
 @pytest.mark.parametrize('target, message', [
-    ('4194305', 'there is no job 4194305 of yours on this host: it has finished'),
-    ('none.py', 'there is no job none.py of yours on this host')])
+    ('4194305', 'you have no job 4194305 on this host: it has finished'),
+    ('none.py', 'you have no job none.py on this host')])
 def test_what_is_no_job(target, message, usage_error):
     assert message in usage_error('top', target)
 
@@ -255,7 +255,7 @@ def test_several_jobs_are_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, '_jobs', lambda: [one, two])
     for target in 'b.py', '../b.py', '/somewhere/b.py':  # only the file name counts
         assert jobs.find(target) is two
-    with pytest.raises(jobs.NoJobError, match=r'(?s)by a PID:\n  10  a.py, 2 ranks .*\n  20  b'):
+    with pytest.raises(jobs.NoJobError, match=r'(?s)by its PID:\n  10  a.py, 2 ranks .*\n  20  b'):
         jobs.find(None)
 
 
@@ -351,4 +351,4 @@ def test_dump_and_top_use_one_file():
 
 
 def test_wrong_numbers_of_updates(usage_error):
-    assert 'argument -n: must be an integer of at least 1, not 0' in usage_error('top', '-n', 0)
+    assert 'argument -n: must be a positive integer, not 0' in usage_error('top', '-n', 0)

@@ -93,7 +93,7 @@ def test_a_host_whose_processes_have_ended(aborted, last):
         link.shutdown(socket.SHUT_WR)
     wait_until_closed(first, second)
     wait_until(lambda: len(aborted) == 2)
-    assert 'all processes of host a (ranks 0-1) have ended' in aborted
+    assert 'all processes of host a (ranks 0-1) have exited' in aborted
 
 
 def test_a_lost_connection_of_a_host_that_answers_over_mpi(capsys):

@@ -154,7 +154,7 @@ comm.barrier()
     assert re.fullmatch(
         rf'chainermn: cannot publish metrics of \S+ on \S+:\d+: port {port} is already in use, for '
         r'example by another job on this host\. Set CHAINERMN_METRICS, or --metrics of chainermn '
-        r'run, to another port\n', job.stdout), job.stdout
+        r'run, to a different port\.\n', job.stdout), job.stdout
 
 
 def test_promtool_finds_nothing_to_improve():

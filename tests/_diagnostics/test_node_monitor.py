@@ -118,7 +118,7 @@ def test_ranks_end_if_their_launcher_is_killed(tmp_path):
     for path in tmp_path.glob('rank*'):
         wait_until(lambda path=path: not os.path.exists(f'/proc/{path.read_text()}'))
     report, = (tmp_path / 'reports').iterdir()
-    assert 'ended before its ranks' in report.read_text()
+    assert 'exited before its ranks' in report.read_text()
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_it_kills_ranks_that_mpiexec_leaves():
 def test_ranks_without_a_launcher_are_killed():
     status, said = monitored([0, 0], has_launcher=True)
     assert status == [9, 9]
-    assert re.fullmatch(r'chainermn: the process of mpiexec on host .* ended before .*\n', said)
+    assert re.fullmatch(r'chainermn: the mpiexec process on host .* exited before .*\n', said)
 
 
 @starts

@@ -176,7 +176,7 @@ def test_operations_raise_after_the_end_of_the_program(tmp_path, ranks):
 
 @pytest.mark.slow
 def test_operations_raise_after_mpi_is_finalized(tmp_path):
-    check(run(tmp_path, FINALIZED, 2), 2, 'the program has called MPI.Finalize()')
+    check(run(tmp_path, FINALIZED, 2), 2, 'your script has called MPI.Finalize()')
 
 
 @pytest.mark.sample(1)
@@ -230,7 +230,7 @@ if sys.argv[1] == 'others':
 def test_an_error_in_atexit_aborts_the_job(tmp_path):
     done = run(tmp_path, LATE, 2, 'atexit')
     assert done.returncode != 0
-    assert 'uncaught RuntimeError in a function of atexit' in done.stdout
+    assert 'uncaught RuntimeError in an atexit function' in done.stdout
     assert 'RuntimeError: allreduce_obj: the communicators of this rank were shut d' in done.stdout
 
 

@@ -158,7 +158,7 @@ CASES = {
         'from chainermn._diagnostics import thread_state\n'
         'thread_state.snapshots = None\ntime.sleep(5)',
         ['(TypeError(.|\n)*){3}', 'has stopped because of this error'], reports=3, succeeds=True),
-    'no number': Case('', ["CHAINERMN_TIMEOUT must be a number of seconds, 0 for none, not '1 h'",
+    'no number': Case('', [r"_TIMEOUT must be a number of seconds \(0 disables it\), not '1 h'",
                            'aborts the job'], timeout='1 h'),
 }
 

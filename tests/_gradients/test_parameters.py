@@ -182,7 +182,7 @@ MODELS = {
 
 def same(model):
     expected = sorted(model.namedparams(), key=lambda named: named[0])
-    paths, found = parameters.sorted_once(model)
+    paths, found = parameters.sorted_parameters(model)
     assert paths == tuple(path for path, _ in expected)
     assert [*map(id, found)] == [id(parameter) for _, parameter in expected]
 
@@ -197,7 +197,7 @@ def test_a_shared_parameter_has_its_first_path():
     model = chainer.Chain(b=link('x'), a=link('y', 'z'))
     with model.a.init_scope():
         model.a.z = model.b.x
-    paths, found = parameters.sorted_once(model)
+    paths, found = parameters.sorted_parameters(model)
     assert paths == ('/a/y', '/a/z')
     assert found[1] is model.b.x
 
@@ -230,7 +230,7 @@ def test_model_is_not_kept_alive():
     import weakref
 
     model = link('x')
-    parameters.sorted_once(model)
+    parameters.sorted_parameters(model)
     gone = weakref.ref(model), weakref.ref(model.x)
     del model
     gc.collect()

@@ -119,7 +119,7 @@ def test_double_buffering_is_rejected(comm):
 
 
 @pytest.mark.parametrize('parameters, error, message', [
-    ({'rank': 0}, ValueError, r'matrices\) must be a positive integer, not 0'),
+    ({'rank': 0}, ValueError, r'factors\) must be a positive integer, not 0'),
     ({'rank': 1.5}, TypeError, 'must be a positive integer, not 1.5'),
     ({'rank': True}, TypeError, 'must be a positive integer, not True'),
     ({'min_compression_rate': .5}, ValueError, 'must be at least 1, not 0.5'),

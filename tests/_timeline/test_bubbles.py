@@ -29,8 +29,8 @@ def test_two_ranks_and_two_calls():
     assert found == bubbles.Bubbles(2, 2, pytest.approx(1 - 8 / 12))
     assert found.least == pytest.approx(1 / 3)
     assert bubbles.text(run) == [
-        'Pipeline of 2 ranks, 2 micro-batches: 33% of the time of its calls was bubbles; at least '
-        '(S - 1) / (M + S - 1) = 33%.']
+        'Pipeline of 2 ranks, 2 micro-batches: bubbles took 33% of the time of its calls; the '
+        'minimum is (S - 1) / (M + S - 1) = 33%.']
 
 
 def test_other_runs():

@@ -207,7 +207,7 @@ def test_wrong_arguments(files, tmp_path, usage_error):
     assert 'No such file' in usage_error('timeline', tmp_path / 'missing.*.json')
     assert f'Is a directory. Pass its files: {tmp_path}/*.json' in usage_error('timeline', tmp_path)
     assert 'would overwrite' in usage_error('timeline', *files, '-o', files[0])
-    assert 'start before end' in usage_error('timeline', *files, '--between', 2, 1)
+    assert 'takes a start and an end' in usage_error('timeline', *files, '--between', 2, 1)
     assert 'nothing was recorded after ' in usage_error(
         'timeline', *files, '--png', tmp_path / 'x.png', '--between', 5000, 6000)
     for option in '-o', '--png':
@@ -225,7 +225,7 @@ def test_without_matplotlib_the_report_is_printed(files, tmp_path, capsys, monke
     assert main(['timeline', *args]) == 1
     out, err = capsys.readouterr()
     assert out.startswith(report) and merged.exists()
-    assert err == (f'chainermn timeline: {png} was not written, as --png needs matplotlib: '
+    assert err == (f'chainermn timeline: {png} was not written, because --png requires matplotlib: '
                    f'{sys.executable} -m pip install matplotlib\n')
     assert not png.exists()
 

@@ -27,9 +27,10 @@ def test_ranks(hosts, expected):
 
 
 def test_a_process_that_shares_cores_once_always_does():
-    alone, crowded = (topology.of(0, [Place('a', cores)] * 2) for cores in (0b11, 0b1))
+    alone, oversubscribed = (topology.of(0, [Place('a', cores)] * 2) for cores in (0b11, 0b1))
     with runtime.replaced():
-        assert [*map(topology.note_crowd, [alone, crowded, alone])] == [False, True, True]
+        assert [*map(topology.note_oversubscription, [alone, oversubscribed, alone])] == [
+            False, True, True]
 
 
 def test_nodes():
@@ -37,22 +38,23 @@ def test_nodes():
     assert (found.nodes, found.smallest_node) == ((0, 1, 0, 2, 1, 0), 1)
 
 
-@pytest.mark.parametrize('places, is_crowded', [
+@pytest.mark.parametrize('places, is_oversubscribed', [
     ([('a', 0b11), ('a', 0b11)], False),
     ([('a', 0b01), ('a', 0b10)], False),
     ([('a', 0b10), ('a', 0b10)], True),
     ([('a', 0b11), ('b', 0b1), ('b', 0b1)], True),
     ([('a', 1 << 200), ('a', 1 << 100)], False),
 ])
-def test_crowded_nodes(places, is_crowded):
-    assert topology.of(0, [Place(*place) for place in places]).is_crowded == is_crowded
+def test_oversubscribed_nodes(places, is_oversubscribed):
+    found = topology.of(0, [Place(*place) for place in places])
+    assert found.is_oversubscribed == is_oversubscribed
 
 
 def test_discover():
     mpi_comm = MPI.COMM_WORLD
     found = topology.discover(mpi_comm)
     assert found[:5] == (mpi_comm.rank, mpi_comm.size, 0, 1, (0,) * mpi_comm.size)
-    assert found.is_crowded == (len(os.sched_getaffinity(0)) < mpi_comm.size)
+    assert found.is_oversubscribed == (len(os.sched_getaffinity(0)) < mpi_comm.size)
 
 
 PROGRAM = """

@@ -161,7 +161,7 @@ def test_the_figures_of_the_front_page():
         assert f'{ours / theirs:.1f}{text}' in front
     ours, theirs = (value('mean_grad', f'{name}, ms', 'ResNet-50, 102 MB', '2')
                     for name in ('ChainerMN 8', 'PyTorch DDP'))
-    assert f'takes {ours:.0f} ms; PyTorch DDP, on gloo, takes {theirs:.0f} ms' in front
+    assert f'takes {ours:.0f} ms; PyTorch DDP with gloo takes {theirs:.0f} ms' in front
 
 
 def test_every_benchmark_has_a_question():

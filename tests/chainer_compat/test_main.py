@@ -33,7 +33,7 @@ def test_without_cupy(python):
         assert 'is \'never\'' in lines(python(WITHOUT_CUPY + MAIN, CHAINER_USE_TORCH='never'))[
             'PyTorch']
         assert lines(python(WITHOUT_CUPY + MAIN, CHAINER_TORCH_COMPUTE_DTYPE='bfloat16'))[
-            'PyTorch'].endswith(' on the CPU, products of matrices in bfloat16')
+            'PyTorch'].endswith(' on the CPU, matrix multiplications in bfloat16')
     else:
         assert found['PyTorch'].startswith('none (ModuleNotFoundError: ')
     assert re.search(r'^  negative_padding +chainer\.dataset\.convert, ', said, re.M)
@@ -80,7 +80,7 @@ def test_names_of_a_program_without_old_ones(python, tmp_path):
     tmp_path.joinpath('program.py').write_text(
         'import sys, numpy\nassert numpy.float is float\nprint(sys.argv)')
     said = python('import sys; sys.argv[1:] = ["names", "program.py", "--epoch", "3"]\n' + MAIN)
-    assert said.splitlines() == ["['program.py', '--epoch', '3']", 'Old names of CuPy: none']
+    assert said.splitlines() == ["['program.py', '--epoch', '3']", 'Old CuPy names: none']
 
 
 def test_old_names_are_mentioned(python):

@@ -25,7 +25,7 @@ def create(request, name):
 
 def check_advice(error, name):
     assert isinstance(error, RuntimeError)
-    assert f'The communicator {name} exchanges gradients between GPUs' in str(error)
+    assert f'The communicator {name} averages gradients between GPUs' in str(error)
     assert "create_communicator('auto')" in str(error)
     assert '"cupy-cuda13x[ctk]" nvidia-nccl-cu13' in str(error)
 

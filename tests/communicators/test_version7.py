@@ -55,7 +55,7 @@ def test_errors(comm):
         comm.multi_node_mean(np.arange(2))
     with raises_on_all(ValueError, match=r'one object for each of the \d ranks but got'):
         comm.scatter_obj([1] * comm.size * 2 if comm.rank == 0 else None)
-    with raises_on_all(ValueError, 'each only once'):
+    with raises_on_all(ValueError, 'each rank only once'):
         comm.new_group([0, 0])
 
 

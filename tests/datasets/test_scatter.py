@@ -104,8 +104,8 @@ def test_a_data_set_without_length_raises_on_all_ranks(comm):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize('others, advice', [
-    (None, 'passed None. Pass the dataset on rank 0, and None on the other ranks.'),
-    ([1, 2], 'Pass the dataset on rank 0, or root=1 on all ranks: rank 1 passed one.')])
+    (None, 'passed None. Pass the dataset on rank 0 and None on the other ranks.'),
+    ([1, 2], 'Pass the dataset on rank 0; or pass root=1 on all ranks, because rank 1 passed a ')])
 def test_none_on_the_root_raises_on_all_ranks(comm, others, advice):
     with raises_on_all(TypeError, advice):
         chainermn.scatter_dataset(others if comm.rank else None, comm)

@@ -37,13 +37,13 @@ def test_existing_shards(comm, shared_folder):
     ([object()], TypeError, 'sample 0 contains a value of type object'),
     (5, TypeError, 'iterable of samples, not int. On a rank without samples, pass'),
     ([()], ValueError, 'sample 0 is empty'),
-    ([1 / 4, None], TypeError, 'sample 1 contains None, .* by -1 for a missing label'),
+    ([1 / 4, None], TypeError, 'sample 1 contains None, .* with -1 for a missing label'),
     (None, TypeError, 'iterable of samples, not NoneType. On a rank'),
     ([{'a\0': 1}], TypeError, 'keys of samples must be nonempty strings'),
-    ([b'ab', b'a\0'], ValueError, r"sample 1 holds b'a.x00', but NumPy stores b'a'"),
-    ([(['a', 'b\0'],)], ValueError, r"sample 0 holds 'b.x00'"),
-    ([([1.5, 'b'],)], ValueError, "sample 0 holds 1.5, but NumPy stores '1.5'"),
-    ([([2**53 + 1, .5],)], ValueError, 'sample 0 holds 9007199254740993'),
+    ([b'ab', b'a\0'], ValueError, r"sample 1: NumPy would store b'a.x00' as b'a'"),
+    ([(['a', 'b\0'],)], ValueError, r"sample 0: NumPy would store 'b.x00'"),
+    ([([1.5, 'b'],)], ValueError, "sample 0: NumPy would store 1.5 as '1.5'"),
+    ([([2**53 + 1, .5],)], ValueError, 'sample 0: NumPy would store 9007199254740993'),
     ([np.ma.array([1, 2], mask=[0, 1])], TypeError, 'a masked array'),
     ([np.zeros(1, [('b', 'O')])], TypeError, 'sample 0 contains a value of type ndarray'),
     ([np.zeros(1, {'names': 'ab', 'formats': 'ii', 'offsets': (4, 0)})], TypeError,
@@ -59,7 +59,7 @@ def test_invalid_samples_of_one_rank(comm, shared_folder, dataset, error, text):
 
 def test_invalid_arguments(comm, shared_folder):
     for n in (0, 1.5):
-        with pytest.raises(ValueError, match='samples_per_shard must be an integer'):
+        with pytest.raises(ValueError, match='samples_per_shard must be a positive integer'):
             write_shards([1], 'train', n, comm)
     with pytest.raises(FileNotFoundError):
         write_shards([1], 'nowhere/train', 1, comm)

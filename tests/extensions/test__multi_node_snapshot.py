@@ -264,7 +264,7 @@ def test_the_remaining_ranks_form_a_set(sets, parsed):
     ([0, {0}], AssertionError, 'only be in one replica set'),
     ([[-1]], AssertionError, 'has rank -1'),
     ([MPI.COMM_WORLD.size], AssertionError, f'has rank {MPI.COMM_WORLD.size}, but there are only'),
-    (1, TypeError, 'a list of ranks and of iterables of ranks, such as'),
+    (1, TypeError, 'a list of ranks or iterables of ranks, such as'),
     ([0.5], TypeError, '[0.5]'),
     (['a'], TypeError, "['a']"),
     ([[[0]]], TypeError, '[[[0]]]'),

@@ -65,9 +65,9 @@ def differing(comm, folder, save, load):
     with raises_on_all(ValueError) as caught:
         checkpointer_of(comm, path=folder).maybe_load(load)
     text = str(caught.value)
-    assert text.startswith('iteration 4 was not loaded: the program differs from the checkpoint\n')
+    assert text.startswith('iteration 4 was not loaded: the script does not match the checkpoint\n')
     assert text.endswith('Use the model, optimizer and dataset of the saved run. To start from '
-                         'the beginning, pass another name or folder.')
+                         'the beginning, pass a different name or folder.')
     return text
 
 
@@ -75,12 +75,12 @@ def test_another_shape_names_the_parameter_the_file_and_both_shapes(comm, folder
     linear = chainer.links.Linear
     text = differing(comm, folder, {'model': linear(3, 1)}, {'model': linear(4, 1)})
     for rank in range(comm.size):
-        assert (f'rank {rank}: model/W has shape (1, 3) in the file, (1, 4) in the program '
+        assert (f'rank {rank}: model/W has shape (1, 3) in the file, but (1, 4) in the script '
                 f'({folder}/run.{rank}.4)\n') in text
     # One that NumPy would broadcast; and a bare model.
     text = differing(comm, folder, linear(3, 1), linear(3, 2))
-    assert ('rank 0: W has shape (1, 3) in the file, (2, 3) in the program; '
-            'b has shape (1,) in the file, (2,) in the program') in text
+    assert ('rank 0: W has shape (1, 3) in the file, but (2, 3) in the script; '
+            'b has shape (1,) in the file, but (2,) in the script') in text
     assert 'rank 0: b is missing from the file (' in differing(
         comm, folder, linear(3, 1, nobias=True), linear(3, 1))
 
@@ -88,7 +88,7 @@ def test_another_shape_names_the_parameter_the_file_and_both_shapes(comm, folder
 @pytest.mark.compares_calls
 def test_a_folder_that_is_not_writable_fails_at_creation(comm, folder):
     path = '/proc/no-files-here' if comm.rank == comm.size - 1 else folder
-    with raises_on_all(OSError, match='Pass another folder'):
+    with raises_on_all(OSError, match='Pass a different folder'):
         checkpointer_of(comm, path=path)
         comm.barrier()
 
@@ -268,7 +268,7 @@ def test_stats_count_what_is_on_the_disk(comm, folder, gate):
 @pytest.mark.parametrize('arguments', [('a/b', 5, 5), ('run', 0, 5), ('run', 5, 0)])
 def test_bad_arguments(comm, arguments):
     name, cp_interval, gc_interval = arguments
-    with pytest.raises(ValueError, match=r'contain a slash; pass|must be at least 1'):
+    with pytest.raises(ValueError, match=r'contain a slash|must be at least 1'):
         chainermn.create_multi_node_checkpointer(name, comm, cp_interval, gc_interval)
 
 

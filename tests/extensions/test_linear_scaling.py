@@ -82,7 +82,7 @@ def test_no_such_attribute(comm, same_error):
     trainer.extend(LinearScaling(comm))
     error = same_error(trainer.run, table=False)
     assert type(error) is ValueError
-    assert "the optimizer has no hyperparameter 'lr'; pass attr=, one of 'adabound'" in str(error)
+    assert "the optimizer has no hyperparameter 'lr'; set attr to one of 'adabound'" in str(error)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -73,9 +73,9 @@ def test_a_misspelled_monitor_is_warned_about_once_on_rank_0(comm):
             assert trigger(trainer) == (iteration == 3)
     assert {each.filename for each in caught} <= {__file__}
     assert [str(each.message) for each in caught] == [
-        "MultiNodeEarlyStoppingTrigger: no rank reported 'main/lss', only 'main/accuracy', "
-        "'main/loss'. Correct monitor=, or pass a check_trigger that fires when the value is "
-        'reported.'] * (comm.rank == 0)
+        "MultiNodeEarlyStoppingTrigger: no rank reported 'main/lss'; rank 0 reported "
+        "'main/accuracy', 'main/loss'. Correct monitor, or pass a check_trigger that fires when "
+        'the value is reported.'] * (comm.rank == 0)
 
 
 def test_both_names_of_patience_are_refused(comm):

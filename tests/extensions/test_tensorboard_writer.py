@@ -120,6 +120,6 @@ def test_without_tensorboardx(comm, monkeypatch):
     if comm.rank == 0:
         monkeypatch.setitem(sys.modules, 'tensorboardX', None)  # as if it were not installed
     with raises_on_all(ImportError, 'TensorBoardWriter failed on rank 0' * (comm.size > 1),
-                       'Install it on rank 0: pip install tensorboardX'):
+                       'Install it on rank 0 with "pip install tensorboardX"'):
         TensorBoardWriter(comm)
         comm.barrier()

@@ -26,9 +26,9 @@ def test_device_of_old_versions_is_ignored(comm):
 
 
 def test_own_rank_is_rejected(comm):
-    with pytest.raises(ValueError, match='must be a different rank'):
+    with pytest.raises(ValueError, match='must not be this rank'):
         mnf.send(np.ones(1, np.float32), comm, comm.rank)
-    with pytest.raises(ValueError, match='must be a different rank'):
+    with pytest.raises(ValueError, match='must not be this rank'):
         mnf.recv(comm, comm.rank)
 
 

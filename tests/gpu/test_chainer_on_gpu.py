@@ -50,7 +50,7 @@ def test_the_first_convolution_says_why_it_is_slow(gpu, monkeypatch):
         found = [F.convolution_2d(x, w).array for _ in range(2)]
     reason = dispatch.why_not_on_gpu(gpu.device.id)
     assert [str(each.message).lower() for each in caught] == [reason.lower()] * bool(reason)
-    assert not reason or 'Install a PyTorch for this version of CUDA' in reason
+    assert not reason or 'Install a PyTorch build for this version of CUDA' in reason
     for each in found:
         close(each, expected, 1e-4)
 

@@ -254,7 +254,7 @@ def test_a_model_on_the_host(comm, same_error):
     for call in (comm.multi_node_mean_grad, comm.bcast_data):
         error = same_error(call, model)
         assert isinstance(error, TypeError)
-        assert 'takes models on a GPU' in str(error)
+        assert 'needs models on a GPU' in str(error)
 
 
 def test_debug_of_a_mean(same_error):

@@ -252,7 +252,7 @@ import cupy
 assert 'cupy.core' not in sys.modules and 'core' not in vars(cupy)
 assert type(cupy.cuda.compiler._compile_module_with_cache.__code__.co_filename) is str
 assert 'cupy_names' not in cupy.cuda.compiler._compile_module_with_cache.__code__.co_filename
-hint = 'CHAINER_COMPAT_NAMES=all restores what CuPy removed'
+hint = 'CHAINER_COMPAT_NAMES=all restores names that CuPy removed'
 def error(code):
     try:
         exec(code)
@@ -328,7 +328,7 @@ sys.exit(3)
         env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 3, done.stdout
     lines = done.stdout.splitlines()
-    assert [line.split() for line in lines[lines.index('Old names of CuPy:') + 1:]] == [
+    assert [line.split() for line in lines[lines.index('Old CuPy names:') + 1:]] == [
         ['cupy._core.core.dot', 'cupy._core.dot'], ['cupy.core', 'cupy._core'],
         ['cupy.float', 'builtins.float'], ['cupy.scatter_add', 'cupyx.scatter_add'],
         ['cupy.util', 'cupy._util']]

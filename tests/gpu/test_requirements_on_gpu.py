@@ -44,7 +44,7 @@ def test_no_device(monkeypatch, refused):
         raise cupy.cuda.runtime.CUDARuntimeError(100)
 
     monkeypatch.setattr(cupy.cuda.runtime, 'getDeviceCount', no_device)
-    refused('there is no GPU for CuPy (cudaErrorNoDevice')
+    refused('CuPy finds no GPU (cudaErrorNoDevice')
 
 
 def test_no_nccl(monkeypatch, refused):

@@ -153,7 +153,7 @@ def test_a_host_whose_processes_are_killed(killed):
     assert len(reports) <= 1
     for line in reports:
         assert (f'chainermn: rank {1 - killed} of 2 (host node{1 - killed}, process ') in line
-        assert f'all processes of host node{killed} (rank {killed}) have ended' in line
+        assert f'all processes of host node{killed} (rank {killed}) have exited' in line
 
 
 def wait_until_empty(hosts, n):
@@ -233,7 +233,7 @@ def test_mpiexec_leaves_other_hosts_running():
     assert done.returncode != 0
     assert 'rank 2 of 3 (host node1, ' in done.stdout and 'killed by SIGKILL' in done.stdout
     # UCX may crash when it sends to the killed rank.
-    assert re.search(r'all processes of host node1 \(ranks 1-2\) have ended|\(signal 11\)',
+    assert re.search(r'all processes of host node1 \(ranks 1-2\) have exited|\(signal 11\)',
                      done.stdout), done.stdout
 
 

@@ -312,7 +312,7 @@ def test_no_sample_can_be_read(shuffle):
         raise ValueError('never')
 
     for first in (0, 1):
-        with pytest.raises(ShardError, match='no sample can be read'):
+        with pytest.raises(ShardError, match='found no readable sample in the first batch'):
             alone([range(first), range(10)], 3, transform=fail, on_error='skip', shuffle=shuffle)
 
     def fail_at_first(sample):

@@ -204,18 +204,18 @@ def test_a_snapshot_of_other_shards_is_an_error(comm, shared_folder):
     serializer = chainer.serializers.DictionarySerializer()
     serializer.save(ShardedIterator('train-*.npz', 4, comm, seed=1))
     other = ShardedIterator('train-*.npz', 4, comm, seed=2)
-    with pytest.raises(ValueError, match='seed was 1, is 2'):
+    with pytest.raises(ValueError, match='seed changed from 1 to 2'):
         chainer.serializers.NpzDeserializer(serializer.target).load(other)
 
 
 @pytest.mark.parametrize('option, value, error', [
-    ('batch_size', 0, 'batch_size must be an integer of at least 1'),
+    ('batch_size', 0, 'batch_size must be a positive integer'),
     ('seed', -1, 'seed must be'),
     ('seed', 2**32, 'less than'), ('buffer', 0, 'buffer must be'), ('last', 'some', 'last must be'),
     ('n_prefetch', -1, 'n_prefetch must be'), ('on_error', 'ignore', 'on_error must be'),
     ('shards', 'nothing-*.npz', 'no file matches'), ('shards', '.', 'Pass a pattern'),
     ('shards', [], 'is empty'), ('shards', [range(0)], 'have 0 samples'),
-    ('shards', [3], 'a shard needs a length')])
+    ('shards', [3], 'a shard needs len')])
 def test_an_invalid_argument_on_one_rank_is_an_error_on_all(comm, option, value, error):
     arguments = {'shards': [range(10)], 'batch_size': 1}
     if comm.rank == comm.size - 1 or option == 'shards':

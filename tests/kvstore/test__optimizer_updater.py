@@ -194,7 +194,7 @@ def test_files_of_other_optimizers(create, path, comm, same_error):
     other = store(create, 'dist_sync', 10**6, optimizers.Adam())
     other.load_optimizer_states(path)
     error = same_error(other.init, 'w', np.zeros((2, 2), 'f'))
-    assert isinstance(error, ValueError) and '(5, 3), not (2, 2)' in str(error)
+    assert isinstance(error, ValueError) and '(5, 3), but must have shape (2, 2)' in str(error)
     # The failed call added no key.
     other.init(['other', 'w'], [np.zeros(3, 'f'), np.ones((2, 2), 'f')])
     calls = []
@@ -223,7 +223,7 @@ def test_corrupt_files(create, path, comm, same_error):
                 write(file)
         error = same_error(kv.load_optimizer_states, path)
         assert isinstance(error, ValueError), n
-        assert 'has no optimizer states of a KVStore' in str(error), n
+        assert 'cannot read optimizer states from' in str(error), n
 
 
 def test_a_failed_save_keeps_the_old_file(create, comm, path, monkeypatch, same_error):

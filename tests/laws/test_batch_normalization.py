@@ -106,7 +106,7 @@ def count_own_examples(get_mean_and_var):
 @law(seeds('naive', 'flat', 'version7'),
      planted(_MultiNodeBatchNormalization, 'get_mean_and_var', count_own_examples))
 def test_batch_normalization(comm, program):
-    """Statistics, outputs and gradients, for any number of examples per rank, match one process."""
+    """Statistics, outputs and gradients match one process, for any number of examples per rank."""
     random = np.random.RandomState(program.seed)
     channels = [(3,), (1,), (2, 2)][random.randint(3)]
     others = [(), (2, 3), (4,), (1, 1)][random.randint(4)]

@@ -101,7 +101,7 @@ DAMAGES['of another save'] = DAMAGES['of another rank']  # of the same iteration
     examples=12)
 @pytest.mark.filterwarnings('ignore:skipped iteration')
 def test_damaged_files(comm, program, tmp_path):
-    """The newest undamaged checkpoint is loaded, or none, even by fewer ranks."""
+    """The newest undamaged checkpoint is loaded, if there is one, even by fewer ranks."""
     is_resized, damages = program
     folder, model = folder_of(comm, tmp_path), chainer.links.Linear(30, 20)
     older = folder_of(comm, tmp_path)
@@ -150,7 +150,7 @@ def one_save_late(find):
     st.integers(-1, 2), st.booleans(), st.booleans()), min_size=4, max_size=10)),
     planted(checkpoint_module.MultiNodeCheckpointer, '_find_obsolete', one_save_late), examples=10)
 def test_cleanup(comm, program, tmp_path):
-    """The newest checkpoints stay, as the intervals define, and each of them can be loaded."""
+    """Cleanup keeps the newest checkpoints, as the intervals define, and each can be loaded."""
     cp_interval, gc_interval, saves = program
     folder, model = folder_of(comm, tmp_path), chainer.links.Linear(2, 2)
 

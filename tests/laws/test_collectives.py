@@ -206,7 +206,7 @@ def without_axes(checked):
 
 @law(programs(), fault=planted(array_buffers, 'checked', without_axes), examples=25)
 def test_values(comm, program):
-    """Each rank gets what NumPy computes from the calls of all ranks; arguments are unchanged."""
+    """Each rank gets the result that NumPy computes from all calls; arguments are unchanged."""
     play_steps(comm, program)
 
 
@@ -214,7 +214,7 @@ def test_values(comm, program):
     lambda self, operation, error: refuse(self, operation, RuntimeError(*error.args)))),
     examples=25)
 def test_errors(comm, program):
-    """An invalid argument on one rank, or mismatched calls, raise the same error on all ranks."""
+    """Invalid arguments on one rank and mismatched calls raise the same error on all ranks."""
     play_steps(comm, program)
 
 

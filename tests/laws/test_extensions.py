@@ -68,7 +68,7 @@ def test_evaluator(comm, program):
      planted(_generic_multi_node_evaluator, 'zip_longest', lambda _: (
          lambda *rows, fillvalue: zip(*rows, strict=False))), examples=10)
 def test_generic_evaluator(comm, program):
-    """``GenericMultiNodeEvaluator`` gets the results of all first batches, all second ones, ..."""
+    """``GenericMultiNodeEvaluator`` gets the results of all ranks, batch by batch."""
     counts, batch_size, root = program
     data, iterator = shards(comm, counts, batch_size)
     evaluator = chainermn.extensions.GenericMultiNodeEvaluator(
@@ -107,7 +107,7 @@ class Observations(chainer.training.updaters.StandardUpdater):
 @law(st.tuples(MASKS, st.integers(1, 4)),
      planted(observation_aggregator, '_mean', lambda f: lambda values: f(values[:-1] or values)))
 def test_reports(comm, program, tmp_path):
-    """Aggregated values and logs are means of all reports of all ranks since the last time."""
+    """Aggregated values and logs average all reports of all ranks since the last aggregation."""
     masks, interval = program
     updater = Observations(comm, masks)
     trainer = chainer.training.Trainer(updater, (6, 'iteration'), out=str(tmp_path))

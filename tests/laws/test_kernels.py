@@ -312,7 +312,7 @@ pairs = st.tuples(calls(dtype='f', use_torch=st.sampled_from(['auto', 'never']))
 
 @law(pairs, planted(backward, 'arrays', rounded_in_place), examples=12)
 def test_backward_changes_nothing(program):
-    """The gradient of ``f(x) + g(x)`` is the sum of both, every time; no array is modified."""
+    """The gradient of ``f(x) + g(x)`` is the sum of both gradients; no array is modified."""
     first, second = program
     with chainer.using_config('use_torch', first.use_torch):
         inputs, f = first.run()
@@ -390,7 +390,7 @@ def mean_of_three(with_bias):
 @law(programs(dtype=['f', 'd'], batches=(3, 1, 3), compression='', mode='plain', scale=None),
      planted(backward, 'with_bias', mean_of_three), examples=4)
 def test_models(program):
-    """Models with PyTorch's kernels have the losses and parameters of NumPy after each step."""
+    """PyTorch's kernels give the same losses and parameters as NumPy after each step."""
     hypothesis.assume((program.optimizer, program.dtype) != ('MSVAG', 'f'))  # amplifies rounding
     found = []
     for use_torch in 'auto', 'never':
@@ -435,7 +435,7 @@ def truncating():
 
 @law(calls(PRODUCTS, 'ffd'), truncating, examples=20)
 def test_bfloat16(program):
-    """Products in bfloat16 match float32, except for the rounding of the operands."""
+    """Matrix multiplications in bfloat16 match float32, except for rounding of the operands."""
     # Two operands, and on some processors the sum.
     compute = ['bfloat16', 'bfloat16', 'tf32'][program.seed % 3]  # the latter is for GPUs
     epsilon = 1e-6 if program.dtype == 'd' or compute == 'tf32' else (
@@ -466,5 +466,5 @@ def test_bfloat16(program):
      planted(recording, 'raises_errors', lambda _: lambda: np.geterr()['invalid'] == 'raise'),
      examples=30)
 def test_floating_point_errors(program):
-    """With ``np.errstate``, the errors are NumPy's, even with PyTorch's kernels."""
+    """With ``np.errstate``, PyTorch's kernels raise the same errors as NumPy."""
     assert_close(outcome(program, 'auto'), outcome(program, 'never'), 1e-3)

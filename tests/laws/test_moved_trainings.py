@@ -108,7 +108,7 @@ def batches(random, n):
     lambda optimizer, kind, name, old, new: set_state(
         optimizer, kind._replace(factor=lambda _: 1.), name, old, new))), 12)
 def test_moved_training(program):
-    """``to_torch_optimizer``, ``load_torch_optimizer`` continue like Chainer's optimizer."""
+    """``to_torch_optimizer`` and ``load_torch_optimizer`` continue like Chainer's optimizer."""
     random = np.random.RandomState(program.seed)
     np.random.seed(program.seed)
     before, after, back = (batches(random, n) for n in program.steps)

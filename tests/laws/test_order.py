@@ -191,7 +191,7 @@ shares = st.builds(
 @law(shares, planted(MultiNodeOrderSampler, '_order', lambda order: (
     lambda self, epoch, used=0: order(self, epoch, used - used % self._size))), examples=20)
 def test_order_sampler(program):
-    """Ranks share the order of ``MultiNodeOrderSampler``, and its rest if their number changes."""
+    """Ranks divide the order of ``MultiNodeOrderSampler``, or its rest if their number changes."""
     def samplers(size):
         return on_ranks(size, lambda one: MultiNodeOrderSampler(
             program.n, one, program.seed, program.shuffle, program.even))
@@ -346,7 +346,7 @@ def test_multi_node_iterator(comm, program):
     iterators.ShuffleOrderSampler, '__init__',
     lambda init: lambda self, random_state=None: init(self)))
 def test_synchronized_iterator(comm, program):
-    """With ``create_synchronized_iterator``, all ranks draw the orders of rank 0's seed."""
+    """With ``create_synchronized_iterator``, all ranks shuffle with the seed of rank 0."""
     np.random.seed(program.seed + comm.rank)
     actual = KINDS[program.kind]([*range(program.n)], program.batch_size)
     iterator = chainermn.iterators.create_synchronized_iterator(actual, comm)

@@ -229,7 +229,7 @@ archives = st.builds(
 @law(archives, planted(
     TarShard, '_read_sparse', lambda read: lambda self, file: read(self, file).rstrip(b'\0')))
 def test_tar(comm, program, folder):
-    """Files in tar are read as GNU tar extracts them, including links and holes, in all formats."""
+    """Files in tar archives of all formats, with links and holes, are read as by GNU tar."""
     path, expected = on_rank_0(comm, program.write, subprocess.CalledProcessError)
     samples = read(comm, path, program.batch_size)
     found = [(os.path.normpath(f'{sample["__key__"]}.{extension}'), content) for sample in samples
@@ -375,7 +375,7 @@ def assert_value(pa, found, expected, kind):
 @law(tables, planted(arrow_files, '_numbers', lambda numbers: lambda array: array.to_numpy(
     zero_copy_only=False)), examples=8)
 def test_arrow(comm, program, folder, pa):
-    """Parquet and Arrow give pyarrow's ``to_pylist``, with numbers in the dtype of the schema."""
+    """Parquet and Arrow files give pyarrow's ``to_pylist`` values, in the dtypes of the schema."""
     path, expected, kind = on_rank_0(
         comm, lambda: program.write(pa), pa.ArrowException, NotImplementedError)
     found = read(comm, path, program.batch_size, shuffle=program.shuffle)

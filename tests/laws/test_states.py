@@ -177,7 +177,7 @@ def train_in_jobs(comm, program, folder):
 @law(resized(), planted(resume, 'mean_of_sums', lambda mean: lambda of_ranks: mean(of_ranks[:1])))
 @pytest.mark.mpi(min_size=2)
 def test_another_number_of_ranks(comm, program, tmp_path):
-    """Jobs that resume on other numbers of ranks, sharded or not, match one process."""
+    """Jobs that resume on a different number of ranks, sharded or not, match one process."""
     found = dict(train_in_jobs(comm, program, folder_of(comm, tmp_path)))
     model, optimizer = LinearLoss(), OPTIMIZERS[program.optimizer]()
     optimizer.setup(model)

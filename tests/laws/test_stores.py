@@ -360,7 +360,7 @@ def last_row_only(unique):
 
 @law(st.integers(0, 10**6), planted(RowSparse, 'unique', last_row_only), examples=4)
 def test_store(comm, program, tmp_path):
-    """Any calls of a KVStore match one process that knows the values of all workers."""
+    """Any calls to a KVStore match one process that has the values of all workers."""
     random = np.random.RandomState(program)
     kind, bound = random.choice(TYPES), random.choice([1_000_000, 4])
     path = comm.bcast_obj(str(tmp_path / f'states {program}'))

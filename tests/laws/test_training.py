@@ -156,7 +156,7 @@ def check_beside_another(comm, program):
      planted(TwoBit, 'compress', lambda compress: lambda self, x, key=None: compress(
          TwoBit(self.threshold), x, key)))
 def test_two_bit(comm, program):
-    """2-bit compression sends in the next update what this one has not sent."""
+    """2-bit compression adds the residual of each update to the next one."""
     check_beside_another(comm, program)
 
 
@@ -164,7 +164,7 @@ def test_two_bit(comm, program):
      planted(PowerSGD, '_store', lambda store: lambda self, matrix, p, q, scale: store(
          self, matrix, p, q, None)))
 def test_power_sgd(comm, program):
-    """PowerSGD sends a product of two factors, and the rest in the next update."""
+    """PowerSGD sends two low-rank factors and adds the residual to the next update."""
     check_beside_another(comm, program)
 
 
@@ -199,7 +199,7 @@ def test_tied_parameters(comm, program):
               compression=['', '2bit', 'fp16'], events=('',) * STEPS),
      planted(Join, 'scale', lambda f: lambda self, model: None))
 def test_join(comm, program):
-    """With ``join``, ranks without batches have zero gradients or do not count."""
+    """With ``join``, ranks without batches contribute zero gradients or do not count."""
     draw = np.random.RandomState(program.seed)
     counts = draw.randint(0, STEPS + 1, comm.size)
     is_divided_by_all = bool(program.compression) or program.seed % 2 == 0
@@ -254,7 +254,7 @@ def change_setting(optimizer, number):
               events=('',) * STEPS, dtype=['f', 'd']),
      planted(_optimizer_settings, '_ARGUMENTS', lambda names: names[2:]), examples=3)
 def test_differing_settings(comm, program):
-    """If a setting differs on one rank, all raise the same error; otherwise training continues."""
+    """If a setting differs on one rank, all ranks raise the same error and can then continue."""
     training = Training(program, comm)
     training.optimizer.target.one.update_rule.add_hook(WeightDecay(.1))
     for number in range(2):

@@ -170,7 +170,7 @@ def without_steps(key):
 @law(of_updates(hooks=st.just(()) | some(HOOKS, 1), is_fp32=st.booleans()),
      planted(one_pass, '_key', without_steps), examples=8)
 def test_one_pass(program):
-    """Updates in one pass are bitwise identical to Chainer's, one parameter after the other."""
+    """Updates in one pass are bitwise identical to Chainer's updates of single parameters."""
     with one_by_one():
         expected = program.run()
     with in_blocks():

@@ -100,7 +100,8 @@ def test_debug_mode(comm, program):
 
 @law(programs(mode='plain', is_manual=True, scale=None, compression='', n_accumulations=1,
               dtype=['f', 'd'], events=('',) * STEPS, batches=(BATCH,)),
-     planted(debug_checks, 'check_own', lambda check: lambda gradients: None), examples=3)
+     planted(debug_checks, 'check_local_gradients', lambda check: lambda gradients: None),
+     examples=3)
 def test_debug_mode_errors(comm, program):
     """In debug mode, a gradient that is not finite is not sent: all ranks raise the same error."""
     training = Training(program, comm)
@@ -169,7 +170,7 @@ def test_function_hooks(comm, program):
 @law(programs(communicator='naive', compression='', mode='plain', shard=False),
      planted(NaiveCommunicator, 'multi_node_mean_grad', doubled_scalars), examples=4)
 def test_third_party_communicator(comm, program):
-    """A communicator with only the methods of version 7 gives the same parameters as ours."""
+    """A communicator with only the methods of ChainerMN 7 gives the same parameters as ours."""
     expected = Training(program, comm).run()
     found = Training(program, create('version7')).run()
     tolerance = TOLERANCES[program.dtype]

@@ -165,7 +165,8 @@ def test_another_output_of_a_recomputation_is_an_error(comm):
     run(pipeline, *batch(4))
     changed = lambda n: n  # noqa: E731
     with raises_on_all(RuntimeError, 'the second forward pass of stage 0, micro-batch 0 (link 0 '
-                       '(Counts, rank_in=None', 'returned another output', 'pass recompute=False'):
+                       '(Counts, rank_in=None', 'returned a different output',
+                       'pass recompute=False'):
         pipeline(*batch(4))
 
 
@@ -469,7 +470,7 @@ def test_different_options(comm):
 
 
 @each_case('options, text', [
-    ({'n_micro_batches': 0}, 'n_micro_batches must be an integer, 1 or more, not 0'),
+    ({'n_micro_batches': 0}, 'n_micro_batches must be a positive integer, not 0'),
     ({'n_micro_batches': 1.5}, 'not 1.5'),
     ({'schedule': 'zero'}, "schedule must be one of ('1f1b', 'gpipe'), not 'zero'")])
 def test_wrong_options(comm, options, text):

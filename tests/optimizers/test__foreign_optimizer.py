@@ -119,7 +119,7 @@ def test_a_checkpoint(comm, tmp_path, create):
         each.update(loss, link, batch(comm.rank, 3))
     np.testing.assert_array_equal(model.W.array, copied.W.array)
     third, _ = make(comm, Wrapper(chainer.optimizers.MomentumSGD(.1)))
-    with pytest.raises(ValueError, match='was saved with other classes'):
+    with pytest.raises(ValueError, match='was saved with different classes'):
         load.maybe_load({'model': copied, 'optimizer': third})
     load.finalize()
     save.finalize()
@@ -164,8 +164,8 @@ def test_before_setup(comm):
     ({'double_buffering': True}, 'double_buffering requires'),
     ({'shard_states': True, 'overlap': True}, 'overlap and shard_states require')])
 def test_options_that_need_chainers_optimizer(comm, options, name):
-    with pytest.raises(TypeError, match=f'{name} a chainer.Optimizer; Foreign lacks t, _loss_'
-                                        'scale and call_hooks. Omit ') as info:
+    with pytest.raises(TypeError, match=f'{name} a chainer.Optimizer; Foreign does not have t, '
+                                        '_loss_scale and call_hooks. Omit ') as info:
         chainermn.create_multi_node_optimizer(Foreign(), comm, **options)
     assert len(set(MPI.COMM_WORLD.allgather(str(info.value)))) == 1
 
@@ -216,5 +216,5 @@ def test_a_wrapper_with_its_own_update_has_no_shards(comm):
             self.optimizer.update(*args, **kwds)
 
     make(comm, Own(chainer.optimizers.SGD()))
-    with pytest.raises(TypeError, match='that does not override its method update'):
+    with pytest.raises(TypeError, match='that does not override the method update'):
         make(comm, Own(chainer.optimizers.SGD()), shard_states=True)

@@ -143,8 +143,8 @@ def test_early_termination(comm):
         train(comm, 3, optimizer, throw_on_early_termination=True)
         return
     counts = [4, 3, 5, 3][:comm.size]
-    first = '1, 3' if comm.size > 3 else '1'
-    with raises_on_all(RuntimeError, f'rank {first} of {comm.size} exhausted'):
+    first = 'ranks 1, 3' if comm.size > 3 else 'rank 1'
+    with raises_on_all(RuntimeError, f'{first} of {comm.size} exhausted'):
         train(comm, counts[comm.rank], optimizer, throw_on_early_termination=True)
     assert optimizer.t == 2
     assert len({w.tobytes() for w in comm.allgather_obj(model.w.array)}) == 1

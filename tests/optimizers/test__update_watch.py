@@ -135,7 +135,7 @@ def run(tmp_path, program):
     return done.stderr
 
 
-TEXT = ('RuntimeWarning: the ranks do not average gradients: the program called SGD.update (3 '
+TEXT = ('RuntimeWarning: the ranks do not average gradients: the script called SGD.update (3 '
         'steps) instead of update of the multi-node optimizer created here')
 
 

@@ -115,7 +115,7 @@ def _problem(case: Case, host: str, status: int, output: str, took: float) -> st
     rank = case.ranks - 1
     is_hang = _needs_a_limit(case)
     if case.place == 'before a communicator' and is_hang:
-        rank, cause, stack = 0, 'in create_communicator', 'the state of the others is unknown'
+        rank, cause, stack = 0, 'in create_communicator', 'the state of the other ranks is unknown'
     elif _is_told_by_mpiexec(case):
         number = int(getattr(signal, case.way))
         report = rf'PID \d+ RUNNING AT {re.escape(host)}\n(.*\n)*.*signal {number}\b'
@@ -126,7 +126,7 @@ def _problem(case: Case, host: str, status: int, output: str, took: float) -> st
         is_hang = True
     elif case[:2] == ('exception in a thread', 'at exit') and "can't create new thread" in output:
         # Some versions of Python start no thread at exit.
-        cause, stack = r'uncaught \w*Error in a function of atexit', ''
+        cause, stack = r'uncaught \w*Error in an atexit function', ''
     messages = re.findall(r'^chainermn: .*$', output, re.MULTILINE)
     if status == 0:
         return 'status 0'

@@ -78,7 +78,7 @@ MUTATIONS = [
              'copies = [x.copy() if _on_device(x) else x for x in arrays]', 'copies = arrays',
              PIPELINE),
     Mutation('received arrays live until they are copied', TRANSFERS, 'def received',
-             'self._held.append((self._event(), arrays))', 'pass', PIPELINE),
+             'self._being_copied.append((self._event(), arrays))', 'pass', PIPELINE),
     Mutation('the thread follows the computation', REDUCER, 'def _computed_on',
              'computed.synchronize()', 'pass', OVERLAP),
     Mutation('the caller follows the thread', REDUCER, 'yield', SYNCHRONIZE, 'pass', OVERLAP),

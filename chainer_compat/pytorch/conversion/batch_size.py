@@ -1,4 +1,4 @@
-"""Sizes that depend on the batch: two runs with different batch sizes show which."""
+"""Finds the sizes that depend on the batch size, from two runs with different batch sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BatchSize:
         self._value, self._sizes = value, sizes
 
     def size(self, first: int, second: int) -> Any:
-        """Return a size that differs: a multiple of the batch size, plus a constant."""
+        """Return a size that differs between runs: a multiple of the batch size plus a constant."""
         factor, rest = divmod(second - first, self._sizes[1] - self._sizes[0])
         if rest:
             raise ConversionError(f'its size is {first} for the batch size {self._sizes[0]}, and '
@@ -50,7 +50,7 @@ class BatchSize:
         """Return a constant that grows with the batch, such as the initial state of an LSTM.
 
         Args:
-            constant: Adds an array to the graph.
+            constant: Function that adds an array to the graph.
             first: The array in one run.
             second: The array in the other run.
         """
@@ -67,25 +67,25 @@ class BatchSize:
 
 
 def batch_size(inputs: tuple[Any, ...]) -> int | None:
-    """Return the length of the first array; ``None`` if there is none."""
+    """Return the length of the first array; ``None`` if there is no such length."""
     arrays = [x for x in flattened(inputs) if _is_array(x)]
     return len(arrays[0]) if arrays and arrays[0].ndim and len(arrays[0]) else None
 
 
 def other_sizes(size: int) -> list[int]:
-    """Return the batch sizes to try after the example's and the next: small, odd, even, large."""
+    """Return batch sizes to try besides ``size`` and ``size + 1``: small, odd, even and large."""
     return sorted({1, 2, 3, size + 2, max(2 * size + 1, 17)} - {size, size + 1})
 
 
 def varied(inputs: tuple[Any, ...], batch: int | None, size: int | None, seed: int = 0
            ) -> Iterator[tuple[Any, ...]]:
-    """Yield inputs with other values, from very different to similar ones.
+    """Yield inputs with different values, from very different to similar ones.
 
     Args:
         inputs: The example inputs.
-        batch: Arrays of this length get another length.
-        size: The other length.
-        seed: The seed of random numbers.
+        batch: The length of the arrays that get a different length.
+        size: The different length.
+        seed: The seed of the random numbers.
     """
     for kind in 'elements', 'rows', 'values':
         random = np.random.RandomState(seed)

@@ -1,4 +1,4 @@
-"""``python -m chainer_compat export``: a snapshot becomes a PyTorch or ONNX file."""
+"""``python -m chainer_compat export``: converts a snapshot to a PyTorch or ONNX file."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='convert the model for training instead of inference (*.pt only)')
     parser.add_argument('--training', metavar='MODULE:FUNCTION',
                         help='also convert the optimizer, and write a train.py that continues '
-                        'with both; the function gets the model, and returns the optimizer, with '
-                        'the hooks and learning rate of the training')
+                        'training with both; the function takes the model and returns the '
+                        'optimizer, with the hooks and learning rate of the training run')
 
 
 def main(options: argparse.Namespace) -> None:
@@ -57,7 +57,7 @@ def main(options: argparse.Namespace) -> None:
     except (ConversionError, ImportError, OSError) as error:
         sys.exit(f'{type(error).__name__}: {error}')
     where = f' (from {prefix})' if prefix else ''
-    print(f'Wrote {options.output}{where}. It has the outputs of Chainer, except for rounding.')
+    print(f'Wrote {options.output}{where}. Its outputs match Chainer, except for rounding.')
 
 
 def _export_training(options: argparse.Namespace) -> None:
@@ -69,7 +69,7 @@ def _export_training(options: argparse.Namespace) -> None:
     inputs = [_example(each) for each in options.input]
     try:
         _load(options, model, inputs)
-        optimizer = _made('--training', options.training, model)
+        optimizer = _call('--training', options.training, model)
         if getattr(optimizer, 'target', None) is None:
             optimizer.setup(model)
         position = load_optimizer(options.snapshot, optimizer)
@@ -77,13 +77,13 @@ def _export_training(options: argparse.Namespace) -> None:
         write_training(options.output, module, optimizer, position, options.snapshot)
     except (ConversionError, ImportError, OSError) as error:
         sys.exit(f'{type(error).__name__}: {error}')
-    print(f'Wrote {os.path.join(options.output, "train.py")}, module.pt and training.pt: let '
-          'dataset in train.py return your data. A snapshot does not contain the learning rate; '
-          f'it is from {options.training}.')
+    print(f'Wrote {os.path.join(options.output, "train.py")}, module.pt and training.pt. '
+          'Edit dataset() in train.py to return your data. The learning rate is from '
+          f'{options.training}, because a snapshot does not contain it.')
 
 
 def _load(options: argparse.Namespace, model: Any, inputs: Sequence[Any]) -> str:
-    """Initialize the model, and load its snapshot; return where it was."""
+    """Initialize the model and load its snapshot; return its path in the file."""
     from chainer_compat.pytorch.conversion.snapshots import load_snapshot
     from chainer_compat.pytorch.conversion.state import initialize, unchanged
 
@@ -98,14 +98,14 @@ def _model(options: argparse.Namespace) -> Any:
 
     from chainer_compat.pytorch.conversion.errors import name_of_kind
 
-    model = _made('--model', options.model)
+    model = _call('--model', options.model)
     if not isinstance(model, chainer.Link):
         sys.exit(f'--model {options.model} must return a chainer.Link, not {name_of_kind(model)}.')
     return model
 
 
-def _made(option: str, name: str, *args: Any) -> Any:
-    """Return the result of a function of the program."""
+def _call(option: str, name: str, *args: Any) -> Any:
+    """Call a user function, given as ``MODULE:FUNCTION``, and return its result."""
     module, _, function = name.partition(':')
     if not function:
         sys.exit(f'{option} must be MODULE:FUNCTION, not {name!r}.')
@@ -113,12 +113,12 @@ def _made(option: str, name: str, *args: Any) -> Any:
         sys.path.insert(0, '')
     try:
         return getattr(importlib.import_module(module), function)(*args)
-    except Exception as error:  # raised by the program
+    except Exception as error:  # raised by the user's code
         sys.exit(f'{option} {name} cannot be called: {type(error).__name__}: {error}')
 
 
 def _run(model: Any, inputs: Sequence[Any], shapes: Sequence[str]) -> None:
-    """Run the model, or say why it cannot be called."""
+    """Run the model, or exit with the reason why it cannot be called."""
     import chainer
 
     try:
@@ -127,12 +127,12 @@ def _run(model: Any, inputs: Sequence[Any], shapes: Sequence[str]) -> None:
     except Exception as error:
         given = ' '.join(f'--input {shape}' for shape in shapes)
         sys.exit(f'The model cannot be called with {given}: {type(error).__name__}: {error}\n'
-                 'Pass one --input for each argument. For a Classifier, let --model return its '
-                 'predictor.')
+                 'Pass one --input for each argument. For a Classifier, make --model return '
+                 'its predictor.')
 
 
 def _example(text: str) -> Any:
-    """Return an example input: normal numbers, or 0 and 1 for integers."""
+    """Return an example input: normally distributed numbers, or zeros and ones for integers."""
     import numpy as np
 
     sizes, _, dtype = text.partition(':')

@@ -32,7 +32,7 @@ from chainer_compat.pytorch.conversion.tracked_array import Array
 #: Differences that rounding explains, relative to the largest element, by dtype.
 ROUNDING = {'float16': 2e-2, 'float32': 2e-5, 'float64': 1e-9}
 
-#: Larger differences are compared with those that rounding of all values causes, times this.
+#: Larger differences are compared with the effect of rounding all values, times this factor.
 AMPLIFIED = 20.
 
 LEARNING_RATE = .01
@@ -43,13 +43,13 @@ class Comparison:
     """The largest differences between a model and a module, relative to the largest elements.
 
     Attributes:
-        functions: The difference of each function and its gradients, computed from Chainer's own
-            inputs.
+        functions: The difference of each function and its gradients, computed from the
+            inputs that it has in Chainer.
         outputs: The difference of each output.
         gradients: The difference of each parameter's gradient.
         step: The difference of each parameter after one step of SGD, and of each persistent value.
         first_difference: The first function, output, gradient or value that differs by more than
-            rounding explains; ``None`` if all are equal.
+            rounding explains; ``None`` if there is none.
     """
 
     functions: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -76,16 +76,16 @@ def compare(model: chainer.Link, module: torch.nn.Module, *inputs: Any, train: b
 
     Args:
         model: A Chainer model on the CPU.
-        module: A module with the same names of parameters.
+        module: A module with the same parameter names.
         inputs: Arguments of the model: NumPy arrays, variables, numbers, or lists of them.
-        train: The mode; by default, the mode of the module.
-        call: What to run instead of the model, such as ``model.predict``.
+        train: Whether to compare in training mode; by default, the mode of the module is used.
+        call: Function to run instead of the model, such as ``model.predict``.
 
     Returns:
         The differences. ``first_difference`` is ``None`` if rounding explains all of them.
 
     Raises:
-        ConversionError: If an argument has a wrong type, or the model cannot be called.
+        ConversionError: If an argument has the wrong type, or the model cannot be called.
     """
     check_model('compare(model, module, x)', model)
     if not isinstance(module, torch.nn.Module):
@@ -100,19 +100,19 @@ def compare(model: chainer.Link, module: torch.nn.Module, *inputs: Any, train: b
     return compare_run(module, run, checks, is_marked)
 
 
-def compare_run(module: torch.nn.Module, run: Trace, checks: Set[str], is_equal: bool = True
+def compare_run(module: torch.nn.Module, run: Trace, checks: Set[str], is_same: bool = True
                 ) -> Comparison:
     """Compare a module with a run of its model: outputs, persistent values, and more.
 
     Args:
         module: The module.
         run: A run of the model.
-        checks: What else to compare: ``functions`` one by one, also their ``gradients`` and those
-            of parameters, and parameters after one ``step``.
-        is_equal: Whether the module calls the functions of this run.
+        checks: Additional comparisons: ``functions`` one by one, ``gradients`` of functions and of
+            parameters, and parameters after one ``step``.
+        is_same: Whether the module calls the functions of this run.
     """
     result = Comparison()
-    calls = run.needed() if is_equal else []
+    calls = run.needed() if is_same else []
     limit = max([_rounding(y) for each in run.calls for y in each.outputs], default=0.)
     if 'functions' in checks:
         _compare_functions(result, module, calls, run, 'gradients' in checks)
@@ -136,7 +136,7 @@ def compare_run(module: torch.nn.Module, run: Trace, checks: Set[str], is_equal:
 
 
 def difference(actual: Any, expected: Any, least: float = 0.) -> float:
-    """Return the largest difference of two arrays, relative to the largest element.
+    """Return the largest difference between two arrays, relative to the largest element.
 
     Args:
         actual: An array or tensor.
@@ -170,7 +170,7 @@ def _size(array: Array) -> float:
 
 
 class _Noise:
-    """The change of outputs and gradients if all values are rounded differently.
+    """The change in outputs and gradients if all values are rounded differently.
 
     It is computed only when a difference is large enough to need it.
     """
@@ -181,18 +181,18 @@ class _Noise:
         self.outputs, self.gradients = outputs, gradients
 
     def output(self, i: int) -> float:
-        """Return the change of an output."""
+        """Return the change in an output."""
         return difference(self._changed[0][i], self.outputs[i])
 
     @functools.cached_property
     def gradient(self) -> float:
-        """The largest change of a gradient: maxima and signs change in some layer by chance."""
+        """The largest change in any gradient, since maxima and signs can change in any layer."""
         return max((difference(self._changed[1][name], gradient, self.least)
                     for name, gradient in self.gradients.items()), default=0.)
 
     @functools.cached_property
     def least(self) -> float:
-        """A lower bound for differences of gradients: some are zero but for rounding."""
+        """A lower bound for differences of gradients: some are zero except for rounding."""
         return max((max(1e-4, 5 * _rounding(g)) * _size(g)
                     for g in self.gradients.values() if g.size), default=0.)
 
@@ -252,7 +252,7 @@ def _compare_gradients(result: Comparison, module: torch.nn.Module, run: Trace, 
     saved = {name: p.grad_var for name, p in parameters.items()}
     for p in parameters.values():
         p.cleargrad()
-    # Gradients of functions have been compared with NumPy's; then PyTorch's kernels can help.
+    # Use PyTorch's kernels only if gradients of functions have been compared with NumPy's.
     with chainer.using_config('use_torch', 'auto' if result.functions else 'never'):
         if variables:
             total = sum(chainer.functions.sum(y * direction(y.shape).astype(y.dtype))
@@ -262,7 +262,7 @@ def _compare_gradients(result: Comparison, module: torch.nn.Module, run: Trace, 
                 for name, p in parameters.items()}
     for name, p in parameters.items():
         p.grad_var = saved[name]
-    # Deep networks amplify rounding without limit; their functions have been compared one by one.
+    # Deep networks amplify rounding without limit, but functions have been compared one by one.
     largest = float('inf') if result.functions else .01
     actual = noise.gradients
     names = [name for name in reversed(list(expected)) if name in actual]
@@ -282,7 +282,7 @@ def _compare_gradients(result: Comparison, module: torch.nn.Module, run: Trace, 
 
 
 def _rounding(array: Any) -> float:
-    """Return the difference that rounding explains; none for integers."""
+    """Return the difference that rounding explains; zero for integers."""
     return ROUNDING.get(as_array(array).dtype.name, 0.)
 
 
@@ -290,18 +290,18 @@ def _compare_all(result: Comparison, into: dict[str, float], names: list[str], a
                  expected: list[Any], rounding: Callable[[int], float],
                  least: Callable[[int], float] = lambda i: 0., largest: float = .01,
                  limit: float = 0.) -> None:
-    """Note differences, and the first one of more than ``limit`` and the rounding of its dtype."""
+    """Record differences, and the first one above ``limit`` and the rounding of its dtype."""
     if len(actual) != len(expected):
         result.first_difference = result.first_difference or (
             f'{len(actual)} outputs instead of {len(expected)}')
         return
     for i, name in enumerate(names):
-        own = _rounding(expected[i])
+        allowed = _rounding(expected[i])
         error = difference(actual[i], expected[i])
-        if error > own:
+        if error > allowed:
             error = difference(actual[i], expected[i], least(i))
         into[name] = max(error, into.get(name, 0.))
-        if error <= own or result.first_difference is not None:
+        if error <= allowed or result.first_difference is not None:
             continue
-        if own == 0 or error > max(limit, min(largest, AMPLIFIED * rounding(i))):
+        if allowed == 0 or error > max(limit, min(largest, AMPLIFIED * rounding(i))):
             result.first_difference = f'{name} by {error:.1e}, relative to its largest element'

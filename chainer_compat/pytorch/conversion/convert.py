@@ -1,4 +1,4 @@
-"""``to_torch``: run a model, build a module, and compare both."""
+"""``to_torch``: run a model, build a module, and compare them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chainer_compat.pytorch.conversion.module import Builder
 from chainer_compat.pytorch.conversion.references import TracedCall, flattened, mapped
 from chainer_compat.pytorch.conversion.tracing import Trace, copied, run_again, trace, trace_again
 
-#: The most bytes of a recorded run that only shows whether another batch size works.
+#: The limit in bytes of a recorded run that only checks whether another batch size works.
 MEMORY = 2 ** 30
 
 
@@ -29,21 +29,23 @@ def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
              ) -> fx.GraphModule:
     """Convert a Chainer model to a PyTorch module.
 
-    The model runs with the example inputs, and with other values and another batch size. The module
-    has the names of Chainer's parameters, with dots instead of slashes. It is compared with Chainer
-    on these inputs: functions, outputs, gradients and running statistics. The model is not changed.
+    The model runs with the example inputs, then with different values and a different batch size.
+    The module's parameters have Chainer's names, with dots instead of slashes. The module is
+    compared with Chainer on these inputs: functions, outputs, gradients and running statistics. The
+    model is not changed.
 
     Args:
         model: A Chainer model on the CPU.
         inputs: Example inputs: NumPy arrays, variables, numbers, lists, tuples and dicts of them.
-        train: Whether to convert the model as it is trained: with dropout, and batch normalization
-            by batch. ``eval()`` of the module then selects inference.
-        dynamic_batch: Whether the module accepts any batch size, the length of the first array.
-            ``None``: if the model does. Otherwise, the module checks the shapes of its inputs.
-        call: What to run instead of ``model``, such as ``model.predict``.
+        train: Whether to convert the model for training, with dropout, and with batch statistics in
+            batch normalization. Calling ``eval()`` on the module then selects inference.
+        dynamic_batch: Whether the module accepts any batch size, which is the length of the first
+            array. ``None`` means that it does if the model does. If the batch size is fixed, the
+            module checks the shapes of its inputs.
+        call: Function to run instead of ``model``, such as ``model.predict``.
 
     Returns:
-        A ``torch.fx.GraphModule`` in the mode ``train``.
+        A ``torch.fx.GraphModule`` in the mode that ``train`` selects.
 
     Raises:
         ConversionError: If the model uses a function without an expression in PyTorch, or if its
@@ -56,17 +58,17 @@ def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
 def converted(operation: str, model: chainer.Link, inputs: tuple[Any, ...], train: bool,
               dynamic_batch: bool | None, call: Callable[..., Any] | None, with_gradients: bool
               ) -> tuple[fx.GraphModule, list[Trace]]:
-    """Return a module, and the runs of the model that it was compared with, the first one first.
+    """Return a module, and the runs of the model that it was compared with, in order.
 
     Args:
-        operation: A usual call of the public function, for errors.
-        model: As for :func:`to_torch`, like the next four.
+        operation: A typical call of the public function, for error messages.
+        model: The model. This and the next four arguments are those of :func:`to_torch`.
         inputs: The example inputs.
-        train: The mode.
+        train: Whether to convert for training.
         dynamic_batch: Whether the module accepts any batch size.
-        call: What to run.
-        with_gradients: ``False`` gives simpler expressions, whose gradients can differ from
-            Chainer's where several maxima are equal, and compares no gradients.
+        call: Function to run instead of ``model``.
+        with_gradients: Whether gradients must match Chainer's. If false, expressions are simpler,
+            gradients can differ where several maxima are equal, and they are not compared.
     """
     first = first_run(operation, model, inputs, train, call)
     _check_calls_are_independent(first)
@@ -76,15 +78,15 @@ def converted(operation: str, model: chainer.Link, inputs: tuple[Any, ...], trai
         try:
             if size > 1:
                 return _compared(first, with_gradients, size)
-            # Broadcasting does nothing if the batch size is 1.
+            # With a batch size of 1, broadcasting would hide how sizes depend on it.
             second = _other_run(first, 1, 2, trace_again)
             return _compared(second, with_gradients, 2)
-        except Exception as error:  # raised by the program, which may need this batch size
+        except Exception as error:  # raised by the user's model, which may need this batch size
             failure = error
     if dynamic_batch:
         raise ConversionError(
-            f'The model cannot be converted for any batch size: {failure} '
-            'Use dynamic_batch=False for the batch size of the example.') from failure
+            f'The model cannot be converted for all batch sizes: {failure} '
+            'Use dynamic_batch=False to convert it for the batch size of the example.') from failure
     return _compared(first, with_gradients, None)
 
 
@@ -111,10 +113,10 @@ def _compared(first: Trace, with_gradients: bool, size: int | None
 
 
 def _compared_sizes(module: fx.GraphModule, first: Trace, size: int) -> list[Trace]:
-    """Compare other batch sizes, and return the runs of the model.
+    """Compare the results for more batch sizes, and return the runs of the model.
 
-    A few sizes cannot show how the program depends on all: ``(n + 1) // 2`` is 2 for 3 and for 4.
-    The model may reject smaller sizes than the example's.
+    Two sizes cannot show how a value depends on the batch size: ``(n + 1) // 2`` is 2 for 3 and
+    for 4. The model may reject batch sizes that are smaller than the example's.
     """
     runs = []
     run = run_again(first)
@@ -131,12 +133,12 @@ def _compared_sizes(module: fx.GraphModule, first: Trace, size: int) -> list[Tra
             _compare(module, found, set())
         except ConversionError as error:
             if other == 1 and first.train and error.__cause__ is not None:
-                continue  # PyTorch has no batch normalization of one element
+                continue  # PyTorch does not support batch normalization of one element
             if other > 1:
                 raise ConversionError(f'With a batch size of {other}: {error}') from None
             raise ConversionError(
-                'With a batch size of 1, the model computes something else: for example, F.squeeze '
-                'then also removes the batch axis.') from None
+                'With a batch size of 1, the model computes something different: for example, '
+                'F.squeeze then also removes the batch axis.') from None
         runs.append(found)
     return runs
 
@@ -154,7 +156,7 @@ def _compare(module: fx.GraphModule, run: Trace, checks: set[str]) -> None:
 
 def _other_run(first: Trace, size: int | None, other: int | None,
                run: Callable[[Trace, tuple[Any, ...], int], Trace], seed: int = 0) -> Trace:
-    """Run the model with other values, and with another batch size if the example has one."""
+    """Run the model with different values, and with another batch size if it has one."""
     failure: Exception | None = None
     for inputs in varied(first.inputs, size, other, seed):
         try:
@@ -163,17 +165,17 @@ def _other_run(first: Trace, size: int | None, other: int | None,
                 return run(first, inputs, seed + 1)
         except ConversionError:
             raise
-        except Exception as error:  # the program may reject these values
+        except Exception as error:  # the model may reject these values
             failure = error
     raise ConversionError(
-        'The model does not run with other values of the inputs, so the conversion cannot find out '
-        f'what depends on them: {type(failure).__name__}: {failure}') from failure
+        'The model does not run with different input values, so the conversion cannot determine '
+        f'which values depend on the inputs: {type(failure).__name__}: {failure}') from failure
 
 
 def _check_calls_are_independent(first: Trace) -> None:
     """Raise an error if a call depends on earlier calls, as with an LSTM that is not reset.
 
-    Persistent values may, because they are part of the module.
+    Persistent values may change, because they are part of the module.
     """
     model, outputs = first.model, []
     with state.unchanged(model), chainer.using_config('train', first.train):
@@ -193,15 +195,15 @@ def _check_calls_are_independent(first: Trace) -> None:
            for both in zip(*outputs, strict=True)):
         raise ConversionError(
             f'The model keeps values between calls, such as {", ".join(changed[:4])}, so each call '
-            'depends on earlier ones. Reset them in forward, or convert a function that gets and '
-            'returns them, with call=.')
+            'depends on earlier ones. Reset them in forward, or use call= to convert a function '
+            'that takes and returns them.')
 
 
 def _infers_equally(module: fx.GraphModule, first: Trace, inputs: tuple[Any, ...]) -> bool | None:
-    """Return whether inference gives the results of the model; ``None`` if the model fails."""
+    """Return whether inference matches the model; ``None`` if the model fails."""
     try:
         run = trace(first.model, inputs, False, first.call)
-    except Exception:  # raised by the program
+    except Exception:  # raised by the user's model
         return None
     calls = run.needed()
     if first.train and any(each.train for each in calls):
@@ -214,5 +216,5 @@ def _infers_equally(module: fx.GraphModule, first: Trace, inputs: tuple[Any, ...
 
 
 def _kind(call: TracedCall) -> Any:
-    """Return the class of a function, and how much it drops: nothing in inference."""
+    """Return the class of a function, and its dropout ratio if it has one."""
     return call.name, getattr(call.function, 'ratio', None)

@@ -1,17 +1,17 @@
-"""The error of everything that cannot be converted."""
+"""The error for models and optimizers that cannot be converted."""
 
 import sys
 
 
 class ConversionError(ValueError):
-    """Raised if a model cannot be converted. Nothing was written.
+    """Raised if a model cannot be converted. No file has been written.
 
-    The message gives the function, the link that called it, and the line of the program.
+    The message gives the function, the link that called it, and the line in the user's script.
     """
 
 
 def name_of_kind(value: object) -> str:
-    """Return the class of an object as programs write it, such as ``torch.optim.Adam``."""
+    """Return the name of an object's class as users write it, such as ``torch.optim.Adam``."""
     kind = type(value)
     if kind.__qualname__.endswith('.GraphModuleImpl'):  # each GraphModule has its own class
         kind = kind.__mro__[1]

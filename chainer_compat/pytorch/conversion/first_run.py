@@ -1,4 +1,4 @@
-"""The first run of a model: checks the arguments, and explains why it cannot be called."""
+"""The first run of a model, with errors for wrong arguments and failing calls."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def first_run(operation: str, model: chainer.Link, inputs: tuple[Any, ...], trai
     """Initialize the model, and return the record of a run with the example inputs.
 
     Args:
-        operation: A usual call of the public function, such as ``'to_torch(model, x)'``.
+        operation: A typical call of the public function, such as ``'to_torch(model, x)'``.
         model: The model.
         inputs: The example inputs.
-        train: The mode.
-        call: Which function to run instead of ``model``.
+        train: Whether to run the model in training mode.
+        call: Function to run instead of ``model``.
 
     Raises:
-        ConversionError: If an argument has a wrong type, or the model cannot be called.
+        ConversionError: If an argument has the wrong type, or the model cannot be called.
     """
     check_model(operation, model)
     if call is not None and not callable(call):
@@ -40,7 +40,7 @@ def first_run(operation: str, model: chainer.Link, inputs: tuple[Any, ...], trai
         _check_input(value, f'input {i}')
     if any(not isinstance(p.device, chainer.backend.CpuDevice) for p in model.params()):
         raise ConversionError("The model is not on the CPU. Call model.to_device('@numpy') first.")
-    with explained(operation, inputs, model):
+    with as_conversion_error(operation, inputs, model):
         state.initialize(model, lambda: (call or model)(*inputs))
         return trace(model, inputs, train, call)
 
@@ -76,9 +76,9 @@ def _check_input(value: object, name: str) -> None:
 
 
 @contextlib.contextmanager
-def explained(operation: str, inputs: tuple[Any, ...], model: chainer.Link | None = None
-              ) -> Iterator[None]:
-    """Raise a ConversionError if the program's model raises an error."""
+def as_conversion_error(operation: str, inputs: tuple[Any, ...],
+                        model: chainer.Link | None = None) -> Iterator[None]:
+    """Raise a ConversionError if the user's model raises an error."""
     try:
         yield
     except ConversionError:
@@ -102,7 +102,7 @@ def explained(operation: str, inputs: tuple[Any, ...], model: chainer.Link | Non
 
 
 def _is_numbers(value: object) -> bool:
-    """Return whether a value is a list of numbers, or of lists of them."""
+    """Return whether a value is a list of numbers, or a nested list of numbers."""
     while isinstance(value, list | tuple) and value:
         value = value[0]
         if isinstance(value, bool | int | float):

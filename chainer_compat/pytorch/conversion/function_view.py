@@ -1,4 +1,4 @@
-"""A Chainer function as its expression sees it."""
+"""A Chainer function, as seen by its expression."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ class FunctionView:
 
     @property
     def is_given(self) -> bool:
-        """Whether the program has passed the random numbers of this function."""
+        """Whether user code passed the random numbers to this function."""
         return self._first.is_given
 
     @property
     def with_gradients(self) -> bool:
-        """Whether gradients must be Chainer's, even where values are equal."""
+        """Whether gradients must match Chainer's, even where several values are equal."""
         return self._builder.with_gradients
 
     def sizes(self, index: int) -> tuple[int, int]:
@@ -88,18 +88,18 @@ class FunctionView:
         return len(self._first.in_arrays[index]), len(self._second.in_arrays[index])
 
     def known(self, index: int) -> Array | None:
-        """Return an input that is a constant."""
+        """Return an input if it is a constant, otherwise ``None``."""
         reference = self._first.inputs[index]
         if isinstance(reference, Leaf) and not self._builder.is_parameter(reference.array):
             return reference.array
         return None
 
     def raw(self, name: str) -> Any:
-        """Return an attribute that does not depend on the inputs, as it is."""
+        """Return the original value of an attribute that does not depend on the inputs."""
         return getattr(self._first.function, name)
 
     def is_contiguous(self, index: int) -> bool:
-        """Return whether an input has no gaps in memory, in the order of its axes."""
+        """Return whether an input is C-contiguous."""
         return bool(self._first.in_arrays[index].flags.c_contiguous)
 
     def constant(self, array: Array) -> Any:
@@ -107,7 +107,7 @@ class FunctionView:
         return self._builder.constant(array)
 
     def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Return the result of a function without tensors as arguments, such as random numbers."""
+        """Add a call to a function that takes no tensors, such as one that draws random numbers."""
         first = next(iter(self._builder.inputs.values()), None)
         if first is not None:
             options['device'] = first.device

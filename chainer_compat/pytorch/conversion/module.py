@@ -1,4 +1,4 @@
-"""A recorded run becomes a ``torch.fx`` graph, whose parameters have Chainer's names."""
+"""Builds a ``torch.fx`` graph, whose parameters have Chainer's names, from two recorded runs."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ MODE = '_is_training'
 
 INFERENCE = ('This module was converted for inference. Convert the model with train=True to train '
              'it.')
-TRAINING = ('This module was converted for training, and the model computes something else in '
-            'inference. Convert it with train=False as well.')
+TRAINING = ('This module was converted for training, but the model behaves differently in '
+            'inference. Convert the model with train=False, too.')
 
 
 class Builder:
     """Builds one module from two runs with different inputs.
 
     Args:
-        runs: Two runs. Their functions must be the same; their sizes can differ with the batch.
-        batch: The batch sizes of both runs; ``None`` if these are equal.
-        with_gradients: Whether gradients must be Chainer's where maxima are equal.
+        runs: Two runs. They must call the same functions; sizes can differ with the batch size.
+        batch: The batch sizes of both runs; ``None`` if they are equal.
+        with_gradients: Whether gradients must match Chainer's where several maxima are equal.
     """
 
     def __init__(self, runs: tuple[Trace, Trace], batch: tuple[int, int] | None,
@@ -101,7 +101,7 @@ class Builder:
         return module.train(self.train)
 
     def forbid_inference(self, module: fx.GraphModule) -> None:
-        """Let the module raise an error in inference mode."""
+        """Make the module raise an error in inference mode."""
         mode = next(node for node in module.graph.nodes if node.target == MODE)
         with module.graph.inserting_after(mode):
             module.graph.call_function(torch._assert, (mode, TRAINING))
@@ -119,7 +119,7 @@ class Builder:
         """Return the value that both runs refer to.
 
         Raises:
-            ConversionError: If these are not the same.
+            ConversionError: If the runs refer to different values.
         """
         if isinstance(first, Leaf) and isinstance(second, Leaf):
             return self._leaf(first.array, second.array)
@@ -159,8 +159,8 @@ class Builder:
                 return self.batch.number(first, second)
         if type(first) is not type(second) or (first != second and first == first):
             raise ConversionError(f'it depends on the values of the inputs ({first!r} and '
-                                  f'{second!r} in two runs), by control flow or numbers that were '
-                                  'taken out of the graph')
+                                  f'{second!r} in two runs), through control flow or numbers that '
+                                  'were taken out of the graph')
         return first
 
     def is_parameter(self, array: Array) -> bool:
@@ -238,7 +238,7 @@ class Builder:
         raise ConversionError(
             'its input is an array that differs between two runs, but was not computed by '
             'Chainer functions: it is random, or depends on the inputs in a way that cannot be '
-            'seen, such as table[x]. Use Chainer functions, such as F.embed_id(x, table)')
+            'tracked, such as table[x]. Use Chainer functions, such as F.embed_id(x, table)')
 
     def _get(self, name: str) -> Any:
         key = ('attribute', name)
@@ -250,7 +250,7 @@ class Builder:
         """Return parameters, persistent values and other arrays that the graph uses, by name."""
         parameters = {id(p): torch.nn.Parameter(torch.from_numpy(np.array(p._data[0])),
                                                 requires_grad=p.dtype.kind == 'f')
-                      for p in self._parameters.values()}  # shared ones stay shared
+                      for p in self._parameters.values()}  # shared parameters stay shared
         used = {node.target for node in self.graph.nodes if node.op == 'get_attr'}
         others = {name: array for name, array in state.other_arrays(self.model).items()
                   if name in used}
@@ -309,4 +309,4 @@ def _add_tensors(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -
 
 def _check_name(module: torch.nn.Module, part: str, name: str) -> None:
     if hasattr(module, part) or keyword.iskeyword(part):
-        raise ConversionError(f'{name} contains a name that PyTorch modules cannot have: {part}')
+        raise ConversionError(f'{name} contains a name that PyTorch modules cannot have: {part}.')

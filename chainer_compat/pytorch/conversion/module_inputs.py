@@ -1,4 +1,4 @@
-"""The inputs of a module, with checks that they are as in the conversion."""
+"""The inputs of a module, with checks that they match the example inputs of the conversion."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from chainer_compat.pytorch.conversion.errors import ConversionError
 
 
 def require(graph: fx.Graph, condition: Any, message: str, *values: Any) -> None:
-    """Let the module raise an error unless a condition, a value of its graph, is true.
+    """Make the module raise an error unless a condition is true.
 
     Args:
         graph: The graph of the module.
-        condition: The condition.
+        condition: The condition, a value of the graph.
         message: The text of the error.
-        values: Values of the graph, which the error shows after the text. They are not part of it,
-            since pickling a module evaluates all that computes text.
+        values: Values of the graph, which the error shows after the text. They are not formatted
+            into the text, because pickling a module would evaluate the formatting.
     """
     graph.call_function(torch._assert, (
         condition.node, (message, *(each.node for each in values)) if values else message))
@@ -34,10 +34,10 @@ def add(graph: fx.Graph, tracer: fx.proxy.TracerBase, inputs: tuple[Any, ...],
 
     Args:
         graph: The graph of the module.
-        tracer: Of the values of the graph.
-        inputs: The inputs in the conversion.
-        function: The function of the model that gets them.
-        batch: The batch sizes of both runs; ``None`` if these are equal.
+        tracer: The tracer of the values of the graph.
+        inputs: The example inputs of the conversion.
+        function: The function of the model that takes them.
+        batch: The batch sizes of both runs; ``None`` if they are equal.
 
     Returns:
         The arrays as values of the graph, by path.
@@ -54,7 +54,7 @@ def add(graph: fx.Graph, tracer: fx.proxy.TracerBase, inputs: tuple[Any, ...],
         if isinstance(value, dict | tuple | list):
             length = fx.Proxy(graph.call_function(len, (proxy.node,)), tracer)
             require(graph, length == len(value),
-                    f'Input {name} must have {len(value)} elements, as in the conversion.')
+                    f'Input {name} must have length {len(value)}, as in the conversion.')
             for key in value if isinstance(value, dict) else range(len(value)):
                 add_one(value[key], (*path, key), proxy[key])
         elif isinstance(value, np.ndarray | chainer.Variable):
@@ -75,7 +75,7 @@ def add(graph: fx.Graph, tracer: fx.proxy.TracerBase, inputs: tuple[Any, ...],
                     f'Argument {name} must be {value!r}, as in the conversion.')
         else:
             raise ConversionError(
-                f'Input {name} is a {type(value).__name__}. Inputs can be NumPy arrays, '
+                f'Input {name} has the type {type(value).__name__}. Inputs can be NumPy arrays, '
                 'variables, numbers, strings, None, and lists, tuples and dicts of them.')
 
     nodes = [graph.placeholder(name) for name in names]

@@ -1,6 +1,6 @@
 """Runs of a converted module that can be compared with Chainer's, and their gradients.
 
-A run draws no random numbers: it takes the numbers of Chainer's run.
+A run does not draw random numbers: it uses the random numbers of Chainer's run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run_module(module: torch.nn.Module, calls: list[TracedCall], inputs: tuple[A
 
 def run_one_by_one(module: torch.nn.Module, calls: list[TracedCall], inputs: tuple[Any, ...],
                    gradients: bool, noise: float) -> list[tuple[int, str, Array, Array]]:
-    """Return what :class:`OneByOne` finds."""
+    """Return the results of :class:`OneByOne`."""
     run = OneByOne(module, calls, gradients, noise)
     with torch.set_grad_enabled(gradients):
         run.run(*tensors(inputs))
@@ -52,13 +52,13 @@ def gradients_of(module: torch.nn.Module, outputs: Any) -> dict[str, Array]:
 
 
 def direction(shape: tuple[int, ...]) -> Array:
-    """Return weights of outputs: random, so that errors do not cancel."""
+    """Return weights for outputs. They are random, so that errors do not cancel out."""
     return np.random.RandomState(1).uniform(-1, 1, shape)
 
 
 @contextlib.contextmanager
 def unchanged(module: torch.nn.Module, train: bool) -> Iterator[None]:
-    """Restore mode and buffers."""
+    """Restore the mode and the buffers of a module at the end."""
     mode = module.training
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     module.train(train)
@@ -72,7 +72,7 @@ def unchanged(module: torch.nn.Module, train: bool) -> Iterator[None]:
 
 
 def tensors(inputs: tuple[Any, ...]) -> Any:
-    """Return inputs with tensors, which are copies, instead of arrays and variables."""
+    """Return the inputs, with arrays and variables copied to tensors."""
     return mapped(inputs, lambda x: torch.from_numpy(np.array(as_array(x))) if isinstance(
         x, np.ndarray | chainer.Variable) else x)
 
@@ -90,8 +90,8 @@ class ModuleRun(fx.Interpreter):
     Args:
         module: A converted module.
         calls: The functions of Chainer's run.
-        on_output: Called with the position of a function, the index of an output, and its value;
-            returns what the next functions get.
+        on_output: Function that is called with the position of a function, the index of an output,
+            and its value. It returns the value that is passed to the next functions.
     """
 
     def __init__(self, module: fx.GraphModule, calls: list[TracedCall],
@@ -100,7 +100,7 @@ class ModuleRun(fx.Interpreter):
         self._calls, self._on_output = calls, on_output
 
     def run_node(self, node: fx.Node) -> Any:
-        """Compute a node; draw nothing."""
+        """Compute a node without drawing random numbers."""
         position = node.meta.get('chainer_function')
         if position is not None and node.target in RANDOM:
             call = self._calls[position]
@@ -115,13 +115,14 @@ class ModuleRun(fx.Interpreter):
 
 
 class OneByOne(ModuleRun):
-    """Runs each function with Chainer's inputs, and the gradients of its outputs with Chainer's.
+    """Runs each function, and computes its gradients, from the values of Chainer's run.
 
     Args:
         module: A converted module.
         calls: The functions of Chainer's run.
         gradients: Whether to compute gradients.
-        noise: The relative size of random changes of the inputs; then only PyTorch computes.
+        noise: The relative size of random changes to the inputs. If it is not zero, only PyTorch
+            computes gradients.
     """
 
     def __init__(self, module: fx.GraphModule, calls: list[TracedCall], gradients: bool,
@@ -134,7 +135,7 @@ class OneByOne(ModuleRun):
         self._computed: dict[int, dict[fx.Node, Any]] = {}
 
     def run_node(self, node: fx.Node) -> Any:
-        """Compute a node, and compare the function of which it is the last output."""
+        """Compute a node; if it is the last output of a function, compare that function."""
         value = super().run_node(node)
         if 'chainer_output' not in node.meta:
             return value
@@ -152,7 +153,7 @@ class OneByOne(ModuleRun):
         return self.env[node]
 
     def _exact(self, array: Array) -> Any:
-        """Return an output of Chainer for the next functions."""
+        """Return an output of Chainer as the input of the next functions."""
         result = torch.from_numpy(np.array(array))
         if not result.is_floating_point():
             return result

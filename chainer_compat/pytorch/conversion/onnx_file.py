@@ -1,4 +1,4 @@
-"""``to_onnx``: a converted module as ONNX file, checked with ONNX Runtime."""
+"""``to_onnx``: write a converted module to an ONNX file, and check it with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -34,23 +34,24 @@ TOLERANCE = 50.
 def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
             dynamic_batch: bool | None = None, call: Callable[..., Any] | None = None,
             opset_version: int | None = None) -> None:
-    """Write a Chainer model as ONNX file, for inference.
+    """Write a Chainer model to an ONNX file, for inference.
 
-    The model is converted by :func:`to_torch`, and exported by ``torch.onnx``. ONNX Runtime
-    then computes the example inputs and others, with other batch sizes if these are allowed. The
-    file is written only if all outputs are equal to Chainer's, except for rounding.
+    The model is converted by :func:`to_torch` and exported by ``torch.onnx``. ONNX Runtime then
+    runs the file with the example inputs and with different inputs, including different batch sizes
+    if they are allowed. The file is only kept if all outputs match Chainer's, except for rounding.
 
     Args:
         model: A Chainer model on the CPU.
         path: The file.
         inputs: Example inputs: NumPy arrays, variables, numbers, lists, tuples and dicts of them.
-        dynamic_batch: Whether the file accepts any batch size, the length of the first array.
-            ``None``: if the model does, otherwise with a warning.
-        call: What to run instead of ``model``, such as ``model.predict``.
-        opset_version: The version of ONNX's operators; the default of ``torch.onnx`` by default.
+        dynamic_batch: Whether the file accepts any batch size, which is the length of the first
+            array. ``None`` means that it does if the model does; otherwise, there is a warning.
+        call: Function to run instead of ``model``, such as ``model.predict``.
+        opset_version: The ONNX operator set version. If not given, ``torch.onnx`` chooses it.
 
     Raises:
-        ConversionError: If the model cannot be converted, or outputs differ. No file is written.
+        ConversionError: If the model cannot be converted, or if outputs differ. Then no file is
+            written.
         ImportError: If onnx, onnxscript or onnxruntime are not installed.
         FileNotFoundError: If the folder of ``path`` does not exist.
         TypeError: If ``path`` is not a path.
@@ -75,7 +76,7 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
             is_dynamic = _write(model, file, inputs, False, call, opset_version)
         if not is_dynamic and dynamic_batch is None and size is not None:
             warnings.warn('The file accepts only the shapes of the example inputs. '
-                          'dynamic_batch=True shows why.', stacklevel=2)
+                          'Pass dynamic_batch=True to see why.', stacklevel=2)
         os.replace(file, path)
 
 
@@ -86,7 +87,7 @@ def _write(model: chainer.Link, file: Path, inputs: Inputs, dynamic_batch: bool 
         "to_onnx(model, 'model.onnx', x)", model, inputs, False, dynamic_batch, call, False)
     _check_file_is_possible(runs[0])
     size = batch_size(inputs) if module.meta['chainer_batch'] else None
-    more = None if size is None else size + 3  # no size that means broadcasting
+    more = None if size is None else size + 3  # not 1, which could mean broadcasting
     _export(module, next(iter(varied(inputs, size, more))), file, more, opset_version)
     _check(file, runs)
     return size is not None
@@ -122,7 +123,7 @@ def _export(module: torch.nn.Module, inputs: Inputs, file: Path, size: int | Non
     arguments = tensors(inputs)
     try:
         with warnings.catch_warnings(), _without_logging():
-            warnings.simplefilter('ignore')  # PyTorch warns about itself
+            warnings.simplefilter('ignore')  # PyTorch warns about its own code
             program = torch.onnx.export(
                 module, (*arguments, {}), dynamo=True, verbose=False,  # {}: no keyword arguments
                 opset_version=opset_version,
@@ -136,7 +137,7 @@ def _export(module: torch.nn.Module, inputs: Inputs, file: Path, size: int | Non
 
 @contextlib.contextmanager
 def _without_logging() -> Iterator[None]:
-    """Suppress warnings that do not concern the model, such as those about torchvision."""
+    """Suppress warnings that do not concern the model, such as warnings about torchvision."""
     previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

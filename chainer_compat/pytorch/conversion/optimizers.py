@@ -1,7 +1,8 @@
-"""``to_torch_optimizer``: convert a Chainer optimizer to PyTorch, and its state back.
+"""``to_torch_optimizer``: convert a Chainer optimizer to PyTorch, and its state back to Chainer.
 
-Each update rule of Chainer has an entry in :data:`KINDS`. Hooks become options of PyTorch's
-optimizer where these do the same, and functions that run before each step otherwise.
+Each supported update rule of Chainer has an entry in :data:`KINDS`. A hook becomes an option of
+the PyTorch optimizer if there is an equivalent option, or else a function that runs before each
+step.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from chainer_compat.pytorch.conversion.errors import ConversionError, name_of_ki
 
 T = TypeVar('T')
 Options = dict[str, Any]
-#: Changes gradients before a step, by the parameters of the module.
+#: Changes the gradients of the given parameters of the module before a step.
 Preparation = Callable[[list[torch.nn.Parameter]], None]
 
 
 class RuleInTorch(NamedTuple):
-    """An update rule of Chainer in PyTorch."""
+    """The PyTorch equivalent of a Chainer update rule."""
 
     make: type[torch.optim.Optimizer]
-    #: Options of the optimizer, from the hyperparameters.
+    #: Returns the options of the optimizer for the given hyperparameters.
     options: Callable[[Any], Options]
-    #: Names of states: Chainer's, and PyTorch's.
+    #: Chainer's names of states, and PyTorch's names.
     states: dict[str, str]
-    #: The factor from Chainer's state to PyTorch's, from the hyperparameters.
+    #: Returns the factor from Chainer's state to PyTorch's for the given hyperparameters.
     factor: Callable[[Any], float] = lambda _: 1.
     #: Whether ``weight_decay`` has the effect of the hook WeightDecay.
     has_weight_decay: bool = True
@@ -50,16 +51,17 @@ class RuleInTorch(NamedTuple):
 
 
 def _velocity(hyperparam: Any) -> float:
-    """Return what PyTorch's velocity is of Chainer's, which contains the learning rate."""
+    """Return the factor from Chainer's velocity, which contains the learning rate, to PyTorch's."""
     if not hyperparam.lr:
         raise ConversionError('The learning rate is 0, so the velocity of MomentumSGD, which '
-                              'contains it, cannot be converted. Set another learning rate first')
+                              'contains it, cannot be converted. Set a different learning rate '
+                              'first')
     return -1 / float(hyperparam.lr)
 
 
 def _adam(hyperparam: Any) -> Options:
     if hyperparam.adabound:
-        raise ConversionError('PyTorch has no AdaBound. Use Adam, or continue without its state')
+        raise ConversionError('PyTorch has no AdaBound. Use Adam, or start without this state')
     alpha = float(hyperparam.alpha)
     decay = float(hyperparam.weight_decay_rate)
     if decay and not alpha:
@@ -84,7 +86,7 @@ def _momentum(hyperparam: Any) -> Options:
 _ADAM = RuleInTorch(torch.optim.Adam, _adam, {
     'm': 'exp_avg', 'v': 'exp_avg_sq', 'vhat': 'max_exp_avg_sq'}, counts=True)
 
-#: By update rule.
+#: The PyTorch equivalents, by update rule.
 KINDS: dict[type, RuleInTorch] = {
     AdaDeltaRule: RuleInTorch(
         torch.optim.Adadelta, lambda h: {'lr': 1., 'rho': h.rho, 'eps': h.eps},
@@ -110,27 +112,29 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
                        ) -> torch.optim.Optimizer:
     """Return a PyTorch optimizer that continues where Chainer's stopped.
 
-    It has the state of each parameter, even if a parameter has its own hyperparameters. Parameters
-    with ``disable_update()`` get ``requires_grad=False``. The hooks WeightDecay, GradientClipping,
-    GradientHardClipping and Lasso act as before: as the option ``weight_decay`` where that is the
-    same, and otherwise before each step (``register_step_pre_hook``).
+    It has the state of each parameter, even if hyperparameters differ between parameters.
+    Parameters with ``disable_update()`` get ``requires_grad=False``. The hooks WeightDecay,
+    GradientClipping, GradientHardClipping and Lasso have the same effect as before: as the option
+    ``weight_decay`` if it is equivalent, or else before each step (``register_step_pre_hook``).
 
     Collective for a multi-node optimizer with ``shard_states=True``: every rank calls it.
 
     Args:
         optimizer: An optimizer of a model on the CPU, or a multi-node optimizer.
-        module: The model in PyTorch, of ``to_torch(model, ..., train=True)``.
+        module: The model in PyTorch, from ``to_torch(model, ..., train=True)``.
 
     Returns:
-        One of ``torch.optim``: SGD, Adam, AdamW, RMSprop, Adagrad or Adadelta; or NesterovAG, a
-        class of the same interface with Chainer's formula. A hook of Adam and AdamW changes their
-        ``eps`` before each step, since Chainer adds it before it corrects the bias.
+        An optimizer of ``torch.optim`` (SGD, Adam, AdamW, RMSprop, Adagrad or Adadelta), or
+        NesterovAG, a class with the same interface and Chainer's formula. For Adam and AdamW, a
+        hook changes ``eps`` before each step, because Chainer adds it before the bias correction.
 
-        PyTorch's momentum does not contain the learning rate, so a rate that changes later acts
-        immediately on all of the velocity; and AdamW multiplies its weight decay by the rate.
+        PyTorch's velocity does not contain the learning rate, so a later change of the learning
+        rate immediately affects the whole velocity. AdamW multiplies its weight decay by the
+        learning rate.
 
     Raises:
-        ConversionError: If PyTorch has no such optimizer or hook, or the module lacks a parameter.
+        ConversionError: If PyTorch has no such optimizer or hook, or a parameter is missing
+            in the module.
 
     Example:
         >>> model = chainer.links.Linear(3, 2)
@@ -148,7 +152,7 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
     if frozen and any(type(hook) is optimizer_hooks.GradientClipping for hook in hooks):
         warnings.warn(
             'In Chainer, the norm of GradientClipping includes the gradients of frozen parameters. '
-            'In PyTorch, these have none.', stacklevel=2)
+            'In PyTorch, frozen parameters have no gradients.', stacklevel=2)
     groups: dict[Any, Options] = {}
     for name, old, new in used:
         rule = old.update_rule
@@ -172,17 +176,17 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
 
 def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.optim.Optimizer,
                          module: torch.nn.Module) -> None:
-    """Copy the state of a PyTorch optimizer into one of Chainer's.
+    """Copy the state of a PyTorch optimizer into a Chainer optimizer.
 
     Args:
-        optimizer: An optimizer of the same kind, set up with the model. Its hyperparameters are not
-            changed.
-        torch_optimizer: The optimizer in PyTorch, such as one of :func:`to_torch_optimizer`.
+        optimizer: The corresponding Chainer optimizer, set up with the model. Its hyperparameters
+            are not changed.
+        torch_optimizer: The PyTorch optimizer, such as the result of :func:`to_torch_optimizer`.
         module: The model in PyTorch. :func:`load_weights` copies its parameters.
 
     Raises:
-        ConversionError: If the optimizers are of different kinds, if ``torch_optimizer`` updates
-            the parameters of another module, or if a parameter lacks a part of its state.
+        ConversionError: If the optimizers do not correspond, if ``torch_optimizer`` updates the
+            parameters of a different module, or if a part of the state of a parameter is missing.
     """
     optimizer = actual(optimizer)
     used, _ = _parameters(optimizer, module)
@@ -190,7 +194,8 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
     if not isinstance(torch_optimizer, kind.make):
         raise ConversionError(
             f'{type(optimizer).__name__} is {kind.make.__name__} in PyTorch, not '
-            f'{type(torch_optimizer).__name__}. Pass the one that to_torch_optimizer returned.')
+            f'{type(torch_optimizer).__name__}. Pass the optimizer that to_torch_optimizer '
+            'returned.')
     known = {id(each) for group in torch_optimizer.param_groups for each in group['params']}
     if missing := [name for name, _, new in used if id(new) not in known]:
         raise ConversionError(
@@ -198,7 +203,7 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
             f'{", ".join(missing[:4])}{", ..." * (len(missing) > 4)}. Pass the module whose '
             'parameters it was created with; for parameters that stay frozen, call '
             'disable_update() in Chainer first.')
-    values = []  # nothing changes before all are known
+    values = []  # nothing is changed until all values are known
     for name, old, new in used:
         rule, found = old.update_rule, torch_optimizer.state.get(new, {})
         rule._init_states(old)
@@ -206,12 +211,12 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
             if ours in (rule.state or {}):
                 if rule.state[ours].shape != old.shape:
                     raise ConversionError(
-                        f'The state of {name} is a shard, since the optimizer has '
+                        f'The state of {name} is a shard, because the optimizer has '
                         'shard_states=True and was updated. Call optimizer.setup(model) again '
-                        'first')
+                        'first.')
                 if found and found.get(theirs) is None:
                     raise ConversionError(
-                        f'The PyTorch optimizer has no state {theirs!r} of {name}')
+                        f'The PyTorch optimizer has no state {theirs!r} of {name}.')
                 factor = _named(name, functools.partial(kind.factor, rule.hyperparam))
                 values.append((rule.state[ours], found[theirs].detach().cpu().numpy() / factor
                                if found else 0))
@@ -225,7 +230,7 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
 
 
 def actual(optimizer: Any) -> Any:
-    """Return the optimizer that updates: the one inside a multi-node optimizer."""
+    """Return the optimizer that updates parameters, which may be inside a multi-node optimizer."""
     while hasattr(optimizer, 'actual_optimizer'):
         optimizer = optimizer.actual_optimizer
     if not isinstance(optimizer, chainer.Optimizer):
@@ -235,14 +240,14 @@ def actual(optimizer: Any) -> Any:
             'load_torch_optimizer(optimizer, torch_optimizer, module).')
     if getattr(optimizer, 'target', None) is None:
         raise ConversionError(
-            f'{type(optimizer).__name__} has no model. Call optimizer.setup(model) first')
+            f'{type(optimizer).__name__} has no model. Call optimizer.setup(model) first.')
     return optimizer
 
 
 def _states(optimizer: Any) -> dict[int, dict[str, Any]]:
     """Return the state of each update rule, by the ``id`` of the parameter.
 
-    Collective if each rank has a shard of it: every rank calls it.
+    Collective if each rank has a shard of the state: every rank calls it.
     """
     params = dict(actual(optimizer).target.namedparams())
     found = {id(param): param.update_rule.state or {}
@@ -256,14 +261,14 @@ def _states(optimizer: Any) -> dict[int, dict[str, Any]]:
 def _parameters(optimizer: Any, module: torch.nn.Module
                 ) -> tuple[list[tuple[str, Any, torch.nn.Parameter]],
                            list[tuple[str, torch.nn.Parameter]]]:
-    """Return the parameters that are updated, with the module's; and the frozen ones.
+    """Return the updated parameters, each with its module parameter, and the frozen parameters.
 
     The module can be converted from a part of the optimizer's target, such as the predictor of a
     Classifier.
     """
     if not isinstance(module, torch.nn.Module):
         raise ConversionError(f'module must be a torch.nn.Module, not {name_of_kind(module)}. Pass '
-                              'the one that to_torch(model, ..., train=True) returned.')
+                              'the module that to_torch(model, ..., train=True) returned.')
     ours = state.parameters(optimizer.target)
     theirs = dict(module.named_parameters(remove_duplicate=False))
     prefix = next((prefix for prefix in _prefixes(ours) if all(
@@ -273,33 +278,33 @@ def _parameters(optimizer: Any, module: torch.nn.Module
         raise ConversionError(
             f'The module has no parameter {missing[0]!r}; it has: '
             f'{", ".join([*theirs][:4]) or "none"}. Convert the model of the optimizer with '
-            'to_torch(model, ..., train=True)')
+            'to_torch(model, ..., train=True).')
     used, frozen, seen = [], [], set()
     for name, old in ours.items():
         new = theirs[name.removeprefix(prefix)]
         if new.shape != old.shape:
             raise ConversionError(f'{name} has the shape {old.shape}, but {tuple(new.shape)} in '
-                                  "the module. Pass the module that to_torch made of the "
+                                  "the module. Pass the module that to_torch returned for the "
                                   "optimizer's model.")
         if id(old) in seen:
             warnings.warn(
-                f'{name} is a parameter of several links, which Chainer updates once for each in '
-                'every step. PyTorch updates it once.', stacklevel=3)
+                f'{name} is a parameter of several links. Chainer updates it once per link in '
+                'every step, but PyTorch updates it only once.', stacklevel=3)
             continue
         seen.add(id(old))
         if not isinstance(old._data[0], np.ndarray):
-            raise ConversionError(f'{name} is on a GPU. Call optimizer.target.to_cpu() first')
+            raise ConversionError(f'{name} is on a GPU. Call optimizer.target.to_cpu() first.')
         if old.update_rule is not None and old.update_rule.enabled:
             used.append((name, old, new))
         else:
             frozen.append((name, new))
     if not used:
-        raise ConversionError('All parameters are frozen: there is nothing to optimize')
+        raise ConversionError('All parameters are frozen, so there is nothing to optimize.')
     return used, frozen
 
 
 def _prefixes(names: Any) -> Iterator[str]:
-    """Yield possible common prefixes of the names: none, or the names of links around the model."""
+    """Yield possible common prefixes of the names: first none, then the names of outer links."""
     yield ''
     first = next(iter(names), '')
     parts = first.split('.')
@@ -310,27 +315,27 @@ def _prefixes(names: Any) -> Iterator[str]:
 
 
 def kind_of(optimizer: Any, params: list[Any]) -> RuleInTorch:
-    """Return the PyTorch equivalents of parameters' update rules."""
+    """Return the PyTorch equivalent of the update rules of parameters."""
     rules = {type(param.update_rule) for param in params}
     if len(rules) > 1:
         raise ConversionError('Parameters have update rules of different classes: '
-                              f'{", ".join(sorted(rule.__name__ for rule in rules))}')
+                              f'{", ".join(sorted(rule.__name__ for rule in rules))}.')
     rule, = rules
     kind = KINDS.get(rule)
     if kind is None:
         known = ', '.join(sorted(each.__name__.removesuffix('Rule') for each in KINDS))
-        raise ConversionError(f'{type(optimizer).__name__} has no equivalent in PyTorch; these '
-                              f'have one: {known}')
+        raise ConversionError(f'{type(optimizer).__name__} has no equivalent in PyTorch. These '
+                              f'optimizers have one: {known}.')
     if any(param.update_rule._use_fp32_update and param.dtype == np.float16 for param in params):
         raise ConversionError('Parameters in float16 with use_fp32_update() have no equivalent in '
-                              'PyTorch. Convert a float32 model, and use torch.amp')
+                              'PyTorch. Convert a float32 model, and use torch.amp.')
     if kind is _ADAM and any(param.update_rule.hyperparam.weight_decay_rate for param in params):
         return _ADAMW
     return kind
 
 
 def _named(name: str, call: Callable[[], T]) -> T:
-    """Return the result of a call; an error contains the name of the parameter."""
+    """Return the result of a call; add the name of the parameter to its errors."""
     try:
         return call()
     except ConversionError as error:
@@ -343,7 +348,7 @@ def remaining_hooks(optimizer: Any, kind: RuleInTorch) -> tuple[list[Any], float
     if after:
         raise ConversionError(
             f'The hook {type(after[0]).__name__} runs after updates, which has no equivalent in '
-            'PyTorch. Remove it, and call a function after step')
+            'PyTorch. Remove it, and call a function after step.')
     if hooks and type(hooks[-1]) is optimizer_hooks.WeightDecay and kind.has_weight_decay:
         return hooks[:-1], float(hooks[-1].rate)
     return hooks, 0.
@@ -358,7 +363,7 @@ def _hooks_of(owner: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _options(rule: Any, kind: RuleInTorch, decay: float) -> Options:
-    """Return the options of a parameter, whose rule may have a hook WeightDecay of its own."""
+    """Return the options of a parameter, including a hook WeightDecay of its update rule."""
     options = kind.options(rule.hyperparam)
     before, after = _hooks_of(rule)
     hooks = before + after
@@ -372,7 +377,7 @@ def _options(rule: Any, kind: RuleInTorch, decay: float) -> Options:
 
 
 def _preparation(hook: Any) -> Preparation:
-    """Return the effect of a hook, for parameters of PyTorch."""
+    """Return a function that has the effect of a hook on PyTorch parameters."""
     kind = type(hook)
     if kind is optimizer_hooks.WeightDecay:
         return lambda params: _for_each(params, lambda p: p.grad.add_(p, alpha=hook.rate))
@@ -393,7 +398,7 @@ def _preparation(hook: Any) -> Preparation:
     raise ConversionError(
         f'The hook {kind.__name__} has no equivalent in PyTorch. Remove it from the optimizer, and '
         'change the gradients before step yourself: see torch.optim.Optimizer.'
-        'register_step_pre_hook')
+        'register_step_pre_hook.')
 
 
 def _for_each(params: list[torch.nn.Parameter], change: Callable[[Any], object]) -> None:
@@ -410,11 +415,11 @@ def _prepare(preparations: list[Preparation], params: list[torch.nn.Parameter]) 
 
 def _set_state(optimizer: torch.optim.Optimizer, kind: RuleInTorch, name: str, old: Any,
                new: torch.nn.Parameter, arrays: dict[str, Any]) -> None:
-    """Give a parameter in PyTorch the state that its update rule has."""
+    """Copy the state of a parameter's update rule to the PyTorch optimizer."""
     rule = old.update_rule
     if set(arrays) - set(kind.states):
         raise ConversionError(f'The state of {name} has {", ".join(sorted(arrays))}, but '
-                              f'{kind.make.__name__} expects {", ".join(kind.states)}')
+                              f'{kind.make.__name__} expects {", ".join(kind.states)}.')
     found: dict[str, Any] = {'step': torch.tensor(float(rule.t))} if kind.counts else {}
     for ours, theirs in kind.states.items():
         if ours == 'vhat' and not rule.hyperparam.amsgrad:

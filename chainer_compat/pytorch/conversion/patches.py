@@ -18,10 +18,10 @@ class RunRecorder(Protocol):
     is_inside: bool
 
     def apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``FunctionNode.apply`` that reports the function."""
+        """Return a ``FunctionNode.apply`` that records the function."""
 
     def array_of(self, variable: Variable, array: Any) -> Any:
-        """Return the array of a Variable, which knows where it comes from."""
+        """Return the array of a Variable as a tracked array, which records its origin."""
 
     def draw(self, name: str, size: Any) -> Any:
         """Return random numbers."""
@@ -29,7 +29,7 @@ class RunRecorder(Protocol):
 
 @contextlib.contextmanager
 def patched(record: RunRecorder) -> Iterator[None]:
-    """Report functions, values that are taken out of variables, copies and random numbers."""
+    """Record functions, values that are taken out of variables, copies and random numbers."""
     def array(self: Variable) -> Any:
         return record.array_of(self, self._data[0])
 
@@ -59,18 +59,18 @@ def patched(record: RunRecorder) -> Iterator[None]:
 
 def _outside(record: RunRecorder, function: Callable[..., Any], original: Callable[..., Any]
              ) -> Callable[..., Any]:
-    """Return a function for the model, and the original one for Chainer's functions."""
+    """Return a function that calls ``original`` from Chainer functions, ``function`` elsewhere."""
     return lambda *args, **kwargs: (original if record.is_inside else function)(*args, **kwargs)
 
 
 def _random_functions(draw: Callable[[str, Any], Array]) -> dict[str, Callable[..., Array]]:
-    """Return functions of ``numpy.random`` by name, computed from two of them.
+    """Return functions of ``numpy.random`` by name, based on two of them.
 
-    A model draws with them noise that it adds to its inputs, for example.
+    For example, a model uses them to add noise to its inputs.
 
     Args:
-        draw: Draws tracked numbers, called with ``standard_normal`` or ``random_sample`` and the
-            shape.
+        draw: Function that draws tracked random numbers. It is called with ``standard_normal`` or
+            ``random_sample``, and the shape.
     """
     def normal(loc: Any = 0., scale: Any = 1., size: Any = None) -> Array:
         return draw('standard_normal', _shape(size, loc, scale)) * scale + loc

@@ -50,7 +50,7 @@ class NumpyFunction:
 
     def __init__(self, name: str, args: Any, kwargs: Any) -> None:
         self.name, self.args, self.kwargs = name, args, kwargs
-        self.drawn: Array | None = None  # if the function is random
+        self.drawn: Array | None = None  # the random numbers, if the function draws them
 
 
 class TracedCall:
@@ -60,13 +60,13 @@ class TracedCall:
         self.function, self.inputs, self.place = function, inputs, place
         self.train = bool(chainer.config.train)
         self.node: FunctionNode | None = None
-        self.is_given = False  # whether its random numbers are an argument
+        self.is_given = False  # whether its random numbers were passed to it
         self.in_arrays: list[Array] = []
         self.outputs: list[Array] = []
 
     @property
     def name(self) -> str:
-        """The class of the function below ``chainer.functions``, or ``numpy.`` and the name."""
+        """The class of the function below ``chainer.functions``, or ``numpy.`` and a name."""
         if isinstance(self.function, NumpyFunction):
             return f'numpy.{self.function.name}'
         cls = type(self.function)
@@ -96,6 +96,6 @@ def flattened(value: Any) -> list[Any]:
 
 
 def identity(array: Array) -> Any:
-    """Return what two arrays have in common that are the same values in the same memory."""
+    """Return a key that is the same for all arrays that are the same view of the same memory."""
     interface = array.__array_interface__
     return interface['data'][0], array.shape, array.strides, array.dtype.str

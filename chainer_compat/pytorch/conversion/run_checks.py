@@ -1,4 +1,4 @@
-"""Checks of two runs of a model: they call the same functions, which have expressions."""
+"""Checks that two runs of a model call the same functions, and that these have expressions."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from chainer_compat.pytorch.expressions import EXPRESSIONS, NOT_EXPRESSIBLE
 
 
 def check_outputs(first: Any, second: Any) -> None:
-    """Raise if the results have different structures, or contain no array."""
+    """Raise an error if the results have different structures or contain no array."""
     if repr(mapped(first, lambda _: 0)) != repr(mapped(second, lambda _: 0)):
-        raise ConversionError(f'The model cannot be converted: {differ()}.')
+        raise ConversionError(
+            'The model cannot be converted: its outputs have a different structure in another run, '
+            'so control flow depends on the inputs.')
     if not any(isinstance(each, Reference) for each in flattened(first)):
-        raise ConversionError('The model returns no array. Convert a function that returns its '
-                              'results, with call=.')
+        raise ConversionError('The model returns no array. Use call= to convert a function that '
+                              'returns its results.')
 
 
 #: Why a function has no expression, by its package.
 _REASONS = {
-    'chainer': 'it has no entry',
+    'chainer': 'it is not supported',
     'chainermn': 'it communicates with other ranks. Convert a model that one rank can compute, and '
                  'copy the parameters of the other ranks to it',
-    '': 'it is not a Chainer function. Use one of Chainer, or convert a function without it, '
-        'with call='}
+    '': 'it is not a Chainer function. Use a Chainer function, or use call= to convert a '
+        'function that does not call it'}
 
 
 def check_expressions(calls: list[TracedCall]) -> None:
-    """Raise if a function has no expression in PyTorch."""
+    """Raise an error if a function has no expression in PyTorch."""
     unknown: dict[str, str] = {}
     for call in calls:
         if not isinstance(call.function, NumpyFunction) and call.name not in EXPRESSIONS:
@@ -47,7 +49,7 @@ def check_expressions(calls: list[TracedCall]) -> None:
 
 
 def check_equal(first: list[TracedCall], second: list[TracedCall]) -> None:
-    """Raise if the runs called different functions."""
+    """Raise an error if the runs called different functions."""
     for one, other in zip(first, second, strict=False):
         if one.name != other.name:
             raise ConversionError(
@@ -61,6 +63,6 @@ def check_equal(first: list[TracedCall], second: list[TracedCall]) -> None:
 
 
 def differ() -> ConversionError:
-    """Return the error of a value that is not the same in both runs."""
-    return ConversionError('it has other inputs in another run: control flow, or a value taken out '
-                           'of the graph, depends on the inputs')
+    """Return the error for a value that has different origins in both runs."""
+    return ConversionError('its inputs have different origins in another run: control flow, or a '
+                           'value taken out of the graph, depends on the inputs')

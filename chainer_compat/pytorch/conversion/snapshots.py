@@ -1,4 +1,4 @@
-"""Snapshots of models, trainers and ranks: which arrays belong to the model."""
+"""Finds the arrays of a model in snapshots of models, trainers and ranks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import numpy as np
 from chainer_compat.pytorch.conversion.errors import ConversionError
 from chainer_compat.pytorch.conversion.tracked_array import Array
 
-#: The files of ChainerMN's checkpoints: name, rank, iteration.
+#: The names of ChainerMN's checkpoint files: name, rank, iteration.
 CHECKPOINT = re.compile(r'(?P<name>.+)\.(?P<rank>\d+)\.(?P<iteration>\d+)')
 
-#: The array that identifies the checkpoint of a file, and the ranks that wrote one, as JSON.
+#: The array with the ID of the checkpoint and the ranks that wrote it, as JSON.
 TAG = 'chainermn/save'
 
 
@@ -30,14 +30,15 @@ def load_snapshot(path: str | Path, model: chainer.Link) -> str:
 
     Args:
         path: An NPZ file of ``save_npz``, a trainer snapshot, a file of a ChainerMN checkpoint, or
-            its folder: then rank 0's file of the newest iteration that all ranks saved.
+            the folder of a checkpoint. For a folder, rank 0's file of the newest iteration that all
+            ranks saved is loaded.
         model: An initialized model.
 
     Returns:
-        Where in the file the model was, such as ``updater/model:main/``.
+        The path of the model in the file, such as ``updater/model:main/``.
 
     Raises:
-        ConversionError: If the file does not contain the model, or several.
+        ConversionError: If the file does not contain the model, or contains several models.
 
     Warns:
         UserWarning: For each newer iteration that was skipped, because a file is missing or
@@ -52,11 +53,11 @@ def load_snapshot(path: str | Path, model: chainer.Link) -> str:
 
 @contextlib.contextmanager
 def read(path: str | Path) -> Iterator[Mapping[str, Array]]:
-    """Open an NPZ file; raise ConversionError if it is none, or is damaged."""
+    """Open an NPZ file; raise ConversionError if the file is damaged or not an NPZ file."""
     if not zipfile.is_zipfile(path):
         with open(path, 'rb'):  # raises OSError if it cannot be read
-            raise ConversionError(f'{path} is not an NPZ file. Pass a file of '
-                                  'chainer.serializers.save_npz, or of a snapshot or checkpoint.')
+            raise ConversionError(f'{path} is not an NPZ file. Pass a file written by '
+                                  'chainer.serializers.save_npz, or by a snapshot or checkpoint.')
     try:
         with np.load(path) as arrays:
             yield arrays
@@ -65,20 +66,20 @@ def read(path: str | Path) -> Iterator[Mapping[str, Array]]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return a file; for a folder, the files of the newest iteration that all ranks saved."""
+    """Return the file itself; for a folder, return the files of the newest complete iteration."""
     return _newest_files(path) if path.is_dir() else [path]
 
 
 def _newest_files(folder: Path) -> list[Path]:
-    saves: dict[tuple[str, int], dict[int, Path]] = {}
+    checkpoints: dict[tuple[str, int], dict[int, Path]] = {}
     for file in folder.iterdir():
         if match := CHECKPOINT.fullmatch(file.name):
             key = match['name'], int(match['iteration'])
-            saves.setdefault(key, {})[int(match['rank'])] = file
-    if len({name for name, _ in saves}) > 1:
+            checkpoints.setdefault(key, {})[int(match['rank'])] = file
+    if len({name for name, _ in checkpoints}) > 1:
         raise ConversionError(f'{folder} contains checkpoints with different names. Pass a file.')
-    ranks = max((max(files) + 1 for files in saves.values()), default=0)
-    for (_, iteration), files in sorted(saves.items(), reverse=True):
+    ranks = max((max(files) + 1 for files in checkpoints.values()), default=0)
+    for (_, iteration), files in sorted(checkpoints.items(), reverse=True):
         if _is_complete(files, ranks):
             return [files[rank] for rank in sorted(files)]
         warnings.warn(f'Skipped iteration {iteration} in {folder}: a file is missing or damaged.',
@@ -99,12 +100,12 @@ def _is_complete(files: Mapping[int, Path], ranks: int) -> bool:
             return len(files) == ranks
         return all((_tag(files[rank]) or {}).get('save') == first['save']
                    for rank in first['writers'])
-    except Exception:  # a file is missing, or damaged: nearly any class
+    except Exception:  # damaged files can raise nearly any class
         return False
 
 
 def _tag(file: Path) -> dict[str, Any] | None:
-    """Return the description of a checkpoint in a file; ``None`` for a file of ChainerMN 7."""
+    """Return the checkpoint's ID and ranks from a file; ``None`` for a file of ChainerMN 7."""
     with np.load(file) as arrays:
         return json.loads(arrays[TAG].tobytes()) if TAG in arrays else None
 
@@ -113,7 +114,7 @@ def find_model(arrays: Mapping[str, Array], model: chainer.Link, file: str) -> s
     """Return the prefix of the model's arrays.
 
     Raises:
-        ConversionError: If there is no such prefix, or several.
+        ConversionError: If there is no such prefix, or there are several.
     """
     paths = [path.lstrip('/') for path, _ in model.namedparams(include_uninit=True)]
     keys = set(arrays)

@@ -1,4 +1,4 @@
-"""The state of a Chainer model by PyTorch's names: parameters, persistent values, attributes."""
+"""The state of a Chainer model by PyTorch names: parameters, persistent values, attributes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chainer_compat.pytorch.conversion.tracked_array import Array
 
 
 def torch_name(path: str) -> str:
-    """Return the name of Chainer's path ``/l1/W``: ``l1.W``."""
+    """Return the PyTorch name for a path in Chainer, such as ``l1.W`` for ``/l1/W``."""
     return path.lstrip('/').replace('/', '.')
 
 
@@ -24,14 +24,14 @@ def parameters(model: chainer.Link) -> dict[str, chainer.Parameter]:
 
 
 def persistent_values(model: chainer.Link) -> dict[str, Array]:
-    """Return arrays and numbers that are saved with the model, except its parameters."""
+    """Return the arrays and numbers that are saved with the model, except its parameters."""
     return {torch_name(f'{path}/{name}'): np.asarray(link.__dict__[name])
             for path, link in model.namedlinks() for name in sorted(link._persistent)
             if isinstance(link.__dict__[name], np.ndarray | np.generic | int | float)}
 
 
 def other_arrays(model: chainer.Link) -> dict[str, Array]:
-    """Return arrays that are attributes of links, but not saved with the model."""
+    """Return the arrays that are attributes of links but not saved with the model."""
     return {torch_name(f'{path}/{name}'): value
             for path, link in model.namedlinks() for name, value in link.__dict__.items()
             if isinstance(value, np.ndarray) and name not in link._persistent}
@@ -39,7 +39,7 @@ def other_arrays(model: chainer.Link) -> dict[str, Array]:
 
 @contextlib.contextmanager
 def unchanged(model: chainer.Link) -> Iterator[Callable[[], dict[str, Array]]]:
-    """Restore the state of the links and random numbers at the end.
+    """Restore the state of the links and random number generators at the end.
 
     Yields:
         A function that returns copies of the persistent values.
@@ -52,7 +52,7 @@ def unchanged(model: chainer.Link) -> Iterator[Callable[[], dict[str, Array]]]:
 
 
 def uninitialized(model: chainer.Link) -> list[str]:
-    """Return the names of arrays whose sizes depend on the first input, which is still missing."""
+    """Return the names of arrays that do not exist until the first input gives their sizes."""
     return [*(torch_name(path) for path, parameter in model.namedparams(include_uninit=True)
               if not parameter.is_initialized),
             *(torch_name(f'{path}/avg_mean') for path, link in model.namedlinks()
@@ -60,7 +60,7 @@ def uninitialized(model: chainer.Link) -> list[str]:
 
 
 def initialize(model: chainer.Link, run: Callable[[], object]) -> None:
-    """Run the model once if links wait for their first input to know their sizes."""
+    """Run the model once if some sizes depend on the first input."""
     if not uninitialized(model):
         return
     before = [(link, dict(link.__dict__)) for link in model.links()]

@@ -1,6 +1,6 @@
-"""Chainer's formulas for PyTorch, where ``torch.optim`` has others.
+"""Chainer's formulas for PyTorch, where ``torch.optim`` uses different ones.
 
-They use PyTorch only: a training that has moved to PyTorch has a copy of their source.
+They only use PyTorch, because ``export --training`` copies their source into ``train.py``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 
 
 def eps_before_correction(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Let Adam add ``eps`` before it corrects the bias, and count every step, like Chainer.
+    """Make Adam add ``eps`` before it corrects the bias, and count every step, like Chainer.
 
-    A hook of ``register_step_pre_hook``.
+    This is a hook for ``register_step_pre_hook``.
     """
     for group in optimizer.param_groups:
         group['t'] += 1

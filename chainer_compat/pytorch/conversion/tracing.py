@@ -1,4 +1,4 @@
-"""One run of a model, recorded: its functions, in order, and where their inputs come from."""
+"""Records a run of a model: its functions in order, and the origins of their inputs."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Trace:
         self._parts = {id(part) for part in [*model.links(), *model.params()]}
         self._nodes: dict[Any, Reference] = {}
         self._arrays: dict[Any, Reference] = {}
-        self._owners: list[Any] = []  # kept, so that memory that identifies arrays is not reused
+        self._owners: list[Any] = []  # keeps the memory that identifies arrays
         self._random = _random_state()
         self.is_inside = False
 
     def place(self) -> str:
-        """Return the link and the line of the program that are being executed."""
+        """Return the link and the line of user code that are being executed."""
         frame = _frame()
         link = self._links[-1] if self._links else ''
         if link:
@@ -71,7 +71,7 @@ class Trace:
         return f'{link}{frame.f_code.co_filename}:{frame.f_lineno}'
 
     def source(self) -> str:
-        """Return the text of this line, after a colon; nothing if it cannot be read."""
+        """Return the text of this line after a colon, or nothing if it cannot be read."""
         frame = _frame()
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         return line and f': {line}'
@@ -80,12 +80,12 @@ class Trace:
         """Raise an error if the model drew random numbers in a way that the trace does not show."""
         if _random_state() != self._random:
             raise ConversionError(
-                'The model cannot be converted: it draws random numbers other than with '
-                "Chainer's functions or np.random.normal, uniform and gumbel "
+                'The model cannot be converted: it draws random numbers, but not with '
+                "Chainer's functions or np.random.normal, uniform or gumbel "
                 f'({self.place()}).')
 
     def check_links(self) -> None:
-        """Raise an error if the run created links or parameters: they are untrained."""
+        """Raise an error if the run created links or parameters, which are untrained."""
         for path, part in [*self.model.namedlinks(), *self.model.namedparams()]:
             if isinstance(part, chainer.Link | Parameter) and id(part) not in self._parts:
                 raise ConversionError(
@@ -93,7 +93,7 @@ class Trace:
                     'the model once before the conversion.')
 
     def draw(self, name: str, size: Any) -> Array:
-        """Draw numbers of NumPy for the model."""
+        """Draw random numbers for the model with NumPy."""
         self.check_random()
         result = np.asarray(getattr(np.random.mtrand, name)(size))
         self._random = _random_state()
@@ -103,12 +103,12 @@ class Trace:
         return tracked(result, Output(call, 0))
 
     def add_array(self, array: Array, reference: Reference) -> None:
-        """Remember where an array comes from."""
+        """Record the origin of an array."""
         self._owners.append(array)
         self._arrays.setdefault(identity(array), reference)
 
     def reference(self, value: Any) -> Reference:
-        """Return where an input of a function comes from.
+        """Return the origin of a function's input.
 
         Raises:
             ConversionError: If it was computed in a way that the trace does not show.
@@ -152,7 +152,7 @@ class Trace:
         return call
 
     def apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``FunctionNode.apply`` that records the function."""
+        """Return a ``FunctionNode.apply`` that records the function."""
 
         def apply(node: FunctionNode, inputs: Any) -> Any:
             if self.is_inside:
@@ -181,14 +181,14 @@ class Trace:
                 self.is_inside = False
             self._random = _random_state()
             call = self.record(function, references, arrays, outputs)
-            call.node = node if node is function else None  # old functions run backward once
+            call.node = node if node is function else None  # old functions run backward only once
             call.is_given = is_given
             return outputs
 
         return apply
 
     def numpy_function(self, name: str, args: Any, kwargs: Any, result: Any) -> Any:
-        """Record a NumPy function, and return its result with its origin."""
+        """Record a NumPy function, and return its result as a tracked array."""
         if self.is_inside:
             return result
         if name == 'copy':
@@ -198,7 +198,7 @@ class Trace:
                 return result
             raise ConversionError(
                 f'The model cannot be converted: numpy.{name} gets an array that depends on the '
-                'inputs, and returns no array or changes one in place. The module would return the '
+                'inputs, but returns no array or changes one in place. The module would return the '
                 f'result of the example for every input ({self.place()}{self.source()}). Use '
                 "Chainer's functions instead.")
         if name not in NUMPY or _is_lost((args, kwargs)) or not isinstance(
@@ -211,7 +211,7 @@ class Trace:
         return tracked(result, Output(call, 0))
 
     def array_of(self, variable: Variable, array: Array) -> Array:
-        """Return ``variable.array`` for the model, with its origin."""
+        """Return ``variable.array`` for the model, as a tracked array."""
         frame = sys._getframe(2)
         caller = frame.f_globals.get('__name__', '')
         is_internal = is_library(caller) and frame.f_code.co_name != 'as_array' and (
@@ -224,11 +224,11 @@ class Trace:
 
     @property
     def nbytes(self) -> int:
-        """The memory of all results of functions."""
+        """The size of all function outputs in bytes."""
         return sum(y.nbytes for call in self.calls for y in call.outputs)
 
     def needed(self) -> list[TracedCall]:
-        """Return the functions that outputs depend on, in order."""
+        """Return the functions that the outputs depend on, in order."""
         found: set[int] = set()
         waiting = [each for each in flattened(self.outputs)]
         while waiting:
@@ -250,7 +250,7 @@ class Trace:
                 and not (isinstance(each, Output) and each.call is call)]
 
     def hook(self) -> chainer.LinkHook:
-        """Return a hook that notes which link is running."""
+        """Return a hook that records which link is running."""
         links, paths = self._links, self._paths
 
         class Hook(chainer.LinkHook):
@@ -267,14 +267,14 @@ class Trace:
 
 def trace(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
           call: Callable[..., Any] | None = None, seed: int | None = None) -> Trace:
-    """Run a model with example inputs, and return the record. The model is not changed.
+    """Run a model with example inputs and return the record. The model is not changed.
 
     Args:
         model: The model.
         inputs: Its arguments: arrays, variables, numbers, and lists, tuples or dicts of them.
-        train: The mode.
-        call: Which function to run instead of ``model``, such as ``model.predict``.
-        seed: The seed of NumPy's random numbers, so that two runs draw different ones.
+        train: Whether to run the model in training mode.
+        call: Function to run instead of ``model``, such as ``model.predict``.
+        seed: The seed of the random numbers, so that two runs draw different numbers.
     """
     record = Trace(model, inputs, train, call)
     arguments = tuple(_input(x, (i,), record) for i, x in enumerate(inputs))
@@ -294,17 +294,17 @@ def trace(model: chainer.Link, inputs: tuple[Any, ...], train: bool,
 
 
 def trace_again(first: Trace, inputs: tuple[Any, ...], seed: int) -> Trace:
-    """Run the model of a record with other inputs, and return the record."""
+    """Run the model of a record with different inputs, and return the new record."""
     return trace(first.model, inputs, first.train, first.call, seed)
 
 
 def run_again(first: Trace) -> Callable[[Trace, tuple[Any, ...], int], Trace]:
-    """Return ``trace_again`` if the model draws random numbers, else one that records outputs."""
+    """Return ``trace_again`` if the model is random, or a function that only records outputs."""
     return trace_again if any(call.name in DRAWN for call in first.calls) else _results
 
 
 def _results(first: Trace, inputs: tuple[Any, ...], seed: int) -> Trace:
-    """Run the model of a record with other inputs, and return its record with the new outputs."""
+    """Run the model of a record with different inputs, and record only the new outputs."""
     record = Trace(first.model, inputs, first.train, first.call)
     record.calls, record.outputs = first.calls, first.outputs
     with unchanged(first.model) as state, chainer.using_config(
@@ -315,12 +315,12 @@ def _results(first: Trace, inputs: tuple[Any, ...], seed: int) -> Trace:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of an array, or the value."""
+    """Return a copy of an array, or any other value itself."""
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _input(value: Any, path: tuple[Any, ...], record: Trace) -> Any:
-    """Return an argument for the model: arrays with their origin."""
+    """Return an argument for the model, with tracked arrays."""
     if isinstance(value, dict):
         return {key: _input(each, (*path, key), record) for key, each in value.items()}
     if isinstance(value, tuple | list):
@@ -344,7 +344,7 @@ def _output(value: Any, record: Trace) -> Reference:
 
 
 def _frame() -> types.FrameType:
-    """Return the innermost frame outside of libraries."""
+    """Return the innermost frame outside libraries."""
     frame = sys._getframe(2)
     while frame.f_back is not None and is_library(frame.f_globals.get('__name__', '')):
         frame = frame.f_back
@@ -352,7 +352,7 @@ def _frame() -> types.FrameType:
 
 
 def is_library(module: str) -> bool:
-    """Return whether a module belongs to a library, not to the program."""
+    """Return whether a module belongs to a library rather than to user code."""
     return module.partition('.')[0] in (
         'chainer', 'chainer_compat', 'chainermn', 'numpy')
 

@@ -1,8 +1,8 @@
-"""NumPy arrays that know where their values come from.
+"""NumPy arrays that track the origin of their values.
 
-During a traced run, the model gets such arrays as inputs, and as ``variable.array``. NumPy
-functions with an expression become part of the graph. All others mark their result: it raises an
-error as soon as a Chainer function, or an ``if``, uses it.
+During a traced run, the model gets such arrays as inputs and as ``variable.array``. NumPy functions
+with an expression become part of the graph. All other functions mark their result, which raises an
+error as soon as a Chainer function or an ``if`` uses it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from chainer_compat.pytorch.conversion.errors import ConversionError
 
 Array = np.ndarray[Any, Any]
 
-IN_PLACE = 'changes an array in place that was computed from the inputs'
+IN_PLACE = 'changes, in place, an array that was computed from the inputs'
 
 
-#: Expressions that the program may contain, by the method that Python calls for them.
+#: Python expressions in user code, by the method that Python calls for them.
 WRITTEN = {
     '__bool__': 'an if, while, assert, and, or or not', '__int__': 'int(...)',
     '__float__': 'float(...)', '__complex__': 'complex(...)', 'shape': 'len(...) or .shape',
@@ -28,22 +28,22 @@ WRITTEN = {
     'flat': '.flat', '__contains__': 'an in'}
 
 
-#: The sizes of their results depend on values.
+#: Functions whose results have sizes that depend on values.
 SIZED_BY_VALUES = {f'numpy.{name}' for name in (
     'nonzero', 'flatnonzero', 'argwhere', 'unique', 'unique_values', 'compress', 'extract',
     'intersect1d', 'union1d', 'setdiff1d', 'setxor1d', 'bincount', 'repeat', 'delete')}
 
 
 class Recorder(Protocol):
-    """The traced run, as far as arrays need it."""
+    """The part of the traced run that arrays need."""
 
     is_inside: bool  # whether a Chainer function is running
 
     def numpy_function(self, name: str, args: Any, kwargs: Any, result: Any) -> Any:
-        """Record a NumPy function, and return its result with its origin."""
+        """Record a NumPy function, and return its result as a tracked array."""
 
     def place(self) -> str:
-        """Return the link and the line of the program that is running."""
+        """Return the link and the line of user code that are being executed."""
 
     def source(self) -> str:
         """Return the text of this line."""
@@ -56,14 +56,14 @@ class Current:
 
 
 class Lost:
-    """Stands for a value that a NumPy function without an expression computed."""
+    """The origin of a value that a NumPy function without an expression computed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 class TrackedArray(np.ndarray):
-    """An array with the reference to its origin. A view made by C code has lost it."""
+    """An array with a reference to its origin, which is lost in views that C code creates."""
 
     reference: Any = Lost('a view')
 
@@ -95,7 +95,7 @@ class TrackedArray(np.ndarray):
 
 
 def plain(value: Any) -> Any:
-    """Return a value without the references to its origin: arrays of NumPy's own class."""
+    """Return a value without references to origins: tracked arrays become NumPy arrays."""
     if isinstance(value, TrackedArray):
         return value.view(np.ndarray)
     if type(value) in (tuple, list):
@@ -108,7 +108,7 @@ def plain(value: Any) -> Any:
 
 
 def tracked(array: Any, reference: Any) -> TrackedArray:
-    """Return an array with its origin."""
+    """Return an array that is tracked as coming from ``reference``."""
     result = np.asarray(array).view(TrackedArray)
     result.reference = reference
     return result
@@ -128,7 +128,7 @@ def elements(value: Any) -> Iterator[Any]:
 
 
 def tracks_copies(original: Callable[..., Array]) -> Callable[..., Array]:
-    """Return ``numpy.array`` or ``asarray`` that notes where the values come from."""
+    """Return a ``numpy.array`` or ``asarray`` that tracks the origin of the values."""
 
     @functools.wraps(original)
     def create(value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -178,12 +178,12 @@ def _reject_value(written: str) -> None:
         raise ConversionError(
             f'The model cannot be converted: {written} gets a value that depends on the inputs, so '
             f'all inputs would give the result of the example ({recorder.place()}'
-            f'{recorder.source()}). Choose with F.where instead of if, calculate with arrays or '
-            'variables instead of numbers, or convert a function without this line, with call=.')
+            f'{recorder.source()}). Use F.where instead of if, use arrays or variables '
+            'instead of numbers, or use call= to convert a function without this line.')
 
 
 def _shape(name: str) -> property:
-    """Return an attribute of the shape, which values determine in results of some functions."""
+    """Return a property for the shape, which depends on values for some functions."""
     def shape(self: TrackedArray) -> Any:
         if isinstance(self.reference, Lost) and (
                 self.reference.name.split(' ')[0] in SIZED_BY_VALUES):

@@ -21,23 +21,25 @@ from chainer_compat.pytorch.conversion.tracked_array import Array
 from chainer_compat.updates.sharded_states import ENTRY, merge
 
 
-class WhereItStopped(NamedTuple):
-    """The position at which a training stopped; ``None``: the snapshot does not contain it."""
+class Position(NamedTuple):
+    """The position at which training stopped; ``None`` if the snapshot does not contain it."""
 
     iteration: int | None
     epoch: int | None
 
 
-def load_optimizer(path: str | Path, optimizer: Any) -> WhereItStopped:
+def load_optimizer(path: str | Path, optimizer: Any) -> Position:
     """Load the state of an optimizer from the snapshot of a trainer.
 
     Args:
-        path: A trainer snapshot, a file of a ChainerMN checkpoint, or its folder, which it must be
-            if each rank saved a shard of the state.
-        optimizer: Set up with the model, or a part of the one in the snapshot.
+        path: A trainer snapshot, or a file or the folder of a ChainerMN checkpoint. It must be the
+            folder if each rank saved a shard of the state.
+        optimizer: An optimizer that is set up with the model, or with a part of the model in the
+            snapshot.
 
     Raises:
-        ConversionError: If the file does not contain the state, or the state of several optimizers.
+        ConversionError: If the file does not contain the state, or contains the states of several
+            optimizers.
     """
     files = files_of(Path(path))
     with contextlib.ExitStack() as stack:
@@ -50,7 +52,7 @@ def load_optimizer(path: str | Path, optimizer: Any) -> WhereItStopped:
                 _complete_state(of_ranks, start) if start + ENTRY in arrays else arrays,
                 path=start))
             optimizer.t = max(optimizer.t, param.update_rule.t)
-        return WhereItStopped(_number(arrays, r'(.*/)?updater/iteration'),
+        return Position(_number(arrays, r'(.*/)?updater/iteration'),
                               _number(arrays, r'(.*/)?iterator:main/epoch'))
 
 
@@ -62,9 +64,9 @@ def _prefix(arrays: Mapping[str, Array], optimizer: Any, file: str) -> str:
         start + end in arrays for end in ends))
     if len(found) != 1:
         raise ConversionError(
-            f'{file} contains the states of several optimizers: {", ".join(found)}' if found else
+            f'{file} contains the states of several optimizers: {", ".join(found)}.' if found else
             f'{file} does not contain the state of an optimizer of these parameters, such as '
-            f'{ends[0]!r}. It must be the snapshot of a trainer, or a checkpoint')
+            f'{ends[0]!r}. It must be the snapshot of a trainer, or a checkpoint.')
     return found[0]
 
 
@@ -76,7 +78,7 @@ def _complete_state(of_ranks: Sequence[Mapping[str, Array]], start: str) -> dict
     except ValueError:
         raise ConversionError(
             'The file contains only one shard of the optimizer states, because the optimizer used '
-            'shard_states=True. Pass the folder with the files of all ranks') from None
+            'shard_states=True. Pass the folder with the files of all ranks.') from None
 
 
 def _number(arrays: Mapping[str, Array], pattern: str) -> int | None:
@@ -85,26 +87,26 @@ def _number(arrays: Mapping[str, Array], pattern: str) -> int | None:
 
 
 def write_training(folder: str | Path, module: torch.nn.Module, optimizer: Any,
-                   position: WhereItStopped, source: str) -> None:
-    """Write the module, the state of its optimizer, and ``train.py``, which continues.
+                   position: Position, source: str) -> None:
+    """Write the module, the state of its optimizer, and ``train.py``, which continues training.
 
     Args:
-        folder: Is created.
-        module: Of ``to_torch(..., train=True)``.
-        optimizer: Chainer's optimizer.
-        position: Where the training stopped.
+        folder: The folder to write to. It is created if necessary.
+        module: The module, from ``to_torch(..., train=True)``.
+        optimizer: The Chainer optimizer.
+        position: The position at which training stopped.
         source: The name of the snapshot.
 
     Raises:
-        ConversionError: As for ``to_torch_optimizer``.
-        FileExistsError: If the folder has a ``train.py``.
+        ConversionError: For the same reasons as in ``to_torch_optimizer``.
+        FileExistsError: If the folder already contains a ``train.py``.
     """
     folder = Path(folder)
     new = optimizers.to_torch_optimizer(optimizer, module)
     names = {id(p): name for name, p in module.named_parameters()}
     groups = [{**{key: value for key, value in group.items() if key != 'params'},
                'params': [names[id(p)] for p in group['params']]} for group in new.param_groups]
-    text = program(new, groups, optimizer, position, source)
+    text = script(new, groups, optimizer, position, source)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / 'train.py', 'x', encoding='utf-8') as file:
         file.write(text)
@@ -113,8 +115,8 @@ def write_training(folder: str | Path, module: torch.nn.Module, optimizer: Any,
                folder / 'training.pt')
 
 
-def program(new: torch.optim.Optimizer, groups: list[dict[str, Any]], optimizer: Any,
-            position: WhereItStopped, source: str) -> str:
+def script(new: torch.optim.Optimizer, groups: list[dict[str, Any]], optimizer: Any,
+           position: Position, source: str) -> str:
     """Return the script that continues training."""
     kind = type(new)
     rates = sorted({group['lr'] for group in groups})
@@ -126,7 +128,7 @@ def program(new: torch.optim.Optimizer, groups: list[dict[str, Any]], optimizer:
         sources.append(kind)
     if 'chainer_eps' in groups[0]:
         sources.append(torch_optimizers.eps_before_correction)
-    return PROGRAM.format(
+    return SCRIPT.format(
         source=source,
         imports='import math\nimport os' if 'chainer_eps' in groups[0] else 'import os',
         sources=''.join(f'\n\n{_source(each)}\n' for each in sources),
@@ -134,7 +136,7 @@ def program(new: torch.optim.Optimizer, groups: list[dict[str, Any]], optimizer:
         kind=kind.__name__,
         register='    optimizer.register_step_pre_hook(eps_before_correction)\n' if (
             'chainer_eps' in groups[0]) else '',
-        rate=f'{rates[0]:g}' if len(rates) == 1 else 'of each group',
+        rate=f'{rates[0]:g}' if len(rates) == 1 else 'different for each group',
         begin=position.epoch or 0,
         position=', '.join(f'{name} {value}' for name, value in position._asdict().items()
                            if value is not None) or 'an unknown position',
@@ -142,7 +144,7 @@ def program(new: torch.optim.Optimizer, groups: list[dict[str, Any]], optimizer:
 
 
 def _source(each: Any) -> str:
-    """Return the source of a class or function, without types."""
+    """Return the source of a class or function, without type annotations."""
     text = inspect.getsource(each).rstrip()
     for typed, plain in (
             (': torch.optim.Optimizer, *_: Any) -> None:', ', *_):'),
@@ -165,9 +167,9 @@ def _line(hook: Any) -> str:
     return f'for p in module.parameters():\n    if p.grad is not None:\n        p.grad.{change}\n'
 
 
-PROGRAM = '''"""Goes on with the training of {source}, which stopped at {position}.
+SCRIPT = '''"""Continues the training run of {source}, which stopped at {position}.
 
-python train.py, or on several processes: torchrun --nproc-per-node 2 train.py
+Run it with python train.py, or with several processes: torchrun --nproc-per-node 2 train.py
 """
 
 {imports}
@@ -178,7 +180,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 EPOCHS = {begin} + 10
-BATCH = 32  # of each process
+BATCH = 32  # per process
 {sources}
 
 def dataset():
@@ -223,7 +225,7 @@ def main():
             print(f'epoch {{epoch + 1}}: loss {{loss.item():.4f}}')
             torch.save(module, os.path.join(folder, f'module_{{epoch + 1}}.pt'))
     if size > 1:
-        dist.barrier()  # rank 0 still writes
+        dist.barrier()  # wait until rank 0 has written the file
         dist.destroy_process_group()
 
 

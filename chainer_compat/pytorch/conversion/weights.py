@@ -1,4 +1,4 @@
-"""Weights of a PyTorch module go back into a Chainer model."""
+"""``load_weights``: copy the weights of a PyTorch module into a Chainer model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 from chainer_compat.pytorch.conversion import state
 from chainer_compat.pytorch.conversion.comparison import compare
 from chainer_compat.pytorch.conversion.errors import ConversionError, name_of_kind
-from chainer_compat.pytorch.conversion.first_run import check_model, explained
+from chainer_compat.pytorch.conversion.first_run import as_conversion_error, check_model
 from chainer_compat.pytorch.conversion.module_runs import tensors
 from chainer_compat.pytorch.conversion.references import Leaf, TracedCall, identity
 from chainer_compat.pytorch.conversion.tracing import trace
 from chainer_compat.pytorch.conversion.tracked_array import Array
 
-#: In the order of Chainer's arguments.
+#: PyTorch's names of tensors, in the order of Chainer's arguments.
 TENSORS = 'weight', 'bias', 'running_mean', 'running_var'
 
 
@@ -27,17 +27,18 @@ def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any
                  call: Callable[..., Any] | None = None) -> None:
     """Copy the weights of a PyTorch module into a Chainer model.
 
-    A converted module has the names of the model. For other modules with the same layers,
-    such as torchvision's ResNet-50, pass example inputs: both run, and layers with weights are
-    matched in the order in which they are called. A bias that the module lacks becomes zero. The
-    ``eps`` of normalization layers is also copied. A warning says if the outputs then differ. If
-    anything does not match, nothing is copied.
+    A converted module has the same names as the model. For other modules with the same layers,
+    such as torchvision's ResNet-50, pass example inputs: the model and the module are run, and
+    layers with weights are matched in the order in which they are called. A bias that the module
+    does not have becomes zero. The ``eps`` of normalization layers is also copied. If the outputs
+    still differ, there is a warning. If anything does not match, nothing is copied.
 
     Args:
-        model: A Chainer model on the CPU. Its parameters must be initialized, or inputs given.
-        source: A module, or the ``state_dict`` of a converted one.
+        model: A Chainer model on the CPU. Its parameters must be initialized, unless inputs are
+            given.
+        source: A module, or the ``state_dict`` of a converted module.
         inputs: Example inputs, if the names differ.
-        call: What to run instead of ``model``.
+        call: Function to run instead of ``model``.
 
     Raises:
         ValueError: If names, layers or shapes differ, or if parameters are not initialized.
@@ -47,7 +48,7 @@ def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any
         raise ConversionError('load_weights: pass a torch.nn.Module or its state_dict(), not '
                               f'{name_of_kind(source)}.')
     if inputs:
-        with explained('load_weights(model, module, x)', inputs):
+        with as_conversion_error('load_weights(model, module, x)', inputs):
             state.initialize(model, lambda: (call or model)(*inputs))
     tensors = source.state_dict() if isinstance(source, torch.nn.Module) else source
     waiting = [name for name in state.uninitialized(model) if name in tensors or not inputs]
@@ -67,7 +68,7 @@ def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any
         return
     if not inputs or not isinstance(source, torch.nn.Module):
         raise ValueError(f'The state has no {missing[0]!r} ({len(missing)} of {len(arrays)} names '
-                         'are missing). For a module with other names, pass the module and '
+                         'are missing). For a module with different names, pass the module and '
                          'example inputs.')
     calls = _calls_with_weights(model, inputs, call, arrays)
     modules = _modules_with_weights(source, inputs)
@@ -83,7 +84,7 @@ def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any
 
 
 class _Inference(torch.nn.Module):
-    """Runs a module without making it a part, so that comparisons find no parameters."""
+    """Runs a module without registering it, so that comparisons find no parameters."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -103,7 +104,7 @@ class _Inference(torch.nn.Module):
 def _calls_with_weights(model: chainer.Link, inputs: tuple[Any, ...],
                         call: Callable[..., Any] | None, arrays: Mapping[str, Array]
                         ) -> list[tuple[TracedCall, dict[str, Array]]]:
-    """Return the functions that have weights as inputs, with these by name.
+    """Return the functions that have weights as inputs, each with its weights by name.
 
     Other arrays are constants, such as the factor of batch normalization without ``gamma``.
     """
@@ -121,7 +122,7 @@ def _calls_with_weights(model: chainer.Link, inputs: tuple[Any, ...],
 
 def _modules_with_weights(module: torch.nn.Module, inputs: tuple[Any, ...]
                           ) -> list[tuple[str, torch.nn.Module]]:
-    """Return the parts of a module that have weights, in the order of their calls."""
+    """Return the submodules that have weights, in the order of their calls."""
     found: dict[str, torch.nn.Module] = {}
     hooks = [part.register_forward_hook(
         lambda part, _, __, name=name: found.setdefault(name, part) and None)
@@ -138,8 +139,8 @@ def _matched(calls: list[tuple[TracedCall, dict[str, Array]]],
              modules: list[tuple[str, torch.nn.Module]]) -> dict[str, tuple[Array, Any, str]]:
     """Return the tensor for each array of the model."""
     if len(calls) != len(modules):
-        raise ValueError(f'The model calls {len(calls)} layers with weights, the module '
-                         f'{len(modules)}. Their layers must be the same.')
+        raise ValueError(f'The model calls {len(calls)} layers with weights, but the module '
+                         f'calls {len(modules)}. Both must have the same layers.')
     pairs = {}
     for (each, arrays), (part_name, part) in zip(calls, modules, strict=True):
         known = {**part._parameters, **part._buffers}
@@ -163,8 +164,9 @@ def _copy(pairs: Mapping[str, tuple[Array, Any, str]]) -> None:
     for name, (array, tensor, tensor_name) in pairs.items():
         if tuple(tensor.shape) != array.shape:
             raise ValueError(
-                f'{name} has the shape {array.shape}, but {tensor_name} {tuple(tensor.shape)} in '
-                'the weights. Create the model with the same sizes as the one that was converted.')
+                f'{name} has the shape {array.shape}, but {tensor_name} has the shape '
+                f'{tuple(tensor.shape)} in the weights. Create the model with the same sizes as '
+                'the one that was converted.')
     found = [(array, _as_numpy(tensor)) for array, tensor, _ in pairs.values()]
     for (name, (array, _, tensor_name)), (_, values) in zip(pairs.items(), found, strict=True):
         _check_kind(name, array, tensor_name, values)
@@ -173,10 +175,10 @@ def _copy(pairs: Mapping[str, tuple[Array, Any, str]]) -> None:
 
 
 def _check_kind(name: str, array: Any, tensor_name: str, values: Array) -> None:
-    """Raise an error if values would lose their fractions."""
+    """Raise an error if a cast would lose the fractional part of values."""
     if not np.can_cast(values.dtype, np.asarray(array).dtype, 'same_kind'):
         raise ValueError(f'{name} has the dtype {np.asarray(array).dtype}, but {tensor_name} '
-                         f'{values.dtype}.')
+                         f'has the dtype {values.dtype}.')
 
 
 def _as_numpy(tensor: torch.Tensor) -> Array:

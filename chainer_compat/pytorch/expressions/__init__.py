@@ -3,13 +3,13 @@
 The export to PyTorch and ONNX calls an entry of ``EXPRESSIONS`` with the function and its inputs.
 The function has the attributes of Chainer's object. Its integers can be expressions of the batch
 size, and its arrays are tensors. ``f.in_shapes``, ``f.out_shapes`` and ``f.in_dtypes`` describe its
-arrays. ``f.training`` is the mode of the module, ``f.batch`` the batch size if a shape depends on
-it. Entries use no name of this package in the graph, so the module runs without it.
+arrays, and ``f.training`` is the mode of the module. Entries add no names of this package to the
+graph, so the module runs without the package.
 
-Training on the CPU records runs of functions (``recording``). A family has two tables
-for these: ``RETAINED`` says what Chainer's ``backward`` reads, if the entry of the export can be
-used; ``RECORDED`` has expressions that are faster, or that do more of what ``forward`` does. A run
-saves the arrays that Chainer saves: a program may change them before the backward pass.
+Training on the CPU records runs of functions (``recording``). A family has two tables for runs. If
+the expression of the export can be used, ``RETAINED`` lists what Chainer's ``backward`` reads.
+``RECORDED`` has separate expressions, which are faster or do more of the work of ``forward``. A run
+saves the arrays that Chainer saves, because user code may change them before the backward pass.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def _of_families(table: str) -> dict[str, Any]:
             for name, entry in getattr(family, table, {}).items()}
 
 
-#: By the class below ``chainer.functions``.
+#: The expressions for export, by the class below ``chainer.functions``.
 EXPRESSIONS: dict[str, Callable[..., Any]] = _of_families('EXPRESSIONS')
 
-#: The same as runs record them.
+#: The expressions for runs, by the same classes.
 RECORDED: dict[str, Expression] = {
     name: retaining(EXPRESSIONS[name], retained)
     for name, retained in _of_families('RETAINED').items()} | _of_families('RECORDED')
 
-#: By the name of the function in NumPy, or of the method of arrays.
+#: The expressions of NumPy functions and array methods, by name.
 NUMPY: dict[str, Callable[..., Any]] = numpy_functions.EXPRESSIONS
 
-#: Functions without an entry, by class, and the reason.
+#: The reasons why functions have no expression, by class.
 NOT_EXPRESSIBLE: dict[str, str] = {
     'math.einsum.DiagEinSum': 'PyTorch has no einsum with repeated output subscripts',
-    'theano.theano_function.TheanoFunction': 'runs a Theano function',
+    'theano.theano_function.TheanoFunction': 'it runs a Theano function',
 }

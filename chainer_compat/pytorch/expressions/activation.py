@@ -18,7 +18,7 @@ from chainer_compat.pytorch.unsupported import Unsupported
 
 
 def per_channel(W: Any, shape: tuple[int, ...], ndim: int) -> Any:
-    """Return a parameter with the axes of a batch: the first axis, and those after its own."""
+    """Return a parameter with axes of length 1 for the batch and the axes after its own axes."""
     return W.reshape((1, *shape, *[1] * (ndim - 1 - len(shape))))
 
 
@@ -107,9 +107,9 @@ def tanh(f: Any, x: torch.Tensor) -> torch.Tensor:
 def run_relu(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``torch.relu(x)``.
 
-    The gradient is 0 wherever the output is 0, like Chainer's on a GPU. Chainer's on the CPU is NaN
-    there if the gradient of the output is infinite or NaN. Where the output is NaN, the gradient of
-    the output is passed on; Chainer's is 0.
+    The gradient is 0 wherever the output is 0, like Chainer's gradient on a GPU. On the CPU,
+    Chainer's gradient is NaN there if the gradient of the output is infinite or NaN. Where the
+    output is NaN, the gradient of the output is passed on, whereas Chainer's gradient is 0.
     """
     f.retain_outputs((0,))
     return torch.relu(x)
@@ -126,9 +126,9 @@ def run_leaky_relu(f: Any, x: torch.Tensor) -> torch.Tensor:
 
 def run_elu(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``F.elu(x)``."""
-    if f.alpha != 1:  # at 0, the gradient would be another one
+    if f.alpha != 1:  # at 0, the gradient would differ
         raise Unsupported
-    y = N.elu_(x.clone())  # in place, the gradient depends on the output, like Chainer's
+    y = N.elu_(x.clone())  # in place, the gradient depends on the output, like in Chainer
     if y.detach().sum().isnan():  # for NaN, Chainer's gradient differs
         raise Unsupported
     f.retain_outputs((0,))
@@ -157,7 +157,7 @@ def run_softplus(f: Any, x: torch.Tensor) -> torch.Tensor:
     if f.beta == 0 or not x.dtype.is_floating_point:
         raise Unsupported
     f.retain_inputs((0,))
-    return N.softplus(x, f.beta, 40)  # beyond it, the result is also x in float64
+    return N.softplus(x, f.beta, 40)  # above 40, the result is x even in float64
 
 
 def without_cudnn(f: Any, x: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Shapes, axes, and parts of arrays put together."""
+"""Functions that change shapes and axes, or join and split arrays."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from chainer_compat.pytorch.unsupported import Unsupported
 
 
 def dtype_of(numpy_dtype: Any) -> torch.dtype:
-    """Return PyTorch's name of a NumPy dtype."""
+    """Return the PyTorch dtype for a NumPy dtype."""
     return torch.from_numpy(np.empty(0, numpy_dtype)).dtype
 
 
 def product(sizes: Any) -> Any:
-    """Return the number of elements, which can depend on the batch."""
+    """Return the number of elements, which can depend on the batch size."""
     count = 1
     for size in sizes:
         count = count * size
@@ -30,12 +30,12 @@ def product(sizes: Any) -> Any:
 
 
 def widths(begins: Any, ends: Any) -> list[Any]:
-    """Return widths of padding as ``F.pad`` needs them: from the last axis to the first."""
+    """Return padding widths in the order of ``F.pad``: from the last axis to the first."""
     return [size for pair in reversed(list(zip(begins, ends, strict=True))) for size in pair]
 
 
 def reshape(x: Any, shape: tuple[Any, ...]) -> Any:
-    """Return ``x.reshape(shape)``, with -1 for the only size that depends on the batch."""
+    """Return ``x.reshape(shape)``, with -1 for the only size that depends on the batch size."""
     known = [size for size in shape if isinstance(size, int)]
     if len(known) == len(shape) - 1 and min(known, default=1) > 0:
         shape = tuple(size if isinstance(size, int) else -1 for size in shape)
@@ -71,7 +71,7 @@ def space2depth(f: Any, x: Any) -> Any:
 
 
 def pad(f: Any, x: Any) -> Any:
-    """``F.pad(x, widths, mode)``, widths from the last axis to the first."""
+    """``F.pad(x, widths, mode)``, with widths from the last axis to the first."""
     ndim = len(f.in_shapes[0])
     sizes = np.broadcast_to(np.asarray(f.pad_width), (ndim, 2)).tolist()
     if f.mode == 'constant':
@@ -122,7 +122,7 @@ def resize_images(f: Any, x: Any) -> Any:
 
 
 def rollaxis(f: Any, x: Any) -> Any:
-    """``torch.movedim(x, axis, start)``, one less if the axis moves to the end."""
+    """``torch.movedim(x, axis, start)``, or ``start - 1`` if the axis moves to the end."""
     ndim = len(f.in_shapes[0])
     axis, start = f.axis % ndim, f.start + ndim * (f.start < 0)
     return torch.movedim(x, axis, start - (axis < start))
@@ -221,7 +221,7 @@ def run_transpose(f: Any, x: torch.Tensor) -> torch.Tensor:
 def run_broadcast_to(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``x.expand(shape)``."""
     _check(x)
-    if any([size <= 0 for size in f._shape]):  # PyTorch keeps the size for -1
+    if any([size <= 0 for size in f._shape]):  # PyTorch keeps the size of an axis for -1
         raise Unsupported
     return x.expand(f._shape)
 

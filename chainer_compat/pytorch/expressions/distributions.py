@@ -1,4 +1,4 @@
-"""Functions of ``chainer.distributions`` and of links."""
+"""Functions of ``chainer.distributions`` and ``chainer.links``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elements chosen by indices, conditions or positions."""
+"""Functions that select elements by index, condition or position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chainer_compat.pytorch.unsupported import Unsupported
 
 
 def get_item(f: Any, x: Any) -> Any:
-    """``x[slices]``, with ``long`` for arrays of integers and ``flip`` for negative steps."""
+    """``x[slices]``, with ``long`` for integer arrays and ``flip`` for negative steps."""
     return element(f, x, f.slices, f.raw('slices'))
 
 
@@ -26,7 +26,7 @@ def element(f: Any, x: Any, slices: tuple[Any, ...], known: tuple[Any, ...]) -> 
         f: The function.
         x: The input.
         slices: The index, as values of the graph.
-        known: The index of the example.
+        known: The index in the example run.
     """
     key, flipped = _key(f, slices, known)
     y = x[key]
@@ -34,7 +34,7 @@ def element(f: Any, x: Any, slices: tuple[Any, ...], known: tuple[Any, ...]) -> 
 
 
 def scatter_add(f: Any, x: Any, b: Any) -> Any:
-    """``x.index_put(indices, b, accumulate=True)``, with numbers of all elements as indices."""
+    """``x.index_put(indices, b, accumulate=True)``, with element numbers as indices."""
     shape = f.in_shapes[0]
     key, flipped = _key(f, f.slices, f.raw('slices'))
     numbers = f.call(torch.arange, product(shape)).reshape(shape)[key]
@@ -44,7 +44,7 @@ def scatter_add(f: Any, x: Any, b: Any) -> Any:
 
 
 def integers(x: Any, dtype: Any) -> Any:
-    """Return indices in a dtype that PyTorch and ONNX accept, which masks keep."""
+    """Return indices in a dtype that PyTorch and ONNX accept; masks are not changed."""
     return x if dtype in ('bool', 'int64') else x.long()
 
 
@@ -77,7 +77,7 @@ def _key(f: Any, slices: tuple[Any, ...], known: tuple[Any, ...]) -> tuple[Any, 
         elif isinstance(example, np.ndarray):
             each = integers(each, example.dtype)
         elif isinstance(each, int) and any(array.ndim for array in arrays):
-            each = f.constant(np.array([each]))  # as for NumPy, an index like the others
+            each = f.constant(np.array([each]))  # as in NumPy, an index like the other arrays
             position += 1
         key.append(each)
         position += not isinstance(each, int)
@@ -110,7 +110,7 @@ def embed_id(f: Any, x: Any, W: Any) -> Any:
 def maximum_of(function: Any) -> Any:
     """Return the expression of ``F.max`` or ``F.min``."""
     def expression(f: Any, x: Any) -> Any:
-        """``torch.amax`` or ``amin``; with gradients, each of several equal elements gets all."""
+        """``torch.amax`` or ``amin``; each of several equal elements gets the whole gradient."""
         axes = tuple(range(len(f.in_shapes[0]))) if f.axis is None else f.axis
         y = function(x.detach() if f.with_gradients else x, axes, keepdim=True)
         if f.with_gradients:
@@ -168,7 +168,7 @@ def run_where(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 class _Embedding(torch.autograd.Function):
-    """The gradient belongs to the IDs at that time, as in Chainer."""
+    """An embedding whose gradient uses the IDs at the time of ``backward``, as in Chainer."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, W: torch.Tensor, ignored: int | None) -> torch.Tensor:
@@ -191,7 +191,7 @@ def run_embed_id(f: Any, x: torch.Tensor, W: torch.Tensor) -> torch.Tensor:
             not W.dtype.is_floating_point):
         raise Unsupported
     used = x if f.ignore_label is None else x[x != f.ignore_label]
-    # Negative IDs count from the end, and large ones are an error.
+    # Negative IDs count from the end, and IDs that are too large are an error.
     if used.numel() and (used.min() < 0 or used.max() >= len(W)):
         raise Unsupported
     f.retain_inputs((0,))

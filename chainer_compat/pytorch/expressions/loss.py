@@ -1,4 +1,4 @@
-"""Loss functions, and accuracy."""
+"""Loss functions and accuracy."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from chainer_compat.pytorch.unsupported import Unsupported
 
 
 def mean_over_batch(f: Any, loss: Any) -> Any:
-    """Return a loss as ``reduce='mean'`` or ``'no'`` asks for."""
+    """Return the mean over the batch for ``reduce='mean'``, or the loss itself for ``'no'``."""
     return loss.sum() / f.in_shapes[0][0] if f.reduce == 'mean' else loss
 
 
 def softmax_cross_entropy(f: Any, x: Any, t: Any) -> Any:
-    """``F.cross_entropy``, or ``log_softmax`` and ``gather`` with options that it lacks."""
+    """``F.cross_entropy``, or ``log_softmax`` and ``gather`` with other options."""
     if f.soft_target:
         return _soft_targets(f, x, t)
     t = t.long()
     if f.reduce == 'mean' and f.normalize and f.class_weight is None:
-        # The mean over no elements is 0 in Chainer, and not a number in PyTorch.
+        # The mean over no elements is 0 in Chainer, but NaN in PyTorch.
         count = (t != f.ignore_label).sum().clamp(min=1)
         return N.cross_entropy(x, t, ignore_index=f.ignore_label, reduction='sum') / count
     scores = torch.log_softmax(x, 1)
@@ -73,7 +73,7 @@ def contrastive(f: Any, x0: Any, x1: Any, y: Any) -> Any:
 
 
 def cross_covariance(f: Any, y: Any, z: Any) -> Any:
-    """``c = (y - y.mean(0)).T @ (z - z.mean(0)) / n``; half of the sum of its squares."""
+    """``c = (y - y.mean(0)).T @ (z - z.mean(0)) / n``; half the sum of its squares."""
     c = (y - y.mean(0)).t().matmul(z - z.mean(0)) / f.in_shapes[0][0]
     return c if f.reduce == 'no' else (c * c).sum() * .5
 
@@ -94,7 +94,7 @@ def ctc(f: Any, input_length: Any, label_length: Any, t: Any, xs: Any) -> Any:
 
 
 def hinge(f: Any, x: Any, t: Any) -> Any:
-    """``relu(1 + x * sign)``, with the sign -1 for the label."""
+    """``relu(1 + x * sign)``, where the sign is -1 for the label."""
     sign = 1 - 2 * N.one_hot(t.long(), f.in_shapes[0][1]).to(x.dtype)
     loss = torch.relu(1 + x * sign)
     return mean_over_batch(f, loss if f.norm == 'L1' else loss ** 2)
@@ -107,7 +107,7 @@ def huber(f: Any, x0: Any, x1: Any) -> Any:
 
 
 def triplet(f: Any, anchor: Any, positive: Any, negative: Any) -> Any:
-    """``relu(d_positive - d_negative + margin)`` of squared distances."""
+    """``relu(d_positive - d_negative + margin)`` with squared distances."""
     distance = ((anchor - positive) ** 2 - (anchor - negative) ** 2).sum(1)
     return mean_over_batch(f, torch.relu(distance + f.margin))
 
@@ -171,7 +171,7 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """With Chainer's gradient, of labels and a softmax that the program may have changed since."""
+    """Cross entropy with Chainer's gradient, which reads labels and softmax in ``backward``."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, labels: torch.Tensor, f: SoftmaxCrossEntropy
@@ -191,7 +191,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def run_softmax_cross_entropy(f: Any, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    """``F.nll_loss(log_softmax(x, 1), t)``, for labels of one axis."""
+    """``F.nll_loss(log_softmax(x, 1), t)``, for labels with one axis."""
     if (f.class_weight is not None or x.ndim != 2 or t.ndim != 1 or len(t) != len(x)
             or not x.numel() or f.reduce != 'mean' or t.dtype.is_floating_point
             or not f.cache_score or type(f.ignore_label) is not int):
@@ -219,14 +219,14 @@ def run_softmax_cross_entropy(f: Any, x: torch.Tensor, t: torch.Tensor) -> torch
 def run_squared_error(f: Any, x: torch.Tensor, y: torch.Tensor, reduction: str = 'none'
                       ) -> torch.Tensor:
     """``F.mse_loss(x, y)``."""
-    _check_equal(x, y)
+    _check_shapes(x, y)
     f.retain_inputs((0, 1))
     return N.mse_loss(x, y, reduction=reduction)
 
 
 def run_absolute_error(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """``torch.abs(x - y)``."""
-    _check_equal(x, y)
+    _check_shapes(x, y)
     difference = x - y
     if difference.detach().sum().isnan():  # PyTorch's gradient is 0 there
         raise Unsupported
@@ -236,14 +236,14 @@ def run_absolute_error(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
 
 def run_huber(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """``F.huber_loss(x, y, reduction='none', delta=delta)``."""
-    _check_equal(x, y)
+    _check_shapes(x, y)
     if type(f.delta) not in (int, float) or f.delta <= 0:
         raise Unsupported
     f.retain_inputs((0, 1))
     return huber(f, x, y)
 
 
-def _check_equal(x: torch.Tensor, y: torch.Tensor) -> None:
+def _check_shapes(x: torch.Tensor, y: torch.Tensor) -> None:
     check_floats(x, y)
     if x.shape != y.shape or not x.numel():
         raise Unsupported

@@ -19,12 +19,12 @@ from chainer_compat.pytorch.unsupported import Unsupported
 
 
 def all_axes(f: Any) -> Any:
-    """Return the axes of a reduction: all of them for ``None``."""
+    """Return the axes of a reduction; ``None`` means all axes."""
     return tuple(range(len(f.in_shapes[0]))) if f.axis is None else f.axis
 
 
 def matmul(f: Any, a: Any, b: Any) -> Any:
-    """``torch.matmul(a, b)``, with transposed matrices."""
+    """``torch.matmul(a, b)``, with matrices transposed as requested."""
     transa, transb = f.transa, f.transb
     shapes = f.in_shapes
     if getattr(f, 'transc', False):
@@ -79,7 +79,7 @@ def prod(f: Any, x: Any) -> Any:
 def cumulated(function: Any) -> Any:
     """Return the expression of ``F.cumsum`` or ``F.cumprod``."""
     def expression(f: Any, x: Any) -> Any:
-        """``torch.cumsum(x, axis)``, or ``cumprod``; of the flat array without axis."""
+        """``torch.cumsum(x, axis)``, or ``cumprod``; of the flattened array if there is no axis."""
         return function(x.reshape(-1), 0) if f.axis is None else function(x, f.axis)
 
     return expression
@@ -100,7 +100,7 @@ def polygamma(f: Any, n: Any, x: Any) -> Any:
 
 
 def of(function: Any) -> Any:
-    """Return the expression of a function with equal arguments in both libraries."""
+    """Return the expression of a function with the same arguments in both libraries."""
     def expression(f: Any, *xs: Any) -> Any:
         return function(*xs)
 
@@ -211,7 +211,7 @@ def with_number(expression: Expression, inputs: tuple[int, ...] = ()) -> Express
 
 def run_power(f: Any, x: torch.Tensor) -> torch.Tensor:
     """``x ** value``."""
-    if not f.value:  # at 0, the gradient is not a number in Chainer
+    if not f.value:  # at 0, the gradient is NaN in Chainer
         raise Unsupported
     return x ** float(f.value)
 
@@ -258,13 +258,13 @@ def run_mean(f: Any, x: torch.Tensor) -> torch.Tensor:
 
 def _axes_of(f: Any, x: torch.Tensor) -> tuple[int, ...]:
     axes = tuple(range(x.ndim)) if f.axis is None else f.axis
-    if not axes and x.ndim:  # PyTorch would sum up all
+    if not axes and x.ndim:  # PyTorch would sum all elements
         raise Unsupported
     return axes
 
 
 def run_matmul(f: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``torch.matmul(a, b)``, with transposed matrices."""
+    """``torch.matmul(a, b)``, with matrices transposed as requested."""
     check_floats(a, b)
     if (f.dtype is not None and f.dtype != DTYPES[a.dtype]) or not a.numel() or not b.numel():
         raise Unsupported

@@ -1,4 +1,4 @@
-"""Random functions. Comparisons replace their numbers by the numbers that Chainer drew."""
+"""Random functions. Comparisons replace their numbers with the numbers that Chainer drew."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
     'noise.zoneout.Zoneout': zoneout,
 }
 
-#: The results of the random functions in the graph, for the numbers that Chainer drew.
+#: The results of the random functions in the graph, computed from the numbers that Chainer drew.
 DRAWN: dict[str, Callable[..., Any]] = {
     'activation.rrelu.RReLU': lambda f, x: torch.where(x >= 0, x, x * torch.from_numpy(f.r)),
     'loss.negative_sampling.NegativeSamplingFunction':
@@ -86,7 +86,7 @@ DRAWN: dict[str, Callable[..., Any]] = {
 RANDOM = frozenset({N.dropout, N.rrelu, torch.multinomial, torch.rand, torch.randn,
                     torch.randn_like})
 
-#: Attributes that are set before the function runs if the program has passed the random numbers.
+#: Attributes that are set before the function runs if user code passed the random numbers.
 GIVEN = {'Dropout': 'mask', 'Gaussian': 'eps', 'RReLU': 'r', 'SimplifiedDropconnect': 'mask'}
 
 
@@ -98,7 +98,7 @@ def run_dropout(f: Any, x: torch.Tensor) -> torch.Tensor:
     like = x.detach().numpy()
     is_used = np.random.rand(*x.shape) >= f.dropout_ratio
     scale = like.dtype.type(1 / (1 - f.dropout_ratio))
-    f.mask = np.multiply(is_used, scale, out=np.empty_like(like))  # in its memory format
+    f.mask = np.multiply(is_used, scale, out=np.empty_like(like))  # in the memory format of x
     return x * tensor(f.mask, channels_last=True)
 
 

@@ -1,4 +1,4 @@
-"""Normalization by batch, layer, group, vector and neighboring channels."""
+"""Normalization over batches, layers, groups, vectors and neighboring channels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fixed_batch_normalization(f: Any, x: Any, gamma: Any, beta: Any, mean: Any, 
 
 def _normalized(f: Any, x: Any, statistics: tuple[Any, Any], gamma: Any, beta: Any,
                 training: Any, momentum: float) -> Any:
-    """Normalize, with the channels in the second axis as PyTorch needs them."""
+    """Normalize, with the channels moved to the second axis, as PyTorch requires."""
     shape = f.in_shapes[0]
     axes = tuple(axis % len(shape) for axis in f.axis)
     keys = tuple(axis for axis in range(len(shape)) if axis not in axes)
@@ -53,19 +53,19 @@ def _normalized(f: Any, x: Any, statistics: tuple[Any, Any], gamma: Any, beta: A
 
 def batch_renormalization(f: Any, x: Any, gamma: Any, beta: Any) -> Any:
     """``F.batch_norm(x, ...) * r + d``, with factors from batch and running statistics."""
-    ndim, own = len(f.in_shapes[0]), len(f.in_shapes[1])
-    axes = (0, *range(own + 1, ndim))
+    ndim, n_own = len(f.in_shapes[0]), len(f.in_shapes[1])
+    axes = (0, *range(n_own + 1, ndim))
 
     def wide(value: Any) -> Any:
-        return value.reshape((1, *f.in_shapes[1], *[1] * (ndim - own - 1)))
+        return value.reshape((1, *f.in_shapes[1], *[1] * (ndim - n_own - 1)))
 
     running = f._running_mean, f._running_var
     std = torch.sqrt(x.var(axes, unbiased=False) + f.eps)
-    sigma = torch.sqrt(x.new_tensor(f.eps) + running[1])  # not before x is known
+    sigma = torch.sqrt(x.new_tensor(f.eps) + running[1])  # reads x, so it is not precomputed
     r = torch.clamp(std / sigma, 1. / f.rmax, f.rmax).detach() - 1
     d = torch.clamp((x.mean(axes) - running[0]) / sigma, -f.dmax, f.dmax).detach()
-    mean, var = (each if own == 1 else each.view(-1) for each in running)
-    flat = N.batch_norm(x.flatten(1, own), mean, var, None, None, f.training,
+    mean, var = (each if n_own == 1 else each.view(-1) for each in running)
+    flat = N.batch_norm(x.flatten(1, n_own), mean, var, None, None, f.training,
                         1 - f.decay if f.update_statistics else 0., f.eps)
     y = reshape(flat, f.in_shapes[0])
     return wide(gamma) * (y + y * wide(r) * f.training + wide(d) * f.training) + wide(beta)
@@ -130,7 +130,7 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
 
 
 class _LayerNorm(torch.autograd.Function):
-    """As in Chainer, the gradient computes means and variances again, from the retained input."""
+    """Layer normalization whose gradient, as in Chainer, recomputes the means and variances."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, eps: float
@@ -151,12 +151,12 @@ def run_layer_normalization(f: Any, x: torch.Tensor, gamma: torch.Tensor, beta: 
                             ) -> torch.Tensor:
     """``F.layer_norm(x, (n,), gamma, beta, eps)``."""
     check_floats(x, gamma, beta)
-    # The gradient of gamma for one element is 0, with PyTorch a rounding error.
+    # With one element, the gradient of gamma is 0, but a rounding error in PyTorch.
     if x.ndim != 2 or len(x) == 0 or x.shape[1] < 2 or not (
             gamma.shape == beta.shape == x.shape[1:]):
         raise Unsupported
     y = _LayerNorm.apply(x.contiguous(), gamma, beta, float(f.eps))
-    if not y.detach().sum().isfinite():  # sums of squares overflow, which Chainer does not compute
+    if not y.detach().sum().isfinite():  # PyTorch computes sums of squares, which can overflow
         raise Unsupported
     f.retain_inputs((0, 1))
     return y

@@ -1,4 +1,4 @@
-"""Functions of NumPy that models call with their inputs, such as masks computed from lengths."""
+"""NumPy functions that models call with their inputs, for example to compute masks from lengths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from chainer_compat.pytorch.expressions.arrays import dtype_of
 from chainer_compat.pytorch.expressions.indexing import element
 
-#: With the same name and the same arguments.
+#: Functions with the same name and the same arguments in PyTorch.
 EQUAL = (
     'absolute', 'add', 'bitwise_and', 'bitwise_or', 'ceil', 'cos', 'divide', 'equal', 'exp',
     'expm1', 'floor', 'floor_divide', 'greater', 'greater_equal', 'isfinite', 'isinf', 'isnan',
@@ -21,7 +21,7 @@ EQUAL = (
 
 
 def equal_function(name: str) -> Any:
-    """Return the expression of a function with the same name, in the dtype of NumPy."""
+    """Return the expression of a function with the same name, with NumPy's result dtype."""
     def expression(f: Any, *xs: Any) -> Any:
         dtype = f.out_dtypes[0] if f.out_dtypes[0].kind == 'f' else np.result_type(*f.arguments)
         return getattr(torch, name)(*(

@@ -1,4 +1,4 @@
-"""Pooling, its inverses, and pyramids of it."""
+"""Pooling, unpooling and upsampling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEANS = {1: N.avg_pool1d, 2: N.avg_pool2d, 3: N.avg_pool3d}
 
 
 def windows(f: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return size, stride and padding as tuples."""
+    """Return window size, stride and padding as tuples."""
     if hasattr(f, 'ksize'):
         return tuple(f.ksize), tuple(f.stride), tuple(f.pad)
     return (f.kh, f.kw), (f.sy, f.sx), (f.ph, f.pw)
@@ -57,7 +57,7 @@ def unpooling(f: Any, x: Any) -> Any:
 
 
 def upsampling(f: Any, x: Any) -> Any:
-    """``scatter_add`` to the positions of the maxima, which are the argument ``indexes``."""
+    """``scatter_add`` to the positions of the maxima, from the argument ``indexes``."""
     ksize, stride, pad = windows(f)
     (_, channels, rows, columns), (_, _, h, w) = f.in_shapes[0], f.out_shapes[0]
     index = f.indexes.long()
@@ -74,7 +74,7 @@ def upsampling(f: Any, x: Any) -> Any:
 
 def _padded(f: Any, x: Any, ksize: tuple[int, ...], stride: tuple[int, ...],
             pad: tuple[int, ...], value: float) -> tuple[Any, tuple[int, ...]]:
-    """Return the input and the padding left to PyTorch, which adds as much at the end."""
+    """Return the input, padded if PyTorch cannot do it, and the padding that is left to PyTorch."""
     ends = tuple((out - 1) * s + k - size - p for out, s, k, size, p in zip(
         f.out_shapes[0][2:], stride, ksize, f.in_shapes[0][2:], pad, strict=True))
     fits = all(end <= p <= k // 2 for p, end, k in zip(pad, ends, ksize, strict=True))

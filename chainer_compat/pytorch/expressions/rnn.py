@@ -30,7 +30,7 @@ def slstm(f: Any, c1: Any, c2: Any, x1: Any, x2: Any) -> Any:
 
 
 def tree_lstm(f: Any, *inputs: Any) -> Any:
-    """The cell of a tree LSTM: ``torch.chunk(x, n + 3, 1)`` are its gates."""
+    """The cell of a tree LSTM, with the gates ``torch.chunk(x, n + 3, 1)``."""
     *cs, x = inputs
     gates = torch.chunk(x, len(cs) + 3, 1)
     a, i, o = gates[0], gates[1], gates[2]

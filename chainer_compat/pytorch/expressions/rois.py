@@ -1,4 +1,4 @@
-"""Pooling of regions of interest, for detection."""
+"""Pooling of regions of interest, for object detection."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ def average_pooling(f: Any, x: Any, rois: Any, index: Any) -> Any:
 
 
 def max_pooling(f: Any, x: Any, rois: Any, index: Any) -> Any:
-    """``torch.max`` of ``torch.where(rows, x[index], -inf)`` and of columns, with masks of bins."""
+    """``torch.max`` of ``torch.where(rows, x[index], -inf)``, then of columns, with bin masks."""
     return _maximum(x[index.long()], *_bins(f, rois, 0))
 
 
 def pooling(f: Any, x: Any, rois: Any) -> Any:
-    """Pool as ``max_pooling``, with the index of the image in ``rois``, and 0 for empty bins."""
+    """Like ``max_pooling``, with the index of the image in ``rois``, and 0 for empty bins."""
     corners = f.constant(np.array([2, 1, 4, 3]))
     y = _maximum(x[rois[:, 0].long()], *_bins(f, rois.index_select(1, corners), 1))
     return torch.where(torch.isinf(y), torch.zeros_like(y), y)
 
 
 def average_align(f: Any, x: Any, rois: Any, index: Any) -> Any:
-    """``torch.einsum`` as for average pooling, with weights of a bilinear interpolation."""
+    """``torch.einsum`` as in average pooling, with the weights of a bilinear interpolation."""
     rows, columns = (weights.sum(2) / counts for weights, _, counts in _samples(f, rois))
     return torch.einsum('rchw,rih,rjw->rcij', x[index.long()], rows, columns)
 
 
 def max_align(f: Any, x: Any, rois: Any, index: Any) -> Any:
-    """``torch.max`` of samples by a bilinear interpolation."""
+    """``torch.max`` of bilinearly interpolated samples."""
     (rows, in_rows, _), (columns, in_columns, _) = _samples(f, rois)
     y = torch.einsum('rchw,rikh,rjlw->rcijkl', x[index.long()], rows, columns)
     is_inside = in_rows[:, None, :, None, :, None] & in_columns[:, None, None, :, None, :]
@@ -68,7 +68,7 @@ def _where(condition: Any, x: Any) -> Any:
 
 
 def _samples(f: Any, rois: Any) -> list[tuple[Any, Any, Any]]:
-    """Return weights of rows and columns by bin and sample, which samples count, and how many."""
+    """Return, for rows and columns: weights by bin and sample, valid samples, their number."""
     found = []
     for axis, (out, ratio) in enumerate(zip((f.outh, f.outw), f.sampling_ratio, strict=True)):
         begin, end = ((rois[:, i] * f.spatial_scale)[:, None, None] for i in (axis, axis + 2))

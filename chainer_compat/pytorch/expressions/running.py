@@ -1,4 +1,4 @@
-"""Expressions as runs record them: with what Chainer's own ``backward`` reads."""
+"""Expressions for runs, which also store what Chainer's own ``backward`` reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Retained(NamedTuple):
 
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
-    #: Attributes that ``forward`` sets, from the function and tensors of its inputs.
+    #: Sets the attributes that ``forward`` sets, given the function and its input tensors.
     attributes: Callable[..., None] | None = None
     #: Whether the expression reads ``f.in_shapes``.
     shapes: bool = False
@@ -30,7 +30,7 @@ Y = Retained((), (0,))
 
 
 class Called:
-    """A function of Chainer and its inputs, as its expression sees it."""
+    """A Chainer function and its inputs, as seen by its expression."""
 
     __slots__ = '_f', '_inputs'
 
@@ -47,9 +47,9 @@ class Called:
 
 
 def retaining(expression: Expression, retained: Retained) -> Expression:
-    """Return an expression that also does what ``forward`` of its function does.
+    """Return an expression that also stores what ``forward`` of its function stores.
 
-    It computes with floating-point tensors that are not empty.
+    It only supports floating-point tensors that are not empty.
     """
     inputs, outputs, attributes, shapes = retained
 

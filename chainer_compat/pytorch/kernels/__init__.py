@@ -1,8 +1,8 @@
-"""Kernels of PyTorch that compute single Chainer functions.
+"""PyTorch kernels that compute single Chainer functions.
 
-They compute on a GPU, and on the CPU where runs of functions are not recorded: with function hooks,
-for example. Each module contains the kernels of one family, and is imported with PyTorch,
-at the first call. :data:`KERNELS`, :data:`OF_IMAGES` and :data:`BACKWARD` list the functions.
+They are used on GPUs, and on the CPU when runs of functions are not recorded, for example with
+function hooks. Each module contains the kernels of one family. It is imported at the first call,
+together with PyTorch. :data:`KERNELS`, :data:`OF_IMAGES` and :data:`BACKWARD` list the functions.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ KERNELS: dict[str, dict[str, str]] = {
     'chainer.functions.connection.embed_id': {'EmbedIDGrad.forward': 'embedding.gradient'},
 }
 
-#: The same, of functions whose kernels only apply to images with channels last, which the kernels
-#: above return. So they do not import PyTorch.
+#: Same as :data:`KERNELS`, for functions whose kernels only apply to images with channels last.
+#: Only the kernels above return such images, so these kernels need not import PyTorch.
 OF_IMAGES: dict[str, dict[str, str]] = {
     'chainer.functions.math.average': {'Mean.forward': 'of_images.mean'},
     'chainer.functions.math.sum': {'Sum.forward': 'of_images.total'},
     'chainer.functions.noise.dropout': {'Dropout.forward_cpu': 'of_images.dropout'},
 }
 
-#: The same as :data:`KERNELS`, of methods that compute gradients by several functions if they are
-#: part of a graph.
+#: Same as :data:`KERNELS`, for methods that compute gradients with several functions if the
+#: gradients are part of a graph.
 BACKWARD: dict[str, dict[str, str]] = {
     'chainer.functions.activation.leaky_relu': {
         'LeakyReLU.backward': 'activation.leaky_relu_backward'},

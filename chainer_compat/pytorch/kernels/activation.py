@@ -1,4 +1,4 @@
-"""Rectified linear units, also leaky: one pass over the memory, forward and backward."""
+"""ReLU and leaky ReLU, with one pass over memory in forward and in backward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chainer_compat.pytorch.unsupported import Unsupported
 
 
 def relu(f: ReLU, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
-    """Return the input, with zeros for negative elements."""
+    """Return the input, with zeros in place of negative elements."""
     y = array(torch.relu(tensor(inputs[0], channels_last=True)))
     f.retain_outputs((0,))
     return y,
@@ -31,7 +31,7 @@ def relu_backward(f: ReLU, indexes: tuple[int, ...], grad_outputs: backward.Grad
 
 
 def relu_gradient(f: ReLUGrad2, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
-    """Return the gradient where the output was positive, else the gradient times zero."""
+    """Return the gradient where the output was positive, and zero times the gradient elsewhere."""
     return _relu_gradient(inputs[0], f.b),
 
 
@@ -47,7 +47,7 @@ def _in_one_format(gy: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.T
 
 
 def leaky_relu(f: LeakyReLU, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
-    """Return the input, with negative elements times the slope."""
+    """Return the input, with negative elements multiplied by the slope."""
     y = array(torch.ops.aten.leaky_relu(tensor(inputs[0], channels_last=True), float(f.slope)))
     # The sign of the output is the sign of the input, unless the slope is negative.
     if f.slope >= 0:
@@ -67,7 +67,7 @@ def leaky_relu_backward(f: LeakyReLU, indexes: tuple[int, ...], grad_outputs: ba
 
 
 def leaky_relu_gradient(f: _LeakyReLUGrad, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
-    """Return the gradient where the input was positive, else the gradient times the slope."""
+    """Return the gradient where the input was positive, and times the slope elsewhere."""
     return _leaky_relu_gradient(inputs[0], f.cond, f.slope),
 
 

@@ -1,4 +1,4 @@
-"""``backward`` of functions, where their gradients need no graph: without further functions.
+"""``backward`` of functions, without calling other functions, if gradients need no graph.
 
 The kernels of a family compute the gradients; this module finds their arrays.
 """
@@ -20,20 +20,20 @@ Gradients = tuple[Variable | None, ...]
 
 def arrays(f: FunctionNode, grad_outputs: Gradients, is_of_output: bool = False
            ) -> list[np.ndarray]:
-    """Return the arrays that a function has kept, and the gradient of its only output.
+    """Return the arrays that a function has retained, and the gradient of its only output.
 
     Args:
         f: The function.
-        grad_outputs: What its ``backward`` got.
-        is_of_output: Whether it has kept its output rather than inputs.
+        grad_outputs: The gradients that its ``backward`` got.
+        is_of_output: Whether it has retained its output rather than its inputs.
 
     Raises:
         Unsupported: If gradients are part of a graph, or functions are watched by hooks.
     """
     if not is_gradient_only():
         raise Unsupported
-    kept = f.get_retained_outputs() if is_of_output else f.get_retained_inputs()
-    variables = *kept, *grad_outputs
+    retained = f.get_retained_outputs() if is_of_output else f.get_retained_inputs()
+    variables = *retained, *grad_outputs
     if any([each is None or each.layout is not None for each in variables]):
         raise Unsupported
     found = [each.array for each in variables]
@@ -44,20 +44,20 @@ def arrays(f: FunctionNode, grad_outputs: Gradients, is_of_output: bool = False
 
 
 def variables(*gradients: np.ndarray | None) -> tuple[Variable, ...]:
-    """Return variables outside of the graph."""
+    """Return gradients as variables that are not part of the graph."""
     return tuple([variable(each, False) for each in gradients])
 
 
 def with_bias(gx: torch.Tensor | None, gW: torch.Tensor | None, gy: Variable | None,
               x: np.ndarray, indexes: tuple[int, ...]) -> list[Variable]:
-    """Return the gradients of input, weight and bias that were asked for.
+    """Return the requested gradients of input, weight and bias.
 
     Args:
-        gx: The gradient of the input; ``None`` if not asked for.
-        gW: The gradient of the weight; ``None`` if not asked for.
+        gx: The gradient of the input; ``None`` if not requested.
+        gW: The gradient of the weight; ``None`` if not requested.
         gy: The gradient of the output, whose second axis has the channels.
         x: The input; ``gx`` is returned in its memory format.
-        indexes: Which gradients to return; 2 is the bias.
+        indexes: The indexes of the requested gradients; 2 is the bias.
     """
     found = []
     if gx is not None:

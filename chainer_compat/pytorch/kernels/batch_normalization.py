@@ -1,7 +1,6 @@
-"""Batch normalization: of a batch, its gradient, with given statistics, and in parts.
+"""Batch normalization: forward, backward, with given statistics, and in parts.
 
-The parts belong to multi-node batch normalization, which exchanges statistics and gradients in
-between.
+Multi-node batch normalization calls the parts, and all-reduces statistics and gradients in between.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ aten = torch.ops.aten
 Expander = tuple[slice | None, ...]
 Shape = tuple[int, ...]
 
-#: It has no state.
+#: All functions can share it, because it has no state.
 _IMPL = GeneralBatchNormalizationImpl()
 
 
@@ -43,7 +42,7 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
             running_var: np.ndarray | None) -> tuple[object, ...]:
     """Normalize a batch, and update the running statistics in place."""
     _check(impl, axis, x, gamma, beta)
-    # PyTorch would divide by zero; and one of the statistics without the other is an error.
+    # PyTorch would divide by zero. One of the statistics without the other is an error.
     if x.size == gamma.size or (running_mean is None) != (running_var is None):
         raise Unsupported
     x_, gamma_, beta_ = tensors(x, gamma, beta, channels_last=gamma.ndim == 1)
@@ -54,7 +53,7 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
             in_place = _in_place(running_mean, running_var, shape, x_, gamma_, beta_)
         elif _are_plain(running_mean, running_var, gamma, beta, x):
             in_place = tuple([t.flatten() for t in tensors(running_mean, running_var)])
-    # With the momentum 1, these become the mean and the unbiased variance.
+    # With momentum 1, these become the mean and the unbiased variance.
     mean_, var_ = in_place or gamma_.new_zeros(2, gamma.size)
     y, mean, inv_std = torch.native_batch_norm(
         _flat(x_, gamma_), gamma_.flatten(), beta_.flatten(), mean_, var_, True,
@@ -68,9 +67,9 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
 
 
 def output(f: BatchNormalization, inputs: tuple[np.ndarray, ...]) -> tuple[object]:
-    """Normalize a batch, and keep the values that the gradient needs."""
+    """Normalize a batch, and store the values that the gradient needs."""
     x, gamma, beta = inputs
-    # Chainer warns of batches of one sample.
+    # Chainer warns about batches with one sample.
     if (f._impl_selector is not _impl_selector or any(f.input_layouts) or x.size == gamma.size
             or intel64.is_ideep_available()
             or (not isinstance(x, np.ndarray) and chainer.should_use_cudnn('>=auto'))):
@@ -105,7 +104,7 @@ def recorded(f: BatchNormalization, x: torch.Tensor, gamma: torch.Tensor, beta: 
         y, *of_batch = torch.native_batch_norm(
             x, gamma, beta, *in_place, True, 1 - f.decay, f.eps)
     else:
-        # With the momentum 1, these become the mean and the unbiased variance.
+        # With momentum 1, these become the mean and the unbiased variance.
         statistics = torch.zeros(2, len(gamma), dtype=gamma.dtype)
         y, *of_batch = torch.native_batch_norm(
             x, gamma, beta, statistics[0], statistics[1], True, 1., f.eps)
@@ -125,7 +124,8 @@ def _in_place(mean: np.ndarray, var: np.ndarray, shape: Shape, *others: torch.Te
               ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return tensors of the running statistics, which PyTorch can update in place.
 
-    ``None`` if their shape, dtype or layout is another one, or if they share memory with others.
+    The result is ``None`` if the statistics have a different shape, dtype or layout, or if they
+    share memory with other arrays.
     """
     if mean.base is not None or var.base is not None or not mean.shape == var.shape == shape:
         return None
@@ -136,7 +136,7 @@ def _in_place(mean: np.ndarray, var: np.ndarray, shape: Shape, *others: torch.Te
     for t in mean_, var_:
         if t.dtype is not others[0].dtype:
             return None
-        # They own their memory: whatever shares it begins inside.
+        # They own their memory, so any array that shares it begins inside it.
         begin = t.data_ptr()
         end = begin + mean.nbytes
         for address in addresses:
@@ -148,22 +148,22 @@ def _in_place(mean: np.ndarray, var: np.ndarray, shape: Shape, *others: torch.Te
 @functools.lru_cache(maxsize=1024)
 def _plan(x: Shape, gamma: Shape, beta: Shape, axis: tuple[int, ...] | None
           ) -> tuple[bool, tuple[int, ...], tuple[int, ...], Expander] | None:
-    """Return the values that depend on shapes; ``None`` if PyTorch does not have this kind.
+    """Return the values that depend on shapes; ``None`` if PyTorch does not support the shapes.
 
     Returns:
-        Whether statistics are per channel, the axes that are normalized, the others, and an index
-        that broadcasts them.
+        Whether statistics are per channel, the axes that are normalized, the other axes, and an
+        index that broadcasts the statistics.
     """
     axis = _compute_axis(len(x), len(gamma), axis)
     expected = x[1:] if axis == (0,) else x[1:2]
     if (axis not in ((0,), (0, *range(2, len(x)))) or gamma != expected or beta != expected
-            or math.prod(x) in (0, math.prod(gamma))):  # Chainer warns of batches of one sample
+            or math.prod(x) in (0, math.prod(gamma))):  # Chainer warns about one sample
         return None
     return len(gamma) == 1, axis, *_channels(len(x), axis)
 
 
 def _statistic(index: int) -> functools.cached_property[np.ndarray | None]:
-    """Return an attribute that only few read; Chainer's own code assigns it."""
+    """Return an attribute that is computed on demand, or assigned by Chainer's own code."""
     def get(f: BatchNormalization) -> np.ndarray | None:
         found = f.__dict__.get('_statistics')
         return None if found is None else array(found[index].detach()).reshape(found[2])
@@ -178,7 +178,7 @@ for _index, _name in enumerate(('mean', 'inv_std')):
 
 @functools.lru_cache(maxsize=64)
 def _channels(ndim: int, axis: tuple[int, ...]) -> tuple[tuple[int, ...], Expander]:
-    """Return the axes that are not normalized, and an index that broadcasts them."""
+    """Return the axes that are not normalized, and an index that broadcasts statistics."""
     key_axis = tuple([i for i in range(ndim) if i not in axis])
     return key_axis, tuple([slice(None) if i in key_axis else None for i in range(ndim)])
 
@@ -258,12 +258,12 @@ def _by_channel(x: np.ndarray, axis: tuple[int, ...], dtype: np.dtype) -> torch.
 
 def _check(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], x: np.ndarray,
            *by_channel: np.ndarray) -> None:
-    """Check that PyTorch has this kind: statistics per channel, or per element of a sample.
+    """Check that PyTorch supports the statistics: per channel, or per element of a sample.
 
-    PyTorch's kernel does not check the shapes of arrays by channel. Chainer does, unless the option
-    ``type_check`` is off.
+    PyTorch's kernel does not check the shapes of per-channel arrays. Chainer does, unless the
+    option ``type_check`` is off.
     """
-    # Multi-node batch normalization derives from this class, and has its own statistics.
+    # Multi-node batch normalization derives from this class, but computes different statistics.
     is_supported = (type(impl) is GeneralBatchNormalizationImpl and x.size > 0
                     and axis in ((0,), (0, *range(2, x.ndim))))
     shape = x.shape[1:] if axis == (0,) else x.shape[1:2]
@@ -272,11 +272,11 @@ def _check(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], x: np.nda
 
 
 def _are_plain(*arrays: Any) -> bool:
-    """Return whether CuPy arrays are contiguous, of one dtype, and in memory of their own."""
+    """Return whether CuPy arrays are contiguous, have one dtype, and do not share memory."""
     return (all(each is not None and each.dtype == arrays[0].dtype and each.flags.c_contiguous
                 for each in arrays) and len({id(each.data.mem) for each in arrays}) == len(arrays))
 
 
 def _flat(x: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` with one axis for all elements that have statistics of their own."""
+    """Return ``x`` with one axis for all elements that have separate statistics."""
     return x if gamma.ndim == 1 else x.reshape(len(x), -1)

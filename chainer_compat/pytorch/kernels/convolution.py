@@ -1,4 +1,4 @@
-"""Convolutions of one to three dimensions, with stride, padding, dilation and groups.
+"""Convolutions in one to three dimensions, with stride, padding, dilation and groups.
 
 A deconvolution is the gradient of a convolution with respect to its input.
 """
@@ -27,7 +27,7 @@ Sizes = tuple[int, ...]
 
 def output(f: FunctionNode, x: np.ndarray, W: np.ndarray, b: np.ndarray | None, xp: object = None
            ) -> tuple[np.ndarray]:
-    """Convolve ``x`` with ``W``, and add ``b``."""
+    """Convolve ``x`` with ``W`` and add ``b``."""
     options = _options(f, x.shape, W.shape)
     x_, W_, *b_ = operands(x, W, *(() if b is None else (b,)), channels_last=True)
     x_, = memory_format.for_convolution(x.shape, W.shape, options[0], x_)
@@ -38,7 +38,7 @@ def output(f: FunctionNode, x: np.ndarray, W: np.ndarray, b: np.ndarray | None, 
 
 def recorded(f: Convolution2DFunction, x: torch.Tensor, W: torch.Tensor,
              b: torch.Tensor | None = None) -> torch.Tensor:
-    """Convolve ``x`` with ``W``, and add ``b``."""
+    """Convolve ``x`` with ``W`` and add ``b``."""
     before, options, after = _plan(f.sy, f.sx, f.ph, f.pw, f.dy, f.dx, f.groups, f.cover_all,
                                    f.cudnn_fast, x.shape, W.shape, x.dtype)
     dtype = x.dtype
@@ -55,10 +55,10 @@ def recorded(f: Convolution2DFunction, x: torch.Tensor, W: torch.Tensor,
 def _plan(sy: int, sx: int, ph: int, pw: int, dy: int, dx: int, groups: int, cover_all: bool,
           cudnn_fast: bool, x: Sizes, W: Sizes, dtype: torch.dtype
           ) -> tuple[torch.memory_format, tuple[object, ...], torch.memory_format]:
-    """Return the options of PyTorch's function, after and before the formats of input and output.
+    """Return the format of the input, the options of PyTorch's function, and the output format.
 
     Raises:
-        Unsupported: If PyTorch does not have this kind.
+        Unsupported: If PyTorch does not support this convolution.
     """
     options = (sy, sx), (ph, pw), (dy, dx)
     if cudnn_fast or not _are_supported(*options, groups, bool(cover_all), x, W, None):
@@ -70,7 +70,7 @@ def _plan(sy: int, sx: int, ph: int, pw: int, dy: int, dx: int, groups: int, cov
 
 def gradients(f: Convolution2DFunction, indexes: tuple[int, ...], grad_outputs: backward.Gradients
               ) -> list[Variable]:
-    """Return the gradients of a convolution's inputs, by one call for input and weight."""
+    """Return the gradients of a convolution's inputs, with one call for input and weight."""
     x, W, gy = backward.arrays(f, grad_outputs)
     options = _options(f, x.shape, W.shape, gy.shape)
     x_, W_, gy_ = operands(x, W, gy, channels_last=True)

@@ -9,13 +9,13 @@ from chainer.functions.connection.embed_id import EmbedIDGrad
 from chainer_compat.pytorch.tensors.arrays import array, tensor
 from chainer_compat.pytorch.unsupported import Unsupported
 
-NO_LABEL = -1  # PyTorch's value for: no row is ignored
+NO_LABEL = -1  # PyTorch's value if no row is ignored
 
 
 def gradient(f: EmbedIDGrad, inputs: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray]:
     """Return the gradient of the embedding matrix: sums of rows of ``gy``."""
     x, gy = inputs
-    # CuPy has a kernel of its own.
+    # There is a separate kernel for GPUs.
     if not isinstance(x, np.ndarray) or x.dtype.kind != 'i':
         raise Unsupported
     ignored = NO_LABEL if f.ignore_label is None else f.ignore_label

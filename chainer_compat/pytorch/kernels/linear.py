@@ -1,4 +1,4 @@
-"""Matrix products of linear layers."""
+"""Matrix multiplications of linear layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chainer_compat.pytorch.unsupported import Unsupported
 
 def output(node: LinearFunction, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
     """Compute ``x W^T + b``."""
-    if chainer.config.schedule_func is not None:  # a static graph repeats Chainer's own functions
+    if chainer.config.schedule_func is not None:  # a static graph replays Chainer's functions
         raise Unsupported
     x, W, *b = operands(*inputs)
     with precision(x, 'matmul'):

@@ -1,4 +1,4 @@
-"""Local response normalization, and its gradient."""
+"""Local response normalization and its gradient."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def _sums(x: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def _check(f: LocalResponseNormalization | LocalResponseNormalizationGrad) -> None:
-    """Check that constants are Python's numbers: NumPy's change the dtype of the result."""
+    """Check that constants are Python numbers: NumPy scalars change the dtype of the result."""
     if not {type(f.k), type(f.alpha), type(f.beta)} <= {int, float}:
         raise Unsupported

@@ -1,6 +1,7 @@
-"""Dropout, sums and means of images with channels last, which keep that memory format.
+"""Dropout, sums and means of images with channels last, in this memory format.
 
-NumPy would add up the images pixel by pixel: slower, and less exactly than contiguous ones.
+NumPy would sum such images pixel by pixel, which is slower and less accurate than for contiguous
+images.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from chainer_compat.pytorch.unsupported import Unsupported
 
 
 def dropout(f: Dropout, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
-    """Set random elements to zero, and scale the others. The random numbers are Chainer's."""
+    """Set random elements to zero and scale the others, with the same numbers as Chainer."""
     x, = inputs
     if f.mask is not None or not is_channels_last(x):
         raise Unsupported
@@ -28,12 +29,12 @@ def dropout(f: Dropout, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
 
 
 def total(f: Sum, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
-    """Return the sum over some axes, or all."""
+    """Return the sum over some or all axes."""
     return array(torch.sum(_images(inputs[0]), _axes(f), keepdim=bool(f.keepdims))),
 
 
 def mean(f: Mean, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
-    """Return the mean over some axes, or all."""
+    """Return the mean over some or all axes."""
     x = _images(inputs[0])
     y = torch.mean(x, _axes(f), keepdim=bool(f.keepdims))
     f.multiplier = y.numel() / x.numel()
@@ -49,6 +50,6 @@ def _images(x: np.ndarray) -> torch.Tensor:
 
 def _axes(f: Sum | Mean) -> tuple[int, ...]:
     axes = range(4) if f.axis is None else f.axis
-    if not axes:  # PyTorch would sum up all
+    if not axes:  # PyTorch would sum all elements
         raise Unsupported
     return tuple(axes)

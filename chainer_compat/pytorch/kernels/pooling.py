@@ -20,15 +20,15 @@ Pair = tuple[int, int]
 
 
 def maximum(f: MaxPoolingND, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
-    """Return the maxima of windows, and keep their positions for the gradient."""
+    """Return the maxima of windows, and store their positions for the gradient."""
     x, = inputs
     if f.ndim != 2:
         raise Unsupported
     _check(x.shape, f.ksize, f.stride, f.pad, f.cover_all)
     y, positions = aten.max_pool2d_with_indices(
         tensor(x, channels_last=True), f.ksize, f.stride, f.pad, [1, 1], f.cover_all)
-    # PyTorch chooses the last NaN of a window, Chainer the first; and PyTorch the first element of
-    # a window of -inf, Chainer padding.
+    # In a window with several NaNs, PyTorch chooses the last, Chainer the first. In a window of
+    # -inf, PyTorch chooses the first element, Chainer padding.
     if not y.sum().isfinite():
         raise Unsupported
     f._torch_positions = positions
@@ -80,8 +80,8 @@ def _indexes(f: MaxPoolingND) -> np.ndarray:
     return y * kx + x
 
 
-# Only few callers need them, such as unpooling and second derivatives. Chainer's own code assigns
-# this attribute, which takes precedence.
+# Only few callers need the indexes, such as unpooling and second derivatives. If Chainer's own code
+# assigns this attribute, the assigned value takes precedence.
 MaxPoolingND.indexes = functools.cached_property(_indexes)
 MaxPoolingND.indexes.__set_name__(MaxPoolingND, 'indexes')
 
@@ -106,7 +106,7 @@ def average_gradient(f: AveragePooling2DGrad, inputs: tuple[np.ndarray]) -> tupl
 
 
 def _check(shape: tuple[int, ...], ksize: Pair, stride: Pair, pad: Pair, cover_all: bool) -> None:
-    """Check that PyTorch has this padding, and returns as many windows as Chainer.
+    """Check that PyTorch supports this padding and returns as many windows as Chainer.
 
     With ``cover_all``, PyTorch omits windows that only contain padding.
     """

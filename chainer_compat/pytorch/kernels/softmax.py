@@ -1,4 +1,4 @@
-"""Softmax, its gradient and its logarithm: one pass over the memory each."""
+"""Softmax, its gradient and its logarithm, with one pass over memory each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def softmax_gradient(f: _SoftmaxGrad, inputs: tuple[np.ndarray, np.ndarray]) -> 
 
 
 def log_softmax(x: np.ndarray, axis: int = 1) -> np.ndarray:
-    """Return the logarithm of ``x``'s softmax along an axis."""
+    """Return the logarithm of the softmax along an axis."""
     return _along(axis, torch.log_softmax, tensor(x, channels_last=True))
 
 
@@ -38,9 +38,9 @@ def _gradient(y: torch.Tensor, gy: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def _along(axis: int, function: Callable[..., torch.Tensor], *xs: torch.Tensor) -> np.ndarray:
-    """Return the array of a function of tensors and an axis, which needs contiguous tensors.
+    """Call a function along an axis, with contiguous tensors, and return the result as an array.
 
-    Images with channels last are contiguous if their channels are the last axis.
+    Images with channels last are contiguous if the channels are moved to the last axis.
     """
     x = xs[0]
     if not x.shape[axis]:  # there is no maximum

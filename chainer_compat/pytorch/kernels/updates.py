@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from chainer_compat.updates.update_groups import Array, Member
     from chainer_compat.updates.update_plans import Kept
 
-    #: A function of lists of tensors: data, gradients and each state.
+    #: A function that takes lists of tensors: data, gradients and each state.
     Kernel = Callable[..., None]
 
 
-#: Bytes of a group whose gradients are kept until its next update.
+#: Groups of up to this many bytes keep their gradients until the next update.
 SMALL = 1 << 20
 
 
 def update_group(rule: Any, members: list[Member], grads: list[Array], kept: Kept | None = None
                  ) -> None:
-    """Update parameters with equal rules.
+    """Update parameters with identical rules.
 
     Raises:
-        Unsupported: For other rules, and unless ``chainer.config.fused_updates``.
+        Unsupported: For other rules, or if ``chainer.config.fused_updates`` is off.
     """
     call = _kernel(rule, len(members))
     data, *states = _tensors(members) if kept is None else _kept_tensors(members, kept)
@@ -59,7 +59,7 @@ def _kept_tensors(members: list[Member], kept: Kept) -> list[tuple[torch.Tensor,
 
 
 def _gradient_tensors(grads: list[Array], kept: Kept | None) -> list[torch.Tensor]:
-    """Return tensors of gradients; for small ones the last update's, if unchanged."""
+    """Return tensors of gradients; in small groups, reuse those of unchanged arrays."""
     if kept is None or not kept.is_small:
         return [_shared(grad) for grad in grads]
     if len(kept.gradients) != len(grads) or not all(map(is_, kept.gradients, grads)):
@@ -68,7 +68,7 @@ def _gradient_tensors(grads: list[Array], kept: Kept | None) -> list[torch.Tenso
 
 
 def _shared(array: Array) -> torch.Tensor:
-    """Return a tensor on the memory of a contiguous array."""
+    """Return a tensor that shares the memory of a contiguous array."""
     try:
         return torch.from_numpy(array)
     except ValueError:  # an axis of one element with a negative or unusual stride
@@ -76,12 +76,12 @@ def _shared(array: Array) -> torch.Tensor:
 
 
 def update_core(rule: Any, param: Any) -> None:
-    """Update one parameter with the same rounding, in place of ``UpdateRule.update_core_cpu``.
+    """Update one parameter like ``UpdateRule.update_core_cpu``, but with the rounding of a group.
 
-    Ranks must get identical bits, even if only one of them has a hook of the parameter.
+    Ranks must get bitwise identical results, even if only one of them has a hook for the parameter.
 
     Raises:
-        Unsupported: As above, and for other dtypes.
+        Unsupported: In the same cases as :func:`update_group`, and for other dtypes.
     """
     arrays = [param.data, *(rule.state or {}).values()]
     if not all(type(array) is np.ndarray and array.dtype in FLOATS
@@ -123,7 +123,7 @@ def _adam(rule: Any, names: list[str], n: int) -> Kernel:
     steps = [torch.from_numpy(np.array(rule.t, np.float32))] * n  # torch.tensor takes 10 us
     options = {
         'lr': alpha * eta, 'beta1': beta1, 'beta2': beta2,
-        # Chainer's eps is added to v before the correction of its bias.
+        # Chainer adds eps to v before the bias correction.
         'eps': eps / math.sqrt(1 - beta2 ** rule.t),
         'weight_decay': decay / alpha if decay else 0., 'amsgrad': amsgrad, 'maximize': False}
     function = torch._fused_adamw_ if decay else torch._fused_adam_
@@ -152,8 +152,8 @@ def _momentum_sgd(rule: Any, names: list[str], n: int) -> Kernel:
     if names != ['v']:
         raise Unsupported
     lr, momentum = _numbers(rule, 'lr', 'momentum')
-    # Without momentum, PyTorch has no velocity. It computes 1 - (1 + lr) below, which for smaller
-    # rates has a larger error than the rate in float32.
+    # Without momentum, PyTorch has no velocity. It computes 1 - (1 + lr) below. For smaller rates,
+    # this has a larger error than the rate in float32.
     if not momentum or lr < 1e-9 or rule._state['v'].dtype != np.float32:
         raise Unsupported
 

@@ -1,1 +1,1 @@
-"""Arrays as tensors and back: their memory, memory format and dtype."""
+"""Conversion between arrays and tensors: their memory, memory format and dtype."""

@@ -1,4 +1,4 @@
-"""NumPy and CuPy arrays as PyTorch's tensors and back, on the same memory."""
+"""Conversion between NumPy or CuPy arrays and PyTorch tensors, which share their memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chainer.configuration import global_config
 from chainer_compat.pytorch.tensors import compute_dtype, gpu_arrays, memory_format, process
 from chainer_compat.pytorch.unsupported import Unsupported
 
-#: An expression of PyTorch's for a Chainer function, called with it and tensors.
+#: A PyTorch expression for a Chainer function, called with the function and tensors.
 Expression: TypeAlias = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -27,22 +27,22 @@ process.keep_memory()
 process.limit_threads()
 
 
-#: Returns whether the program lets PyTorch cast what functions get: ``torch.autocast``.
+#: Returns whether ``torch.autocast`` is on, so that PyTorch casts the inputs of functions.
 is_autocast = torch._C._is_any_autocast_enabled
 
 
 def tensor(array: np.ndarray, channels_last: bool = False) -> torch.Tensor:
-    """Return a contiguous tensor, which shares the memory of a floating-point array if it can.
+    """Return a contiguous tensor, which shares the memory of the array if possible.
 
     Some of PyTorch's kernels ignore strides, because PyTorch itself only passes contiguous tensors.
 
     Args:
         array: The array.
-        channels_last: Whether the tensor of an array with channels last also has them last.
+        channels_last: Whether the tensor keeps channels last if the array has them last.
 
     Raises:
-        Unsupported: For other dtypes, for arrays on a GPU that PyTorch does not compute on, and
-            within ``torch.autocast``.
+        Unsupported: If the dtype is neither float32 nor float64, for arrays on a GPU that PyTorch
+            does not use, and within ``torch.autocast``.
     """
     is_on_host = isinstance(array, np.ndarray)
     if array.dtype not in FLOATS or is_autocast() or not (
@@ -57,27 +57,27 @@ def tensor(array: np.ndarray, channels_last: bool = False) -> torch.Tensor:
             except ValueError:  # an axis of one element with an unusual stride
                 pass
         return torch.from_numpy(array.copy('K' if is_last else 'C'))
-    # PyTorch rejects strides that are negative or no multiples of the size, also where they do not
-    # matter, such as in axes of one element.
+    # PyTorch rejects strides that are negative or not a multiple of the item size, even where they
+    # do not matter, such as in axes of one element.
     is_usable = array.flags.c_contiguous and not any([
         stride < 0 or stride % array.itemsize for stride in array.strides])
     return gpu_arrays.tensor(array if is_usable else array.copy())
 
 
 def shared(array: np.ndarray) -> torch.Tensor | None:
-    """Return a tensor that shares the memory of an array of NumPy; ``None`` if it cannot."""
+    """Return a tensor that shares the memory of a NumPy array; ``None`` if that is impossible."""
     if array.dtype == np.float16 or not (array.flags.num & PLAIN == PLAIN or (
             memory_format.is_channels_last(array)
             and array.transpose(0, 2, 3, 1).flags.num & PLAIN == PLAIN)):
         return None
     try:
         return torch.from_numpy(array)
-    except (TypeError, ValueError):  # another dtype, or an axis of one element with unusual stride
+    except (TypeError, ValueError):  # wrong dtype, or an axis of one element with unusual stride
         return None
 
 
 def check_floats(*tensors: torch.Tensor) -> None:
-    """Check that tensors have one floating-point dtype.
+    """Check that tensors have the same floating-point dtype.
 
     Raises:
         Unsupported: If they do not.
@@ -89,7 +89,7 @@ def check_floats(*tensors: torch.Tensor) -> None:
 
 def rounded(x: torch.Tensor, W: torch.Tensor, b: torch.Tensor | None
             ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return the operands of a matrix product and a sum, cast as the configuration says.
+    """Return the operands of a matrix multiplication and a sum, cast to the configured dtype.
 
     Raises:
         Unsupported: If their dtypes differ, or autograd would round their gradients.
@@ -111,11 +111,11 @@ def tensors(*arrays: np.ndarray, channels_last: bool = False) -> list[torch.Tens
     """Return tensors of arrays.
 
     Args:
-        arrays: Of one dtype.
-        channels_last: As for :func:`tensor`.
+        arrays: The arrays, which must have the same dtype.
+        channels_last: See :func:`tensor`.
 
     Raises:
-        Unsupported: As for :func:`tensor`, or if the dtypes differ.
+        Unsupported: In the same cases as :func:`tensor`, or if the dtypes differ.
     """
     dtype = arrays[0].dtype
     if any([array.dtype != dtype for array in arrays]):
@@ -125,17 +125,17 @@ def tensors(*arrays: np.ndarray, channels_last: bool = False) -> list[torch.Tens
 
 def operands(*arrays: np.ndarray, has_kernel: bool = True, channels_last: bool = False
              ) -> list[torch.Tensor]:
-    """Return tensors of arrays for a matrix product, cast as the configuration says.
+    """Return tensors of arrays for a matrix multiplication, cast to the configured dtype.
 
     Only float32 is cast. Pass results to :func:`product`.
 
     Args:
-        arrays: Of one dtype.
-        has_kernel: Whether PyTorch has a kernel for CPUs that sums up bfloat16 in float32.
-        channels_last: As for :func:`tensor`.
+        arrays: The arrays, which must have the same dtype.
+        has_kernel: Whether PyTorch has a CPU kernel that accumulates bfloat16 in float32.
+        channels_last: See :func:`tensor`.
 
     Raises:
-        Unsupported: As for :func:`tensors`.
+        Unsupported: In the same cases as :func:`tensors`.
         OptionError: If the option has an invalid value.
     """
     found = tensors(*arrays, channels_last=channels_last)
@@ -152,7 +152,7 @@ def operands(*arrays: np.ndarray, has_kernel: bool = True, channels_last: bool =
 
 
 def product(result: torch.Tensor) -> np.ndarray:
-    """Return the array of a product of :func:`operands`, in the dtype of their arrays."""
+    """Return the product of :func:`operands` as an array, in the dtype of the original arrays."""
     return array(result.float() if result.dtype == torch.bfloat16 else result)
 
 

@@ -1,12 +1,12 @@
 """The dtype in which kernels multiply matrices: ``chainer.config.torch_compute_dtype``.
 
-With ``'bfloat16'``, they round float32 operands to bfloat16, and sum up the products in float32.
+With ``'bfloat16'``, they round float32 operands to bfloat16 and accumulate products in float32.
 ``arrays.operands`` casts the operands, ``arrays.product`` the result. With ``'tf32'``, GPUs round
 the operands to TF32 (``gpu_arrays.precision``); it has no effect on the CPU.
 
 On processors without bfloat16 instructions, PyTorch's bfloat16 kernels take many times as long as
-its float32 kernels, and some sum up in bfloat16. There, the float32 kernels multiply the rounded
-operands: each product of two such numbers is exact in float32.
+its float32 kernels, and some accumulate in bfloat16. There, the float32 kernels multiply the
+rounded operands: each product of two such numbers is exact in float32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BFLOAT16 = 'bfloat16'
 TF32 = 'tf32'
 
 CPUINFO = '/proc/cpuinfo'
-#: Instructions that multiply bfloat16: two of x86, and ARM's.
+#: Processor flags for bfloat16 multiplication: two for x86, one for ARM.
 _INSTRUCTIONS = frozenset({'avx512_bf16', 'amx_bf16', 'bf16'})
 
 
@@ -31,7 +31,7 @@ def default() -> str | None:
     """Return the initial value of ``chainer.config.torch_compute_dtype``.
 
     Raises:
-        ValueError: If the environment variable has another value.
+        ValueError: If the environment variable has an invalid value.
     """
     value = os.environ.get(VARIABLE) or None
     if value not in (None, BFLOAT16, TF32):
@@ -43,7 +43,7 @@ def is_bfloat16(value: object) -> bool:
     """Return whether a value of the option selects bfloat16.
 
     Raises:
-        OptionError: If there is no such value.
+        OptionError: If the value is invalid.
     """
     if value is None:
         return False
@@ -55,7 +55,7 @@ def is_bfloat16(value: object) -> bool:
 
 @functools.cache
 def has_instructions() -> bool:
-    """Return whether this processor multiplies bfloat16; true if that is unknown."""
+    """Return whether this processor has bfloat16 instructions; true if that is unknown."""
     try:
         with open(CPUINFO, encoding='ascii', errors='replace') as file:
             first = file.read(1 << 13)  # of the first core; the whole file is slow on large nodes

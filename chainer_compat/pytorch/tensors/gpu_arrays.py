@@ -1,7 +1,7 @@
-"""CuPy arrays as PyTorch's tensors and back, on the same memory of a GPU; and float32 as Chainer's.
+"""CuPy arrays and PyTorch tensors that share GPU memory, and the precision of float32.
 
-Arrays and tensors are used in the order of their streams. Usually both libraries use the default
-stream, and nothing is needed; otherwise DLPack lets one stream wait for the other, at some cost.
+Usually, both libraries use the default stream, so no synchronization is needed. Otherwise, DLPack
+makes one stream wait for the other, at some cost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TORCH_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 @functools.cache
 def why_not(device: int) -> str:
-    """Return why PyTorch cannot compute on a GPU, ``''`` if it can.
+    """Return why PyTorch cannot compute on a GPU, or ``''`` if it can.
 
     Args:
         device: The number of the GPU.
@@ -35,17 +35,17 @@ def why_not(device: int) -> str:
         return f'PyTorch {torch.__version__} has no CUDA, or cannot use this driver'
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # PyTorch warns of GPUs that it was not built for
+            warnings.simplefilter('ignore')  # PyTorch warns about GPUs that it was not built for
             torch.ones(1, device=f'cuda:{device}').add_(1).item()
-    except Exception as error:  # such as no kernel for this GPU
+    except Exception as error:  # for example, there is no kernel for this GPU
         return f'PyTorch {torch.__version__} cannot use this GPU: {" ".join(str(error).split())}'
     return ''
 
 
 def is_default(array: Any) -> bool:
-    """Return whether PyTorch computes with an array of CuPy by default.
+    """Return whether PyTorch computes with a CuPy array by default.
 
-    It does where it can use the GPU, unless CuPy has cuDNN, which Chainer uses.
+    It does if it can use the GPU, unless CuPy has cuDNN, which Chainer uses instead.
     """
     return not cudnn_enabled and not why_not(array.data.device_id)
 
@@ -85,13 +85,13 @@ def _use_one_stream(device: int) -> bool:
 
 
 class precision:  # noqa: N801 (a context manager; a generator would take longer)
-    """Let a GPU multiply float32 as such, or as TF32 if ``config.torch_compute_dtype`` says so.
+    """Makes a GPU multiply float32 in full precision, or in TF32 if that is configured.
 
-    By default, PyTorch lets cuDNN use TF32.
+    By default, PyTorch allows cuDNN to use TF32. ``config.torch_compute_dtype`` selects TF32.
 
     Args:
         x: A tensor on the device that computes.
-        kind: What it computes.
+        kind: The kind of operation.
     """
 
     def __init__(self, x: torch.Tensor, kind: Kind) -> None:

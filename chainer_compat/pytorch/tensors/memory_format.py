@@ -1,9 +1,9 @@
-"""The order of elements in memory: contiguous, or with channels last.
+"""The memory format of images: contiguous, or with channels last.
 
 oneDNN, PyTorch's library of convolutions on CPUs, computes with the channels of a pixel next to
 each other. It converts contiguous arrays before and after each convolution, which can take longer
-than the convolution. So convolutions return arrays with channels last, and the other kernels keep
-their order. Shapes are the same; only the strides differ.
+than the convolution. Therefore, convolutions return arrays with channels last, and the other
+kernels keep this format. Shapes are the same; only the strides differ.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Shape = tuple[int, ...]
 
 
 def is_channels_last(array: np.ndarray) -> bool:
-    """Return whether an array of images, (N, C, H, W), has channels last in memory.
+    """Return whether an array of images with axes N, C, H, W has channels last in memory.
 
-    It may be a part of a larger one, such as some of its channels.
+    It may be a part of a larger array, such as some of its channels.
     """
     if array.ndim != 4:
         return False
@@ -30,7 +30,7 @@ def is_channels_last(array: np.ndarray) -> bool:
 
 def is_faster(x: Shape, W: Shape, stride: Shape) -> bool:
     """Return whether a convolution of these shapes is faster with channels last."""
-    # PyTorch 2.13 writes outside of the gradient of such weights with fewer than 8 channels.
+    # PyTorch 2.13 writes outside the gradient of such weights with fewer than 8 channels.
     if W[2:] == (1, 1) and max(stride) > 1 and W[1] < 16:
         return False
     # The weight and its gradient are also converted, unless they have one element per channel.
@@ -56,7 +56,7 @@ def preferred(x: torch.Tensor) -> torch.Tensor:
     if x.ndim != 4 or x.device.type != 'cpu' or x.dtype == torch.float64:
         return x.contiguous()
     _, c, h, w = x.shape
-    # Strides also tell PyTorch the format of a single channel or pixel.
+    # Explicit strides, because PyTorch infers the format of a single channel or pixel from them.
     return x.contiguous(memory_format=torch.channels_last).as_strided(
         x.shape, (h * w * c, 1, w * c, c))
 
@@ -77,7 +77,7 @@ def empty_like(x: torch.Tensor, shape: Shape) -> torch.Tensor:
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=of(x))
 
 
-#: Number of elements from which two orders cost more than a function call in Python.
+#: Number of elements from which different formats cost more than a function call in Python.
 MIN_ORDERED = 1 << 13
 
 
@@ -98,7 +98,7 @@ _ordered = super(torch.autograd.Function, _Ordered).apply
 
 
 def with_ordered_gradient(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x``, but keep its memory format in the gradient.
+    """Return ``x``, and make its gradient keep the memory format of ``x``.
 
     Use it before functions whose gradient would be contiguous: otherwise element-wise kernels
     upstream, such as the gradient of a ReLU, take ten times as long.

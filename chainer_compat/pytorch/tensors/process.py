@@ -1,8 +1,9 @@
-"""Options of the process that PyTorch computes in: its memory, and its threads.
+"""Settings of the process in which PyTorch computes: memory and threads.
 
-Freed memory stays in the process, for the next step. A training step frees all of its arrays, and
-allocates the same ones again. Without this, glibc returns large blocks to the kernel, which then
-has to provide and clear each page anew: up to a quarter of the time of a step.
+Freed memory stays in the process for the next step. A training step frees all of its arrays, and
+the next step allocates arrays of the same sizes. By default, glibc returns large blocks to the
+kernel, which then has to provide and clear each page again. This takes up to a quarter of the time
+of a step.
 
 Each rank has as many threads as it has cores; a forked process has one. Otherwise, every rank of a
 job on a host would start as many threads as the host has cores.
@@ -19,12 +20,12 @@ import torch
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 
-TRIM_THRESHOLD = 1 << 30  # bytes: at most this much stays
+TRIM_THRESHOLD = 1 << 30  # bytes: at most this much free memory stays
 MMAP_THRESHOLD = 1 << 25  # bytes; glibc's maximum: larger blocks are returned
 
 
 def keep_memory() -> None:
-    """Set these limits, unless glibc's environment variables do, or there is no glibc."""
+    """Set these limits, unless environment variables of glibc set them, or there is no glibc."""
     if 'GLIBC_TUNABLES' in os.environ or any(name.startswith('MALLOC_') for name in os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
@@ -33,13 +34,13 @@ def keep_memory() -> None:
         mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD)
 
 
-#: Launchers' variables for the number of ranks on this host: MPICH, Open MPI, MVAPICH, Cray.
+#: Variables with the number of ranks on this host, set by MPICH, Open MPI, MVAPICH and Cray.
 LOCAL_RANKS = ('MPI_LOCALNRANKS', 'OMPI_COMM_WORLD_LOCAL_SIZE', 'MV2_COMM_WORLD_LOCAL_SIZE',
                'PMI_LOCAL_SIZE')
 
 
 def limit_threads() -> None:
-    """Set the number of threads, unless OMP_NUM_THREADS does."""
+    """Set the number of threads, unless OMP_NUM_THREADS sets it."""
     # GNU's OpenMP cannot start threads in a process forked from one that did.
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
     if 'OMP_NUM_THREADS' not in os.environ:
@@ -47,7 +48,7 @@ def limit_threads() -> None:
 
 
 def cores_of_rank() -> int:
-    """Return the number of cores that this process may use, with the other ranks of the host."""
+    """Return the number of cores for this rank, if all ranks of the host share its cores."""
     cores = len(os.sched_getaffinity(0))
     if cores < (os.cpu_count() or 1):  # the launcher bound this rank to its cores
         return cores

@@ -1,4 +1,4 @@
-"""``chainermn check``: show the installation, and test it on all ranks.
+"""``chainermn check``: show and test the installation on all ranks.
 
 Only rank 0 prints a :class:`Report`, as text or as JSON.
 """
@@ -34,13 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument('--shards', default='', metavar='PATTERN',
-                        help="also read shards such as 'train-*.npz' on all ranks; show the speed "
-                             'and broken files')
+                        help="also read shards such as 'train-*.npz' on all ranks; report the read "
+                             'speed and broken files')
     parser.add_argument('--json', action='store_true', help='print the report as JSON')
     parser.add_argument('--svg', default='', metavar='FILE',
                         help='also save the report as an SVG image (needs rich)')
     parser.add_argument('--timeout', '--limit', type=float, default=120, metavar='SECONDS',
-                        help='abort after this time, and print where the check hangs '
+                        help='abort after this time and print where the check hangs '
                              '(default: %(default)s)')
 
 
@@ -75,7 +75,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             report.add(results)
             if readings is not None:
                 shards.add_to(report, options.shards, readings)
-            # With the mpiexec of another MPI library, every process is rank 0 of 1.
+            # With the mpiexec of a different MPI library, every process is rank 0 of 1.
             if is_first_rank:
                 _print(report, options)
         passed = mpi_comm.bcast(None if report is None else not report.problems)

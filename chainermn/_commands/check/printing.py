@@ -1,4 +1,4 @@
-"""Print a report, with rich if it is installed, else as plain text."""
+"""Print a report, with rich if it is installed, otherwise as plain text."""
 from __future__ import annotations
 
 import functools
@@ -20,7 +20,7 @@ def print_report(report: Report, svg: str = '') -> None:
 
     Args:
         report: The report.
-        svg: Path of the image; an empty string for none.
+        svg: Path of the image; an empty string for no image.
     """
     software = []
     for name, groups in report.software.items():
@@ -46,8 +46,8 @@ def print_report(report: Report, svg: str = '') -> None:
     if svg and console is not None:
         console.save_svg(svg, title='chainermn check')
     elif svg:
-        streams.write(f'chainermn check: {svg} was not written, as --svg needs rich: '
-                       'pip install rich\n')
+        streams.write(f'chainermn check: {svg} was not written, because --svg requires rich: '
+                      'pip install rich\n')
 
 
 def _devices(devices: Sequence[str]) -> str:

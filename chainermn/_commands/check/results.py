@@ -1,4 +1,4 @@
-"""Combine the results of all ranks, for programs and for people."""
+"""Combine the results of all ranks into a report that people and programs can read."""
 from __future__ import annotations
 
 import dataclasses
@@ -10,11 +10,11 @@ from chainermn._commands.check.system_info import Advice, Info, ProcessInfo
 
 _T = TypeVar('_T')
 
-#: These may differ between ranks.
+#: Software that may differ between ranks.
 _MAY_DIFFER = 'mpiexec', 'CUDA'
 
-#: Seconds for an allreduce of one number. Usual are 1 to 50 us within a host, and 5 to 300 us
-#: between hosts.
+#: Seconds for an all-reduce of one number. Typical values are 1 to 50 us within a host, and 5 to
+#: 300 us between hosts.
 _HIGH_LATENCY = 500e-6
 
 
@@ -22,7 +22,7 @@ class Finding(NamedTuple):
     """A problem, a warning or a hint."""
 
     code: str
-    subject: str  # a name of software, a host, or a communicator
+    subject: str  # the name of a software package, a host, or a communicator
     text: str
 
 
@@ -31,8 +31,8 @@ class HostResources(NamedTuple):
 
     name: str
     ranks: list[int]
-    cores: int  # that each of the ranks can use
-    threads: int  # threads of each of the ranks
+    cores: int  # number of cores that each rank can use
+    threads: int  # number of threads of each rank
     devices: list[str]
 
 
@@ -41,7 +41,7 @@ class Report:
     """The results of all ranks."""
 
     size: int
-    software: dict[str, list[tuple[Info, list[int]]]]  # by name: the software of the ranks
+    software: dict[str, list[tuple[Info, list[int]]]]  # by name: each version and its ranks
     hosts: list[HostResources]
     communicators: list[Result]
     problems: list[Finding]  # failed required checks
@@ -53,7 +53,7 @@ class Report:
         """Combine the information of all ranks.
 
         Args:
-            infos: The information of each rank, by rank.
+            infos: The information of each rank, in rank order.
         """
         report = cls(len(infos), {}, [], [], [], list(_warnings(infos)), [])
         for name in infos[0].software:
@@ -70,7 +70,7 @@ class Report:
             report.hosts.append(HostResources(host, ranks, cores, threads, devices))
         if report.size == 1 and not report.problems:
             report.hints.append(Finding(
-                'one-rank', 'ranks', 'to test several processes, run: '
+                'one-rank', 'ranks', 'to test several ranks, run: '
                 'mpiexec -n 4 chainermn check'))
         return report
 
@@ -78,7 +78,7 @@ class Report:
         """Add the results of the smoke tests.
 
         Args:
-            results: One for each communicator.
+            results: The result of each communicator.
         """
         has_devices = all(host.devices for host in self.hosts)
         for result in results:
@@ -94,11 +94,11 @@ class Report:
             self.warnings.append(Finding(
                 'high-latency', name,
                 f'high latency: an allreduce of one number takes {latency * 1e6:.0f} us with the '
-                f'fastest communicator, {name!r}. Possible reasons are other programs on these '
-                'hosts, and an MPI library that does not use the fast network of the cluster'))
+                f'fastest communicator, {name!r}. Possible causes: other programs are running on '
+                'these hosts, or the MPI library does not use the fast network of the cluster.'))
 
     def data(self) -> dict[str, object]:
-        """Return the report as plain values for JSON, without sentences."""
+        """Return the report as plain values for JSON, without the texts of the findings."""
         return {
             'passed': not self.problems,
             'size': self.size,
@@ -130,7 +130,7 @@ def _warnings(infos: Sequence[ProcessInfo]) -> Iterator[Finding]:
         if ranks > cores:
             yield Finding('more-ranks-than-cores', host,
                           f'{ranks} ranks share {cores} cores on {host}, so they wait for each '
-                          'other. Start at most one rank per core')
+                          'other. Start at most one rank per core.')
         elif threads > cores:
             yield Finding('more-threads-than-cores', host,
                           f'{ranks} ranks with {threads} threads in total share {cores} cores on '
@@ -138,7 +138,7 @@ def _warnings(infos: Sequence[ProcessInfo]) -> Iterator[Finding]:
 
 
 def _groups(values: Sequence[_T]) -> Iterator[tuple[_T, list[int]]]:
-    """Group ranks by value; values are not always hashable."""
+    """Group ranks by value. The values need not be hashable."""
     groups: dict[str, tuple[_T, list[int]]] = {}
     for rank, value in enumerate(values):
         groups.setdefault(repr(value), (value, []))[1].append(rank)

@@ -1,4 +1,4 @@
-"""Read shards on all ranks: how fast that is, and which are broken."""
+"""Read shards on all ranks, to measure the speed and to find broken shards."""
 from __future__ import annotations
 
 import statistics
@@ -12,11 +12,11 @@ from chainermn._commands.check.results import Finding, Report
 from chainermn._shards.listing import find_shards
 from chainermn._shards.open_shards import Opener, explain, size_of
 
-_SECONDS = 5.  # that each rank reads
-_CHUNK = 64  # samples
-_SLOW = .25  # share of the median speed of the ranks
-_LONG = 1.  # seconds a rank must read before it counts as slow: opening small files tells nothing
-_SHOWN = 5  # broken shards
+_SECONDS = 5.  # the time that each rank reads
+_CHUNK = 64  # samples to read at once
+_SLOW = .25  # a rank is slow if its speed is below this fraction of the median of all ranks
+_LONG = 1.  # seconds a rank must read to count as slow: opening small files says little
+_SHOWN = 5  # broken shards that are listed
 
 
 class Reading(NamedTuple):
@@ -26,21 +26,21 @@ class Reading(NamedTuple):
     samples: int
     n_bytes: int
     seconds: float
-    broken: list[tuple[str, str]]  # shards, with errors
+    broken: list[tuple[str, str]]  # paths of broken shards, with the errors
 
     @property
     def rate(self) -> float:
-        """Samples per second."""
+        """The number of samples read per second."""
         return self.samples / max(self.seconds, 1e-9)
 
 
 def read(pattern: str, host: str, rank: int, size: int) -> Reading:
-    """Read the rank's shards, for some seconds.
+    """Read the shards of this rank for a few seconds.
 
     Args:
-        pattern: As for :class:`chainermn.iterators.ShardedIterator`.
+        pattern: Pattern of the shards, as for :class:`chainermn.iterators.ShardedIterator`.
         host: The name of this host.
-        rank: The rank.
+        rank: The rank of this process.
         size: The number of ranks.
     """
     opener, broken, samples, n_bytes = Opener(None, 1), [], 0, 0
@@ -75,8 +75,8 @@ def add_to(report: Report, pattern: str, readings: Sequence[Reading]) -> None:
         report.hints.append(Finding(
             'reading-speed', pattern,
             f'each rank reads at least {slowest.rate:,.0f} samples/s '
-            f'({slowest.n_bytes / slowest.seconds / 1e6:,.0f} MB/s) of {pattern}. If training '
-            'needs more, copy the shards to a local disk first'))
+            f'({slowest.n_bytes / slowest.seconds / 1e6:,.0f} MB/s) from {pattern}. If training '
+            'needs more, copy the shards to a local disk first.'))
 
 
 def _slow_ranks(readings: Sequence[Reading]) -> Iterator[Finding]:
@@ -84,5 +84,6 @@ def _slow_ranks(readings: Sequence[Reading]) -> Iterator[Finding]:
     for rank, reading in enumerate(readings):
         if reading.samples and reading.seconds >= _LONG and reading.rate < _SLOW * median:
             yield Finding('slow-disk', reading.host, (
-                f'rank {rank} on {reading.host} reads {reading.rate:,.0f} samples/s, other ranks '
-                f'{median:,.0f}: its disk or network is slow, and all ranks wait for it'))
+                f'rank {rank} on {reading.host} reads {reading.rate:,.0f} samples/s, but the '
+                f'median of all ranks is {median:,.0f}. Its disk or network is slow, and all ranks '
+                'wait for it.'))

@@ -1,4 +1,4 @@
-"""Smoke tests: create every communicator, compare its results, and time it."""
+"""Smoke tests: create every communicator, check its results, and time it."""
 from __future__ import annotations
 
 import time
@@ -15,7 +15,7 @@ from chainermn._types import Array, Model
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _BYTES = 16 * 2 ** 20  # size of the gradient in the bandwidth test
-_REPEATS = 5  # the fastest one counts
+_REPEATS = 5  # the fastest run counts
 
 
 class Result(NamedTuple):
@@ -33,7 +33,7 @@ def run_all(limit: TimeLimit) -> list[Result]:
     """Test all communicators. Collective: every rank calls it.
 
     Args:
-        limit: Gets the name of each test.
+        limit: The time limit, which is given the name of each test.
     """
     results = []
     for name in communicators._CLASSES:
@@ -65,7 +65,7 @@ def _test(name: communicators.CommunicatorName) -> Result:
         one = _array(1, needs_gpu)
         latency = _seconds(
             comm, lambda: [comm.allreduce(one) for _ in range(20)], needs_gpu) / 20
-        if name != 'dummy':  # it does not exchange gradients
+        if name != 'dummy':  # it does not average gradients
             model = _model(comm.rank, _BYTES // 4, needs_gpu)
             bandwidth = _BYTES / _seconds(
                 comm, lambda: comm.multi_node_mean_grad(model), needs_gpu)
@@ -74,7 +74,7 @@ def _test(name: communicators.CommunicatorName) -> Result:
 
 
 def _failure(comm: CommunicatorBase, name: str, on_device: bool) -> str:
-    """Exchange arrays, objects and gradients; return the first error, or ''.
+    """Communicate arrays, objects and gradients; return the first error, or ''.
 
     Collective: every rank calls it.
     """

@@ -26,38 +26,39 @@ from chainermn._version import __version__
 
 _CHAINER = '7.8.1'  # the only version that chainer_compat patches
 
-#: The size of the job according to mpiexec: MPICH and derivatives, Open MPI, PMIx.
-_SIZES = 'PMI_SIZE', 'OMPI_COMM_WORLD_SIZE', 'PMIX_SIZE'
-_RANKS = 'PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK'
+#: Environment variables in which mpiexec passes the size of the job and the rank: MPICH and
+#: derivatives, Open MPI, PMIx.
+_SIZE_VARIABLES = 'PMI_SIZE', 'OMPI_COMM_WORLD_SIZE', 'PMIX_SIZE'
+_RANK_VARIABLES = 'PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK'
 
 
-#: Variables that limit the threads of a rank. Each BLAS library prefers its own.
-_THREADS = 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS'
+#: Environment variables that limit the threads of a rank. Each BLAS library prefers its own.
+_THREAD_VARIABLES = 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS'
 
 
 class Advice(NamedTuple):
     """Something to fix or to improve."""
 
     code: str  # identifier for programs
-    text: str  # message for people: the problem, and the remedy
+    text: str  # message for people: the problem and how to solve it
 
 
 class Info(NamedTuple):
     """The information about one piece of software."""
 
     text: str  # a line of the report
-    data: dict[str, str | int | bool | None] | None = None  # for programs; None if there is none
+    data: dict[str, str | int | bool | None] | None = None  # for programs; None if not installed
     problem: Advice | None = None  # an error
     hint: Advice | None = None  # a possible improvement
 
 
 class ProcessInfo(NamedTuple):
-    """Everything known about one process."""
+    """The information about one process."""
 
     software: dict[str, Info]
     host: str
-    cores: frozenset[int]  # numbers of the cores that it may use
-    threads: int  # threads of NumPy's matrix operations
+    cores: frozenset[int]  # the cores that the process may use
+    threads: int  # number of threads of NumPy's matrix operations
     devices: list[str]
 
 
@@ -70,13 +71,13 @@ def collect() -> ProcessInfo:
 
 
 def _threads(cores: int) -> int:
-    """Return the number of threads; without a variable there is one per core."""
-    numbers = [os.environ.get(name, '').partition(',')[0].strip() for name in _THREADS]
+    """Return the number of threads: one per core, unless an environment variable sets it."""
+    numbers = [os.environ.get(name, '').partition(',')[0].strip() for name in _THREAD_VARIABLES]
     return next((int(number) for number in numbers if number.isdecimal() and int(number)), cores)
 
 
 def world() -> MPI.Intracomm | None:
-    """Return ``MPI.COMM_WORLD``, or ``None`` without MPI."""
+    """Return ``MPI.COMM_WORLD``, or ``None`` if MPI cannot be loaded."""
     try:
         return MPI.COMM_WORLD
     except Exception:  # loading a library can fail in any way
@@ -84,8 +85,8 @@ def world() -> MPI.Intracomm | None:
 
 
 def rank() -> str | None:
-    """Return the rank that mpiexec gave this process; ``None`` without mpiexec."""
-    return next((os.environ[name] for name in _RANKS if name in os.environ), None)
+    """Return the rank that mpiexec assigned to this process; ``None`` without mpiexec."""
+    return next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), None)
 
 
 def finalize_mpi() -> None:
@@ -96,7 +97,7 @@ def finalize_mpi() -> None:
 def _info(probe: Callable[[list[str]], Info], devices: list[str]) -> Info:
     try:
         return probe(devices)
-    except Exception as error:  # a broken library can fail in any way; show how
+    except Exception as error:  # a broken library can fail in any way; show the error
         return Info(f'none ({streams.one_line(error)})')
 
 
@@ -126,8 +127,8 @@ def _chainermn(devices: list[str]) -> Info:
         with contextlib.suppress(OSError):
             if runpy.run_path(os.path.join(found, '_version.py')).get('__version__') == __version__:
                 return info._replace(hint=Advice(
-                    'not-installed', 'this is the chainermn in the working directory; scripts '
-                                     f'elsewhere import the installed one, {found}'))
+                    'not-installed', 'this is the chainermn package in the working directory; '
+                                     f'scripts elsewhere import the installed one, {found}'))
         return info._replace(problem=Advice(
             'other-chainermn', 'scripts in other directories import a different chainermn '
                                f'({found}). Install this one: {_pip(os.path.dirname(here))}'))
@@ -140,34 +141,33 @@ def _chainer(devices: list[str]) -> Info:
         importlib.import_module('chainer')
     except Exception as error:
         return Info(f'none ({streams.one_line(error)})', problem=_missing(
-            'Chainer cannot be imported. It is part of the installation of ChainerMN: install '
-            'ChainerMN again'))
+            'Chainer, which is installed with ChainerMN, cannot be imported. Reinstall ChainerMN.'))
     is_patched = environment.flag('CHAINER_COMPAT', default=True)
     info = Info(f'{version}, {"patched" if is_patched else "not patched (CHAINER_COMPAT=0)"}',
                 {'version': version, 'patched': is_patched})
     if version != _CHAINER:
         return info._replace(problem=Advice(
-            'unsupported-version', f'Chainer {version} is installed, but ChainerMN 8 needs '
-            f'{_CHAINER}, which is part of it. Remove the separate Chainer: '
+            'unsupported-version', f'ChainerMN 8 includes Chainer {_CHAINER}, but Chainer '
+            f'{version} is installed separately. Uninstall it: '
             f'{sys.executable} -m pip uninstall chainer'))
     return _add_compute_dtype(_add_gpu_advice(info, devices), devices)
 
 
 def _add_gpu_advice(info: Info, devices: list[str]) -> Info:
-    """Add a hint on how to speed up convolutions on a GPU, if they are slow."""
+    """Add a hint on how to speed up convolutions if they are slow on this GPU."""
     mode = getattr(importlib.import_module('chainer').config, 'use_torch', 'never')
     advice = _why_slow_on_gpu(devices) if mode != 'never' else ''
     return info._replace(hint=Advice('slow-convolutions', advice)) if advice else info
 
 
 def _why_slow_on_gpu(devices: list[str]) -> str:
-    """Return why convolutions on a GPU are slow; ``''`` if they are not, or there is no GPU."""
+    """Return why convolutions are slow on the GPU; ``''`` if they are fast or there is no GPU."""
     is_used = devices and importlib.import_module('chainer.backends.cuda').available
     return availability.why_not_on_gpu(0) if is_used else ''
 
 
 def _add_compute_dtype(info: Info, devices: list[str]) -> Info:
-    """Add the dtype in which PyTorch's kernels multiply matrices, if an option selects one."""
+    """Add the dtype in which PyTorch's kernels multiply matrices, if the user has selected one."""
     config = importlib.import_module('chainer').config
     dtype = getattr(config, 'torch_compute_dtype', None)
     mode = getattr(config, 'use_torch', 'never')
@@ -198,18 +198,18 @@ def _mpi(devices: list[str]) -> Info:
     except Exception as error:
         return Info(f'none ({streams.one_line(error)})', problem=_missing(
             'mpi4py cannot load an MPI library. '
-            f"Install one: {_pip('mpich')}; or load your cluster's MPI module"))
+            f"Install one ({_pip('mpich')}), or load your cluster's MPI module."))
     lines = text.strip('\0').splitlines()
     name = re.sub(r'[\s:]+', ' ', lines[0].partition(', ')[0]).replace(' Version ', ' ').strip()
     standard = '.'.join(map(str, MPI.Get_version()))
     info = Info(f'{name} (MPI {standard}) {_origin(name)}',
                 {'library': name, 'standard': standard, 'path': library()})
-    sizes = [int(os.environ[variable]) for variable in _SIZES if variable in os.environ]
+    sizes = [int(os.environ[variable]) for variable in _SIZE_VARIABLES if variable in os.environ]
     if MPI.COMM_WORLD.size == 1 and sizes and max(sizes) > 1:
         return info._replace(problem=Advice(
             'other-mpiexec', f'mpiexec started {max(sizes)} processes, but each one is rank 0 of '
             '1: mpiexec and mpi4py use different MPI libraries. Start jobs with the mpiexec of '
-            'the library shown here, or install only one'))
+            'the library shown here, or install only one of them.'))
     return info
 
 
@@ -295,8 +295,8 @@ def _cuda_aware(devices: list[str]) -> Info:
     info = Info(text + (', used' if used else ', not used'), {'supported': can, 'used': used})
     if used and can is False:
         return info._replace(problem=Advice(
-            'unsupported', 'CHAINERMN_CUDA_AWARE=1, but this MPI library cannot access GPU '
-                           'memory. Unset the variable'))
+            'unsupported', 'CHAINERMN_CUDA_AWARE=1 is set, but this MPI library is not CUDA-aware. '
+                           'Unset the variable.'))
     if can and devices and not used:
         return info._replace(hint=Advice(
             'unused', 'set CHAINERMN_CUDA_AWARE=1 to pass GPU buffers to MPI directly'))

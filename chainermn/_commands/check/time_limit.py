@@ -11,7 +11,7 @@ from chainermn._process import streams
 
 
 class TimeLimit:
-    """Context manager that ends the process if its body takes longer than ``seconds``."""
+    """Context manager that terminates the process if its body takes longer than ``seconds``."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

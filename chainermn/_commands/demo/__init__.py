@@ -1,4 +1,4 @@
-"""``chainermn demo``: train a digit classifier with the script of examples/mnist."""
+"""``chainermn demo``: train a digit classifier with the script in examples/mnist."""
 from __future__ import annotations
 
 import argparse
@@ -12,7 +12,8 @@ from chainermn._process import mpiexec
 
 _DESCRIPTION = """\
 Trains a small network on 1,797 handwritten digits, on N ranks of this node, in less than a
-minute. Needs scikit-learn, for the digits, and matplotlib, for plots: the extra "examples".
+minute. Requires scikit-learn for the digits and matplotlib for the plots; the extra
+"examples" installs both.
 """
 
 
@@ -25,13 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--epoch', type=int, default=20, metavar='N',
                         help='number of epochs (default: %(default)s)')
     parser.add_argument('--out', default='result', metavar='FOLDER',
-                        help='folder for log, plots and snapshot (default: %(default)s)')
+                        help='folder for the log, plots and snapshot (default: %(default)s)')
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Replace this process by the mpiexec of the job."""
+    """Replace this process with the job's mpiexec."""
     if options.n < 1 or options.epoch < 1:
-        parser.error('-n and --epoch must be at least 1')
+        parser.error('-n and --epoch must be positive integers')
     if importlib.util.find_spec('sklearn') is None:
         parser.error('the demo needs scikit-learn. Install it: '
                      f'{sys.executable} -m pip install scikit-learn')
@@ -39,16 +40,16 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         program = mpiexec.find()
     except OSError as error:
         parser.error(str(error))
-    try:  # an error now, not after the first epoch
+    try:  # fail now instead of after the first epoch
         os.makedirs(options.out, exist_ok=True)
         with tempfile.TemporaryFile(dir=options.out):
             pass
     except OSError as error:
-        parser.error(f'cannot write results: {error}. Select another folder with --out FOLDER')
+        parser.error(f'cannot write results: {error}. Select another folder with --out FOLDER.')
     command = [program, '-n', str(options.n), sys.executable, str(_script()),
                '--epoch', str(options.epoch), '--out', options.out]
     if not sys.stdout.isatty():
-        command.append('--no-progress-bar')  # mpiexec hides from the ranks that it is a file
+        command.append('--no-progress-bar')  # the ranks cannot see where mpiexec's output goes
     os.execve(program, command, mpiexec.environment(options.n))
 
 

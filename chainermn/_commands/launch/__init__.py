@@ -30,11 +30,11 @@ _Result = TypeVar('_Result')
 
 _POLL_INTERVAL = 0.05  # seconds
 _SETTLE_TIME = 0.3  # seconds after the first failure, for other failures and output to arrive
-_GRACE_PERIOD = 5  # seconds for mpiexec to exit, before it gets a signal
+_GRACE_PERIOD = 5  # seconds for mpiexec to exit before it gets a signal
 _FORWARD_TIME = 2  # seconds for mpiexec to forward output after all ranks have exited
 
-#: Start all processes on this node, even inside a batch job; with MPICH, communicate over the
-#: loopback interface only.
+#: Environment variables that make mpiexec start all processes on this node, even inside a batch
+#: job. With MPICH, the processes communicate over the loopback interface only.
 _LOCAL_ONLY = {
     'HYDRA_LAUNCHER': 'fork', 'HYDRA_RMK': 'user', 'UCX_NET_DEVICES': 'lo',  # MPICH
     'PRTE_MCA_plm': '^slurm,lsf,tm,pals', 'PRTE_MCA_ras': '^slurm,lsf,pbs,gridengine,flux',
@@ -46,23 +46,25 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
            env: Mapping[str, str] | None = None, **kwargs: Object) -> list[_Result]:
     """Start ``n`` MPI processes on this node; each calls ``fn(comm, *args, **kwargs)``.
 
-    Works in scripts, notebooks and tests, even inside an MPI process: it always starts new
-    processes. ``fn`` can be defined in the script or notebook itself, a lambda or a closure
-    (cloudpickle serializes it); if it is defined in another module, that module must be on
-    ``sys.path``. Output of the processes goes to the caller's ``sys.stdout`` and ``sys.stderr``.
+    Works in scripts, notebooks and tests, even inside an MPI process, because it always starts new
+    processes. ``fn`` can be defined in the script or notebook itself, and can be a lambda or a
+    closure (cloudpickle serializes it). If it is defined in another module, that module must be on
+    ``sys.path``. The output of the processes goes to the caller's ``sys.stdout`` and
+    ``sys.stderr``.
 
     Args:
         fn: The function to call. Its first argument is the rank's communicator.
         n: The number of processes.
-        args: Further arguments. Each process gets its own copy. Large arrays are written to a
-            temporary folder (see ``TMPDIR``) once, and copied only when a process writes to them.
+        args: Further positional arguments of ``fn``. Each process gets its own copy. Large arrays
+            are written to a temporary folder (see ``TMPDIR``) once and copied only when a process
+            writes to them.
         communicator_name: Name of the communicator; see :func:`chainermn.create_communicator`.
-        timeout: Seconds until all processes must have finished; ``None`` waits forever.
-        env: Additional environment variables of the processes. Unless ``OMP_NUM_THREADS`` is
-            set here or in the caller, it is the number of available cores divided by ``n``, at
-            least 1.
-        kwargs: Keyword arguments of ``fn``. (If one has the name of an argument above, use
-            ``functools.partial``.)
+        timeout: Seconds within which all processes must finish; ``None`` for no limit.
+        env: Additional environment variables for the processes. Unless ``OMP_NUM_THREADS`` is
+            set here or in the environment of the caller, it is set to the number of available
+            cores divided by ``n``, but at least 1.
+        kwargs: Keyword arguments of ``fn``. If one of them has the name of an argument above, use
+            ``functools.partial``.
 
     Returns:
         The results of ``fn``, ordered by rank.
@@ -70,16 +72,17 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
     Raises:
         Exception: The error that ``fn`` raised on the rank that failed first, with the rank, its
             host and its traceback. All other processes are terminated.
-        RuntimeError: If that error cannot be pickled, or a process ended without returning from
-            ``fn``; the message gives the rank, and the signal or exit status.
+        RuntimeError: If that error cannot be pickled, or if a process exited without returning
+            from ``fn``; the message gives the rank and the signal or exit status.
         TimeoutError: If ``timeout`` expired. All processes are terminated.
         TypeError: If ``fn`` is not callable or does not accept the arguments, if ``n`` is not an
             integer, or if ``fn``, an argument or a result cannot be pickled.
-        ValueError: If ``n`` is less than 1, or ``timeout`` is not positive.
+        ValueError: If ``n`` or ``timeout`` is not positive.
         FileNotFoundError: If mpiexec is not found.
 
-    If the caller is interrupted or killed, all processes are also terminated. Processes that
-    ``fn`` leaves running continue; ``launch`` waits neither for them nor for their output.
+    If the caller is interrupted or killed, all processes are terminated as well. Processes that
+    ``fn`` starts and leaves running continue; ``launch`` waits neither for them nor for their
+    output.
 
     Example:
         >>> chainermn.launch(lambda comm: comm.allreduce_obj(comm.rank + 1), 2)
@@ -89,14 +92,14 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
     command = [mpiexec.find_local(), '-n', str(n), sys.executable, rank_process.__file__]
     with tempfile.TemporaryDirectory(  # only this user can read it
             prefix='chainermn-launch-', ignore_cleanup_errors=True) as folder:
-        # The source code of notebook cells, for tracebacks; it is not in any file.
+        # The source code of notebook cells is not in any file, but tracebacks should show it.
         cells = {name: entry for name, entry in linecache.cache.items()
                  if len(entry) == 4 and entry[1] is None}
         try:
             serialization.save(f'{folder}/call', (n, communicator_name, fn, args, kwargs, cells))
         except TypeError as error:
             raise TypeError(f'{_name(fn)} or one of its arguments {error}') from error
-        with open(f'{folder}/path', 'w') as file:  # where the ranks import modules from
+        with open(f'{folder}/path', 'w') as file:  # folders from which the ranks import modules
             json.dump([entry for entry in sys.path if isinstance(entry, str)], file)
         environment = {**mpiexec.environment(n, _LOCAL_ONLY), **(env or {})}
         with _started([*command, folder], environment, folder, n) as process:
@@ -105,9 +108,10 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
                 raise failures[0].error(folder, n, failures[1:])
             missing = _unfinished(folder, n)
             if process.returncode or missing:
-                left = f'no result from {ranks_text(missing)} of {n}' if missing else 'all results'
-                raise RuntimeError(f'{command[0]} exited with status {process.returncode} and '
-                                   f'{left}. Its last output:\n{output}')
+                results = (f'and no result from {ranks_text(missing)} of {n}' if missing else
+                           'after all ranks had returned a result')
+                raise RuntimeError(f'{command[0]} exited with status {process.returncode} '
+                                   f'{results}. Its last output:\n{output}')
         return [serialization.load(f'{folder}/result-{rank}') for rank in range(n)]
 
 
@@ -123,9 +127,9 @@ def _check_arguments(fn: Callable[..., Object], n: int, timeout: float | None,
     except TypeError:
         raise TypeError(f'launch(fn, n, *args): n must be an integer, not {n!r}') from None
     if number < 1:
-        raise ValueError(f'launch(fn, n, *args): n must be at least 1, not {n}')
+        raise ValueError(f'launch(fn, n, *args): n must be a positive integer, not {n}')
     if timeout is not None and not timeout > 0:
-        raise ValueError(f'timeout must be positive, not {timeout}')
+        raise ValueError(f'timeout must be a positive number of seconds, not {timeout}')
     _check_signature(fn, args, kwargs)
     return number
 
@@ -152,14 +156,15 @@ def _name(fn: Callable[..., Object]) -> str:
 @contextlib.contextmanager
 def _started(command: list[str], env: dict[str, str], folder: str, n: int
              ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run mpiexec; on exit, terminate it and all its processes."""
+    """Run mpiexec; on leaving the context, terminate it and all its processes."""
     for name in ('caller', 'ranks'):
         os.mkfifo(f'{folder}/{name}')
     with contextlib.ExitStack() as stack:
-        # Reaches its end when the last rank exits.
+        # A pipe that reaches end-of-file when the last rank exits.
         ranks = os.open(f'{folder}/ranks', os.O_RDONLY | os.O_NONBLOCK)
         stack.callback(os.close, ranks)
-        caller = stack.enter_context(open(f'{folder}/caller', 'r+b', 0))  # the ranks exit...
+        # A pipe whose closing makes the ranks exit.
+        caller = stack.enter_context(open(f'{folder}/caller', 'r+b', 0))
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -167,7 +172,7 @@ def _started(command: list[str], env: dict[str, str], folder: str, n: int
         try:
             yield process
         finally:
-            caller.close()  # ...when this is closed
+            caller.close()
             if os.path.basename(command[0]) == mpiexec.LOCAL and (
                     _have_exited(folder, n) or _is_closed(ranks)):
                 process.kill()  # otherwise it looks for leftover processes for 2 seconds
@@ -181,7 +186,7 @@ def _started(command: list[str], env: dict[str, str], folder: str, n: int
 
 
 def _is_closed(pipe: int) -> bool:
-    """Wait until no process has the other end of a pipe; return False after the grace period."""
+    """Wait until no process has the other end of a pipe open; return False after a grace period."""
     deadline = time.monotonic() + _GRACE_PERIOD
     while time.monotonic() < deadline:
         try:
@@ -219,7 +224,7 @@ def _wait(process: subprocess.Popen[bytes], folder: str, n: int, timeout: float 
             if clock.poll() > deadline:
                 late = _unfinished(folder, n)
                 who = (f'{ranks_text(late)} of {n}' if late
-                       else 'processes of ranks that returned a result')
+                       else 'processes of ranks that had returned a result')
                 raise TimeoutError(f'{who} did not finish within {timeout} seconds; all '
                                    'processes were terminated')
         while process.returncode is not None and (texts := _forward_output(selector, 0)):
@@ -228,7 +233,7 @@ def _wait(process: subprocess.Popen[bytes], folder: str, n: int, timeout: float 
 
 
 def _forward_output(selector: selectors.BaseSelector, seconds: float) -> list[str]:
-    """Write output of the processes to the caller's streams; wait for it up to ``seconds``."""
+    """Write output of the processes to the caller's streams; wait up to ``seconds`` for it."""
     if not selector.get_map():
         time.sleep(seconds)
         return []

@@ -1,4 +1,4 @@
-"""The failure of a rank, and the error raised in the caller."""
+"""The failure of a rank, and the error that is raised in the caller."""
 from __future__ import annotations
 
 import glob
@@ -9,19 +9,19 @@ from chainermn._commands.launch import serialization
 from chainermn._operations.exceptions import ChainerMNError
 
 
-class RemoteTraceback(ChainerMNError):  # noqa: N818  it is only the cause of an error
+class RemoteTraceback(ChainerMNError):  # noqa: N818  only the cause of an error
     """The traceback of the rank that failed, shown as the cause of the error."""
 
 
 class Failure(NamedTuple):
-    """A failure reported by a rank or by its parent process."""
+    """A failure that a rank or its parent process reported."""
 
     when: float  # seconds, time.monotonic()
     rank: int
     host: str
     process: int
     reason: str
-    traceback: str  # empty if there is none
+    traceback: str  # empty if there is no traceback
 
     def error(self, folder: str, n: int, others: list[Failure]) -> Exception:
         """Return the error to raise: the rank's own error if it can be unpickled.
@@ -29,13 +29,13 @@ class Failure(NamedTuple):
         Args:
             folder: The folder of the job.
             n: The number of ranks.
-            others: Other failures, for the message.
+            others: The other failures, for the message.
         """
         where = f'rank {self.rank} of {n} (host {self.host}, process {self.process})'
         also = ''.join(f'\nrank {other.rank} also failed: {other.reason}' for other in others)
         if not self.traceback:
             return RuntimeError(f'{where} {self.reason}{also}')
-        error = self._own_error(folder)
+        error = self._load_error(folder)
         if error is None:
             error = RuntimeError(f'{self.reason} [{where}]')
         elif len(error.args) == 1 and str(error) == error.args[0]:
@@ -43,7 +43,7 @@ class Failure(NamedTuple):
         error.__cause__ = RemoteTraceback(f'{where} failed:\n\n{self.traceback}{also}')
         return error
 
-    def _own_error(self, folder: str) -> Exception | None:
+    def _load_error(self, folder: str) -> Exception | None:
         try:
             error = serialization.load(f'{folder}/error-{self.rank}')
         except Exception:  # unpickling can run arbitrary code
@@ -52,7 +52,7 @@ class Failure(NamedTuple):
 
 
 def read_failures(folder: str) -> list[Failure]:
-    """Return the failures so far, in order of time.
+    """Return the failures so far, in chronological order.
 
     Args:
         folder: The folder of the job.

@@ -1,8 +1,8 @@
 """A rank of :func:`chainermn.launch`: a parent process, and a child that runs the function.
 
-mpiexec runs this file. It forks before importing anything: the child becomes the rank, and the
-parent waits for it, to report how it ended. When the caller exits or closes its pipe, the parent
-kills the rank and everything the rank has started.
+mpiexec runs this file, which forks before importing anything. The child becomes the rank. The
+parent waits for the child and reports how it exited. When the caller exits or closes its pipe, the
+parent kills the rank and everything that the rank has started.
 
 A rank that fails writes the reason to a file and waits for the caller to terminate the job. So
 only the caller reports the error, and it also sees other ranks that fail at the same time.
@@ -23,7 +23,7 @@ import traceback
 from types import TracebackType
 from typing import NoReturn
 
-#: The rank according to mpiexec: MPICH and derivatives, Open MPI, PMIx.
+#: Environment variables in which mpiexec passes the rank: MPICH and derivatives, Open MPI, PMIx.
 _RANK_VARIABLES = ('PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK')
 
 
@@ -38,7 +38,7 @@ class _Rank:
         return os.path.exists(f'{self.folder}/result-{self.rank}')
 
     def mark_exited(self) -> None:
-        """Note that the rank has exited after returning a result."""
+        """Record that the rank has exited after returning a result."""
         with open(f'{self.folder}/exited-{self.rank}', 'w'):
             pass
 
@@ -52,7 +52,7 @@ class _Rank:
                 assert isinstance(stream, io.TextIOWrapper)
                 stream.reconfigure(line_buffering=True, write_through=False)
             self._call()
-        except BaseException as error:  # including SystemExit, since there is no result
+        except BaseException as error:  # including SystemExit, because there is no result
             self._fail(error, error.__traceback__)
 
     def _call(self) -> None:
@@ -76,14 +76,14 @@ class _Rank:
         try:
             serialization.save(f'{self.folder}/result-{self.rank}', result)
         except TypeError as error:
-            raise TypeError(f'the result of rank {self.rank}, a {type(result)}, {error}'
+            raise TypeError(f'the result of rank {self.rank} ({type(result)}) {error}'
                             ) from error
 
     def _fail(self, error: BaseException, tb: TracebackType | None) -> NoReturn:
         while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
             tb = tb.tb_next
         error = error.with_traceback(tb)
-        with contextlib.suppress(ImportError):  # it may be the error
+        with contextlib.suppress(ImportError):  # an import may be what failed
             from chainermn._operations import common_error
             common_error.hide_frames(error)
         text = ''.join(traceback.format_exception(error))
@@ -104,7 +104,7 @@ class _Rank:
     def report_and_wait(self, reason: str, process: int, traceback: str = '') -> NoReturn:
         """Write the reason for the failure to a file, unless there is one already.
 
-        If this process exited, mpiexec would kill the others before they can report.
+        If this process exited, mpiexec would kill the other ranks before they can report failures.
         """
         path = f'{self.folder}/failed-{self.rank}'
         if not os.path.exists(path):
@@ -140,7 +140,7 @@ def _watch_caller(folder: str, process: int) -> None:
         os.killpg(process, signal.SIGKILL)
     remove_shared_memory(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)  # so that mpiexec does not spend time terminating it
+    os._exit(0)  # so that mpiexec does not spend time terminating this process
 
 
 def _die_with(parent: int) -> None:
@@ -161,7 +161,11 @@ def _describe(status: int) -> str:
 
 
 def main(folder: str) -> None:
-    """Run one rank of the job whose files are in this folder."""
+    """Run one rank of the job.
+
+    Args:
+        folder: The folder of the caller, with the files of the job.
+    """
     found = [os.environ[name] for name in _RANK_VARIABLES if name in os.environ]
     if not found:
         sys.exit('chainermn.launch: mpiexec set none of the environment variables '
@@ -170,7 +174,7 @@ def main(folder: str) -> None:
     here = os.getpid()
     os.open(f'{folder}/ranks', os.O_RDWR)  # closed when this process and the rank exit
     process = os.fork()
-    with contextlib.suppress(OSError):  # in both processes, as either may run first
+    with contextlib.suppress(OSError):  # in both processes, because either may run first
         os.setpgid(process, process)
     if process == 0:
         _die_with(here)
@@ -181,7 +185,7 @@ def main(folder: str) -> None:
     if status == 0 and rank.has_result:
         rank.mark_exited()
         os._exit(0)
-    result = ', after a result' if rank.has_result else ' without a result'
+    result = f' {"after" if rank.has_result else "without"} returning a result'
     rank.report_and_wait(_describe(status) + result, process)
 
 

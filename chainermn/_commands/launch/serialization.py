@@ -1,4 +1,4 @@
-"""Pickle objects to files, for the arguments and results of :func:`chainermn.launch`.
+"""Pickles objects to files, for the arguments and results of :func:`chainermn.launch`.
 
 A file contains the pickle and the buffers of the arrays (PEP 574). Readers map the file into
 memory, so all processes share one copy of a large array. A process that writes to the array gets
@@ -28,7 +28,7 @@ def save(path: str, obj: Object) -> None:
     Raises:
         TypeError: If the object cannot be pickled.
     """
-    from chainermn._process.pickler import Pickler  # imports cloudpickle: few programs call launch
+    from chainermn._process.pickler import Pickler  # imports cloudpickle; few scripts call launch
 
     stream = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
@@ -48,7 +48,7 @@ def load(path: str) -> Object:
     """Read an object. Its arrays stay valid after the file is removed.
 
     Args:
-        path: Path of a file of :func:`save`.
+        path: Path of a file that :func:`save` wrote.
     """
     with open(path, 'rb') as file:
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))

@@ -1,6 +1,6 @@
-"""``chainermn run``: start an MPI job, and restart it after a failure.
+"""``chainermn run``: start an MPI job and restart it after failures.
 
-One failing rank aborts the whole job (see `global_except_hook`), so the whole job is restarted.
+One failing rank aborts the whole job (see ``global_except_hook``), so the whole job is restarted.
 A script that uses the checkpointer resumes from the last checkpoint. With a hosts file, the job
 restarts on the reachable hosts.
 """
@@ -22,9 +22,9 @@ from chainermn._commands.run.run_metrics import RunMetrics
 from chainermn._process import environment, metrics_process, mpiexec
 
 _DESCRIPTION = """\
-Starts an MPI job: N ranks that run "python SCRIPT ARGS...". Restarts the job when it
-fails. A script resumes from its last complete checkpoint if it calls maybe_load of its
-checkpointer (chainermn.create_multi_node_checkpointer) before training, or uses
+Starts an MPI job of N ranks, each of which runs "python SCRIPT ARGS...", and restarts the
+job when it fails. A script resumes from its last complete checkpoint if it calls maybe_load
+of its checkpointer (chainermn.create_multi_node_checkpointer) before training, or if it uses
 chainermn.extensions.multi_node_snapshot with autoload=True. Other scripts start from the
 beginning.
 """
@@ -38,21 +38,22 @@ Put the options of this command before SCRIPT; everything after SCRIPT is passed
 
 The job is not restarted if
   - it succeeded;
-  - this command was interrupted (Ctrl-C) or received SIGTERM or SIGHUP, which end the job
-    within --grace seconds; a second Ctrl-C kills it;
+  - this command was interrupted (Ctrl-C) or received SIGTERM or SIGHUP, which stop the job
+    within --grace seconds; a second Ctrl-C kills it immediately;
   - it was already restarted --max-restarts times;
   - two consecutive attempts failed within --startup seconds, which indicates a bug in the
     script;
   - the reachable hosts had fewer than --min-ranks slots for --host-timeout seconds.
 
-With --hosts-file, the job starts on the reachable hosts, with N ranks or as many as these
-hosts have slots. When a lost host answers again, the job ends with SIGTERM and restarts with
-more ranks. Such restarts do not count for --max-restarts and --startup. The ranks find N in
-the environment variable CHAINERMN_RUN_RANKS. SIGUSR1 is forwarded to the ranks.
+With --hosts-file, the job starts on the reachable hosts, with N ranks or, if there are fewer
+slots, with one rank per slot. When a lost host is reachable again, the job is stopped with
+SIGTERM and restarted with more ranks. These restarts do not count toward --max-restarts or
+--startup. The environment variable CHAINERMN_RUN_RANKS contains N. SIGUSR1 is forwarded to
+the ranks.
 
 After a failure, a table on stderr shows the start, duration and result of each attempt.
-The exit status is mpiexec's in the last attempt. If OMP_NUM_THREADS is not set, it is
-set to the number of cores of the node divided by its number of ranks.
+The exit status is that of mpiexec in the last attempt. If OMP_NUM_THREADS is not set, it is
+set to the number of cores of the node divided by the number of ranks on the node.
 """
 
 
@@ -69,13 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='give up if two consecutive attempts fail within this time '
                              '(default: %(default)s)')
     parser.add_argument('--grace', type=_seconds, default=30, metavar='SECONDS',
-                        help='time for the ranks to end after SIGTERM or Ctrl-C, before they are '
-                             'killed (default: %(default)s)')
+                        help='how long ranks may take to exit after SIGTERM or Ctrl-C before they '
+                             'are killed (default: %(default)s)')
     parser.add_argument('--hosts-file', metavar='FILE',
                         help='the hosts to use, one per line: host, host:slots or host slots=N')
     parser.add_argument('--min-ranks', type=at_least(1), metavar='M',
-                        help='start with M to N ranks, as many as the reachable hosts have '
-                             'slots (default: N)')
+                        help='start with at least M ranks if the reachable hosts have too few '
+                             'slots for N (default: N)')
     parser.add_argument('--host-timeout', type=_seconds, default=600, metavar='SECONDS',
                         help='how long to wait for hosts (default: %(default)s)')
     parser.add_argument('--grow-after', type=_seconds, default=300, metavar='SECONDS',
@@ -105,7 +106,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         number = -1
     if not number >= 0:  # true for nan
-        raise argparse.ArgumentTypeError(f'must be a number of seconds of at least 0, not {text}')
+        raise argparse.ArgumentTypeError(f'must be a non-negative number of seconds, not {text}')
     return number
 
 
@@ -128,17 +129,18 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             f'. Put it before SCRIPT: -n N {options.script}'
             if any(each.startswith('-n') for each in options.args) else ''))
     if options.is_module and options.script.endswith('.py'):
-        parser.error(f'-m takes the name of a module, not the file {options.script}. Leave out -m')
+        parser.error(f'-m takes a module name, not the file {options.script}. Omit -m to run a '
+                     'file.')
     if not options.is_module and not os.path.isfile(options.script):
         parser.error(f'no such script: {options.script}' + (
-            f'. Leave it out: -n {options.n} {" ".join(options.args)}'
+            f'. chainermn run starts Python itself; use -n {options.n} {" ".join(options.args)}'
             if re.fullmatch(r'python[\d.]*', os.path.basename(options.script)) else ''))
     try:
         environment.check_flags()
         path, arguments = mpiexec.find(), shlex.split(options.mpiexec_args)
         slots = _slots(options)
         metrics = RunMetrics(options.metrics, options.script)
-    except (OSError, ValueError) as error:  # no mpiexec, an unbalanced quote, a wrong file
+    except (OSError, ValueError) as error:  # no mpiexec, an unbalanced quote, an invalid file
         parser.error(str(error))
     if options.log_dir is not None:
         try:
@@ -147,7 +149,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             parser.error(f'argument --log-dir: cannot create the folder {options.log_dir}: '
                          f'{error.strerror}')
     program = [sys.executable, *['-m'] * options.is_module, options.script, *options.args]
-    # MPICH's mpiexec dies of SIGUSR2.
+    # SIGUSR2 would kill MPICH's mpiexec.
     signals = Signals([signal.SIGUSR1, *[signal.SIGUSR2] * mpiexec.is_open_mpi(path)])
     with signals.collect():
         job = Job(path, arguments, program, options, signals, metrics)
@@ -166,22 +168,23 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 def _slots(options: argparse.Namespace) -> dict[str, int]:
-    """Return the number of slots of each host, after checking it; none without a hosts file."""
+    """Return the number of slots of each host; empty without a hosts file."""
     if options.hosts_file is None:
         if options.min_ranks is not None:
-            raise ValueError('--min-ranks needs --hosts-file, a file with one line per host: '
+            raise ValueError('--min-ranks requires --hosts-file, a file with one line per host: '
                              'host, host:slots or host slots=N')
         return {}
     if (options.min_ranks or 1) > options.n:
-        raise ValueError(f'--min-ranks {options.min_ranks} is more than -n {options.n}')
+        raise ValueError(f'--min-ranks {options.min_ranks} is greater than -n {options.n}')
     try:
         slots = hosts.read(options.hosts_file)
     except OSError as error:
         raise ValueError(f'cannot read --hosts-file {options.hosts_file}: {error.strerror}. '
-                         'It has one line per host: host, host:slots or host slots=N') from error
+                         'The file must have one line per host: host, host:slots or host slots=N'
+                         ) from error
     if sum(slots.values()) < (options.min_ranks or options.n):
-        required = f'-n {options.n}' if options.min_ranks is None else (
-            f'--min-ranks {options.min_ranks}')
-        raise ValueError(f'{options.hosts_file} has {sum(slots.values())} slots, which are not '
-                         f'enough for {required}. Add slots as in "host:4".')
+        option, required = ('-n', options.n) if options.min_ranks is None else (
+            '--min-ranks', options.min_ranks)
+        raise ValueError(f'{options.hosts_file} has {sum(slots.values())} slots, but {option} '
+                         f'{required} needs {required}. Add slots, as in "host:4".')
     return slots

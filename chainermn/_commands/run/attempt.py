@@ -1,4 +1,4 @@
-"""One attempt: run the job once, and record the result."""
+"""One attempt: run the job once and record the result."""
 from __future__ import annotations
 
 import glob
@@ -21,17 +21,17 @@ _MAX_LENGTH = 400  # characters of a message in the table
 def run_once(command: list[str], env: dict[str, str], signals: Signals, grace: float,
              ranks: Mapping[str, int] | None = None,
              watch: Callable[[], Ending | None] = lambda: None) -> Attempt:
-    """Run mpiexec, and forward signals.
+    """Run mpiexec and forward signals to it.
 
-    The job ends when this process ends, even if it is killed.
+    When this process exits, the job is terminated, even if this process is killed.
 
     Args:
-        command: The command of mpiexec.
-        env: Its environment.
+        command: The mpiexec command.
+        env: The environment of mpiexec.
         signals: The signals of this process.
-        grace: The seconds that the job may take to end after a signal, before it is killed.
+        grace: The number of seconds the job may take to exit after a signal before it is killed.
         ranks: The number of ranks on each host, for the result.
-        watch: Returns why to end the job with SIGTERM, or ``None``.
+        watch: Function that returns the reason to stop the job with SIGTERM, or ``None``.
     """
     with tempfile.TemporaryDirectory(  # only this user can read it
             prefix='chainermn-run-', ignore_cleanup_errors=True) as folder:
@@ -59,7 +59,7 @@ def run_once(command: list[str], env: dict[str, str], signals: Signals, grace: f
 
 
 def _messages(folder: str) -> list[str]:
-    """Return the messages of failed ranks, one line each."""
+    """Return the messages of the failed ranks, each as one line."""
     texts = []
     for path in sorted(glob.glob(f'{glob.escape(folder)}/*.txt')):
         with open(path, encoding='utf-8', errors='replace') as file:

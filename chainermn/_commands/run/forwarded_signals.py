@@ -1,4 +1,4 @@
-"""The signals of this command: some end the job, others are forwarded to its ranks."""
+"""The signals that this command handles: some stop the job, others are forwarded to its ranks."""
 from __future__ import annotations
 
 import contextlib
@@ -10,11 +10,11 @@ from types import FrameType
 
 from chainermn._commands.run.job_report import say
 
-#: From Ctrl-C; from kill or a batch system; from a closed terminal.
+#: Signals that stop the job: from Ctrl-C, from kill or a batch system, from a closed terminal.
 _ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-#: Notices from batch systems some time before they end a job; programs handle them.
+#: Notices that batch systems send some time before they stop a job. User code handles them.
 _NOTICES = signal.SIGUSR1, signal.SIGUSR2
-_REPEATED_AFTER = 1  # second; earlier, SIGINT may be the same Ctrl-C, sent again by a wrapper
+_REPEATED_AFTER = 1  # seconds; until then, SIGINT may be the same Ctrl-C, resent by a wrapper
 
 
 class Signals:
@@ -25,17 +25,17 @@ class Signals:
     """
 
     def __init__(self, passed_on: Collection[int]) -> None:
-        self.ending: int | None = None  # the first one that ends the job
-        self.is_urgent = False  # whether SIGINT followed
+        self.ending: int | None = None  # the first signal that stops the job
+        self.is_urgent = False  # whether SIGINT followed it
         self._passed_on = passed_on
         self._notices: list[int] = []
         self._ending_at = 0.
 
     @contextlib.contextmanager
     def collect(self) -> Iterator[None]:
-        """Collect signals instead of letting them end this process."""
+        """Collect signals instead of letting them terminate this process."""
         before = {number: signal.signal(number, self._handle) for number in (*_ENDING, *_NOTICES)
-                  if signal.getsignal(number) is not signal.SIG_IGN}  # such as by nohup
+                  if signal.getsignal(number) is not signal.SIG_IGN}  # for example, by nohup
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""The hosts file, and how many ranks each host gets."""
+"""Reads the hosts file and assigns ranks to hosts."""
 from __future__ import annotations
 
 import re
@@ -16,8 +16,8 @@ def read(path: str) -> dict[str, int]:
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If the file is not in UTF-8, a line has another format, or a host has no slots
-            or two lines.
+        ValueError: If the file is not in UTF-8, if a line has the wrong format, or if a host has no
+            slots or is listed twice.
     """
     slots: dict[str, int] = {}
     for number, line in enumerate(_text(path).split('\n'), 1):
@@ -30,8 +30,8 @@ def read(path: str) -> dict[str, int]:
             raise ValueError(f'{path}, line {number}: must be "host", "host:slots" or '
                              f'"host slots=N" with at least one slot, not "{repr(text)[1:-1]}"')
         if found['name'] in slots:
-            raise ValueError(f'{path}, line {number}: there is another line for '
-                             f'{found["name"]}; write one line with all its slots')
+            raise ValueError(f'{path}, line {number}: {found["name"]} is already listed; write one '
+                             'line with all its slots')
         slots[found['name']] = int(found['slots'] or 1)
     return slots
 
@@ -41,16 +41,16 @@ def _text(path: str) -> str:
         with open(path, encoding='utf-8-sig') as file:  # editors on Windows add a byte order mark
             return file.read()
     except UnicodeDecodeError as error:
-        raise ValueError(f'{path} is not a text file in UTF-8: byte {error.start} is '
+        raise ValueError(f'{path} is not a UTF-8 text file: byte {error.start} is '
                          f'0x{error.object[error.start]:02x}. Save it as UTF-8.') from None
 
 
 def assign(slots: Mapping[str, int], n: int) -> dict[str, int]:
-    """Return the number of ranks of each host: at most ``n``, the first hosts first.
+    """Assign up to ``n`` ranks, filling the hosts in order; return the number of ranks on each.
 
     Args:
         slots: The number of slots of each host.
-        n: The number of ranks.
+        n: The maximum number of ranks.
     """
     ranks = {}
     for host, most in slots.items():
@@ -61,7 +61,7 @@ def assign(slots: Mapping[str, int], n: int) -> dict[str, int]:
 
 
 def text(ranks: Mapping[str, int]) -> str:
-    """Return ``node0:2, node1:2``, shortened if there are many hosts."""
+    """Return a text such as ``node0:2, node1:2``, shortened if there are many hosts."""
     shown = [f'{host}:{n}' for host, n in ranks.items()]
     if len(shown) > _MAX_SHOWN:
         shown[_MAX_SHOWN - 1:] = [f'and {len(shown) - _MAX_SHOWN + 1} more hosts']

@@ -19,7 +19,7 @@ from chainermn._process import environment, mpiexec
 
 
 class Job:
-    """A job.
+    """A job that is restarted when it fails.
 
     Args:
         path: The path of mpiexec.
@@ -27,7 +27,7 @@ class Job:
         program: The command of each rank.
         options: The options of this command.
         signals: The signals of this process.
-        metrics: Where attempts are counted.
+        metrics: The metrics that count the attempts.
     """
 
     def __init__(self, path: str, arguments: list[str], program: list[str],
@@ -41,7 +41,7 @@ class Job:
         self.attempts: list[Attempt] = []
 
     def run(self) -> str:
-        """Run it, where mpiexec starts it; return its result."""
+        """Run the job on the hosts that mpiexec selects; return its result."""
         n = self._options.n
         command = [self._mpiexec, '-n', str(n), *self._arguments]
         result = None
@@ -55,7 +55,7 @@ class Job:
         return result
 
     def run_on(self, slots: Mapping[str, int]) -> str:
-        """Run it on the reachable hosts; return its result.
+        """Run the job on the reachable hosts; return its result.
 
         Args:
             slots: The number of slots of each host.
@@ -111,7 +111,7 @@ class Job:
         return '' if ending is None else f'job terminated by {signal.Signals(ending).name}'
 
     def _result(self) -> str | None:
-        """Return the result, or ``None`` if the job is restarted, after saying so."""
+        """Return the result, or announce a restart and return ``None``."""
         last = self.attempts[-1]
         if self._signals.ending is not None:
             return self._interruption()

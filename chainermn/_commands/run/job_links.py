@@ -15,7 +15,7 @@ _MAX_STRANGERS = 100  # connections that have not yet sent the secret
 class Links:
     """Accepts a connection from the lowest rank of each host.
 
-    The kernel closes the connection to a host that does not answer.
+    The kernel closes the connection to a host that does not respond.
 
     Args:
         n_ranks: The number of ranks of the job.
@@ -33,7 +33,7 @@ class Links:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._handshakes: dict[socket.socket, Handshake] = {}
-        self._numbers: dict[socket.socket, bytes] = {}  # what followed the handshake
+        self._numbers: dict[socket.socket, bytes] = {}  # the bytes after the handshake
 
     def close(self) -> None:
         """Close all connections."""
@@ -47,7 +47,7 @@ class Links:
             link = key.fileobj
             assert isinstance(link, socket.socket)
             if link is self._listener:
-                with contextlib.suppress(OSError):  # the client left, or too many files are open
+                with contextlib.suppress(OSError):  # a lost client, or too many open files
                     self._accept()
             elif not self._receive(link):
                 self._drop(link)
@@ -74,7 +74,7 @@ class Links:
         try:
             if not handshake.is_complete:
                 return handshake.read()
-            more = link.recv(max(_NUMBER - len(self._numbers[link]), 1))  # 1: nothing follows
+            more = link.recv(max(_NUMBER - len(self._numbers[link]), 1))  # 1: to see the end
             self._numbers[link] += more
             return bool(more)
         except OSError:

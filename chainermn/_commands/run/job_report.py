@@ -1,4 +1,4 @@
-"""The attempts of a job: the result of each, and a table of all."""
+"""The attempts of a job: the result of each attempt, and a table of all attempts."""
 from __future__ import annotations
 
 import time
@@ -9,18 +9,18 @@ from chainermn._commands.run import hosts
 from chainermn._commands.run.pool import Ending
 from chainermn._process import streams
 
-_MAX_MESSAGES = 3  # per attempt; one bug can fail on a thousand ranks
+_MAX_MESSAGES = 3  # per attempt; one bug can cause failures on a thousand ranks
 
 
 class Attempt(NamedTuple):
     """The result of one attempt."""
 
-    started: float  # seconds since 1970
+    started: float  # seconds since the epoch
     seconds: float
     status: int  # exit status of mpiexec, or 128 + signal number
-    messages: list[str]  # from the ranks that failed, in order of time
-    ranks: Mapping[str, int]  # on each host; empty without a hosts file
-    ending: Ending | None  # why this command ended it
+    messages: list[str]  # from the ranks that failed, in chronological order
+    ranks: Mapping[str, int]  # number of ranks on each host; empty without a hosts file
+    ending: Ending | None  # why this command stopped the attempt
 
     @property
     def duration(self) -> str:
@@ -35,7 +35,7 @@ class Attempt(NamedTuple):
 
     @property
     def is_planned(self) -> bool:
-        """Whether it was ended to restart it with more ranks."""
+        """Whether the job was stopped in order to restart it with more ranks."""
         return self.status != 0 and self.ending is not None and self.ending.is_planned
 
 
@@ -45,7 +45,7 @@ def say(text: str) -> None:
 
 
 def failure(attempts: Sequence[Attempt], max_restarts: int, startup: float) -> str | None:
-    """Return why a job is not restarted after its last attempt failed, or ``None``.
+    """Return why a job is not restarted after its last attempt; ``None`` if it is restarted.
 
     Args:
         attempts: All attempts.
@@ -65,12 +65,12 @@ def failure(attempts: Sequence[Attempt], max_restarts: int, startup: float) -> s
 
 
 def times(restarts: int) -> str:
-    """Return ``2 restarts``."""
+    """Return a text such as ``2 restarts``."""
     return f'{restarts or "no"} restart{"s" * (restarts != 1)}'
 
 
 def table(attempts: Sequence[Attempt]) -> Iterator[str]:
-    """Yield the lines of a table; with the ranks on each host if the hosts are known."""
+    """Yield the lines of the table, with the ranks on each host if the hosts are known."""
     has_hosts = any(one.ranks for one in attempts)
     column = f'{"ranks":<7}' if has_hosts else ''
     yield f'  {"attempt":<9}{"started":<21}{"duration":<10}{column}result'

@@ -1,4 +1,4 @@
-"""The pool of hosts: those that answer run the ranks; lost ones are used again when they answer."""
+"""The pool of hosts. Reachable hosts run the ranks; lost hosts are used again once reachable."""
 from __future__ import annotations
 
 import time
@@ -12,15 +12,15 @@ from chainermn._process.running_time import RunningClock
 
 # Seconds.
 _POLL_INTERVAL = 0.05
-_PROBE_INTERVAL, _PER_HOST = 5, 1  # between probes; limits the load of many hosts
-_LOST_AFTER = 120  # without a sign of life, after which the job on a host is ended
+_PROBE_INTERVAL, _PER_HOST = 5, 1  # between probes; longer for many hosts, to limit the load
+_LOST_AFTER = 120  # without a sign of life from a host, before the job is stopped
 
 
 class Ending(NamedTuple):
-    """Why this command ends a job."""
+    """Why this command stops a job."""
 
     reason: str
-    is_planned: bool  # to restart it with more ranks
+    is_planned: bool  # whether the job is stopped to restart it with more ranks
 
 
 class Pool:
@@ -29,8 +29,8 @@ class Pool:
     Args:
         slots: The number of slots of each host.
         n: The number of ranks to start, if there are enough slots.
-        min_ranks: The number of ranks without which a job does not start.
-        probe: Starts a probe of hosts.
+        min_ranks: The minimum number of ranks.
+        probe: Function that starts a probe of the given hosts.
     """
 
     def __init__(self, slots: Mapping[str, int], n: int, min_ranks: int,
@@ -46,21 +46,21 @@ class Pool:
         return self._probe(self._slots)
 
     def ranks(self, errors: Mapping[str, str]) -> dict[str, int]:
-        """Return the number of ranks for each host, given why others do not answer."""
+        """Return the number of ranks for each host whose error is empty."""
         return hosts.assign({host: slots for host, slots in self._slots.items()
                               if not errors[host]}, self._n)
 
     def wait(self, timeout: float, is_interrupted: Callable[[], bool], say: Callable[[str], None]
              ) -> dict[str, int]:
-        """Wait until enough hosts answer; return the number of ranks for each.
+        """Wait until enough hosts are reachable; return the number of ranks for each of them.
 
         Args:
-            timeout: For how many seconds; 0 probes once.
-            is_interrupted: Returns whether to stop waiting.
-            say: Prints a message.
+            timeout: The maximum number of seconds to wait; 0 to probe only once.
+            is_interrupted: Function that returns whether to stop waiting.
+            say: Function that prints a message.
 
         Returns:
-            No hosts after the timeout, or if it is interrupted.
+            An empty dict after a timeout or an interruption.
         """
         clock = RunningClock()
         deadline = clock.poll() + timeout
@@ -80,7 +80,7 @@ class Pool:
                 return ranks
             if not has_warned:
                 has_warned = True
-                say(f'waiting for hosts: there are slots for {total} ranks, and --min-ranks is '
+                say(f'waiting for hosts: there are slots for {total} ranks, but --min-ranks is '
                     f'{self._min_ranks}: {missing}')
             pause = clock.poll() + self.interval
             if pause > deadline:
@@ -101,17 +101,17 @@ class Pool:
 
 
 class Watch:
-    """Probes the hosts during an attempt, and decides whether to end it.
+    """Probes the hosts during an attempt and decides whether to stop the attempt.
 
-    A probe can also fail because the host accepts no logins. Therefore, a host is only lost if its
-    ranks are not connected, for example while the job starts, and another host answers.
+    A probe can also fail because the host accepts no logins. Therefore, a host counts as lost only
+    if its ranks are not connected (for example, while the job starts) and another host responds.
 
     Args:
         pool: The hosts.
         ranks: The number of ranks on each host of the attempt.
-        grow_after: The seconds for which the job runs at least, before it restarts with more ranks.
+        grow_after: The minimum number of seconds before the job is restarted with more ranks.
         links: The connections of the ranks; ``None`` if they cannot connect.
-        say: Prints a message.
+        say: Function that prints a message.
     """
 
     def __init__(self, pool: Pool, ranks: Mapping[str, int], grow_after: float,
@@ -127,8 +127,8 @@ class Watch:
         self._probe: Probe | None = None
         self._next_at = now + pool.interval
         self._alive_at = dict.fromkeys(ranks, now)  # when each host was last known to be alive
-        self._linked_at = now  # when no connection was lost, or a host did not answer
-        self._answered_at = now  # when all hosts answered
+        self._linked_at = now  # when last no connection was lost, or a host did not respond
+        self._answered_at = now  # when all hosts last responded
         self._has_warned = False
 
     def __enter__(self) -> Watch:
@@ -139,7 +139,7 @@ class Watch:
             self._probe.close()
 
     def poll(self) -> Ending | None:
-        """Return why to end the attempt, or ``None``. Call it frequently."""
+        """Return why to stop the attempt, or ``None``. Must be called frequently."""
         now = self._clock.poll()
         if self._links is not None:
             self._links.poll()
@@ -156,7 +156,7 @@ class Watch:
         return self._lost(errors, now) or self._more(errors, now)
 
     def _lost(self, errors: Mapping[str, str], now: float) -> Ending | None:
-        """Return the lost host as the reason to end, or ``None``; warn of failing probes."""
+        """Return the reason to stop if a host is lost; warn about failing probes."""
         failing = {host: errors[host] for host in self._ranks if errors[host]}
         has_lost_link = self._links is not None and self._links.has_lost_host
         if failing or not has_lost_link:
@@ -182,11 +182,11 @@ class Watch:
             self._say(f'warning: no new process could be started on {where} for '
                       f'{self._lost_after} seconds ({next(iter(failing.values()))}). The job '
                       f'continues, because {why}; a restart would wait for these hosts, '
-                      'or start without them')
+                      'or start without them.')
         return None
 
     def _more(self, errors: Mapping[str, str], now: float) -> Ending | None:
-        """Return the new slots as the reason to end, or ``None``."""
+        """Return the reason to stop if there are slots for more ranks."""
         more = self._pool.ranks(errors)
         if now < self._may_grow_at or sum(more.values()) <= sum(self._ranks.values()):
             return None

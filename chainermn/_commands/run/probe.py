@@ -1,4 +1,4 @@
-"""A probe of the reachable hosts, which starts processes as mpiexec starts ranks."""
+"""A probe of hosts: start a process on each of them, in the same way as mpiexec starts ranks."""
 from __future__ import annotations
 
 import signal
@@ -9,7 +9,7 @@ from chainermn._commands.run import supervisor
 from chainermn._process.running_time import RunningClock
 
 _TIMEOUT = 10  # seconds for a host to start a process
-_GRACE = 5  # seconds for mpiexec to end after SIGTERM
+_GRACE = 5  # seconds for mpiexec to exit after SIGTERM
 
 
 class Probe:
@@ -30,7 +30,7 @@ class Probe:
             for host, command in commands.items()}
 
     def errors(self) -> dict[str, str] | None:
-        """Return why each host does not answer (``''``: it does), or ``None`` while it waits."""
+        """Return why each host is unreachable (``''`` if it is not), or ``None`` while waiting."""
         waiting = {host for host, one in self._processes.items() if one.poll() is None}
         if self._clock.poll() > self._deadline:
             for host in waiting - self._late:
@@ -39,7 +39,7 @@ class Probe:
         return None if waiting else {host: self._error(host) for host in self._processes}
 
     def close(self) -> None:
-        """End the processes."""
+        """Terminate the processes."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -53,7 +53,7 @@ class Probe:
         if status == 0:
             return ''
         if host in self._late:
-            return f'no answer within {_TIMEOUT} seconds'
+            return f'no response within {_TIMEOUT} seconds'
         self._outputs[host].seek(0)
         lines = self._outputs[host].read().decode(errors='replace').split('\n')
         return next((line.strip() for line in lines if line.strip()), f'exit status {status}')

@@ -1,9 +1,10 @@
-"""The output of a rank: labels its lines, and writes them to a file of the rank.
+"""Labels the lines that a rank prints and writes them to a log file of the rank.
 
-It runs as a script, ``python rank_output.py ATTEMPT IS_LABELED FOLDER PROGRAM ARGS...``, started by
-mpiexec in place of the program. The program replaces it, so it has the same process ID; a second
-process forwards what it writes, until the program and its children have closed their outputs. It
-uses only the standard library, so it starts immediately.
+mpiexec starts this file as a script in place of the program:
+``python rank_output.py ATTEMPT IS_LABELED FOLDER PROGRAM ARGS...``. The script then replaces itself
+with the program, which therefore has the process ID that mpiexec knows. A second process forwards
+the output until the program and its children have closed their outputs. The script uses only the
+standard library, so it starts immediately.
 """
 from __future__ import annotations
 
@@ -15,28 +16,29 @@ import sys
 import time
 from typing import BinaryIO
 
-#: MPICH and Slurm's PMI, Open MPI, other libraries with PMIx, Slurm.
-_RANKS = 'PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'SLURM_PROCID'
+#: Environment variables that contain the rank, from MPICH and Slurm's PMI, Open MPI, other
+#: libraries with PMIx, and Slurm.
+_RANK_VARIABLES = 'PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'SLURM_PROCID'
 
 _SIZE = 1 << 16  # bytes per read
 _LINE_END = re.compile(rb'(?<=\n)|(?<=\r)(?!\n)')  # progress bars end lines with \r
 
 
 class _RankOutput:
-    """One of the outputs of the rank.
+    """The standard output or standard error of the rank.
 
     Args:
-        target: Where lines are forwarded to; a file descriptor.
-        label: The text before each line.
-        file: The file of the rank, if there is one.
+        target: The file descriptor to forward lines to.
+        label: The text to write before each line.
+        file: The log file of the rank; ``None`` for no file.
     """
 
     def __init__(self, target: int, label: bytes, file: BinaryIO | None) -> None:
         self._target, self._label, self._file = target, label, file
-        self._rest = b''  # a line without an end
+        self._rest = b''  # an incomplete line
 
     def add(self, data: bytes) -> None:
-        """Forward data; empty at the end of the output."""
+        """Forward data; empty data marks the end of the output."""
         *lines, self._rest = _LINE_END.split(self._rest + data)
         if not data and self._rest:
             lines, self._rest = [*lines, self._rest + b'\n'], b''
@@ -54,7 +56,7 @@ def _forward(outputs: dict[int, _RankOutput]) -> None:
     """Forward all outputs until they end.
 
     Args:
-        outputs: By the file descriptor to read from.
+        outputs: The outputs, by the file descriptor to read from.
     """
     while outputs:
         for source in select.select([*outputs], [], [])[0]:
@@ -65,7 +67,7 @@ def _forward(outputs: dict[int, _RankOutput]) -> None:
 
 
 def _open(folder: str, rank: str, attempt: str) -> BinaryIO | None:
-    """Open the file of this rank."""
+    """Open the log file of this rank; return ``None`` if this fails."""
     try:
         os.makedirs(folder, exist_ok=True)
         file = open(f'{folder}/rank{rank}.log', 'ab', buffering=0)  # noqa: SIM115
@@ -73,19 +75,19 @@ def _open(folder: str, rank: str, attempt: str) -> BinaryIO | None:
                    f'{os.uname().nodename}, process {os.getpid()} ---\n'.encode())
         return file
     except OSError as error:
-        os.write(2, f'chainermn run: no log file of rank {rank}: {error}\n'.encode())
+        os.write(2, f'chainermn run: cannot write the log file of rank {rank}: {error}\n'.encode())
     return None
 
 
 def main(attempt: str, is_labeled: str, folder: str, *program: str) -> None:
-    """Replace this process by the program."""
-    rank = next((os.environ[name] for name in _RANKS if name in os.environ), '0')
+    """Replace this process with the program."""
+    rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), '0')
     label = f'[{rank}] '.encode() if is_labeled == '1' else b''
     file = _open(folder, rank, attempt) if folder else None
     pipes = [os.pipe() for _ in range(2)]
     if os.fork() == 0:
-        # Start a new session, since mpiexec kills the group of the rank. Make the process an
-        # orphan, since the program may wait for all of its children.
+        # Start a new session, because mpiexec kills the process group of the rank. Make this
+        # process an orphan, because the program may wait for all of its children.
         os.setsid()
         if os.fork() == 0:
             kept = {1, 2, *(source for source, _ in pipes), *([] if file is None else [
@@ -102,7 +104,7 @@ def main(attempt: str, is_labeled: str, folder: str, *program: str) -> None:
     for target, (source, sink) in enumerate(pipes, 1):
         os.close(source)
         os.dup2(sink, target)
-    os.execvp(program[0], program)  # other files are closed
+    os.execvp(program[0], program)  # closes the other files
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""The metrics of ``chainermn run``: attempts, restarts, and the time of failed attempts."""
+"""The metrics of ``chainermn run``: attempts, restarts, and the duration of failed attempts."""
 from __future__ import annotations
 
 import contextlib
@@ -16,11 +16,11 @@ class RunMetrics:
     """Publishes the attempts of a job.
 
     Args:
-        target: Where to, ``None`` for nowhere.
-        program: The name of the program.
+        target: The target of ``--metrics``; ``None`` to publish nothing.
+        program: The name of the script.
 
     Raises:
-        OSError, subprocess.SubprocessError: If no process can be started.
+        OSError, subprocess.SubprocessError: If the process that publishes cannot be started.
     """
 
     def __init__(self, target: str | None, program: str) -> None:
@@ -29,14 +29,14 @@ class RunMetrics:
         self._labels = {'job': job_of(program), 'host': os.uname().nodename}
 
     def publish(self, attempts: Sequence[Attempt], is_running: bool) -> None:
-        """Publish the current numbers.
+        """Publish the current values.
 
         Args:
-            attempts: The attempts that have ended.
-            is_running: Whether another one runs.
+            attempts: The finished attempts.
+            is_running: Whether another attempt is running.
         """
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # the process has printed why it has ended
+            with contextlib.suppress(OSError):  # the process has printed why it exited
                 self._socket.send(text(self.metrics(attempts, is_running)).encode() + b'\0',
                                   socket.MSG_NOSIGNAL)
 
@@ -53,7 +53,7 @@ class RunMetrics:
         ended = time.time() - self._started
         yield Metric('run_attempts_total', 'counter', 'Attempts that have started.',
                      [(labels, len(attempts) + is_running)])
-        yield Metric('run_restarts_total', 'counter', 'Restarts after failures, and to use more '
+        yield Metric('run_restarts_total', 'counter', 'Restarts after failures or to use more '
                      'hosts.', [({**labels, 'reason': 'failure'}, len(restarts) - planned),
                                 ({**labels, 'reason': 'more_hosts'}, planned)])
         yield Metric('run_failed_attempt_seconds_total', 'counter', 'Duration of failed attempts, '
@@ -61,5 +61,5 @@ class RunMetrics:
                      [(labels, sum(one.seconds for one in failed if not one.is_planned))])
         yield Metric('run_idle_seconds_total', 'counter', 'Time between attempts.', [
             (labels, max(0., ended - sum(one.seconds for one in attempts)))])
-        yield Metric('run_attempt_running', 'gauge', 'Whether an attempt runs.',
+        yield Metric('run_attempt_running', 'gauge', 'Whether an attempt is running.',
                      [(labels, int(is_running))])

@@ -1,14 +1,15 @@
-"""The supervisor: the parent of mpiexec; it ensures that no process of the job is left behind.
+"""The supervisor is the parent of mpiexec and ensures that no process of the job is left behind.
 
-It runs as a script, ``python supervisor.py GRACE MPIEXEC ARGS...``, ends with its own parent, and
-exits with the exit status of mpiexec, or 128 + signal number. If its parent died, it also removes
-``$CHAINERMN_RUN_FOLDER``, where failed ranks write their messages.
+It runs as a script, ``python supervisor.py GRACE MPIEXEC ARGS...``. It stops the job when its own
+parent dies. It exits with the exit status of mpiexec, or with 128 + signal number. If its parent
+died, it also removes ``$CHAINERMN_RUN_FOLDER``, where failed ranks write their messages.
 
-SIGINT and SIGTERM end the job: mpiexec gets the first of them, and is killed if it is still running
-after GRACE seconds, or at the next SIGINT. SIGUSR1 and SIGUSR2 are forwarded to mpiexec.
+SIGINT and SIGTERM stop the job: mpiexec gets the first of these signals. It is killed if it is
+still running after GRACE seconds, or at the next SIGINT. SIGUSR1 and SIGUSR2 are forwarded to
+mpiexec.
 
-It forwards the output of mpiexec. After a signal that ends the job, it leaves out that the signal
-has ended the ranks, since this is not a failure.
+The supervisor forwards the output of mpiexec. After a signal that stops the job, it omits the
+messages that only say that the signal has terminated ranks, because this is not a failure.
 """
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ from collections.abc import Callable
 from typing import IO
 
 _POLL_INTERVAL = 0.05  # seconds
-_LOG_TIMEOUT = 2  # seconds, to write log files after the end of the ranks
+_LOG_TIMEOUT = 2  # seconds for writing log files after the ranks have exited
 _SIZE = 4096  # bytes that a pipe accepts at once if it accepts any
 
-#: Lines about a signal, with or without the label of a rank: ours and their stacks, and mpiexec's.
+#: Lines about a signal: from ChainerMN, with or without the label of a rank; their stacks; and
+#: from mpiexec.
 _OURS = re.compile(
     rb'(\[\d+\] )?chainermn: rank \d+ of \d+ \(.*\) (failed: killed by SIG(INT|TERM|KILL)\b'
     rb'|ended first on its host: killed by |aborts the job: (sys\.exit with status \d+'
@@ -45,7 +47,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
 
 
 def die_with_parent(number: int) -> Callable[[], None]:
-    """Return a ``preexec_fn``: Linux sends the child this signal when the parent dies."""
+    """Return a ``preexec_fn`` that makes Linux send the child a signal when the parent dies."""
     prctl, here = ctypes.CDLL(None).prctl, os.getpid()
 
     def request() -> None:
@@ -58,16 +60,16 @@ def die_with_parent(number: int) -> Callable[[], None]:
 
 def start(command: list[str], environment: dict[str, str], grace: float,
           output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """Start a supervisor of mpiexec. It ends with this thread.
+    """Start a supervisor of mpiexec. It stops the job when this thread exits.
 
     Args:
-        command: The command of mpiexec.
-        environment: Its environment.
-        grace: The seconds that mpiexec may take to exit after a signal, before it is killed.
-        output: The file for its output, if that is not to go where ours goes.
+        command: The mpiexec command.
+        environment: The environment of mpiexec.
+        grace: The number of seconds mpiexec may take to exit after a signal before it is killed.
+        output: The file for the output of mpiexec; ``None`` to share the outputs of this process.
     """
     return subprocess.Popen(
-        # -I -S: skipping sitecustomize and .pth files makes it start immediately.
+        # -I -S: without sitecustomize and .pth files, Python starts immediately.
         [sys.executable, '-I', '-S', __file__, str(grace), *command],
         env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
         preexec_fn=die_with_parent(signal.SIGTERM),
@@ -75,9 +77,9 @@ def start(command: list[str], environment: dict[str, str], grace: float,
 
 
 def main(grace: float, command: list[str]) -> int:
-    """Run mpiexec; return its exit status."""
+    """Run mpiexec and return its exit status."""
     parent = os.getppid()
-    signals: list[int] = []  # from the parent, or because it died
+    signals: list[int] = []  # sent by the parent, or by Linux because the parent died
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _: signals.append(number))
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # for _kill_children
@@ -102,8 +104,8 @@ def main(grace: float, command: list[str]) -> int:
             process.kill()
             process.wait()
             with contextlib.suppress(OSError):  # stderr is closed
-                os.write(2, f'chainermn run: the job did not end within {grace:g} seconds '
-                            '(--grace), and was killed\n'.encode())
+                os.write(2, f'chainermn run: the job did not exit within {grace:g} seconds '
+                            '(--grace) and was killed\n'.encode())
         if not any([each.forward(kill_at is not None, _POLL_INTERVAL / 2) for each in outputs]):
             time.sleep(_POLL_INTERVAL / 10)
     while any([each.forward(kill_at is not None) for each in outputs]):
@@ -118,11 +120,11 @@ def main(grace: float, command: list[str]) -> int:
 
 
 class _ForwardedOutput:
-    """One output of mpiexec.
+    """The standard output or standard error of mpiexec.
 
     Args:
-        source: The pipe.
-        target: Where it is forwarded to; a file descriptor.
+        source: The pipe from mpiexec.
+        target: The file descriptor to forward the output to.
     """
 
     def __init__(self, source: IO[bytes], target: int) -> None:
@@ -132,13 +134,13 @@ class _ForwardedOutput:
         self._blank = b''  # an empty line, which precedes the lines of mpiexec
 
     def forward(self, is_ending: bool, timeout: float = 0) -> bool:
-        """Forward the output that has arrived; return whether there was anything.
+        """Forward the output that has arrived; return whether there was any.
 
-        It never waits for the target: a stopped terminal must not delay signals.
+        This never waits for the target, because a stopped terminal must not delay signals.
 
         Args:
-            is_ending: Whether the job is ending because of a signal.
-            timeout: How many seconds to wait.
+            is_ending: Whether the job is stopping because of a signal.
+            timeout: The maximum number of seconds to wait for output.
         """
         self._is_ending = is_ending
         if self._source.closed or not select.select([self._source], [], [], timeout)[0]:
@@ -148,7 +150,7 @@ class _ForwardedOutput:
                 return False
             data = os.read(self._source.fileno(), _SIZE)
             self._write(self._kept(data) if is_ending else data)
-        except OSError:  # the target is closed, which mpiexec shall notice
+        except OSError:  # the target is closed; closing the source lets mpiexec notice
             self._source.close()
             return False
         if not data:
@@ -161,7 +163,7 @@ class _ForwardedOutput:
             self._write(self._blank + self._rest)
 
     def _kept(self, data: bytes) -> bytes:
-        """Return the lines that do not say that the signal has ended the ranks."""
+        """Return the lines without those that only say that the signal has terminated ranks."""
         *lines, self._rest = (self._rest + data).split(b'\n')
         kept = b''
         for line in lines:
@@ -182,12 +184,12 @@ class _ForwardedOutput:
 
 
 def is_expected(report: str) -> bool:
-    """Return whether the report of a rank only says that a signal to the job has ended it."""
+    """Return whether the report of a rank only says that a signal to the job terminated it."""
     return _OURS.match(f'chainermn: {report}'.encode()) is not None
 
 
 def exit_status(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit status of a process that has ended, as a shell does: 128 + signal number."""
+    """Return the exit status of an exited process as a shell reports it: 128 + signal number."""
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
@@ -195,7 +197,7 @@ def _kill_children() -> None:
     """Kill leftover processes of a failed job, such as the data loaders of a killed rank.
 
     Orphans become children of this process, because it is a subreaper. Processes that write log
-    files (rank_output.py) end by themselves when the others have ended.
+    files (rank_output.py) exit by themselves when the others have exited.
     """
     deadline = time.monotonic() + _LOG_TIMEOUT
     while children := _children():

@@ -14,27 +14,29 @@ from chainermn._commands.top.jobs import RunningJob
 from chainermn._commands.top.table import TableRow
 
 _DESCRIPTION = """\
-Shows a running job, without restarting it: for each rank the number of updates, updates per
-second, the shares of its time, and memory. Rates and shares cover the last 10 seconds.
-Run it on a host of the job, as the user of the job. Ctrl-C ends it; the job continues.
+Shows a running job without restarting it: for each rank, the number of updates, the updates
+per second, how the rank spends its time, and memory. Rates and shares cover the last 10
+seconds. Run this command on a host of the job, as the user who started the job. Ctrl-C exits;
+the job continues.
 """
 
 _EPILOG = """\
 columns:
   data      loading batches: Chainer's iterators and converters, or comm.span('data')
   forward   computing the loss in optimizer.update(loss_function, ...)
-  backward  computing gradients there
+  backward  computing gradients in optimizer.update(loss_function, ...)
   exchange  communication
   waiting   waiting for other ranks
   update    the step of the actual optimizer
-  other     all else, such as evaluation, or computation outside of optimizer.update
+  other     everything else, such as evaluation or computation outside of optimizer.update
   CPU       100 % is one core
-  GPU       share of time in which the GPU is busy, by NVML
-  VRAM      used memory of the GPU, by NVML; without NVML, what CuPy's pool has allocated
-  state     "straggler" if the others wait for this rank; the operation in which a rank waits
+  GPU       share of time in which the GPU is busy, from NVML
+  VRAM      used GPU memory, from NVML; without NVML, the memory allocated by CuPy's pool
+  state     "straggler" if the others wait for this rank; the operation in which the rank waits
 
-If the output is piped, or with --json, it prints the table once, unless -n is given. In a terminal,
-it updates the table in place if rich is installed, and lists the states above it.
+If the output is piped or --json is given, the table is printed once, unless -n is given. In a
+terminal, if rich is installed, the table is updated in place, and the states are listed above
+the table.
 """
 
 
@@ -43,17 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument('job', nargs='?', metavar='PID_OR_JOB',
-                        help='process ID of a rank on this host or of its mpiexec, job ID of '
-                             'Slurm, or file name or path of the script; only the file name '
+                        help='process ID of a rank on this host or of its mpiexec, Slurm job ID, '
+                             'or file name or path of the script, of which only the file name '
                              'is compared (default: the only job)')
     parser.add_argument('-n', type=at_least(1), metavar='N',
-                        help='end after N updates of the table')
+                        help='exit after N updates of the table')
     parser.add_argument('--json', action='store_true',
                         help='print one line of JSON per update instead of a table')
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Show the job; return the exit status."""
+    """Show the job and return the exit status."""
     is_endless = sys.stdout.isatty() and not options.json
     count = options.n if options.n is not None else 0 if is_endless else 1
     try:
@@ -77,7 +79,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 def _tables(job: RunningJob, count: int) -> Iterator[list[TableRow]]:
-    """Yield the ranks of a job, a number of times, or until it finishes."""
+    """Yield the table of a job ``count`` times; until the job finishes if ``count`` is 0."""
     samples, n = table.Samples(), 0
     with contextlib.closing(connection.messages(job.ranks)) as messages:
         for message in messages:

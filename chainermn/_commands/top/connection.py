@@ -1,4 +1,4 @@
-"""The connection to a job: a rank of this host sends the samples of all ranks."""
+"""The connection to a job: one rank on this host sends the samples of all ranks."""
 from __future__ import annotations
 
 import contextlib
@@ -20,17 +20,17 @@ _MAX_TRIES = 3  # ranks
 
 
 class LostError(ChainerMNError, ConnectionError):
-    """The ranks of this host do not answer, or have ended without finishing the program."""
+    """The ranks on this host do not respond, or have exited before the end of the program."""
 
 
 def messages(ranks: Sequence[int]) -> Generator[dict[str, Any]]:
-    """Yield the messages of a job, until its program has finished.
+    """Yield the messages of a job until its program has finished.
 
     Args:
-        ranks: The processes of its ranks on this host; one answers for all.
+        ranks: The process IDs of the job's ranks on this host. One of them sends messages for all.
 
     Raises:
-        LostError: If no rank answers.
+        LostError: If no rank responds.
     """
     while True:
         is_answered = False
@@ -44,19 +44,19 @@ def messages(ranks: Sequence[int]) -> Generator[dict[str, Any]]:
                 break
         alive = [rank for rank in ranks if running_ranks.job(rank) is not None]
         if not alive:
-            raise LostError('the job has ended without finishing its program: a rank failed or was '
+            raise LostError('the job exited before the end of its program: a rank failed or was '
                             'killed; see the output of the job')
         if not is_answered:
             raise LostError(
-                f'No rank answers (process{"es" * (len(alive) > 1)} '
-                f'{", ".join(map(str, alive))}). Possible causes: stopped; in code that holds the '
-                'GIL; running another version of ChainerMN; a single-rank job that has not called '
-                'optimizer.update')
+                f'no rank responded (process{"es" * (len(alive) > 1)} '
+                f'{", ".join(map(str, alive))}). Possible causes: the process is stopped, it is in '
+                'code that holds the GIL, it runs another version of ChainerMN, or it is a '
+                'single-rank job that has not called optimizer.update yet.')
         ranks = alive
 
 
 def _of_rank(process: int) -> Iterator[dict[str, Any]]:
-    """Yield the messages of one rank, until it ends or does not answer."""
+    """Yield the messages of one rank until it exits or stops responding."""
     name = secrets.token_hex(16)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f'\0chainermn-top-{name}')
@@ -72,7 +72,7 @@ def _of_rank(process: int) -> Iterator[dict[str, Any]]:
 
 
 def _accept(listener: socket.socket, process: int, name: str) -> socket.socket | None:
-    """Ask a rank to connect; return the connection, ``None`` if it does not connect in time."""
+    """Ask a rank to connect; return the connection, or ``None`` if it does not connect in time."""
     deadline = time.monotonic() + _TIMEOUT
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -81,6 +81,6 @@ def _accept(listener: socket.socket, process: int, name: str) -> socket.socket |
             if launcher.peer(connection) == (process, os.getuid()):
                 return connection
             connection.close()  # another process has seen the name
-        if running_ranks.job(process) is None:  # it has ended
+        if running_ranks.job(process) is None:  # it has exited
             return None
     return None

@@ -22,7 +22,7 @@ def show(job: str, tables: Iterable[Sequence[TableRow]]) -> None:
 
     Args:
         job: The name of the job.
-        tables: The rows of its ranks, one table per refresh.
+        tables: The tables to show, one per refresh.
     """
     console = _console()
     if console is None:
@@ -42,7 +42,7 @@ def show(job: str, tables: Iterable[Sequence[TableRow]]) -> None:
 
 
 def _console() -> Console | None:
-    """Return rich's console; ``None`` without rich, or if nothing can be replaced on the output."""
+    """Return rich's console; ``None`` without rich or if the output cannot be updated in place."""
     if not sys.stdout.isatty():
         return None
     try:
@@ -65,7 +65,7 @@ def lines(job: str, rows: Sequence[TableRow]) -> list[str]:
 def view(job: str, rows: Sequence[TableRow]) -> Group:
     """Return a summary, the states of the ranks, and a table.
 
-    The states come first, so a short terminal cuts off the rest.
+    The states come first, so that a short terminal cuts off the table instead.
     """
     from rich.console import Group
     from rich.table import Table
@@ -99,7 +99,7 @@ def summary(job: str, rows: Sequence[TableRow]) -> str:
 
 
 def _cells(row: TableRow) -> list[str]:
-    """Return a rank as text, as in the head."""
+    """Return the cells of a rank, in the order of the head."""
     shares = [_share(None if row.shares is None else row.shares[name]) for name in NAMES]
     gpu_bytes = row.gpu_bytes or None if row.gpu_used_bytes is None else row.gpu_used_bytes
     return [str(row.rank), row.host or '', _number(row.updates), _number(row.updates_per_second),

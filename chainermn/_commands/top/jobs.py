@@ -1,4 +1,4 @@
-"""Find the job to watch: by a process, by its name, or the only one on this host."""
+"""Find the job to watch: by a process ID, by its name, or the only job on this host."""
 from __future__ import annotations
 
 import contextlib
@@ -14,10 +14,10 @@ from chainermn._process import streams
 
 
 class RunningJob(NamedTuple):
-    """A job: its ranks on this host."""
+    """A job and its ranks on this host."""
 
-    name: str  # the job ID of Slurm, or the file name of the program
-    ranks: list[int]  # processes
+    name: str  # the Slurm job ID, or the file name of the script
+    ranks: list[int]  # process IDs
 
 
 class NoJobError(ChainerMNError, LookupError):
@@ -28,19 +28,19 @@ def find(target: str | None) -> RunningJob:
     """Return a job of this user.
 
     Args:
-        target: A job ID of Slurm; the file name or path of the program; the process of a rank, of
+        target: A Slurm job ID; the file name or path of the script; the process ID of a rank, of
             mpiexec, or of any other parent; or ``None`` for the only job.
 
     Raises:
         NoJobError: If there is not exactly one such job.
     """
     jobs = every = _jobs()
-    missing = 'no job of yours runs on this host'
+    missing = 'you have no job on this host'
     if target is not None:
         name = streams.printable(os.path.basename(target) or target)
         jobs = [job for job in every if job.name == name]
-        missing = f'there is no job {name} of yours on this host'
-    missing += ': it has finished, has no communicator yet, or runs on other hosts'
+        missing = f'you have no job {name} on this host'
+    missing += ': it has finished, has not created a communicator yet, or runs on other hosts'
     if not jobs and target is not None and target.isdecimal() and os.path.exists(f'/proc/{target}'):
         owner = os.stat(f'/proc/{target}').st_uid
         if owner != os.getuid():
@@ -53,7 +53,7 @@ def find(target: str | None) -> RunningJob:
     if not jobs:
         raise NoJobError(missing)
     if len(jobs) > 1:
-        raise NoJobError('several jobs of yours run on this host; select one by a PID:\n' + (
+        raise NoJobError('you have several jobs on this host; select one by its PID:\n' + (
             '\n'.join(f'  {job.ranks[0]}  {job.name}, {len(job.ranks)} rank'
                       f'{"s" * (len(job.ranks) > 1)} on this host' for job in jobs)))
     return jobs[0]
@@ -83,7 +83,7 @@ def _strings(process: int, name: str) -> list[str]:
 
 
 def program(arguments: Sequence[str]) -> str:
-    """Return the file name of the program in the command line of Python."""
+    """Return the file name of the script in a Python command line."""
     rest = iter(arguments[1:])
     for argument in rest:
         if not argument.startswith('-'):

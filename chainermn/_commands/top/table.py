@@ -11,24 +11,24 @@ from chainermn._process.streams import printable
 from chainermn._timeline.activities import EXCHANGE, NAMES, WAITING
 
 _WINDOW = 10.  # seconds
-_SILENT = 6.  # seconds without a sample
-_MAX_WAIT = 5  # messages, for a second sample of each rank
-_STUCK = 2.  # seconds in one operation, or outside of operations
+_SILENT = 6.  # seconds without a sample before a rank counts as silent
+_MAX_WAIT = 5  # messages before the table is shown without a second sample of each rank
+_STUCK = 2.  # seconds in one operation, or outside of operations, before the state is shown
 
-#: The share of its time that a straggler computes more than the others.
+#: How much a straggler's share of busy time exceeds the median share of the other ranks.
 _MIN_DELAY = .1
 
 
 class TableRow(NamedTuple):
-    """A rank. ``None`` is unknown."""
+    """The row of a rank. Unknown values are ``None``."""
 
     rank: int
     host: str | None = None
     pid: int | None = None
     updates: int | None = None
     updates_per_second: float | None = None
-    shares: Mapping[str, float] | None = None  # share of the time, by activity
-    cpu_cores: float | None = None  # that it uses; 1 is 100 %
+    shares: Mapping[str, float] | None = None  # shares of the time, by activity
+    cpu_cores: float | None = None  # number of cores that the rank uses
     rss_bytes: int | None = None
     gpu_bytes: int | None = None  # size of CuPy's pool
     gpu_utilization: float | None = None
@@ -43,7 +43,7 @@ class TableRow(NamedTuple):
 
     @property
     def note(self) -> str:
-        """The note on the rank, if there is one."""
+        """The note on the rank; ``''`` if there is none."""
         if self.is_silent:
             return 'does not answer'
         parts = ['straggler'] * self.is_straggler
@@ -71,22 +71,22 @@ class Samples:
             kept = self._samples[sample['rank']]
             self._ages[sample['rank']] = sample['age']
             if kept and kept[-1]['at'] == sample['at']:
-                continue  # there is no new one
+                continue  # there is no new sample
             if kept and (kept[-1]['pid'] != sample['pid'] or sum(
                     kept[-1]['seconds'].values()) > sum(sample['seconds'].values())):
-                kept.clear()  # there were no viewers for a while
+                kept.clear()  # the rank had no viewers for a while
             kept.append(sample)
             while len(kept) > 2 and kept[0]['at'] < sample['at'] - _WINDOW:
                 kept.popleft()
 
     @property
     def are_complete(self) -> bool:
-        """Whether there are two samples of each rank, or there was time enough for them."""
+        """Whether there are two samples of each rank, or there was enough time for them."""
         return self._messages >= _MAX_WAIT or self._size == sum(
             len(kept) > 1 for kept in self._samples.values())
 
     def rows(self) -> list[TableRow]:
-        """Return all ranks."""
+        """Return the rows of all ranks."""
         ranks = sorted({*self._samples, *range(self._size)})
         rows = [self._row(rank) for rank in ranks]
         slow = straggler(rows)
@@ -123,7 +123,7 @@ class Samples:
 
 
 def straggler(rows: Iterable[TableRow]) -> int | None:
-    """Return the rank for which the others wait, ``None`` if there is none."""
+    """Return the rank that the others wait for, or ``None`` if there is none."""
     busy = {row.rank: 1 - row.shares[WAITING] - row.shares[EXCHANGE]
             for row in rows if row.shares is not None}
     if len(busy) < 2:

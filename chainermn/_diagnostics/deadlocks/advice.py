@@ -1,4 +1,4 @@
-"""Advice about a deadlock, from the operations that its ranks wait in."""
+"""Advice about a deadlock, based on the operations in which the ranks wait."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ _MESSAGES = WaitKind.SEND, WaitKind.RECEIVE
 _PAIRS = 'Each send needs a recv with the same tag on the other rank.'
 _COLLECTIVES = 'All ranks must call the same collectives in the same order.'
 _ORDER = ('Look for a call inside an "if" on the rank, for loops of different lengths, or for '
-          'calls in another order.')
+          'calls in a different order.')
 
 
 class WaitingRank(NamedTuple):
-    """A rank of a deadlock. Ranks are numbered as in COMM_WORLD.
+    """A rank in a deadlock. Ranks are numbered as in COMM_WORLD.
 
     Attributes:
         rank: The rank.
         thread: The thread that waits.
-        wait: What it waits for.
+        wait: The ranks or messages that the thread waits for.
         awaited: The rank that it waits for: the next rank in the cycle.
-        has_ended: Whether that rank has reached the end of the program.
-        other_tags: The tags of messages of that rank that this rank has not received.
+        has_ended: Whether the awaited rank has reached the end of the program.
+        other_tags: The tags of messages from the awaited rank that this rank has not received.
     """
 
     rank: int
@@ -39,7 +39,7 @@ def advice(ranks: Sequence[WaitingRank]) -> str:
     """Return advice about a deadlock.
 
     Args:
-        ranks: Its ranks; each waits for the next one.
+        ranks: The ranks in the deadlock; each waits for the next one.
     """
     kinds = {each.wait.kind for each in ranks}
     for each in ranks:
@@ -53,21 +53,22 @@ def advice(ranks: Sequence[WaitingRank]) -> str:
     backward = {each.rank: each for each in ranks
                 if each.thread.operation in (BACKWARD_OF_SEND, BACKWARD_OF_RECV)}
     if len(backward) == len(ranks) and not ranks[-1].has_ended:
-        return ('The ranks run backward for their messages in different orders. Connect the calls '
-                'of send and recv of each rank: pass the result of send to recv as '
+        return ('The ranks run backward for their messages in different orders. Connect the send '
+                'and recv calls of each rank: pass the result of send to recv as '
                 'delegate_variable, or to pseudo_connect, and call backward() on the last result.')
     for each in backward.values():
         if each.awaited not in backward:
             message = ('received from' if each.thread.operation == BACKWARD_OF_SEND else 'sent to')
-            return (f'Rank {each.awaited} has not called backward() for what it {message} rank '
-                    f'{each.rank}. Call backward() on both ranks, once per forward pass and in the '
-                    'same order, or send an array (x.array) if no gradient is needed.')
+            return (f'Rank {each.awaited} has not called backward() for the data that it {message} '
+                    f'rank {each.rank}. Call backward() on both ranks, once per forward pass and '
+                    'in the same order, or send an array (x.array) if no gradient is needed.')
     ended = {each.rank for each in ranks if each.thread.operation == END} | {
         each.awaited for each in ranks if each.has_ended}
     for each in ranks:
         if each.awaited in ended and each.rank not in ended:
-            return (f'Rank {each.awaited} has ended without the call that rank {each.rank} waits '
-                    f'for. {_PAIRS if each.wait.kind in _MESSAGES else _COLLECTIVES} {_ORDER}')
+            return (f'Rank {each.awaited} has finished without making the call that rank '
+                    f'{each.rank} waits for. '
+                    f'{_PAIRS if each.wait.kind in _MESSAGES else _COLLECTIVES} {_ORDER}')
     who = ranks_text(sorted(each.rank for each in ranks))
     if kinds == {WaitKind.RECEIVE}:
         return f'Each of {who} receives first. Let one of them send first.'

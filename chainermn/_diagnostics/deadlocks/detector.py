@@ -1,9 +1,9 @@
-"""Detects deadlocks of living ranks: on the first rank of a group, from the states of all.
+"""Detects deadlocks of running ranks, on the first rank of a group, from the states of all ranks.
 
-A rank that has waited for a while sends its state, and notifies the detector when it resumes.
-States of different times could contradict each other. So if they contain a deadlock, the detector
-starts a confirmation round: it asks these ranks again. If no state has changed since, all of them
-were true at the same time.
+A rank that has waited for a while sends its state and notifies the detector when it resumes.
+States from different times could contradict each other. So if they contain a deadlock, the detector
+starts a confirmation round: it asks the deadlocked ranks again. If no state has changed, all of
+them were true at the same time.
 """
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import time
 from chainermn._diagnostics.deadlocks.rank_state import RankState
 from chainermn._diagnostics.deadlocks.wait_graph import WaitGraph
 
-# A search delays the program of this rank. If it takes more CPU seconds than the first number, the
-# detector pauses for its time multiplied by the second one.
+# A search slows down this rank. If it takes more than _SHORT CPU seconds, the detector pauses for
+# _PAUSE times as long.
 _SHORT, _PAUSE = .01, 20
 
 
@@ -26,12 +26,12 @@ class DeadlockDetector:
         self._has_warned = False
         self._round = 0
         self._suspects: set[int] = set()
-        self._unseen: set[int] = set()  # suspects that have not answered in this round
+        self._unseen: set[int] = set()  # suspects that have not responded in this round
         self._has_changed = False
         self._search_at = 0.  # the earliest time of the next search
 
     def set_state(self, rank: int, state: RankState | None, now: float = 0) -> None:
-        """Replace the state of a rank; ``None`` if it makes progress."""
+        """Replace the state of a rank; ``None`` if the rank makes progress."""
         if self.states.get(rank) != state:
             self._has_changed = True
             if rank in self._suspects:
@@ -42,10 +42,10 @@ class DeadlockDetector:
                 self._since[rank] = now
 
     def new_suspects(self) -> tuple[int, set[int]]:
-        """Start a confirmation round, if the states contain a deadlock.
+        """Start a confirmation round if the states contain a deadlock.
 
         Returns:
-            The number of the round, and the ranks that have to answer, if any.
+            The number of the round, and the ranks that have to respond, if any.
         """
         if not self._has_changed or time.monotonic() < self._search_at:
             return self._round, set()
@@ -61,13 +61,16 @@ class DeadlockDetector:
         return self._round, set(suspects)
 
     def confirm(self, rank: int, number: int, state: RankState | None, now: float = 0) -> str:
-        """Record the answer of a rank; return the deadlock once all have confirmed it, else ''.
+        """Record the response of a rank; describe the deadlock once all ranks have confirmed it.
 
         Args:
             rank: The rank.
             number: The number of the round.
             state: The state of the rank.
             now: The current time.
+
+        Returns:
+            The description of the deadlock, or '' if it is not confirmed yet.
         """
         self.set_state(rank, state, now)
         if number != self._round or not self._suspects:
@@ -76,7 +79,7 @@ class DeadlockDetector:
         return '' if self._unseen else WaitGraph(self.states).cycle(self._suspects)
 
     def is_stalled(self, now: float, seconds: float) -> bool:
-        """Return whether ranks have been waiting for some time; once for each stall."""
+        """Return True, once for each stall, if ranks have been waiting for ``seconds``."""
         stalled = any(not state.is_finished and now - self._since[rank] > seconds
                       for rank, state in self.states.items())
         is_new, self._has_warned = stalled and not self._has_warned, stalled

@@ -1,8 +1,8 @@
 """The state of a rank: its threads, the operations that it has entered, and its messages.
 
-Ranks that wait send it to another rank, which finds deadlocks (``wait_graph``). A rank in an
-operation that another rank has entered too does not wait for it: it may be unpickling, adding, or
-receiving a large array.
+Waiting ranks send their states to another rank, which finds deadlocks (``wait_graph``). A rank in
+an operation does not wait for other ranks that have entered the same operation: it may be busy
+unpickling, adding, or receiving a large array.
 """
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Shutdown(runtime.ProcessState):
 
 
 def shutdown() -> Shutdown:
-    """Return how far this rank is in the shutdown."""
+    """Return the progress of this rank's shutdown."""
     return runtime.get(Shutdown)
 
 
@@ -56,7 +56,7 @@ class Progress(NamedTuple):
     receiving: dict[Key, Counts]  # messages whose data is still arriving
 
     @classmethod
-    def own(cls) -> Progress:
+    def of_this_rank(cls) -> Progress:
         """Return the progress of this rank."""
         everything = flight_recorder.everything()
         messages = {
@@ -72,7 +72,7 @@ class Progress(NamedTuple):
 class WaitKind(enum.Enum):
     """The ranks that an operation waits for."""
 
-    COLLECTIVE = enum.auto()  # ranks that have not entered it
+    COLLECTIVE = enum.auto()  # ranks that have not entered the operation
     CREATION = enum.auto()  # ranks that have not called create_communicator
     SEND = enum.auto()  # the receiver
     RECEIVE = enum.auto()  # the sender, or one of all ranks
@@ -80,7 +80,7 @@ class WaitKind(enum.Enum):
 
 
 class Wait(NamedTuple):
-    """The ranks and messages that an operation waits for; ranks as in its communicator."""
+    """The ranks or messages that an operation waits for; ranks as in its communicator."""
 
     kind: WaitKind
     key: Key
@@ -94,7 +94,7 @@ class Wait(NamedTuple):
         """Return the ranks or messages that a call waits for, if they are known.
 
         Args:
-            record: A flight record of its owner.
+            record: A flight record of the call's owner.
             call: A call that a thread is in.
         """
         if isinstance(record, ServiceRecord):
@@ -109,24 +109,24 @@ class Wait(NamedTuple):
             return None
         if call.operation not in _SENDS:
             return cls(WaitKind.RECEIVE, record.key, 0, call.peer, call.tag)
-        is_sent = record.sent_at == call.number  # it may still be pickling
+        is_sent = record.sent_at == call.number  # otherwise it may still be pickling
         return cls(WaitKind.SEND, record.key, 0, call.peer, call.tag) if is_sent else None
 
 
 class ThreadState(NamedTuple):
-    """A picture of a thread, for other ranks. It is blocked if one of its calls waits."""
+    """A snapshot of a thread, for other ranks. A thread is blocked if one of its calls waits."""
 
-    operation: str  # the outermost one, or ''
-    call: str  # the same with its arguments, or else the newest call of this rank
-    of: str  # its communicator in words; '' for the first one of all ranks
-    call_site: str  # in the program, outside of this package and Chainer
+    operation: str  # the outermost operation, or ''
+    call: str  # the operation with its arguments; without one, the newest call of this rank
+    of: str  # the name of its communicator; '' for the first communicator of all ranks
+    call_site: str  # in user code, outside of this package and Chainer
     thread: str  # '' for the main thread
     waits: tuple[Wait, ...] = ()  # the waits of its calls
-    service: Key | None = None  # the service that it answers for
+    service: Key | None = None  # the service for which it answers requests
 
     @property
     def text(self) -> str:
-        """The state in words, equal on ranks in the same state."""
+        """The state as text, the same on all ranks in the same state."""
         location = f'at {self.call_site}'
         if self.thread:
             location += f' in thread {self.thread}'
@@ -153,7 +153,7 @@ class ThreadState(NamedTuple):
 
     @property
     def wait_outline(self) -> str:
-        """The same without arguments and peers."""
+        """The operation in which the thread waits, without arguments and peers."""
         return self._waiting_in(self.operation)
 
     def _waiting_in(self, operation: str) -> str:
@@ -173,5 +173,5 @@ class RankState(NamedTuple):
 
     progress: Progress
     threads: tuple[ThreadState, ...]
-    is_finished: bool  # whether it is at the end of the program
-    may_exit: bool  # whether it enters no more operations
+    is_finished: bool  # whether the rank is at the end of the program
+    may_exit: bool  # whether the rank enters no more operations

@@ -1,9 +1,10 @@
 """The wait-for graph: finds ranks that wait for each other, or for finished ranks, forever.
 
-A collective waits for all ranks that have not entered it; a send for its receiver; a receive for
-its sender, or if any rank may send, for one of them. A rank is blocked if all of its threads are.
-Ranks that are not blocked, or whose state is unknown because they run, can make progress, and so
-can ranks that wait for them. The ranks that remain are deadlocked (Hilbrich et al. 2012).
+A collective waits for all ranks that have not entered it, a send for its receiver, and a receive
+for its sender, or for any one of the ranks if any of them may send. A rank is blocked if all of its
+threads are blocked. Ranks that are not blocked, or whose state is unknown because they are running,
+can make progress, and so can ranks that wait for them. The ranks that remain are deadlocked
+(Hilbrich et al. 2012).
 """
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ from chainermn._diagnostics.flight_recorder import Key
 from chainermn._operations.ranks import group_ranks, ranks_text
 from chainermn._process.mpi import MPI
 
-#: The number of ranks of a cycle that are described: of a short one, and of a longer one.
+#: Cycles of up to _SHOWN ranks are described completely, longer ones by _SHOWN_OF_MANY ranks.
 _SHOWN, _SHOWN_OF_MANY = 4, 2
 
 
 class WaitGraph:
     """The wait-for graph of some ranks.
 
-    Its size is linear in the number of ranks: ranks with the same wait share their blockers.
+    Its size is linear in the number of ranks, because ranks with the same wait share blockers.
 
     Args:
         states: The states of ranks that may be blocked, by rank in COMM_WORLD.
@@ -41,14 +42,14 @@ class WaitGraph:
         self._ended = {rank for rank, state in states.items() if state.may_exit}
         self._shared: dict[Wait, _Blockers] = {}
         self._messages: dict[Key, _Messages] = {}
-        #: By rank and thread: what blocks each of its operations.
+        #: By rank and thread: the blockers of each operation.
         self._blockers = {rank: [[self._find(wait, rank) for wait in thread.waits]
                                  for thread in state.threads] for rank, state in states.items()}
 
     def deadlocked(self) -> set[int]:
-        """Return the ranks that wait forever, without those that are done."""
+        """Return the ranks that wait forever, without finished ranks."""
         waiting, free = set(self._states), []
-        threads: dict[_Blockers, list[_Thread]] = {}  # those that each of them blocks
+        threads: dict[_Blockers, list[_Thread]] = {}  # the threads that they block
         for rank, found in self._blockers.items():
             if rank in self._ended:
                 continue
@@ -94,7 +95,7 @@ class WaitGraph:
                     yield _Edge(thread, wait, (blockers.ranks & waiting) - {rank})
 
     def awaited_by(self, ranks: Iterable[int], waiting: Set[int]) -> set[int]:
-        """Return all ranks that some ranks wait for.
+        """Return all ranks that the given ranks wait for.
 
         Args:
             ranks: The ranks that wait.
@@ -126,7 +127,7 @@ class WaitGraph:
         return self._shared[wait]
 
     def _find_shared(self, wait: Wait) -> _Blockers:
-        """Return the ranks that block an operation of each rank with the same wait."""
+        """Return the ranks that block an operation of every rank with the same wait."""
         ranks = wait.key[1]
         if wait.kind is WaitKind.RECEIVE:
             return _Blockers(set(ranks) if len(ranks) > 1 else set(), needs_all=True)
@@ -160,7 +161,7 @@ class WaitGraph:
         return self._messages[key]
 
     def cycle(self, deadlocked: Set[int]) -> str:
-        """Describe ranks that wait for each other, or for finished ranks; with advice."""
+        """Describe ranks that wait for each other or for finished ranks, and give advice."""
         waiting = deadlocked | self._ended
         rank = min(deadlocked)
         path: list[int] = []
@@ -205,7 +206,7 @@ class _Edge(NamedTuple):
 
 
 class _Blockers:
-    """The ranks that block an operation while one of them, or all of them, make no progress."""
+    """The ranks that block an operation while any (``needs_all``: all) of them make no progress."""
 
     __slots__ = 'left', 'needs_all', 'ranks'
 
@@ -230,7 +231,7 @@ class _Thread:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.blockers = 0  # their number
+        self.blockers = 0  # the number of blockers
 
 
 class _Messages:
@@ -254,7 +255,7 @@ class _Messages:
                 self._senders.setdefault(dest, set()).add(self.place[rank])
 
     def may_come(self, rank: int, peer: int, tag: int) -> bool:
-        """Return whether a message may arrive: it is in flight, or a sender is not known."""
+        """Return whether a message may arrive: it is in flight, or a sender's state is unknown."""
         me = self.place[rank]
         if peer >= 0:
             senders = {peer}
@@ -278,7 +279,7 @@ class _Counts:
         return [tag for other, tag in self._counts or () if other == peer]
 
     def count(self, peer: int, tag: int) -> float:
-        """Count messages of a peer with a tag, or any tag; infinite for a freed communicator."""
+        """Count a peer's messages with a tag, or any tag; infinite for a freed communicator."""
         if self._counts is None:
             return math.inf
         if tag != MPI.ANY_TAG:

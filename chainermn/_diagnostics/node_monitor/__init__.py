@@ -1,7 +1,7 @@
-"""The node monitor: a process per node that outlives the ranks, and reports which failed first.
+"""The node monitor: a process per node that outlives the ranks and reports which failed first.
 
-A rank that is killed by a signal reports nothing, and mpiexec kills the other ranks before they
-can. The interface has five functions. ``lifecycle`` calls these:
+A rank that is killed by a signal reports nothing, and mpiexec kills the other ranks before they can
+report anything. The interface has five functions. ``lifecycle`` calls the following four:
 
 - :func:`prepare`: returns the information that the ranks send to each other;
 - :func:`register`: starts the monitor of each node that has none, and connects to it;
@@ -11,8 +11,8 @@ can. The interface has five functions. ``lifecycle`` calls these:
 ``host_links`` calls :func:`keep_open`: the monitor keeps a connection to another host open, and
 sends ``FAILED`` when it exits.
 
-``rank_client`` runs in each rank. ``monitor_process`` is the program of the monitor; it uses only
-the standard library. The reasons are in docs/developers.md.
+``rank_client`` runs in each rank. ``monitor_process`` is the program that the monitor runs; it uses
+only the standard library. docs/developers.md explains why.
 """
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The process of the node monitor: waits for the ranks of its node, and reports the first failure.
+"""The process of the node monitor: waits for the ranks on its node and reports the first failure.
 
-It runs as a separate program that uses only the standard library. Arguments: the descriptor of the
-socket on which it listens; the number of ranks of the job; whether all of them are on this node;
-for each rank of this node ``rank:process:file``, where the file is a pidfd; and the pidfds of the
-ranks' launchers, the processes of mpiexec on this node.
+It runs as a separate program that uses only the standard library. Its arguments are the descriptor
+of the socket on which it listens; the number of ranks of the job; whether all of them are on this
+node; ``rank:process:file`` for each rank on this node, where the file is a pidfd; and the pidfds of
+the ranks' launchers, which are the mpiexec processes on this node.
 
-The ranks wait until it is ready, so it imports nothing slow: not even contextlib, signal and
-socket, which take half of Python's startup time.
+The ranks wait until the monitor is ready, so it imports nothing slow: not even contextlib, signal
+and socket, which take half of Python's startup time.
 """
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ import struct
 import sys
 import time
 
-#: Messages of a rank: a line with its number and the files to remove; then stacks of faulthandler;
-#: and these bytes, which no stack contains: a request to report a failure, the end of its program,
-#: and, together with a socket, a connection to another host to keep open.
+#: Messages from a rank: a line with its number and the files to remove; then stacks from
+#: faulthandler and the following bytes, which no stack contains: a request to report a failure, the
+#: end of its program, and, together with a socket, a connection to another host to keep open.
 REQUEST, DEREGISTER, KEEP_OPEN = b'\xf0', b'\xf1', b'\xf2'
-#: Messages to a rank: the monitor is ready; answers to a request (it grants the first one).
+#: Messages to a rank: the monitor is ready; answers to a request (only the first one is granted).
 READY, GRANTED, DENIED = b'r', b'y', b'n'
-#: Message to another host: all ranks of this node have exited, and a failure was reported.
+#: Message to another host: all ranks on this node have exited, and a failure was reported.
 FAILED = b'f'
 
-# Seconds. After the grace period, it kills ranks that mpiexec has left running.
+# Seconds. After the grace period, the monitor kills ranks that mpiexec has left running.
 _GRACE = 2
 _REPORT_TIMEOUT = 10  # for a rank that reports a failure to abort the job
 _STATUS_TIMEOUT = .1  # for the kernel to publish the exit status of a process
 _KILL_TIMEOUT = .2  # for mpiexec to kill all ranks of a node
-_EXIT_TIMEOUT = 1  # for a rank to exit whose files are closed, or that mpiexec has killed
+_EXIT_TIMEOUT = 1  # for a rank to exit after its files were closed or mpiexec has killed it
 
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 8  # since Linux 6.15
 _INFO = struct.Struct('=QQ11Ii')
@@ -40,7 +40,7 @@ _SIGKILL, _SIGTERM = 9, 15
 
 
 class suppress:  # noqa: N801  (as in contextlib)
-    """Suppresses exceptions of these types."""
+    """Suppresses exceptions of the given types."""
 
     def __init__(self, *kinds: type[BaseException]) -> None:
         self.kinds = kinds
@@ -53,7 +53,7 @@ class suppress:  # noqa: N801  (as in contextlib)
 
 
 class MonitoredRank:
-    """A rank of this node."""
+    """A rank on this node."""
 
     def __init__(self, number: int, process: int, file: int) -> None:
         self.number, self.process, self.file = number, process, file
@@ -67,7 +67,7 @@ class MonitoredRank:
             self._poll_status()
 
     def _poll_status(self) -> None:
-        with suppress(OSError, ValueError, IndexError):  # until its parent has waited for it
+        with suppress(OSError, ValueError, IndexError):  # readable until the parent waits for it
             with open(f'/proc/{self.process}/stat', 'rb') as file:
                 words = file.read().rpartition(b')')[2].split()
             if words[0] == b'Z':
@@ -103,7 +103,7 @@ class MonitoredRank:
 
     @property
     def reason(self) -> str:
-        """The reason for its exit, in words."""
+        """The reason for the exit, as text."""
         if self.status is None:
             return 'killed by a signal or exited, with unknown status'
         if os.WIFSIGNALED(self.status):
@@ -130,7 +130,7 @@ class MonitoredRank:
 
 
 class _Connection:
-    """The connection of a rank, which is unknown until its first line has arrived."""
+    """The connection of a rank. The rank is unknown until its first line has arrived."""
 
     def __init__(self, connection: _socket.socket) -> None:
         self.socket = connection
@@ -139,14 +139,14 @@ class _Connection:
 
 
 class Monitor:
-    """Waits for the ranks of this node.
+    """Waits for the ranks on this node.
 
     Args:
-        listener: Descriptor of the socket to which the ranks connect.
+        listener: The descriptor of the socket to which the ranks connect.
         size: The number of ranks of the job.
-        is_alone: Whether all of them are on this node.
-        ranks: The ranks of this node.
-        launchers: Descriptors of their launchers.
+        is_alone: Whether all ranks are on this node.
+        ranks: The ranks on this node.
+        launchers: The descriptors of the ranks' launchers.
     """
 
     def __init__(self, listener: int, size: int, is_alone: bool, ranks: list[MonitoredRank],
@@ -156,10 +156,10 @@ class Monitor:
         self.running = {rank.file: rank for rank in ranks}
         self.exited: list[MonitoredRank] = []
         # A process that exits closes its files, the newest first: its connection to the monitor
-        # before the one to mpiexec, which then kills the others.
+        # before its connection to mpiexec, which then kills the other ranks.
         self.leaving: list[MonitoredRank] = []  # in the order of closed connections and of exits
         self.connections: dict[int, _Connection] = {}
-        self.hangups: dict[int, int] = {}  # from a duplicate to its connection
+        self.hangups: dict[int, int] = {}  # descriptors of connections, by a duplicate of each
         self.requests: list[_socket.socket] = []
         self.segments: set[str] = set()  # files of shared memory
         self.kept_open: list[int] = []  # connections to other hosts
@@ -174,7 +174,7 @@ class Monitor:
             self.epoll.register(file, select.EPOLLIN)
 
     def run(self) -> None:
-        """Return once all ranks have exited."""
+        """Wait until all ranks have exited."""
         while self.running:
             if self.reported_at and time.monotonic() > self.reported_at + _GRACE:
                 for rank in self.running.values():
@@ -199,7 +199,7 @@ class Monitor:
                     os.unlink(path)
 
     def _wait(self) -> None:
-        """Wait for an event; note ranks that have exited or closed their connection."""
+        """Wait for an event; record ranks that have exited or closed their connection."""
         interval = None
         if self.failed_at > self.reported_at:
             interval = .01
@@ -274,12 +274,12 @@ class Monitor:
         self.requests.clear()
 
     def _report_launcher(self) -> None:
-        """Kill the ranks if their launcher ended before them, because mpiexec has failed."""
+        """Kill the ranks if their launcher exited before them, because then mpiexec has failed."""
         if self.launcher_ended_at and time.monotonic() > self.launcher_ended_at + _EXIT_TIMEOUT:
             self.launcher_ended_at = 0.
             if not self.reported_at:
                 self.reported_at = time.monotonic()
-                _report(f'the process of mpiexec on host {os.uname().nodename} ended before its '
+                _report(f'the mpiexec process on host {os.uname().nodename} exited before its '
                         'ranks, possibly killed because memory ran out; the ranks are also killed')
             for rank in self.running.values():
                 rank.kill()
@@ -289,7 +289,7 @@ class Monitor:
         failed = [rank for rank in self.exited if not rank.has_finished]
         if not failed:
             return
-        # On a busy node several may have exited before the monitor polls: mpiexec kills the others.
+        # On a busy node, mpiexec may kill other ranks before the monitor polls.
         first = min(failed, key=lambda rank: (rank.was_killed, self.leaving.index(rank)))
         self.failed_at = self.failed_at or time.monotonic()
         if time.monotonic() < self.failed_at + _EXIT_TIMEOUT and any(
@@ -300,22 +300,22 @@ class Monitor:
         name = (f'rank {first.number} of {self.size} (host {os.uname().nodename}, process '
                 f'{first.process})')
         if first.was_killed and not self.is_alone:
-            # A rank of another node may have failed first, so that mpiexec killed all ranks here.
+            # A rank on another node may have failed first, so that mpiexec killed all ranks here.
             time.sleep(_KILL_TIMEOUT)
             if all(rank.has_exited for rank in self.running.values()):
-                _report(f'{name} ended first on its host: {first.reason}. mpiexec kills ranks, '
-                        'too, when a rank of another host fails')
+                _report(f'{name} ended first on its host: {first.reason}. mpiexec also kills ranks '
+                        'when a rank on another host fails.')
                 return
         more = ''
         if first.was_killed and _oom_kills() > self.oom_kills:
-            more = '; the kernel has just killed a process of this host because memory ran out'
+            more = '; the kernel has just killed a process on this host because memory ran out'
         _report(f'{name} failed: {first.reason}{more}', first.stack)
 
 
 def _report(text: str, stack: bytes = b'') -> None:
     with suppress(OSError):
         os.write(2, f'chainermn: {text}\n'.encode() + stack)
-    folder = os.environ.get('CHAINERMN_RUN_FOLDER')  # of chainermn run
+    folder = os.environ.get('CHAINERMN_RUN_FOLDER')  # set by chainermn run
     if folder is not None:
         with suppress(OSError):
             path = f'{folder}/{time.time_ns()}-{os.getpid()}'
@@ -325,7 +325,7 @@ def _report(text: str, stack: bytes = b'') -> None:
 
 
 def _oom_kills() -> int:
-    """Return how many processes of this host the kernel has killed because memory ran out."""
+    """Return how many processes on this host the kernel has killed because memory ran out."""
     with suppress(OSError, ValueError), open('/proc/vmstat', 'rb') as file:
         for line in file:
             if line.startswith(b'oom_kill '):

@@ -1,8 +1,8 @@
 """The connection of a rank to the node monitor of its node.
 
-The first rank of a node starts the monitor, with an open socket to which all ranks of the node
-connect. ``global_except_hook`` asks the monitor, through this connection, whether this rank is the
-first one of its node to report a failure.
+The first rank on a node starts the monitor with an open socket to which all ranks on the node
+connect. Through this connection, ``global_except_hook`` asks the monitor whether this rank is the
+first one on its node to report a failure.
 """
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ _ANSWER_TIMEOUT = .5
 
 
 class Registration(NamedTuple):
-    """The information that each rank sends to the others, which may start the monitor."""
+    """The information that each rank sends to the others, so that one of them can start a monitor.
 
-    node: int | None  # identifies it; None if this rank has no monitor
+    One rank on each node starts the monitor of the node.
+    """
+
+    node: int | None  # identifies the node; None if this rank has no monitor
     process: int
-    launcher: int  # 0 if it is unknown
-    address: str  # where a monitor that this rank starts listens
+    launcher: int  # process ID of the launcher; 0 if it is unknown
+    address: str  # the address at which a monitor started by this rank listens
 
 
 class Connection(runtime.ProcessState):
@@ -43,7 +46,7 @@ class Connection(runtime.ProcessState):
 
     def __init__(self) -> None:
         self.listener: socket.socket | None = None  # until the monitor has started
-        self.file = -1  # none
+        self.file = -1  # not connected
         self.is_ready = False  # whether this rank has waited for the monitor
 
     def in_child(self) -> bool:
@@ -60,12 +63,12 @@ def _file() -> int:
 
 
 def prepare() -> Registration:
-    """Return the information for the other ranks, before :func:`register`."""
+    """Return the information that the other ranks need in :func:`register`."""
     if not _is_enabled():
         return Registration(None, os.getpid(), 0, '')
-    # Abstract: there is no file that others could open, or that would be left.
+    # An abstract socket has no file that others could open or that could be left behind.
     address = f'\0chainermn-{secrets.token_hex(16)}'
-    # The one of the first rank is used; the others can connect immediately.
+    # The ranks use the socket of the first rank, to which they can connect immediately.
     listener = runtime.get(Connection).listener = socket.socket(socket.AF_UNIX)
     with contextlib.suppress(OSError):
         listener.bind(address)
@@ -77,13 +80,13 @@ def prepare() -> Registration:
 def register(rank: int, world: Sequence[int], registrations: Sequence[Registration]) -> None:
     """Start a node monitor for the ranks of each node that has none, and connect to it.
 
-    Every rank calls it, and then :func:`wait_until_ready`. Starts nothing on ranks where it is
-    disabled or not supported, as on systems other than Linux.
+    Every rank calls it, and then :func:`wait_until_ready`. Nothing is started on ranks where the
+    monitor is disabled or not supported, for example on systems other than Linux.
 
     Args:
         rank: This rank.
         world: The number of each rank in COMM_WORLD.
-        registrations: What :func:`prepare` returned on each rank.
+        registrations: The result of :func:`prepare` on each rank.
     """
     connection = runtime.get(Connection)
     listener, connection.listener = connection.listener, None
@@ -105,9 +108,9 @@ def register(rank: int, world: Sequence[int], registrations: Sequence[Registrati
 
 
 def wait_until_ready() -> None:
-    """Wait for the node monitor, before a collective of all ranks.
+    """Wait for the node monitor. Must be called before a collective of all ranks.
 
-    If several ranks fail before it polls them, it cannot tell which was the first.
+    If several ranks fail before the monitor polls them, it cannot tell which one failed first.
     """
     connection = runtime.get(Connection)
     if connection.file >= 0 and not connection.is_ready:
@@ -122,7 +125,7 @@ def deregister() -> None:
 
 
 def keep_open(file: int) -> None:
-    """Give the monitor a socket that it keeps open until all ranks of this node have exited."""
+    """Give the monitor a socket that it keeps open until all ranks on this node have exited."""
     if _file() >= 0:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(_file())) as monitor:
             socket.send_fds(monitor, [monitor_process.KEEP_OPEN], [file])
@@ -134,7 +137,7 @@ def _is_enabled() -> bool:
 
 
 def _namespaces() -> str:
-    """Identify the namespaces of processes and sockets, which containers do not share."""
+    """Return an identifier of the process and network namespaces, which containers do not share."""
     with contextlib.suppress(OSError):
         return os.readlink('/proc/self/ns/pid') + os.readlink('/proc/self/ns/net')
     return str(os.getpid())
@@ -146,12 +149,12 @@ def _start(listener: socket.socket, ranks: list[tuple[int, int]], launchers: set
 
     Args:
         listener: The socket to which the ranks connect.
-        ranks: Ranks of this node, with their process IDs.
-        launchers: The process IDs of their launchers, which outlive them.
+        ranks: The ranks on this node, with their process IDs.
+        launchers: The process IDs of their launchers, which outlive the ranks.
         is_alone: Whether all ranks are on this node.
     """
     with contextlib.ExitStack() as stack:
-        # Opened here, while all processes are known to exist.
+        # Open the pidfds here, where all processes are known to exist.
         files = []
         for process in (*(process for _, process in ranks), *launchers):
             files.append(os.pidfd_open(process))
@@ -172,7 +175,7 @@ def _connect(address: str, rank: int) -> None:
     connection.connect(address)
     connection.sendall(' '.join([str(rank), *global_except_hook.shared_memory()]).encode() + b'\n')
     file = runtime.get(Connection).file = connection.detach()  # open until the process exits
-    # Stacks are sent to the monitor, which prints them after its message.
+    # faulthandler writes stacks to the monitor, which prints them after its message.
     if not faulthandler.is_enabled():
         faulthandler.enable(file)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -180,18 +183,18 @@ def _connect(address: str, rank: int) -> None:
 
 
 def _is_first() -> bool:
-    """Return whether this rank is the first one of its node to report a failure."""
+    """Return whether this rank is the first one on its node to report a failure."""
     if _send(monitor_process.REQUEST):
         with contextlib.suppress(OSError):
             answer = _answer(_ANSWER_TIMEOUT)
-            if answer == monitor_process.READY:  # this rank has not waited for it
+            if answer == monitor_process.READY:  # this rank has not read it before
                 answer = _answer(_ANSWER_TIMEOUT)
             return answer != monitor_process.DENIED
     return True
 
 
 def _answer(timeout: float) -> bytes:
-    """Return a message of the monitor; empty after the timeout. Blocks in the kernel."""
+    """Return a message from the monitor; empty after a timeout. Blocks in the kernel."""
     ready, _, _ = select.select([_file()], [], [], timeout)
     return os.read(_file(), 1) if ready else b''
 

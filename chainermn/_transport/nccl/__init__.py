@@ -1,1 +1,1 @@
-"""Transports on NCCL."""
+"""NCCL-based transports."""

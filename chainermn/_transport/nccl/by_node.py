@@ -1,4 +1,4 @@
-"""The transport on NCCL within each node and on MPI between nodes."""
+"""The transport that uses NCCL within each node and MPI between nodes."""
 from __future__ import annotations
 
 from typing import ClassVar
@@ -14,7 +14,7 @@ from chainermn._types import Array
 class NodeNcclTransport(DeviceTransport):
     """Sums gradients on the first rank of each node, then between these ranks, and broadcasts them.
 
-    Between nodes the sums are staged in page-locked host memory.
+    Between nodes, the sums are staged in page-locked host memory.
     """
 
     name: ClassVar[str] = 'non_cuda_aware'
@@ -25,8 +25,8 @@ class NodeNcclTransport(DeviceTransport):
         self._is_first = place.intra_rank == 0
         self._intra = self.mpi_comm.Split(place.inter_rank, place.intra_rank)
         self._inter = self.mpi_comm.Split(place.intra_rank, place.inter_rank)
-        # The first ranks of all nodes wait for each other, so if one node cannot connect, all
-        # ranks must raise.
+        # The first ranks of all nodes wait for each other. So if one node cannot connect, all ranks
+        # must raise an error.
         self._nccl = NcclGroup(self._intra, all_ranks=self.mpi_comm, record=group.record())
 
     def _staged(self, buffer: Array) -> Array:

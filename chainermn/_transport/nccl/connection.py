@@ -34,9 +34,9 @@ class NcclGroup:
     The operations are collective and run on the current stream.
 
     Args:
-        mpi_comm: The ranks. Nothing else may use it meanwhile.
-        all_ranks: A larger communicator whose ranks connect at the same time; all of them raise
-            the same error if a rank cannot connect.
+        mpi_comm: The communicator. Nothing else may use it while it connects.
+        all_ranks: A larger communicator whose ranks connect at the same time. If a rank cannot
+            connect, all of them raise the same error.
         record: The flight record of the communicator, with its time limit.
     """
 
@@ -52,7 +52,7 @@ class NcclGroup:
         self.device_id: int | None = None
 
     def connect(self) -> None:
-        """Connect the current devices of the ranks, if not connected yet."""
+        """Connect the current devices of the ranks, unless they are already connected."""
         if self.nccl_comm is not None:
             return
         _set_options()
@@ -71,11 +71,11 @@ class NcclGroup:
             raise RuntimeError(
                 f'{error} on GPU {_device().pci_bus_id} of {MPI.Get_processor_name()}. Use one '
                 "GPU per rank: call chainer.get_device(f'@cupy:{comm.intra_rank}').use() before "
-                'moving the model to the GPU. Set NCCL_DEBUG=INFO for details') from error
+                'moving the model to the GPU. Set NCCL_DEBUG=INFO for details.') from error
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return self._mpi_comm.size
 
     @staticmethod
@@ -85,7 +85,7 @@ class NcclGroup:
 
     def all_reduce(self, buffer: DeviceArray, op: str = 'sum', dtype: np.dtype | str | None = None
                    ) -> None:
-        """Replace a flat array by the reduction over all ranks, interpreted as ``dtype``."""
+        """Replace a flat array, interpreted as ``dtype``, with the reduction over all ranks."""
         if buffer.size:
             self.nccl_comm.allReduce(buffer.data.ptr, buffer.data.ptr, buffer.size,
                                      type_id(buffer.dtype if dtype is None else dtype), _op(op),
@@ -93,21 +93,21 @@ class NcclGroup:
             self._began('all-reduce', buffer)
 
     def reduce(self, buffer: DeviceArray, op: str = 'sum', root: int = 0) -> None:
-        """Replace a flat array on the root by the reduction over all ranks."""
+        """Replace a flat array on the root with the reduction over all ranks."""
         if buffer.size:
             self.nccl_comm.reduce(buffer.data.ptr, buffer.data.ptr, buffer.size,
                                   type_id(buffer.dtype), _op(op), root, _stream())
             self._began('reduce', buffer)
 
     def reduce_scatter(self, x: DeviceArray, y: DeviceArray, op: str = 'sum') -> None:
-        """Reduce flat arrays; ``y`` receives the part for this rank."""
+        """Reduce flat arrays; store the part for this rank in ``y``."""
         if y.size:
             self.nccl_comm.reduceScatter(x.data.ptr, y.data.ptr, y.size, type_id(x.dtype),
                                          _op(op), _stream())
             self._began('reduce-scatter', x)
 
     def all_gather(self, x: DeviceArray, y: DeviceArray) -> None:
-        """Collect flat arrays of any dtype and equal lengths in ``y``, by rank."""
+        """Collect flat arrays of any dtype and the same length in ``y``, by rank."""
         if x.size:
             self.nccl_comm.allGather(x.data.ptr, y.data.ptr, x.nbytes, nccl.NCCL_UINT8, _stream())
             self._began('all-gather', x)
@@ -119,7 +119,7 @@ class NcclGroup:
             self._began('broadcast', buffer)
 
     def exchange(self, xs: dict[int, DeviceArray], ys: dict[int, DeviceArray]) -> None:
-        """Send and receives flat arrays of any dtype, by rank, in one NCCL group call."""
+        """Send and receive flat arrays of any dtype, by rank, in one NCCL group call."""
         moving = [x for x in (*xs.values(), *ys.values()) if x.size]
         if not moving:
             return
@@ -160,7 +160,7 @@ class NcclGroup:
         return None if record is None else record.timeout
 
     def running(self) -> tuple[float, str]:
-        """For how many seconds the newest exchange has been running, and its description."""
+        """Return how many seconds the newest operation has been running, and its description."""
         newest = self._newest
         if newest is None:
             return 0., ''
@@ -173,7 +173,7 @@ class NcclGroup:
         return self._query(self._error, '')
 
     def abort(self) -> None:
-        """Abort the exchanges in flight."""
+        """Abort the operations in flight."""
         with self._lock:
             if self.nccl_comm is not None:
                 with array_buffers.device_in_thread(self.device_id):
@@ -231,24 +231,24 @@ def together(mpi_comm: MPI.Comm, what: str, call: Callable[[], _Result]) -> _Res
 
 
 def _set_options() -> None:
-    """Set environment variables of NCCL, unless the user did."""
-    # Exchanges of several groups start in program order on all ranks. Otherwise two GPUs could
-    # each run an exchange that the other cannot start for lack of resources.
+    """Set environment variables of NCCL, unless the user has set them."""
+    # Start operations of several groups in program order on all ranks. Otherwise, two GPUs could
+    # each run an operation that the other cannot start for lack of resources.
     os.environ.setdefault('NCCL_LAUNCH_ORDER_IMPLICIT', '1')
     if 'NCCL_RUNTIME_CONNECT' not in os.environ:
-        # Since NCCL 2.22, the first collective of an algorithm blocks the host until all ranks call
-        # it. A rank that has begun more exchanges than others could not tell them; see
-        # NcclMeanQueue.cancel.
+        # Since NCCL 2.22, the first collective that uses an algorithm blocks the host until all
+        # ranks call it. A rank that has begun more operations than the others could then not notify
+        # them; see NcclMeanQueue.cancel.
         os.environ['NCCL_RUNTIME_CONNECT'] = '0'
-        # Before 2.32.3, connecting PAT in advance hangs if nodes have different numbers of ranks
-        # (NCCL issue 2385).
+        # Before NCCL 2.32.3, connecting PAT in advance hangs if nodes have different numbers of
+        # ranks (NCCL issue 2385).
         os.environ.setdefault('NCCL_PAT_ENABLE', '0')
 
 
 def type_id(dtype: np.dtype | str) -> int:
-    """Return NCCL's number for a dtype or its name."""
+    """Return NCCL's number for a dtype or the name of a dtype."""
     if str(dtype) not in (*_TYPES, 'bfloat16'):
-        raise ValueError(f'NCCL reduces arrays of {", ".join(_TYPES)}, not {dtype}')
+        raise ValueError(f'NCCL can only reduce arrays of dtype {", ".join(_TYPES)}, not {dtype}')
     return cast(int, getattr(nccl, f'NCCL_{str(dtype).upper()}'))
 
 

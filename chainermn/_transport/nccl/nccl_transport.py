@@ -1,6 +1,6 @@
-"""The transport on NCCL: the gradients of a model in one buffer, on a separate CUDA stream.
+"""The NCCL-based transport: the gradients of a model in one buffer, on a separate CUDA stream.
 
-Single arrays are exchanged on the current stream. MPI carries arrays that NCCL cannot.
+Single arrays are sent on the current stream. MPI sends arrays that NCCL does not support.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GRAD_DTYPES = tuple(np.dtype(name) for name in ('float16', 'float32', 'float64'
 
 
 class DeviceTransport(MpiTransport):
-    """For models on a device, one GPU per rank; MPI carries single arrays."""
+    """Transfers models on devices, with one GPU per rank. MPI sends single arrays."""
 
     needs_device: ClassVar[bool] = True
     name: ClassVar[str]  # name of the communicator
@@ -35,7 +35,7 @@ class DeviceTransport(MpiTransport):
         for path, array in zip(paths, arrays, strict=True):
             if not array_buffers.on_device(array):
                 raise TypeError(
-                    f'parameter {path}: {self.name} takes models on a GPU but this is a '
+                    f'parameter {path}: {self.name} needs models on a GPU, but this is a '
                     f'{type(array).__module__}.{type(array).__name__}; call model.to_device('
                     "'@cupy:0') first, with the number of this rank's GPU, or use "
                     "create_communicator('flat')")
@@ -44,19 +44,19 @@ class DeviceTransport(MpiTransport):
         on_device: Sequence[DeviceArray] = arrays
         used = {array.data.device_id for array in on_device}
         if self._nccl.device_id is None and len(used) == 1:
-            # A script may move its model to a GPU and never select it; NCCL connects the current
-            # one.
+            # A script may move its model to a GPU without ever selecting that GPU, but NCCL
+            # connects the current one.
             cupy.cuda.Device(used.pop()).use()
         current = cupy.cuda.Device().id
         for path, array in zip(paths, on_device, strict=True):
             if (device_id := array.data.device_id) != current:
                 raise ValueError(
-                    f'parameter {path} is on GPU {device_id} but GPU {current} is the current '
+                    f'parameter {path} is on GPU {device_id}, but GPU {current} is the current '
                     f"one; call chainer.get_device('@cupy:{device_id}').use() first")
         if self._nccl.device_id not in (None, current):
-            raise ValueError(f'NCCL is connected on GPU {self._nccl.device_id}, which held the '
-                             f'first model, but this model is on GPU {current}; create another '
-                             'communicator for it')
+            raise ValueError(f'this communicator uses NCCL on GPU {self._nccl.device_id}, the GPU '
+                             f'of its first model, but this model is on GPU {current}; create '
+                             'another communicator for it')
         return {}
 
     def connect(self) -> None:
@@ -74,9 +74,9 @@ class DeviceTransport(MpiTransport):
 
 
 class NcclTransport(DeviceTransport):
-    """NCCL among all ranks: one all-reduce per model, and the collectives for arrays.
+    """Uses NCCL between all ranks: one all-reduce per model, and collectives for arrays.
 
-    NCCL connects at the first exchange, on the current device. Exchanges of models run on a
+    NCCL connects in the first operation, on the current device. Transfers of models run on a
     separate stream, after all work queued on the current stream.
     """
 
@@ -115,7 +115,7 @@ class NcclTransport(DeviceTransport):
 
     def begin_mean(self, arrays: ArrayList, results: Sequence[Array] | None = None,
                    codec: Codec | None = None) -> DeviceEvent | None:
-        """Start to average arrays; return a completion event, ``None`` if the list is empty."""
+        """Start averaging arrays; return a completion event, or ``None`` if the list is empty."""
         if not arrays:
             return None
         with self._on_stream():
@@ -126,7 +126,7 @@ class NcclTransport(DeviceTransport):
 
     def begin_new_mean(self, arrays: ArrayList, codec: Codec | None = None
                        ) -> tuple[list[Array], DeviceEvent, Array]:
-        """Start to average arrays, which must not change meanwhile.
+        """Start averaging arrays, which must not change until this is complete.
 
         Returns:
             New arrays for the means, a completion event, and the array that is sent.
@@ -137,21 +137,21 @@ class NcclTransport(DeviceTransport):
             return results, array_buffers.event(), sent
 
     def send_zeros(self, dtype: np.dtype, size: int, gathered: bool) -> DeviceEvent:
-        """Take part in an exchange of the other ranks; return a completion event."""
+        """Take part in an averaging step of the other ranks; return a completion event."""
         import cupy
 
         with self._on_stream():
             zeros = cupy.zeros(size, dtype)
             if gathered:
                 self._nccl.all_gather(zeros, cupy.empty((self.size, size), dtype))
-            else:  # bfloat16 is held as integers
+            else:  # bfloat16 is stored as integers
                 self._nccl.all_reduce(zeros, dtype='bfloat16' if dtype == np.uint16 else dtype)
             return array_buffers.event()
 
     def _flat_mean(self, arrays: ArrayList, codec: Codec | None) -> tuple[Array, Array]:
-        """Queue the exchange on the current stream; return the flat mean, and the array sent."""
+        """Queue the averaging on the current stream; return the flat mean and the array sent."""
         batched = self.group.batched_copy
-        scale = 1 / self.size  # before the sum, which float16 may not be able to represent
+        scale = 1 / self.size  # applied before the sum, which may overflow in float16
         if codec is None:
             mean = packing.pack(arrays, self._transfer_dtype(), batched, scale)
             self._nccl.all_reduce(mean)
@@ -165,7 +165,7 @@ class NcclTransport(DeviceTransport):
     def _mean_encoded(self, codec: Codec, encoded: Array, size: int, dtype: np.dtype) -> Array:
         """Return the mean of the encoded arrays of all ranks.
 
-        NCCL adds float16 and bfloat16 itself, and rounds each partial sum.
+        NCCL sums float16 and bfloat16 arrays itself and rounds each partial sum.
         """
         if is_gathered(codec.compressor):
             xp = chainer.backend.get_array_module(encoded)
@@ -229,7 +229,7 @@ class NcclTransport(DeviceTransport):
     def _transfer_dtype(self) -> np.dtype:
         if self.group.grad_dtype is not None:
             return self.group.grad_dtype
-        return check_grad_dtype(chainer.get_dtype())
+        return as_grad_dtype(chainer.get_dtype())
 
     @contextlib.contextmanager
     def _on_stream(self) -> Iterator[None]:
@@ -315,7 +315,7 @@ class NcclTransport(DeviceTransport):
                   nbytes: int | None, dtype: np.dtype | None = None) -> tuple[Array, ...]:
         """Send arrays of one dtype by rank; return the received arrays, of the given shapes.
 
-        An array for this rank itself is copied. ``nbytes`` is the size of the exchange, if all
+        An array for this rank itself is copied. ``nbytes`` is the size of the transfer, if all
         ranks know it.
         """
         import cupy
@@ -333,10 +333,11 @@ class NcclTransport(DeviceTransport):
 
 
 def _padded(arrays: ArrayList, owners: Sequence[int], size: int) -> list[Array] | None:
-    """Return arrays, rank by rank, with unused ones so that all ranks have as many elements.
+    """Return arrays, rank by rank, padded so that all ranks have the same number of elements.
 
     Returns:
-        The arrays; ``None`` if more than a third of the elements would be unused.
+        The arrays, with unused arrays as padding. ``None`` if more than a third of the elements
+        would be unused.
     """
     import cupy
 
@@ -358,7 +359,7 @@ def _of_owner(arrays: Sequence[Array], owners: Sequence[int], rank: int) -> list
     return [array for array, owner in zip(arrays, owners, strict=True) if owner == rank]
 
 
-def check_grad_dtype(dtype: object) -> np.dtype:
+def as_grad_dtype(dtype: object) -> np.dtype:
     """Return a dtype in which NCCL can average, or raise ValueError."""
     found = np.dtype(dtype)  # type: ignore[call-overload]
     if found not in _GRAD_DTYPES:
@@ -367,12 +368,12 @@ def check_grad_dtype(dtype: object) -> np.dtype:
 
 
 def is_gathered(compressor: Compressor | None) -> bool:
-    """Return whether each rank receives the encoded arrays of all, since NCCL cannot add them."""
+    """Return whether each rank receives all encoded arrays, because NCCL cannot sum them."""
     return compressor is not None and getattr(compressor, 'encoded_dtype', None) is None
 
 
 def wait(event: DeviceEvent | None) -> None:
-    """Make the current stream wait for an event. Does not block."""
+    """Make the current stream wait for an event, without blocking the host."""
     if event is not None:
         import cupy
 

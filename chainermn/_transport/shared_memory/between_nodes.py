@@ -17,20 +17,20 @@ from chainermn._process.mpi import MPI
 
 PART, SUM = 1, 2  # tags of messages
 _POLLS = 20  # without yielding
-_YIELDS = 20  # polls after a sched_yield each
+_YIELDS = 20  # further polls, each after a sched_yield
 _POLL_INTERVAL = 1e-4  # seconds between later polls
 _PASSIVE_POLL_INTERVAL = 2e-3  # while the cores have other work
-#: Seconds; a poll that takes longer has moved data, some 60 KB, and the next one can move more.
+#: Seconds. A poll that takes longer has moved data (about 60 KB), so the next one can move more.
 _IDLE_POLL = 5e-6
 _BUSY_POLLS = 64  # at most, without a pause
 
 
 class NodeTransfer:
-    """The three phases of a transfer between nodes, on one rank of each.
+    """The three phases of a transfer between nodes, on one rank of each node.
 
     Args:
-        inter: One rank of each node.
-        waiting: Waits for requests.
+        inter: A communicator with one rank of each node.
+        waiting: The object that waits for requests.
     """
 
     def __init__(self, inter: MPI.Intracomm, waiting: Waiting) -> None:
@@ -39,10 +39,10 @@ class NodeTransfer:
         self._requests: list[MPI.Request] = []
 
     def start(self, scale: np.generic | None) -> None:
-        """Start to send this node's slice, and to receive the slices of others."""
+        """Start to send this node's slice and to receive the slices of other nodes."""
 
     def combine(self, scale: np.generic | None) -> None:
-        """Wait for the slices of other nodes, and start to send the result, times ``scale``."""
+        """Wait for the slices of other nodes; start to send the result, multiplied by ``scale``."""
 
     def finish(self) -> None:
         """Wait for the complete result."""
@@ -50,34 +50,34 @@ class NodeTransfer:
 
 
 def split(inter: MPI.Intracomm, data: np.ndarray) -> tuple[list[np.ndarray], list[int]]:
-    """Split a slice into a part per node; return the parts, and the other nodes."""
+    """Split a slice into one part per node; return the parts and the numbers of the other nodes."""
     n = inter.size
     borders = [data.size * node // n for node in range(n + 1)]
     return [data[begin:end] for begin, end in itertools.pairwise(borders)], _others(inter)
 
 
 def _raw(part: np.ndarray) -> np.ndarray:
-    """Return data as bytes, for MPI: an array of the program may be unaligned."""
+    """Return data as bytes for MPI, because a user's array may be unaligned."""
     return part.view(np.uint8)
 
 
 def _others(inter: MPI.Intracomm) -> list[int]:
-    """Return the other nodes, the next one first, so that not all send to the same one first."""
+    """Return the other nodes, beginning with the next, so that not all first send to the same."""
     return [(inter.rank + shift) % inter.size for shift in range(1, inter.size)]
 
 
 class NodeReduction(NodeTransfer):
     """Sums a part of a slice on each node, in the order of the nodes.
 
-    The nodes send it their parts, so a node sends and receives ``(n - 1) / n`` of the bytes for n
-    nodes.
+    All other nodes send their values of a part to the node that sums it. So with n nodes, each node
+    sends and receives ``(n - 1) / n`` of the bytes.
 
     Args:
-        inter: One rank of each node.
+        inter: A communicator with one rank of each node.
         parts: The part of the slice for each node.
         received: Memory for the parts of other nodes.
-        waiting: Waits for requests.
-        result: Receives the sum of this node's part; by default that part itself.
+        waiting: The object that waits for requests.
+        result: The array for the sum of this node's part; ``None`` for that part itself.
     """
 
     def __init__(self, inter: MPI.Intracomm, parts: Sequence[np.ndarray], received: np.ndarray,
@@ -112,17 +112,19 @@ class NodeReduction(NodeTransfer):
 
 
 class NodeSum(NodeReduction):
-    """Sums a slice over all nodes: each node sums a part, and sends it to the others.
+    """Sums a slice over all nodes: each node sums one part and sends it to the others.
 
-    So a node sends and receives ``2 (n - 1) / n`` of the bytes for n nodes, and all nodes get the
-    same bits.
+    So with n nodes, each node sends and receives ``2 (n - 1) / n`` of the bytes, and the results
+    are bitwise identical on all nodes.
 
     Args:
-        inter: One rank of each node.
+        inter: A communicator with one rank of each node.
         data: The slice of this node.
-        received: Memory for the parts of other nodes: one element per node more than the slice.
-        waiting: Waits for requests.
-        result: Receives the sum, from ``combine`` on; by default ``data`` itself.
+        received: Memory for the parts of other nodes: as large as the slice, plus one element per
+            node.
+        waiting: The object that waits for requests.
+        result: The array for the sum, which is written from ``combine`` on; ``None`` for ``data``
+            itself.
     """
 
     def __init__(self, inter: MPI.Intracomm, data: np.ndarray, received: np.ndarray,
@@ -143,10 +145,10 @@ class NodeGather(NodeTransfer):
     """Copies a part of a slice from each node to all others.
 
     Args:
-        inter: One rank of each node.
-        parts: The part of the slice of each node. This node's may be written to until
+        inter: A communicator with one rank of each node.
+        parts: The part of the slice of each node. This node's part may be modified until
             ``combine``.
-        waiting: Waits for requests.
+        waiting: The object that waits for requests.
     """
 
     def __init__(self, inter: MPI.Intracomm, parts: Sequence[np.ndarray], waiting: Waiting
@@ -168,10 +170,10 @@ class NodeCopy(NodeTransfer):
     """Copies data from one node to all others, along a chain.
 
     Args:
-        inter: One rank of each node.
-        data: The data; the root's data replaces the others'. It may be written to until
-            ``combine``.
-        waiting: Waits for requests.
+        inter: A communicator with one rank of each node.
+        data: The data. On other nodes, the root's data replaces it; on the root, it may be modified
+            until ``combine``.
+        waiting: The object that waits for requests.
         root: The node with the data.
     """
 
@@ -197,13 +199,13 @@ class Waiting:
     """Waits for requests: polls briefly, then yields its core, then sleeps between polls.
 
     Attributes:
-        is_passive: Whether to sleep after every poll, since this process has other work.
+        is_passive: Whether to sleep after every poll, because this process has other work.
     """
 
     is_passive = False
 
     def wait(self, requests: list[MPI.Request]) -> None:
-        """Wait for all requests, and empties the list."""
+        """Wait for all requests, then empty the list."""
         polls = 0
         while not _are_complete(requests):
             polls += 1
@@ -217,7 +219,7 @@ class Waiting:
 
 
 def _are_complete(requests: list[MPI.Request]) -> bool:
-    """Poll requests as long as there is data to move; return whether all are complete."""
+    """Poll requests as long as polling moves data; return whether all requests are complete."""
     start = time.perf_counter()
     for _ in range(_BUSY_POLLS):
         if MPI.Request.Testall(requests):

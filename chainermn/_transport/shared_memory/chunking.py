@@ -1,4 +1,4 @@
-"""Maps arrays, laid end to end, to chunks of equal length."""
+"""Divides arrays, laid end to end, into chunks of equal length."""
 from __future__ import annotations
 
 import itertools
@@ -17,7 +17,10 @@ ALIGNMENT = 16
 
 
 class Piece(NamedTuple):
-    """``array[start:stop]`` of flat array number ``array`` lies at ``chunk[begin:end]``."""
+    """A range of an array and its place in a chunk.
+
+    ``[start:stop]`` of flat array number ``array`` is at ``chunk[begin:end]``.
+    """
 
     array: int
     start: int
@@ -30,7 +33,7 @@ class Piece(NamedTuple):
 
     @property
     def part(self) -> slice:
-        """The range in its array."""
+        """The range in the array."""
         return slice(self.start, self.stop)
 
     @property
@@ -40,12 +43,13 @@ class Piece(NamedTuple):
 
 
 def cut(sizes: Sequence[int], length: int, first: Collection[int] = ()) -> list[list[Piece]]:
-    """Split arrays of those sizes, end to end, into chunks; the last may be shorter.
+    """Split arrays, laid end to end, into chunks.
 
     Args:
         sizes: Number of elements of each array.
-        length: That of a chunk.
-        first: Numbers of arrays that begin a new chunk.
+        length: Number of elements of a chunk. The last chunk may be shorter, and so may the chunk
+            before an array in ``first``.
+        first: Indices of arrays that begin a new chunk.
 
     >>> cut([3, 2], 4)
     [[Piece(array=0, start=0, stop=3, begin=0), Piece(array=1, start=0, stop=1, begin=3)],
@@ -69,7 +73,7 @@ def cut(sizes: Sequence[int], length: int, first: Collection[int] = ()) -> list[
 
 
 def within(pieces: Sequence[Piece], begin: int, end: int) -> list[Piece]:
-    """Return the parts of pieces within ``chunk[begin:end]``."""
+    """Return the parts of the pieces that lie within ``chunk[begin:end]``."""
     clipped = []
     for piece in pieces:
         low, high = max(piece.begin, begin), min(piece.end, end)
@@ -80,17 +84,19 @@ def within(pieces: Sequence[Piece], begin: int, end: int) -> list[Piece]:
 
 
 def slices(length: int, count: int) -> list[tuple[int, int]]:
-    """Divide a chunk into ``count`` slices (begin, end) of nearly equal length, or empty."""
+    """Divide a chunk into ``count`` slices (begin, end) of similar length; some may be empty."""
     borders = [length * i // count // ALIGNMENT * ALIGNMENT for i in range(count)] + [length]
     return list(itertools.pairwise(borders))
 
 
 class OwnedSlice(NamedTuple):
-    """A slice of a chunk whose pieces belong to ranks; the pieces of a node are side by side.
+    """A slice of a chunk in which each piece is owned by a rank.
+
+    The pieces of a node are side by side.
 
     Attributes:
         pieces: The pieces, in the order of the nodes and ranks.
-        borders: Where the part of each node begins in the chunk, and the end of the slice.
+        borders: The start of each node's part in the chunk, followed by the end of the slice.
     """
 
     pieces: list[Piece]
@@ -109,7 +115,7 @@ class OwnedSlice(NamedTuple):
         return [chunk[begin:end] for begin, end in itertools.pairwise(self.borders)]
 
     def runs(self, owners: Sequence[int]) -> list[list[Piece]]:
-        """Group pieces of successive arrays of one owner."""
+        """Group adjacent pieces of consecutive arrays that have the same owner."""
         numbered = itertools.groupby(enumerate(self.pieces), lambda each: (
             owners[each[1].array], each[1].array - each[0]))
         return [[piece for _, piece in run] for _, run in numbered]
@@ -117,10 +123,10 @@ class OwnedSlice(NamedTuple):
 
 def owned_slices(parts: Sequence[Sequence[Part]], nodes: Sequence[int], count: int
                  ) -> list[OwnedSlice]:
-    """Lay the parts of a chunk side by side, and divide the part of each node between its ranks.
+    """Lay the parts of a chunk side by side, with a share of each node's parts in each slice.
 
     Args:
-        parts: The parts that belong to each rank.
+        parts: The parts that each rank owns.
         nodes: The node of each rank.
         count: The number of slices.
     """
@@ -144,12 +150,12 @@ def owned_slices(parts: Sequence[Sequence[Part]], nodes: Sequence[int], count: i
 
 
 class ChunkPieces:
-    """Pieces of one chunk, one after the other, as a slice of a list of arrays.
+    """Adjacent pieces of a chunk, which are a slice of a list of arrays.
 
-    All pieces but the first and the last are complete arrays, of any shape and memory layout.
+    All pieces except the first and the last are complete arrays, with any shape and memory layout.
 
     Attributes:
-        flat: The indices of the incomplete arrays, which must be flat.
+        flat: The indices of the arrays of which only a part is in the chunk. They must be flat.
         place: The range in the chunk.
     """
 
@@ -168,7 +174,7 @@ class ChunkPieces:
         self._shapes += [(piece.stop - piece.start,) for piece in self._last]
 
     def of(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """Return the pieces as views of the arrays, possibly including empty arrays."""
+        """Return the pieces as views of the arrays; some of them may be empty."""
         return [*[arrays[piece.array][piece.part] for piece in self._first],
                 *arrays[self._complete],
                 *[arrays[piece.array][piece.part] for piece in self._last]]

@@ -1,4 +1,4 @@
-"""Chunks on one rank, and their phases: pack, reduce, combine, finish, unpack.
+"""Chunks, which a rank processes in phases: pack, reduce, combine, finish, unpack.
 
 All views of the shared window are created once, in the constructor, so that a phase is little more
 than the NumPy calls that move the data.
@@ -15,10 +15,10 @@ from chainermn._transport.shared_memory.chunking import ChunkPieces, Piece, with
 
 
 class Chunk:
-    """The phases of a chunk, on this rank.
+    """The phases of a chunk on this rank.
 
     Args:
-        nodes: Transfers the result between nodes; ``None`` if this rank does not.
+        nodes: The transfer of the result between nodes; ``None`` if this rank has no part in it.
     """
 
     def __init__(self, nodes: NodeTransfer | None) -> None:
@@ -29,10 +29,10 @@ class Chunk:
 
     def reduce(self, arrays: list[np.ndarray], results: list[np.ndarray],
                scale: np.generic | None) -> None:
-        """Write this rank's slice of the node's result to the window, and send it to others."""
+        """Write this rank's slice of the node's result to the window, and start to send it."""
 
     def combine(self, scale: np.generic | None) -> None:
-        """Combine the slices of all nodes, if there are several, and send the result."""
+        """Combine the slices of all nodes if there are several, and start to send the result."""
         if self._nodes is not None:
             self._nodes.combine(scale)
 
@@ -46,18 +46,19 @@ class Chunk:
 
 
 class DirectChunk(Chunk):
-    """A chunk of few pieces: each rank sums its slice directly from its arrays.
+    """A chunk with few pieces. Each rank sums its slice without packing its own data first.
 
     Args:
         pieces: The contents of the chunk.
         inputs: The input of each rank of the node.
         rank: The intra rank.
-        output: Receives the sums.
-        own: Begin and end of the slice that this rank reduces; empty if it reduces none.
-        nodes: Sums the slice over all nodes; ``None`` on a single node, or if it is empty.
-        is_encoded: Whether nodes send encoded data, which must be scaled first. Otherwise, it is
-            faster to scale in ``unpack``.
-        needed: The pieces that this rank needs; by default all.
+        output: The array for the sums.
+        own: Start and end of the slice that this rank reduces; an empty slice if it reduces none.
+        nodes: The sum of the slice over all nodes; ``None`` if there is one node or the slice is
+            empty.
+        is_encoded: Whether nodes send encoded data. If so, the data must be scaled before it is
+            encoded. Otherwise it is scaled in ``unpack``, which is faster.
+        needed: The pieces that this rank needs; all of them by default.
     """
 
     def __init__(self, pieces: Sequence[Piece], inputs: Sequence[np.ndarray], rank: int,
@@ -99,12 +100,12 @@ class DirectChunk(Chunk):
 
 
 class PackedChunk(Chunk):
-    """A chunk of many pieces, packed and summed as one.
+    """A chunk with many pieces, which are packed and summed as one array.
 
     Args:
         pieces: The contents of the chunk, side by side.
-        inputs, rank, output, own, nodes: As for :class:`DirectChunk`.
-        needed: The pieces that this rank needs; by default all.
+        inputs, rank, output, own, nodes: See :class:`DirectChunk`.
+        needed: The pieces that this rank needs; all of them by default.
     """
 
     def __init__(self, pieces: Sequence[ChunkPieces], inputs: Sequence[np.ndarray], rank: int,
@@ -139,15 +140,15 @@ class PackedChunk(Chunk):
 
 
 class SentChunk(Chunk):
-    """A chunk of one array, of ranks that are alone on their hosts: nothing is copied.
+    """A chunk of one array, sent without a copy between ranks that are alone on their hosts.
 
-    It is sent from the array, and its sum is received into the array for the result.
+    Data is sent directly from the array, and the sum is received directly into the result.
 
     Args:
         piece: The contents of the chunk.
-        inter: The ranks.
-        received: Memory for messages.
-        waiting: Waits for requests.
+        inter: Communicator of the ranks.
+        received: Buffer for received messages.
+        waiting: Used to wait for requests.
     """
 
     def __init__(self, piece: Piece, inter: MPI.Intracomm, received: np.ndarray, waiting: Waiting
@@ -164,17 +165,17 @@ class SentChunk(Chunk):
 
     def finish(self) -> None:
         super().finish()
-        self._nodes = None  # it refers to the arrays
+        self._nodes = None  # because it refers to the arrays
 
 
 class CopiedChunk(Chunk):
-    """A chunk of pieces that one rank each has, and the others copy.
+    """A chunk in which each piece is owned by one rank and copied by all other ranks.
 
     Args:
-        parts: The contents of the chunk: whether they are this rank's, and pieces.
-        output: Receives the data of the owners, on their node.
-        nodes: On the first rank of each node, copies the data from the owners' node; ``None`` on
-            other ranks and on a single node.
+        parts: The contents of the chunk: pieces, each with a flag that tells whether this rank
+            owns them.
+        output: The array for the data, to which the owners write on their node.
+        nodes: The transfer of the data between nodes; ``None`` if this rank has no part in it.
     """
 
     def __init__(self, parts: Sequence[tuple[bool, ChunkPieces]], output: np.ndarray,
@@ -197,7 +198,7 @@ class CopiedChunk(Chunk):
 
 def _copy(unpacked: Sequence[tuple[ChunkPieces, list[np.ndarray]]], arrays: list[np.ndarray]
           ) -> None:
-    """Copy pieces from their places in a chunk."""
+    """Copy pieces from their places in a chunk to the arrays."""
     for pieces, places in unpacked:
         for array, place in zip(pieces.of(arrays), places, strict=True):
             array[...] = place

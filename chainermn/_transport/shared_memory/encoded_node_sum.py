@@ -1,4 +1,4 @@
-"""Means over nodes that send only encoded parts."""
+"""Averages data over nodes, which send each other only encoded data."""
 from __future__ import annotations
 
 import itertools
@@ -17,7 +17,7 @@ from chainermn._transport.shared_memory.between_nodes import (
 
 
 class Encoding:
-    """The compressor of the current exchange, and a prefix for the keys of its state."""
+    """The compressor of the current call, and a prefix for the keys of its state."""
 
     codec: Codec
     compressor: SlicedCompressor
@@ -27,17 +27,17 @@ class Encoding:
 class EncodedNodeSum(NodeTransfer):
     """Averages a slice over all ranks, like :class:`NodeSum`, with compressed messages.
 
-    A node sends its parts encoded, averages those that it receives, and sends the encoded mean.
-    All nodes decode the same means, so they get the same bits. A compressor with state has one
-    for each part, on the rank that encodes it.
+    Each node encodes and sends its parts, averages the parts that it receives, and sends the
+    encoded mean. All nodes decode the same data, so the means are bitwise identical on all nodes.
+    A compressor with state has a separate state for each part, on the rank that encodes the part.
 
     Args:
-        inter: One rank of each node.
-        data: The slice of this node, which the mean replaces.
-        received: Memory for encoded parts, as large as for :class:`NodeSum`.
-        waiting: Waits for requests.
+        inter: Communicator of one rank per node.
+        data: The slice of this node; it is replaced with the mean.
+        received: Buffer for encoded parts, as large as for :class:`NodeSum`.
+        waiting: Used to wait for requests.
         encoding: The compressor.
-        key: Identifies the slice, for the state of the compressor.
+        key: Identifier of the slice, for the state of the compressor.
     """
 
     def __init__(self, inter: MPI.Intracomm, data: np.ndarray, received: np.ndarray,
@@ -54,7 +54,8 @@ class EncodedNodeSum(NodeTransfer):
         self._received: dict[int, np.ndarray] = {}
 
     def start(self, scale: np.generic | None) -> None:
-        if scale is not None:  # the mean of this node, if nodes have the same number of ranks
+        # The result is the mean of this node if all nodes have the same number of ranks.
+        if scale is not None:
             factor = scale * self._data.dtype.type(self._inter.size)
             if factor != 1:
                 np.multiply(self._data, factor, self._data)
@@ -65,7 +66,7 @@ class EncodedNodeSum(NodeTransfer):
     def combine(self, scale: np.generic | None) -> None:
         self._waiting.wait(self._requests)
         own, received = self._own, self._received
-        encoded = own  # unless it is empty
+        encoded = own  # replaced unless it is empty
         if own.size:
             first, *others = (self._decode(received[node], own) if node in received else own
                               for node in range(self._inter.size))
@@ -76,7 +77,7 @@ class EncodedNodeSum(NodeTransfer):
                 total /= self._inter.size
             encoded = self._encode(total, self._inter.rank)
             own[...] = self._decode(encoded, own)
-        # Into the memory of the parts, which are decoded by now.
+        # Reuse the memory of the received parts, which have been decoded by now.
         self._receive({node: part.size for node, part in self._parts}, SUM)
         for node in self._others:
             self._send(encoded, node, SUM)
@@ -96,7 +97,7 @@ class EncodedNodeSum(NodeTransfer):
         return self._encoding.codec.decompress(encoded, part.size, part.dtype)
 
     def _receive(self, sizes: dict[int, int], tag: int) -> None:
-        """Start to receive parts of those numbers of values from nodes."""
+        """Start to receive encoded parts; ``sizes`` has the decoded size of each node's part."""
         compressor = self._encoding.compressor
         dtype = np.dtype(compressor.encoded_type)
         ends = [0, *itertools.accumulate(

@@ -1,4 +1,4 @@
-"""Plans: the chunks that sum or copy a list of arrays, with their places in shared memory."""
+"""Plans how to sum or copy a list of arrays in chunks, and where each chunk is in shared memory."""
 from __future__ import annotations
 
 import itertools
@@ -31,10 +31,10 @@ from chainermn._transport.shared_memory.chunks import (
 from chainermn._transport.shared_memory.encoded_node_sum import EncodedNodeSum, Encoding
 from chainermn._transport.topology import Topology
 
-#: Ranks that are alone on their hosts send arrays of at least this part of a chunk by themselves.
+#: Ranks that are alone on their hosts send arrays of at least 1 / SENT of a chunk separately.
 SENT = 4
 
-#: A chunk of more pieces than this is packed first, which costs a copy but no time per piece.
+#: Chunks with more pieces than this are packed first. That costs a copy, but no time per piece.
 FEW = 8
 
 
@@ -44,22 +44,23 @@ class ChunkPlan(NamedTuple):
     chunks: list[Chunk]
     flat: Sequence[int]  # indices of the arrays that must be flat
     dtype: np.dtype  # dtype of the sums
-    order: Sequence[int] | None = None  # the order of the arrays to which the indices refer
+    order: Sequence[int] | None = None  # order of the arrays to which all indices refer
 
 
 class Planner:
-    """Makes the plans of a rank.
+    """Creates the plans of a rank.
 
     Args:
         rank: The rank.
         topology: The topology of the rank.
-        inputs: By rank of the node, memory for the inputs of several chunks, one per row.
+        inputs: For each rank of the node, memory for the inputs of several chunks, one per row.
         outputs: Memory for the outputs of several chunks, one per row.
-        inter: One rank of each node, if this rank reduces slices and there are several nodes.
+        inter: Communicator of one rank per node; ``None`` if there is only one node or this rank
+            reduces no slices.
 
     Attributes:
-        waiting: Waits for messages between nodes.
-        encoding: How these are encoded.
+        waiting: Used to wait for messages between nodes.
+        encoding: The compressor of these messages, if they are encoded.
     """
 
     def __init__(self, rank: int, topology: Topology, inputs: Sequence[np.ndarray],
@@ -68,14 +69,14 @@ class Planner:
         self._slices = topology.smallest_node  # the number of ranks that reduce on each node
         self._inputs, self._outputs, self._inter = inputs, outputs, inter
         self._chunk = outputs.shape[1]
-        # The parts of other nodes. Parts may differ by an element.
+        # Buffers for the parts of other nodes, whose sizes may differ by one element.
         self._received = [] if inter is None else [
             np.empty(self._chunk + 8 * inter.size, np.uint8) for _ in outputs]
         self.waiting, self.encoding = Waiting(), Encoding()
 
     def plan(self, arrays: ArrayList, owners: tuple[int, ...], is_sum: bool, is_encoded: bool
              ) -> ChunkPlan:
-        """Make the plan of an exchange; see :meth:`SharedMemory.sum` and :meth:`~.copy`."""
+        """Create a plan for :meth:`SharedMemory.sum` or :meth:`~.copy`."""
         if not is_sum:
             if len({*owners}) > 1 and owned_parts.fits(self._nodes, self._chunk):
                 return self._plan_to_gather(arrays, owners)
@@ -89,7 +90,7 @@ class Planner:
         return self._plan_to_sum(arrays.shapes, dtype, is_encoded)
 
     def _plan_to_copy(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...]) -> ChunkPlan:
-        """Create a plan that copies arrays as bytes; the owners of a chunk are on one node."""
+        """Create a plan that copies arrays as bytes; all owners of a chunk are on one node."""
         shapes = [(array.nbytes,) for array in arrays]
         nodes = [self._nodes[owner] for owner in owners]
         chunks: list[Chunk] = []
@@ -124,7 +125,7 @@ class Planner:
 
     def _plan_for_owners(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype,
                          owners: tuple[int, ...]) -> ChunkPlan:
-        """Create a plan that sums arrays; each node receives the part of a chunk that it owns."""
+        """Create a plan that sums arrays; each node receives only the parts that its ranks own."""
         flat: set[int] = set()
         chunks: list[Chunk] = []
         for number, slices in enumerate(self._owned_slices(
@@ -154,13 +155,13 @@ class Planner:
 
     def _owned_slices(self, sizes: Sequence[int], owners: tuple[int, ...], length: int
                       ) -> list[list[OwnedSlice]]:
-        """Return the slices of all chunks of at most ``length`` elements."""
+        """Return the slices of each chunk; a chunk has at most ``length`` elements."""
         return [chunking.owned_slices(parts, self._nodes, self._slices)
-                for parts in owned_parts.dealt(tuple(sizes), owners, self._nodes, length)]
+                for parts in owned_parts.assigned(tuple(sizes), owners, self._nodes, length)]
 
     def _plan_to_send(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype,
                       inter: MPI.Intracomm) -> ChunkPlan:
-        """Create a plan for ranks that are alone on their hosts: large arrays are not copied."""
+        """Create a plan for ranks that are alone on their hosts, without copying large arrays."""
         sizes = [*map(math.prod, shapes)]
         length = self._chunk // dtype.itemsize
         order = sorted(range(len(sizes)), key=lambda n: sizes[n] < length // SENT)
@@ -175,7 +176,7 @@ class Planner:
 
     def _plan_to_sum(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype, is_encoded: bool,
                      first: int = 0, base: int = 0) -> ChunkPlan:
-        """Create a plan that sums arrays, from one of them on, in chunks from that number on."""
+        """Create a plan that sums arrays, starting with array ``first`` and chunk ``base``."""
         flat: set[int] = set()
         chunks: list[Chunk] = []
         sizes = [0] * first + [*map(math.prod, shapes[first:])]

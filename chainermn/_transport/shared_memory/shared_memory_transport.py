@@ -1,4 +1,4 @@
-"""The transport on shared memory: one exchange per dtype for host arrays."""
+"""The shared memory transport, which sums all host arrays of a dtype together."""
 from __future__ import annotations
 
 import math
@@ -20,9 +20,10 @@ _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class SharedMemoryTransport(MpiTransport):
-    """Sums host arrays in shared memory within each node, and by MPI between nodes.
+    """Sums host arrays in shared memory within each node and with MPI between nodes.
 
-    MPI carries small arrays, arrays on a device, and all arrays if there is no shared memory.
+    MPI also transfers small arrays, arrays on a device, and all arrays if no shared memory is
+    available.
 
     Example:
         >>> from mpi4py import MPI
@@ -37,7 +38,7 @@ class SharedMemoryTransport(MpiTransport):
     def __init__(self, group: Group) -> None:
         super().__init__(group)
         self._shared: SharedMemory | None = None
-        self._largest = -1  # bytes of the largest exchange with this memory
+        self._largest = -1  # bytes of the largest transfer for which this memory is used
         self._waits_passively = False
 
     def carries(self, on_device: bool) -> bool:
@@ -85,9 +86,10 @@ class SharedMemoryTransport(MpiTransport):
 
     def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
                         ) -> None:
-        """Average within each node in shared memory, and send encoded means between nodes.
+        """Average in shared memory within each node, and send encoded means between nodes.
 
-        On a single node, each rank encodes its arrays, so that their values are also rounded.
+        On a single node, MPI averages the encoded arrays of all ranks, so that compression rounds
+        the values there as well.
         """
         compressor = codec.compressor
         if self.group.topology.inter_size == 1 or not arrays.on_host or (
@@ -144,13 +146,13 @@ class SharedMemoryTransport(MpiTransport):
         return ys
 
     def _memory(self, arrays: Sequence[Array]) -> SharedMemory | None:
-        """Return the shared memory for an exchange; ``None`` if unavailable.
+        """Return the shared memory for a transfer; ``None`` if it is unavailable.
 
-        The first exchange allocates it, and the first one that is not small allocates it again,
-        for larger chunks.
+        The first transfer allocates the memory. The first transfer that is not small allocates it
+        again, for larger chunks.
 
         Args:
-            arrays: The arrays, whose sizes are the same on all ranks.
+            arrays: The arrays. Their sizes are the same on all ranks.
         """
         if self._largest < sys.maxsize and (
                 size := sum(array.nbytes for array in arrays)) > self._largest:

@@ -1,21 +1,21 @@
 """Sums host arrays in the shared memory of a node, chunk by chunk.
 
 Packing all gradients into one buffer would move them out of the CPU cache and back. Instead, each
-chunk passes three phases while it is in the cache:
+chunk passes through three phases while it is in the cache:
 
 - pack: each rank copies its chunk into its input in the shared window;
 - reduce: each rank sums its slice of the chunk over the ranks of the node, in the order of the
-  ranks, into the output, which is shared as well;
+  ranks, into the output, which is also in the shared window;
 - unpack: each rank copies the complete output back into its arrays.
 
 At step k each rank unpacks chunk k - 2 LAG, packs chunk k and reduces chunk k - LAG; it begins once
-all other ranks have finished step k - LAG. So with 2 LAG inputs and outputs no rank reads data too
-early or overwrites unread data, and a rank may be LAG - 1 steps late without blocking others.
+all other ranks have finished step k - LAG. So with 2 LAG inputs and outputs, no rank reads data too
+early or overwrites unread data, and a rank may be LAG - 1 steps late without blocking the others.
 
 With several nodes, two more phases follow ``reduce``, each IN_FLIGHT steps later: ``combine`` sums
 the slices of all nodes, and ``finish`` waits for the result; see
-:mod:`chainermn._transport.shared_memory.between_nodes`. That takes 2 IN_FLIGHT more outputs. Each
-element is summed by a single rank of all, so all ranks get the same bits.
+:mod:`chainermn._transport.shared_memory.between_nodes`. These phases need 2 IN_FLIGHT more outputs.
+Each element is summed by exactly one rank, so the results are bitwise identical on all ranks.
 """
 from __future__ import annotations
 
@@ -38,59 +38,63 @@ from chainermn._transport.shared_memory.window import Window, check_space, failu
 from chainermn._transport.topology import Topology
 
 LAG = 2
-#: Steps for which the slices of a chunk, and then their sums, are in flight between nodes.
+#: Number of steps for which the slices of a chunk, and then the sums, are in flight between nodes.
 IN_FLIGHT = 2
 
-#: Bytes of a chunk: small enough for the cache, large enough to amortize the synchronization of a
-#: step; larger if ranks share cores or span nodes.
+#: Bytes of a chunk: small enough for the cache, but large enough to amortize the synchronization of
+#: each step. Chunks are larger if ranks share cores or if there are several nodes.
 CHUNK = 512 * 1024
-CHUNK_IF_CROWDED = 1024 * 1024
+CHUNK_IF_OVERSUBSCRIBED = 1024 * 1024
 CHUNK_BETWEEN_NODES = 2 * 1024 * 1024
-#: While no exchange is larger than a few of these, memory for larger chunks is not allocated.
+#: Memory for larger chunks is allocated only once a transfer is larger than SMALL_EXCHANGE.
 SMALL_CHUNK = 64 * 1024
 SMALL_EXCHANGE = 4 * SMALL_CHUNK
 
 _INPUTS = 2 * LAG  # for the chunks between `pack` and `reduce`
-_PLANS = 256  # cached; a model has one per bucket
+_PLANS = 256  # at most, in the cache; a model has one per bucket
 
 
 class _Interrupted(runtime.ProcessState):
-    """Kept forever: messages in flight may still be written to their memory."""
+    """Shared memories whose transfers were interrupted.
+
+    They are kept forever, because MPI may still write messages that are in flight to their memory.
+    """
 
     def __init__(self) -> None:
         self.memories: list[SharedMemory] = []
 
 
 def chunk_size(topology: Topology, size: int = sys.maxsize) -> int:
-    """Return the bytes of a chunk, which are the same on all ranks.
+    """Return the size of a chunk in bytes, which is the same on all ranks.
 
     Args:
         topology: The topology.
-        size: Bytes of the largest exchange.
+        size: Bytes of the largest transfer.
     """
     if size <= SMALL_EXCHANGE:
         return SMALL_CHUNK
     if topology.inter_size > 1:
         return CHUNK_BETWEEN_NODES
-    return CHUNK_IF_CROWDED if topology.is_crowded else CHUNK
+    return CHUNK_IF_OVERSUBSCRIBED if topology.is_oversubscribed else CHUNK
 
 
 def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int) -> SharedMemory | None:
     """Allocate shared memory. Collective: every rank calls it.
 
     Args:
-        mpi_comm: The ranks; nothing else may use it during an exchange.
+        mpi_comm: Communicator of the ranks; nothing else may use it during a transfer.
         topology: The topology of this rank.
         chunk: Bytes of a chunk, a multiple of 64; the same on all ranks.
 
     Returns:
-        The shared memory; or ``None`` on every rank, with a warning, if one rank cannot allocate
+        The shared memory; or ``None`` on every rank, with a warning, if any rank cannot allocate
         it.
     """
-    # With many ranks on few cores, each collective here takes time.
+    # Split only if necessary: with many ranks on few cores, each collective takes time.
     intra = cast(MPI.Intracomm, mpi_comm if topology.inter_size == 1 else mpi_comm.Split(
         topology.inter_rank, mpi_comm.rank))
-    inputs, outputs = _INPUTS * chunk, _outputs(topology) * chunk  # the first rank has the outputs
+    # The segment of the first rank also holds the outputs.
+    inputs, outputs = _INPUTS * chunk, _outputs(topology) * chunk
     made: list[Window] = []
 
     def check() -> None:
@@ -115,7 +119,7 @@ def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int) -> SharedMemory |
 
 
 class SharedMemory:
-    """Sums and copies host arrays of the ranks of a communicator; made by :func:`create`."""
+    """Sums and copies host arrays of the ranks of a communicator; see :func:`create`."""
 
     def __init__(self, mpi_comm: MPI.Comm, topology: Topology, intra: MPI.Comm, window: Window,
                  chunk: int) -> None:
@@ -145,22 +149,22 @@ class SharedMemory:
         Args:
             arrays: Host arrays, all float16 (summed in float32 and rounded once), float32 or
                 float64. The shapes are the same on all ranks.
-            results: Arrays of the same shapes and dtype for the sums, which are bitwise identical
-                on all ranks; by default ``arrays``.
+            results: Arrays of the same shapes and dtype for the sums; ``arrays`` by default. The
+                sums are bitwise identical on all ranks.
             scale: Multiplies the sums before rounding.
 
         Raises:
-            RuntimeError: If another rank of the node failed or ended during the exchange.
+            RuntimeError: If another rank of the node failed or exited during the call.
         """
         self._reduce(self._plan(arrays, is_sum=True), arrays, results, scale)
 
     def sum_for_owners(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...],
                        scale: float | None = None) -> None:
-        """Sum arrays in place, each for its owner. Collective: every rank calls it.
+        """Sum arrays in place, each on its owner only. Collective: every rank calls it.
 
         Args:
-            arrays: As for :meth:`sum`. Values on other ranks are undefined.
-            owners: The rank that needs each array. Arrays of one owner are neighbors.
+            arrays: See :meth:`sum`. An array is undefined on all ranks except its owner.
+            owners: The rank that needs each array. The arrays of an owner are adjacent.
             scale: Multiplies the sums before rounding.
         """
         if not owned_parts.fits(self._nodes, self.chunk // 8):
@@ -178,7 +182,7 @@ class SharedMemory:
             targets = sources = _flattened(results, plan.flat)
             if not is_in_place:
                 sources = _flattened(arrays, plan.flat)
-            # Infinities and NaNs pass silently, as in a sum by MPI.
+            # Do not warn about infinities and NaNs, because MPI sums do not either.
             with np.errstate(all='ignore'):
                 self._run(plan.chunks, sources, targets, factor)
         except BaseException as error:
@@ -193,11 +197,11 @@ class SharedMemory:
         Collective: every rank calls it.
 
         Args:
-            arrays: As for :meth:`sum`.
-            results: Arrays for the means; by default ``arrays``.
-            codec: Encodes flat arrays.
-            compressor: Its compressor.
-            name: The name of its state for these arrays.
+            arrays: See :meth:`sum`.
+            results: Arrays for the means; ``arrays`` by default.
+            codec: Codec for flat arrays.
+            compressor: The compressor of the codec.
+            name: Name of the compressor's state for these arrays.
         """
         encoding = self._planner.encoding
         encoding.codec, encoding.compressor, encoding.name = codec, compressor, name
@@ -209,10 +213,10 @@ class SharedMemory:
 
         Args:
             arrays: Host arrays. The shapes and dtypes are the same on all ranks.
-            owners: The rank with the data of each array. Arrays of one owner are neighbors.
+            owners: The rank that has the data of each array. The arrays of an owner are adjacent.
 
         Raises:
-            RuntimeError: If another rank of the node failed or ended during the exchange.
+            RuntimeError: If another rank of the node failed or exited during the call.
         """
         if not arrays:
             return
@@ -234,7 +238,7 @@ class SharedMemory:
         """Free the memory. Collective: every rank calls it, once."""
         if self._failure is None:
             self._plans.clear()
-            del self._planner  # both refer to the memory
+            del self._planner  # the plans and the planner refer to the memory
             self._window.free()
         if self._inter is not None:
             self._inter.Free()
@@ -245,9 +249,10 @@ class SharedMemory:
              scale: np.generic | None = None) -> None:
         """Run the phases of all chunks."""
         if self._failure is not None:
-            raise RuntimeError('an earlier exchange of these ranks failed') from self._failure
+            raise RuntimeError('an earlier operation of this communicator failed; create a new '
+                               'communicator') from self._failure
         window, base, count = self._window, self._step, len(chunks)
-        # A single chunk has no others to work on between its phases.
+        # With few chunks, there are no others to work on between the phases of a chunk.
         lag, in_flight = min(LAG, count), min(self._in_flight, count)
         combined = lag + in_flight
         finished = combined + in_flight
@@ -277,7 +282,7 @@ class SharedMemory:
 
     def _plan(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...] = (), *,
               is_sum: bool = False, is_encoded: bool = False) -> ChunkPlan:
-        """Return the plan for arrays of these shapes, dtypes and owners, cached."""
+        """Return the (cached) plan for arrays of these shapes, dtypes and owners."""
         if not isinstance(arrays, ArrayList):
             arrays = ArrayList.of(arrays)
         key = arrays.dtypes, arrays.shapes, owners, is_sum, is_encoded
@@ -290,7 +295,7 @@ class SharedMemory:
 
 
 def _outputs(topology: Topology) -> int:
-    """One output for each chunk between ``reduce`` and ``unpack``."""
+    """Return the number of outputs: one for each chunk between ``reduce`` and ``unpack``."""
     return 2 * LAG + 2 * IN_FLIGHT * (topology.inter_size > 1)
 
 
@@ -300,7 +305,7 @@ def _ordered(arrays: Sequence[np.ndarray], order: Sequence[int] | None) -> Seque
 
 
 def _flattened(arrays: Sequence[np.ndarray], numbers: Sequence[int]) -> list[np.ndarray]:
-    """Return the arrays, some of them flattened; those that are not C-ordered are copied."""
+    """Return the arrays, with some of them flattened; arrays that are not C-ordered are copied."""
     flat = list(arrays)
     for number in numbers:
         flat[number] = arrays[number].ravel()
@@ -309,7 +314,7 @@ def _flattened(arrays: Sequence[np.ndarray], numbers: Sequence[int]) -> list[np.
 
 def _copy_back(flat: Sequence[np.ndarray], arrays: Sequence[np.ndarray], numbers: Sequence[int]
                ) -> None:
-    """Copy the results to the arrays that :func:`_flattened` has copied."""
+    """Copy results back to the arrays that :func:`_flattened` had to copy."""
     for number in numbers:
         array = arrays[number]
         if not array.flags.c_contiguous:
@@ -317,7 +322,7 @@ def _copy_back(flat: Sequence[np.ndarray], arrays: Sequence[np.ndarray], numbers
 
 
 def _write_first(segments: Sequence[np.ndarray], rank: int, topology: Topology, chunk: int) -> None:
-    """Write to the memory of this rank: a page is allocated near the core that does so first."""
+    """Write to this rank's memory, so that its pages are allocated near this rank's core."""
     segments[rank][:_INPUTS * chunk] = 0
     if rank < topology.smallest_node:
         begin, end = chunking.slices(chunk, topology.smallest_node)[rank]

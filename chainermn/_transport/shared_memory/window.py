@@ -20,24 +20,24 @@ import numpy as np
 from chainermn._operations.ranks import group_ranks, ranks_text
 from chainermn._process.mpi import MPI
 
-_PAGE = 4096  # bytes ahead of the data of each segment, for the counter
+_PAGE = 4096  # bytes before the data of each segment, for the counter
 
-_POLLS = 100  # without yielding; about 5 microseconds
-_YIELDS = 100  # polls after a sched_yield each; about 100 microseconds
+_POLLS = 100  # polls without yielding; about 5 microseconds
+_YIELDS = 100  # polls with a sched_yield before each; about 100 microseconds
 _POLL_INTERVAL = 1e-6  # seconds between later polls; about 60 microseconds with the kernel's delay
 _CHECK = 2048  # polls between two checks for failed ranks; about 0.2 seconds
 
 
 class Window:
-    """A segment of memory for each rank of a node, and a counter.
+    """A shared memory segment and a counter for each rank of a node.
 
     Collective: every rank of the node creates one.
 
     Args:
-        mpi_comm: The ranks of the node; nothing else may use this communicator.
-        size: Bytes of this rank's segment.
-        name: The name of this rank in errors.
-        detects_ends: Whether to raise an error if the process of another rank has ended.
+        mpi_comm: Communicator of the ranks of the node; nothing else may use it.
+        size: Size of this rank's segment in bytes.
+        name: Name of this rank in error messages.
+        detects_ends: Whether to raise an error if the process of another rank has exited.
 
     Raises:
         MPI.Exception: If no shared memory is available. MPI libraries raise it on all ranks.
@@ -45,15 +45,15 @@ class Window:
     Attributes:
         segments: The segments of all ranks, as arrays of bytes. The rank that uses a page most
             should write to it first, so that the page is near its core.
-        published: Its first element is the counter of this rank.
-        is_passive: Whether to sleep after every poll, since this process has other work.
+        published: A view whose first element is the counter of this rank.
+        is_passive: Whether to sleep after every poll, because this process has other work to do.
     """
 
     is_passive = False
 
     def __init__(self, mpi_comm: MPI.Intracomm, size: int, name: str, detects_ends: bool = True
                  ) -> None:
-        # At its limit of communicators, MPICH crashes in the next call, but raises an error here.
+        # If MPICH has no communicators left, Allocate_shared crashes, but Dup raises an error.
         mpi_comm.Dup().Free()
         info = MPI.Info.Create({'alloc_shared_noncontig': 'true',
                                 'mpi_minimum_memory_alignment': str(_PAGE)})
@@ -64,7 +64,7 @@ class Window:
         self._detects_ends = detects_ends
         memory = [self._window.Shared_query(rank)[0].cast('B') for rank in range(mpi_comm.size)]
         complete = [np.frombuffer(segment, np.uint8) for segment in memory]
-        # Two words of each rank: its counter, and 0 or 1 + the rank whose failure it has noticed.
+        # Each rank has two words: its counter, and 0 or 1 + the rank whose failure it has noticed.
         words = [segment[:16].data.cast('q') for segment in complete]
         self._mine = words[mpi_comm.rank]
         self._mine[0] = self._mine[1] = 0
@@ -78,7 +78,7 @@ class Window:
                         if rank != mpi_comm.rank}
 
     def publish(self, count: int) -> None:
-        """Set this rank's counter, after all of its writes."""
+        """Set this rank's counter after all of its previous writes."""
         self._window.Sync()
         self._mine[0] = count
 
@@ -86,7 +86,7 @@ class Window:
         """Wait until the counters of all other ranks are ``count`` or more.
 
         Raises:
-            RuntimeError: If one of them failed or ended.
+            RuntimeError: If one of them failed or exited.
         """
         for words in self._others.values():
             polls = 0
@@ -102,7 +102,10 @@ class Window:
             self._mine[1] = 1 + self._mpi_comm.rank
 
     def free(self) -> None:
-        """Free the memory; the segments must not be touched any more. Collective."""
+        """Free the memory; the segments must not be used afterwards.
+
+        Collective: every rank calls it.
+        """
         self.segments, self._others = [], {}
         del self._mine, self.published
         self._window.Unlock_all()
@@ -113,49 +116,49 @@ class Window:
             os.sched_yield()
             return
         time.sleep(_POLL_INTERVAL)
-        # Lets MPI make progress with messages that this rank has sent.
+        # Let MPI make progress with messages that this rank has sent.
         self._mpi_comm.Iprobe()
         if polls % _CHECK == 0 and self._detects_ends:
             self._check()
 
     def _check(self) -> None:
         for rank, words in self._others.items():
-            failed = words[1]  # read once: it may change meanwhile
+            failed = words[1]  # read only once, because it may change at any time
             first = failed - 1 if failed else rank
             name, process = self._processes[first]
             is_alive = process.is_alive()
             if failed or not is_alive:
                 self._mine[1] = 1 + first
                 raise RuntimeError(f'{name} (process {process.pid} on {os.uname().nodename}) '
-                                   f'{"failed" if is_alive else "ended"} during an operation')
+                                   f'{"failed" if is_alive else "exited"} during an operation')
 
 
 def check_space(size: int) -> None:
-    """Raise if ``/dev/shm`` has too little space for the windows of a node.
+    """Raise an error if ``/dev/shm`` has too little space for the windows of a node.
 
-    Otherwise the first write to a window would kill the process; and some MPI libraries do not
-    raise on the other ranks if allocation fails on one. Nothing is written, since the other ranks
-    of the node wait for this one.
+    Without this check, the first write to a window would kill the process. Also, some MPI libraries
+    do not raise an error on the other ranks if allocation fails on one of them. The check does not
+    write to the memory, because the other ranks of the node are waiting for this one.
     """
     if os.path.isdir('/dev/shm'):
         with tempfile.TemporaryFile(dir='/dev/shm') as file:
             os.ftruncate(file.fileno(), size)  # raises if this process may not create such files
             space = os.fstatvfs(file.fileno())
         free = space.f_bavail * space.f_frsize
-        if space.f_blocks and free < size:  # it may have no limit
+        if space.f_blocks and free < size:  # f_blocks is 0 if there is no limit
             raise OSError(errno.ENOSPC,
                           f'/dev/shm has {free:,} bytes left, but {size:,} are needed')
 
 
 def failures(mpi_comm: MPI.Comm, attempt: Callable[[], object]) -> str:
-    """Call a function on all ranks; return the errors by rank, the same text on all ranks."""
+    """Call a function on all ranks; return a text with the errors of all ranks, on every rank."""
     failure = ''
     try:
         attempt()
     except Exception as error:
         failure = (error.Get_error_string() if isinstance(error, MPI.Exception) else str(error)
                    ) or type(error).__name__
-    # Almost always there is none, and it takes less time to find that out.
+    # There is almost never an error, and this finds that out in less time than `allgather`.
     has_failed = np.array([bool(failure)])
     mpi_comm.Allreduce(MPI.IN_PLACE, has_failed, MPI.LOR)
     if not has_failed[0]:
@@ -165,7 +168,7 @@ def failures(mpi_comm: MPI.Comm, attempt: Callable[[], object]) -> str:
 
 
 class _Process(NamedTuple):
-    """A process of this node, with its start time since PIDs are reused."""
+    """A process of this node, with its start time because PIDs are reused."""
 
     pid: int
     start: str
@@ -179,7 +182,7 @@ class _Process(NamedTuple):
             return cls(os.getpid(), '', '')
 
     def is_alive(self) -> bool:
-        """Return whether the process runs; true if unknown."""
+        """Return whether the process is running; ``True`` if that is unknown."""
         with contextlib.suppress(OSError):
             if not self.start or self.namespace != os.readlink('/proc/self/ns/pid'):
                 return True
@@ -189,7 +192,7 @@ class _Process(NamedTuple):
 
 
 def _stat(pid: str) -> tuple[str, str]:
-    """State and start time of a process."""
+    """Return the state and start time of a process."""
     with open(f'/proc/{pid}/stat', encoding='ascii', errors='replace') as file:
         words = file.read().rpartition(')')[2].split()
     return words[0], words[19]

@@ -1,6 +1,6 @@
-"""Threads write files while the training continues.
+"""Writes files in threads while training continues.
 
-A thread calls no MPI function and uses no device. The interpreter waits for it before it exits.
+The threads call no MPI functions and use no device. The interpreter waits for them when it exits.
 """
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class _Writers(runtime.ProcessState):
     """The writers of this process. A forked child has none of their threads."""
 
     def __init__(self) -> None:
-        self.pending: set[BackgroundWriter] = set()  # with a job that was not joined yet
-        #: Each thread waits for the previous one, as they may write the same file.
+        self.pending: set[BackgroundWriter] = set()  # with a job that has not been joined
+        #: Each thread waits for the previous one, because both may write the same file.
         self.newest: threading.Thread | None = None
 
 
 class BackgroundWriter:
-    """Runs one job at a time in a thread, and keeps its error until ``join``."""
+    """Runs one job at a time in a thread and keeps its error until ``join``."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -32,9 +32,10 @@ class BackgroundWriter:
         """Start a job. The previous job must be joined.
 
         Args:
-            path: Path of the file that the job writes, for its error.
+            path: Path of the file that the job writes, for error messages.
             job: Function that only uses memory that nothing else changes.
-            first: Function that is called before jobs of other writers end, and raises nothing.
+            first: Function that is called first, even while jobs of other writers are running. It
+                must not raise an error.
         """
         writers = runtime.get(_Writers)
         before = writers.newest
@@ -48,8 +49,8 @@ class BackgroundWriter:
             except BaseException as error:
                 self._failure = f'{path}: {type(error).__name__}: {error}'
 
-        # Registered again, so that it runs before functions registered in the meantime, such as
-        # MPI_Finalize.
+        # Register it again, so that it runs before functions that were registered in the meantime,
+        # such as MPI_Finalize.
         atexit.unregister(_raise_failures)
         atexit.register(_raise_failures)
         writers.pending.add(self)
@@ -62,7 +63,7 @@ class BackgroundWriter:
             self._thread = writers.newest = thread
 
     def wait(self) -> None:
-        """Wait for the job, and keep its error."""
+        """Wait for the job; :meth:`join` still returns its error."""
         if self._thread is not None:
             self._thread.join()
 
@@ -70,7 +71,7 @@ class BackgroundWriter:
         """Wait for the job, if there is one.
 
         Returns:
-            Its error, once; ``None`` if there is none.
+            The error of the job, or ``None``. An error is returned only once.
         """
         self.wait()
         failure = self._failure
@@ -86,7 +87,7 @@ def wait_for_all() -> None:
 
 
 def _raise_failures() -> None:
-    """At exit: raise errors of jobs that were not joined, which aborts the job."""
+    """Raise the errors of jobs that were not joined. At exit, an error aborts all ranks."""
     pending = list(runtime.get(_Writers).pending)
     failures = [failure for writer in pending if (failure := writer.join())]
     if failures:

@@ -1,6 +1,6 @@
-"""The classes of saved objects: states must not be loaded into an object of another class.
+"""Compares the classes of saved objects, because a state must match the class that loads it.
 
-The states of two optimizers may have the same names and shapes, but different meanings.
+The states of two optimizers may have the same names and shapes but different meanings.
 """
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing.parts import SavedParts
 from chainermn.optimizers._delegate import unwrap
 
-CLASSES = 'chainermn/classes'  # name of the array with the names, as JSON
+CLASSES = 'chainermn/classes'  # name of the array that contains the class names, as JSON
 
-_MAX_NAMED = 3  # parameters in an error
+_MAX_NAMED = 3  # maximum number of parameters in an error message
 
 
 def capture_classes(parts: SavedParts) -> dict[str, np.ndarray]:
     """Return the class names of models, optimizers, update rules and iterators.
 
     Returns:
-        One array, by its name.
+        A dict with one array.
     """
     return {CLASSES: np.frombuffer(json.dumps(_find_names(parts)).encode(), np.uint8)}
 
@@ -38,7 +38,7 @@ def find_differences(arrays: Mapping[str, np.ndarray], parts: SavedParts) -> str
         parts: The parts to load.
 
     Returns:
-        The differences; '' if there are none.
+        The differences; ``''`` if there are none.
     """
     saved: dict[str, str] = {}
     if CLASSES in arrays:
@@ -49,14 +49,15 @@ def find_differences(arrays: Mapping[str, np.ndarray], parts: SavedParts) -> str
         if saved.get(name, current) == current:
             continue
         if name.endswith('/') or not name:
-            texts.append(f'{name.rstrip("/") or "the object"} was {saved[name]}, is now {current}')
+            texts.append(f'{name.rstrip("/") or "the object"} changed from {saved[name]} to '
+                         f'{current}')
         else:
             rules.setdefault((saved[name], current), []).append(name)
-    if not texts:  # otherwise the rules follow the optimizer
+    if not texts:  # otherwise, the rules may differ only because the optimizers do
         for (before, now), names in rules.items():
             more = f' and {len(names) - _MAX_NAMED} more' * (len(names) > _MAX_NAMED)
-            texts.append(f'the update rule of {", ".join(names[:_MAX_NAMED])}{more} was {before}, '
-                         f'is now {now}')
+            texts.append(f'the update rule of {", ".join(names[:_MAX_NAMED])}{more} changed from '
+                         f'{before} to {now}')
     return '; '.join(texts)
 
 
@@ -65,9 +66,10 @@ def raise_differences(comm: CommunicatorBase, differences: str, problem: str, ad
 
     Args:
         comm: ChainerMN communicator.
-        differences: How this rank differs, such as the result of :func:`find_differences`; or ''.
-        problem: The first line of the error.
-        advice: The last line of the error: the remedy.
+        differences: Differences on this rank, such as the result of :func:`find_differences`;
+            ``''`` if there are none.
+        problem: First line of the error.
+        advice: Last line of the error, with the remedy.
 
     Raises:
         ValueError: On every rank, if any rank differs.

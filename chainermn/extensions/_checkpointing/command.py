@@ -13,7 +13,7 @@ _FILE_NAME = re.compile(r'.+\.\d+\.\d+|.+\d\.\d+', re.DOTALL)
 
 
 class Row(NamedTuple):
-    """One checkpoint, or a file that belongs to none."""
+    """One checkpoint, or a file that belongs to no checkpoint."""
 
     name: str  # name of the first file
     iteration: int | None
@@ -28,19 +28,20 @@ class Row(NamedTuple):
 
 
 def verify_folder(folder: str) -> list[Row]:
-    """Read all files of a folder. Needs no MPI, and runs no code from the files.
+    """Verify all files in a folder. Needs no MPI and runs no code from the files.
 
     Args:
-        folder: Folder of checkpoints or snapshots. Files on the disks of other nodes are missing.
+        folder: Folder of checkpoints or snapshots. Files on the disks of other nodes count as
+            missing.
 
     Returns:
-        A row for each checkpoint, by iteration; then one for each damaged file that belongs to none
-        them, for each file of ChainerMN 7, and for each temporary file.
+        A row for each checkpoint, by iteration; then a row for each damaged file that belongs to no
+        checkpoint, for each file of ChainerMN 7, and for each temporary file.
 
     Raises:
         OSError: If the folder cannot be read.
     """
-    saves: list[Row] = []
+    checkpoints: list[Row] = []
     others: list[Row] = []
     listed: set[str] = set()
     tags: dict[str, Tag | None] = {}
@@ -51,33 +52,33 @@ def verify_folder(folder: str) -> list[Row]:
             tags[name] = _read_tag(os.path.join(folder, name))
     for name, tag in tags.items():
         if name not in listed and tag is not None:
-            files = _names_of_save(name, tag)
+            files = _names_of_files(name, tag)
             listed.update(files.values())
             problems = [find_problem(os.path.join(folder, file), rank, tag)
                         for rank, file in files.items()]
             if not files:
                 problems = [f'{os.path.join(folder, name)}: was renamed']
-            saves.append(Row(next(iter(files.values()), name), tag.iteration, tag.size,
-                             [problem for problem in problems if problem is not None]))
+            checkpoints.append(Row(next(iter(files.values()), name), tag.iteration, tag.size,
+                                   [problem for problem in problems if problem is not None]))
     for name in tags.keys() - listed:
         path = os.path.join(folder, name)
         if tags[name] is None and _FILE_NAME.fullmatch(name) and os.path.isfile(path):
             problem = find_problem(path, 0, None)
             others.append(Row(name, None, None, [] if problem is None else [problem],
                               ', a file of ChainerMN 7'))
-    return (sorted(saves, key=lambda row: (row.iteration or 0, row.name))
+    return (sorted(checkpoints, key=lambda row: (row.iteration or 0, row.name))
             + sorted(others, key=lambda row: row.name))
 
 
 def _read_tag(path: str) -> Tag | None:
     try:
         return read_tag(path)
-    except Exception:  # it is damaged, or another kind of file
+    except Exception:  # the file is damaged or has a different format
         return None
 
 
-def _names_of_save(name: str, tag: Tag) -> dict[int, str]:
-    """Return the names of all files of a checkpoint by rank; {} if this one was renamed."""
+def _names_of_files(name: str, tag: Tag) -> dict[int, str]:
+    """Return the names of all files of a checkpoint by rank; ``{}`` if this file was renamed."""
     found = re.fullmatch(rf'(.+\.){tag.rank}((?:\.\d+)?)', name, re.DOTALL)
     return {rank: f'{found[1]}{rank}{found[2]}' for rank in tag.writers} if found else {}
 

@@ -1,4 +1,7 @@
-"""One job at a time writes the files of a name in a folder: each rank locks a file."""
+"""Locks the files of a name in a folder, so that only one job at a time writes them.
+
+Each rank locks a file.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -13,26 +16,26 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing.lock import FileLock, InUseError, acquire
 from chainermn.extensions._checkpointing.save_names import SaveNames
 
-#: Seconds that a job waits for another one, whose ranks may still be exiting.
+#: Seconds to wait for another job, whose ranks may still be exiting.
 TIMEOUT = 15.
 
 
 class _Obstacle(NamedTuple):
-    """Why a rank did not lock its files; all are ``None`` if it did, or writes none."""
+    """Why a rank did not lock its files; all are ``None`` if it did or if it writes no files."""
 
-    owner: str | None = None  # another job, which has locked them
-    problem: str | None = None  # the file system cannot lock files
-    failure: str | None = None  # the folder is not writable
+    owner: str | None = None  # the job that has locked them
+    problem: str | None = None  # why the file system cannot lock files
+    failure: str | None = None  # why the folder is not writable
 
 
 class JobLock:
-    """The locks of the files of one extension. Released with this object at the latest.
+    """The file locks of one extension. They are released when this object is freed, or earlier.
 
     Args:
         comm: ChainerMN communicator.
-        title: Name of the extension's files in errors.
+        title: Name of the extension's files in error messages.
         writers: The ranks that write files; rank 0 is the first.
-        is_alone: Whether only rank 0 calls :meth:`acquire`, as no other rank writes.
+        is_alone: Whether only rank 0 calls :meth:`acquire`, because no other rank writes files.
     """
 
     def __init__(self, comm: CommunicatorBase, title: str, writers: Sequence[int], is_alone: bool
@@ -46,10 +49,11 @@ class JobLock:
         self._finalizer: weakref.finalize[[], JobLock] | None = None
 
     def acquire(self, names: SaveNames, must_write: bool = False) -> None:
-        """Lock the files with these names, and unlock the files that were locked until now.
+        """Lock the files with these names; unlock the files that were locked until now.
 
-        Remove temporary files that a killed process of this rank left. Rank 0 also removes the
-        temporary files and locks of ranks that this job does not have.
+        Also remove temporary files that a killed process of this rank has left. Rank 0 also removes
+        the temporary files and locks of ranks that this job does not have.
+
         Collective: every rank calls it, unless rank 0 is alone.
 
         Args:
@@ -67,7 +71,7 @@ class JobLock:
         lock, obstacle = _try(names, rank) if rank == 0 else (None, _Obstacle())
         if lock is not None and lock.users == 1:
             _clean_up(names, self._writers)
-        # Rank 0 is first: of two jobs that start at the same time one gets all locks.
+        # Rank 0 is first, so that one of two jobs that start at the same time gets all locks.
         if not self._is_alone and not self._comm.bcast_obj(obstacle.owner) and (
                 rank in self._writers[1:]):
             lock, obstacle = _try(names, rank)
@@ -80,11 +84,11 @@ class JobLock:
         if owners := _by_rank(each.owner for each in obstacles):
             self._raise(RuntimeError(
                 f'{self._title} is in use by another job\n  {owners[0]}\n'
-                'Wait until that job has ended, or pass another name or folder.'))
+                'Wait until that job has finished, or pass a different name or folder.'))
         if must_write and (failures := _by_rank(each.failure for each in obstacles)):
             self._raise(OSError(
                 f'{self._title} cannot be saved: a folder is not writable\n  '
-                + '\n  '.join(failures) + '\nPass another folder, or change its permissions.'))
+                + '\n  '.join(failures) + '\nPass a different folder, or change its permissions.'))
         if rank == 0 and (problems := _by_rank(each.problem for each in obstacles)):
             warnings.warn(
                 f'{self._title} is not locked: the file system cannot lock files\n'
@@ -93,7 +97,7 @@ class JobLock:
                 RuntimeWarning, stacklevel=4)
 
     def keep_until_released(self) -> None:
-        """Do not unlock the files when this object is freed, or the interpreter exits."""
+        """Do not unlock the files when this object is freed or the interpreter exits."""
         if self._finalizer is not None and (detached := self._finalizer.detach()) is not None:
             self._release = detached[1]
 
@@ -120,7 +124,7 @@ def _try(names: SaveNames, rank: int) -> tuple[FileLock | None, _Obstacle]:
     except OSError as error:
         if os.access(folder, os.W_OK):
             return None, _Obstacle(problem=f'{path}: {error}')
-        # A job that cannot write does not disturb other jobs, and may load.
+        # A job that cannot write does not disturb other jobs, so it may still load files.
         return None, _Obstacle(failure=f'{path}: {error}')
     if lock.users == 1:
         _remove_temporary(names, rank)
@@ -128,7 +132,7 @@ def _try(names: SaveNames, rank: int) -> tuple[FileLock | None, _Obstacle]:
 
 
 def _clean_up(names: SaveNames, writers: Sequence[int]) -> None:
-    """Remove what other ranks than the writers left, if those have ended."""
+    """Remove temporary files and locks of ranks that are not writers, unless they are running."""
     for rank, path in names.find_locks().items():
         if rank not in writers:
             with contextlib.suppress(InUseError, OSError):

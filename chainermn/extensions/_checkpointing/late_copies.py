@@ -1,12 +1,12 @@
-"""States of update rules are copied by a thread, while the next gradients are computed.
+"""Copies the states of update rules in a thread, while the next gradients are computed.
 
-These states, such as Adam's moments, only change in an update, and are two thirds of what Adam
-saves. So they are copied until the program asks any rule for its state: as long as there are
-copies to make, the attribute ``_state`` of all rules waits for them. Every update, and every
-program that changes a state, reads it first. Only ``vars(rule)`` and ``gc`` get around that.
+These states, such as Adam's moments, only change in an update. With Adam, they are two thirds of
+the saved data. A thread copies them until some code asks a rule for its state: as long as there are
+copies to make, reading the attribute ``_state`` of any rule waits for them. Every update, and any
+code that changes a state, reads this attribute first. Only ``vars(rule)`` and ``gc`` bypass it.
 
-An array that can be reached in another way is copied immediately: if anything but its
-rule refers to it, or it shares its memory.
+An array is copied immediately if anything except its rule refers to the array or to its memory,
+because code could then change it without reading ``_state``.
 """
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from chainer_compat.updates import update_groups
 from chainermn._process import runtime
 from chainermn._types import Object, UpdateRule
 
-_SMALL = 1 << 16  # bytes; a smaller array is copied in less time than this takes
-_PART = 1 << 22  # bytes; a thread that must wait waits for one part
+_SMALL = 1 << 16  # bytes; smaller arrays are copied immediately, which takes less time
+_PART = 1 << 22  # bytes; a thread that must wait for another one waits for one part
 
 
 class _Pending(runtime.ProcessState):
@@ -32,7 +32,7 @@ class _Pending(runtime.ProcessState):
 
     def __init__(self) -> None:
         self.copies: LateCopies | None = None
-        self.lock = threading.RLock()  # protects them and the attribute below
+        self.lock = threading.RLock()  # protects `copies` and the attribute below
 
 
 class _StateAfterCopies:
@@ -48,7 +48,7 @@ class _StateAfterCopies:
 
 
 def finish_copies() -> None:
-    """Wait until all states are copied, and help with that."""
+    """Copy the remaining states, and wait for the states that another thread copies."""
     pending = runtime.get(_Pending)
     copies = pending.copies
     try:
@@ -56,25 +56,25 @@ def finish_copies() -> None:
             copies.finish()
     finally:
         with pending.lock:
-            if pending.copies is copies:  # not if another checkpoint has begun meanwhile
+            if pending.copies is copies:  # unless another checkpoint has begun in the meantime
                 pending.copies = None
                 with contextlib.suppress(AttributeError):  # another thread was faster
                     del ChainerRule._state
 
 
 class LateCopies:
-    """The states of rules in one checkpoint.
+    """The copies of the states of update rules for one checkpoint.
 
     Args:
-        models: The models whose rules they are.
+        models: The models that have the update rules.
     """
 
     def __init__(self, models: Iterable[Object] = ()) -> None:
-        #: An array that may be copied late, its rule and its name, by its id.
+        #: By the id of an array that may be copied late: the array, its rule and its name.
         self._owners: dict[int, tuple[np.ndarray, UpdateRule, str]] = {}
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []
-        self._threads: dict[int, int] = {}  # that copies each part
-        self._done: set[int] = set()  # the parts that are copied
+        self._threads: dict[int, int] = {}  # the thread that copies each part
+        self._done: set[int] = set()  # the parts that have been copied
         self._n_parts = 0
         self._are_complete = threading.Event()
         self._is_interrupted = False
@@ -91,7 +91,7 @@ class LateCopies:
         return id(array) in self._owners
 
     def begin(self, arrays: dict[str, np.ndarray]) -> None:
-        """Replace states by copies, which are complete after :meth:`finish`.
+        """Replace states with copies, which are complete after :meth:`finish`.
 
         Args:
             arrays: Arrays by name, to which the caller has no other references.
@@ -113,8 +113,9 @@ class LateCopies:
     def finish(self) -> None:
         """Copy the remaining states, and wait for the states that another thread copies.
 
-        A signal handler may call this in the middle of the same call. Hence it also copies what
-        this thread has begun; and no handler runs between a look at ``_done`` and the copy.
+        A signal handler may interrupt this method and call it again. So the method also copies
+        parts that this thread has already begun to copy. No handler runs between the check of
+        ``_done`` and the copy.
         """
         is_finished = False
         thread = threading.get_ident()
@@ -124,19 +125,19 @@ class LateCopies:
                     np.copyto(copy, source)
                     self._done.add(number)
             if len(self._done) == self._n_parts:
-                self._parts = []  # frees the references
+                self._parts = []  # release the references
                 self._are_complete.set()
             self._are_complete.wait()
             is_finished = True
         finally:
-            if not is_finished:  # such as by KeyboardInterrupt
+            if not is_finished:  # for example after KeyboardInterrupt
                 self._is_interrupted = True
                 self._are_complete.set()
 
     def check(self) -> None:
         """Raise RuntimeError if a thread was interrupted in :meth:`finish`."""
         if self._is_interrupted:
-            raise RuntimeError('the program was interrupted while the state was copied')
+            raise RuntimeError('the script was interrupted while its state was being copied')
 
     def _is_only_of_rule(self, key: int) -> bool:
         """Return whether an array can only be reached through its rule.
@@ -146,9 +147,9 @@ class LateCopies:
         """
         array, rule, name = self._owners[key]
         states = vars(rule)['_state']
-        if states.get(name) is not array:  # it was replaced since
+        if states.get(name) is not array:  # it has been replaced
             return False
-        # The arrays to save, self._owners, and the variable.
+        # References from the arrays to save, self._owners and the local variable.
         known = 3 + update_groups.count_references(rule, name)
         return (_count(states, name) == _ONE + known and _count(vars(rule), '_state') == _ONE + 1
                 and not weakref.getweakrefcount(array))
@@ -163,7 +164,7 @@ class LateCopies:
 
 
 def _is_plain(rule: UpdateRule) -> bool:
-    """Return whether the state of a rule is where Chainer's rules have it."""
+    """Return whether a rule stores its state in the same way as Chainer's rules."""
     return type(rule).serialize is ChainerRule.serialize and not any(
         '_state' in vars(cls) for cls in type(rule).__mro__ if cls is not ChainerRule)
 
@@ -177,4 +178,4 @@ def _count(values: dict[str, Object], key: str) -> int:
     return sys.getrefcount(values[key])
 
 
-_ONE = _count({'value': object()}, 'value')  # if the dictionary has the only reference
+_ONE = _count({'value': object()}, 'value')  # the count if the dict has the only reference

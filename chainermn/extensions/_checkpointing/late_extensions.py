@@ -1,4 +1,4 @@
-"""Extensions of a trainer that a checkpoint lacks, or that are added after it was loaded."""
+"""Handles extensions of a trainer that are not in a checkpoint, or are added after loading it."""
 from __future__ import annotations
 
 import collections
@@ -21,15 +21,15 @@ _FOLDERS = 'extensions/', 'extension_triggers/'
 @contextlib.contextmanager
 def hide_new(trainer: chainer.training.Trainer, arrays: Mapping[str, np.ndarray], prefix: str
              ) -> Iterator[list[str]]:
-    """Hide the extensions that the program has added since the checkpoint.
+    """Hide the extensions that have been added to the script since the checkpoint.
 
     Args:
-        trainer: A trainer to load, which would raise an error for them.
+        trainer: Trainer to load; loading would raise an error for these extensions.
         arrays: The saved arrays by name.
         prefix: Prefix of the names of the trainer's arrays.
 
     Yields:
-        The names of those that have a state.
+        The names of the hidden extensions that have a state.
     """
     present = trainer._extensions
     saved = collections.OrderedDict((name, entry) for name, entry in present.items()
@@ -51,7 +51,7 @@ def _has_state(name: str, arrays: Iterable[str], prefix: str = '') -> bool:
 
 
 def _start_triggers(entry: Object) -> None:
-    """Let the triggers of a new extension count from now on, or they would fire immediately."""
+    """Make the triggers of a new extension count from now on; else they would fire immediately."""
     triggers: list[Object] = [entry.trigger, getattr(entry.extension, '_trigger', None)]
     for trigger in triggers:
         if hasattr(trigger, 'serialize'):
@@ -62,11 +62,11 @@ def _start_triggers(entry: Object) -> None:
 
 def load_when_added(comm: CommunicatorBase, trainer: chainer.training.Trainer,
                     arrays: Mapping[str, np.ndarray], prefix: str, strict: bool) -> None:
-    """Load the states of further extensions and their triggers when they are added.
+    """Load the states of extensions and their triggers when they are added later.
 
     Args:
         comm: ChainerMN communicator.
-        trainer: A trainer that was loaded.
+        trainer: The trainer that was loaded.
         arrays: The saved arrays by name.
         prefix: Prefix of the names of the trainer's arrays.
         strict: Whether a value that is missing in a saved state is an error.
@@ -85,7 +85,7 @@ class _Loader(NamedTuple):
     strict: bool
 
     def load(self, name: str, entry: Object) -> None:
-        """Load an extension and its trigger, if their states were saved."""
+        """Load an extension and its trigger if their states were saved."""
         if not _has_state(name, self.states):
             _start_triggers(entry)
             return
@@ -97,15 +97,15 @@ class _Loader(NamedTuple):
                             self.states, f'{folder}{name}/', self.strict))
                     except KeyError as error:
                         raise ValueError(
-                            f'the extension {name} cannot load the state that was saved under this '
-                            f'name: that has no {error.args[0]}. If this is a different extension, '
-                            'give it a different name: trainer.extend(..., name=...)') from error
+                            f'extension {name}: the state saved under this name has no entry '
+                            f'{error.args[0]!r}. If this is a different extension, give it a '
+                            'different name: trainer.extend(..., name=...).') from error
 
 
 class _Extensions(collections.OrderedDict[str, Object]):
-    """The extensions of a trainer; ``Trainer.extend`` adds others."""
+    """The extensions of a trainer; their states are loaded when ``Trainer.extend`` adds them."""
 
-    loader: _Loader | None = None  # not yet, while the dictionary is created
+    loader: _Loader | None = None  # not set yet while the dict is created
 
     def __setitem__(self, name: str, entry: Object) -> None:
         super().__setitem__(name, entry)

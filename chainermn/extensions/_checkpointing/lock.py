@@ -1,7 +1,7 @@
-"""Locks of processes on files, with ``flock``.
+"""File locks between processes, with ``flock``.
 
-The kernel releases the lock when the process ends. Whoever releases it removes the file; the next
-process takes over the file of a killed one.
+The kernel releases a lock when its process exits. A process that releases a lock itself removes the
+file. If a process was killed, the next process takes over its file.
 """
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class _Locks(runtime.ProcessState):
         self.mutex = threading.RLock()  # the garbage collector releases locks in any thread
 
     def in_child(self) -> bool:
-        for lock in self.held.values():  # or a child that outlives this process keeps the lock
+        # Otherwise, a child that outlives this process would keep the locks.
+        for lock in self.held.values():
             os.close(lock.descriptor)
         return False
 
@@ -36,7 +37,7 @@ class InUseError(ChainerMNError):
 
 
 class FileLock:
-    """A lock that this process has, for as many users as acquired it."""
+    """A lock that this process holds, with the number of its users."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.users = 0
@@ -60,7 +61,7 @@ class FileLock:
 
 
 def acquire(path: str, timeout: float) -> FileLock:
-    """Lock a file. A process that has the lock gets it again.
+    """Lock a file. A process that already has the lock gets the same lock again.
 
     Args:
         path: Path of the lock file; its folder must exist.
@@ -93,8 +94,8 @@ def _try(path: str, is_last: bool) -> FileLock | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(path, descriptor):  # and was not removed in the meantime
-            with contextlib.suppress(OSError):  # the disk is full: the file stays empty
+        if _is_at(path, descriptor):  # otherwise, the file was removed in the meantime
+            with contextlib.suppress(OSError):  # if the disk is full, the file stays empty
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f'process {os.getpid()} on {os.uname().nodename} since '
                                      f'{time.strftime("%Y-%m-%d %H:%M:%S")}\n'.encode())
@@ -112,7 +113,7 @@ def _try(path: str, is_last: bool) -> FileLock | None:
 
 
 def _is_at(path: str, descriptor: int) -> bool:
-    """Return whether the open file is the one that has this path."""
+    """Return whether an open file is the file at this path."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:

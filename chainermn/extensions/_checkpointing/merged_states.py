@@ -15,23 +15,23 @@ Shard = dict[str, np.ndarray]
 
 
 def read_shard(arrays: Mapping[str, np.ndarray]) -> Shard:
-    """Read the sharded states of one file; empty if the states are not sharded."""
+    """Read the sharded states in one file; the result is empty if the states are not sharded."""
     return {key: arrays[key] for key in sharded_states(list(arrays))}
 
 
 def read_sums(arrays: Mapping[str, np.ndarray]) -> Shard:
-    """Read the accumulated gradients in one file; empty if there are none."""
+    """Read the accumulated gradients in one file; the result is empty if there are none."""
     return {key: arrays[key] for key in accumulated(arrays)}
 
 
 def mean_of_sums(of_ranks: Sequence[Shard]) -> dict[str, np.ndarray]:
-    """Return the accumulated gradients whose mean over any number of ranks is as saved."""
+    """Return accumulated gradients for all ranks, whose mean is the mean of the saved gradients."""
     means: dict[str, np.ndarray] = {}
     for key in sorted(set[str]().union(*of_ranks)):
         saved = [sums[key] for sums in of_ranks if key in sums]
         if f'/{key}'.endswith('/chainermn/accumulation/count'):
             means[key] = saved[0]
-        else:  # a rank whose loss did not use the parameter has none
+        else:  # a rank has no gradient if its loss did not use the parameter
             total = np.sum(saved, axis=0, dtype=np.float64)
             means[key] = np.asarray(total / len(of_ranks), saved[0].dtype)
     return means

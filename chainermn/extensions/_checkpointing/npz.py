@@ -1,4 +1,4 @@
-"""Arrays in npz files. Files are not trusted: reading them runs no code and wastes no memory."""
+"""Writes and reads npz files. Files are not trusted: reading runs no code and wastes no memory."""
 from __future__ import annotations
 
 import io
@@ -13,9 +13,9 @@ from typing import IO, BinaryIO
 
 import numpy as np
 
-_HEADER = (1 << 16) + 16  # bytes that the header of an array may take
-_MAX_RATIO = 1032  # deflate cannot compress better
-_CHUNK = 1 << 20  # bytes; still in the cache when its checksum is computed
+_HEADER = (1 << 16) + 16  # maximum size of an array's header in bytes
+_MAX_RATIO = 1032  # maximum compression ratio of deflate
+_CHUNK = 1 << 20  # bytes; small enough to be still in the cache when its checksum is computed
 
 
 def add_array(archive: zipfile.ZipFile, key: str, array: np.ndarray) -> None:
@@ -25,9 +25,9 @@ def add_array(archive: zipfile.ZipFile, key: str, array: np.ndarray) -> None:
 
 
 def write_array(file: IO[bytes], array: np.ndarray) -> None:
-    """Write the same bytes as ``numpy.lib.format.write_array``, and lets other threads run.
+    """Write the same bytes as ``numpy.lib.format.write_array``, but let other threads run.
 
-    NumPy's function keeps the GIL, and so stops the training, while it copies 16 MB.
+    NumPy's function holds the GIL and blocks training while it copies 16 MB.
     """
     if array.dtype.hasobject or array.dtype.names:
         np.lib.format.write_array(file, array)
@@ -45,12 +45,13 @@ class Arrays(Mapping[str, np.ndarray]):
 
     Args:
         file: Path, or an open file.
-        name: Name of the file in errors.
+        name: Name of the file in error messages.
         allow_pickle: Whether to read arrays of Python objects with ``pickle``, which runs any code
-            that the file holds.
+            that the file contains.
 
     Raises:
-        ValueError: If there is an array of objects other than ``None``, and that is not allowed.
+        ValueError: If the file has an array of Python objects other than ``None``, unless
+            ``allow_pickle`` is true.
     """
 
     def __init__(self, file: str | BinaryIO, name: str, allow_pickle: bool = False) -> None:
@@ -88,38 +89,38 @@ class Arrays(Mapping[str, np.ndarray]):
         self._archive.close()
 
     def _pickle(self, key: str) -> bytes | None:
-        """Return the beginning of the pickle of an array of objects; ``None`` for other arrays."""
+        """Return the beginning of the pickle of an object array; ``None`` for other arrays."""
         with self._archive.open(self._members[key]) as file:
             is_pickle = _read_header(file)[1].hasobject
             return _strip_version(file.read(1000)) if is_pickle else None
 
 
-def find_problem(path: str, is_known: bool = False) -> str | None:
-    """Check a file, and never allocate memory based on sizes that it claims.
+def find_problem(path: str, is_verified: bool = False) -> str | None:
+    """Check a file, without allocating memory based on sizes that the file claims.
 
     Args:
         path: Path of the file.
-        is_known: Whether its content was compared with a checksum already. Otherwise the CRC-32 of
-            each array is checked.
+        is_verified: Whether a checksum of the file has been verified. Otherwise, the CRC-32 of each
+            array is checked.
 
     Returns:
-        What is wrong with the file; ``None`` if nothing is.
+        The problem with the file; ``None`` if there is none.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             check_directory(archive)
-            broken = None if is_known else archive.testzip()
+            broken = None if is_verified else archive.testzip()
             if broken is not None:
                 return f'the checksum of {broken} is wrong'
             for member in archive.infolist():
                 check_member(archive, member)
-    except Exception as error:  # zipfile, zlib, struct, numpy and json raise nearly everything
+    except Exception as error:  # zipfile, zlib, struct, numpy and json raise almost any type
         return f'{type(error).__name__}: {error}'
     return None
 
 
 def check_directory(archive: zipfile.ZipFile) -> None:
-    """Raise ValueError if an archive claims to hold more than the size of its file allows."""
+    """Raise ValueError if an archive claims to contain more than the size of its file allows."""
     assert archive.fp is not None
     members = archive.infolist()
     rest = archive.fp.seek(0, os.SEEK_END)
@@ -128,34 +129,34 @@ def check_directory(archive: zipfile.ZipFile) -> None:
         is_stored = member.compress_type == zipfile.ZIP_STORED
         most = member.compress_size * (1 if is_stored else _MAX_RATIO)
         if rest < 0 or member.file_size > most:
-            raise ValueError(f'{member.filename} claims {member.file_size:,} bytes, more than the '
-                             'file can hold')
+            raise ValueError(f'{member.filename} claims to have {member.file_size:,} bytes, more '
+                             'than the file can hold')
     # If the length is damaged, zipfile reads some members as a comment on the previous one.
     archive.fp.seek(-22 - len(archive.comment), os.SEEK_END)
     count = int.from_bytes(archive.fp.read(12)[10:], 'little')
-    if count not in (len(members), 0xffff):  # which stands for any large number
+    if count not in (len(members), 0xffff):  # 0xffff stands for any larger number
         raise ValueError(f'the file should have {count} arrays, but has {len(members)}')
 
 
 def check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    """Raise ValueError if an array claims another size than its member of the archive has."""
+    """Raise ValueError if an array's header claims a different size than the array has."""
     with archive.open(member) as file:
         head = io.BytesIO(file.read(_HEADER))
     shape, dtype = _read_header(head)
     if dtype.hasobject:
         return  # a pickle, which is not read here
-    claimed = math.prod(shape) * max(dtype.itemsize, 1)  # numpy makes 1 of 0
+    claimed = math.prod(shape) * max(dtype.itemsize, 1)  # NumPy changes an item size of 0 to 1
     if min(shape, default=0) < 0 or claimed != member.file_size - head.tell():
         raise ValueError(f'{member.filename} claims an array of shape {shape} and dtype {dtype}, '
-                         f'but contains only {member.file_size - head.tell():,} bytes of data')
+                         f'but contains {member.file_size - head.tell():,} bytes of data')
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    """Read the header of an array: its shape and dtype."""
+    """Read the shape and dtype in the header of an array."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    elif version in ((2, 0), (3, 0)):  # which differ in the encoding of field names
+    elif version in ((2, 0), (3, 0)):  # these only differ in the encoding of field names
         shape, _, dtype = np.lib.format.read_array_header_2_0(file)
     else:
         raise ValueError(f'unknown array format {version}')
@@ -163,11 +164,11 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _strip_version(data: bytes) -> bytes:
-    """Remove from a pickle the parts that depend on NumPy's version: the module and lengths."""
+    """Remove the parts of a pickle that depend on NumPy's version: the module and lengths."""
     return re.sub(rb'.numpy\._?core\.multiarray', b'', re.sub(rb'\x95.{8}', b'', data, flags=re.S),
                   flags=re.S)
 
 
-#: The pickles as which Chainer's serializers have saved ``None``; compared, never unpickled.
+#: The pickles of ``None`` that Chainer's serializers save. They are compared, never unpickled.
 _NONE = frozenset(_strip_version(pickle.dumps(np.asarray(None), protocol))
                   for protocol in (2, 3, 4, 5))

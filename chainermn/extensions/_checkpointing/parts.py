@@ -10,17 +10,16 @@ from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
 
 
 class SavedParts:
-    """The parts of an object. They are found once per save or load.
+    """The parts of an object, which are found once per checkpoint or resume.
 
-    Each dictionary has parts by the prefix of the names of their arrays.
+    The keys of each dict are the prefixes of the names of the parts' arrays.
 
     Args:
-        target: The object to save or load, such as a trainer or a link; or a dictionary of such
-            objects.
+        target: The object to save or load, such as a trainer or a link; or a dict of such objects.
     """
 
     def __init__(self, target: object) -> None:
-        #: All of them, as one object that Chainer can serialize.
+        #: All parts, as one object that Chainer can serialize.
         self.whole: Object = target
         objects: dict[str, Object] = {'': target}
         if isinstance(target, Mapping):
@@ -41,7 +40,7 @@ class SavedParts:
                              if isinstance(getattr(part, '_stepper', None), ShardedUpdate))
 
     def buffers(self, keys: Iterable[str]) -> set[str]:
-        """Return the names of the models' arrays that are not parameters; replicas may differ.
+        """Return the names of the models' arrays that are not parameters, so replicas may differ.
 
         Args:
             keys: Names of all arrays.
@@ -60,7 +59,7 @@ class SavedParts:
 
 
 def _parts_of(target: Object) -> dict[str, Object]:
-    """Return the parts of one object; of an object other than a trainer, itself."""
+    """Return the parts of a trainer; any other object is a single part."""
     updater: Object = getattr(target, 'updater', None)
     if not hasattr(updater, 'get_all_optimizers'):
         return {'': target}
@@ -74,7 +73,7 @@ def _parts_of(target: Object) -> dict[str, Object]:
 
 
 class _Dictionary:
-    """A dictionary of objects, as one object that Chainer can serialize."""
+    """A dict of objects, as one object that Chainer can serialize."""
 
     def __init__(self, objects: Mapping[str, Object]) -> None:
         self.objects = objects
@@ -86,5 +85,5 @@ class _Dictionary:
             if not hasattr(each, 'serialize'):
                 raise TypeError(
                     f'{name!r} is of type {type(each).__name__}, which Chainer cannot serialize. '
-                    'Pass objects with a method serialize: links, optimizers, iterators.')
+                    'Pass objects with a serialize method, such as links, optimizers or iterators.')
             each.serialize(serializer[name])

@@ -1,9 +1,10 @@
 """The progress of iterators in their epochs, for ranks that load the file of another rank.
 
-If another number of ranks saved, their datasets have other lengths. So model, optimizer and
-iteration are as saved, but each iterator continues at the same fraction of the same epoch, in an
-order of its own; with an order sampler that can resume, at the same sample of the same order.
-Iterators with a true ``has_global_position`` save a position of all ranks, which any rank loads.
+If a different number of ranks saved the checkpoint, their datasets had different lengths. So model,
+optimizer and iteration are loaded as saved, but each iterator continues at the same fraction of the
+same epoch in a new order. With an order sampler that can resume, it continues at the same sample of
+the same order. Iterators whose ``has_global_position`` is true save a position for all ranks, which
+any rank can load.
 """
 from __future__ import annotations
 
@@ -19,31 +20,32 @@ from chainermn.extensions._checkpointing.parts import SavedParts
 
 EPOCHS = 'chainermn/epochs'  # name of the array with the values of epoch_detail, as JSON
 
-_ORDERS = 'order', '_order'  # names of the order in Chainer's iterators
+_ORDERS = 'order', '_order'  # names under which Chainer's iterators save their order
 
-#: A longer dataset may continue one sample earlier, as epoch_detail is rounded.
+#: In longer datasets, iterators may continue one sample earlier, because epoch_detail is rounded.
 _MAX_LENGTH = 10**6
 
 
 def capture_epochs(parts: SavedParts) -> dict[str, np.ndarray]:
     """Return the ``epoch_detail`` of all iterators.
 
-    An iterator that does not shuffle saves its position, but not the length of its dataset.
+    They are needed because an iterator that does not shuffle saves its position, but not the length
+    of its dataset.
 
     Returns:
-        One array, by its name.
+        A dict with one array.
     """
     details = {}
     for prefix, iterator in parts.iterators.items():
         try:
             details[prefix] = float(iterator.epoch_detail)
-        except (AttributeError, TypeError, ZeroDivisionError):  # it has none, or no samples
+        except (AttributeError, TypeError, ZeroDivisionError):  # no such attribute, or no samples
             continue
     return {EPOCHS: np.frombuffer(json.dumps(details).encode(), np.uint8)}
 
 
 def note_epochs(arrays: Mapping[str, np.ndarray], iterators: Mapping[str, Object]) -> None:
-    """Tell the order samplers of iterators the epochs that the iterators will load.
+    """Tell the order samplers of iterators which epochs the iterators will load.
 
     Args:
         arrays: The saved arrays by name.
@@ -63,12 +65,13 @@ def compare_iterators(arrays: Mapping[str, np.ndarray], iterators: Mapping[str, 
     Args:
         arrays: The saved arrays by name.
         iterators: The iterators to load, by the prefix of the names of their arrays.
-        saved_by: Number of ranks that saved; ``None`` if it has not changed.
+        saved_by: Number of ranks that saved the checkpoint; ``None`` if it has not changed.
         is_replica: Whether this rank loads the file of another rank.
 
     Returns:
-        The values to load into iterators that cannot load the saved arrays, by prefix; and an
-        error message for each other iterator whose dataset is too short for the saved position.
+        A pair. The first element has the progress of the iterators that cannot load the saved
+        arrays, by prefix. The second one is a list with an error message for each of the other
+        iterators whose dataset is too short for the saved position.
     """
     progress, problems = {}, []
     for prefix, iterator in iterators.items():
@@ -93,7 +96,7 @@ def _needs_own_order(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Ob
 
 
 def _find_problem(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object) -> str | None:
-    """Return an error message if the dataset is too short for the saved position, else None.
+    """Return an error message if the dataset is too short for the saved position, else ``None``.
 
     The lengths of orders are compared when they are loaded.
     """
@@ -101,7 +104,7 @@ def _find_problem(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Objec
     if not length or key not in arrays or _order(arrays, prefix) is not None:
         return None
     position = arrays[key].item()
-    return (f'{key} is {position} in the file, but the dataset of the program has {length} '
+    return (f'{key} is {position} in the file, but the dataset of the script has {length} '
             'examples') if position > length else None
 
 
@@ -112,13 +115,13 @@ def _order(arrays: Mapping[str, np.ndarray], prefix: str) -> np.ndarray | None:
 
 
 class IteratorProgress:
-    """The progress of a saved iterator, for another iterator.
+    """The progress of a saved iterator, for the iterator that continues from there.
 
     Args:
         arrays: The saved arrays by name.
         prefix: Prefix of the names of the iterator's arrays.
         iterator: The iterator to load.
-        size: Number of ranks that saved; ``None`` if it has not changed.
+        size: Number of ranks that saved the checkpoint; ``None`` if it has not changed.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object,
@@ -147,8 +150,8 @@ class IteratorProgress:
         """Return a value to load.
 
         Args:
-            key: Its name.
-            current: The current value, which stays if the value is unknown.
+            key: Name of the value.
+            current: The current value, which is kept if the value to load is unknown.
         """
         if key in _ORDERS and isinstance(current, np.ndarray):
             if self._own_order is not None:
@@ -165,5 +168,5 @@ class IteratorProgress:
 def _length(iterator: Object) -> int:
     try:
         return len(iterator.dataset)
-    except (AttributeError, TypeError):  # it has none, or one without an end
+    except (AttributeError, TypeError):  # there is no dataset, or it has no length
         return 0

@@ -1,4 +1,4 @@
-"""The file of one rank: an npz file with a tag that identifies the checkpoint it belongs to.
+"""The file of one rank: an npz file with a tag that identifies the checkpoint.
 
 There is no manifest: it could only be written after communication, so the last checkpoint before a
 failure would have none.
@@ -33,10 +33,10 @@ class Tag(NamedTuple):
     A checkpoint is complete if there is a file of each writer.
     """
 
-    save: str  # unique; the same in all files of the checkpoint
+    save: str  # unique identifier, the same in all files of the checkpoint
     iteration: int
     size: int  # number of ranks of the job
-    writers: list[int]  # the ranks that wrote a file each
+    writers: list[int]  # the ranks that each wrote a file
     rank: int  # the rank that wrote this file
     state: str = ''  # digest of the part that replicas share: parameters, optimizer, iteration
     buffers: str = ''  # digest of the models' other arrays, e.g. means of batch normalization
@@ -49,18 +49,18 @@ def write(path: str, arrays: Mapping[str, np.ndarray], tag: Tag, *, compress: bo
     Args:
         path: Path of the file.
         arrays: Arrays by name.
-        tag: The tag, still without digests.
+        tag: The tag, without digests.
         compress: Whether to compress the file.
         buffers: Names of the models' arrays in which replicas may differ.
-        own: Names of the arrays that each replica has for itself, such as arrays of iterators.
+        own: Names of the arrays that belong to a single replica, such as arrays of iterators.
 
     Raises:
-        OSError: If the file cannot be written. The old file is unchanged then.
+        OSError: If the file cannot be written. An old file is then unchanged.
     """
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     with open_atomic(path) as file:
         out = _Digest(file)
-        # numpy.savez of NumPy 1.26 leaves its archive open if an array cannot be written.
+        # numpy.savez in NumPy 1.26 would leave its archive open if an array cannot be written.
         with zipfile.ZipFile(out, 'w', method) as archive:  # type: ignore[call-overload]
             archive.comment = _UNSIGNED
             for key, array in arrays.items():
@@ -85,10 +85,10 @@ def _with_digests(tag: Tag, checksums: Mapping[str, int], buffers: Collection[st
 
 
 def sharded_states(keys: Collection[str]) -> set[str]:
-    """Return the names of the arrays that hold one rank's shard of the states of an optimizer."""
+    """Return the names of the arrays that contain one rank's shard of an optimizer's states."""
     entries = {key.removesuffix(ENTRY) for key in keys if key.endswith(f'/{ENTRY}')}
-    # Skip deeper keys: below a parameter named 'chainermn', ChainerMN's own objects save their
-    # state.
+    # Skip deeper keys: if a parameter is named 'chainermn', the states of ChainerMN's own objects
+    # have such keys.
     return {key for key in keys
             if key[:key.rfind('/') + 1] in entries and not key.endswith('/t')}
 
@@ -96,7 +96,7 @@ def sharded_states(keys: Collection[str]) -> set[str]:
 def _is_shared(key: str, is_trainer: bool) -> bool:
     """Return whether all replicas have the same array; a trainer's iterators and extensions differ.
 
-    The epoch of its optimizers differs too, if the datasets have different lengths.
+    The epochs of its optimizers also differ if the datasets have different lengths.
     """
     if 'chainermn' in key.split('/')[:-1]:  # saved by ChainerMN's objects for a single rank
         return False
@@ -105,12 +105,12 @@ def _is_shared(key: str, is_trainer: bool) -> bool:
 
 
 def accumulated(keys: Iterable[str]) -> list[str]:
-    """Return the names of the arrays that hold one rank's accumulated gradients."""
+    """Return the names of the arrays that contain one rank's accumulated gradients."""
     return [key for key in keys if '/chainermn/accumulation/' in f'/{key}']
 
 
 def needs_others(path: str) -> bool:
-    """Return whether loading it on another number of ranks requires the other ranks' files."""
+    """Return whether loading a file on a different number of ranks requires all ranks' files."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
     return bool(accumulated(names)) or any(name.endswith(f'/{ENTRY}.npy') for name in names)
@@ -123,7 +123,7 @@ def read_tag(path: str) -> Tag | None:
         The tag; ``None`` for a file of ChainerMN 7.
 
     Raises:
-        Exception: Of nearly any class, if the file cannot be read or is damaged.
+        Exception: An error of almost any type, if the file cannot be read or is damaged.
     """
     with zipfile.ZipFile(path) as archive:
         npz.check_directory(archive)
@@ -132,7 +132,7 @@ def read_tag(path: str) -> Tag | None:
         member = archive.getinfo(f'{TAG}.npy')
         npz.check_member(archive, member)
         if member.file_size > _MAX_TAG:
-            raise ValueError(f'the tag claims {member.file_size:,} bytes; the maximum is '
+            raise ValueError(f'the tag claims to have {member.file_size:,} bytes; the maximum is '
                              f'{_MAX_TAG:,}')
         with archive.open(member) as file:
             text = np.lib.format.read_array(file, allow_pickle=False).tobytes()
@@ -150,7 +150,7 @@ def read_tag(path: str) -> Tag | None:
 
 
 def find_problem(path: str, rank: int, first: Tag | None) -> str | None:
-    """Read a whole file, and check that it belongs to the checkpoint.
+    """Read a whole file and check that it belongs to the checkpoint.
 
     Args:
         path: Path of the file.
@@ -159,7 +159,7 @@ def find_problem(path: str, rank: int, first: Tag | None) -> str | None:
             for which only the CRC-32 of each array is checked.
 
     Returns:
-        Path of the file and what is wrong with it; ``None`` if nothing is.
+        The path of the file and the problem; ``None`` if there is no problem.
     """
     try:
         tag = read_tag(path)
@@ -170,7 +170,7 @@ def find_problem(path: str, rank: int, first: Tag | None) -> str | None:
         elif tag is not None and tag.rank != rank:
             problem = f'is the file of rank {tag.rank}'
         else:
-            problem = npz.find_problem(path, is_known=tag is not None)
+            problem = npz.find_problem(path, is_verified=tag is not None)
     except FileNotFoundError:
         problem = 'is missing'
     except Exception as error:
@@ -191,7 +191,7 @@ def _has_right_digest(path: str) -> bool:
 
 
 class _Digest:
-    """A file that computes its SHA-256. It cannot seek, so zipfile writes nothing twice."""
+    """A file that computes its SHA-256. It cannot seek, so zipfile writes each byte only once."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

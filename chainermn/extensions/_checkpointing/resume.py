@@ -1,4 +1,4 @@
-"""Loads the selected save: each rank its own file, or one rank for others, or for more ranks."""
+"""Loads the selected checkpoint: each rank reads its own file, or one rank reads for others."""
 from __future__ import annotations
 
 import contextlib
@@ -35,31 +35,32 @@ from chainermn.extensions._checkpointing.selection import Selection
 
 _T = TypeVar('_T')
 
-_MAX_NAMED = 3  # arrays in an error
+_MAX_NAMED = 3  # maximum number of arrays in an error message
 
 
 def load(comm: CommunicatorBase, selection: Selection, parts: SavedParts, allow_pickle: bool,
          group: CommunicatorBase | None = None, allow_other_classes: bool = False,
          title: str = '') -> bool:
-    """Load a checkpoint into an object, and log its iteration. Collective: every rank calls it.
+    """Load a checkpoint into an object and log its iteration. Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.
         selection: The checkpoint.
         parts: The parts of the object to load into.
         allow_pickle: Whether to load arrays of Python objects.
-        group: Communicator of the ranks whose first one reads for the others; if ``None``, each
-            rank reads its own file.
+        group: Communicator whose first rank reads the file for the others; if ``None``, each rank
+            reads its own file.
         allow_other_classes: Whether the classes of the parts may differ from the saved ones.
         title: Name of the checkpoints and their folder, for the log.
 
     Returns:
-        Whether the random number generators were restored, which another number of ranks cannot.
+        Whether the random number generators were restored. That is impossible with a different
+        number of ranks.
 
     Raises:
-        ValueError: On every rank, if a class differs on any rank, unless that is allowed; or if
-            the shape of an array differs, or the file lacks a parameter.
-        Exception: On every rank, any error of reading or loading on a rank.
+        ValueError: On every rank, if a class differs on any rank, unless that is allowed; if the
+            shape of an array differs; or if a parameter is missing from the file.
+        Exception: On every rank, if any rank cannot read or load a file.
     """
     saved_by = None if selection.size == comm.size else selection.size
     if selection.is_for_all:
@@ -80,11 +81,11 @@ def load(comm: CommunicatorBase, selection: Selection, parts: SavedParts, allow_
                 state.restore_random(states)
             for prefix, trainer in parts.trainers.items():
                 load_when_added(comm, trainer, states, prefix, strict=saved_by is None)
-    classes.raise_differences(  # or an error of another rank
+    classes.raise_differences(  # this also raises an error of another rank
         comm, differences.summary(_name_of(selection)),
-        f'iteration {selection.iteration} was not loaded: the program differs from the checkpoint',
+        f'iteration {selection.iteration} was not loaded: the script does not match the checkpoint',
         'Use the model, optimizer and dataset of the saved run. To start from the beginning, '
-        'pass another name or folder.')
+        'pass a different name or folder.')
     for text in _warnings(comm, selection, group, has_sums, new_extensions):
         warnings.warn(text, RuntimeWarning, stacklevel=4)
     if comm.rank == 0:
@@ -109,30 +110,33 @@ def _read(comm: CommunicatorBase, selection: Selection, group: CommunicatorBase 
         if group.rank == 0:
             with open(name, 'rb') as file:
                 content = np.frombuffer(file.read(), np.uint8)
-    comm.barrier()  # raises this error on all ranks, before the ranks of a group wait for its first
+    comm.barrier()  # raises that error on all ranks, before a group waits for its first rank
     data = group.bcast(content).data
     return lambda: Arrays(io.BytesIO(data), name, allow_pickle)
 
 
 def _compare_classes(comm: CommunicatorBase, selection: Selection, opened: Callable[[], Arrays],
                      parts: SavedParts) -> None:
-    """Raise an error on all ranks if a part has another class. Collective."""
+    """Raise an error on all ranks if a part has a different class.
+
+    Collective: every rank calls it.
+    """
     with raise_together(comm, 'loading'), opened() as arrays:
         differences = classes.find_differences(arrays, parts)
     classes.raise_differences(
         comm, differences,
-        f'iteration {selection.iteration} was not loaded: it was saved with other classes',
-        'Use the same classes. To load the states that have the same names, pass '
+        f'iteration {selection.iteration} was not loaded: it was saved with different classes',
+        'Use the same classes. To load the states that have the same names anyway, pass '
         'allow_other_classes=True when you create the extension.')
 
 
 def _apply(states: Mapping[str, np.ndarray], parts: SavedParts,
            progress: Mapping[str, IteratorProgress], differences: Differences, is_resized: bool
            ) -> list[str]:
-    """Load the states, and collect the differences.
+    """Load the states and collect the differences.
 
     Returns:
-        The names of the extensions that have a state, but none in the checkpoint.
+        The names of the extensions whose state is not in the checkpoint.
     """
     new_extensions: list[str] = []
     note_epochs(states, parts.iterators)  # iterators may use the sampler when they are loaded
@@ -142,7 +146,7 @@ def _apply(states: Mapping[str, np.ndarray], parts: SavedParts,
                 new_extensions += stack.enter_context(hide_new(trainer, states, prefix))
             CheckedDeserializer(states, differences, progress, is_resized).load(parts.whole)
     except Exception as error:
-        if not differences.texts:  # otherwise a consequence
+        if not differences.texts:  # otherwise, the error is a consequence of the differences
             if not isinstance(error, KeyError) or error.args[:1] != (differences.missing,):
                 raise
             differences.texts.append(f'{differences.missing} is missing from the file')
@@ -174,12 +178,12 @@ def _warnings(comm: CommunicatorBase, selection: Selection, group: CommunicatorB
 
 def _merge(comm: CommunicatorBase, selection: Selection, parts: SavedParts,
            opened: Callable[[], Arrays], allow_pickle: bool) -> dict[str, np.ndarray] | None:
-    """Merge the parts of the state in all files, unless each rank only needs those in its own file.
+    """Merge the parts of the state in all files, unless each rank only needs its own file.
 
     Collective: every rank calls it.
 
     Returns:
-        The merged arrays; ``None`` if the file of this rank has all that it needs.
+        The merged arrays; ``None`` if the file of this rank contains everything that it needs.
     """
     with raise_together(comm, 'loading'), opened() as arrays:
         sharded = sharded_states(list(arrays))
@@ -207,10 +211,10 @@ def _merge(comm: CommunicatorBase, selection: Selection, parts: SavedParts,
 
 
 class Differences:
-    """The differences between a program and a file.
+    """The differences between the objects of a script and a file.
 
     Args:
-        texts: The differences that are known.
+        texts: The differences that are already known.
         models: Prefixes of the names of models' arrays.
     """
 
@@ -221,7 +225,7 @@ class Differences:
         self.models = models
 
     def summary(self, file: str) -> str:
-        """Return the first differences by name and the name of the file, in one line; or ''."""
+        """Return a line with the first differences, by name, and the file; ``''`` if none."""
         if not self.texts:
             return ''
         more = len(self.texts) - _MAX_NAMED
@@ -230,23 +234,23 @@ class Differences:
 
 
 class CheckedDeserializer(chainer.serializers.NpzDeserializer):
-    """Loads the arrays that have the saved shape, and collects the differences.
+    """Loads the arrays that have the saved shape and collects the differences.
 
     Args:
         arrays: The saved arrays by name.
-        differences: Where to collect them.
-        progress: What to load into iterators that cannot load the saved arrays, by the prefix of
+        differences: Collects the differences.
+        progress: The progress of the iterators that cannot load the saved arrays, by the prefix of
             their names.
-        is_resized: Whether another number of ranks saved, so that extensions and triggers load the
-            state of one rank, where they find it.
+        is_resized: Whether a different number of ranks saved the checkpoint. Extensions and
+            triggers then load the state of one rank; values that are missing there are not errors.
         path: Prefix of the names, for Chainer.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], differences: Differences,
                  progress: Mapping[str, IteratorProgress], is_resized: bool, path: str = ''
                  ) -> None:
-        may_lack = is_resized and re.match('(extensions|extension_triggers|stop_trigger)/', path)
-        super().__init__(arrays, path=path, strict=not may_lack)
+        is_lenient = is_resized and re.match('(extensions|extension_triggers|stop_trigger)/', path)
+        super().__init__(arrays, path=path, strict=not is_lenient)
         self._differences = differences
         self._progress = progress
         self._is_resized = is_resized
@@ -271,7 +275,7 @@ class CheckedDeserializer(chainer.serializers.NpzDeserializer):
             saved = self.npz[name]  # read once
             if saved.shape != value.shape and saved[()] is not None:
                 self._differences.texts.append(
-                    f'{name} has shape {saved.shape} in the file, {value.shape} in the program')
+                    f'{name} has shape {saved.shape} in the file, but {value.shape} in the script')
                 return value
             return chainer.serializers.NpzDeserializer({name: saved}, path=self.path)(key, value)
         return super().__call__(key, value)

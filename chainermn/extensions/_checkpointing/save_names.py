@@ -1,4 +1,4 @@
-"""The file names of the checkpoints of a run: by number, usually the iteration, and by rank."""
+"""The file names of a run's checkpoints, by number (usually the iteration) and by rank."""
 from __future__ import annotations
 
 import os
@@ -28,11 +28,11 @@ class SaveNames:
     file_name: Callable[[int | str, int | str], str]
 
     def path(self, number: int | str, rank: int | str) -> str:
-        """Path of the file of a rank."""
+        """Return the path of the file of a rank."""
         return os.path.join(self.folder, self.file_name(number, rank))
 
     def lock_path(self, rank: int | str) -> str:
-        """Path of the file that a rank locks while it may write its files."""
+        """Return the path of the file that a rank locks while it may write its files."""
         folder, name = os.path.split(self.path('N', rank))
         return os.path.join(folder, f'tmp-{name}.lock')
 
@@ -49,18 +49,18 @@ class SaveNames:
         return list(self._find(temporary_name(self.file_name('\0', rank))).values())
 
     def check_no_folder(self, rank: int) -> None:
-        """Check that no folder has the name of a file of a rank, which could not replace it.
+        """Check that no folder has the name of a rank's file, because a file cannot replace it.
 
         Raises:
-            OSError: If there is one.
+            OSError: If there is such a folder.
         """
         if found := self._find(self.file_name('\0', rank), os.path.isdir):
             raise OSError(
                 f'{min(found.values())} is a folder, but this job needs the name for a file. Move '
-                'or rename the folder, or pass another name or folder.')
+                'or rename the folder, or pass a different name or folder.')
 
     def remove(self, number: int, rank: int, writers: Collection[int]) -> None:
-        """Remove the file of a rank; on rank 0 also files of ranks that this job does not have.
+        """Remove the file of a rank; on rank 0, also files of ranks that this job does not have.
 
         Args:
             number: Number of the checkpoint.
@@ -75,7 +75,7 @@ class SaveNames:
     def _find(self, pattern: str, is_wanted: Callable[[str], bool] = os.path.isfile
               ) -> dict[int, str]:
         names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
-        if '\0' not in pattern:  # all checkpoints have one name
+        if '\0' not in pattern:  # all checkpoints have the same name
             path = os.path.join(self.folder, pattern)
             return {0: path} if pattern in names and is_wanted(path) else {}
         before, after = pattern.split('\0')
@@ -90,7 +90,7 @@ class SaveNames:
 
 
 class NamePattern(NamedTuple):
-    """A file name of Chainer's snapshots, with at most one number, which is a whole one.
+    """A file name of Chainer's snapshots with at most one number, which must be an integer.
 
     >>> pattern = NamePattern.of('snapshot_{.updater.iteration:06}.npz')
     >>> pattern.file_name(500, 1)
@@ -100,17 +100,17 @@ class NamePattern(NamedTuple):
     """
 
     prefix: str
-    spec: str | None  # the format of the number; None if there is none
+    spec: str | None  # the format of the number; None if there is no number
     suffix: str
 
     @classmethod
     def of(cls, filename: str | Callable[..., str]) -> NamePattern | None:
-        """Return the pattern of a file name; ``None`` if it has none."""
+        """Return the pattern of a file name; ``None`` if the name has no such pattern."""
         if callable(filename):
             return None
         try:
             parts = [*string.Formatter().parse(filename)]
-        except ValueError:  # no valid format
+        except ValueError:  # not a valid format string
             return None
         fields = [i for i, (_, field, *_) in enumerate(parts) if field is not None]
         literals = [literal for literal, *_ in parts]

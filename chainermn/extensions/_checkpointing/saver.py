@@ -1,6 +1,6 @@
-"""The checkpoints of one extension: a thread of each rank writes its file.
+"""Saves the checkpoints of one extension: on each rank, a thread writes a file.
 
-A checkpoint is in flight until all ranks have reported that they wrote their files; then it is
+A checkpoint is in flight until all ranks have reported that they wrote their files. Then it is
 complete, and all ranks remove the checkpoints that it makes obsolete.
 """
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_DIGESTS: Digests = {}
 
 @dataclass
 class Save:
-    """One checkpoint, on one rank."""
+    """One checkpoint on one rank."""
 
     iteration: int
     path: str
@@ -42,7 +42,7 @@ class Save:
 class _SaveReport(NamedTuple):
     """The report of a rank about its last checkpoint."""
 
-    next_iteration: int | None  # iteration of the next checkpoint; None at the end
+    next_iteration: int | None  # iteration of the next checkpoint; None if there is no next one
     failure: str | None
     is_written: bool
     obsolete: list[int]  # only rank 0 uses its list
@@ -51,15 +51,15 @@ class _SaveReport(NamedTuple):
 
 
 class Saver:
-    """The checkpoints of one extension.
+    """Saves the checkpoints of one extension.
 
     Args:
         comm: ChainerMN communicator.
-        title: Name of the saved state in errors.
-        writers: The ranks that write a file each; rank 0 is the first.
-        find_obsolete: Function that returns the numbers of the checkpoints to remove, once one is
-            complete. Called on rank 0, by its thread.
-        is_alone: Whether only rank 0 writes. Then no rank waits for another.
+        title: Name of the saved state in error messages.
+        writers: The ranks that each write a file; rank 0 is the first.
+        find_obsolete: Function that returns the numbers of the checkpoints to remove once a given
+            checkpoint is complete. It is called on rank 0, in the thread.
+        is_alone: Whether only rank 0 writes. Then no rank waits for another one.
     """
 
     def __init__(self, comm: CommunicatorBase, title: str, writers: Sequence[int],
@@ -78,15 +78,15 @@ class Saver:
         self._in_flight: Save | None = None
         self._failure: str | None = None  # error of the checkpoint in flight
         self._to_remove: list[tuple[SaveNames, int]] = []
-        self._run = uuid.uuid4().hex[:16]  # rank 0's, once the ranks have reported
+        self._run = uuid.uuid4().hex[:16]  # replaced with rank 0's value when the ranks report
         self._count = 0
 
     def wait(self) -> None:
-        """Wait for the thread of this rank, which frees the memory that it uses."""
+        """Wait for the thread of this rank, which then frees the memory that it uses."""
         self._failure = self.background.join() or self._failure
 
     def pop_failure(self) -> str | None:
-        """Wait for the thread of this rank; return its error, once."""
+        """Wait for the thread of this rank; return and clear its error."""
         self.wait()
         failure, self._failure, self._in_flight = self._failure, None, None
         return failure
@@ -98,16 +98,16 @@ class Saver:
         Collective: every rank calls it.
 
         Args:
-            next_iteration: Iteration of the next checkpoint; ``None`` at the end.
-            replicas: The digests of this rank's models.
+            next_iteration: Iteration of the next checkpoint; ``None`` if there is no next one.
+            replicas: Digests of this rank's models.
 
         Returns:
             The digests of all ranks.
 
         Raises:
             OSError: On every rank, if any rank could not write the checkpoint in flight.
-            ValueError: On every rank, if they are at different iterations, or if only some of the
-                writers wrote a file, unless ``may_be_incomplete`` is set.
+            ValueError: On every rank, if the ranks are at different iterations, or if only some of
+                the writers wrote a file, unless ``may_be_incomplete`` is set.
         """
         self.wait()
         save = self._in_flight
@@ -121,7 +121,7 @@ class Saver:
         if len(set(iterations)) > 1:
             raise on_all_ranks(self._comm, ValueError(
                 f'{self._title} was not saved: the ranks are at different iterations\n'
-                + ''.join(f'  rank {rank}: {"the end" if i is None else f"iteration {i}"}\n'
+                + ''.join(f'  rank {rank}: {"at the end" if i is None else f"iteration {i}"}\n'
                           for rank, i in enumerate(iterations))
                 + 'Use a trigger that fires in the same iterations on all ranks.'))
         if failures := [f'rank {rank}: {report.failure}' for rank, report in enumerate(reports)
@@ -134,7 +134,7 @@ class Saver:
         return [report.replicas for report in reports]
 
     def start(self, save: Save) -> None:
-        """Start a checkpoint in a thread. The previous one must be complete, or have failed."""
+        """Write a checkpoint in a thread. The previous one must be complete or have failed."""
         self._count += 1
         self._in_flight = save
         tag = Tag(f'{self._run}-{self._count}', save.iteration, self._size, list(self._writers),
@@ -153,7 +153,7 @@ class Saver:
                               first=save.state.late.finish if save.state else lambda: None)
 
     def flush(self) -> None:
-        """Complete the checkpoint in flight, and remove obsolete ones.
+        """Complete the checkpoint in flight and remove obsolete ones.
 
         Collective: every rank calls it.
 
@@ -202,5 +202,5 @@ class Saver:
 
 
 def not_saved(title: str, failures: Sequence[str]) -> OSError:
-    """Return the error for a checkpoint that ranks could not write; a line for each of them."""
+    """Return the error for a checkpoint that ranks could not write, with a line for each rank."""
     return OSError(f'{title} was not saved; earlier files are kept\n  ' + '\n  '.join(failures))

@@ -20,8 +20,8 @@ class Selection(NamedTuple):
     path: str | None  # the file that this rank reads, if it reads one
     size: int | None  # number of ranks of the job that saved it; None if unknown
     is_for_all: bool  # whether rank 0 reads for all ranks
-    are_buffers_equal: bool = True  # in all replicas, if rank 0 reads for all
-    paths: tuple[str, ...] = ()  # the files to merge, on rank 0, if it reads for all
+    are_buffers_equal: bool = True  # in all replicas, if rank 0 reads for all ranks
+    paths: tuple[str, ...] = ()  # the files to merge on rank 0, if it reads for all ranks
 
 
 class _VerifiedFile(NamedTuple):
@@ -35,9 +35,9 @@ class _VerifiedFile(NamedTuple):
 def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int]) -> Selection | None:
     """Find the newest checkpoint that is complete on all ranks. Collective: every rank calls it.
 
-    The first file lists the ranks that wrote the checkpoint. It is complete if each of them has an
-    undamaged file with the same tag. Files of ChainerMN 7 have no tag: each rank must have an
-    undamaged one.
+    The first file lists the ranks that wrote the checkpoint. A checkpoint is complete if each of
+    these ranks has an undamaged file with the same tag. Files of ChainerMN 7 have no tag; for them,
+    each rank must have an undamaged file.
 
     Args:
         comm: ChainerMN communicator.
@@ -48,11 +48,11 @@ def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int]) -> 
         The checkpoint; ``None`` on all ranks if there is none.
 
     Raises:
-        ValueError: On every rank, if the newest checkpoint has another number of writers, whose
-            models or optimizers differed.
+        ValueError: On every rank, if the newest checkpoint has a different number of writers, and
+            their models or optimizers differed.
 
     Warns:
-        RuntimeWarning: On rank 0, for each checkpoint that was skipped.
+        RuntimeWarning: On rank 0, for each checkpoint that is skipped.
     """
     numbers: list[int] = []
     with raise_together(comm, 'loading'):
@@ -73,7 +73,7 @@ def _try(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int], numbe
     """Verify the files of a checkpoint.
 
     Returns:
-        The selection, or what is wrong.
+        The selection, or ``None`` and the problems.
     """
     first, problem = None, None
     if comm.rank == 0:
@@ -98,8 +98,8 @@ def _select_own_files(comm: CommunicatorBase, names: SaveNames, writers: Sequenc
         path = names.path(number, rank)
         problem = find_problem(path, rank, first)
         if first is None and os.path.exists(names.path(number, comm.size)):
-            problem = (f'{path}: there is also a file of rank {comm.size}: start as many ranks as '
-                       'saved it')
+            problem = (f'{path}: there is also a file of rank {comm.size}; start as many ranks as '
+                       'in the saved run')
     if problems := [f'rank {rank}: {problem}' for rank, problem
                     in enumerate(comm.allgather_obj(problem)) if problem is not None]:
         return None, problems
@@ -118,7 +118,7 @@ def _select_for_all(comm: CommunicatorBase, names: SaveNames, writers: Sequence[
         for part in comm.allgather_obj(mine):
             files.update(part)
         if len(files) == len(first.writers):
-            break  # otherwise, without a shared folder, other ranks may have the rest
+            break  # otherwise, other ranks may have the rest in folders that are not shared
     for rank in first.writers:
         files.setdefault(rank, _VerifiedFile(f'{names.path(number, rank)}: is missing'))
     if problems := [f'rank {rank}: {file.problem}' for rank, file in sorted(files.items())

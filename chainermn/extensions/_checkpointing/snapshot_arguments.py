@@ -1,4 +1,4 @@
-"""The arguments of ``multi_node_snapshot``, as a program passes them."""
+"""Checks the arguments of ``multi_node_snapshot``."""
 from __future__ import annotations
 
 import operator
@@ -8,7 +8,7 @@ from chainermn.communicators._recognize import as_communicator, is_communicator
 
 
 def check_order(*arguments: object) -> None:
-    """Raise TypeError, on all ranks if possible, unless the first two arguments are in order."""
+    """Raise TypeError, on all ranks if possible, if the arguments have wrong types or positions."""
     comm, snapshot, sets = arguments
     is_in_order = is_communicator(comm) and not hasattr(sets, 'filename')
     filename = getattr(snapshot, 'filename', None)
@@ -18,7 +18,7 @@ def check_order(*arguments: object) -> None:
     kind = f'function {function}' if function else type(snapshot).__name__
     error = TypeError(
         'multi_node_snapshot needs a snapshot such as extensions.snapshot(), whose attribute '
-        f'filename is text or a function; the {kind} has '
+        f'filename is a string or a function; the {kind} has '
         + (f'filename={filename!r}' if hasattr(snapshot, 'filename') else 'no filename')
         + (f'. Call it: {function}().' if function else '.')
     ) if is_in_order else TypeError(
@@ -32,12 +32,12 @@ def check_order(*arguments: object) -> None:
 
 
 def parse_replica_sets(replica_sets: Iterable[int | Iterable[int]], size: int) -> list[set[int]]:
-    """Return disjoint sets that hold every rank once."""
+    """Return disjoint sets that together contain every rank."""
     try:
         sets = [{*map(operator.index, ranks if isinstance(ranks, Iterable) else [ranks])}
                 for ranks in replica_sets]
     except TypeError as error:
-        raise TypeError('replica_sets must be a list of ranks and of iterables of ranks, such as '
+        raise TypeError('replica_sets must be a list of ranks or iterables of ranks, such as '
                         f'[[0, 1], 2], not {replica_sets!r}: {error}') from error
     sets = [ranks for ranks in sets if ranks]
     named = [rank for ranks in sets for rank in ranks]

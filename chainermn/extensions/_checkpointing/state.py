@@ -1,4 +1,4 @@
-"""The state of an object: copied to arrays in host memory, with the random number generators."""
+"""Copies the states of an object and the random number generators to arrays in host memory."""
 from __future__ import annotations
 
 import copy
@@ -20,7 +20,7 @@ from chainermn.optimizers._delegate import unwrap
 
 _RANDOM = 'chainermn/random/'
 
-#: Number of attempts to copy iterators if their threads draw random numbers at the same time.
+#: Maximum number of attempts to copy iterators whose threads draw random numbers at the same time.
 _MAX_ATTEMPTS = 10
 
 _T = TypeVar('_T')
@@ -50,26 +50,27 @@ class _CopySerializer(chainer.serializers.DictionarySerializer):
 
 @dataclass
 class CopiedState:
-    """The state of a rank in a checkpoint, copied for a thread that writes it."""
+    """The state of a rank in a checkpoint, copied for the thread that writes it."""
 
     arrays: Mapping[str, np.ndarray]  # by name
     buffers: set[str]  # names of arrays, for rank_file.write
-    own: set[str]  # as buffers
-    late: LateCopies  # the arrays that are not complete yet
+    own: set[str]  # names of arrays, for rank_file.write
+    late: LateCopies  # the copies that are not complete yet
 
     @classmethod
     def of(cls, parts: SavedParts, allow_pickle: bool, arrays: dict[str, np.ndarray] | None = None
            ) -> CopiedState:
-        """Copy the state of an object, and what loading it requires.
+        """Copy the state of an object, and add the information that loading requires.
 
         Args:
             parts: The parts of the object.
             allow_pickle: Whether to accept arrays of Python objects.
-            arrays: The arrays of the object by name, if it was serialized; they are replaced by
-                copies. Otherwise, it is serialized here, with the random number generators.
+            arrays: The arrays of the object by name, if it has already been serialized; they are
+                replaced with copies. Otherwise, the object and the random number generators are
+                serialized here.
 
         Raises:
-            TypeError: If the state holds Python objects, unless that is allowed.
+            TypeError: If the state contains Python objects, unless ``allow_pickle`` is true.
         """
         late, is_serialized = late_copies(parts), arrays is not None
         if arrays is None:
@@ -109,10 +110,10 @@ def _copy_with_random(parts: SavedParts, late: LateCopies) -> dict[str, np.ndarr
                    if hasattr(unwrap(part), '_prefetch_loop')}
     for _ in range(_MAX_ATTEMPTS):
         arrays.update(capture_random())
-        # The thread of an iterator may have drawn the order of the next epoch in the meantime.
+        # The thread of an iterator may have shuffled the next epoch in the meantime.
         again = {prefix + name: array for prefix, iterator in prefetching.items()
                  for name, array in copy_state(iterator).items()}
-        if all(key in arrays and np.array_equal(arrays[key], array)  # some appear with it
+        if all(key in arrays and np.array_equal(arrays[key], array)  # some arrays may be new
                for key, array in again.items()):
             break
         arrays.update(again)
@@ -120,7 +121,7 @@ def _copy_with_random(parts: SavedParts, late: LateCopies) -> dict[str, np.ndarr
 
 
 def _copy_array(array: np.ndarray) -> np.ndarray:
-    """Copy an array, and the objects in it."""
+    """Copy an array and the objects in it."""
     return copy.deepcopy(array) if array.dtype.hasobject else array.copy(order='K')
 
 
@@ -128,7 +129,7 @@ def check_objects(arrays: Mapping[str, np.ndarray]) -> None:
     """Check that all arrays can be loaded without running code.
 
     Raises:
-        TypeError: If an array holds objects other than ``None``.
+        TypeError: If an array contains objects other than ``None``.
     """
     for key, array in arrays.items():
         if array.dtype.hasobject and (array.ndim or array.item() is not None):
@@ -141,7 +142,7 @@ def check_objects(arrays: Mapping[str, np.ndarray]) -> None:
 def late_copies(parts: SavedParts) -> LateCopies:
     """Return the arrays that can be copied later: the states of the optimizers."""
     optimizers = map(unwrap, parts.all.values())
-    # Another serialize may change states before it returns, such as swap averages back.
+    # A custom serialize method may change states before it returns, such as to restore averages.
     models = (optimizer.target for optimizer in optimizers
               if isinstance(optimizer, chainer.Optimizer)
               and type(optimizer).serialize is chainer.Optimizer.serialize)
@@ -149,10 +150,10 @@ def late_copies(parts: SavedParts) -> LateCopies:
 
 
 def capture_random() -> dict[str, np.ndarray]:
-    """Return the states of ``numpy.random``, ``random`` and, if it is loaded, PyTorch, by name.
+    """Return the states of ``numpy.random``, ``random`` and, if imported, PyTorch, by name.
 
-    Chainer's shuffling iterators and dropout draw from ``numpy.random``. A resumed run draws the
-    same numbers only if these states are saved.
+    Chainer's shuffling iterators and dropout use ``numpy.random``. A resumed run uses the same
+    random numbers only if these states are saved.
     """
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, numbers, gauss_next = random.getstate()
@@ -168,7 +169,7 @@ def capture_random() -> dict[str, np.ndarray]:
 
 
 def restore_random(arrays: Mapping[str, np.ndarray]) -> None:
-    """Set the states that :func:`capture_random` returned; ignores missing ones."""
+    """Restore the states that :func:`capture_random` returned; missing states are ignored."""
     if f'{_RANDOM}numpy/MT19937' in arrays:
         position, has_gauss = arrays[f'{_RANDOM}numpy/position'].tolist()
         np.random.set_state(('MT19937', arrays[f'{_RANDOM}numpy/MT19937'], position, has_gauss,

@@ -1,4 +1,4 @@
-"""One call of a pipeline on one rank: run the steps of a schedule."""
+"""Runs the steps of a schedule: one call of a pipeline on one rank."""
 from __future__ import annotations
 
 import contextlib
@@ -23,12 +23,12 @@ class Work(NamedTuple):
     """The work of a rank.
 
     Attributes:
-        link_of: Returns the link whose state a stage uses.
-        compute: Returns the output of a stage for a micro-batch, from its inputs.
+        link_of: Function that returns the link whose state a stage uses.
+        compute: Function that returns the output of a stage for a micro-batch and its inputs.
         weights: The share of each micro-batch in the loss.
         scale: The gradient of the loss.
-        add_gradients: Moves the gradients of a micro-batch out of the parameters.
-        recompute: Whether backward repeats forward, instead of keeping its graph.
+        add_gradients: Function that moves the gradients of a micro-batch out of the parameters.
+        recompute: Whether backward repeats forward instead of using a saved graph.
     """
 
     link_of: Callable[[Stage], Model]
@@ -39,8 +39,8 @@ class Work(NamedTuple):
     recompute: bool
 
 
-class _Kept(NamedTuple):
-    """The values that backward of a micro-batch needs."""
+class _Saved(NamedTuple):
+    """The values of a forward step that its backward step needs."""
 
     inputs: Sequence[Value]
     output: Value | None  # with its graph
@@ -48,31 +48,31 @@ class _Kept(NamedTuple):
 
 
 class Execution:
-    """Runs steps.
+    """Runs the steps of this rank.
 
     Args:
         comm: The communicator.
         stages: All stages.
-        work: What this rank computes.
-        messages: Messages between stages.
+        work: The work of this rank.
+        messages: The messages between stages.
 
     Attributes:
         loss: The weighted sum of the losses so far; ``None`` if this rank has no output.
-        observations: Their values that the program reports.
+        observations: The values that the stages report.
     """
 
     def __init__(self, comm: CommunicatorBase, stages: Sequence[Stage], work: Work,
                  messages: StageMessages) -> None:
         self._comm, self._stages, self._work = comm, stages, work
         self._messages = messages
-        self._kept: dict[tuple[int, int], _Kept] = {}
-        self._begun: dict[int, Recomputation | None] = {}  # the last one of each stage
+        self._saved: dict[tuple[int, int], _Saved] = {}
+        self._begun: dict[int, Recomputation | None] = {}  # the latest one of each stage
         self._differences: list[tuple[str, Array | bool]] = []
         self.loss: Array | None = None
         self.observations = Observations()
 
     def run(self, steps: Sequence[Step]) -> None:
-        """Run the steps of this rank; messages of the next step may arrive in each."""
+        """Run steps. During each step, messages for the next step may arrive."""
         with contextlib.closing(self._messages):
             for n, step in enumerate(steps):
                 self._messages.post(ahead(self._stages, steps[n:n + 2]))
@@ -102,17 +102,17 @@ class Execution:
         if recomputation is not None:
             recomputation.set_output(_arrays(y))
         if has_backprop:
-            self._kept[stage.number, k] = _Kept(
+            self._saved[stage.number, k] = _Saved(
                 inputs, y if recomputation is None else None, recomputation)
 
     def _backward(self, stage: Stage, k: int) -> None:
-        inputs, y, recomputation = self._kept.pop((stage.number, k))
+        inputs, y, recomputation = self._saved.pop((stage.number, k))
         grads = [self._messages.receive(edge, k, False).arrays for edge in stage.edges_out]
         with self._span(stage, k, 'backward'):
             if recomputation is not None:
                 y = self._recomputed(stage, k, inputs, recomputation)
             outputs = () if y is None else as_tuple(y)
-            if y is None:  # the error comes at the end
+            if y is None:  # an error is raised at the end
                 grads = []
             for each in grads:
                 for variable, grad in zip(outputs, each, strict=True):
@@ -131,14 +131,14 @@ class Execution:
             self._messages.send(edge, k, False, _gradients(value))
 
     def _recomputation(self, stage: Stage) -> Recomputation | None:
-        """Begin a forward step that will be repeated; ``None`` if its graph is kept."""
-        # The backward step of the last stage usually comes next.
+        """Begin a forward step that will be repeated. Return ``None`` if its graph is saved."""
+        # The last stage usually runs backward in the next step, so it saves its graph.
         if not self._work.recompute or stage.has_output:
             return None
         link = self._work.link_of(stage)
         is_first = stage.number not in self._begun
         if is_first and not all(param.is_initialized for param in link.params()):
-            # It creates parameters and draws their values, so repeating it would not be the same.
+            # The step generates the initial values of parameters, so repeating it would differ.
             found = None
         else:
             found = Recomputation(link, self._begun.get(stage.number))
@@ -147,7 +147,7 @@ class Execution:
 
     def _recomputed(self, stage: Stage, k: int, inputs: Sequence[Value],
                     recomputation: Recomputation) -> Value | None:
-        """Compute an output again; ``None`` if it has another shape."""
+        """Compute an output again. Return ``None`` if its shape differs."""
         with recomputation.repeated(), Observations().of(0):
             y = self._work.compute(stage, k, inputs)
         differences = recomputation.differences(_arrays(y))
@@ -157,13 +157,13 @@ class Execution:
         return None if differences is None else y
 
     def _add(self, loss: Variable, k: int) -> None:
-        if not loss.size:  # the model communicates on its own, and has no loss on this rank
+        if not loss.size:  # the model itself communicates and has no loss on this rank
             return
         value = loss.array.reshape(()) * loss.dtype.type(self._work.weights[k])
         self.loss = value if self.loss is None else self.loss + value
 
     def difference(self) -> str | None:
-        """Describe the first output that was not the same when it was computed again."""
+        """Describe the first output that differed when it was recomputed."""
         return next((text for text, differs in self._differences if differs), None)
 
     def _span(self, stage: Stage, k: int, direction: str
@@ -195,19 +195,19 @@ def _needs_gradient(y: Variable) -> bool:
 
 
 def _message(y: Value, stage: Stage, has_backprop: bool) -> Message:
-    """Return the arrays of an output to send."""
+    """Return the message with an output."""
     ys = as_tuple(y)
     kinds = chainer.Variable, *chainer.get_array_types()
     if not ys or not all(isinstance(each, kinds) for each in ys):
         raise TypeError(f'Pipeline: {stage.name} returned {y!r}, but a stage must return a '
                         'Variable or array, or a tuple of these.')
-    # As with functions.send, a tuple of one arrives as its element.
+    # As with functions.send, a tuple with one element arrives as the element.
     return Message(_arrays(y), tuple(int(has_backprop and _needs_gradient(x)) for x in ys),
                    len(ys) > 1)
 
 
 def _gradients(value: Value) -> Message:
-    """Return the gradients of a received output to send; unneeded ones are empty."""
+    """Return the message with the gradients of a received output. Unneeded ones are empty."""
     arrays = []
     for x in as_tuple(value):
         if not x.requires_grad:

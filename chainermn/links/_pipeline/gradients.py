@@ -1,7 +1,8 @@
-"""Gradients of a pipeline: collected apart during a schedule, and given to the parameters later.
+"""Gradients of a pipeline: collected during a schedule and passed to the parameters later.
 
 ``Optimizer.update(pipeline, x, t)`` calls the pipeline, then ``cleargrads``, then ``backward()`` of
-the loss. The pipeline has computed the gradients by then, so they are in the node of the loss.
+the loss. The pipeline has already computed the gradients by then, so the node of the loss stores
+them.
 """
 from __future__ import annotations
 
@@ -21,21 +22,21 @@ class Collected:
     """The sums of the gradients that a schedule computes.
 
     Args:
-        params: The parameters, each once.
+        params: The parameters, without duplicates.
 
     Attributes:
         params: The parameters.
-        grads: Their gradients, or ``None``.
+        grads: The sums of their gradients; ``None`` for parameters without gradients.
     """
 
     def __init__(self, params: Sequence[Parameter]) -> None:
         self.params = params
         self.grads: list[Array | None] = [None] * len(params)
-        self._sums: set[int] = set()  # arrays of our own, which nothing else refers to
+        self._sums: set[int] = set()  # indexes of arrays that nothing else refers to
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collect the gradients that are computed inside, then restore the earlier ones."""
+        """Collect the gradients computed within the context, then restore earlier gradients."""
         before = [param.grad_var if param.is_initialized else None for param in self.params]
         for param in self.params:
             param.cleargrad()
@@ -67,12 +68,12 @@ class Collected:
                    for grad in self.grads if grad is not None)
 
     def make_infinite(self) -> None:
-        """Let dynamic loss scaling skip this step, as on the rank whose gradients overflowed."""
+        """Make dynamic loss scaling skip this step, as on the rank whose gradients overflowed."""
         self.grads = [None if grad is None else chainer.backend.get_array_module(grad).full_like(
             grad, math.inf) for grad in self.grads]
 
     def loss(self, value: Array, scale: float) -> Variable:
-        """Return a loss whose ``backward()`` gives the parameters their gradients.
+        """Return a loss whose ``backward()`` sets the gradients of the parameters.
 
         Args:
             value: The loss.
@@ -107,6 +108,6 @@ class _Loss(Node):
 
 
 def loss_scale(params: Sequence[Parameter]) -> float | None:
-    """Return the loss scale of the last ``backward()``; ``None`` if there was none."""
+    """Return the loss scale of the last ``backward()``, or ``None`` if it had none."""
     scales = map(gradient_memory.last_scale, params)
     return next((float(scale) for scale in scales if scale), None)

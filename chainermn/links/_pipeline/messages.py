@@ -1,11 +1,11 @@
-"""Messages between stages, posted ahead: outputs in one direction, their gradients in the other.
+"""Messages between stages: outputs in one direction, their gradients in the other.
 
-A message is a tuple of arrays. The first one describes the others, so that a rank never
-takes one micro-batch for another.
+Receives are posted ahead. A message is a tuple of arrays. The first array describes the others, so
+that a rank never mistakes one micro-batch for another.
 
-A message from a device is sent once the device has computed it; until then, the rank may queue its
+A message from a device is sent once the device has computed it. Until then, the rank may queue its
 next step. No rank waits for such a message forever: whenever this rank waits, for a message or in
-an operation of the program, it sends what it has, in the order of its steps.
+an operation that the user's script calls, it sends its messages in the order of its steps.
 """
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.links._pipeline.stages import Edge, Stage
 from chainermn.links._pipeline.transfers import Transfers
 
-#: The tags of messages are those below.
+#: The largest tag. Messages use tags from this one downward.
 _LAST_TAG = 32767
 
-#: Operations that wait for no other rank.
+#: Operations that do not wait for other ranks.
 _WITHOUT_WAIT = waiting_for(Waits.NOTHING)
 
-#: Edge, micro-batch, and whether it is an output or its gradient.
+#: Edge, micro-batch, and whether the message is an output (true) or its gradient (false).
 Key: TypeAlias = tuple[Edge, int, bool]
 
 
@@ -39,22 +39,22 @@ class Message(NamedTuple):
     """The data that an edge carries for one micro-batch."""
 
     arrays: tuple[Array, ...]
-    flags: tuple[int, ...]  # for each array, whether it needs a gradient
+    flags: tuple[int, ...]  # whether each array needs a gradient
     is_tuple: bool
 
 
 class Sent(Protocol):
-    """A request of ``isend`` or ``irecv``."""
+    """A request returned by ``isend`` or ``irecv``."""
 
     def wait(self) -> Object:
-        """Return the received arrays."""
+        """Wait for the request. Return the received arrays."""
 
     def test(self) -> bool:
-        """Return whether it is complete."""
+        """Return whether the request is complete."""
 
 
 class _Unsent(NamedTuple):
-    """A message, and the event after which it may be sent."""
+    """A message and the event after which it may be sent."""
 
     key: Key
     arrays: Sequence[Array]
@@ -67,7 +67,7 @@ class StageMessages:
     Args:
         comm: The communicator.
         stages: All stages.
-        call: The number of the call, the same on all ranks.
+        call: The number of the call; the same on all ranks.
         transfers: The transfers of this rank.
     """
 
@@ -83,7 +83,7 @@ class StageMessages:
         self._thread = threading.get_ident()
 
     def post(self, keys: Iterable[Key]) -> None:
-        """Begin to receive messages, in the order of micro-batches; they may be on their way."""
+        """Begin to receive messages, in the order of micro-batches."""
         self._step_began = time.perf_counter()
         for key in keys:
             peer = self._peer(key, is_sender=False)
@@ -105,43 +105,43 @@ class StageMessages:
         if (call, number) != (self._call, micro_batch):
             raise ValueError(
                 f'{self._described(*key)}: expected micro-batch {micro_batch} of call {self._call} '
-                f'of the pipeline, got micro-batch {number} of call {call}. After an error in a '
-                'pipeline on some ranks, create a new communicator.')
+                f'of the pipeline, but got micro-batch {number} of call {call}. If a pipeline '
+                'raised an error on some ranks, create a new communicator.')
         self._step_began = time.perf_counter()
         return Message(tuple(self._transfers.received(arrays)), tuple(flags), bool(is_tuple))
 
     def send(self, edge: Edge, micro_batch: int, is_forward: bool, message: Message) -> None:
-        """Begin to send a message; the arrays may change after this."""
+        """Begin to send a message. Its arrays may be changed afterwards."""
         key = edge, micro_batch, is_forward
         if self._peer(key, is_sender=True) == self._comm.rank:
             self._local[key] = message
             return
         head = np.array([self._call, micro_batch, message.is_tuple, *message.flags], np.int64)
         self._unsent.append(_Unsent(key, *self._transfers.to_send((head, *message.arrays))))
-        # If the device is as fast as the host, it will soon be there. Otherwise it does not run
-        # out of work if the host continues.
+        # If the device is about as fast as the host, it soon finishes the message. Otherwise, the
+        # device does not run out of work if the host continues.
         until = 2 * time.perf_counter() - self._step_began
         self._send_computed()
         while self._unsent and time.perf_counter() < until:
             self._send_computed()
         if self._unsent:
-            subscribe(self)  # only now: it costs time in each operation
+            subscribe(self)  # not earlier, because it costs time in each operation
         while not self._unsent and self._sent and self._sent[0].test():
             self._sent.pop(0).wait()
 
     def finish(self) -> None:
-        """Wait until all messages are received."""
+        """Wait until all messages have been received."""
         self._send_all()
         for request in self._sent:
             request.wait()
         self._sent.clear()
 
     def close(self) -> None:
-        """Stop observing the operations of the program."""
+        """Stop observing the operations that the script calls."""
         unsubscribe(self)
 
     def begin(self, call: Call) -> None:
-        """Send everything before an operation that may wait for other ranks (an instrument)."""
+        """Send all messages before an operation that may wait for other ranks (instrument)."""
         if (self._unsent and call.operation not in _WITHOUT_WAIT
                 and call.owner is not self._receiving
                 and threading.get_ident() == self._thread):
@@ -149,7 +149,7 @@ class StageMessages:
 
     def end(self, call: Call, args: Sequence[Object], kwargs: Mapping[str, Object],
             result: object, error: BaseException | None) -> None:
-        """Do nothing (an instrument)."""
+        """Do nothing (instrument)."""
 
     def _send_all(self) -> None:
         while self._unsent:
@@ -166,7 +166,7 @@ class StageMessages:
             os.sched_yield()
 
     def _peer(self, key: Key, is_sender: bool) -> int:
-        """Return the rank that receives a message, or sends it."""
+        """Return the other rank, given whether this rank is the sender of a message."""
         edge, _, is_forward = key
         return self._stages[edge.dest if is_forward == is_sender else edge.source].rank
 
@@ -176,7 +176,7 @@ class StageMessages:
 
 
 def ahead(stages: Sequence[Stage], steps: Sequence[tuple[int, int, bool]]) -> list[Key]:
-    """Return the messages that some steps receive."""
+    """Return the keys of the messages that some steps receive."""
     found: dict[Key, None] = {}
     for number, micro_batch, is_forward in steps:
         stage = stages[number]

@@ -1,4 +1,4 @@
-"""A batch in parts: the arguments of a loss function, divided by examples."""
+"""Micro-batches: the arguments of a loss function for some of the examples of a batch."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,13 @@ from chainermn._types import Object
 
 
 def count(args: Object) -> int | None:
-    """Return the number of examples in arguments, or ``None`` if they contain none.
+    """Return the number of examples in arguments, or ``None`` if there are no examples.
 
     Arrays and Variables have one example per row, lists one per element. Tuples and dicts contain
-    arguments.
+    further arguments.
 
     Raises:
-        ValueError: If the numbers differ.
+        ValueError: If the arguments have different numbers of examples.
     """
     counts = [*_counts(args)]
     if len(set(counts)) > 1:
@@ -25,14 +25,14 @@ def count(args: Object) -> int | None:
 
 
 def bounds(n_examples: int, n_micro_batches: int) -> list[tuple[int, int]]:
-    """Return begin and end of each micro-batch: sizes differ by one at most, and none is empty."""
+    """Return the bounds of micro-batches. Their sizes differ by one at most; none is empty."""
     n = max(1, min(n_examples, n_micro_batches))
     ends = [n_examples * (k + 1) // n for k in range(n)]
     return [*zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def part(args: Object, begin: int, end: int) -> Object:
-    """Return the arguments for some of the examples."""
+    """Return the arguments for the examples from ``begin`` to ``end``."""
     if isinstance(args, tuple):
         return tuple(part(each, begin, end) for each in args)
     if isinstance(args, Mapping):

@@ -1,4 +1,4 @@
-"""The model of one rank: the list of its links, and the program's code around it."""
+"""The model of one rank: the list of its links and the user code around the list."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ from chainermn.links.multi_node_chain_list import MultiNodeChainList, Value
 #: The arguments of a micro-batch, including keyword arguments.
 Batch: TypeAlias = tuple[tuple[Object, ...], dict[str, Object]]
 
-_TARGET = ('Without lossfun, Pipeline passes all arguments to the first link. If the last one is '
-           'the target, pass lossfun, or no target on ranks without the loss.')
+_TARGET = ('Without lossfun, Pipeline passes all arguments to the first link. If the last argument '
+           'is the target, pass lossfun, or pass no target on ranks that do not compute the loss.')
 
 
 class RankModel:
@@ -23,9 +23,9 @@ class RankModel:
 
     Args:
         model: A MultiNodeChainList; a link that contains one, such as ``L.Classifier``; or any
-            other function of micro-batches, which is run as a whole.
-        lossfun: Computes the loss from the output and the last argument; ``None`` if the output is
-            the loss.
+            other link, which is run as a whole.
+        lossfun: Function that computes the loss from the output and the last argument; ``None`` if
+            the output is the loss.
     """
 
     def __init__(self, model: Model, lossfun: Callable[..., Variable] | None) -> None:
@@ -38,18 +38,18 @@ class RankModel:
         if lossfun is not None and not callable(lossfun):
             raise TypeError(f'Pipeline: lossfun must be a function, not {lossfun!r}')
         if lossfun is not None and not lists:
-            raise ValueError('Pipeline: a model without MultiNodeChainList returns the loss '
-                             'itself, so leave out lossfun.')
+            raise ValueError('Pipeline: a model without a MultiNodeChainList must return the loss '
+                             'itself; omit lossfun.')
         self.model, self._lossfun = model, lossfun
         #: Whether the last argument of a batch is its target.
         self.has_target = lossfun is not None
         self.chain_list: MultiNodeChainList | None = lists[0] if lists else None
-        #: Whether there is code of the program around the list.
+        #: Whether there is user code around the list.
         self._is_wrapped = self.chain_list is not None and (
             model is not self.chain_list or type(model).forward is not MultiNodeChainList.forward)
 
     def params(self) -> list[Parameter]:
-        """Return the parameters, including those of a loss function that is a link, each once."""
+        """Return the parameters, each once, including those of a loss function that is a link."""
         links = [each for each in (self.model, self._lossfun) if isinstance(each, chainer.Link)]
         return [*{id(param): param for link in links for param in link.params()}.values()]
 
@@ -61,7 +61,7 @@ class RankModel:
                 for name, ranks_in, ranks_out in self.chain_list._described_parts()]
 
     def check(self, batch: Batch, has_inputs: bool) -> None:
-        """Raise ValueError if the target is missing, or is the only argument.
+        """Raise ValueError if the target is missing or is the only argument.
 
         Args:
             batch: The arguments of the whole batch.
@@ -70,12 +70,12 @@ class RankModel:
         args, kwds = batch
         if self._lossfun is not None and len(args) < 1 + (has_inputs and not kwds):
             raise ValueError(
-                f'Pipeline: got {len(args)} positional arguments and {len(kwds)} by name, but '
-                'lossfun takes the last positional one as target. Pass the inputs of the model, '
-                'then the target; None for those that this rank does not use.')
+                f'Pipeline: got {len(args)} positional and {len(kwds)} keyword arguments, but '
+                'the last positional argument must be the target for lossfun. Pass the inputs of '
+                'the model, then the target, and None for each one that this rank does not use.')
 
     def compute(self, stage: Stage, batch: Batch, received: Sequence[Value]) -> Value:
-        """Return the output of a stage, or the loss, if it has the output of the model."""
+        """Return the output of a stage, or the loss if it is the output stage of the model."""
         args, kwds = batch
         if self._lossfun is not None:
             args = args[:-1]
@@ -95,7 +95,7 @@ class RankModel:
         return self._loss(batch, args, y) if stage.has_output else y
 
     def link_of(self, stage: Stage) -> Model:
-        """Return the link whose state a stage uses: with the code around the list, the model."""
+        """Return the link whose state a stage uses: the model if it includes user code."""
         if self.chain_list is None or (stage.has_inputs and self._is_wrapped):
             return self.model
         return self.chain_list[stage.position]
@@ -114,7 +114,7 @@ class RankModel:
                          'MultiNodeChainList that it contains')
 
     def _loss(self, batch: Batch, args: tuple[Object, ...], y: Value) -> Variable:
-        """Return the loss of a micro-batch, from the output of the last stage."""
+        """Return the loss of a micro-batch, given the output of the last stage."""
         result = y
         if self._is_wrapped:
             assert self.chain_list is not None
@@ -128,7 +128,7 @@ class RankModel:
             raise TypeError(
                 f'Pipeline: the loss must be a scalar Variable, not {type(result).__name__}{shape}'
                 '. ' + ('Return a scalar, such as F.mean(loss).' if self._lossfun is not None else
-                   'Pass lossfun, which computes it from the output of the model.'))
+                   'Pass lossfun, which computes the loss from the output of the model.'))
         if self.model is self.chain_list or self._lossfun is not None:
             self._report(result)
         return result
@@ -140,7 +140,7 @@ class RankModel:
 
 
 class _CalledWith(Exception):  # noqa: N818  (not an error)
-    """Carries the inputs of a list out of the code around it."""
+    """Carries the inputs of a list out of the user code around the list."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()
@@ -152,9 +152,9 @@ def _stop(*args: Object, **kwds: Object) -> Value:
 
 
 def forget_states(model: Model) -> None:
-    """Let links such as ``L.LSTM`` raise an error if they use the state that they have now.
+    """Make links such as ``L.LSTM`` raise an error if they use their current state.
 
-    The state of a micro-batch must not be used for another one.
+    The state of one micro-batch must not be used for another one.
     """
     for link in model.links():
         if hasattr(link, 'reset_state'):
@@ -164,7 +164,7 @@ def forget_states(model: Model) -> None:
 
 
 class _StateOfAnotherMicroBatch:
-    """Takes the place of a state, and raises an error if it is used."""
+    """Takes the place of a state and raises an error when it is used."""
 
     def __init__(self, link: str) -> None:
         self._link = link
@@ -173,5 +173,5 @@ class _StateOfAnotherMicroBatch:
         if name.startswith('__'):
             raise AttributeError(name)
         raise RuntimeError(
-            f'Pipeline: {self._link} still has the state of another micro-batch, which consists of '
-            'other examples. Call its reset_state() in forward, before its first step.')
+            f'Pipeline: {self._link} still has the state of another micro-batch, which has '
+            'different examples. Call its reset_state() in forward before its first step.')

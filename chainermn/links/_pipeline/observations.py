@@ -1,4 +1,4 @@
-"""Values that the program reports in micro-batches: their means are reported once per batch."""
+"""Values that are reported in micro-batches. Their means are reported once per batch."""
 from __future__ import annotations
 
 import contextlib
@@ -10,7 +10,7 @@ from chainermn._types import Object
 
 
 class Observations:
-    """Weighted sums of the values that ``chainer.report`` gets, by name."""
+    """Weighted sums of the values that are passed to ``chainer.report``, by name."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Object] = {}
@@ -18,7 +18,7 @@ class Observations:
 
     @contextlib.contextmanager
     def of(self, weight: float) -> Iterator[None]:
-        """Add the values that are reported inside, instead of reporting them."""
+        """Add the values that are reported within the context instead of reporting them."""
         if not chainer.reporter._get_reporters():
             yield
             return
@@ -32,13 +32,13 @@ class Observations:
             self._weights[name] = self._weights.get(name, 0) + weight
 
     def means(self) -> dict[str, float]:
-        """Return the means, as numbers that other ranks can receive."""
+        """Return the means as numbers, which can be sent to other ranks."""
         return {name: float(total / self._weights[name]) for name, total in self._sums.items()
                 if self._weights[name]}
 
 
 def report(of_ranks: Sequence[Mapping[str, float]]) -> None:
-    """Report the means of all ranks; own names come first."""
+    """Report the means of ranks. Later values replace earlier values with the same name."""
     if reporters := chainer.reporter._get_reporters():
         for each in of_ranks:
             for name, value in each.items():

@@ -1,4 +1,4 @@
-"""A forward step that is repeated before its backward step, instead of keeping its graph."""
+"""Repeating a forward step before its backward step instead of saving its graph."""
 from __future__ import annotations
 
 import contextlib
@@ -13,20 +13,20 @@ from chainer_compat.graph.forward_state import ForwardState
 from chainermn._types import Array, ArrayModule, Model, Object
 from chainermn.links._pipeline.model import forget_states
 
-_LENGTH = 4099  # prime, so that it divides no usual size
-#: Kernels of a GPU add in any order, and functions such as argmax amplify the differences.
+_LENGTH = 4099  # a prime, so that it does not divide common sizes
+#: GPU kernels sum in any order, and functions such as argmax amplify the differences.
 _DEVICE_TOLERANCE = .01
 
 
 class Recomputation:
-    """The state before a forward step, and fingerprints of its output.
+    """The state before a forward step and fingerprints of its output.
 
-    The state of CuPy's generator cannot be read. On a device, each forward step gives it a seed
+    The state of CuPy's generator cannot be read. On a device, each forward step therefore seeds it
     from NumPy's generator.
 
     Args:
         link: The link whose state the forward step uses.
-        previous: An earlier forward step of the same link.
+        previous: The recomputation of an earlier forward step of the same link.
     """
 
     def __init__(self, link: Model, previous: Recomputation | None = None) -> None:
@@ -44,14 +44,15 @@ class Recomputation:
         self._output: list[_Fingerprint] = []
 
     def set_output(self, arrays: Sequence[Array]) -> None:
-        """Remember the output of the forward step."""
+        """Record the output of the forward step."""
         self._output = [*map(_Fingerprint.of, arrays)]
 
     def differences(self, arrays: Sequence[Array]) -> list[Array | bool] | None:
-        """Return for each array of an output whether it differs from the array of the forward step.
+        """Compare an output with the output of the forward step.
 
         Returns:
-            ``None`` if number, shape or dtype of the arrays differ.
+            Whether each array differs; or ``None`` if the number of arrays, a shape or a dtype
+            differs.
         """
         found = [*map(_Fingerprint.of, arrays)]
         if [(x.shape, x.dtype) for x in found] != [(x.shape, x.dtype) for x in self._output]:
@@ -60,7 +61,7 @@ class Recomputation:
 
     @contextlib.contextmanager
     def repeated(self) -> Iterator[None]:
-        """Restore the state before the forward step; at the end, the present one."""
+        """Restore the state before the forward step, and afterwards the current state."""
         now = self._state.again()
         self._state.restore(keep_new_parameters=True)
         try:
@@ -90,16 +91,16 @@ class Recomputation:
 
 @functools.cache
 def _second_generator(device_id: int) -> Object:
-    """Return a generator of the current device; a new one for each step would be slow."""
+    """Return a generator for the current device. Creating one in each step would be slow."""
     import cupy
 
     return cupy.random.RandomState(0)
 
 
 class _Fingerprint(NamedTuple):
-    """An array's shape and dtype, and sums of its elements with random signs.
+    """The shape and dtype of an array, and sums of its elements with random signs.
 
-    These are few numbers. Sums of an array and of a changed one differ by about the norm of the
+    There are few sums. The sums of an array and of a changed array differ by about the norm of the
     change.
     """
 
@@ -109,7 +110,7 @@ class _Fingerprint(NamedTuple):
 
     @classmethod
     def of(cls, x: Array) -> _Fingerprint:
-        """Return the fingerprint of an array. Does not wait for a device."""
+        """Return the fingerprint of an array without waiting for a device."""
         dtype = x.dtype if x.dtype.kind == 'f' and x.dtype.itemsize > 2 else np.dtype('f')
         xp = chainer.backend.get_array_module(x)
         flat = x.reshape(-1)
@@ -122,10 +123,12 @@ class _Fingerprint(NamedTuple):
         return cls(x.shape, x.dtype, sums)
 
     def differs(self, other: _Fingerprint) -> Array | bool:
-        """Return whether another array differs by more than rounding. Does not wait for a device.
+        """Return whether another array differs by more than rounding errors.
+
+        Does not wait for a device.
 
         Args:
-            other: Its fingerprint, of the same shape and dtype.
+            other: The fingerprint of the other array, which has the same shape and dtype.
         """
         xp = chainer.backend.get_array_module(self.sums)
         tolerance = np.finfo(self.dtype if self.dtype.kind == 'f' else np.float32).eps ** .5

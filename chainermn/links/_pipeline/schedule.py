@@ -1,12 +1,13 @@
-"""The order in which each rank runs its stages: a list of steps, which all ranks can compute.
+"""Schedules: the order in which each rank runs its stages, which every rank can compute.
 
-Ranks work as if they had a common clock: at each tick, each rank takes one step whose
-inputs are there. So ranks that follow their lists and wait for messages cannot deadlock.
+Schedules assume a common clock: at each tick, each rank takes one step whose inputs are available.
+So ranks that follow their lists of steps and wait for messages cannot deadlock.
 
-- ``'gpipe'``: all forward steps of a rank, then all backward steps.
-- ``'1f1b'``: a backward step as soon as there is one. A stage starts no more micro-batches than
-  there are stages from it to the output, and one more, which limits the activations that it keeps.
-  Without the one more, a rank would always wait for the message that another has just sent.
+- ``'gpipe'``: All forward steps of a rank, then all backward steps.
+- ``'1f1b'``: A backward step as soon as one is possible. A stage has at most one more micro-batch
+  in progress than there are stages from it to the output, which limits the activations in memory.
+  Without the additional micro-batch, a rank would always wait for a message that has just been
+  sent.
 """
 from __future__ import annotations
 
@@ -31,14 +32,14 @@ class Step(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def clock_cycles(stages: tuple[Stage, ...], n_micro_batches: int, name: Name,
                  has_backward: bool = True) -> list[dict[int, Step]]:
-    """Return the step of each rank at each tick; a rank that waits has none."""
+    """Return the step of each rank at each tick. A rank that waits has no step."""
     done: set[Step] = set()
     cycles = []
     while len(done) < len(stages) * n_micro_batches * (1 + has_backward):
         cycle: dict[int, Step] = {}
         for rank in sorted({stage.rank for stage in stages}):
-            own = [stage for stage in stages if stage.rank == rank]
-            step = next(_ready(own, stages, n_micro_batches, name, has_backward, done), None)
+            local = [stage for stage in stages if stage.rank == rank]
+            step = next(_ready(local, stages, n_micro_batches, name, has_backward, done), None)
             if step is not None:
                 cycle[rank] = step
         done.update(cycle.values())
@@ -51,11 +52,11 @@ def steps_of(rank: int, cycles: Sequence[dict[int, Step]]) -> list[Step]:
     return [cycle[rank] for cycle in cycles if rank in cycle]
 
 
-def _ready(own: Sequence[Stage], stages: Sequence[Stage], n_micro_batches: int, name: Name,
+def _ready(local: Sequence[Stage], stages: Sequence[Stage], n_micro_batches: int, name: Name,
            has_backward: bool, done: set[Step]) -> Iterator[Step]:
-    """Yield the steps that a rank can take now, the best first."""
+    """Yield the steps that a rank can take now, starting with the best one."""
     forward, backward = [], []
-    for stage in sorted(own, key=lambda stage: stage.height):
+    for stage in sorted(local, key=lambda stage: stage.height):
         n_forward, n_backward = (
             sum(Step(stage.number, k, direction) in done for k in range(n_micro_batches))
             for direction in (True, False))
@@ -72,5 +73,5 @@ def _ready(own: Sequence[Stage], stages: Sequence[Stage], n_micro_batches: int, 
         yield from forward
     else:
         yield from forward
-        if all(Step(stage.number, n_micro_batches - 1, True) in done for stage in own):
+        if all(Step(stage.number, n_micro_batches - 1, True) in done for stage in local):
             yield from backward

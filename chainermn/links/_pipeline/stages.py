@@ -1,6 +1,6 @@
-"""The stages of a pipeline: the links of a model on all ranks, and which output each of them gets.
+"""The stages of a pipeline: the links of a model on all ranks, and the edges between them.
 
-All ranks compute the same stages from the same list, and so raise the same errors.
+All ranks compute the same stages from the same list, so they raise the same errors.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 class ListedLink(NamedTuple):
     """A link of a MultiNodeChainList on one rank."""
 
-    name: str  # name for errors
+    name: str  # for error messages
     ranks_in: Sequence[int] | None
     ranks_out: Sequence[int] | None
 
@@ -26,32 +26,33 @@ class Edge(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A link, seen from all ranks."""
+    """A link and its position in the pipeline of all ranks."""
 
-    number: int  # after those on which it depends
+    number: int  # larger than those of the stages on which it depends
     rank: int
     position: int  # on its rank
     name: str
     edges_in: tuple[Edge, ...]  # in the order of the arguments
     edges_out: tuple[Edge, ...]
-    has_inputs: bool  # whether it gets inputs of the model
+    has_inputs: bool  # whether the stage gets the inputs of the model
     has_output: bool
-    height: int  # stages from here to the output: itself, and the longest path after it
+    height: int  # number of stages on the longest path from here to the output
 
     def step_text(self, micro_batch: int, is_forward: bool) -> str:
-        """Describe a step, for errors."""
+        """Describe a step for error messages."""
         return (f'the {"forward" if is_forward else "backward"} step of stage {self.number}, '
                 f'micro-batch {micro_batch} of Pipeline ({self.name})')
 
 
-#: Rank, and number of the link on it.
+#: A rank and the index of a link on it.
 _Link: TypeAlias = tuple[int, int]
 
 
 def connect(parts: Sequence[Sequence[ListedLink]]) -> tuple[Stage, ...]:
-    """Return the stages, each after those on which it depends.
+    """Return the stages, each after the stages on which it depends.
 
-    As in :class:`MultiNodeChainList`, messages between two ranks are received in the order sent.
+    As in :class:`MultiNodeChainList`, messages between two ranks are received in the order in which
+    they are sent.
 
     Args:
         parts: The links of each rank.
@@ -60,7 +61,7 @@ def connect(parts: Sequence[Sequence[ListedLink]]) -> tuple[Stage, ...]:
         ValueError: If there are no links, an output is not received, an input is not sent, or
             links wait for each other.
     """
-    links = [(rank, index) for rank, own in enumerate(parts) for index in range(len(own))]
+    links = [(rank, index) for rank, local in enumerate(parts) for index in range(len(local))]
     sent: dict[tuple[int, int], list[_Link]] = collections.defaultdict(list)  # by pair of ranks
     if not links:
         raise ValueError('Pipeline: the MultiNodeChainList has no links on any rank. Call '

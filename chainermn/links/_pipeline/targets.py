@@ -1,4 +1,4 @@
-"""Finds out whether ranks pass the targets of different batches."""
+"""Detects ranks that pass the targets of different batches."""
 from __future__ import annotations
 
 import warnings
@@ -13,7 +13,7 @@ from chainermn._operations.ranks import group_ranks, ranks_text
 from chainermn._process.program_place import program_place
 from chainermn._types import Object
 
-#: The number of first batches that are compared.
+#: Number of batches that are compared, starting with the first one.
 N_COMPARED = 3
 
 #: Shape and dtype of a target, and a digest of its elements.
@@ -24,8 +24,8 @@ def digest(target: Object) -> Digest | None:
     """Return the digest of a target.
 
     Returns:
-        The digest; ``None`` if the target is not an array, or all of its elements are the same:
-        such an array can be a placeholder, on a rank that does not use the target.
+        The digest, or ``None`` if the target is not an array or if all its elements are identical,
+        because such an array may be a placeholder on a rank that does not use the target.
     """
     x = target.array if isinstance(target, chainer.Variable) else target
     if not isinstance(x, chainer.get_array_types()):
@@ -49,7 +49,7 @@ def warn_of_differences(digests: Sequence[Digest | None]) -> None:
     path, line = program_place()
     warnings.warn_explicit(
         'Pipeline: ' + ' and '.join(map(ranks_text, groups.values())) + ' passed different '
-        'targets, which do not belong to the inputs of the first stage. To give all ranks the same '
-        'batches, use chainermn.iterators.create_synchronized_iterator or '
+        'targets, so some of them do not match the inputs of the first stage. To give all ranks '
+        'the same batches, use chainermn.iterators.create_synchronized_iterator or '
         'create_multi_node_iterator. Pass None for a target that a rank does not use.',
         RuntimeWarning, path, line)

@@ -1,4 +1,4 @@
-"""Tied parameters of several ranks: the same values, and the sum of their gradients."""
+"""Tied parameters: several ranks share their values and the sum of their gradients."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,16 @@ from chainermn._operations.ranks import group_lines
 from chainermn._types import Array, Parameter
 from chainermn.communicators.communicator_base import CommunicatorBase
 
-#: The tags for tied parameters lie above the tags of the stages, whose number is smaller.
+#: The first tag for tied parameters, counting up. Tags of stages count down from the largest.
 _FIRST_TAG = 24576
 
 _UNINITIALIZED = 'not initialized'
 
 
-def described(own: Mapping[str, Parameter]) -> dict[str, str]:
-    """Return shape and dtype of parameters, by name."""
+def descriptions(params: Mapping[str, Parameter]) -> dict[str, str]:
+    """Return the shapes and dtypes of parameters as text, by name."""
     return {name: f'{param.shape} {param.dtype}' if param.is_initialized else _UNINITIALIZED
-            for name, param in own.items()}
+            for name, param in params.items()}
 
 
 class Tied:
@@ -27,38 +27,39 @@ class Tied:
 
     Args:
         comm: The communicator.
-        own: The parameters of this rank, by name.
-        names: What :func:`described` returns on each rank.
+        params: The parameters of this rank, by name.
+        by_rank: The result of :func:`descriptions` on each rank.
 
     Raises:
-        ValueError: On all ranks, if only one rank has a name, shapes or dtypes differ, or a
+        ValueError: On all ranks, if only one rank has a name, if shapes or dtypes differ, or if a
             parameter is not initialized.
     """
 
-    def __init__(self, comm: CommunicatorBase, own: Mapping[str, Parameter],
-                 names: Sequence[Mapping[str, str]]) -> None:
-        all_names = sorted({name for each in names for name in each})
+    def __init__(self, comm: CommunicatorBase, params: Mapping[str, Parameter],
+                 by_rank: Sequence[Mapping[str, str]]) -> None:
+        all_names = sorted({name for each in by_rank for name in each})
         for name in all_names:
-            found = [each[name] for each in names if name in each]
+            found = [each[name] for each in by_rank if name in each]
             if len(found) < min(2, comm.size) or len(set(found)) > 1 or _UNINITIALIZED in found:
                 raise on_all_ranks(comm, ValueError('\n'.join([
                     f'Pipeline: the tied parameter {name!r} differs',
-                    *group_lines(enumerate(each.get(name, 'not shared') for each in names)),
-                    'Pass initialized parameters of the same shape and dtype, by the same name on '
-                    'all ranks that share it.'])))
+                    *group_lines(enumerate(each.get(name, 'not shared') for each in by_rank)),
+                    'Pass initialized parameters with the same name, shape and dtype on all ranks '
+                    'that share the parameter.'])))
         self._comm = comm
-        #: By name, in the same order on all ranks: the parameter, its tag, and the ranks.
+        #: Each parameter, its tag, and the ranks that share it, in the same order on all ranks.
         self._shared = [
-            (own[name], _FIRST_TAG + n, [rank for rank, each in enumerate(names) if name in each])
-            for n, name in enumerate(all_names) if name in own]
+            (params[name], _FIRST_TAG + n,
+             [rank for rank, each in enumerate(by_rank) if name in each])
+            for n, name in enumerate(all_names) if name in params]
 
     def bcast(self) -> None:
-        """Copy the values of the first rank that shares a parameter to the others."""
+        """Copy the value of each parameter from the first rank that shares it to the others."""
         for param, tag, ranks in self._shared:
-            param.array[...] = self._exchanged(param.array, tag, ranks)[0]
+            param.array[...] = self._allgather(param.array, tag, ranks)[0]
 
     def add(self, params: Sequence[Parameter], grads: list[Array | None]) -> None:
-        """Replace gradients by their sums over the ranks that share the parameter.
+        """Replace gradients with their sums over the ranks that share the parameter.
 
         Args:
             params: Parameters.
@@ -68,20 +69,20 @@ class Tied:
         for param, tag, ranks in self._shared:
             n = numbers[id(param)]
             grad = grads[n]
-            found = self._exchanged(
+            found = self._allgather(
                 param.xp.zeros_like(param.array) if grad is None else grad, tag, ranks)
             grads[n] = force_array(sum(found[1:], found[0]))
 
-    def counted(self, param: Parameter) -> bool:
-        """Return whether this rank is the one that counts a parameter in norms."""
+    def is_counted(self, param: Parameter) -> bool:
+        """Return whether this rank counts a parameter in norms. Exactly one rank does."""
         return all(param is not other or ranks[0] == self._comm.rank
                    for other, _, ranks in self._shared)
 
-    def _exchanged(self, x: Array, tag: int, ranks: Sequence[int]) -> list[Array]:
-        """Return the arrays of all these ranks."""
+    def _allgather(self, x: Array, tag: int, ranks: Sequence[int]) -> list[Array]:
+        """Return the arrays of all the given ranks, which include this one."""
         comm = self._comm
         others = [rank for rank in ranks if rank != comm.rank]
-        with comm.called_by('the exchange of parameters that are tied in Pipeline'):
+        with comm.called_by('the exchange of tied parameters in Pipeline'):
             sends = [comm.isend(x, rank, tag) for rank in others]
             found = {rank: comm.recv(rank, tag) for rank in others}
             comm.waitall(sends)

@@ -1,1 +1,1 @@
-"""Sharded optimizer states: each rank keeps one shard."""
+"""Sharded optimizer states: each rank stores one shard."""

@@ -1,4 +1,4 @@
-"""Partitions the parameters of a model between ranks, for sharded optimizer states."""
+"""Partitions the parameters of a model over the ranks, for sharded optimizer states."""
 from __future__ import annotations
 
 import itertools
@@ -19,25 +19,25 @@ class Item(NamedTuple):
     """A parameter to assign to ranks."""
 
     path: str
-    size: int  # elements
+    size: int  # number of elements
     is_divisible: bool
-    is_enabled: bool  # others have no state, so they are balanced among themselves
-    is_tied: bool = False  # shares memory with another parameter
+    is_enabled: bool  # disabled ones have no state, so they are balanced separately
+    is_tied: bool = False  # whether it shares memory with another parameter
 
     @property
     def description(self) -> str:
         """The properties that must be the same on all ranks, as text."""
         return (f'{"enabled" if self.is_enabled else "disabled"}, '
                 f'{"divisible" if self.is_divisible else "not divisible, or with hooks"}, '
-                f'{self.size} elements{" in memory of another parameter" * self.is_tied}')
+                f'{self.size} elements{" sharing memory with another parameter" * self.is_tied}')
 
 
 def partition(items: Sequence[Item], n: int) -> list[Shard]:
     """Assign every element of every parameter to one of ``n`` ranks.
 
     Each rank gets about the same number of elements. Indivisible parameters are assigned first,
-    the largest ones first. Parameters that share memory are assigned to every rank: each of them
-    changes the others, so they must be updated together.
+    starting with the largest. Parameters that share memory are assigned to every rank, because an
+    update of one changes the others, so they must be updated together.
 
     Args:
         items: The parameters, in the same order on all ranks.
@@ -62,9 +62,9 @@ def partition(items: Sequence[Item], n: int) -> list[Shard]:
 
 
 def _split(items: Sequence[Item], loads: Sequence[int], shards: Sequence[Shard]) -> None:
-    """Split parameters, one after the other, so that all ranks end with about the same load."""
+    """Split parameters one after the other, so that all ranks end up with about the same load."""
     total = sum(item.size for item in items)
-    # The last element of each rank, in the concatenated parameters.
+    # Where the elements of each rank end in the concatenated parameters.
     ends = [*itertools.accumulate(_shares(total, loads))]
     start = rank = 0
     for item in items:

@@ -1,7 +1,7 @@
-"""Hooks of an optimizer whose ranks have the mean gradients of their shards only.
+"""Calls the hooks of an optimizer on ranks that have only the mean gradients of their shards.
 
-Some of Chainer's hooks compute each element by itself. Others need norms: each rank sums the
-squares of its shard, and the ranks exchange one array of sums.
+Some of Chainer's hooks process each element independently. Others need norms: each rank sums the
+squares of its shard, and one all-reduce sums these sums over all ranks.
 """
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from chainermn._types import Array, Object, Optimizer, Parameter
 
 
 class ShardedParameter(NamedTuple):
-    """An initialized parameter, as this rank sees it."""
+    """An initialized parameter and the elements of it that this rank updates."""
 
     path: str
     param: Parameter
-    piece: Parameter  # with the elements that this rank updates
-    is_counted: bool  # whether no other rank counts these elements
+    piece: Parameter  # the elements that this rank updates
+    is_counted: bool  # whether this rank counts these elements in norms
 
 
-#: Returns the sum of an array over all ranks.
+#: Function that returns the sum of an array over all ranks.
 Total = Callable[[np.ndarray], np.ndarray]
 _Call = Callable[[Object, Sequence[ShardedParameter], Total], None]
 
 
 def needs_all(optimizer: Optimizer) -> bool:
-    """Return whether a rank needs the mean gradients of all parameters, for a hook.
+    """Return whether a rank needs the mean gradients of all parameters because of a hook.
 
     Args:
         optimizer: The optimizer, not a wrapper.
@@ -47,12 +47,12 @@ def needs_all(optimizer: Optimizer) -> bool:
 
 
 def are_used(optimizer: Optimizer) -> bool:
-    """Return whether the functions below use the parameters."""
+    """Return whether :func:`check_finite` or :func:`call` uses the parameters."""
     return optimizer._loss_scaling_is_dynamic or bool(optimizer._hookable._pre_update_hooks)
 
 
 def check_finite(optimizer: Optimizer, params: Sequence[ShardedParameter], total: Total) -> None:
-    """Like ``Optimizer.check_nan_in_grads``."""
+    """Check the gradients like ``Optimizer.check_nan_in_grads``."""
     optimizer._loss_scaling_isnan = False
     if not optimizer._loss_scaling_is_dynamic:
         return
@@ -65,7 +65,7 @@ def check_finite(optimizer: Optimizer, params: Sequence[ShardedParameter], total
 
 
 def call(optimizer: Optimizer, params: Sequence[ShardedParameter], total: Total) -> None:
-    """Call the hooks in their order."""
+    """Call the hooks in order."""
     for hook in optimizer._hookable._pre_update_hooks.values():
         function = _call_of(hook)
         assert function is not None
@@ -122,11 +122,11 @@ def _square_sums(arrays: Sequence[tuple[ShardedParameter, Array | None]], total:
                  ) -> list[np.floating]:
     """Return the sum of the squares of each array over all ranks, in the dtype of its parameter.
 
-    For float16 it is in float32, as in Chainer.
+    For float16, the sums are float32, as in Chainer.
     """
-    own = [_square_sum(x) if each.is_counted and x is not None else 0. for each, x in arrays]
+    local = [_square_sum(x) if each.is_counted and x is not None else 0. for each, x in arrays]
     return [np.promote_types(each.param.dtype, np.float32).type(value)
-            for (each, _), value in zip(arrays, total(np.array(own)), strict=True)]
+            for (each, _), value in zip(arrays, total(np.array(local)), strict=True)]
 
 
 def _square_sum(x: Array) -> float:
@@ -148,7 +148,7 @@ _METHODS = {name: getattr(GradientMethod, name)
 _ELEMENTWISE = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
                 optimizer_hooks.GradientHardClipping)
 
-#: By the method ``__call__`` of a hook, so including subclasses that inherit it.
+#: Functions by the ``__call__`` of a hook, so that subclasses that inherit it are included.
 _CALLS: dict[object, _Call] = {
     **{kind.__call__: _call_each for kind in _ELEMENTWISE},
     optimizer_hooks.GradientClipping.__call__: _clip,
@@ -157,7 +157,7 @@ _CALLS: dict[object, _Call] = {
 
 
 def _call_of(hook: Object) -> _Call | None:
-    """Return what calls a hook on shards; ``None`` for hooks that need all gradients."""
+    """Return the function to call a hook on shards; ``None`` if it needs all gradients."""
     function = _CALLS.get(type(hook).__call__)
     is_for_each = getattr(hook, 'call_for_each_param', False)
     return function if is_for_each == (function is not _clip) else None

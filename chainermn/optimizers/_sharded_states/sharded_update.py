@@ -1,12 +1,13 @@
 """Sharded optimizer states (ZeRO stage 1): each rank updates its shard of the parameters.
 
 Each rank gets the mean gradients of its shard, calls the hooks of the optimizer, and updates its
-shard. It keeps the state of the update rules only for this shard. Then the ranks exchange the
-updated parameters. If a hook needs the gradients of all parameters, each rank gets them all.
+shard. It stores the state of the update rules only for this shard. Then the updated shards are sent
+to all ranks. If a hook needs the gradients of all parameters, each rank gets all mean gradients.
 
-An update rule that computes each element independently updates a piece of a parameter, a flat array
-that shares its memory. Other rules, and rules with hooks, update the complete parameter on one
-rank. Parameters that share memory with each other are not sharded: every rank updates them.
+An update rule that computes each element independently updates a piece of a parameter: a flat array
+that shares memory with the parameter. Other rules, and rules with hooks, update the complete
+parameter on one rank. Parameters that share memory with each other are not sharded: every rank
+updates them.
 """
 from __future__ import annotations
 
@@ -36,37 +37,37 @@ _FP32 = 'float32 copy'
 
 
 class _StateElements(NamedTuple):
-    """The elements that the state of a rule belongs to."""
+    """The elements to which the state of a rule belongs."""
 
     elements: Range
-    owner: object  # owner of the partition; None if the state was loaded
+    owner: object  # identifies the ShardedUpdate of the partition; None if the state was loaded
 
 
 class _RuleState(NamedTuple):
     """The state of a rule on one rank."""
 
-    elements: Range | None  # the elements that the state belongs to; None: all
+    elements: Range | None  # the elements to which the state belongs; None for all
     has_state: bool
     t: int
 
 
 class _States(runtime.ProcessState):
     def __init__(self) -> None:
-        #: If the state of a rule may be incomplete. Two optimizers may have the
-        #: same rule.
+        #: For rules whose state may be incomplete. Two optimizers may have the same rule.
         self.by_rule: weakref.WeakKeyDictionary[UpdateRule, _StateElements] = (
             weakref.WeakKeyDictionary())
 
     def in_child(self) -> bool:
-        return True  # which may save the optimizer
+        return True  # the child may save the optimizer
 
 
 class ShardedUpdate(FullUpdate):
-    """Each rank updates its shard of the parameters, and keeps its states.
+    """Each rank updates its shard of the parameters and stores the states of the shard.
 
     Args:
-        communicator: The ranks that share the states.
-        caller: The optimizer. Its options get a description of each update rule.
+        communicator: The communicator of the ranks that share the states.
+        caller: The caller that stands for the optimizer. A description of each update rule is added
+            to its options.
     """
 
     def __init__(self, communicator: CommunicatorBase, caller: Caller) -> None:
@@ -78,11 +79,11 @@ class ShardedUpdate(FullUpdate):
         self._shards: list[Shard] = []
         #: The elements that this rank updates, of each parameter.
         self._elements: Shard = {}
-        self._pieces: dict[str, Parameter] = {}  # with the elements of this rank's shard
-        self._own_needs_all = False
-        self._needs_all = False  # whether any rank does
+        self._pieces: dict[str, Parameter] = {}  # the elements of this rank's shard
+        self._local_needs_all = False
+        self._needs_all = False  # whether any rank needs all gradients
         self._owner = object()
-        self._held = runtime.get(_States).by_rule
+        self._state_elements = runtime.get(_States).by_rule
         self._has_debug_variable = environment.flag(environment.DEBUG)
 
     def clear(self) -> None:
@@ -92,20 +93,21 @@ class ShardedUpdate(FullUpdate):
         self.prepare(optimizer)
 
     def prepare(self, optimizer: Optimizer) -> None:
-        """Partition the parameters, if they or their states have changed since the last call.
+        """Partition the parameters if they or their states have changed since the last call.
 
-        Collective if they have changed, or whether hooks need all gradients: every rank calls it.
+        Collective if they have changed, or if hooks now need all gradients or no longer need them:
+        every rank calls it.
 
         Args:
             optimizer: The optimizer.
 
         Raises:
             ValueError: On all ranks, if parameters or update rules changed on some ranks only, or
-                the ranks have loaded different snapshots.
+                if the ranks have loaded different snapshots.
         """
         params = with_rules(optimizer.target)
-        own_needs_all = (self._has_debug_variable or chainer.is_debug()
-                         or shard_hooks.needs_all(_wrapped(optimizer)))
+        needs_all = (self._has_debug_variable or chainer.is_debug()
+                     or shard_hooks.needs_all(_wrapped(optimizer)))
         arrays = [param.array for param in params.values()]
         tied = {i for group in tied_arrays.sharing_memory(arrays) for i in group}
         items = [Item(path, param.size, _is_divisible(param.update_rule),
@@ -113,18 +115,19 @@ class ShardedUpdate(FullUpdate):
                  for i, (path, param) in enumerate(params.items())]
         rules = [param.update_rule for param in params.values()]
         if items == self._items and rules == self._rules and (
-                own_needs_all == self._own_needs_all) and all(
-                rule in self._held and self._held[rule].owner is self._owner for rule in rules):
+                needs_all == self._local_needs_all) and all(
+                rule in self._state_elements
+                and self._state_elements[rule].owner is self._owner for rule in rules):
             return
         comm = self._communicator
         self._describe(items)
         try:
-            found, need_all = zip(*comm.allgather_obj(
-                ([self._find(rule) for rule in rules], own_needs_all)), strict=True)
-        except Exception:  # this rank alone may have changed, and may be restored
+            found, by_rank = zip(*comm.allgather_obj(
+                ([self._find(rule) for rule in rules], needs_all)), strict=True)
+        except Exception:  # only this rank may have changed, and the change may be undone
             self._describe(self._items)
             raise
-        self.clear()  # after an error, the next call starts again
+        self.clear()  # so that the next call starts again after an error
         self._shards = partition(items, comm.size)
         self._elements = {path: self._shards[comm.rank].get(path, (0, 0)) for path in params}
         by_param = zip(*found, strict=True)
@@ -133,11 +136,11 @@ class ShardedUpdate(FullUpdate):
             is_complete = end - begin == param.size
             self._pieces[path] = param if is_complete else _piece(param, begin, end)
             self._distribute(path, param, states)
-        self._own_needs_all, self._needs_all = own_needs_all, any(need_all)
+        self._local_needs_all, self._needs_all = needs_all, any(by_rank)
         self._items, self._rules = items, rules
 
     def _describe(self, items: Sequence[Item]) -> None:
-        """Let the ranks compare the update rules."""
+        """Make the ranks compare the update rules."""
         self._caller.set_options(self._options | {
             f'update rule of {item.path}': item.description for item in items})
 
@@ -145,7 +148,7 @@ class ShardedUpdate(FullUpdate):
         return None if self._needs_all else self._shards
 
     def update(self, optimizer: Optimizer, *args: Object, **kwds: Object) -> None:
-        """Step like ``GradientMethod.update``, but update this rank's shard, and exchange it."""
+        """Step like ``GradientMethod.update``, but update only this rank's shard, then share it."""
         optimizer = _wrapped(optimizer)
         params = with_rules(optimizer.target)
         paths = {id(param): path for path, param in params.items()}
@@ -168,9 +171,9 @@ class ShardedUpdate(FullUpdate):
             for path in cut:
                 self._pieces[path].grad = None
             optimizer.reallocate_cleared_grads()
-        except Exception as error:  # the others wait for this rank
+        except Exception as error:  # the other ranks wait for this rank
             self._communicator.refuse('update', error)
-        self._exchange(params)
+        self._allgather(params)
         optimizer.call_hooks('post')
         optimizer.update_loss_scale()
 
@@ -185,45 +188,46 @@ class ShardedUpdate(FullUpdate):
                 for path, param in params.items()}
 
     def serialize(self, optimizer: Optimizer, serializer: Serializer, is_root: bool) -> None:
-        """Save or load also which elements the states of this rank belong to."""
+        """Save or load the optimizer, and to which elements the states of this rank belong."""
         is_loading = isinstance(serializer, chainer.Deserializer)
         if is_loading:
             self._begin_loading(optimizer.target, sharded_states.load_shard(
                 serializer, optimizer.target))
         optimizer.serialize(serializer)
         for path, param in () if is_loading else optimizer.target.namedparams():
-            if param.update_rule in self._held:
+            if param.update_rule in self._state_elements:
                 serializer[path](sharded_states.ENTRY, np.array(
-                    [*self._held[param.update_rule].elements, *param.shape]))
+                    [*self._state_elements[param.update_rule].elements, *param.shape]))
 
     def common(self, saved: Mapping[str, Object]) -> dict[str, Object]:
         return {key: value for key, value in saved.items() if key.split('/')[-1] in ('t', 'epoch')}
 
     def _begin_loading(self, target: Model, loaded: Shard) -> None:
-        """Drop all states, since those in the snapshot may have other lengths.
+        """Drop all states, because the states in the snapshot may have different lengths.
 
         Args:
             target: The model.
-            loaded: The elements that the states in the snapshot belong to.
+            loaded: The elements to which the states in the snapshot belong.
         """
         self.clear()
         for path, param in target.namedparams():
             rule = param.update_rule
             if rule is not None:
                 rule._state = rule._fp32_param = None
-                self._held.pop(rule, None)
+                self._state_elements.pop(rule, None)
                 if path in loaded:
-                    self._held[rule] = _StateElements(loaded[path], None)
+                    self._state_elements[rule] = _StateElements(loaded[path], None)
 
     def _cut(self, params: Mapping[str, Parameter]) -> dict[str, Array]:
-        """Cut out this rank's pieces of parameters and gradients; return the parameters' pieces.
+        """Set the pieces to this rank's elements of the parameters and gradients.
 
-        They are copies if the arrays are not contiguous.
+        Returns:
+            The elements of the parameters, which are copies if the arrays are not contiguous.
         """
         found = {}
         for path, param in params.items():
             piece = self._pieces[path]
-            # The same on all ranks, even on ranks without elements, since hooks sum over the ranks.
+            # Set the scale even on ranks without elements, because hooks sum over all ranks.
             piece._loss_scale = param._loss_scale
             if piece is not param and piece.size:
                 elements = slice(*self._elements[path])
@@ -233,7 +237,7 @@ class ShardedUpdate(FullUpdate):
 
     def _sharded_parameters(self, target: Model, paths: Mapping[int, str]
                             ) -> list[ShardedParameter]:
-        """Return the initialized parameters; those that are not sharded are counted by rank 0."""
+        """Return the initialized parameters. Rank 0 counts those that are not sharded."""
         sharded = {item.path for item in self._items if not item.is_tied}
         is_first = self._communicator.rank == 0
         found = []
@@ -249,7 +253,7 @@ class ShardedUpdate(FullUpdate):
 
     def _update(self, params: Sequence[tuple[Parameter, str | None]], cut: Mapping[str, Array]
                 ) -> None:
-        """Update this rank's elements of parameters, whose paths are ``None`` without elements."""
+        """Update this rank's elements. The path is ``None`` for parameters that are not updated."""
         pieces = []
         for param, path in params:
             rule, piece = param.update_rule, param if path is None else self._pieces[path]
@@ -264,7 +268,7 @@ class ShardedUpdate(FullUpdate):
                 self._write_back(param, path, cut)
 
     def _write_back(self, param: Parameter, path: str, cut: Mapping[str, Array]) -> None:
-        """Write the elements of a piece to the parameter, unless they are the same memory."""
+        """Write the elements of a piece to the parameter, unless they share memory."""
         piece = self._pieces[path]
         if not param.array.flags.c_contiguous:
             flat = param.array.reshape(-1)
@@ -273,7 +277,7 @@ class ShardedUpdate(FullUpdate):
         elif piece.array is not cut[path]:
             cut[path][...] = piece.array
 
-    def _exchange(self, params: Mapping[str, Parameter]) -> None:
+    def _allgather(self, params: Mapping[str, Parameter]) -> None:
         sharded = [item.path for item in self._items
                    if params[item.path].update_rule.enabled and not item.is_tied]
         flat = {path: params[path].array.reshape(-1) for path in sharded}
@@ -288,13 +292,13 @@ class ShardedUpdate(FullUpdate):
                 array[...] = elements.reshape(array.shape)
 
     def _find(self, rule: UpdateRule) -> _RuleState:
-        held = self._held.get(rule)
-        return _RuleState(None if held is None else held.elements, rule.state is not None, rule.t)
+        found = self._state_elements.get(rule)
+        return _RuleState(None if found is None else found.elements, rule.state is not None, rule.t)
 
     def _distribute(self, path: str, param: Parameter, states: Sequence[_RuleState]) -> None:
-        """Give this rank the state of its elements of a parameter.
+        """Set the state of this rank's elements of a parameter.
 
-        Collective if ranks need parts from others: every rank calls it.
+        Collective if a rank needs parts of the state from other ranks: every rank calls it.
 
         Args:
             path: Path of the parameter.
@@ -308,8 +312,8 @@ class ShardedUpdate(FullUpdate):
         wanted = [shard.get(path, (0, 0)) for shard in self._shards]
         begin, end = wanted[comm.rank]
         if any(state.has_state for state in states) and not all(
-                state.has_state and state.elements == own
-                for state, own in zip(states, wanted, strict=True)):
+                state.has_state and state.elements == elements
+                for state, elements in zip(states, wanted, strict=True)):
             state = _state_of(rule)
             if not all(each.has_state and each.elements is None for each in states):
                 first, last = states[comm.rank].elements or (0, param.size)
@@ -324,13 +328,13 @@ class ShardedUpdate(FullUpdate):
             rule._fp32_param = None if copy is None else chainer.Parameter(
                 chainer.backend.get_device_from_array(param.array).send(copy))
             rule._state = state or None
-        self._held[rule] = _StateElements((begin, end), self._owner)
+        self._state_elements[rule] = _StateElements((begin, end), self._owner)
         if rule.enabled:
             rule._init_states(as_updated(rule, piece))
 
 
 def _wrapped(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that steps: of a wrapper, the wrapped one."""
+    """Return the optimizer that steps, which may be inside a wrapper."""
     return optimizer.update.__self__
 
 
@@ -341,7 +345,7 @@ def _is_divisible(rule: UpdateRule) -> bool:
 
 
 def _piece(param: Parameter, begin: int, end: int) -> Parameter:
-    """Return a flat piece of a parameter; one without elements has the axes of the parameter."""
+    """Return a flat piece of a parameter. An empty piece has the axes of the parameter."""
     array = param.array.reshape(-1)[begin:end] if begin < end or not param.ndim else param.array[:0]
     piece = chainer.Parameter(array, name=param.name)
     piece.grad = None

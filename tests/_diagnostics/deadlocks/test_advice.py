@@ -51,7 +51,7 @@ creating = RankState(Progress({CALLS: 4}, {RANKS: 2}, {}, {}, {}), (ThreadState(
 
 
 ENDED = state(END, has_ended=True)
-NO_BACKWARD = 'Rank 1 has not called backward() for what it {} rank 0. Call backward() on both'
+NO_BACKWARD = 'Rank 1 has not called backward() for the data that it {} rank 0. Call backward()'
 
 
 @pytest.mark.parametrize(('states', 'expected'), [
@@ -67,7 +67,7 @@ NO_BACKWARD = 'Rank 1 has not called backward() for what it {} rank 0. Call back
     ([receiving(1, operation=BACKWARD_OF_SEND), ENDED], NO_BACKWARD.format('received from')),
     ([sending(1, operation=BACKWARD_OF_RECV), sending(0)], NO_BACKWARD.format('sent to')),
     ([receiving(1, operation=BACKWARD_OF_SEND), receiving(0, operation=BACKWARD_OF_SEND)],
-     'The ranks run backward for their messages in different orders. Connect the calls'),
+     'The ranks run backward for their messages in different orders. Connect the send'),
     ([receiving(1), receiving(0)],
      'Each of ranks 0-1 receives first. Let one of them send first.'),
     ([sending(1), sending(0)],
@@ -76,9 +76,9 @@ NO_BACKWARD = 'Rank 1 has not called backward() for what it {} rank 0. Call back
     ([sending(1), receiving(2), sending(0)],
      'Each send needs a recv with the same tag on the other rank. Look for a call inside'),
     ([receiving(1), ENDED],
-     'Rank 1 has ended without the call that rank 0 waits for. Each send needs a recv'),
+     'Rank 1 has finished without making the call that rank 0 waits for. Each send needs a'),
     ([receiving(1, entered={CALLS: 4}), collective(END)],
-     'Rank 1 has ended without the call that rank 0 waits for. Each send needs a recv'),
+     'Rank 1 has finished without making the call that rank 0 waits for. Each send needs a'),
     ([collective('bcast'), collective('gather', OTHER)],
      'All ranks must call the same collectives in the same order. Look for a call inside an "if"'),
     ([collective('bcast'), state(RECV, Wait(WaitKind.RECEIVE, MESSAGES, 0, 0, 0), {CALLS: 4})],

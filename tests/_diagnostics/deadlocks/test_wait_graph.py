@@ -174,7 +174,7 @@ def test_messages_are_counted_before_they_leave_and_after_they_are_received(naiv
     naive.isend(np.zeros(1), (naive.rank + 1) % SIZE, 3)
     before = (naive.rank - 1) % SIZE
     naive.recv(before, 3)
-    key, progress = naive._flight_records()[1].key, Progress.own()
+    key, progress = naive._flight_records()[1].key, Progress.of_this_rank()
     assert progress.sent[key] == {((naive.rank + 1) % SIZE, 3): 1}
     assert progress.received[key] == {(before, 3): 1}
     naive.barrier()

@@ -108,7 +108,7 @@ def test_a_compressor_that_breaks_its_declaration(inter):
     current = encoding(Wrong())
     data = np.ones(100, np.float32)
     mean(inter, current, [data])
-    with pytest.raises(ValueError, match=r'returned float16 .* it must return float16'):
+    with pytest.raises(ValueError, match=r'of dtype float16 .* must return dtype float16 '):
         current.codec.finish()
 
 

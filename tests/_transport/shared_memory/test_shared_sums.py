@@ -236,7 +236,7 @@ def test_failed_rank_is_named():
                         str(caught.value))
     MPI_COMM.Barrier()
     for operation in (memory.sum, lambda arrays: memory.copy(arrays, (0,) * len(arrays))):
-        with pytest.raises(RuntimeError, match='an earlier exchange') as caught:
+        with pytest.raises(RuntimeError, match='an earlier operation') as caught:
             operation([array])
     memory.free()
 
@@ -368,7 +368,7 @@ def test_killed_rank_ends_the_job(is_hidden, tmp_path):
     texts = [path.read_text() for path in tmp_path.iterdir()]
     assert texts or not is_hidden
     for text in texts:
-        assert re.match(r'rank 1 \(process .*\) ended during an operation$', text)
+        assert re.match(r'rank 1 \(process .*\) exited during an operation$', text)
 
 
 def test_small_exchanges_need_little_memory():

@@ -58,7 +58,7 @@ class SetAlone(chainer.training.updaters.StandardUpdater):
 @pytest.mark.parametrize('device', [-1, '@numpy', None])
 @pytest.mark.parametrize('cls', [SetAfter, SetAlone])
 def test_device_of_an_updater(cls, device):
-    with pytest.warns(DeprecationWarning, match='device is read-only since Chainer 7'):
+    with pytest.warns(DeprecationWarning, match='device has been read-only since Chainer 7'):
         u = updater(cls, device)
     u.update()
     assert u.device is device
@@ -116,7 +116,7 @@ def test_an_iterator_that_begins_again(cls):
     iterator = cls([0, 1, 2, 3], 2, shuffle=False)
     assert iterator.next() == [0, 1]
     for name, value in ('epoch', 7), ('current_position', 0), ('is_new_epoch', True):
-        with pytest.warns(DeprecationWarning, match=f'{name} is read-only since Chainer 6'):
+        with pytest.warns(DeprecationWarning, match=f'{name} has been read-only since Chainer 6'):
             setattr(iterator, name, value)
         assert getattr(iterator, name) == value
     assert iterator._order is None
@@ -142,7 +142,7 @@ def test_functions_of_a_vision_model(base, now):
             chainer.Chain.__init__(self)
             self.functions = {'doubled': [lambda x: 2 * x]}
 
-    with pytest.warns(DeprecationWarning, match='functions is read-only since Chainer 2'):
+    with pytest.warns(DeprecationWarning, match='functions has been read-only since Chainer 2'):
         model = Doubled()
     assert model.available_layers == ['doubled']
     assert model(variable(2, 3), layers=['doubled'])['doubled'].array.tolist() == [[2] * 3] * 2

@@ -66,7 +66,7 @@ def test_current_name(old, new):
 
 def test_the_table():
     assert not any(map(cupy_names.current, cupy_table.NAMES))  # keys are current names
-    assert all(advice.endswith('.') for advice in cupy_table.GONE.values())
+    assert all(advice.endswith('.') for advice in cupy_table.REMOVED.values())
     recorded = dict(line.partition(':')[::2] for line in RECORD.read_text().splitlines())
     names = {f'{cupy_names.current(module) or module}.{name}'
              for module, names in recorded.items() for name in names.split()}
@@ -156,4 +156,4 @@ import runpy, sys
 sys.argv = ['chainer_compat', 'names', 'none.py']
 runpy.run_module('chainer_compat', run_name='__main__')
 """, check=False)
-    assert said.startswith('2 usage:') and 'error: no such program: none.py' in said
+    assert said.startswith('2 usage:') and 'error: no such file: none.py' in said

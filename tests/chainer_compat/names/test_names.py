@@ -171,5 +171,5 @@ assert 'chainer_compat.names.numpy_behavior' not in sys.modules and 'imp' not in
 
 
 def test_a_wrong_value(python):
-    assert 'CHAINER_COMPAT_NAMES is \'most\': unset it, or set it to "all"' in python(
+    assert "CHAINER_COMPAT_NAMES must be 'all', '0' or unset, not 'most'." in python(
         'import chainer', check=False, CHAINER_COMPAT_NAMES='most')

@@ -53,7 +53,7 @@ except AttributeError as e:
 numpy.float
 ''', check=False).splitlines()
     assert 'numpy.org' in before
-    assert last.startswith('CHAINER_COMPAT_NAMES=all restores what NumPy and Python removed')
+    assert last.startswith('CHAINER_COMPAT_NAMES=all restores names that NumPy and Python removed')
 
 
 def test_every_target_exists():

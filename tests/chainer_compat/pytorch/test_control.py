@@ -143,7 +143,7 @@ def test_values_of_fused_updates(monkeypatch):
     x = np.ones((1, 2), 'f')
     for value in 'off', 'never', 'always', '0', None:
         with chainer.using_config('fused_updates', value), pytest.raises(
-                ValueError, match=rf"fused_updates is {value!r}\. Use one of True, False, 'auto'"):
+                ValueError, match=rf"fused_updates is {value!r}\. Use True, False or 'auto'"):
             optimizer.update(lambda x: F.sum(optimizer.target(x)), x)
     for value in True, False, 'auto':
         with chainer.using_config('fused_updates', value):

@@ -43,12 +43,12 @@ def save(comm, folder, **options):
 
 CHANGES = {
     'optimizer': (dict(optimizer=MOMENTUM),
-                  'updater/optimizer:main was Adam, is now MomentumSGD'),
-    'model': (dict(model=OtherModel), 'updater/model:main was Classifier, is now OtherModel'),
+                  'updater/optimizer:main changed from Adam to MomentumSGD'),
+    'model': (dict(model=OtherModel), 'updater/model:main changed from Classifier to OtherModel'),
     'iterator': (dict(iterator=chainer.iterators.MultithreadIterator),
-                 'updater/iterator:main was SerialIterator, is now MultithreadIterator'),
-    'update rule': (dict(rule=RMSPROP), 'the update rule of updater/optimizer:main/predictor/W was '
-                                        'AdamRule, is now RMSpropRule'),
+                 'updater/iterator:main changed from SerialIterator to MultithreadIterator'),
+    'update rule': (dict(rule=RMSPROP), 'the update rule of updater/optimizer:main/predictor/W '
+                                        'changed from AdamRule to RMSpropRule'),
 }
 
 
@@ -74,7 +74,7 @@ def test_a_difference_on_one_rank(comm, folder, same_error):
     last = comm.rank == comm.size - 1
     trainer, optimizer = make(comm, folder, model=OtherModel if last else chainer.links.Classifier)
     error = same_error(lambda: checkpointer_of(comm, folder).maybe_load(trainer, optimizer))
-    assert f'rank {comm.size - 1}: updater/model:main was Classifier' in str(error)
+    assert f'rank {comm.size - 1}: updater/model:main changed from Classifier' in str(error)
     assert comm.size == 1 or ': no difference' in str(error)
 
 
@@ -128,7 +128,7 @@ def test_snapshots(comm, folder, same_error, is_allowed):
         assert trainer.updater.iteration == 2
     else:
         error = same_error(trainer.run)
-        assert 'updater/model:main was Classifier, is now OtherModel' in str(error)
+        assert 'updater/model:main changed from Classifier to OtherModel' in str(error)
 
 
 def test_a_hundred_parameters_take_one_line(comm):
@@ -139,4 +139,4 @@ def test_a_hundred_parameters_take_one_line(comm):
     for param in model.params():
         param.update_rule = RMSPROP().create_update_rule()
     text = classes.find_differences(arrays, parts)
-    assert 'and 97 more was AdamRule, is now RMSpropRule' in text and len(text) < 200
+    assert 'and 97 more changed from AdamRule to RMSpropRule' in text and len(text) < 200

@@ -65,7 +65,7 @@ def test_python_objects_are_refused_before_anything_is_loaded(comm, tmp_path):
 @pytest.mark.parametrize('save, load, difference', [
     (dict(shuffle=False), dict(shuffle=True), 'updater/iterator:main/_order is missing'),
     (dict(shuffle=False), dict(shuffle=False, length=4),
-     'updater/iterator:main/current_position is 6 in the file, but the dataset of the program '
+     'updater/iterator:main/current_position is 6 in the file, but the dataset of the script '
      'has 4 examples')])
 def test_a_program_that_differs_is_one_error(comm, tmp_path, save, load, difference):
     def trainer_of(length=20, shuffle=None):
@@ -75,7 +75,7 @@ def test_a_program_that_differs_is_one_error(comm, tmp_path, save, load, differe
     trainer = trainer_of(**save)
     trainer.run()
     rank_file.write(path, state.copy_state(trainer), rank_file.Tag('a-1', 3, 1, [0], 0))
-    with raises_on_all(ValueError, match='the program differs from the checkpoint') as caught:
+    with raises_on_all(ValueError, match='the script does not match the checkpoint') as caught:
         resume.load(
             comm, Selection(3, path, comm.size, False), SavedParts(trainer_of(**load)), False)
     assert difference in str(caught.value)

@@ -241,7 +241,7 @@ class OwnUpdate(optimizers.Adam):
 
 @pytest.mark.parametrize('kind', [chainer.Optimizer, OwnUpdate])
 def test_optimizers_that_do_not_step_like_a_gradient_method(comm, kind):
-    with raises_on_all(TypeError, match='does not override its method update'):
+    with raises_on_all(TypeError, match='does not override the method update'):
         chainermn.create_multi_node_optimizer(kind(), comm, shard_states=True)
 
 

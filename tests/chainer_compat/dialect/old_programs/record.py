@@ -25,12 +25,12 @@ PAGE = HERE.parents[3] / 'docs' / 'migrating.md'
 
 #: Programs that depend on values that changed, and so need ``CHAINER_COMPAT_DIALECT``.
 DIALECT = {
-    '1.5.1/custom_function.py': '`y.grad` is kept by `y.backward()`',
+    '1.5.1/custom_function.py': '`y.backward()` keeps `y.grad`',
     '1.24.0/gan.py': 'the running variance starts at 0',
     '1.24.0/ctc_crf.py': 'the initial forget bias of an LSTM is 0',
     '1.24.0/multi_input.py': 'the updater passes Variables to the model',
-    '2.1.0/cnn_init_scope.py': 'the order of data in later epochs, the running variance',
-    '4.5.0/relational.py': 'the order of data in later epochs, the running variance',
+    '2.1.0/cnn_init_scope.py': 'the order of data in later epochs; the running variance',
+    '4.5.0/relational.py': 'the order of data in later epochs; the running variance',
 }
 
 
@@ -81,7 +81,7 @@ def record(versions):
 def table():
     """Return the table of docs/migrating.md: what each program is, from its docstring."""
     losses = json.loads(LOSSES.read_text(encoding='utf-8'))
-    lines = ['| Chainer | program | what it is | values compared | needs the dialect for |',
+    lines = ['| Chainer | script | what it tests | values compared | old behavior to restore |',
              '|---|---|---|---|---|']
     for version, paths in programs().items():
         for path in paths:

@@ -168,7 +168,7 @@ X = draw(4, 5)
 
 #: By the message: a function that makes the model, its inputs, and options.
 WRONG_MODELS = {
-    r'with F\.where instead of if': (
+    r'Use F\.where instead of if': (
         lambda: Net(lambda self, x: F.relu(x) if x.mean() > 9 else F.tanh(x)), [X], {}),
     r'called (Tanh|ReLU) \(Net, ': (lambda: Net(hidden), [np.arange(-5, 4, dtype='f')], {}),
     r'Double \(.*; OldDouble \(': (
@@ -185,13 +185,14 @@ WRONG_MODELS = {
     'With a batch size of 1': (  # F.squeeze removes the axis of the batch, too
         lambda: Net(lambda self, x: F.squeeze(self.fc(x)), fc=L.Linear(5, 1)), [X],
         {'dynamic_batch': True}),
-    r'Input x1 is a object\.': (lambda: Net(lambda self, x, y: F.tanh(x)), [X, object()], {}),
+    r'Input x1 has the type object\.': (
+        lambda: Net(lambda self, x, y: F.tanh(x)), [X, object()], {}),
     'PyTorch cannot run the converted module: ValueError: Expected more than 1 value': (
         lambda: L.BatchNormalization(5, axis=0), [draw(2, 5)[:1]],
         {'train': True, 'dynamic_batch': False}),
     'returns no array': (lambda: Net(lambda self, x: None), [X], {}),
-    'for any batch size': (lambda: Net(lambda self, x: F.reshape(x, (2, 5, 2))), [X],
-                           {'dynamic_batch': True}),
+    'for all batch sizes': (lambda: Net(lambda self, x: F.reshape(x, (2, 5, 2))), [X],
+                            {'dynamic_batch': True}),
 }
 
 
@@ -244,8 +245,8 @@ def test_arguments_that_are_no_arrays():
     x = torch.from_numpy(x)
     module([x, {'x': x}], None, 2.)
     for arguments, message in (
-            (([x, {'x': x}, x], None, 2.), r'Input x0 must have 2 elements'),
-            (([x, {'x': x, 'y': x}], None, 2.), r'Input x0\[1\] must have 1 elements'),
+            (([x, {'x': x}, x], None, 2.), r'Input x0 must have length 2'),
+            (([x, {'x': x, 'y': x}], None, 2.), r'Input x0\[1\] must have length 1'),
             (([x, {'x': x}], x > 0, 2.), 'must be None'),
             (([x, {'x': x}], None, 3.), r'must be 2\.0')):
         with pytest.raises(AssertionError, match=message):

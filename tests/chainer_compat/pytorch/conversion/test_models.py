@@ -86,7 +86,7 @@ def test_dropout_that_the_model_chooses_for_inference():
     for model in Net(run), Net(lambda self, x: self.fc(x, chainer.config.train),
                                fc=L.SimplifiedDropconnect(9, 9)):
         module = chainer_compat.to_torch(model, draw(9, 9), train=True).eval()
-        with pytest.raises(AssertionError, match='something else in inference'):
+        with pytest.raises(AssertionError, match='behaves differently in inference'):
             module(x)
 
 

@@ -251,7 +251,8 @@ def refused(optimizer, message, prepare=lambda model: None):
 
 def test_what_has_no_equivalent():
     refused(optimizers.AdaBound(), 'PyTorch has no AdaBound')
-    refused(optimizers.SMORMS3(), 'SMORMS3 has no equivalent in PyTorch; these have one: AdaDelta')
+    refused(optimizers.SMORMS3(),
+            'SMORMS3 has no equivalent in PyTorch. These optimizers have one: AdaDelta')
     refused(optimizers.RMSprop(eps_inside_sqrt=True), 'no RMSprop with eps_inside_sqrt')
     stopped = optimizers.MomentumSGD()
 

@@ -186,7 +186,7 @@ except chainer_compat.ConversionError as error:
 def test_sharded_states(folder):
     job = run_job(folder, SHARDED, PYTHONPATH=os.path.dirname(trainings_in_torch.__file__))
     assert job.returncode == 0, job.stdout
-    assert job.stdout.count('is a shard, since the optimizer has shard_states=True and was') == 2
+    assert job.stdout.count('is a shard, because the optimizer has shard_states=True and was') == 2
     with chainer.using_config('dtype', np.float64):
         model = chainer.Sequential(L.Linear(4, 50), F.tanh, L.Linear(50, 3))
     optimizer = chainer.optimizers.Adam().setup(model)

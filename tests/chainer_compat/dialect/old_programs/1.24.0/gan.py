@@ -1,4 +1,4 @@
-"""GAN with a Trainer: two optimizers, own updater, Deconvolution2D, WeightDecay, test flags."""
+"""GAN with a Trainer: two optimizers, custom updater, Deconvolution2D, WeightDecay, test flags."""
 import numpy as np
 import chainer
 from chainer import Variable, training

@@ -1,4 +1,4 @@
-"""Language model with a Trainer: own iterator, truncated BPTT updater, L.LSTM."""
+"""Language model with a Trainer: custom iterator, truncated BPTT updater, L.LSTM."""
 import copy
 import numpy as np
 import chainer

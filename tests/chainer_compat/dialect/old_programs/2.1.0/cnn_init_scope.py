@@ -1,4 +1,4 @@
-"""CNN with a Trainer: init_scope, update rules of parameters, using_config, register_persistent."""
+"""CNN with a Trainer: init_scope, per-parameter rules, using_config, register_persistent."""
 import numpy as np
 import chainer
 import chainer.functions as F

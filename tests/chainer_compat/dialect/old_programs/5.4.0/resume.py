@@ -1,4 +1,4 @@
-"""Training resumed: shuffled data, intervals, ExponentialShift, snapshot_object of the optimizer."""
+"""Resumed training: shuffled data, intervals, ExponentialShift, snapshot_object of the optimizer."""
 import numpy as np
 import chainer
 import chainer.functions as F

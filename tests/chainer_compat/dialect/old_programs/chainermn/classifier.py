@@ -1,4 +1,4 @@
-"""Data parallel classifier: scatter_dataset, multi-node optimizer and evaluator, Trainer."""
+"""Data-parallel classifier: scatter_dataset, multi-node optimizer and evaluator, Trainer."""
 import json
 import numpy as np
 import chainer

@@ -1,4 +1,4 @@
-"""Model parallel network: functions.send, functions.recv, create_empty_dataset."""
+"""Model-parallel network: functions.send, functions.recv, create_empty_dataset."""
 import numpy as np
 import chainer
 import chainer.functions as F
