@@ -53,7 +53,7 @@ def _are_apart(arrays: Sequence[Array]) -> bool:
     If it returns ``False``, the arrays may or may not share memory.
     """
     bases = [*map(_base, arrays)]
-    if {*map(type, bases)} == {type(None)}:
+    if [*map(type, bases)].count(type(None)) == len(bases):
         return len({*map(identity, arrays)}) == len(arrays)
     owners = [array if base is None else base for array, base in zip(arrays, bases, strict=True)]
     if len({*map(identity, owners)}) < len(arrays):

@@ -21,7 +21,7 @@ from chainer.functions.rnn.n_step_rnn import _one_directional_loop
 from chainer_compat.graph import nodes
 from chainer_compat.graph.settings import raises_errors
 from chainer_compat.pytorch import runs
-from chainer_compat.pytorch.tensors.arrays import operands, product, tensors
+from chainer_compat.pytorch.tensors.arrays import multiplies_bfloat16, operands, product, tensors
 from chainer_compat.pytorch.tensors.gpu_arrays import precision
 from chainer_compat.pytorch.unsupported import Unsupported
 
@@ -245,11 +245,15 @@ class Layer(FunctionNode):
                   parameters: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Compute the parts one after another, passing on the states."""
         ys, ended = [], []
+        # For the other parts, PyTorch would sum the gradients of the steps in bfloat16.
+        of_equal = torch.bfloat16 if multiplies_bfloat16(x) else x.dtype
         for elements, sizes in zip(x.split([*map(sum, parts)]), parts, strict=True):
             n = sizes[0]
+            dtype = of_equal if n == sizes[-1] else x.dtype
             ended.append([s[:, n:] for s in states])  # sequences that have no more elements
-            y, *states = self._steps(
-                elements, sizes, states=[s[:, :n] for s in states], parameters=parameters)
+            y, *states = [each.to(x.dtype) for each in self._steps(
+                elements.to(dtype), sizes, states=[s[:, :n].to(dtype) for s in states],
+                parameters=[each.to(dtype) for each in parameters])]
             ys.append(y)
         return torch.cat(ys), *[torch.cat(ends, 1) for ends in zip(
             states, *reversed(ended), strict=True)]

@@ -151,6 +151,15 @@ def operands(*arrays: np.ndarray, has_kernel: bool = True, channels_last: bool =
     return [each.float() for each in found]
 
 
+def multiplies_bfloat16(x: torch.Tensor) -> bool:
+    """Return whether PyTorch's kernels multiply this tensor faster, if it is cast to bfloat16.
+
+    It is an operand that was rounded and cast back, since some kernels would sum in bfloat16.
+    """
+    return (x.dtype == torch.float32 and not x.is_cuda and compute_dtype.has_instructions()
+            and compute_dtype.is_bfloat16(config.torch_compute_dtype))
+
+
 def product(result: torch.Tensor) -> np.ndarray:
     """Return the product of :func:`operands` as an array, in the dtype of the original arrays."""
     return array(result.float() if result.dtype == torch.bfloat16 else result)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Sequence
 from typing import ClassVar
@@ -17,6 +18,7 @@ from chainermn._transport.shared_memory.shared_sums import SharedMemory
 from chainermn._types import Array
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_nbytes_of = operator.attrgetter('nbytes')
 
 
 class SharedMemoryTransport(MpiTransport):
@@ -155,7 +157,7 @@ class SharedMemoryTransport(MpiTransport):
             arrays: The arrays. Their sizes are the same on all ranks.
         """
         if self._largest < sys.maxsize and (
-                size := sum(array.nbytes for array in arrays)) > self._largest:
+                size := sum(map(_nbytes_of, arrays))) > self._largest:
             self._allocate(shared_sums.chunk_size(self.group.topology, size))
         return self._shared
 

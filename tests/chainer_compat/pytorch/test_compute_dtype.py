@@ -121,7 +121,7 @@ def widened(model, change):
     L.NStepLSTM, L.NStepBiLSTM, L.NStepGRU, L.NStepBiGRU, L.NStepRNNTanh, L.NStepBiRNNTanh],
     ids=lambda link: link.__name__)
 def test_recurrent_layers(link, has_instructions):
-    for n_layers, lengths in (1, (5, 5)), (1, (4, 6, 1)), (2, (3, 5)):
+    for n_layers, lengths in (1, (5, 5)), (1, (4, 6, 1)), (1, (2, 7, 6, 6)), (2, (3, 5)):
         model = recurrent(link, n_layers)
         xs = [draw(length, 6, seed=i) for i, length in enumerate(lengths)]
         plain = run(model, xs)
@@ -134,7 +134,8 @@ def test_recurrent_layers(link, has_instructions):
         for part, reference in zip(found, wide, strict=True):
             assert_close(part, reference, 4e-2)
         if n_layers == 1:  # otherwise, the input of the second layer is rounded, too
-            is_native = has_instructions and 'LSTM' in link.__name__ and len(lengths) == 2
+            # Some time steps have as many sequences as others, and are one call.
+            is_native = has_instructions and 'LSTM' in link.__name__ and len(lengths) != 3
             for part, reference in zip(found, same, strict=True):
                 assert_close(part, reference, 4e-2 if is_native else 1e-4)
         assert any((a != b).any() for a, b in zip(found[0], plain[0], strict=True))
