@@ -37,6 +37,12 @@ def checked_batch_size(iterator: Any, batch_size: Any) -> Any:
         'it is a number divided by the number of ranks, write max(1, number // comm.size).')
 
 
+def no_examples() -> ValueError:
+    """Return the error of an iterator that repeats an empty dataset."""
+    return ValueError('the dataset of an iterator with repeat=True is empty, so there is no batch. '
+                      'Check len(dataset) and, if there is an order_sampler, the order it returns.')
+
+
 class Batch:
     """The examples that a thread loads, or the error that it got.
 

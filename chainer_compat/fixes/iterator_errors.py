@@ -42,6 +42,32 @@ def empty_batches() -> dict[str, str]:
     }
 
 
+@edit('chainer.iterators.serial_iterator', 'chainer.iterators.multithread_iterator',
+      'chainer.iterators.multiprocess_iterator')
+def progress_of_empty_datasets() -> dict[str, str]:
+    """All versions: with an empty dataset, ``epoch_detail`` raised ZeroDivisionError.
+
+    So did the first batch of a SerialIterator, even with repeat=False.
+    """
+    return {'self.current_position / self._epoch_size': 'self.current_position / max('
+                                                        '1, self._epoch_size)'}
+
+
+@edit('chainer.iterators._statemachine')
+def empty_datasets() -> dict[str, str]:
+    """All versions: with an empty dataset and repeat=False, the first batch was empty.
+
+    Now there is no batch. With repeat=True, the error did not mention the dataset.
+    """
+    return {
+        'if not repeat and epoch > 0:':
+            'if not repeat and (epoch > 0 or not (dataset_len if order is None else len(order))):',
+        "raise ValueError('Epoch size must be positive for an iterator '\n"
+        "                         'that repeats.')":
+            'from chainer_compat.fixes.examples import no_examples; raise no_examples()',
+    }
+
+
 @edit('chainer.iterators.multiprocess_iterator')
 def error_in_first_batch() -> dict[str, str]:
     """All versions: an error in the first batch of MultiprocessIterator became a TypeError."""

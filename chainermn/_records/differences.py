@@ -299,7 +299,9 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
     if is_rounding and precision:
         notes.append(f'Rounding to {precision} explains differences of up to {limit:.0e}.')
     elif found.column in _RESULTS:
-        is_first = not any(_differ(row, other, each) for each in [*_CAUSES][:found.cause])
+        is_first = not any(
+            _differ(row, other, each) and (each not in _RANDOM or _is_drawn(
+                each, found.position, one, two)) for each in [*_CAUSES][:found.cause])
         notes += places or [_HINTS[found.column]] * is_first + [_advice(number)]
         what = _before(places) or what
     if name := found.rank.rpartition('rank')[0] or (
@@ -328,7 +330,7 @@ def _number(run: RecordedRun, found: _Found) -> str:
 
 
 def _advice(number: int) -> str:
-    return ('To find the function or parameter, record again with digests of all of them in '
+    return ('To find the function, parameter or hyperparameter, record again with details of '
             f'update {number}: details=1, or CHAINERMN_RECORD_DETAILS=1.')
 
 

@@ -1,5 +1,6 @@
 """What ``chainermn compare`` calls a difference, and which one comes first."""
 
+import functools
 import random
 import subprocess
 import sys
@@ -50,6 +51,23 @@ def test_a_small_hook_is_no_rounding(naive, folder):
               configure=lambda optimizer: optimizer.add_hook(optimizer_hooks.WeightDecay(1e-6)))
     found, = differences.between(a, b)
     assert (found.update, found.is_rounding) == (1, False)
+
+
+def test_the_hint_for_a_rate_despite_unused_random_numbers(naive, folder):
+    """States that nobody uses differ in most runs, since Python seeds its own at random."""
+    def start(rate, seed, number, model):
+        if number == 0:
+            random.seed(seed)
+        if number == 4:
+            optimizers[-1].lr = rate
+
+    optimizers = []
+    a, b = (train(naive, folder / str(rate), configure=optimizers.append,
+                  before=functools.partial(start, rate, rate)) for rate in (.1, .2))
+    found, = differences.between(a, b)
+    assert (found.update, found.what) == (4, 'the parameters after the update')
+    assert found.notes[0].startswith('The gradients are the same: the optimizer, a hyperparameter')
+    assert 'record again with details of update 4' in found.notes[1]
 
 
 @pytest.mark.parametrize('details', [1, 100])

@@ -189,3 +189,16 @@ def test_batch_sizes(size):
         with pytest.raises(ValueError, match=f'{iterator.__name__}: batch_size must be a positive'):
             iterator([1, 2, 3], size)
     assert len(iterators.SerialIterator([1, 2, 3], np.int64(2)).next()) == 2
+
+
+def test_empty_datasets():
+    for kind in (iterators.SerialIterator, iterators.MultithreadIterator,
+                 iterators.MultiprocessIterator):
+        iterator = kind([], 2)
+        assert iterator.epoch_detail == 0
+        with pytest.raises(ValueError, match='repeat=True is empty, .* Check len'):
+            iterator.next()
+        iterator.finalize()
+        iterator = kind([], 2, repeat=False)
+        assert [*iterator] == []
+        iterator.finalize()
