@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn, Protocol, TypeVar
 
 from chainermn._operations import common_error
@@ -108,8 +108,9 @@ def check_equal(comm: Ranks, values: Sequence[object], problem: str, advice: str
 
     Args:
         comm: A ChainerMN communicator.
-        values: The value of each rank: a text, or an object that ``str`` converts to one line. The
-            list must be the same on all ranks, like the result of ``allgather_obj``.
+        values: The value of each rank: a text, or an object that ``str`` converts to one line, or
+            a dict of options by name, of which the error shows those that differ. The list must be
+            the same on all ranks, like the result of ``allgather_obj``.
         problem: The first line of the error.
         advice: The last line of the error, which says what to do.
 
@@ -129,5 +130,14 @@ def check_equal(comm: Ranks, values: Sequence[object], problem: str, advice: str
     """
     texts = [*map(str, values)]
     if len(set(texts)) > 1:
+        options = [value for value in values if isinstance(value, Mapping)]
+        if len(options) == len(values):
+            texts = _differing(options)
         raise on_all_ranks(comm, ValueError('\n'.join(
             [problem, *group_lines(enumerate(texts)), advice])))
+
+
+def _differing(options: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return the options of each rank that differ, as text."""
+    names = [name for name in options[0] if len({str(each.get(name)) for each in options}) > 1]
+    return [', '.join([f'{name}={each.get(name)!r}' for name in names]) for each in options]

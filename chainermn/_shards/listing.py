@@ -42,7 +42,12 @@ def find_shards(shards: Object, is_strict: bool = True) -> tuple[list[Object], I
         return saved_files(shards), {}
     files = _matching(shards)
     if not files:
-        hint = '. Brackets are wildcards: escape them with glob.escape.' if '[' in shards else ''
+        hint = ''
+        if '[' in shards:
+            hint = '. Brackets are wildcards: escape them with glob.escape.'
+        elif near := glob.glob(f'{glob.escape(shards)}-*'):
+            extension = os.path.splitext(near[0])[1]
+            hint = f'. To read the shards with this prefix, pass {f"{shards}-*{extension}"!r}.'
         raise FileNotFoundError(f'no file matches {shards!r} in the folder {os.getcwd()}{hint}')
     index = {path: size for path, size in _read_indexes(files).items() if _matches(shards, path)}
     if not is_strict:

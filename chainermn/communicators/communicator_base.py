@@ -908,7 +908,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     def broadcast_data(self, model: Model) -> None:
-        """Call :meth:`bcast_data`; this is its older name. Collective: every rank calls it.
+        """Call ``bcast_data``, the newer name of this operation. Collective: every rank calls it.
 
         Args:
             model: See :meth:`bcast_data`.
@@ -1006,7 +1006,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         debug_checks.check_replicas(model, self.allgather_obj)
 
     def allreduce_grad(self, model: Model, zero_fill: bool = False) -> None:
-        """Call :meth:`multi_node_mean_grad`; this is its older name.
+        """Call ``multi_node_mean_grad``, the newer name of this operation.
 
         Collective: every rank calls it.
 

@@ -214,7 +214,7 @@ def alltoall(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> tuple[cha
 
 def all_to_all(comm: CommunicatorBase, xs: Sequence[VariableOrArray], device: int = -1
                ) -> tuple[chainer.Variable, ...]:
-    """Call :func:`alltoall`. This is its name in ChainerMN 1.0 to 1.2.
+    """Call ``alltoall``, whose name was ``all_to_all`` in ChainerMN 1.0 to 1.2.
 
     Collective: every rank calls it.
 

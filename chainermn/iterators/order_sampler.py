@@ -62,9 +62,9 @@ class MultiNodeOrderSampler:
         self._shuffle, self._even = bool(shuffle), bool(even)
         self._rank, self._size = comm.rank, comm.size
         with comm.called_by('MultiNodeOrderSampler'):
-            by_rank = comm.allgather_obj(
-                f'dataset_size={self._n}, seed={self._seed}, shuffle={self._shuffle}, '
-                f'even={self._even}')
+            by_rank = comm.allgather_obj({
+                'dataset_size': self._n, 'seed': self._seed, 'shuffle': self._shuffle,
+                'even': self._even})
         check_equal(comm, by_rank, 'MultiNodeOrderSampler: the arguments differ between ranks',
                     'Pass the same dataset_size, seed, shuffle and even on all ranks.')
         self._epoch = -1  # epoch of the last order

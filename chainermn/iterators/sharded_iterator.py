@@ -137,10 +137,10 @@ class ShardedIterator(chainer.dataset.Iterator):
         names = [os.path.basename(each) for each in found if isinstance(each, str)]
         digest = zlib.crc32('\0'.join(names).encode(errors='surrogateescape'))
         with comm.called_by(_NAME):
-            by_rank = comm.allgather_obj(
-                f'{len(found)} shards ({digest:08x}), batch_size={batch_size}, '
-                f'repeat={self.repeat}, shuffle={bool(shuffle)}, seed={seed}, buffer={buffer}, '
-                f'last={last!r}, on_error={on_error!r}')
+            by_rank = comm.allgather_obj({
+                'shards': f'{len(found)} (digest of the names: {digest:08x})',
+                'batch_size': int(batch_size), 'repeat': self.repeat, 'shuffle': bool(shuffle),
+                'seed': int(seed), 'buffer': int(buffer), 'last': last, 'on_error': on_error})
         check_equal(comm, by_rank, f'{_NAME}: the arguments differ between ranks',
                     'Pass the same arguments, and shards of the same names, on all ranks.')
         opener = Opener(reader, buffer)

@@ -241,8 +241,8 @@ class Pipeline:
         with comm.called_by('Pipeline'):
             counts, digests, scales, options = zip(*comm.allgather_obj((
                 n_examples, target, loss_scale(collected.params),
-                f'n_micro_batches={self.n_micro_batches}, schedule={self.schedule!r}, '
-                f'chainer.config.enable_backprop={bool(chainer.config.enable_backprop)}')),
+                {'n_micro_batches': self.n_micro_batches, 'schedule': self.schedule,
+                 'chainer.config.enable_backprop': bool(chainer.config.enable_backprop)})),
                 strict=True)
         check_equal(comm, options, 'Pipeline: the options differ between ranks', (
             'Pass the same options on all ranks, and evaluate in chainer.no_backprop_mode() on all '

@@ -122,8 +122,8 @@ class Join(AllRanks, AbstractContextManager[None]):
                 numbers = self._comm._chainermn_channel.join_turn(
                     _ENTER + 2 * self._divide_by_initial_world_size + self._throw)
             check_equal(self._comm, [
-                f'divide_by_initial_world_size={bool(number & 2)}, '
-                f'throw_on_early_termination={bool(number & 1)}' for number in numbers],
+                {'divide_by_initial_world_size': bool(number & 2),
+                 'throw_on_early_termination': bool(number & 1)} for number in numbers],
                 'join: the arguments differ between ranks', 'Pass the same arguments on all ranks.')
         except BaseException:
             self._hook.enter(AllRanks())

@@ -19,6 +19,7 @@ from shared_fixtures import create
 
 import chainermn
 from chainermn._operations import common_error
+from chainermn.datasets import write_shards
 from chainermn.iterators import ShardedIterator, ShardError
 
 pytestmark = pytest.mark.every_size
@@ -223,6 +224,23 @@ def test_an_invalid_argument_on_one_rank_is_an_error_on_all(comm, option, value,
     with pytest.raises((ValueError, OSError, RuntimeError), match=error) as caught:
         ShardedIterator(comm=comm, **arguments)
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_error_shows_only_arguments_that_differ(comm):
+    with pytest.raises(ValueError) as caught:
+        ShardedIterator([range(10)], 1, comm, seed=comm.rank)
+    assert 'rank 0: seed=0\n  rank 1: seed=1\n' in str(caught.value)
+
+
+def test_the_prefix_of_write_shards_instead_of_a_pattern(comm, folder):
+    """The prefix that a user passed to write_shards is no pattern of its shards."""
+    prefix = os.path.join(folder, 'train')
+    if comm.rank == 0:
+        write_shards(range(10), prefix, 5)
+    comm.mpi_comm.Barrier()
+    with pytest.raises(FileNotFoundError, match=r"pass '.*train-\*\.npy'"):
+        ShardedIterator(prefix, 1, comm)
 
 
 def test_an_error_of_transform_is_printed_with_the_frames_of_the_program(comm):

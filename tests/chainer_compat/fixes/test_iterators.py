@@ -196,7 +196,7 @@ def test_empty_datasets():
                  iterators.MultiprocessIterator):
         iterator = kind([], 2)
         assert iterator.epoch_detail == 0
-        with pytest.raises(ValueError, match='repeat=True is empty, .* Check len'):
+        with pytest.raises(ValueError, match=r'repeat=True is empty, .* Check len'):
             iterator.next()
         iterator.finalize()
         iterator = kind([], 2, repeat=False)
