@@ -38,10 +38,15 @@ def places(a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence[str] = 'A
             yield f'the output of {one[0]}{where}, called at {one[1]}{_norms(one[3], two[3])}'
             break
     yield from parameters(a, b, ['own', 'mean'] if is_same_batch else ['mean'], limit)
-    for name, value in a.get('hyperparameters', {}).items():
-        if value != (other := b.get('hyperparameters', {}).get(name, value)):
-            yield f'the hyperparameter {name}: {value} | {other}'
+    yield from hyperparameters(a.get('hyperparameters', {}), b.get('hyperparameters', {}))
     yield from parameters(a, b, ['after'], limit)
+
+
+def hyperparameters(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
+    """Yield descriptions of the hyperparameters that differ in an update."""
+    for name, value in a.items():
+        if value != (other := b.get(name, value)):
+            yield f'the hyperparameter {name}: {value} | {other}'
 
 
 def parameters(a: Mapping[str, Any], b: Mapping[str, Any], keys: Iterable[str],

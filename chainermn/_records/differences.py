@@ -147,7 +147,8 @@ def of_ranks(run: RecordedRun) -> list[Difference]:
     is_same = row['batch'] == other_row['batch'] != '-' and not any(
         row[each] != other_row[each] and _is_drawn(each, index, one, two) for each in _RANDOM)
     places = [*details.places(one.details(number), two.details(number), (first, name), is_same)][:3]
-    notes = places or [_HINTS_OF_RANKS[columns[column]], *_later(one, two, number)]
+    changed = _hyperparameters(one, two, index) if columns[column] == 'parameters' else []
+    notes = places or changed or [_HINTS_OF_RANKS[columns[column]], *_later(one, two, number)]
     if len(groups) < len(run.replicas(first)):
         notes.append(f'Ranks with the same values: {" | ".join(map(ranks_text, groups.values()))}')
     what = _CAUSES[columns[column]]
@@ -284,7 +285,8 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
     limit, precision = settings.rounding(one, two)
     places = [*details.places(one.details(number), two.details(number),
                               limit=precision and limit)][:3]
-    is_rounding = found.column in _RESULTS and (
+    changed = _hyperparameters(one, two, found.position) if found.column == 'parameters' else []
+    is_rounding = found.column in _RESULTS and not changed and (
         bool(precision) or _can_be_rounding(one, two, places)) and all(
             (details.relative(row[key], other[key]) or 0.) < (
                 limit if precision or not found.position else _LATE_ROUNDING)
@@ -302,7 +304,7 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
         is_first = not any(
             _differ(row, other, each) and (each not in _RANDOM or _is_drawn(
                 each, found.position, one, two)) for each in [*_CAUSES][:found.cause])
-        notes += places or [_HINTS[found.column]] * is_first + [_advice(number)]
+        notes += places or changed or [_HINTS[found.column]] * is_first + [_advice(number)]
         what = _before(places) or what
     if name := found.rank.rpartition('rank')[0] or (
             len(a.replicas(found.rank)) < len(a.ranks) and 'the first optimizer'):
@@ -314,6 +316,11 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
     if is_rounding and len(ranks) < a.size:
         ranks = []  # identical values are a coincidence
     return Difference(number, found.rank, what, notes, is_rounding, ranks)
+
+
+def _hyperparameters(a: RecordedRank, b: RecordedRank, index: int) -> list[str]:
+    """Return descriptions of the hyperparameters that differ in an update."""
+    return [*details.hyperparameters(a.hyperparameters(index), b.hyperparameters(index))][:3]
 
 
 def _can_be_rounding(a: RecordedRank, b: RecordedRank, places: Sequence[str]) -> bool:

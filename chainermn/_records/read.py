@@ -77,6 +77,15 @@ class RecordedRank:
         """Return the position of the first update that is not earlier than a call."""
         return bisect.bisect_left(range(len(self)), call, key=self.call)
 
+    def hyperparameters(self, index: int) -> dict[str, Any]:
+        """Return the hyperparameters of an update, by name; empty if they are unknown."""
+        column = COLUMNS.index('hyperparameters')
+        for line in reversed(self.lines[:index + 1]):
+            text = line.split(' ')[column]
+            if text.startswith('{'):
+                return dict(json.loads(text))
+        return {}
+
     def columns(self, names: Iterable[str], begin: int = 0, end: int | None = None
                 ) -> list[list[str]]:
         """Return columns of the updates between two indices."""
@@ -100,7 +109,11 @@ class RecordedRank:
 
         If an update was repeated after a resume, these are the last digests.
         """
-        return json.loads(self._details.get(number, '{}'))
+        found = json.loads(self._details.get(number, '{}'))
+        if found:
+            found.setdefault('hyperparameters', self.hyperparameters(
+                bisect.bisect_left(self.lines, number, key=_number)))
+        return found
 
 
 class RecordedRun:

@@ -42,10 +42,12 @@ import numpy as np
 if TYPE_CHECKING:
     from chainermn._types import Array, Model, Object, Optimizer, Parameter
 
-#: The columns of the line of an update. Unknown values are ``-``. ``call`` counts the updates of
-#: all optimizers of the process and so gives their order.
+#: The columns of the line of an update. Unknown values are ``-``; hyperparameters that have not
+#: changed since the last update are ``=``. ``call`` counts the updates of all optimizers of the
+#: process and so gives their order.
 COLUMNS = ('update', 'loss', 'batch', 'examples', 'numpy', 'python', 'torch', 'cupy', 'own',
-           'mean', 'parameters', 'norm of gradients', 'norm of parameters', 'call')
+           'mean', 'parameters', 'norm of gradients', 'norm of parameters', 'hyperparameters',
+           'call')
 
 _BELOW = 'chainer', 'chainermn', 'chainer_compat', 'contextlib'
 _SAMPLE = 32  # elements of each parameter, or of each example
@@ -231,6 +233,7 @@ class Recording:
         self._process = os.getpid()
         self._line: dict[str, str] = {}
         self._params: Sequence[Parameter] = ()  # in the current update
+        self._hyperparameters = ''  # in the last update
         self._details: dict[str, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -318,9 +321,11 @@ class Recording:
         if self._line:
             self._line['mean'], self._line['norm of gradients'] = _sampled(
                 self._params_of(optimizer), _GRADIENTS)
+            text = json.dumps(_hyperparameters(optimizer), separators=(',', ':')).replace(' ', '_')
+            self._line['hyperparameters'] = '=' if text == self._hyperparameters else text
+            self._hyperparameters = text
             if self._details is not None:
                 self._details['mean'] = _details_of(optimizer.target, _GRADIENTS)
-                self._details['hyperparameters'] = _hyperparameters(optimizer)
 
     def has_copied(self) -> None:
         """Record that the update copies the parameters of rank 0 instead of taking a step."""

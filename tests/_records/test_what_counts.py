@@ -53,17 +53,37 @@ def test_a_small_hook_is_no_rounding(naive, folder):
     assert (found.update, found.is_rounding) == (1, False)
 
 
-def test_the_hint_for_a_rate_despite_unused_random_numbers(naive, folder):
-    """States that nobody uses differ in most runs, since Python seeds its own at random."""
-    def start(rate, seed, number, model):
-        if number == 0:
-            random.seed(seed)
-        if number == 4:
-            optimizers[-1].lr = rate
+@pytest.mark.parametrize('end', [100, 7])
+def test_a_rate_that_changes(naive, folder, end):
+    """The record has the hyperparameters of each update."""
+    def change(rate, number, model):
+        optimizers[-1].lr = rate if 4 <= number < end else .1
 
     optimizers = []
     a, b = (train(naive, folder / str(rate), configure=optimizers.append,
-                  before=functools.partial(start, rate, rate)) for rate in (.1, .2))
+                  before=functools.partial(change, rate)) for rate in (.1, .2))
+    found, = differences.between(a, b)
+    assert (found.update, found.what, found.is_rounding) == (
+        4, 'the parameters after the update', False)
+    assert found.notes == ['the hyperparameter lr: 0.1 | 0.2']
+    rates = [b.ranks['rank0'].hyperparameters(i)['lr'] for i in range(9)]
+    assert rates == [.1] * 3 + [.2] * (min(end, 10) - 4) + [.1] * max(10 - end, 0)
+
+
+def test_a_hint_despite_unused_random_numbers(naive, folder):
+    """States that nobody uses differ in most runs, since Python seeds its own at random."""
+    def start(seed, number, model):
+        if number == 0:
+            random.seed(seed)
+        if number == 4 and seed == 2:
+            optimizers[-1].add_hook(shrink, timing='post')
+
+    def shrink(optimizer):
+        optimizer.target[0].W.array *= .9
+
+    optimizers = []
+    a, b = (train(naive, folder / str(seed), configure=optimizers.append,
+                  before=functools.partial(start, seed)) for seed in (1, 2))
     found, = differences.between(a, b)
     assert (found.update, found.what) == (4, 'the parameters after the update')
     assert found.notes[0].startswith('The gradients are the same: the optimizer, a hyperparameter')

@@ -233,9 +233,9 @@ def test_the_error_shows_only_arguments_that_differ(comm):
     assert 'rank 0: seed=0\n  rank 1: seed=1\n' in str(caught.value)
 
 
-def test_the_prefix_of_write_shards_instead_of_a_pattern(comm, folder):
+def test_the_prefix_of_write_shards_instead_of_a_pattern(comm, shared_folder):
     """The prefix that a user passed to write_shards is no pattern of its shards."""
-    prefix = os.path.join(folder, 'train')
+    prefix = os.path.join(shared_folder, "train")
     if comm.rank == 0:
         write_shards(range(10), prefix, 5)
     comm.mpi_comm.Barrier()
