@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import functools
 import hashlib
 import itertools
@@ -359,8 +361,8 @@ class Recording:
         os.makedirs(self.folder, exist_ok=True)
         rank, size = _rank(optimizer)
         start = os.path.join(self.folder, (self._name and f'{self._name}.') + f'rank{rank}')
-        self._details_file = _open(start + '.details', is_new=number == 1)
         self._file = _open(start + '.txt', is_new=number == 1)
+        self._details_file = _open(start + '.details', is_new=number == 1)
         _CallCount.last = max(_CallCount.last, _last_call(self._file))
         _write(self._file, json.dumps({
             **settings_of(optimizer, rank, size), 'first update': number}))
@@ -386,9 +388,21 @@ def _warn(text: str) -> None:
 
 
 def _open(path: str, is_new: bool) -> int:
-    """Open a file to append lines."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if is_new else 0),
-                   0o644)
+    """Open a file to append lines, and lock it.
+
+    Raises:
+        OSError: Also if another process writes to the file.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # forked processes do not inherit it
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            os.close(file)
+            raise OSError(f'another job is writing {os.path.basename(path)}. Use a different '
+                          'folder for each job') from None
+    if is_new:
+        os.truncate(file, 0)
     size = os.fstat(file).st_size
     if size and os.pread(file, 1, size - 1) != b'\n':  # the run was killed while writing
         _write(file, '')

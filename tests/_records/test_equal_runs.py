@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import pathlib
 import pickle
+import subprocess
+import sys
 
 import chainer
 import chainer.functions as F
@@ -349,6 +351,23 @@ def test_a_record_of_another_version(tmp_path, monkeypatch):
     a, b = (RecordedRun(tmp_path / name) for name in 'ab')
     assert b.ranks['rank0'].row(0)['python'] == '-'
     assert differences.between(a, b) == []
+
+
+@pytest.mark.mpi_skip
+def test_two_jobs_do_not_share_a_record(tmp_path):
+    """The second job trains without a record, and does not change the first one's."""
+    other = ('import fcntl, sys; file = open(sys.argv[1], "a"); fcntl.lockf(file, fcntl.LOCK_EX); '
+             'file.write("of the first job"); file.flush(); print(flush=True); input()')
+    comm = chainermn.create_communicator('naive')
+    path = tmp_path / 'rank0.txt'
+    with subprocess.Popen([sys.executable, '-c', other, str(path)], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as first:
+        first.stdout.readline()
+        with pytest.warns(RuntimeWarning, match=r'another job is writing rank0\.txt'):
+            loop(comm, tmp_path, 6)
+        assert path.read_text() == 'of the first job'
+    loop(comm, tmp_path, 6)
+    assert len(RecordedRun(tmp_path).ranks['rank0']) == 8
 
 
 @pytest.mark.mpi_skip
