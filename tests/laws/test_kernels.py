@@ -292,8 +292,16 @@ def first_ended_first(in_parts):
 @law(calls(['drawn n_step_lstm'], 'f'),
      planted(kernels.n_step_rnn.Layer, '_in_parts', first_ended_first), examples=15)
 def test_sequences(program):
-    """LSTMs on sequences of any lengths give the results and gradients of NumPy."""
-    assert_close(outcome(program, 'auto'), outcome(program, 'never'), 5e-4)
+    """LSTMs on sequences of any lengths give the results and gradients of NumPy.
+
+    In bfloat16, they do except for rounding, which recurrence amplifies if many weights are equal.
+    """
+    is_rounded = program.seed % 2 and not any('one' in each for each in program.layouts)
+    compute, tolerance = ('bfloat16', .1) if is_rounded else (None, 5e-4)
+    with chainer.using_config('torch_compute_dtype', compute), \
+            unittest.mock.patch.object(compute_dtype, 'warn_once', lambda: None):
+        found = outcome(program, 'auto')
+    assert_close(found, outcome(program, 'never'), tolerance)
 
 
 def rounded_in_place(arrays):
