@@ -93,16 +93,16 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
     Args:
         communicator_name: Name of the communicator; the same on all ranks.
         mpi_comm: MPI communicator of the ranks; ``mpi4py.MPI.COMM_WORLD`` by default.
-        kwargs: Options, the same on all ranks:
 
-            - allreduce_grad_dtype: Dtype in which ``pure_nccl`` averages gradients (float16,
-              float32 or float64); ``chainer.config.dtype`` by default. Ignored by ``auto`` if it
-              uses ``flat``.
-            - batched_copy (bool): Whether a GPU copies all gradients to and from the buffer
-              with one kernel launch; true by default.
-            - timeout (float): Seconds until an operation times out. The job is then aborted with a
-              report that shows what each rank is doing. 0 disables the timeout. The default is the
-              value of the environment variable ``CHAINERMN_TIMEOUT``, or 3600 if it is not set.
+    Keyword Args:
+        allreduce_grad_dtype (numpy.dtype or str): Dtype in which ``pure_nccl`` averages gradients
+            (float16, float32 or float64); ``chainer.config.dtype`` by default. Ignored by ``auto``
+            if it uses ``flat``. The same on all ranks, like the other options.
+        batched_copy (bool): Whether a GPU copies all gradients to and from the buffer with one
+            kernel launch; true by default.
+        timeout (float or None): Seconds until an operation times out. The job is then aborted with
+            a report that shows what each rank is doing. 0 disables the timeout. The default is the
+            value of the environment variable ``CHAINERMN_TIMEOUT``, or 3600 if it is not set.
 
     Returns:
         The communicator of this rank; see :class:`chainermn.CommunicatorBase`.

@@ -74,8 +74,9 @@ def scatter_dataset(
     root copies the shards of one rank, or of one eighth of the ranks, at a time.
 
     Args:
-        dataset: On the root, the dataset. Ignored on the other ranks (pass ``None``); the root
-            warns if another rank passes a dataset of a different length.
+        dataset: On the root, the dataset. Ignored on the other ranks (pass ``None``). The root
+            warns if another rank passes a dataset of a different length, but not for the same
+            length or for less than two examples.
         comm: ChainerMN or mpi4py communicator.
         root: The rank that has the dataset; the same on all ranks.
         shuffle: Whether to shuffle the examples first. Only the root's argument is used.
