@@ -21,14 +21,14 @@ from chainer_compat.pytorch.conversion.tracked_array import Array
 from chainer_compat.updates.sharded_states import ENTRY, merge
 
 
-class Position(NamedTuple):
+class TrainingPosition(NamedTuple):
     """The position at which training stopped; ``None`` if the snapshot does not contain it."""
 
     iteration: int | None
     epoch: int | None
 
 
-def load_optimizer(path: str | Path, optimizer: Any) -> Position:
+def load_optimizer(path: str | Path, optimizer: Any) -> TrainingPosition:
     """Load the state of an optimizer from the snapshot of a trainer.
 
     Args:
@@ -52,8 +52,8 @@ def load_optimizer(path: str | Path, optimizer: Any) -> Position:
                 _complete_state(of_ranks, start) if start + ENTRY in arrays else arrays,
                 path=start))
             optimizer.t = max(optimizer.t, param.update_rule.t)
-        return Position(_number(arrays, r'(.*/)?updater/iteration'),
-                              _number(arrays, r'(.*/)?iterator:main/epoch'))
+        return TrainingPosition(_number(arrays, r'(.*/)?updater/iteration'),
+                                _number(arrays, r'(.*/)?iterator:main/epoch'))
 
 
 def _prefix(arrays: Mapping[str, Array], optimizer: Any, file: str) -> str:
@@ -87,7 +87,7 @@ def _number(arrays: Mapping[str, Array], pattern: str) -> int | None:
 
 
 def write_training(folder: str | Path, module: torch.nn.Module, optimizer: Any,
-                   position: Position, source: str) -> None:
+                   position: TrainingPosition, source: str) -> None:
     """Write the module, the state of its optimizer, and ``train.py``, which continues training.
 
     Args:
@@ -116,7 +116,7 @@ def write_training(folder: str | Path, module: torch.nn.Module, optimizer: Any,
 
 
 def script(new: torch.optim.Optimizer, groups: list[dict[str, Any]], optimizer: Any,
-           position: Position, source: str) -> str:
+           position: TrainingPosition, source: str) -> str:
     """Return the script that continues training."""
     kind = type(new)
     rates = sorted({group['lr'] for group in groups})
