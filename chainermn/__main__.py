@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 
 from chainermn._version import __version__
@@ -27,7 +28,19 @@ _COMMANDS = {
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run a command and return its exit status."""
+    """Run a command and return its exit status: 141 if stdout is closed, as in ``| head``."""
+    try:
+        try:
+            return _run(args)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # at exit, Python would print an error
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the rest of the output
+        return 128 + signal.SIGPIPE
+
+
+def _run(args: list[str] | None) -> int:
     is_script = os.path.basename(sys.argv[0]) == 'chainermn'
     program = 'chainermn' if is_script else 'python -m chainermn'
     parser = argparse.ArgumentParser(

@@ -1,5 +1,7 @@
 """python -m chainermn: lists the commands, and runs them."""
 
+import os
+import subprocess
 import sys
 
 import pytest
@@ -70,3 +72,17 @@ def test_console_script(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().out.startswith('usage: chainermn check ')
+
+
+@pytest.mark.parametrize('args, statuses', [
+    (['checkpoints', '.'], [141]), (['run', '--help'], [0, 141])])  # argparse may hide the error
+def test_a_closed_pipe(args, statuses, tmp_path):
+    """As in ``| head -0``: neither a traceback nor an error at exit."""
+    source, sink = os.pipe()
+    os.close(source)
+    try:
+        done = subprocess.run([sys.executable, '-m', 'chainermn', *args], stdout=sink, text=True,
+                              stderr=subprocess.PIPE, cwd=tmp_path, check=False)
+    finally:
+        os.close(sink)
+    assert done.returncode in statuses and not done.stderr

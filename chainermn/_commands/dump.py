@@ -6,6 +6,7 @@ import contextlib
 import os
 
 from chainermn._commands import running_ranks
+from chainermn._commands.top import jobs
 
 _DESCRIPTION = """\
 Prints what all ranks of a running job are doing: their current and last operations, and
@@ -25,6 +26,10 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Notify a rank and return the exit status."""
     if not os.path.exists(f'/proc/{options.pid}'):
         parser.error(f'there is no process {options.pid}')
+    found = jobs.below(options.pid)
+    if len(found) > 1:
+        parser.error(f'process {options.pid} contains several jobs; select one by its PID:\n'
+                     f'{jobs.text(found)}')
     for process in running_ranks.below(options.pid):
         with contextlib.suppress(OSError):  # it has exited
             running_ranks.request(process, b'1')

@@ -11,14 +11,20 @@ _FILE = re.compile(r'/memfd:chainermn-dump-(\S*)')
 
 
 def below(process: int) -> list[int]:
-    """Return the ranks among a process and all of its descendants, parents before children."""
+    """Return the ranks among a process and its descendants, without descendants of ranks.
+
+    A rank may start other jobs, with :func:`chainermn.launch`.
+    """
     children: dict[int, list[int]] = {}
     for each in processes():
         children.setdefault(_parent(each), []).append(each)
-    found = [process]
-    for each in found:
-        found += children.get(each, [])
-    return [each for each in found if job(each) is not None]
+    pending, ranks = [process], []
+    for each in pending:
+        if job(each) is not None:
+            ranks.append(each)
+        else:
+            pending += children.get(each, [])
+    return ranks
 
 
 def job(process: int) -> str | None:

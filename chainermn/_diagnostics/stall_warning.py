@@ -1,9 +1,9 @@
-"""The warning that ranks have waited for a long time for a rank that is not in an operation."""
+"""The warnings that ranks have waited for a long time for a rank that is not in an operation."""
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chainermn._diagnostics.deadlocks.rank_state import RankState
+from chainermn._diagnostics.deadlocks.rank_state import RankState, ThreadState
 from chainermn._diagnostics.deadlocks.wait_graph import WaitGraph
 from chainermn._diagnostics.hang_report import Response
 from chainermn._operations.ranks import group_texts, ranks_text
@@ -11,6 +11,8 @@ from chainermn._process import environment
 
 #: The default waiting time in seconds; the environment variable overrides it.
 DEFAULT = 60.
+
+_HOW_TO_SET = f'({environment.STALL_WARNING} sets the seconds, 0 disables this warning)'
 
 
 def text(waiting: Mapping[int, RankState], responses: Mapping[int, Response], seconds: float
@@ -44,4 +46,18 @@ def text(waiting: Mapping[int, RankState], responses: Mapping[int, Response], se
     lines += [f'  {more}'] * bool(more)
     return '\n'.join([
         f'chainermn: warning: ranks have waited for {seconds:.0f} s; the job continues '
-        f'({environment.STALL_WARNING} sets the seconds, 0 disables this warning)', *lines]) + '\n'
+        f'{_HOW_TO_SET}', *lines]) + '\n'
+
+
+def creation_text(rank: int, state: ThreadState, seconds: float) -> str:
+    """Return the warning of a rank that waits in its first create_communicator.
+
+    The state of the other ranks is unknown, because the watchdogs are not connected yet.
+
+    Args:
+        rank: The rank.
+        state: The state of its waiting thread.
+        seconds: The minimum number of seconds that the rank has waited.
+    """
+    return (f'chainermn: warning: rank {rank} has waited for {seconds:.0f} s {state.text}; does '
+            f'every rank call create_communicator? The job continues {_HOW_TO_SET}\n')

@@ -44,7 +44,7 @@ from chainermn._diagnostics.watchdog_group import (
     State,
     WatchdogGroup,
 )
-from chainermn._process import environment, runtime, streams
+from chainermn._process import environment, launcher, runtime, streams
 from chainermn._process.mpi import MPI
 from chainermn._process.running_time import RunningClock
 from chainermn._timeline import recorder
@@ -76,6 +76,7 @@ class Watchdog(runtime.ProcessState):
         self._shutdown_timeout = self._default if environment.text(timeouts.VARIABLE) else 0
         self._stall_seconds = timeouts.from_environment(
             environment.STALL_WARNING, stall_warning.DEFAULT)
+        self._has_warned_of_creation = False
         self._detects_deadlocks = environment.flag(environment.DEADLOCKS, default=True)
         self._interval = _INTERVAL
         self.limit_interval(self._default)
@@ -206,6 +207,8 @@ class Watchdog(runtime.ProcessState):
                 self._respond(group, reason, (), now)
             if group.alarmed_at is not None:
                 self._report(group, now)
+            elif group is self._alone:
+                self._warn_of_creation(now)
         self._show(largest, now)
 
     def _accept_requests(self, group: WatchdogGroup) -> None:
@@ -293,6 +296,16 @@ class Watchdog(runtime.ProcessState):
         else:
             question.is_second = True
             self._send_question(group, list(question.answers), now)
+
+    def _warn_of_creation(self, now: float) -> None:
+        """Warn once, on each node, if this rank waits for the others in its first operation."""
+        for snapshot, seconds in self._progress.threads(now):
+            if snapshot.progress and 0 < self._stall_seconds < seconds and (
+                    not self._has_warned_of_creation):
+                self._has_warned_of_creation = True
+                if launcher.claim('stall'):
+                    streams.write(stall_warning.creation_text(
+                        MPI.COMM_WORLD.rank, snapshot.state, self._stall_seconds))
 
     def _send_question(self, group: WatchdogGroup, ranks: Sequence[int], now: float) -> None:
         """Ask ranks for their states; this rank answers immediately."""

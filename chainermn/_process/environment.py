@@ -39,6 +39,7 @@ KNOWN = frozenset({
     RECORD_DETAILS, RUN_FOLDER, RUN_LINK, RUN_RANKS, STALL_WARNING, TIMELINE, TIMEOUT})
 #: The variables that turn something on or off.
 FLAGS = CUDA_AWARE, DEBUG, *FORCE_ABORT, DEADLOCKS, HOST_LINKS, OVERLAY
+_DEBUG_INTERVAL = 100  # updates
 _PREFIX, _OF_TESTS = 'CHAINERMN_', 'CHAINERMN_TEST_'
 _SIMILARITY = .7  # without the prefix, TIMOUT and TIMEOUT have 0.92, TIME and TIMEOUT 0.73
 _COMPAT_PREFIX = 'CHAINER_'  # shared with variables of Chainer itself and of libraries
@@ -69,6 +70,19 @@ def check_flags() -> None:
         ValueError: If one of them is neither true nor false.
     """
     variables.check(FLAGS)
+
+
+def debug_interval() -> int:
+    """Return after how many updates the models of all ranks are compared again in debug mode.
+
+    Raises:
+        ValueError: If the variable is invalid.
+    """
+    value = text(DEBUG_EVERY) or str(_DEBUG_INTERVAL)
+    if not value.isdecimal() or not int(value):
+        raise ValueError(f'{DEBUG_EVERY} must be a positive integer (a number of updates), not '
+                         f'{value!r}')
+    return int(value)
 
 
 def unknown() -> dict[str, str | None]:

@@ -176,7 +176,8 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
                             "create_communicator('flat', mpi_comm=comm)")
         environment.check_flags()
         timeouts.check_environment()
-        fused_updates()  # raises an error if its value is invalid
+        environment.debug_interval()  # raises an error if its value is invalid
+        fused_updates()  # likewise
         if name == 'auto':
             no_nccl_reason = _why_no_nccl()
         communicator_class = _class_of('pure_nccl') if name == 'auto' else _find_class(name)

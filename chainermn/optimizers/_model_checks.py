@@ -8,7 +8,6 @@ from chainermn._process import environment
 from chainermn._types import FunctionNode, Model, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
 
-_INTERVAL = 100  # updates
 _DEBUG_MODE = Caller('the comparison of the models in debug mode', if_missing=(
     f'Enable debug mode ({environment.DEBUG}=1 or chainer.set_debug(True)) on all ranks, with the '
     f'same {environment.DEBUG_EVERY}, or on none. All ranks must also run the same number of '
@@ -44,7 +43,7 @@ class ModelChecks:
         """In debug mode, compare the models of all ranks after every k-th update."""
         if self._has_debug_variable or chainer.is_debug():
             self._n_updates += 1
-            if self._n_updates % _interval() == 0:
+            if self._n_updates % environment.debug_interval() == 0:
                 with self._communicator.called_by(_DEBUG_MODE):
                     self._communicator.check_replicas(model)
 
@@ -62,11 +61,3 @@ def _depends_on_parameters(loss: Variable) -> bool:
                 return True
             found.append(node.creator_node)
     return False
-
-
-def _interval() -> int:
-    text = environment.text(environment.DEBUG_EVERY) or str(_INTERVAL)
-    if not text.isdecimal() or not int(text):
-        raise ValueError(f'{environment.DEBUG_EVERY} must be a positive integer (a number of '
-                         f'updates), not {text!r}')
-    return int(text)

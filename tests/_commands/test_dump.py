@@ -9,7 +9,9 @@ import time
 
 import pytest
 from jobs import WRITE_PROCESS, RunningJob
-from time_limits import seconds
+from time_limits import seconds, wait_until
+
+from chainermn._commands import running_ranks
 
 pytestmark = pytest.mark.mpi_skip
 HEAD = '''
@@ -114,6 +116,39 @@ def test_processes_that_are_no_ranks_are_left_alone(usage_error):
         assert process.poll() is None
         process.kill()
     assert 'there is no process' in usage_error('dump', 2 ** 22 + 1)
+
+
+def test_a_parent_of_several_jobs(tmp_path, usage_error):
+    for name in ('a', 'b'):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f'{name}.py').write_text(HEAD + '''
+while not os.path.exists('../end'):
+    time.sleep(.1)
+''')
+    start_jobs = ' '.join(f'(cd {name}; exec mpiexec -n 1 {sys.executable} {name}.py) &'
+                          for name in ('a', 'b'))
+    with subprocess.Popen(['sh', '-c', f'{start_jobs} wait'], cwd=tmp_path,
+                          stdin=subprocess.DEVNULL) as process:
+        try:
+            for name in ('a', 'b'):
+                wait_until((tmp_path / name / 'process0').exists, 60)
+            said = [usage_error(command, process.pid) for command in ('dump', 'top')]
+        finally:
+            (tmp_path / 'end').touch()
+    for text in said:
+        assert f'process {process.pid} contains several jobs; select one by its PID:\n' in text
+        for name in ('a', 'b'):
+            rank = (tmp_path / name / 'process0').read_text()
+            assert f'  {rank}  {name}.py, 1 rank on this host\n' in text
+
+
+def test_jobs_that_a_rank_starts_do_not_count(monkeypatch):
+    parents = {2: 1, 3: 2, 4: 3, 5: 1, 6: 5}
+    monkeypatch.setattr(running_ranks, 'processes', lambda: [1, *parents])
+    monkeypatch.setattr(running_ranks, '_parent', lambda process: parents.get(process, 0))
+    monkeypatch.setattr(running_ranks, 'job', {2: 'job', 4: 'inner', 6: 'job'}.get)
+    assert running_ranks.below(1) == [2, 6]
+    assert running_ranks.below(3) == [4]
 
 
 @pytest.mark.slow

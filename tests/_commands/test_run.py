@@ -15,6 +15,8 @@ from jobs import processes
 from mpi4py import MPI
 from time_limits import seconds, wait_until
 
+from chainermn._commands import run as run_command
+
 pytestmark = pytest.mark.mpi_skip
 
 COMMAND = [sys.executable, '-m', 'chainermn', 'run']
@@ -374,6 +376,27 @@ def test_a_log_file_of_each_rank(tmp_path, env):
         assert text.endswith('no end\n')
     assert done.stderr.count(b'aborts the job: sys.exit with status 3') == 2  # and in the table
     assert text.count('aborts the job: sys.exit with status 3') == 1  # of rank 1
+    assert b'cannot write' not in done.stderr
+
+
+def test_a_log_file_that_cannot_be_written(tmp_path, env):
+    """The job continues; one line per file says why."""
+    write(tmp_path, """
+        import os, time
+        for _ in range(3):
+            print('a' * 999, os.environ['PMI_RANK'], flush=True)
+            time.sleep(.1)
+        """)
+    (tmp_path / 'logs').mkdir()
+    (tmp_path / 'logs/rank0.log').symlink_to('/dev/full')
+    done = subprocess.run(  # rank 1: up to 1024 bytes
+        ['sh', '-c', 'ulimit -f 2; exec "$0" "$@"', *COMMAND, '-n', '2', '--log-dir', 'logs',
+         'script.py'], cwd=tmp_path, env=env, text=True, capture_output=True, timeout=seconds(50))
+    assert (done.returncode, done.stdout.count('a 0'), done.stdout.count('a 1')) == (0, 3, 3)
+    assert sorted(done.stderr.splitlines()) == [
+        f'chainermn run: cannot write {tmp_path}/logs/rank{rank}.log: {why}; its output continues '
+        'on the terminal only'
+        for rank, why in enumerate(['No space left on device', 'File too large'])]
 
 
 def test_a_program_waits_for_its_own_children_only(tmp_path, env):
@@ -420,6 +443,26 @@ def test_options(tmp_path, env):
     assert run(tmp_path, env, *args).stdout == '-m x dark red\n'
 
 
+@pytest.mark.parametrize('name', ['package.module', 'calendar', 'zipimport'])
+def test_modules_exist(tmp_path, monkeypatch, name):
+    """A package is found without importing it; built-in modules also exist."""
+    (tmp_path / 'package').mkdir()
+    (tmp_path / 'package' / '__init__.py').write_text('1 / 0')
+    monkeypatch.chdir(tmp_path)
+    assert run_command._has_package(name)
+
+
+@pytest.mark.parametrize('args, is_shown', [
+    (['--label', '5'], True), (['--grace=5'], True), (['-n', '5'], False), (['--other'], False)])
+def test_options_after_the_script(tmp_path, env, args, is_shown):
+    write(tmp_path, 'import sys\nsys.exit(3)')
+    done = run(tmp_path, env, '-n', '1', '--max-restarts', '0', 'script.py', *args)
+    hint = (f'chainermn run: {args[0]} after script.py is passed to it; put options of chainermn '
+            'run before script.py\n')
+    assert done.returncode == 3
+    assert done.stderr.endswith(hint) if is_shown else 'put options' not in done.stderr
+
+
 @pytest.mark.parametrize('args, message', [
     (['script.py'], 'the following arguments are required: -n\n'),
     (['script.py', '-n', '2'], 'required: -n. Put it before SCRIPT: -n N script.py\n'),
@@ -428,6 +471,8 @@ def test_options(tmp_path, env):
     (['-n', '2'], 'the following arguments are required: SCRIPT\n'),
     (['-n', '0', 'script.py'], 'argument -n/-np: must be a positive integer, not 0'),
     (['-np', '1', 'none.py'], 'no such script: none.py'),
+    (['-n', '1', '-m', 'nosuch'], 'no such module: nosuch\n'),
+    (['-n', '1', '-m', 'nosuch.module'], 'no such module: nosuch.module\n'),
     (['-n', '1', '-m', 'script.py'], '-m takes a module name, not the file script.py. Omit -m'),
     *[(['-n', '1', f'{option}={value}', 'script.py'],
        f'argument {option}: must be a non-negative {kind}, not {value}')

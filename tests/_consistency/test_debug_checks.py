@@ -164,6 +164,14 @@ def test_how_often_it_compares(flat, same_error, monkeypatch):
     assert 'CHAINERMN_DEBUG_EVERY must be a positive integer' in str(error)
 
 
+@pytest.mark.parametrize('value', ['0', 'often'])
+def test_create_communicator_reports_a_wrong_number_of_updates(same_error, monkeypatch, value):
+    monkeypatch.setenv('CHAINERMN_DEBUG_EVERY', value)
+    error = same_error(lambda: chainermn.create_communicator('naive'), table=False)
+    assert f'CHAINERMN_DEBUG_EVERY must be a positive integer (a number of updates), not {value!r}'\
+        in str(error)
+
+
 def test_check_means():
     model = Model()
     set_gradients(model)

@@ -1,5 +1,6 @@
 """Ranks that wait for a rank outside of operations print one warning, and go on."""
 
+import re
 
 import pytest
 from jobs import run_job
@@ -52,3 +53,28 @@ def test_shorter_waits_and_disabled_warnings_print_nothing(tmp_path, limit, paus
     done = run(tmp_path, limit, pause)
     assert (done.returncode, done.stdout.count('went on')) == (0, 3)
     assert 'chainermn' not in done.stdout
+
+
+@pytest.mark.slow
+@starts
+@pytest.mark.parametrize('limit, is_warned', [('1', True), ('0', False), ('', False)])
+def test_one_rank_per_node_warns_of_a_rank_that_creates_no_communicator(tmp_path, limit,
+                                                                        is_warned):
+    done = run_job(tmp_path, '''
+import time
+from mpi4py import MPI
+
+if MPI.COMM_WORLD.rank == 1:
+    time.sleep(6)
+import chainermn
+chainermn.create_communicator('naive')
+print('went on', flush=True)
+''', ranks=3, limit=60, CHAINERMN_STALL_WARNING=limit)
+    assert (done.returncode, done.stdout.count('went on')) == (0, 3), done.stdout
+    assert done.stdout.count('chainermn: ') == is_warned, done.stdout
+    if is_warned:
+        assert re.search(
+            r'chainermn: warning: rank [02] has waited for 1 s in create_communicator, called at '
+            r'script.py:8; does every rank call create_communicator\? The job continues '
+            r'\(CHAINERMN_STALL_WARNING sets the seconds, 0 disables this warning\)\n',
+            done.stdout), done.stdout

@@ -7,11 +7,14 @@ restarts on the reachable hosts.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
 import signal
 import sys
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 
 from chainermn._commands.options import at_least
 from chainermn._commands.run import hosts
@@ -135,6 +138,9 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         parser.error(f'no such script: {options.script}' + (
             f'. chainermn run starts Python itself; use -n {options.n} {" ".join(options.args)}'
             if re.fullmatch(r'python[\d.]*', os.path.basename(options.script)) else ''))
+    # mpiexec may start the ranks in another folder or with another PYTHONPATH.
+    if options.is_module and not options.mpiexec_args and not _has_package(options.script):
+        parser.error(f'no such module: {options.script}')
     try:
         environment.check_flags()
         path, arguments = mpiexec.find(), shlex.split(options.mpiexec_args)
@@ -160,11 +166,25 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         say(result)
     elif len(attempts) != 1 or attempts[0].status:
         say('\n'.join([result, *table(attempts)]) if attempts else result)
+        own = [word for word in options.args if word.startswith('--')
+               and word.partition('=')[0] in parser._option_string_actions]
+        if own and signals.ending is None and attempts and attempts[-1].status and (
+                attempts[-1].seconds < options.startup):
+            say(f'{own[0]} after {options.script} is passed to it; put options of chainermn run '
+                f'before {options.script}')
     if signals.ending is not None:
         # Exit with the same signal, so that a calling shell script also stops.
         signal.signal(signals.ending, signal.SIG_DFL)
         os.kill(os.getpid(), signals.ending)
     return attempts[-1].status if attempts else 1
+
+
+def _has_package(module: str) -> bool:
+    """Return whether a module, or the package that contains it, exists; import nothing."""
+    name = module.partition('.')[0]
+    with contextlib.suppress(ValueError):  # '' or a module without __spec__
+        return bool(PathFinder.find_spec(name, [os.getcwd()]) or find_spec(name))
+    return bool(name)
 
 
 def _slots(options: argparse.Namespace) -> dict[str, int]:

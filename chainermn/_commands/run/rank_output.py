@@ -14,7 +14,6 @@ import re
 import select
 import sys
 import time
-from typing import BinaryIO
 
 #: Environment variables that contain the rank, from MPICH and Slurm's PMI, Open MPI, other
 #: libraries with PMIx, and Slurm.
@@ -22,6 +21,41 @@ _RANK_VARIABLES = 'PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'SLURM_PROCID
 
 _SIZE = 1 << 16  # bytes per read
 _LINE_END = re.compile(rb'(?<=\n)|(?<=\r)(?!\n)')  # progress bars end lines with \r
+
+
+class _LogFile:
+    """The log file of the rank. It is closed if writing fails; the rank continues without it.
+
+    Args:
+        folder: The folder, which is created if it does not exist.
+        rank: The rank.
+    """
+
+    def __init__(self, folder: str, rank: str) -> None:
+        self._path = f'{folder}/rank{rank}.log'
+        #: The file descriptor; negative if the file is closed.
+        self.number = -1
+        try:
+            os.makedirs(folder, exist_ok=True)
+            self.number = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        except OSError as error:
+            self._report(error)
+
+    def write(self, data: bytes) -> None:
+        """Append data; print an error, once, if this fails, for example on a full disk."""
+        try:
+            while data and self.number >= 0:
+                data = data[os.write(self.number, data):]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.close(self.number)
+            self.number = -1
+            self._report(error)
+
+    def _report(self, error: OSError) -> None:
+        with contextlib.suppress(OSError):  # closed
+            os.write(2, f'chainermn run: cannot write {self._path}: {error.strerror}; its output '
+                        'continues on the terminal only\n'.encode(errors='surrogateescape'))
 
 
 class _RankOutput:
@@ -33,7 +67,7 @@ class _RankOutput:
         file: The log file of the rank; ``None`` for no file.
     """
 
-    def __init__(self, target: int, label: bytes, file: BinaryIO | None) -> None:
+    def __init__(self, target: int, label: bytes, file: _LogFile | None) -> None:
         self._target, self._label, self._file = target, label, file
         self._rest = b''  # an incomplete line
 
@@ -43,8 +77,7 @@ class _RankOutput:
         if not data and self._rest:
             lines, self._rest = [*lines, self._rest + b'\n'], b''
         if self._file is not None:
-            with contextlib.suppress(OSError):  # the disk is full
-                self._file.write(b''.join(lines))
+            self._file.write(b''.join(lines))
         if self._label:
             data = b''.join([self._label + line for line in lines if line])
         with contextlib.suppress(OSError):  # closed
@@ -66,24 +99,14 @@ def _forward(outputs: dict[int, _RankOutput]) -> None:
                 del outputs[source]
 
 
-def _open(folder: str, rank: str, attempt: str) -> BinaryIO | None:
-    """Open the log file of this rank; return ``None`` if this fails."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-        file = open(f'{folder}/rank{rank}.log', 'ab', buffering=0)  # noqa: SIM115
-        file.write(f'--- attempt {attempt}, {time.strftime("%Y-%m-%d %H:%M:%S")}, host '
-                   f'{os.uname().nodename}, process {os.getpid()} ---\n'.encode())
-        return file
-    except OSError as error:
-        os.write(2, f'chainermn run: cannot write the log file of rank {rank}: {error}\n'.encode())
-    return None
-
-
 def main(attempt: str, is_labeled: str, folder: str, *program: str) -> None:
     """Replace this process with the program."""
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), '0')
     label = f'[{rank}] '.encode() if is_labeled == '1' else b''
-    file = _open(folder, rank, attempt) if folder else None
+    file = _LogFile(folder, rank) if folder else None
+    if file is not None:
+        file.write(f'--- attempt {attempt}, {time.strftime("%Y-%m-%d %H:%M:%S")}, host '
+                   f'{os.uname().nodename}, process {os.getpid()} ---\n'.encode())
     pipes = [os.pipe() for _ in range(2)]
     if os.fork() == 0:
         # Start a new session, because mpiexec kills the process group of the rank. Make this
@@ -91,7 +114,7 @@ def main(attempt: str, is_labeled: str, folder: str, *program: str) -> None:
         os.setsid()
         if os.fork() == 0:
             kept = {1, 2, *(source for source, _ in pipes), *([] if file is None else [
-                file.fileno()])}
+                file.number])}
             for each in os.listdir('/proc/self/fd'):  # such as sockets of mpiexec
                 if int(each) not in kept:
                     with contextlib.suppress(OSError):

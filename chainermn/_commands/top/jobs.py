@@ -46,17 +46,34 @@ def find(target: str | None) -> RunningJob:
         if owner != os.getuid():
             raise NoJobError(f'process {target} belongs to the user {_name_of(owner)}, and only '
                              'that user can watch it')
-        ranks = set(running_ranks.below(int(target)))
-        jobs = [job for job in every if ranks & set(job.ranks)]
+        jobs = below(int(target))
         missing = (f'process {target} and its children contain no rank that has created a '
                    'communicator')
+        if len(jobs) > 1:
+            raise NoJobError(f'process {target} contains several jobs; select one by its PID:\n'
+                             f'{text(jobs)}')
     if not jobs:
         raise NoJobError(missing)
     if len(jobs) > 1:
-        raise NoJobError('you have several jobs on this host; select one by its PID:\n' + (
-            '\n'.join(f'  {job.ranks[0]}  {job.name}, {len(job.ranks)} rank'
-                      f'{"s" * (len(job.ranks) > 1)} on this host' for job in jobs)))
+        raise NoJobError(
+            f'you have several jobs on this host; select one by its PID:\n{text(jobs)}')
     return jobs[0]
+
+
+def below(process: int) -> list[RunningJob]:
+    """Return the jobs of this user that a process contains.
+
+    Args:
+        process: The process ID of a rank, of mpiexec, or of any other parent.
+    """
+    ranks = set(running_ranks.below(process))
+    return [job for job in _jobs() if ranks & set(job.ranks)]
+
+
+def text(jobs: Sequence[RunningJob]) -> str:
+    """Return a list of jobs as text: one line for each, with the process ID of a rank."""
+    return '\n'.join(f'  {job.ranks[0]}  {job.name}, {len(job.ranks)} rank'
+                     f'{"s" * (len(job.ranks) > 1)} on this host' for job in jobs)
 
 
 def _jobs() -> list[RunningJob]:
