@@ -153,7 +153,7 @@ def test_a_snapshot_of_another_size(folder, monkeypatch, model, key, shape, wrap
     (('model.npz', 'model.bin'), r'must be a \.pt file or an \.onnx file, not model\.bin\.'),
     (('model.npz', 'model.onnx', '--train'), r'With --train, .* a \.pt file, not model\.onnx\.'),
     (('none.npz', 'model.pt'), r'no such snapshot: none\.npz'),
-    (('model.npz', 'model.pt', '--training', 'make'), r"--training must be MODULE:FUNCTION, not 'm"),
+    (('model.npz', 'model.pt', '--training', 'make'), "--training must be MODULE:FUNCTION, not 'm"),
     *((('model.npz', 'model.pt', '--input', each),
        f'--input {each} must be a shape and an optional dtype, such as 1,3,224,224 or 2,10:int32')
       for each in ('1x8', '1,8:flaot', '1,-8'))])
