@@ -351,6 +351,19 @@ def evaluator_without_iterator() -> dict[str, str]:
     }
 
 
+@edit('chainer.training.extensions.evaluator')
+def evaluator_that_repeats() -> dict[str, str]:
+    """All versions: the warning about an Evaluator that never ends ended in ``the iterator {}``.
+
+    Now it contains the whole text with the iterator's name, and shows the line of the script.
+    """
+    return {
+        "msg = 'The `repeat`": "msg = ('The `repeat`",
+        "'of iterators'.format(key)": "'of iterators').format(key)",
+        'warnings.warn(msg)': 'warnings.warn(msg, stacklevel=2)',
+    }
+
+
 @edit('chainer.training.extensions._snapshot')
 def picklable_cleanup() -> dict[str, str]:
     """All versions: ``snapshot(writer=ProcessWriter(), n_retains=n)`` could not be pickled.

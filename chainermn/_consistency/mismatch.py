@@ -9,7 +9,7 @@ from chainermn._diagnostics.call_site import IN_EXTENSION
 from chainermn._operations.call_signature import PROGRAM, Caller, CallSignature
 from chainermn._operations.exceptions import CollectiveMismatchError
 from chainermn._operations.ranks import group_ranks, ranks_text, select_groups
-from chainermn._operations.table import CALL, DTYPE, END, SHAPE
+from chainermn._operations.table import CALL, DTYPE, END, ENTER_JOIN, SHAPE
 
 # Maximum numbers of parameters, of values of each, of groups of ranks, and of lines in an error.
 _MAX_PARAMETERS, _MAX_VALUES, _MAX_GROUPS, _MAX_LINES = 10, 4, 12, 32
@@ -25,6 +25,8 @@ _ADVICE = {
             'updates only, not in other collectives (MultiNodeBatchNormalization, evaluators, '
             'checkpointers, ObservationAggregator). Give all ranks the same number of inputs, '
             'enter join with throw_on_early_termination=True, or call the collective after join.',
+    'enter join': 'All ranks must enter chainermn.join at the same place. Enter it on all ranks or '
+                  'on none.',
     'updates': 'An update raised an error on one rank, and that rank continued with the next '
                'update. Let the error end your script, or contribute no gradients for the failed '
                'update: model.cleargrads(); optimizer.update(). To continue after this error, load '
@@ -124,9 +126,13 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
     if any(signature.operation == END for signature in signatures):
         what = 'end'
     elif what == 'operations' and any(signature.operation == 'join' for signature in signatures):
-        what = 'join'
+        what = 'enter join' if any(signature.operation == 'join' and signature.number >= ENTER_JOIN
+                                   for signature in signatures) else 'join'
     elif what == 'operations' and any(IN_EXTENSION in site for site in every_site):
         what = 'callers'
+    elif what == 'callers' and len({*every_site}) > 1 and not any(
+            IN_EXTENSION in site for site in every_site):
+        what = 'operations'  # different lines of user code, not of the same trainer.run()
     advice = usual.declared.advice if is_digest else _ADVICE[what]
     if what in ('operations', 'callers'):
         advice = next((caller.if_missing for caller in callers if caller.if_missing), advice)

@@ -15,6 +15,9 @@ CALL, DTYPE, SHAPE = 1, 2, 3
 #: The operation of a rank that has reached the end of the script.
 END = 'end of the program'
 
+#: In the operation ``join``, this number and larger ones enter it and encode its options.
+ENTER_JOIN = 4
+
 #: A request of a dist_async KVStore: a push or pull.
 REQUEST = 'KVStore request'
 

@@ -83,8 +83,15 @@ class Backend(abc.ABC):
         """Raise an error on all ranks that take part in an operation of the store."""
 
     @abc.abstractmethod
-    def check_same(self, operation: str, arguments: str) -> None:
-        """Raise ValueError on all ranks if they made different calls. Collective."""
+    def check_same(self, operation: str, arguments: str, layouts: Sequence[KeyLayout] = ()
+                   ) -> None:
+        """Raise ValueError on all ranks if they made different calls. Collective.
+
+        Args:
+            operation: Name of the method.
+            arguments: Its arguments.
+            layouts: The keys to show if other ranks call another operation.
+        """
 
     def comparing(self, settings: OptimizerSettings, named: Named
                   ) -> AbstractContextManager[object]:
@@ -97,15 +104,15 @@ class Backend(abc.ABC):
         return nullcontext()
 
     @abc.abstractmethod
-    def gather(self, obj: _T) -> list[_T] | None:
+    def gather(self, operation: str, obj: _T) -> list[_T] | None:
         """Return the objects of all ranks on rank 0, and ``None`` elsewhere. Collective."""
 
     @abc.abstractmethod
-    def bcast(self, obj: _T) -> _T:
+    def bcast(self, operation: str, obj: _T) -> _T:
         """Return the object of rank 0. Collective."""
 
     @abc.abstractmethod
-    def barrier(self) -> None:
+    def barrier(self, operation: str) -> None:
         """Wait until all workers have called this method. Collective."""
 
     @abc.abstractmethod
@@ -154,16 +161,17 @@ class LocalBackend(Backend):
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         raise error
 
-    def check_same(self, operation: str, arguments: str) -> None:
+    def check_same(self, operation: str, arguments: str, layouts: Sequence[KeyLayout] = ()
+                   ) -> None:
         pass
 
-    def gather(self, obj: _T) -> list[_T]:
+    def gather(self, operation: str, obj: _T) -> list[_T]:
         return [obj]
 
-    def bcast(self, obj: _T) -> _T:
+    def bcast(self, operation: str, obj: _T) -> _T:
         return obj
 
-    def barrier(self) -> None:
+    def barrier(self, operation: str) -> None:
         pass
 
     def close(self) -> None:
@@ -183,7 +191,7 @@ class _DistBackend(Backend):
             messages = [join(encode(entries))
                         for entries in shard_values(layouts, values, self.size).values()]
         shards = {}
-        with self._called_by('init'):
+        with self._called_by('init', layouts):
             received = self._comm.scatter(messages)
             for entry in decode(received):
                 n = entry.key_id - layouts[0].key_id
@@ -193,26 +201,30 @@ class _DistBackend(Backend):
             self.server.add_keys(layouts, shards)
             self._comm.barrier()  # no server gets a request before it knows the keys
 
-    def _called_by(self, operation: str) -> AbstractContextManager[object]:
-        return self._comm.called_by(f'KVStore.{operation}')
+    def _called_by(self, operation: str, layouts: Sequence[KeyLayout] = ()
+                   ) -> AbstractContextManager[object]:
+        keys = ', '.join([*(repr(layout.key) for layout in layouts[:3]), *['...'] * (
+            len(layouts) > 3)])
+        return self._comm.called_by(f'KVStore.{operation} {keys}'.rstrip())
 
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         self._comm.refuse(f'KVStore.{operation}', error)
 
-    def check_same(self, operation: str, arguments: str) -> None:
-        with self._comm.called_by('KVStore'):  # the compared text names the operation
+    def check_same(self, operation: str, arguments: str, layouts: Sequence[KeyLayout] = ()
+                   ) -> None:
+        with self._called_by(operation, layouts):
             check_same(self._comm, f'KVStore.{operation}', arguments)
 
-    def gather(self, obj: _T) -> list[_T] | None:
-        with self._comm.called_by('KVStore'):
+    def gather(self, operation: str, obj: _T) -> list[_T] | None:
+        with self._called_by(operation):
             return self._comm.gather_obj(obj)
 
-    def bcast(self, obj: _T) -> _T:
-        with self._comm.called_by('KVStore'):
+    def bcast(self, operation: str, obj: _T) -> _T:
+        with self._called_by(operation):
             return self._comm.bcast_obj(obj)
 
-    def barrier(self) -> None:
-        with self._comm.called_by('KVStore'):
+    def barrier(self, operation: str) -> None:
+        with self._called_by(operation):
             self._comm.barrier()
 
     def close(self) -> None:

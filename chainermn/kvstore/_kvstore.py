@@ -90,7 +90,7 @@ class KVStore:
         """
         with raise_on_all_ranks(self._backend, 'init'):
             layouts, values = self._new_layouts(key, value)
-        self._backend.check_same('init', ', '.join(map(str, layouts)))
+        self._backend.check_same('init', ', '.join(map(str, layouts)), layouts)
         self._backend.init(layouts, values)
         self._layouts.update({layout.key: layout for layout in layouts})
 
@@ -317,7 +317,7 @@ class KVStore:
             _arguments.check_updater(updater)
         self._backend.check_same('set_updater', '')
         self._backend.server.set_updater(updater)
-        self._backend.barrier()
+        self._backend.barrier('set_updater')
 
     _set_updater = set_updater  # name in MXNet
 
@@ -369,7 +369,7 @@ class KVStore:
             call = _optimizer_states.call_of(optimizer, compare_settings)
         self._backend.check_same('set_optimizer', f'{call}, rescale_grad={rescale_grad!r}')
         self._backend.server.set_updater(updater)
-        self._backend.barrier()
+        self._backend.barrier('set_optimizer')
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
         """Compress all values that are pushed from now on to 2 bits each.
@@ -412,7 +412,7 @@ class KVStore:
             assert isinstance(compressor, compression.TwoBit)
         self._backend.check_same('set_gradient_compression', repr(compressor))
         self._backend.server.compressor = compressor
-        self._backend.barrier()
+        self._backend.barrier('set_gradient_compression')
 
     # --- optimizer states ------------------------------------------------------------------------
 
@@ -443,7 +443,8 @@ class KVStore:
         """
         with raise_on_all_ranks(self._backend, 'save_optimizer_states'):
             optimizer = self._optimizer('save')
-        by_server = self._backend.gather(self._backend.server.optimizer_states())
+        by_server = self._backend.gather(
+            'save_optimizer_states', self._backend.server.optimizer_states())
         if by_server is not None:
             with raise_on_all_ranks(self._backend, 'save_optimizer_states'):
                 states = {}
@@ -455,7 +456,7 @@ class KVStore:
                 _optimizer_states.write_states(
                     fname, states,
                     _optimizer_states.describe(optimizer) if dump_optimizer else None)
-        self._backend.barrier()
+        self._backend.barrier('save_optimizer_states')
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Load a file that :meth:`save_optimizer_states` wrote. No code in the file is executed.
@@ -490,7 +491,7 @@ class KVStore:
             optimizer = self._optimizer('load')
             if self.rank == 0:
                 found = _optimizer_states.read_states(fname)
-        found = self._backend.bcast(found)
+        found = self._backend.bcast('load_optimizer_states', found)
         assert found is not None
         states, saved = found
         if saved is not None:
@@ -501,7 +502,7 @@ class KVStore:
             for name, value in saved['hyperparameters'].items():
                 setattr(optimizer.hyperparam, name, value)
         self._backend.server.load_optimizer_states(states)
-        self._backend.barrier()
+        self._backend.barrier('load_optimizer_states')
 
     # --- synchronization -------------------------------------------------------------------------
 
@@ -522,7 +523,7 @@ class KVStore:
         """
         with raise_on_all_ranks(self._backend, 'barrier'):
             self._check_open()
-        self._backend.barrier()
+        self._backend.barrier('barrier')
 
     def _barrier(self) -> None:  # name in MXNet
         self.barrier()

@@ -21,6 +21,7 @@ import numpy as np
 
 from chainermn._operations import common_error
 from chainermn._operations.on_all_ranks import check_equal
+from chainermn._operations.table import ENTER_JOIN
 from chainermn._process import runtime
 from chainermn._types import Array, Model
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -32,7 +33,6 @@ from chainermn.optimizers._participants import AllRanks, Operation
 _OUT, _BROADCAST, _EXCHANGE = range(3)
 _CODES: dict[Operation, int] = {'broadcast': _BROADCAST, 'exchange': _EXCHANGE}
 _OPERATIONS = {code: operation for operation, code in _CODES.items()}
-_ENTER = 4  # this number and larger ones encode the options
 
 
 class _Joins(runtime.ProcessState):
@@ -120,7 +120,7 @@ class Join(AllRanks, AbstractContextManager[None]):
         try:
             with self._hook.comparing_settings():
                 numbers = self._comm._chainermn_channel.join_turn(
-                    _ENTER + 2 * self._divide_by_initial_world_size + self._throw)
+                    ENTER_JOIN + 2 * self._divide_by_initial_world_size + self._throw)
             check_equal(self._comm, [
                 {'divide_by_initial_world_size': bool(number & 2),
                  'throw_on_early_termination': bool(number & 1)} for number in numbers],

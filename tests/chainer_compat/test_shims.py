@@ -366,6 +366,8 @@ TESTS = {
     'iterator_without_order': [RESUMED + '::test_every_iterator'],
     'samples_of_this_rank': [
         '../laws/test_batch_normalization.py::test_batch_normalization'],
+    'evaluator_that_repeats': [
+        'fixes/test_chainer_bugs.py::test_the_warning_about_an_evaluator_that_repeats'],
     'evaluator_without_iterator': ['test_training.py::test_evaluator_and_statistics'],
     'regions_outside_of_the_image': [
         'fixes/test_chainer_bugs.py::test_regions_of_interest_outside_of_the_image'],

@@ -57,7 +57,7 @@ def test_equal_keys_of_a_push_are_summed(kv):
     np.testing.assert_array_equal(y, X * pushes(kv))
     r = kv.row_sparse_pull('r', row_ids=[0, 1]).todense()
     np.testing.assert_array_equal(r, (X + ROWS.todense()) * pushes(kv))
-    by_rank = kv._backend.gather(calls)
+    by_rank = kv._backend.gather('test', calls)
     if kv.rank == 0:
         assert sorted(key for keys in by_rank for key in keys) == ['r', 'x', 'y']
 

@@ -25,6 +25,7 @@ from shared_fixtures import create, raises_on_all
 
 import chainermn
 from chainermn import Pipeline
+from chainermn._operations import common_error
 from chainermn._timeline import summary, trace_files
 from chainermn.links import MultiNodeChainList
 
@@ -269,11 +270,35 @@ def test_trainer_evaluator_and_log(comm, tmp_path):
     assert {'validation/main/loss', 'validation/main/accuracy'} <= found[2].keys()
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason='errors have no notes')
-def test_a_target_without_a_function_of_loss_is_explained(comm):
+class WithMistake(chainer.Chain):
+    def forward(self, x, t):
+        raise ValueError('a mistake')
+
+
+@pytest.mark.parametrize('debug', ['0', '1'])
+@pytest.mark.parametrize('link, text', [
+    (lambda: L.Linear(WIDTH, WIDTH), '\nLinear raised '),
+    (lambda: L.EmbedID(WIDTH, WIDTH), '\nEmbedID raised TypeError: ')])
+def test_a_target_without_a_function_of_loss_is_explained(comm, monkeypatch, debug, link, text):
+    monkeypatch.setenv('CHAINERMN_DEBUG', debug)
     model = MultiNodeChainList(comm.split(comm.rank, 0))
-    model.add_link(L.Linear(WIDTH, WIDTH))
-    with pytest.raises((TypeError, ValueError)) as caught:
+    model.add_link(link())
+    with pytest.raises(TypeError) as caught:
+        Pipeline(model)(*batch(4))
+    assert str(caught.value).startswith('Pipeline: Without lossfun, Pipeline passes all arguments')
+    assert 'pass lossfun' in str(caught.value) and text in str(caught.value)
+    frames = common_error.visible_frames(caught.value)
+    if debug == '1':
+        assert frames is None and caught.value.__cause__ is not None
+    else:
+        assert frames.tb_next is None and frames.tb_frame.f_code.co_filename == __file__
+        assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def test_an_error_of_a_users_link_without_a_function_of_loss_is_kept(comm):
+    model = MultiNodeChainList(comm.split(comm.rank, 0))
+    model.add_link(WithMistake())
+    with pytest.raises(ValueError, match='^a mistake') as caught:
         Pipeline(model)(*batch(4))
     assert 'pass lossfun' in caught.value.__notes__[0]
 

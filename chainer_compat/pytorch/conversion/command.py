@@ -34,19 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     """Load the model and its snapshot, convert it, and write the file."""
-    from chainer_compat.pytorch.conversion.convert import to_torch
     from chainer_compat.pytorch.conversion.errors import ConversionError
 
-    kind = os.path.splitext(options.output)[1]
-    if options.training:
-        _export_training(options)
-        return
-    if kind not in ('.pt', '.onnx') or (kind == '.onnx' and options.train):
-        sys.exit('The output must be a .pt file' + (' with --train.' if kind == '.onnx'
-                                                    else ' or an .onnx file.'))
-    model = _model(options)
+    kind = _checked_kind(options)
     inputs = [_example(each) for each in options.input]
+    if options.training:
+        _export_training(options, inputs)
+        return
+    model = _model(options)
     try:
+        from chainer_compat.pytorch.conversion.convert import to_torch
+
         prefix = _load(options, model, inputs)
         if kind == '.onnx':
             from chainer_compat.pytorch.conversion.onnx_file import to_onnx
@@ -60,13 +58,28 @@ def main(options: argparse.Namespace) -> None:
     print(f'Wrote {options.output}{where}. Its outputs match Chainer, except for rounding.')
 
 
-def _export_training(options: argparse.Namespace) -> None:
+def _checked_kind(options: argparse.Namespace) -> str:
+    """Return the suffix of the output. Exit if an argument is wrong, before PyTorch is imported."""
+    kind = os.path.splitext(options.output)[1]
+    if not options.training:
+        if kind == '.onnx' and options.train:
+            sys.exit(f'With --train, the output must be a .pt file, not {options.output}.')
+        if kind not in ('.pt', '.onnx'):
+            sys.exit(f'The output must be a .pt file or an .onnx file, not {options.output}.')
+    for option, name in ('--model', options.model), ('--training', options.training):
+        if name and not name.partition(':')[2]:
+            sys.exit(f'{option} must be MODULE:FUNCTION, not {name!r}.')
+    if not os.path.exists(options.snapshot):
+        sys.exit(f'FileNotFoundError: no such snapshot: {options.snapshot}')
+    return kind
+
+
+def _export_training(options: argparse.Namespace, inputs: Sequence[Any]) -> None:
     from chainer_compat.pytorch.conversion.convert import to_torch
     from chainer_compat.pytorch.conversion.errors import ConversionError
     from chainer_compat.pytorch.conversion.training import load_optimizer, write_training
 
     model = _model(options)
-    inputs = [_example(each) for each in options.input]
     try:
         _load(options, model, inputs)
         optimizer = _call('--training', options.training, model)
@@ -90,7 +103,7 @@ def _load(options: argparse.Namespace, model: Any, inputs: Sequence[Any]) -> str
     initialize(model, lambda: _run(model, inputs, options.input))
     with unchanged(model):
         _run(model, inputs, options.input)
-    return load_snapshot(options.snapshot, model)
+    return load_snapshot(options.snapshot, model, f'the model of --model {options.model}')
 
 
 def _model(options: argparse.Namespace) -> Any:
@@ -107,8 +120,6 @@ def _model(options: argparse.Namespace) -> Any:
 def _call(option: str, name: str, *args: Any) -> Any:
     """Call a user function, given as ``MODULE:FUNCTION``, and return its result."""
     module, _, function = name.partition(':')
-    if not function:
-        sys.exit(f'{option} must be MODULE:FUNCTION, not {name!r}.')
     if '' not in sys.path:
         sys.path.insert(0, '')
     try:
@@ -139,8 +150,11 @@ def _example(text: str) -> Any:
     try:
         shape = tuple(int(size) for size in sizes.split(',') if size)
         kind = np.dtype(dtype or 'float32')
-    except (TypeError, ValueError) as error:
-        sys.exit(f'--input {text}: {error}')
+        if min(shape, default=0) < 0:
+            raise ValueError
+    except (TypeError, ValueError):
+        sys.exit(f'--input {text} must be a shape and an optional dtype, such as 1,3,224,224 or '
+                 '2,10:int32.')
     random = np.random.RandomState(0)
     if kind.kind == 'f':
         return random.standard_normal(shape).astype(kind)

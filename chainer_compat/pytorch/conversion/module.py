@@ -70,7 +70,7 @@ class Builder:
         self._positions: dict[int, int] = {}
         function = first.call or getattr(self.model, 'forward', self.model.__call__)
         self.inputs = module_inputs.add(
-            self.graph, self.tracer, first.inputs, function, batch)
+            self.root, self.graph, self.tracer, first.inputs, function, batch)
         self.mode = self._add_mode()
         self.batch = BatchSize(next(iter(self.inputs.values())).size(0), batch) if batch else None
 

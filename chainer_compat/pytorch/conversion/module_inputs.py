@@ -14,25 +14,46 @@ from torch import fx
 from chainer_compat.pytorch.conversion.errors import ConversionError
 
 
-def require(graph: fx.Graph, condition: Any, message: str, *values: Any) -> None:
+def require(graph: fx.Graph, condition: Any, message: Any) -> None:
     """Make the module raise an error unless a condition is true.
 
     Args:
         graph: The graph of the module.
         condition: The condition, a value of the graph.
-        message: The text of the error.
-        values: Values of the graph, which the error shows after the text. They are not formatted
-            into the text, because pickling a module would evaluate the formatting.
+        message: The text of the error: a str, or a value of the graph.
     """
     graph.call_function(torch._assert, (
-        condition.node, (message, *(each.node for each in values)) if values else message))
+        condition.node, message.node if isinstance(message, fx.Proxy) else message))
 
 
-def add(graph: fx.Graph, tracer: fx.proxy.TracerBase, inputs: tuple[Any, ...],
+def call(root: torch.nn.Module, graph: fx.Graph, tracer: fx.proxy.TracerBase, name: str,
+         function: Callable[..., Any], *values: Any) -> Any:
+    """Add a call of a function that ``torch.fx`` would evaluate when the module is unpickled.
+
+    The function becomes a submodule, which ``torch.fx`` does not look into.
+
+    Args:
+        root: The root of the module.
+        graph: The graph of the module.
+        tracer: The tracer of the values of the graph.
+        name: Name of the submodule.
+        function: A function that can be pickled without Chainer.
+        values: Its arguments, values of the graph.
+    """
+    if name not in root._modules:
+        submodule = torch.nn.Module()
+        submodule.forward = function
+        root.add_module(name, submodule)
+    return fx.Proxy(graph.call_module(name, tuple(each.node for each in values)), tracer)
+
+
+def add(root: torch.nn.Module, graph: fx.Graph, tracer: fx.proxy.TracerBase,
+        inputs: tuple[Any, ...],
         function: Callable[..., Any], batch: tuple[int, int] | None) -> dict[Any, Any]:
     """Add the inputs, and checks of their shapes.
 
     Args:
+        root: The root of the module.
         graph: The graph of the module.
         tracer: The tracer of the values of the graph.
         inputs: The example inputs of the conversion.
@@ -61,9 +82,14 @@ def add(graph: fx.Graph, tracer: fx.proxy.TracerBase, inputs: tuple[Any, ...],
             proxies[path] = proxy
             skipped = 1 if batch and value.ndim and len(value) == batch[0] else 0
             shape = tuple(value.shape[skipped:])
-            require(graph, proxy.shape[skipped:] == shape, f'Input {name} must have the shape '
-                    f'{("batch",) * skipped + shape}, as in the conversion.{hint} '
-                    'Shape of this input:', proxy.shape)
+            sizes = ', '.join([*['batch'] * skipped, *map(str, shape)])
+            text = (f'Input {name} must have the shape ({sizes}), as in the conversion, not '
+                    '{}.' + hint)
+            require(graph, call(root, graph, tracer, '_is_tensor', torch.is_tensor, proxy),
+                    f'Input {name} must be a torch.Tensor. For a NumPy array, pass '
+                    f'torch.from_numpy({name}).')
+            require(graph, proxy.shape[skipped:] == shape, call(
+                root, graph, tracer, f'_wrong_shape_{len(proxies)}', text.format, proxy.shape))
             if skipped and batches:
                 require(graph, proxy.shape[0] == batches[0].shape[0], f'Input {name} must have '
                         'the same batch size as the first array, as in the conversion.')

@@ -15,6 +15,7 @@ from typing import Any
 import chainer
 import numpy as np
 
+from chainer_compat.pytorch.conversion import state
 from chainer_compat.pytorch.conversion.errors import ConversionError
 from chainer_compat.pytorch.conversion.tracked_array import Array
 
@@ -25,7 +26,7 @@ CHECKPOINT = re.compile(r'(?P<name>.+)\.(?P<rank>\d+)\.(?P<iteration>\d+)')
 TAG = 'chainermn/save'
 
 
-def load_snapshot(path: str | Path, model: chainer.Link) -> str:
+def load_snapshot(path: str | Path, model: chainer.Link, name: str = 'the model') -> str:
     """Load the parameters of a model from a snapshot that contains them.
 
     Args:
@@ -33,12 +34,14 @@ def load_snapshot(path: str | Path, model: chainer.Link) -> str:
             the folder of a checkpoint. For a folder, rank 0's file of the newest iteration that all
             ranks saved is loaded.
         model: An initialized model.
+        name: Name of the model in error messages.
 
     Returns:
         The path of the model in the file, such as ``updater/model:main/``.
 
     Raises:
-        ConversionError: If the file does not contain the model, or contains several models.
+        ConversionError: If the file does not contain the model, contains several models, or
+            contains a parameter or persistent value of another shape.
 
     Warns:
         UserWarning: For each newer iteration that was skipped, because a file is missing or
@@ -47,6 +50,13 @@ def load_snapshot(path: str | Path, model: chainer.Link) -> str:
     path = files_of(Path(path))[0]
     with read(path) as arrays:
         prefix = find_model(arrays, model, str(path))
+        expected = {**state.parameters(model), **state.persistent_values(model)}
+        for key in arrays:
+            needed = expected.get(state.torch_name(key.removeprefix(prefix)))
+            if needed is not None and key.startswith(prefix) and (
+                    arrays[key].shape != needed.shape):
+                raise ConversionError(f'{path}: {key} has shape {arrays[key].shape}, but {name} '
+                                      f'needs {needed.shape}.')
         chainer.serializers.NpzDeserializer(arrays, path=prefix).load(model)
     return prefix
 

@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeAlias
 
 import chainer
+from chainer.utils.type_check import InvalidType
 
-from chainermn._operations.common_error import add_note
+from chainermn._operations.common_error import add_note, program_line
+from chainermn._process import environment
 from chainermn._types import Model, Object, Parameter, Variable
 from chainermn.links._pipeline.stages import ListedLink, Stage
 from chainermn.links.multi_node_chain_list import MultiNodeChainList, Value
@@ -84,11 +86,17 @@ class RankModel:
             y = self.model(*args, **kwds)
         else:
             inputs = self._inputs(args, kwds) if stage.has_inputs else (tuple(received), {})
+            link = self.chain_list[stage.position]
             try:
-                y = self.chain_list[stage.position](*inputs[0], **inputs[1])
+                y = link(*inputs[0], **inputs[1])
             except Exception as error:
                 may_be_target = stage.has_inputs and len(args) > 1 and (
                     self._lossfun is None and not self._is_wrapped)
+                if may_be_target and not program_line(error) and not isinstance(error, InvalidType):
+                    raise TypeError(
+                        f'Pipeline: {_TARGET}\n{type(link).__name__} raised '
+                        f'{type(error).__name__}: {error}'
+                    ) from (error if environment.flag(environment.DEBUG) else None)
                 if may_be_target:
                     add_note(error, _TARGET)
                 raise

@@ -1,6 +1,7 @@
 """Bugs of Chainer: gradients that were missing, calls that failed."""
 
 import threading
+import warnings
 import zipfile
 
 import chainer
@@ -203,3 +204,15 @@ def test_update_before_setup(args):
 def test_setup_of_something_else(link, name):
     with pytest.raises(TypeError, match=f'expects a chainer.Link, not {name}. Pass loss'):
         chainer.optimizers.Adam().setup(link)
+
+
+def test_the_warning_about_an_evaluator_that_repeats():
+    model = chainer.links.Classifier(chainer.links.Linear(2, 2))
+    with pytest.warns(UserWarning, match=(
+            r'of the iterator main is set to `True`.*check the configuration of iterators$')) as found:
+        chainer.training.extensions.Evaluator(chainer.iterators.SerialIterator([1], 1), model)
+    assert found[0].filename == __file__
+    with warnings.catch_warnings(record=True) as found:
+        chainer.training.extensions.Evaluator(
+            chainer.iterators.SerialIterator([1], 1, repeat=False), model)
+    assert not found

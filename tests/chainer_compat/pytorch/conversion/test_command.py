@@ -135,6 +135,36 @@ def test_no_file_after_an_error(folder, monkeypatch):
     assert sorted(os.listdir(folder)) == ['net_of_test.py', 'other.npz']
 
 
+@pytest.mark.parametrize('model, key, shape', [
+    (lambda: chainer.Sequential(L.Linear(4, 3), F.relu, L.Linear(3, 5)), '1/W', r'\(5, 3\)'),
+    (lambda: chainer.Sequential(L.Linear(4, 3), F.relu, L.Linear(3, 1)), '1/W', r'\(1, 3\)')])
+@pytest.mark.parametrize('wrap, prefix', [(lambda model: model, ''),
+                                          (trainer_of, 'updater/model:main/predictor/')])
+def test_a_snapshot_of_another_size(folder, monkeypatch, model, key, shape, wrap, prefix):
+    """NumPy would broadcast an array of one row or number to any size."""
+    chainer.serializers.save_npz('snap.npz', wrap(model()))
+    with pytest.raises(SystemExit, match=f'snap.npz: {prefix}{key} has shape {shape}, but the model'
+                       r' of --model net_of_test:make needs \(2, 3\)\.$'):
+        export(monkeypatch, 'snap.npz', 'model.pt')
+    assert not (folder / 'model.pt').exists()
+
+
+@pytest.mark.parametrize('args, text', [
+    (('model.npz', 'model.bin'), r'must be a \.pt file or an \.onnx file, not model\.bin\.'),
+    (('model.npz', 'model.onnx', '--train'), r'With --train, .* a \.pt file, not model\.onnx\.'),
+    (('none.npz', 'model.pt'), r'no such snapshot: none\.npz'),
+    (('model.npz', 'model.pt', '--training', 'make'), "--training must be MODULE:FUNCTION, not 'm"),
+    *((('model.npz', 'model.pt', '--input', each),
+       f'--input {each} must be a shape and an optional dtype, such as 1,3,224,224 or 2,10:int32')
+      for each in ('1x8', '1,8:flaot', '1,-8'))])
+def test_wrong_arguments_are_found_before_pytorch_is_imported(folder, monkeypatch, args, text):
+    chainer.serializers.save_npz('model.npz', net())
+    for name in ('torch', 'chainer_compat.pytorch.conversion.convert'):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SystemExit, match=text):
+        export(monkeypatch, *args)
+
+
 def test_a_model_that_cannot_be_called(folder, monkeypatch):
     with open('net_of_test.py', 'a') as file:
         file.write('net = make\ndef make():\n    return L.Classifier(net())\n')

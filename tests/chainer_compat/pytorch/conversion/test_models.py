@@ -114,11 +114,15 @@ def test_batch_sizes_and_shapes():
             assert module(torch.zeros(n, 2, 4)).shape == (n, 3)
     for each in module, pickle.loads(pickle.dumps(module)):
         with pytest.raises(AssertionError, match=(
-                r"Input x0 must have the shape \('batch', 2, 4\), as in the conversion. Shape of "
-                r'this input:.*\[3, 4, 2\]')):
+                r'^Input x0 must have the shape \(batch, 2, 4\), as in the conversion, not '
+                r'torch\.Size\(\[3, 4, 2\]\)\.$')):
             each(torch.zeros(3, 4, 2))
+        for wrong in draw(3, 2, 4), draw(3, 2, 4).astype('d'), draw(3, 2, 4).tolist():
+            with pytest.raises(AssertionError, match=(
+                    r'^Input x0 must be a torch\.Tensor\. .* torch\.from_numpy\(x0\)\.$')):
+                each(wrong)
     fixed = chainer_compat.to_torch(model, x, t, dynamic_batch=False)
-    with pytest.raises(AssertionError, match='must have the shape'):
+    with pytest.raises(AssertionError, match=r'\(6, 2, 4\).*, not .* with dynamic_batch=True'):
         fixed(torch.zeros(2, 2, 4), torch.zeros(2, dtype=torch.int32))
 
 
