@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from chainermn._diagnostics.call_site import IN_EXTENSION
+from chainermn._operations import common_error as common_errors
 from chainermn._operations.call_signature import PROGRAM, Caller, CallSignature
 from chainermn._operations.exceptions import CollectiveMismatchError
 from chainermn._operations.ranks import group_ranks, ranks_text, select_groups
@@ -54,13 +55,15 @@ class RemoteError(NamedTuple):
     kind: type[Exception]
     text: str
     consequence: str
+    is_complete: bool  # see common_error.mark_complete
 
     @classmethod
     def of(cls, operation: str, error: Exception, consequence: str = NOT_SENT) -> RemoteError:
         kind = next(kind for kind in type(error).__mro__
                     if kind.__module__.partition('.')[0] in ('builtins', 'chainermn', '_pickle'))
         notes = [f' ({note})' for note in getattr(error, '__notes__', ())]
-        return cls(operation, kind, str(error) + ''.join(notes), consequence)
+        return cls(operation, kind, str(error) + ''.join(notes), consequence,
+                   common_errors.is_complete(error))
 
     def error(self, message: str) -> Exception:
         """Return an error of the same class, or of its nearest base that takes only a message."""
@@ -150,6 +153,8 @@ def remote_error(calls: Sequence[object], failures: Sequence[RemoteError | None]
     failed = [rank for rank, failure in enumerate(failures) if failure]
     first = failures[failed[0]]
     assert first is not None
+    if len(failed) == 1 and first.is_complete:
+        return first.error(first.text)
     if len(failed) == len(calls) and len(set(failures)) == 1:
         return first.error(f'{first.text}\n  ({first.operation} failed on all ranks)')
     lines = [(f'{failure.kind.__name__}: {failure.text}', '<- failed') if failure

@@ -20,6 +20,7 @@ from chainermn._process.program_place import OURS, PACKAGES
 _RAISE = dis.opmap['RAISE_VARARGS']
 _ATTRIBUTE = '_chainermn_is_printed_here'
 _SHOWN = '_chainermn_is_shown'
+_COMPLETE = '_chainermn_is_complete'
 
 
 def mark(error: Exception, is_printed_here: bool) -> None:
@@ -41,6 +42,16 @@ def mark_failure(error: Exception, rank: int, failures: Sequence[object]) -> Non
         failures: The failure of each rank, if any. If no rank failed, rank 0 prints the error.
     """
     mark(error, rank == next((each for each, failure in enumerate(failures) if failure), 0))
+
+
+def mark_complete(error: Exception) -> None:
+    """Note that an error gives the rank and the operation that failed."""
+    error.__dict__[_COMPLETE] = True
+
+
+def is_complete(error: BaseException) -> bool:
+    """Return whether an error gives the rank and the operation that failed."""
+    return getattr(error, _COMPLETE, False)
 
 
 def is_common(error: BaseException | None) -> bool:

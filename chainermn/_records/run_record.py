@@ -374,7 +374,9 @@ class Recording:
             yield
         except OSError as error:
             self.close()
-            _warn(f'stopped recording on this rank: cannot write to {self.folder}: {error}. '
+            reason = ('it is a file, but a record needs a folder' if os.path.isfile(self.folder)
+                      else error)
+            _warn(f'stopped recording on this rank: cannot write to {self.folder}: {reason}. '
                   'Training continues.')
 
 

@@ -160,6 +160,7 @@ class Timeline:
         #: again. The groups are in the same order on all of their ranks.
         self.compared: dict[tuple[int, ...], Callable[[], None]] = {}
         self._pid = rank
+        self._path = path
         self._lock = threading.Lock()
         self._threads: dict[int, int] = {}  # rows by identifier
         # Pending: lines, and events that are formatted later.
@@ -219,7 +220,8 @@ class Timeline:
             except OSError as error:  # such as a full disk; the job continues
                 self._is_closed = True
                 os.close(self._file)
-                streams.write(f'chainermn: the timeline of rank {self._pid} ends here: {error}\n')
+                streams.write(f'chainermn: the timeline of rank {self._pid} ends here: cannot '
+                              f'write {self._path}: {error.strerror}\n')
 
     def close(self) -> None:
         """Write the end of the file."""

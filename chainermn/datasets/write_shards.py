@@ -9,8 +9,9 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import BinaryIO, cast
 
 import chainer
 import numpy as np
@@ -65,6 +66,7 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
         ValueError, TypeError: If a sample differs from the first one in shape, dtype or structure;
             if an .npy file cannot store a sample without changing it (such as text that ends with
             NUL); or if ``samples_per_shard`` is not a positive integer.
+        FileNotFoundError: If the folder does not exist.
         OSError: If a file cannot be written.
 
     Example:
@@ -117,6 +119,10 @@ def _write(dataset: Dataset | Iterable[Object], path: str | os.PathLike[str],
             raise ValueError('samples_per_shard must be a positive integer, not '
                              f'{samples_per_shard!r}')
         samples, n_samples = _samples(dataset)
+        folder = os.path.dirname(prefix)
+        if (is_root or n_samples != 0) and folder and not os.path.exists(folder):
+            raise FileNotFoundError(f'the folder {folder} does not exist. Create it before you '
+                                    f'call {_NAME}, or pass a different prefix.')
         existing = _existing(prefix) if is_root else []
         if existing and not overwrite:
             raise FileExistsError(f'{existing[0]} already exists. Remove the shards {prefix}-*, '
@@ -140,7 +146,8 @@ def _write(dataset: Dataset | Iterable[Object], path: str | os.PathLike[str],
         if is_root:
             for path in {*existing} - {path for path, *_ in written}:
                 os.remove(path)
-            write_index(prefix, written)
+            with _explained(f'{prefix}.index.json'):
+                write_index(prefix, written)
     comm.barrier()  # now every rank may read them
     return [path for path, *_ in written]
 
@@ -283,12 +290,25 @@ def _check_dtype(dtype: np.dtype) -> None:
 def _save(stem: str, columns: Mapping[str, np.ndarray]) -> tuple[str, int, int]:
     """Write a shard; return its path, its number of samples and its size in bytes."""
     path = f'{stem}.npy' if '' in columns else f'{stem}.npz'
-    with open_atomic(path) as file:
+    with _explained(path), open_atomic(path) as file:
         if '' in columns:
-            np.lib.format.write_array(file, columns[''], allow_pickle=False)
+            # NumPy's error would not give the reason if this were a file.
+            writer = cast(BinaryIO, SimpleNamespace(write=file.write))
+            np.lib.format.write_array(writer, columns[''], allow_pickle=False)
         else:
             with zipfile.ZipFile(file, 'w') as archive:
                 for name, array in columns.items():
                     with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
                         np.lib.format.write_array(member, array, allow_pickle=False)
     return path, len(next(iter(columns.values()))), os.path.getsize(path)
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Replace an OSError of the block with one that gives the path and the reason."""
+    try:
+        yield
+    except OSError as error:
+        explained = type(error)(f'cannot write {path}: {error.strerror or error}')
+        explained.errno = error.errno
+        raise explained from None

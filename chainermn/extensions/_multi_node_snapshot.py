@@ -13,7 +13,9 @@ import numpy as np
 from chainer.training.extensions import _snapshot as chainer_snapshot
 from chainer.training.extensions import snapshot_writers
 
+from chainermn._operations import common_error
 from chainermn._operations.on_all_ranks import check_equal, raise_on_all_ranks, raise_together
+from chainermn._process.program_place import program_place
 from chainermn._types import Object
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -244,13 +246,14 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         elif failure := self._saver.pop_failure():
             # Apart from errors, the ranks do not communicate: a trigger that reads the clock may
             # fire on the writing rank only, and a rank may finish earlier, as in join().
-            self.comm.refuse('writing', not_saved(
-                'a snapshot', [f'rank {self.comm.rank}: {failure}']))
+            error = not_saved('a snapshot', [f'rank {self.comm.rank}: {failure}'])
+            common_error.mark_complete(error)
+            self.comm.refuse('writing', error)
 
     def _warn_of_failure(self) -> None:
         if failure := self._saver.pop_failure():
-            warnings.warn(f'the last snapshot was not saved: {failure}', RuntimeWarning,
-                          stacklevel=3)
+            warnings.warn_explicit(f'the last snapshot was not saved: {failure}', RuntimeWarning,
+                                   *program_place())
 
     def _take(self, trainer: chainer.training.Trainer,
               snapshot: Callable[[chainer.training.Trainer], object]) -> Save | None:

@@ -15,7 +15,8 @@ import numpy as np
 
 from chainermn._operations.arguments import is_integer
 from chainermn._operations.on_all_ranks import check_equal, raise_on_all_ranks, raise_together
-from chainermn._process import event, runtime
+from chainermn._process import runtime
+from chainermn._process.program_place import program_place
 from chainermn._types import Object
 from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -344,11 +345,9 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         wait_for_all()  # another checkpointer of this process may still be writing
         self._set_path(path, trainer)
         self._lock()
-        selection = select(self.comm, self._names, range(self.comm.size))
         title = f'run {self.name!r} in {self.path}'
+        selection = select(self.comm, self._names, range(self.comm.size), title)
         if selection is None:
-            if self._rank == 0:
-                event.tell('No checkpoint of %s: starting from the beginning', title)
             return None
         with raise_together(self.comm, 'loading'):
             parts = SavedParts(trainer)
@@ -400,8 +399,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         # KeyboardInterrupt.
         if self._failed or sys.exc_info()[0] is not None:
             if failure := self._saver.pop_failure():
-                warnings.warn(f'the last checkpoint was not saved: {failure}', RuntimeWarning,
-                              stacklevel=2)
+                warnings.warn_explicit(f'the last checkpoint was not saved: {failure}',
+                                       RuntimeWarning, *program_place())
             self._saver.lock.release()
             return
         if self.path is None:

@@ -290,7 +290,7 @@ def test_a_record_that_cannot_be_written(naive, folder):
     if naive.rank == 0:
         (folder / 'file').touch()
     naive.mpi_comm.Barrier()
-    for where in ('file/record', 'full'):
+    for where in ('file/record', 'file', 'full'):
         optimizer = chainermn.create_multi_node_optimizer(
             chainer.optimizers.SGD(), naive).setup(L.Linear(3, 2))
         recording = run_record.record(optimizer, str(folder / (where if odd else 'record')))
@@ -298,7 +298,8 @@ def test_a_record_that_cannot_be_written(naive, folder):
             one_update(optimizer)
         with contextlib.ExitStack() as stack:
             if odd:
-                reason = 'Not a directory' if where != 'full' else 'No space left'
+                reason = {'file/record': 'Not a directory', 'full': 'No space left',
+                          'file': '/file: it is a file, but a record needs a folder'}[where]
                 found = stack.enter_context(pytest.warns(
                     RuntimeWarning, match=f'stopped recording on this rank: .*{reason}'))
             if odd and where == 'full':

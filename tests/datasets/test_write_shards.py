@@ -1,5 +1,7 @@
 """write_shards: errors, and what remains of earlier files."""
 
+import errno
+import resource
 
 import numpy as np
 import pytest
@@ -61,11 +63,29 @@ def test_invalid_arguments(comm, shared_folder):
     for n in (0, 1.5):
         with pytest.raises(ValueError, match='samples_per_shard must be a positive integer'):
             write_shards([1], 'train', n, comm)
-    with pytest.raises(FileNotFoundError):
+    with raises_on_all(FileNotFoundError, match='the folder nowhere does not exist. Create it'):
         write_shards([1], 'nowhere/train', 1, comm)
     if comm.size > 1:
         with pytest.raises(ValueError, match='the samples differ between ranks'):
             write_shards([comm.rank / 2 if comm.rank else 0], 'train', 1, comm)
+
+
+@pytest.mark.parametrize('sample', [np.zeros(5000), (np.zeros(5000), 1)], ids=['npy', 'npz'])
+def test_a_full_disk(comm, shared_folder, sample):
+    """No file of the last rank can be longer than 10 kB."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if comm.rank == comm.size - 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    end = 'npz' if isinstance(sample, tuple) else 'npy'
+    path = f'train-{comm.size - 1:05}.{end}'
+    try:
+        with raises_on_all(OSError, f'cannot write {path}: File too large') as caught:
+            write_shards([sample], 'train', 1, comm)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [*shared_folder.glob(f'*{path}*')] == []
+    if comm.size == 1:
+        assert caught.value.errno == errno.EFBIG
 
 
 @pytest.mark.mpi(min_size=2)

@@ -11,16 +11,18 @@ from each_case import each_case
 from mpi4py import MPI
 from shared_fixtures import communicators, raises_on_all
 
+import chainermn
+from chainermn.communicators.compression import PowerSGD
 from chainermn.extensions import multi_node_snapshot
 from chainermn.extensions._checkpointing.snapshot_arguments import parse_replica_sets
 
 comm = communicators('naive', pytest.param('version7', marks=pytest.mark.full))
 
 
-def make_trainer(comm, folder, seed, stop=(6, 'iteration')):
+def make_trainer(comm, folder, seed, stop=(6, 'iteration'), wrapped=lambda optimizer: optimizer):
     model = chainer.links.Classifier(chainer.links.Linear(
         2, 2, initialW=np.random.RandomState(seed).normal(0, 1, (2, 2)).astype(np.float32)))
-    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
+    optimizer = wrapped(chainer.optimizers.MomentumSGD(0.1)).setup(model)
     data = [(np.full(2, i, np.float32), np.int32(i % 2)) for i in range(4)]
     iterator = chainer.iterators.SerialIterator(data, 2, shuffle=False)
     updater = chainer.training.StandardUpdater(iterator, optimizer)
@@ -46,6 +48,29 @@ SETS = [[], 'each'] if MPI.COMM_WORLD.size > 1 else [[]]
 @pytest.fixture(params=SETS, ids=str)
 def sets(request, comm):
     return [[rank] for rank in range(comm.size)] if request.param == 'each' else request.param
+
+
+@pytest.mark.compares_calls
+@pytest.mark.parametrize('kind', [None, '2bit', 'powersgd'])
+@pytest.mark.parametrize('is_shared', [False, True])
+def test_residuals_of_compression_in_a_shared_file_are_a_warning(comm, folder, kind, is_shared):
+    for stop in (2, 4):
+        compressor = PowerSGD(1, min_compression_rate=1) if kind == 'powersgd' else kind
+        trainer = make_trainer(
+            comm, folder, 0, (stop, 'iteration'), lambda optimizer, compressor=compressor:
+            chainermn.create_multi_node_optimizer(optimizer, comm, compression=compressor))
+        trainer.extend(multi_node_snapshot(
+            comm, extensions.snapshot(autoload=True),
+            [range(comm.size)] if is_shared else [[rank] for rank in range(comm.size)]),
+            trigger=(2, 'iteration'))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            trainer.run()
+        found = [each for each in caught if 'residuals of compressed' in str(each.message)]
+        is_warned = kind and is_shared and stop == 4 and comm.rank == 0 < comm.size - 1
+        assert len(found) == int(bool(is_warned))
+        assert {each.filename for each in found} <= {__file__}
+        assert trainer.updater.get_optimizer('main').t == stop - 1
 
 
 def run_with_snapshots(comm, folder, sets, seed, **kwargs):
@@ -163,6 +188,7 @@ def test_an_error_of_the_thread_is_raised_on_all_ranks(comm, folder, sets, at):
         comm.barrier()  # with one set, where the ranks that do not write learn of it
     path = f'{folder}/snapshot_iter_{at}.{last}'
     assert f'rank {last}: {path}: IsADirectoryError' in str(caught.value)
+    assert str(caught.value).startswith('a snapshot')
     comm.barrier()
     assert not os.path.exists(path)
     assert sorted(name for name in os.listdir(folder) if name.endswith(f'.{last}')) == (

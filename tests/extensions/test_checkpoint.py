@@ -3,6 +3,7 @@ import contextlib
 import os
 import re
 import resource
+import warnings
 
 import chainer
 import numpy as np
@@ -57,6 +58,29 @@ def test_rank_0_logs_the_iteration(comm, folder, caplog):
     assert messages == [
         f"No checkpoint of run 'run' in {folder}: starting from the beginning",
         f"Resumed from iteration 5 of run 'run' in {folder}"] * (comm.rank == 0)
+
+
+def test_all_checkpoints_are_skipped(comm, folder, caplog):
+    """The file of rank 0 is missing in one, and damaged in the other."""
+    model = chainer.links.Linear(2, 2)
+    checkpointer = checkpointer_of(comm, path=folder)
+    for iteration in (5, 10):
+        checkpointer.save(model, iteration)
+    if comm.rank == 0:
+        os.remove(f'{folder}/run.0.5')
+        os.truncate(f'{folder}/run.0.10', 100)
+    comm.barrier()
+    n_skipped = 1 if comm.size == 1 else 2  # nothing is left of iteration 5 if there is one rank
+    with caplog.at_level('INFO', 'chainermn'), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        assert checkpointer.maybe_load(model) is None
+    assert [str(each.message).splitlines()[0] for each in caught] == (
+        ['skipped iteration 10', 'skipped iteration 5'][:n_skipped] if comm.rank == 0 else [])
+    assert {each.filename for each in caught} <= {__file__}
+    count = '1 was' if n_skipped == 1 else '2 were'
+    assert [each.getMessage() for each in caplog.records if each.name == 'chainermn'] == [
+        f"No usable checkpoint of run 'run' in {folder} ({count} skipped): starting from the "
+        'beginning'] * (comm.rank == 0)
 
 
 def differing(comm, folder, save, load):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from chainermn._operations.on_all_ranks import on_all_ranks
+from chainermn._process.program_place import program_place
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing.lock import FileLock, InUseError, acquire
 from chainermn.extensions._checkpointing.save_names import SaveNames
@@ -90,11 +91,11 @@ class JobLock:
                 f'{self._title} cannot be saved: a folder is not writable\n  '
                 + '\n  '.join(failures) + '\nPass a different folder, or change its permissions.'))
         if rank == 0 and (problems := _by_rank(each.problem for each in obstacles)):
-            warnings.warn(
+            warnings.warn_explicit(
                 f'{self._title} is not locked: the file system cannot lock files\n'
                 f'  {problems[0]}\n'
                 'Make sure that no other job uses the same name and folder.',
-                RuntimeWarning, stacklevel=4)
+                RuntimeWarning, *program_place())
 
     def keep_until_released(self) -> None:
         """Do not unlock the files when this object is freed or the interpreter exits."""

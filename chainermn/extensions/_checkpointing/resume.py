@@ -14,6 +14,7 @@ import numpy as np
 from chainer_compat.updates.sharded_states import merge
 from chainermn._operations.on_all_ranks import raise_together
 from chainermn._process import event
+from chainermn._process.program_place import program_place
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import classes, state
 from chainermn.extensions._checkpointing.late_extensions import hide_new, load_when_added
@@ -72,6 +73,7 @@ def load(comm: CommunicatorBase, selection: Selection, parts: SavedParts, allow_
     with raise_together(comm, 'loading'), opened() as arrays:
         states = arrays if merged is None else MergedArrays(arrays, merged)
         has_sums = bool(accumulated(states))
+        has_residuals = False
         progress, problems = compare_iterators(
             states, parts.iterators, saved_by, is_replica=group is not None and group.rank > 0)
         differences = Differences(problems, (*parts.models,))
@@ -81,13 +83,15 @@ def load(comm: CommunicatorBase, selection: Selection, parts: SavedParts, allow_
                 state.restore_random(states)
             for prefix, trainer in parts.trainers.items():
                 load_when_added(comm, trainer, states, prefix, strict=saved_by is None)
+            if group is not None and group.rank == 0 < group.size - 1:
+                has_residuals = _have_residuals(parts)
     classes.raise_differences(  # this also raises an error of another rank
         comm, differences.summary(_name_of(selection)),
         f'iteration {selection.iteration} was not loaded: the script does not match the checkpoint',
         'Use the model, optimizer and dataset of the saved run. To start from the beginning, '
         'pass a different name or folder.')
-    for text in _warnings(comm, selection, group, has_sums, new_extensions):
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+    for text in _warnings(comm, selection, group, has_sums, has_residuals, new_extensions):
+        warnings.warn_explicit(text, RuntimeWarning, *program_place())
     if comm.rank == 0:
         event.tell('Resumed from iteration %d of %s', selection.iteration, title)
     return saved_by is None
@@ -153,8 +157,17 @@ def _apply(states: Mapping[str, np.ndarray], parts: SavedParts,
     return new_extensions
 
 
+def _have_residuals(parts: SavedParts) -> bool:
+    """Return whether an optimizer has loaded residuals of compression."""
+    compressors = (getattr(part, 'compression', None) for part in parts.all.values())
+    return any(array.dtype.kind == 'f' and array.any() for compressor in compressors
+               if hasattr(compressor, 'serialize')
+               for array in state.copy_state(compressor).values())
+
+
 def _warnings(comm: CommunicatorBase, selection: Selection, group: CommunicatorBase | None,
-              has_sums: bool, new_extensions: Sequence[str]) -> Iterator[str]:
+              has_sums: bool, has_residuals: bool, new_extensions: Sequence[str]
+              ) -> Iterator[str]:
     """Return the warnings of this rank."""
     if comm.rank == 0 and new_extensions:
         yield (f'the files of iteration {selection.iteration} have no state for these extensions, '
@@ -165,6 +178,11 @@ def _warnings(comm: CommunicatorBase, selection: Selection, group: CommunicatorB
                f'accumulation (n_accumulations), and {group.size} ranks share its file, so all of '
                'them continue with the gradients that one rank accumulated. Use replica sets of '
                'one rank, or chainermn.create_multi_node_checkpointer.')
+    if has_residuals and group is not None and not selection.is_for_all:
+        yield (f'iteration {selection.iteration} was saved with residuals of compressed gradients, '
+               f'and {group.size} ranks share its file, so only rank {comm.rank} continues with '
+               'its residuals; the other ranks start without residuals. Use replica sets of one '
+               'rank, or chainermn.create_multi_node_checkpointer.')
     if comm.rank == 0 and selection.size not in (None, comm.size):
         text = (f'iteration {selection.iteration} was saved by {selection.size} ranks and is '
                 f'loaded on {comm.size}: the order of the data and the random numbers will differ '

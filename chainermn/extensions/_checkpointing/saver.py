@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from chainermn._operations.on_all_ranks import on_all_ranks, raise_together
+from chainermn._process.program_place import program_place
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import rank_file
 from chainermn.extensions._checkpointing.background import BackgroundWriter
@@ -172,8 +173,9 @@ class Saver:
             raise on_all_ranks(self._comm, ValueError(
                 f'{text}Use a condition that is the same on all ranks.'))
         if self._rank == 0 and not self._has_warned:
-            warnings.warn(f'{text}autoload cannot resume from an incomplete snapshot. Use a '
-                          'condition that is the same on all ranks.', RuntimeWarning, stacklevel=2)
+            warnings.warn_explicit(
+                f'{text}autoload cannot resume from an incomplete snapshot. Use a condition that '
+                'is the same on all ranks.', RuntimeWarning, *program_place())
         self._has_warned = True
 
     def _name_of(self, save: Save | None) -> str:

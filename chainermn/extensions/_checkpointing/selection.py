@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from chainermn._operations.on_all_ranks import on_all_ranks, raise_together
 from chainermn._operations.ranks import group_ranks, ranks_text
+from chainermn._process import event
+from chainermn._process.program_place import program_place
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing.rank_file import Tag, find_problem, needs_others, read_tag
 from chainermn.extensions._checkpointing.save_names import SaveNames
@@ -32,7 +34,8 @@ class _VerifiedFile(NamedTuple):
     buffers: str = ''
 
 
-def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int]) -> Selection | None:
+def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int], title: str = ''
+           ) -> Selection | None:
     """Find the newest checkpoint that is complete on all ranks. Collective: every rank calls it.
 
     The first file lists the ranks that wrote the checkpoint. A checkpoint is complete if each of
@@ -43,6 +46,8 @@ def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int]) -> 
         comm: ChainerMN communicator.
         names: Names of the files.
         writers: The ranks that write files now; rank 0 is the first.
+        title: Name of the checkpoints and their folder. If it is not empty, rank 0 logs that there
+            is no checkpoint.
 
     Returns:
         The checkpoint; ``None`` on all ranks if there is none.
@@ -54,17 +59,26 @@ def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int]) -> 
     Warns:
         RuntimeWarning: On rank 0, for each checkpoint that is skipped.
     """
-    numbers: list[int] = []
+    mine: list[int] = []
     with raise_together(comm, 'loading'):
-        if comm.rank == 0:
-            numbers = list(reversed(names.find(0)))
-    for number in comm.bcast_obj(numbers):
+        if comm.rank in writers:
+            mine = list(names.find(comm.rank))
+    # The file of any rank may be missing. Files that cleaning removed are older than a complete
+    # checkpoint, so the loop does not reach them.
+    numbers = sorted(set[int]().union(*comm.allgather_obj(mine)), reverse=True)
+    for number in numbers:
         selection, problems = _try(comm, names, writers, number)
         if selection is not None:
             return selection
         if comm.rank == 0:
-            warnings.warn(f'skipped iteration {number}\n  ' + '\n  '.join(problems),
-                          RuntimeWarning, stacklevel=3)
+            warnings.warn_explicit(f'skipped iteration {number}\n  ' + '\n  '.join(problems),
+                                   RuntimeWarning, *program_place())
+    if title and comm.rank == 0:
+        if numbers:
+            event.tell('No usable checkpoint of %s (%d %s skipped): starting from the beginning',
+                       title, len(numbers), 'was' if len(numbers) == 1 else 'were')
+        else:
+            event.tell('No checkpoint of %s: starting from the beginning', title)
     return None
 
 
@@ -80,6 +94,8 @@ def _try(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int], numbe
         path = names.path(number, 0)
         try:
             first = read_tag(path)
+        except FileNotFoundError:
+            problem = f'rank 0: {path}: is missing'
         except Exception as error:
             problem = f'rank 0: {path}: {str(error) or type(error).__name__}'
     first, problem = comm.bcast_obj((first, problem))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from shared_fixtures import raises_on_all
 
+import chainermn
 from chainermn.extensions._checkpointing import progress, rank_file, resume, state
 from chainermn.extensions._checkpointing.parts import SavedParts
 from chainermn.extensions._checkpointing.resume import CheckedDeserializer, Differences
@@ -147,3 +148,13 @@ def test_a_model_without_a_trainer():
     del serializer.target['W']
     with pytest.raises(KeyError):
         load_resized(serializer.target, loaded)
+
+
+@pytest.mark.parametrize('factor', [0, 0.1])
+def test_residuals_of_zeros_are_no_residuals(comm, factor):
+    model = chainer.links.Linear(2, 2)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), comm, compression='2bit').setup(model)
+    for _ in range(2):  # the first update broadcasts
+        optimizer.update(lambda: chainer.functions.sum(model.W) * factor)
+    assert resume._have_residuals(SavedParts({'optimizer': optimizer})) == bool(factor)

@@ -1,6 +1,7 @@
 """All ranks select the same save; damaged ones are named and skipped."""
 import contextlib
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -62,6 +63,22 @@ def test_files_of_two_runs_are_not_taken_for_one(comm, names):
     save(comm, names, 1)
     save(comm, names, 2, save='a' if comm.rank else 'b')
     assert selected(comm, names, '(?s)iteration 2\n.*rank 1: .* to a different checkpoint') == 1
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('lost', [0, -1])
+def test_the_missing_file_of_any_rank_is_a_warning_only_if_no_newer_save_is_complete(
+        comm, names, lost):
+    for iteration in (1, 2, 3):
+        save(comm, names, iteration)
+    rank = lost % comm.size
+    on(comm, lost, os.remove, names.path(1, rank))  # as if cleaning was interrupted
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert selected(comm, names) == 3
+    on(comm, lost, os.remove, names.path(3, rank))
+    missing = f'skipped iteration 3\n  rank {rank}: .*run.{rank}.3: is missing$'
+    assert selected(comm, names, missing) == 2
 
 
 @pytest.mark.mpi(min_size=2)
