@@ -298,7 +298,7 @@ def test_a_target_without_a_function_of_loss_is_explained(comm, monkeypatch, deb
 def test_an_error_of_a_users_link_without_a_function_of_loss_is_kept(comm):
     model = MultiNodeChainList(comm.split(comm.rank, 0))
     model.add_link(WithMistake())
-    with pytest.raises(ValueError, match='^a mistake') as caught:
+    with pytest.raises(ValueError, match=r'^a mistake') as caught:
         Pipeline(model)(*batch(4))
     assert 'pass lossfun' in caught.value.__notes__[0]
 

@@ -14,7 +14,7 @@ from torch import fx
 from chainer_compat.pytorch.conversion import state
 from chainer_compat.pytorch.conversion.batch_size import batch_size, other_sizes, varied
 from chainer_compat.pytorch.conversion.comparison import compare_run, difference
-from chainer_compat.pytorch.conversion.errors import ConversionError
+from chainer_compat.pytorch.conversion.errors import ConversionError, showing_user_code
 from chainer_compat.pytorch.conversion.first_run import first_run
 from chainer_compat.pytorch.conversion.module import Builder
 from chainer_compat.pytorch.conversion.references import TracedCall, flattened, mapped
@@ -24,6 +24,7 @@ from chainer_compat.pytorch.conversion.tracing import Trace, copied, run_again, 
 MEMORY = 2 ** 30
 
 
+@showing_user_code
 def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
              dynamic_batch: bool | None = None, call: Callable[..., Any] | None = None
              ) -> fx.GraphModule:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from chainer_compat.pytorch.conversion import state
-from chainer_compat.pytorch.conversion.errors import ConversionError, name_of_kind
-from chainer_compat.pytorch.conversion.tracing import Trace, is_library, trace
+from chainer_compat.pytorch.conversion.errors import ConversionError, is_library, name_of_kind
+from chainer_compat.pytorch.conversion.tracing import Trace, trace
 
 
 def first_run(operation: str, model: chainer.Link, inputs: tuple[Any, ...], train: bool,

@@ -19,7 +19,7 @@ import torch
 from chainer_compat.pytorch.conversion.batch_size import batch_size, varied
 from chainer_compat.pytorch.conversion.comparison import ROUNDING, difference
 from chainer_compat.pytorch.conversion.convert import converted
-from chainer_compat.pytorch.conversion.errors import ConversionError
+from chainer_compat.pytorch.conversion.errors import ConversionError, showing_user_code
 from chainer_compat.pytorch.conversion.module_runs import as_array, tensors
 from chainer_compat.pytorch.conversion.references import flattened, mapped
 from chainer_compat.pytorch.conversion.tracing import Trace
@@ -31,6 +31,7 @@ Inputs = tuple[Any, ...]
 TOLERANCE = 50.
 
 
+@showing_user_code
 def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
             dynamic_batch: bool | None = None, call: Callable[..., Any] | None = None,
             opset_version: int | None = None) -> None:
@@ -76,7 +77,7 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
             is_dynamic = _write(model, file, inputs, False, call, opset_version)
         if not is_dynamic and dynamic_batch is None and size is not None:
             warnings.warn('The file accepts only the shapes of the example inputs. '
-                          'Pass dynamic_batch=True to see why.', stacklevel=2)
+                          'Pass dynamic_batch=True to see why.', stacklevel=3)
         os.replace(file, path)
 
 

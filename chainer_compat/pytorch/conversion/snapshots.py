@@ -51,7 +51,7 @@ def load_snapshot(path: str | Path, model: chainer.Link, name: str = 'the model'
     with read(path) as arrays:
         prefix = find_model(arrays, model, str(path))
         expected = {**state.parameters(model), **state.persistent_values(model)}
-        for key in arrays:
+        for key in sorted(arrays):  # their order in the file is random
             needed = expected.get(state.torch_name(key.removeprefix(prefix)))
             if needed is not None and key.startswith(prefix) and (
                     arrays[key].shape != needed.shape):

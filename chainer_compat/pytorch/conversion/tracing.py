@@ -16,7 +16,7 @@ from chainer import FunctionNode, Parameter, Variable
 from chainer.function import FunctionAdapter
 from chainer.functions.util.forget import Forget
 
-from chainer_compat.pytorch.conversion.errors import ConversionError
+from chainer_compat.pytorch.conversion.errors import ConversionError, is_library
 from chainer_compat.pytorch.conversion.patches import patched
 from chainer_compat.pytorch.conversion.references import (
     Detached,
@@ -349,12 +349,6 @@ def _frame() -> types.FrameType:
     while frame.f_back is not None and is_library(frame.f_globals.get('__name__', '')):
         frame = frame.f_back
     return frame
-
-
-def is_library(module: str) -> bool:
-    """Return whether a module belongs to a library rather than to user code."""
-    return module.partition('.')[0] in (
-        'chainer', 'chainer_compat', 'chainermn', 'numpy')
 
 
 def _random_state() -> Any:

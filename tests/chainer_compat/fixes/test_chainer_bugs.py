@@ -209,7 +209,7 @@ def test_setup_of_something_else(link, name):
 def test_the_warning_about_an_evaluator_that_repeats():
     model = chainer.links.Classifier(chainer.links.Linear(2, 2))
     with pytest.warns(UserWarning, match=(
-            r'of the iterator main is set to `True`.*check the configuration of iterators$')) as found:
+            r'the iterator main is set to `True`.*check the configuration of iterators$')) as found:
         chainer.training.extensions.Evaluator(chainer.iterators.SerialIterator([1], 1), model)
     assert found[0].filename == __file__
     with warnings.catch_warnings(record=True) as found:

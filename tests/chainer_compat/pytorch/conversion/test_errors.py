@@ -1,6 +1,8 @@
 """What cannot be converted raises one error, which names function, link and line."""
 
+import os
 import random
+import traceback
 
 import chainer
 import chainer.functions as F
@@ -304,3 +306,20 @@ def test_wrong_arguments(number):
     with pytest.raises(chainer_compat.ConversionError) as error:
         call(model, module, x)
     assert text in str(error.value)
+
+
+@pytest.mark.parametrize('convert', [
+    chainer_compat.to_torch, lambda model, x: chainer_compat.to_onnx(model, 'model.onnx', x)])
+@pytest.mark.parametrize('run, frames', [
+    (lambda self, x: x * float(F.sum(x).array), ['errors.py', 'models_to_convert.py',
+                                                 'test_errors.py']),
+    (lambda self, x: x.nothing, ['errors.py'])])
+@pytest.mark.parametrize('debug', ['0', '1'])
+def test_the_traceback_shows_user_code(monkeypatch, convert, run, frames, debug):
+    monkeypatch.setenv('CHAINERMN_DEBUG', debug)
+    with pytest.raises(chainer_compat.ConversionError) as caught:
+        convert(Net(run), draw(3, 4))
+    files = [os.path.basename(frame.filename)
+             for frame in traceback.extract_tb(caught.value.__traceback__)]
+    after = files[files.index('errors.py'):]
+    assert ('convert.py' in after) if debug == '1' else (after == frames)

@@ -33,8 +33,9 @@ def test_any_batch_size(name, tmp_path):
 @pytest.mark.filterwarnings('ignore')
 def test_sequences_have_fixed_lengths(tmp_path):
     model, inputs = make('NStepGRU')
-    with pytest.warns(UserWarning, match='only the shapes of the example'):
+    with pytest.warns(UserWarning, match='only the shapes of the example') as found:
         chainer_compat.to_onnx(model, tmp_path / 'model.onnx', *inputs)
+    assert __file__ in {each.filename for each in found}
 
 
 def test_no_file_after_an_error(tmp_path):
