@@ -64,7 +64,8 @@ def empty_datasets() -> dict[str, str]:
             'if not repeat and (epoch > 0 or not (dataset_len if order is None else len(order))):',
         "raise ValueError('Epoch size must be positive for an iterator '\n"
         "                         'that repeats.')":
-            'from chainer_compat.fixes.examples import no_examples; raise no_examples()',
+            'from chainer_compat.fixes.examples import no_examples; raise no_examples(\n'
+            '                )',
     }
 
 

@@ -335,6 +335,8 @@ TESTS = {
     'dead_worker': ['fixes/test_iterators.py::test_a_worker_that_is_killed'],
     'stop_iteration_in_example': ['fixes/test_iterators.py::test_errors_in_examples'],
     'empty_batches': ['fixes/test_iterators.py::test_batch_sizes'],
+    'empty_datasets': ['fixes/test_iterators.py::test_empty_datasets'],
+    'progress_of_empty_datasets': ['fixes/test_iterators.py::test_empty_datasets'],
     'error_in_first_batch': ['fixes/test_iterators.py::test_errors_in_examples'],
     'error_in_later_batch': ['fixes/test_iterators.py::test_errors_in_examples'],
     'iterators_at_exit': ['fixes/test_iterators.py::test_global_iterators_at_exit'],
