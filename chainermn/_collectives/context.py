@@ -152,7 +152,7 @@ class Context:
         self._to_free[:0] = free
 
     def free(self) -> None:
-        """Free everything, after all communication."""
+        """Free everything. All communication must have ended."""
         lifetime.release(self.check.record.key)
         while self._to_free:
             self._to_free.pop(0)()

@@ -1,4 +1,4 @@
-"""The runtime: all state that belongs to this process, and the part that a forked child keeps.
+"""The runtime: all state of this process, each part of which a forked child keeps or replaces.
 
 A module that needs such state defines a subclass of :class:`ProcessState` and gets the object of
 this process with ``runtime.get(subclass)``. So a fork is handled in one place, in the order in
@@ -31,10 +31,10 @@ class Runtime:
 
     def __init__(self) -> None:
         self._parts: dict[type[ProcessState], ProcessState] = {}
-        self._of_parent: list[ProcessState] = []  # whose destructors must not run in a child
+        self._of_parent: list[ProcessState] = []  # kept alive: no destructor must run in a child
 
     def get(self, kind: type[_P]) -> _P:
-        """Return the object of a class; the first call creates it."""
+        """Return the instance of a class; the first call creates it."""
         part = self._parts.get(kind)
         if part is None:
             part = self._parts.setdefault(kind, kind())
@@ -51,7 +51,7 @@ _current = Runtime()
 
 
 def get(kind: type[_P]) -> _P:
-    """Return this process's object of a class."""
+    """Return this process's instance of a class."""
     return _current.get(kind)
 
 

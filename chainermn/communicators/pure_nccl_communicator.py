@@ -1,4 +1,4 @@
-"""Averages the gradients of a model in one buffer with NCCL, while the caller may continue."""
+"""Averages the gradients of a model in one buffer with NCCL, without blocking the caller."""
 from __future__ import annotations
 
 import contextlib

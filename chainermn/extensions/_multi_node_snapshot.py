@@ -48,7 +48,7 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
 
     A snapshot with a ``writer`` or ``savefun`` other than Chainer's defaults (``SimpleWriter``,
     ``save_npz``) is written by that writer or function while training waits, without a checksum or
-    a lock. The files of all other snapshots are locked during training: another job that writes
+    a lock. In all other cases, the files are locked during training: another job that writes
     snapshots with the same name to the same folder gets an error that shows which job has the lock.
 
     With several sets and the default writer, all ranks compare the iteration at every snapshot, so
@@ -64,8 +64,8 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
         comm: ChainerMN communicator.
         snapshot: Extension that ``chainer.training.extensions.snapshot`` or ``snapshot_object``
             returned.
-        replica_sets: Sets of ranks with the same state, the same on all ranks. A set is any
-            iterable of ranks, or one rank. The remaining ranks form another set: on four ranks,
+        replica_sets: Sets of ranks with the same state. Pass the same sets on all ranks. A set is
+            any iterable of ranks, or one rank. The remaining ranks form another set: on four ranks,
             ``[[0, 1]]`` means ``{0, 1}`` and ``{2, 3}``, and ``[0]`` means ``{0}`` and
             ``{1, 2, 3}``. By default, all ranks form one set.
         allow_pickle: Whether to save and load arrays of Python objects. Loading them runs any code
@@ -113,7 +113,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self._is_alone = len(sets) == 1
         self.master = min(self.replica_set)
         self.is_master = comm.rank == self.master
-        # ChainerMN 7 only required a file name; Chainer's snapshots have all of these.
+        # ChainerMN 7 accepts any object with a `filename`; Chainer's snapshots have all attributes.
         self.trigger = getattr(snapshot, 'trigger', chainer.training.Extension.trigger)
         self.priority = getattr(snapshot, 'priority', chainer.training.Extension.priority)
         self.name = getattr(snapshot, 'name', None)
@@ -128,7 +128,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self._allow_other_classes = allow_other_classes
         snapshot.filename = _with_rank(snapshot.filename, comm.rank)
         self._out: str | None = None
-        self._folder = ''  # absolute path of `_out`, when that was first seen
+        self._folder = ''  # absolute path of `_out`, computed when `_out` is set
         self._saver = Saver(comm, 'a snapshot', self._writers, self._find_obsolete, self._is_alone)
         self._writer: _TakingWriter | None = None
         if _TakingWriter.can_replace(getattr(snapshot, 'writer', None)):
@@ -182,7 +182,9 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     @called_by('multi_node_snapshot')
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Take a snapshot on ranks that write. Collective if there are several sets.
+        """Take a snapshot on ranks that write.
+
+        Collective with several sets and the default writer: every rank calls it.
 
         Raises:
             OSError: If a rank could not write the last snapshot.
@@ -212,7 +214,10 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     @called_by('multi_node_snapshot')
     def finalize(self) -> None:
-        """Wait for the last snapshot; unlock the files. Collective if there are several sets."""
+        """Wait for the last snapshot; unlock the files.
+
+        Collective with several sets and the default writer: every rank calls it.
+        """
         # Each rank's writer may have started a process.
         started = self.snapshot if self.is_master else getattr(self.snapshot, 'writer', None)
         finalize = getattr(started, 'finalize', None)

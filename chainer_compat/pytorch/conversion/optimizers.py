@@ -40,7 +40,7 @@ class RuleInTorch(NamedTuple):
     make: type[torch.optim.Optimizer]
     #: Returns the options of the optimizer for the given hyperparameters.
     options: Callable[[Any], Options]
-    #: Chainer's names of states, and PyTorch's names.
+    #: PyTorch's name of each state, by Chainer's name.
     states: dict[str, str]
     #: Returns the factor from Chainer's state to PyTorch's for the given hyperparameters.
     factor: Callable[[Any], float] = lambda _: 1.
@@ -61,7 +61,8 @@ def _velocity(hyperparam: Any) -> float:
 
 def _adam(hyperparam: Any) -> Options:
     if hyperparam.adabound:
-        raise ConversionError('PyTorch has no AdaBound. Use Adam, or start without this state')
+        raise ConversionError('PyTorch has no AdaBound. Use Adam, or create a new optimizer in '
+                              'PyTorch, without the state of this one')
     alpha = float(hyperparam.alpha)
     decay = float(hyperparam.weight_decay_rate)
     if decay and not alpha:
@@ -133,8 +134,8 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
         learning rate.
 
     Raises:
-        ConversionError: If PyTorch has no such optimizer or hook, or a parameter is missing
-            in the module.
+        ConversionError: If PyTorch has no such optimizer or hook, or if a parameter is missing
+            from the module.
 
     Example:
         >>> model = chainer.links.Linear(3, 2)
@@ -152,7 +153,8 @@ def to_torch_optimizer(optimizer: chainer.Optimizer, module: torch.nn.Module
     if frozen and any(type(hook) is optimizer_hooks.GradientClipping for hook in hooks):
         warnings.warn(
             'In Chainer, the norm of GradientClipping includes the gradients of frozen parameters. '
-            'In PyTorch, frozen parameters have no gradients.', stacklevel=2)
+            'In PyTorch, frozen parameters have no gradients, so the norm may be smaller.',
+            stacklevel=2)
     groups: dict[Any, Options] = {}
     for name, old, new in used:
         rule = old.update_rule
@@ -216,7 +218,7 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
                         'first.')
                 if found and found.get(theirs) is None:
                     raise ConversionError(
-                        f'The PyTorch optimizer has no state {theirs!r} of {name}.')
+                        f'The PyTorch optimizer has no state {theirs!r} for {name}.')
                 factor = _named(name, functools.partial(kind.factor, rule.hyperparam))
                 values.append((rule.state[ours], found[theirs].detach().cpu().numpy() / factor
                                if found else 0))
@@ -230,7 +232,7 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
 
 
 def actual(optimizer: Any) -> Any:
-    """Return the optimizer that updates parameters, which may be inside a multi-node optimizer."""
+    """Return the Chainer optimizer, which may be wrapped in multi-node optimizers."""
     while hasattr(optimizer, 'actual_optimizer'):
         optimizer = optimizer.actual_optimizer
     if not isinstance(optimizer, chainer.Optimizer):
@@ -261,7 +263,7 @@ def _states(optimizer: Any) -> dict[int, dict[str, Any]]:
 def _parameters(optimizer: Any, module: torch.nn.Module
                 ) -> tuple[list[tuple[str, Any, torch.nn.Parameter]],
                            list[tuple[str, torch.nn.Parameter]]]:
-    """Return the updated parameters, each with its module parameter, and the frozen parameters.
+    """Return the parameters to update, with their module parameters, and the frozen parameters.
 
     The module can be converted from a part of the optimizer's target, such as the predictor of a
     Classifier.
@@ -276,7 +278,7 @@ def _parameters(optimizer: Any, module: torch.nn.Module
     if prefix is None:
         missing = [name for name in ours if name not in theirs]
         raise ConversionError(
-            f'The module has no parameter {missing[0]!r}; it has: '
+            f'The module has no parameter {missing[0]!r}; its first parameters are: '
             f'{", ".join([*theirs][:4]) or "none"}. Convert the model of the optimizer with '
             'to_torch(model, ..., train=True).')
     used, frozen, seen = [], [], set()
@@ -348,7 +350,7 @@ def remaining_hooks(optimizer: Any, kind: RuleInTorch) -> tuple[list[Any], float
     if after:
         raise ConversionError(
             f'The hook {type(after[0]).__name__} runs after updates, which has no equivalent in '
-            'PyTorch. Remove it, and call a function after step.')
+            'PyTorch. Remove it, and do its work after each optimizer.step().')
     if hooks and type(hooks[-1]) is optimizer_hooks.WeightDecay and kind.has_weight_decay:
         return hooks[:-1], float(hooks[-1].rate)
     return hooks, 0.

@@ -32,12 +32,12 @@ class Save:
 
     iteration: int
     path: str
-    state: CopiedState | None  # until it is written; None on a rank without a file
+    state: CopiedState | None  # None after the write, and on ranks without a file
     compress: bool = False
     names: SaveNames | None = None  # names of this checkpoint and the ones that it makes obsolete
     on_written: Callable[[], None] = lambda: None  # called by the thread
     is_written: bool = False
-    obsolete: list[int] = field(default_factory=list)  # on rank 0, once it is written
+    obsolete: list[int] = field(default_factory=list)  # set on rank 0, after the write
 
 
 class _SaveReport(NamedTuple):
@@ -46,7 +46,7 @@ class _SaveReport(NamedTuple):
     next_iteration: int | None  # iteration of the next checkpoint; None if there is no next one
     failure: str | None
     is_written: bool
-    obsolete: list[int]  # only rank 0 uses its list
+    obsolete: list[int]  # only rank 0's list is used, by all ranks
     run: str
     replicas: Digests
 
@@ -107,8 +107,8 @@ class Saver:
 
         Raises:
             OSError: On every rank, if any rank could not write the checkpoint in flight.
-            ValueError: On every rank, if the ranks are at different iterations, or if only some of
-                the writers wrote a file, unless ``may_be_incomplete`` is set.
+            ValueError: On every rank, if the ranks are at different iterations; or, unless
+                ``may_be_incomplete`` is set, if only some of the writers wrote a file.
         """
         self.wait()
         save = self._in_flight

@@ -1,4 +1,4 @@
-"""Tied parameters: several ranks share their values and the sum of their gradients."""
+"""Tied parameters: they have the same value on several ranks, which sum their gradients."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from chainermn._operations.ranks import group_lines
 from chainermn._types import Array, Parameter
 from chainermn.communicators.communicator_base import CommunicatorBase
 
-#: The first tag for tied parameters, counting up. Tags of stages count down from the largest.
+#: Tags of tied parameters count up from this one; tags of stages count down from the largest.
 _FIRST_TAG = 24576
 
 _UNINITIALIZED = 'not initialized'
@@ -31,8 +31,8 @@ class Tied:
         by_rank: The result of :func:`descriptions` on each rank.
 
     Raises:
-        ValueError: On all ranks, if only one rank has a name, if shapes or dtypes differ, or if a
-            parameter is not initialized.
+        ValueError: On all ranks, if a name exists on only one rank, if shapes or dtypes differ, or
+            if a parameter is not initialized.
     """
 
     def __init__(self, comm: CommunicatorBase, params: Mapping[str, Parameter],
