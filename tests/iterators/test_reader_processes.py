@@ -71,7 +71,7 @@ def test_a_killed_process_is_an_error_on_all_ranks(comm):
     used = [next(iterator)]
     if comm.rank == comm.size - 1:
         os.kill(process_ids(iterator)[0], signal.SIGKILL)
-    with pytest.raises(ShardError, match=r'process \d+, which read .* was killed by signal 9'):
+    with pytest.raises(ShardError, match=r'reader process \d+.* was killed by signal 9'):
         for batch in iterator:
             used.append(batch)
             comm.allgather_obj(0)
