@@ -42,12 +42,15 @@ def summary(folder: pathlib.Path, sections: Mapping[str, str]) -> str:
                      ['operation', 'nodes', 'ranks per node', f'{V8}, ms', f'{DDP}, ms',
                       f'{V8} / {DDP}'],
                      _scaling(results), sections, 'weak_scaling', 'mean_grad', 'training_step',
-                     'hosts')
+                     'hosts', caption='Times on one machine, on which several nodes are virtual '
+                                      'hosts')
             + _table('How much overhead do safety checks and recording add?',
                      ['check', 'operation', 'without', 'with', 'with / without'],
                      _checks(results), sections, 'collectives', 'recent', 'timeline',
-                     'run_record', caption='Medians; the last column is the median of the ratios '
-                                           'within each round')).rstrip('\n')
+                     'run_record', caption='Medians. The last column is the median of the ratios '
+                                           'within each round, so it can differ from the ratio of '
+                                           'the two values, and differences of a few percent are '
+                                           'noise')).rstrip('\n')
 
 
 def _table(title: str, columns: list[str], rows: list[list], sections: Mapping[str, str],

@@ -34,8 +34,9 @@ def draw() -> str:
                       label=V8),
             axes.barh([place + .2 for place in places], without, .38,
                       color='#cccccc', label=WITHOUT_TORCH)]
-    for each in bars:
-        axes.bar_label(each, fmt='%.1f', padding=6)
+    for each, digits in zip(bars, ('%.2f', '%.1f'), strict=True):
+        axes.bar_label(each, fmt=digits, padding=6, fontsize='small',
+                       bbox={'facecolor': 'white', 'edgecolor': 'none', 'pad': 1})
     line = axes.axvline(1, color=STYLES[TORCH][0], linestyle='--', label=TORCH)
     axes.set_yticks([*places], models)
     axes.invert_yaxis()
