@@ -199,6 +199,8 @@ def test_empty_datasets():
         with pytest.raises(ValueError, match=r'repeat=True is empty, .* Check len'):
             iterator.next()
         iterator.finalize()
+    # MultiprocessIterator would fork in a process with threads, of which Python warns.
+    for kind in iterators.SerialIterator, iterators.MultithreadIterator:
         iterator = kind([], 2, repeat=False)
         assert [*iterator] == []
         iterator.finalize()
