@@ -87,7 +87,7 @@ def public_docstrings(paths):
             found.setdefault(one, path)
         if inspect.isclass(one):
             for name in dir(one):
-                method = inspect.unwrap(getattr(one, name))
+                method = inspect.unwrap(getattr(one, name, None))
                 method = getattr(method, '__func__', method)  # of a class method
                 if name[0] != '_' and isinstance(method, types.FunctionType) and (
                         method.__doc__ and method.__module__.startswith('chainermn.')):
