@@ -235,7 +235,7 @@ class Recording:
         self._process = os.getpid()
         self._line: dict[str, str] = {}
         self._params: Sequence[Parameter] = ()  # in the current update
-        self._hyperparameters = ''  # in the last update
+        self._hyperparameters = ''  # in the last line
         self._details: dict[str, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -323,9 +323,8 @@ class Recording:
         if self._line:
             self._line['mean'], self._line['norm of gradients'] = _sampled(
                 self._params_of(optimizer), _GRADIENTS)
-            text = json.dumps(_hyperparameters(optimizer), separators=(',', ':')).replace(' ', '_')
-            self._line['hyperparameters'] = '=' if text == self._hyperparameters else text
-            self._hyperparameters = text
+            self._line['hyperparameters'] = json.dumps(
+                _hyperparameters(optimizer), separators=(',', ':')).replace(' ', '_')
             if self._details is not None:
                 self._details['mean'] = _details_of(optimizer.target, _GRADIENTS)
 
@@ -343,6 +342,10 @@ class Recording:
             self._params_of(optimizer), _PARAMETERS)
         self._params = ()
         line['cupy'] = _cupy_seeds()
+        if line['hyperparameters'] == self._hyperparameters:
+            line['hyperparameters'] = '='
+        elif line['hyperparameters'] != '-':
+            self._hyperparameters = line['hyperparameters']
         with self._warn_and_close():
             _write(self._file, ' '.join(line.values()))
             if self._details is not None:

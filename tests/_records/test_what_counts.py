@@ -1,5 +1,6 @@
 """What ``chainermn compare`` calls a difference, and which one comes first."""
 
+import contextlib
 import functools
 import random
 import subprocess
@@ -68,6 +69,29 @@ def test_a_rate_that_changes(naive, folder, end):
     assert found.notes == ['the hyperparameter lr: 0.1 | 0.2']
     rates = [b.ranks['rank0'].hyperparameters(i)['lr'] for i in range(9)]
     assert rates == [.1] * 3 + [.2] * (min(end, 10) - 4) + [.1] * max(10 - end, 0)
+
+
+@pytest.mark.mpi_skip
+def test_a_rate_of_an_update_that_failed(tmp_path):
+    """A failed update has no line, so the next line has the hyperparameters that it changed."""
+    def fail(rule, param):
+        raise ArithmeticError
+
+    comm = chainermn.create_communicator('naive')
+    model = chainer.Sequential(L.Linear(4, 3))
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(.1), comm).setup(model)
+    recording = run_record.record(optimizer, str(tmp_path), 100)
+    for number in range(-1, 6):  # the first one copies
+        if number == 3:
+            optimizer.lr = .2
+            model[0].W.update_rule.add_hook(fail, 'fail')
+        with contextlib.suppress(ArithmeticError):
+            optimizer.update(lambda: F.sum(model(np.ones((2, 4), 'f'))))
+        if number == 3:
+            model[0].W.update_rule.remove_hook('fail')
+    recording.close()
+    rank = RecordedRun(tmp_path).ranks['rank0']
+    assert [rank.hyperparameters(i)['lr'] for i in range(len(rank))] == [.1] * 3 + [.2] * 2
 
 
 def test_a_hint_despite_unused_random_numbers(naive, folder):

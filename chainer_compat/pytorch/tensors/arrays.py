@@ -98,9 +98,7 @@ def rounded(x: torch.Tensor, W: torch.Tensor, b: torch.Tensor | None
     dtype = x.dtype
     if W.dtype is not dtype or not (b is None or b.dtype is dtype) or not dtype.is_floating_point:
         raise Unsupported
-    if not compute_dtype.is_bfloat16(config._local.__dict__.get(
-            'torch_compute_dtype', global_config.torch_compute_dtype)) or (
-            dtype is not torch.float32):
+    if not _is_rounded(x):
         return x, W, b
     if not compute_dtype.has_instructions():
         raise Unsupported
@@ -139,7 +137,7 @@ def operands(*arrays: np.ndarray, has_kernel: bool = True, channels_last: bool =
         OptionError: If the option has an invalid value.
     """
     found = tensors(*arrays, channels_last=channels_last)
-    if not compute_dtype.is_bfloat16(config.torch_compute_dtype) or found[0].dtype != torch.float32:
+    if not _is_rounded(found[0]):
         return found
     found = [each.bfloat16() for each in found]
     if found[0].is_cuda:
@@ -156,8 +154,13 @@ def multiplies_bfloat16(x: torch.Tensor) -> bool:
 
     It is an operand that was rounded and cast back, since some kernels would sum in bfloat16.
     """
-    return (x.dtype == torch.float32 and not x.is_cuda and compute_dtype.has_instructions()
-            and compute_dtype.is_bfloat16(config.torch_compute_dtype))
+    return _is_rounded(x) and not x.is_cuda and compute_dtype.has_instructions()
+
+
+def _is_rounded(x: torch.Tensor) -> bool:
+    """Return whether the configuration rounds a tensor like this to bfloat16."""
+    return compute_dtype.is_bfloat16(config._local.__dict__.get(
+        'torch_compute_dtype', global_config.torch_compute_dtype)) and x.dtype is torch.float32
 
 
 def product(result: torch.Tensor) -> np.ndarray:
