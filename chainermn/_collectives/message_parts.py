@@ -100,8 +100,8 @@ def split(message: bytearray, status: MPI.Status | None = None) -> FirstPart:
 
 
 @functools.lru_cache(maxsize=4096)
-def array_with(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
-    """Return the shape and dtype of the host array that follows a header; ``None`` if none does."""
+def plain_array_in(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
+    """Return the shape and dtype of the host array after a header; ``None`` for other messages."""
     if head[0] != Kind.ARRAY:
         return None
     header, n_more = message_header.unpack(head)

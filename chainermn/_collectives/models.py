@@ -105,7 +105,7 @@ def mean_queue(comm: MpiCommunicator) -> MeanQueue | NcclMeanQueue:
     if context.mean_queue is None:
         context.check.same(pack('mean_queue'))
         context.background = comm._like_this(context.mpi_comm.Dup())
-        context.background._context.transport.connect()  # now, because all ranks are here
+        context.background._context.transport.connect()  # here, because it is collective
         context.mean_queue = comm._new_mean_queue(context.mpi_comm.Dup(), context.background)
         context.free_first(context.mean_queue.free, context.background.finalize)
     return context.mean_queue
@@ -151,7 +151,7 @@ def queue_gradients(comm: MpiCommunicator, model: Model, zero_fill: bool, compre
     gradients, _, signature, described = _gradients(
         context, 'queue_gradients', model, zero_fill, compression)
     notified = context.check.gather_equal(signature, bytes([notify]), described)
-    # None: the calls match, but differ in a part that may differ, such as the device.
+    # notified is None if the calls match except in a part that may differ, such as the device.
     return gradients.by_path(), notified is None or bytes([True]) in notified
 
 
@@ -236,7 +236,7 @@ def _codec(context: Context, gradients: ParameterList, compressor: Compressor | 
 
 
 def _with_ties(layout: Layout, parameters: ParameterList) -> Layout:
-    """Add which parameters share memory: if only some ranks tie them, training differs."""
+    """Add to a layout which parameters share memory, because all ranks must tie the same ones."""
     ties = {parameters.paths[i]: f'shares memory with {parameters.paths[group[0]]}'
             for group in tied_arrays.sharing_memory(parameters) for i in group[1:]}
     return Layout.of({path: f'{text}, {ties[path]}' if path in ties else text

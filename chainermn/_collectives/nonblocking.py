@@ -115,22 +115,22 @@ class Request(Generic[_Result]):
         name: The name of the operation, for errors.
         site: The call site of the operation.
         steps: The remaining MPI requests.
-        are_others: Function that makes progress with other receives of this rank and returns
-            whether any remain.
-        waits: Function to call when :meth:`wait` begins to block, which returns the flight record
-            of the wait.
+        has_other_receives: Function that makes progress with the other receives of this rank and
+            returns whether any of them remain.
+        record_wait: Function to call when :meth:`wait` begins to block. It returns the flight
+            record of the wait.
     """
 
     def __init__(self, name: str, site: str, steps: Steps,
-                 are_others: Callable[[Request[object]], bool],
-                 waits: Callable[[], FlightRecord] | None = None) -> None:
+                 has_other_receives: Callable[[Request[object]], bool],
+                 record_wait: Callable[[], FlightRecord] | None = None) -> None:
         self._name = name
         self._tracer: Tracer | None = None  # traces the wait
         #: The operation and its call site, for warnings.
         self.call: str = f'{name}, called at {site}'
         self._steps = steps
-        self._are_others = are_others
-        self._waits = waits
+        self._has_other_receives = has_other_receives
+        self._record_wait = record_wait
         self._record: FlightRecord | None = None
         self._step: tuple[MPI.Request, MPI.Status | None] | None = None
         self._result: _Result | None = None
@@ -151,11 +151,11 @@ class Request(Generic[_Result]):
             TypeError, ValueError: The same errors as ``recv``.
         """
         if self._is_over:
-            raise self._waited_for()
-        if self._step is not None and self._waits is not None:
-            self._record = self._waits()
+            raise self._second_wait_error()
+        if self._step is not None and self._record_wait is not None:
+            self._record = self._record_wait()
         while self._step is not None:
-            if self._are_others(self):  # other receives may have to finish before this one
+            if self._has_other_receives(self):  # they may have to finish before this one
                 if not self.test():
                     os.sched_yield()
                 continue
@@ -166,7 +166,7 @@ class Request(Generic[_Result]):
                     self._advance()
         with self._lock:
             if self._is_over:
-                raise self._waited_for()
+                raise self._second_wait_error()
             self._is_over = True
         if self._error is not None:
             raise self._error
@@ -191,9 +191,9 @@ class Request(Generic[_Result]):
         finally:
             self._lock.release()
 
-    def _waited_for(self) -> RuntimeError:
-        return RuntimeError(f'the request of {self._name} has been waited for already; wait for '
-                            'each request once')
+    def _second_wait_error(self) -> RuntimeError:
+        return RuntimeError(f'wait() was already called on the request of {self._name}; call it '
+                            'once for each request')
 
     def _make_unusable(self, unusable: Unusable) -> None:
         """Make this request raise an error, unless it is complete."""

@@ -47,7 +47,7 @@ def send_obj(comm: MpiCommunicator, obj: Object, dest: int, tag: int = 0) -> Non
 @operation
 def recv_obj(comm: MpiCommunicator, source: int, status: MPI.Status | None = None, tag: int = -1
              ) -> Object:
-    # The value of ANY_TAG depends on the MPI library.
+    # -1 means any tag. The value of MPI.ANY_TAG depends on the MPI library.
     return comm._context.messages.recv_obj(source, MPI.ANY_TAG if tag == -1 else tag, status)
 
 

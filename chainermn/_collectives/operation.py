@@ -1,4 +1,4 @@
-"""The decorator that turns a function over a communicator into an operation."""
+"""The decorator that turns a function into an operation of a communicator."""
 from __future__ import annotations
 
 import contextlib
@@ -26,11 +26,12 @@ def operation(method: _Method, /) -> _Method: ...
 @overload
 def operation(name: str, /) -> Callable[[_Method], _Method]: ...
 def operation(what: Any, /) -> Any:
-    """Turn a function into the operation of its name, or of the name given.
+    """Turn a function into an operation with the same name, or with the given name.
 
-    ``_operations/table.py`` declares the operation. The first argument is the communicator.
+    The operation must be declared in ``_operations/table.py``. The first argument of the function
+    is the communicator.
 
-    - Each call is a :class:`Call`, which the watchdog and the timeline see.
+    - Each call is recorded as a :class:`Call`, for the watchdog and the timeline.
 
     If the operation waits for all ranks:
 
@@ -96,7 +97,7 @@ def _two_threads_error(operation: str, first: int) -> RuntimeError:
     is_main = threading.current_thread() is threading.main_thread()
     own = '' if is_main else f' in thread {threading.current_thread().name}'
     return RuntimeError('\n'.join([
-        'two threads of this rank call collectives of one communicator at the same time',
+        'two threads of this rank called collectives of one communicator at the same time',
         f'  first: {"another collective" if state is None else state.state.wait_text}',
         f'  second: in {operation} ({call_site.locate()}{own})',
         'Create a communicator for each thread before the threads start, with comm.split(0, '
@@ -112,7 +113,7 @@ def _fail(call: Call, record: FlightRecord | None, error: BaseException,
         return  # it has not begun, or the enclosing collective raises the error
     if not isinstance(error, Exception):
         record.left_at = record.count
-    if not call.owner._context.check.is_untold(error):
+    if not call.owner._context.check.is_unknown_to_others(error):
         return
     library, _, _ = type(error).__module__.partition('.')
     if isinstance(error, Exception) and library in _LIBRARIES:

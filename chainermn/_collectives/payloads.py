@@ -1,7 +1,7 @@
 """Payloads: large arrays and objects, sent after their header on a separate MPI communicator.
 
-A rank that cannot allocate memory for a payload still receives and discards it, because the sender
-waits, and then raises an error.
+If a rank cannot allocate memory for a payload, it still receives the payload, because the sender is
+waiting, but discards it. Then it raises an error.
 """
 from __future__ import annotations
 
@@ -129,6 +129,7 @@ class Payloads:
         return buffer
 
     def _dropped(self, source: int, number: int) -> Receive:
+        """Return a receive that discards a message."""
         return Receive(self.mpi_comm, bytearray(1), source, number, is_dropped=True)
 
     def _no_memory(self, source: int, error: MemoryError) -> MemoryError:

@@ -26,7 +26,7 @@ from chainermn._collectives.message_parts import (
     PICKLE,
     FirstPart,
     Mark,
-    array_with,
+    plain_array_in,
     split,
 )
 from chainermn._collectives.nonblocking import (
@@ -53,7 +53,7 @@ from chainermn._transport.pickling import Pickled, dump, load
 from chainermn._types import Array, Arrays, Object, ReceivedArrays
 
 _POLLS = 20  # polls for the acknowledgment of a message that was received
-_SHOWN = 20  # messages without a counterpart that are listed
+_SHOWN = 20  # unmatched messages that are listed
 
 
 class Messages:
@@ -106,11 +106,11 @@ class Messages:
         # The parts are copied, because the receiver receives them only in wait() or test().
         first, number, rest = self._parts('isend', data, dest, tag, copies=True)
         self.record.count_sent(dest, tag)
-        # The first message is synchronous, so that it is known at the end whether it was received.
+        # The first message is synchronous, so that unreceived messages can be reported at the end.
         sends = [self._mpi_comm.Issend(first, dest, tag)]
         sends += [self._payloads.mpi_comm.Isend(part, dest, number) for part in rest]
         self.pending.record(f'{name}, called at {site}', sends)
-        return Request(name, site, iter(()), self._are_others,
+        return Request(name, site, iter(()), self._has_other_receives,
                        functools.partial(
                            self._began, 'wait', dest, tag, caller or f'the isend at {site}'))
 
@@ -129,7 +129,7 @@ class Messages:
         except BaseException:  # raised by a signal handler; the sender waits for the rest
             blocking(self._finish_plain(split(message), source, tag, 'send'), self._wait)
             raise
-        array = array_with(bytes(message[:message_header.SIZE]))
+        array = plain_array_in(bytes(message[:message_header.SIZE]))
         if array is None:
             return blocking(self._finish_plain(split(message), source, tag, 'send'), self._wait)
         x = np.ndarray(*array, message, message_header.SIZE).copy()
@@ -145,7 +145,7 @@ class Messages:
         request: Request[ReceivedArrays] = Request(
             f'irecv from {"any rank" if source == MPI.ANY_SOURCE else f"rank {source}"} with '
             f'{"any tag" if tag == MPI.ANY_TAG else f"tag {tag}"}', site,
-            non_blocking(self._receive(source, tag, 'send')), self._are_others,
+            non_blocking(self._receive(source, tag, 'send')), self._has_other_receives,
             functools.partial(
                 self._began, 'wait', source, tag, caller or f'the irecv at {site}'))
         self.receiving().append(request)
@@ -241,7 +241,7 @@ class Messages:
         return self._payloads.exchange_objects(pickled, sources, self._wait)
 
     def warn_of_unmatched(self) -> None:
-        """Report messages without a counterpart on stderr, after all communication."""
+        """Report sends and receives without a counterpart on stderr, after all communication."""
         n_polls = 0
         while (calls := self._unmatched()) and n_polls < _POLLS:
             n_polls += 1
@@ -249,12 +249,12 @@ class Messages:
         if calls:
             more = [f'and {len(calls) - _SHOWN} more'] if len(calls) > _SHOWN else []
             streams.write('\n  '.join([
-                f'chainermn: {self.record.name}, rank {self.rank}: messages without a counterpart:',
+                f'chainermn: {self.record.name}, rank {self.rank}: unmatched sends and receives:',
                 *calls[:_SHOWN], *more]) + '\n')
 
     def _unmatched(self) -> list[str]:
         return [f'{call}: never received' for call in self.pending.calls()] + [
-            f'{request.call}: nothing was sent' for request in self.receiving()]
+            f'{request.call}: no message was sent' for request in self.receiving()]
 
     def receiving(self) -> list[Request[ReceivedArrays]]:
         """Make progress with the requests of irecv; return the incomplete ones."""
@@ -277,7 +277,8 @@ class Messages:
         except IndexError:
             return bytearray(MAX_SIZE)
 
-    def _are_others(self, request: Request[object]) -> bool:
+    def _has_other_receives(self, request: Request[object]) -> bool:
+        """Make progress with the requests of irecv; return whether others are incomplete."""
         return any(other is not request for other in self.receiving())
 
     def _began(self, operation: str, peer: int, tag: int, caller: str = '') -> MessageRecord:
@@ -384,35 +385,35 @@ class Messages:
         number = self._payloads.new_number()
         return message_parts.head(arrays[0], number), number, [*payloads]
 
-    def _receive(self, source: int, tag: int, call: str, status: MPI.Status | None = None
+    def _receive(self, source: int, tag: int, expected: str, status: MPI.Status | None = None
                  ) -> Receives[Arrays]:
         """Receive the next message; raise if the sender failed or sent the wrong kind."""
         status = MPI.Status() if status is None else status
         message = yield from message_parts.receive(self._mpi_comm, source, tag, status)
         return (yield from self._finish_plain(
-            message, status.Get_source(), status.Get_tag(), call))
+            message, status.Get_source(), status.Get_tag(), expected))
 
-    def _finish_plain(self, message: FirstPart, source: int, tag: int, call: str
+    def _finish_plain(self, message: FirstPart, source: int, tag: int, expected: str
                       ) -> Receives[Arrays]:
         """Receive the data of a message; raise if it is a marked gradient."""
-        received = yield from self._finish(message, source, tag, call)
+        received = yield from self._finish(message, source, tag, expected)
         if message.mark is not None and message.mark.kind is Kind.GRADIENT:
             raise message_parts.unexpected(
                 self.rank, message.mark, source,
                 f'recv from rank {source} with tag {tag}, called at {call_site.locate()}')
         return received
 
-    def _finish(self, message: FirstPart, source: int, tag: int, call: str) -> Receives[Arrays]:
+    def _finish(self, message: FirstPart, source: int, tag: int, expected: str) -> Receives[Arrays]:
         """Receive the data of a message; raise if the sender failed or sent the wrong kind."""
         record = self.record
         record.receiving[source, tag] += 1
         try:
-            return (yield from self._data(message, source, tag, call))
+            return (yield from self._data(message, source, tag, expected))
         finally:
             record.received[source, tag] += 1
             record.receiving[source, tag] -= 1
 
-    def _data(self, message: FirstPart, source: int, tag: int, call: str) -> Receives[Arrays]:
+    def _data(self, message: FirstPart, source: int, tag: int, expected: str) -> Receives[Arrays]:
         _, header, body = message
         received: Arrays
         if header.kind is Kind.ERROR:
@@ -425,7 +426,7 @@ class Messages:
         else:
             received = yield from self._payloads.receive_tuple(header, body, source)
         is_object = header.kind is Kind.OBJECT
-        if is_object != (call == 'send_obj'):
+        if is_object != (expected == 'send_obj'):
             suffix = '_obj' * is_object
             raise TypeError(f'rank {source} sent its message with tag {tag} using send{suffix}(); '
                             f'receive it with recv{suffix}()')

@@ -175,7 +175,7 @@ class Service:
             return _failed(error)
         except BaseException as error:
             if threading.current_thread() is not self._thread:
-                raise  # it is meant for this rank, such as an interrupt
+                raise  # the error belongs to this rank, for example KeyboardInterrupt
             # If the thread exited here, the requesting rank would get no answer.
             return _failed(RuntimeError(f'{type(error).__name__}: {error}'))
         finally:

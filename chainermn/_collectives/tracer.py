@@ -97,7 +97,7 @@ class _Current(threading.local):
 
 
 class Tracer:
-    """Records the operations of one communicator, but not those that are nested in another one."""
+    """Records the operations of one communicator, except those called by another operation."""
 
     def __init__(self, timeline: Timeline, name: str) -> None:
         self._timeline = timeline
@@ -150,7 +150,7 @@ class Tracer:
         parts = [] if call.peer is None else [f'"peer":{call.peer},"tag":{call.tag}']
         if call.operation == RECV and isinstance(result, tuple):
             result = result[0]
-        if text := _of_call(args, kwargs, result):
+        if text := _payload_of(args, kwargs, result):
             parts.append(text)
         return ','.join(parts)
 
@@ -171,7 +171,7 @@ class _ByOwner:
 _by_owner = _ByOwner()
 
 
-def _of_call(args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> str:
+def _payload_of(args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> str:
     """Describe the arrays that were passed or, if there are none, the results."""
     given = args[0] if args else next(
         (kwargs[name] for name in _PAYLOADS if name in kwargs), None)

@@ -179,10 +179,10 @@ class ConsistencyCheck:
         assert message is not None, 'identifiers differ, but the calls match'
         return message
 
-    def is_untold(self, error: BaseException) -> bool:
-        """Return whether the other ranks know nothing of the call in which an error was raised.
+    def is_unknown_to_others(self, error: BaseException) -> bool:
+        """Return whether no other rank knows yet of the call in which an error was raised.
 
-        If they do, first complete the exchange of signatures, which they wait for.
+        If other ranks know of it, first complete the exchange of signatures: they wait for it.
 
         Args:
             error: The error. A signal handler may raise any exception, at any point of the call.

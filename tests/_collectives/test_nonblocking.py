@@ -97,9 +97,9 @@ def test_waiting_twice_raises(comm, left, right):
     comm.waitall(requests)
     for request, name in zip(requests, (f'isend to rank {right}', f'irecv from rank {left}'),
                              strict=True):
-        with pytest.raises(RuntimeError, match=f'{name} with tag 0 has been waited for already'):
+        with pytest.raises(RuntimeError, match=f'already called on the request of {name} '):
             request.wait()
-        with pytest.raises(RuntimeError, match='waited for already'):
+        with pytest.raises(RuntimeError, match='already called on the request'):
             comm.waitall([request])
 
 
@@ -116,7 +116,7 @@ def test_waitall_waits_for_all_before_it_raises(comm, left, right):
     wrong, good = comm.irecv(left, 1), comm.irecv(left, 2)
     with pytest.raises(TypeError, match=r'using send_obj\(\); receive it with recv_obj\(\)'):
         comm.waitall([wrong, good, sent])
-    with pytest.raises(RuntimeError, match='waited for already'):
+    with pytest.raises(RuntimeError, match='already called on the request'):
         good.wait()
 
 

@@ -43,7 +43,7 @@ def test_second_thread(odd, same_error, check_usable):
             with pytest.raises(RuntimeError) as error:
                 comm.barrier()
             text = str(error.value)
-            assert 'two threads of this rank call collectives of one communicator' in text
+            assert 'two threads of this rank called collectives of one communicator' in text
             assert 'first: in allreduce' in text and 'in thread worker' in text
             assert 'second: in barrier (test_one_thread.py:' in text
             assert 'comm.split(0, comm.rank)' in text
@@ -140,5 +140,5 @@ else:  # it keeps the errors
 def test_the_job_ends_with_a_report(tmp_path, kind):
     done = run_job(tmp_path, PROGRAM, kind)
     assert done.returncode != 0
-    assert 'two threads of this rank call collectives of one communicator' in done.stdout
+    assert 'two threads of this rank called collectives of one communicator' in done.stdout
     assert 'script.py:' in done.stdout

@@ -116,7 +116,7 @@ def test_one_request_in_two_threads(pair):
         thread.join()
     error, = [each for each in results if isinstance(each, RuntimeError)]
     received, = [each for each in results if each is not error]
-    assert 'waited for already' in str(error)
+    assert 'wait() was already called' in str(error)
     np.testing.assert_array_equal(received, np.full(5, float(other)))
 
 

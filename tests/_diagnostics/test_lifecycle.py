@@ -101,21 +101,21 @@ if comm.rank == 1:
 """
 
 
-def test_messages_without_a_counterpart_are_reported(tmp_path):
+def test_unmatched_sends_and_receives_are_reported(tmp_path):
     done = run(tmp_path, UNMATCHED)
     lines = (START + UNMATCHED).splitlines()
     called = {text: f', called at script.py:{n}' for n, line in enumerate(lines, 1)
               if (text := line.partition('  # ')[2])}
     assert done.returncode == 0
     blocks = {
-        'chainermn: communicator of ranks 0-1, rank 0: messages without a counterpart:',
+        'chainermn: communicator of ranks 0-1, rank 0: unmatched sends and receives:',
         f'  isend to rank 1 with tag 1{called["first"]}: never received',
         f'  isend to rank 1 with tag 2{called["second"]}: never received',
         f'  isend to rank 0 with tag 5{called["to itself"]}: never received',
-        'chainermn: communicator of ranks 0-1, rank 1: messages without a counterpart:',
-        f'  irecv from rank 0 with tag 6{called["nothing"]}: nothing was sent',
-        'chainermn: communicator of ranks 1, 0, rank 0: messages without a counterpart:',
-        f'  irecv from rank 1 with tag 7{called["in a group"]}: nothing was sent'}
+        'chainermn: communicator of ranks 0-1, rank 1: unmatched sends and receives:',
+        f'  irecv from rank 0 with tag 6{called["nothing"]}: no message was sent',
+        'chainermn: communicator of ranks 1, 0, rank 0: unmatched sends and receives:',
+        f'  irecv from rank 1 with tag 7{called["in a group"]}: no message was sent'}
     assert set(done.stdout.splitlines()) == blocks
 
 
