@@ -38,12 +38,12 @@ from chainermn._process.mpi import MPI
 
 _T = TypeVar('_T')
 
-#: Size in bytes from which transfers start with a second check, because memory may be short. At
-#: this size, the check takes about 1 % of the time, even if ranks share a core.
+#: Transfers of at least this many bytes start with a second check, because a rank may run out of
+#: memory. At this size, the check takes about 1 % of the time, even if ranks share a core.
 _LARGE = 2**23
 
 #: Maximum number of characters of an error that is quoted in another message.
-_LONGEST = 200
+_MAX_QUOTE = 200
 
 
 class ConsistencyCheck:
@@ -152,7 +152,7 @@ class ConsistencyCheck:
             return [signature + data]
         messages = self.exchange.gather(self._identifier(signature), signature + data)
         if messages is None:
-            self._compare(signature)  # the callers differed until now, as allowed
+            self._compare(signature)  # the callers differ as allowed; from now on, they match
             messages = self.exchange.gather(self._identifier(signature), signature + data)
         assert messages is not None, 'identifiers differ, but the calls match'
         return messages
@@ -174,7 +174,7 @@ class ConsistencyCheck:
             return signature + data
         message = self.exchange.bcast(self._identifier(signature), signature + data, root)
         if message is None:
-            self._compare(signature)  # the callers differed until now, as allowed
+            self._compare(signature)  # the callers differ as allowed; from now on, they match
             message = self.exchange.bcast(self._identifier(signature), signature + data, root)
         assert message is not None, 'identifiers differ, but the calls match'
         return message
@@ -214,7 +214,7 @@ class ConsistencyCheck:
             raise error
         call = self.record.add(operation=operation)
         call.operation = operation  # instead of 'refuse'
-        call.words = f'failed on this rank ({streams.one_line(error)[:_LONGEST]})'
+        call.words = f'failed on this rank ({streams.one_line(error)[:_MAX_QUOTE]})'
         self._refuse(operation, error, consequence)
 
     def prepared(self, nbytes: int | None, prepare: Callable[[], _T]) -> _T:
@@ -241,11 +241,11 @@ class ConsistencyCheck:
         except Exception as error:
             operation = call_signature.unpack(signature).operation
             if nbytes is not None and nbytes < _LARGE:
-                advice = ('Use less memory, for example fewer ranks per node.\n'
+                advice = ('Use less memory, for example by running fewer ranks per node.\n'
                           if isinstance(error, MemoryError) else '')
                 global_except_hook.abort_job(
                     f'{operation} failed on this rank while the others were waiting for its data',
-                    f'{streams.one_line(error)[:_LONGEST]}\n{advice}')
+                    f'{streams.one_line(error)[:_MAX_QUOTE]}\n{advice}')
             self._refuse(operation, error, mismatch.NOT_SENT)
         # Do not count this comparison, because it belongs to the same operation.
         if (nbytes is None or nbytes >= _LARGE) and not (
@@ -333,7 +333,7 @@ def _handled(error: Exception | None) -> str:
     if handled is None or handled is error or common_error.is_common(handled):
         return ''
     text = ' '.join(str(handled).split())
-    return f', while handling {type(handled).__name__}' + (f': {text[:_LONGEST]}' if text else '')
+    return f', while handling {type(handled).__name__}' + (f': {text[:_MAX_QUOTE]}' if text else '')
 
 
 class CalledBy:

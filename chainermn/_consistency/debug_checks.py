@@ -36,7 +36,8 @@ def check_means(model: Model) -> None:
         if grad is not None and not bool(
                 chainer.backend.get_array_module(grad).isfinite(grad).all()):
             raise ValueError(f'Parameters diverged after allreduce: the mean gradient of {path} '
-                             'is not finite.')
+                             'is not finite. Lower the learning rate or the loss scale, or clip '
+                             'gradients.')
 
 
 def check_replicas(model: Model, allgather: Callable[[dict[str, str]], list[dict[str, str]]]

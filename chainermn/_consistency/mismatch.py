@@ -18,9 +18,9 @@ _MAX_PARAMETERS, _MAX_VALUES, _MAX_GROUPS, _MAX_LINES = 10, 4, 12, 32
 _ADVICE = {
     'end': 'A rank reached the end of the program while others called a collective. Look for loops '
            'of different lengths (chainermn.join supports them for optimizer updates), or for a '
-           'call inside an "if" on the rank.',
+           'call inside "if comm.rank == ...".',
     'operations': 'All ranks must call the same collectives in the same order. Look for a call '
-                  'inside an "if" on the rank, or for loops of different lengths (chainermn.join '
+                  'inside "if comm.rank == ...", or for loops of different lengths (chainermn.join '
                   'supports them for optimizer updates).',
     'join': 'Inside chainermn.join, a rank that has exhausted its inputs takes part in optimizer '
             'updates only, not in other collectives (MultiNodeBatchNormalization, evaluators, '
@@ -34,8 +34,8 @@ _ADVICE = {
                'a checkpoint on all ranks.',
     'callers': 'All ranks must make the same calls in the same order. All ranks must add the same '
                'extensions, with the same triggers, in the same order, and use the same iterators. '
-               'Look for an extension or iterator that is created inside an "if" on the rank. Only '
-               'extensions that do not communicate may be added on a single rank.',
+               'Look for an extension or iterator that is created inside "if comm.rank == ...". '
+               'Only extensions that do not communicate may be added on a single rank.',
     'roots': 'Pass the same root on all ranks.',
     'ops': 'Pass the same op on all ranks.',
     'dtypes': 'Cast the array before the call, for example x.astype(numpy.float32).',

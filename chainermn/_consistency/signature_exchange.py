@@ -21,7 +21,7 @@ from chainermn._operations.call_signature import IDENTIFIER_SIZE
 from chainermn._process.mpi import MPI
 from chainermn._timeline import activities, recorder
 
-#: The identifier of a rank that knows of a mismatch, instead of the identifier of its call.
+#: A rank that knows of a mismatch sends this instead of the identifier of its call.
 MISMATCH = bytes(IDENTIFIER_SIZE)
 
 _LENGTH = struct.Struct('=I')
@@ -33,7 +33,7 @@ _MAX_TOTAL = 1 << 15  # bytes of data of all ranks together
 _MESSAGES = 64
 
 #: Polls before the first one that yields the core: about 10 microseconds if each rank has its own
-#: core. A core that other processes want is hard to get back.
+#: core. After yielding a core to another process, a rank may wait long to get it back.
 SPINS, SPINS_IF_OVERSUBSCRIBED = 50, 1
 _POLLS = 100  # about 100 microseconds on a free core; other threads can hardly run in that time
 
@@ -103,7 +103,7 @@ class SignatureExchange:
         self._share = share if size > 1 else None
         self._count = 0  # number of exchanges by messages
         self._memory: MessageMemory | None = None
-        #: A number that increases, at the latest, when another rank can learn of a call.
+        #: A number that has increased by the time another rank can learn of a call.
         self.published: Counter = [0]
         #: The value of that number when the current operation of this rank began.
         self.before = 0
@@ -228,7 +228,7 @@ class SignatureExchange:
         self._count += 1
         if self._count != _MESSAGES + 1 or self._share is None:
             return False
-        self.published[0] += 1  # in case it is interrupted
+        self.published[0] += 1  # in case the allocation is interrupted
         self._memory = self._share(self._mpi_comm, self._largest)
         self._complete += 1
         if self._memory is None:

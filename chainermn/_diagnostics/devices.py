@@ -1,4 +1,4 @@
-"""Communication on devices. It does not block any operation, so the watchdog polls it."""
+"""Communication on devices, which the watchdog polls because it does not block operations."""
 from __future__ import annotations
 
 import threading
@@ -29,19 +29,19 @@ class OnDevice(Protocol):
 class _Polled(runtime.ProcessState):
     def __init__(self) -> None:
         #: Replaced instead of modified, because the watchdog may be iterating over it.
-        self.exchanges: weakref.WeakSet[OnDevice] = weakref.WeakSet()
+        self.connections: weakref.WeakSet[OnDevice] = weakref.WeakSet()
 
 
-def add(exchanges: OnDevice) -> None:
+def add(connection: OnDevice) -> None:
     """Poll the communication on a device until :func:`remove` is called."""
     polled = runtime.get(_Polled)
-    polled.exchanges = weakref.WeakSet({*polled.exchanges, exchanges})
+    polled.connections = weakref.WeakSet({*polled.connections, connection})
 
 
-def remove(exchanges: OnDevice) -> None:
+def remove(connection: OnDevice) -> None:
     """Undo :func:`add`."""
     polled = runtime.get(_Polled)
-    polled.exchanges = weakref.WeakSet({*polled.exchanges} - {exchanges})
+    polled.connections = weakref.WeakSet({*polled.connections} - {connection})
 
 
 def failure(default_timeout: float) -> str:
@@ -50,11 +50,11 @@ def failure(default_timeout: float) -> str:
     Args:
         default_timeout: The timeout per operation in seconds; 0 for no timeout.
     """
-    for exchanges in list(runtime.get(_Polled).exchanges):
-        if error := exchanges.error():
+    for connection in list(runtime.get(_Polled).connections):
+        if error := connection.error():
             return f'NCCL failed: {error}'
-        seconds, operation = exchanges.running()
-        timeout = default_timeout if exchanges.timeout is None else exchanges.timeout
+        seconds, operation = connection.running()
+        timeout = default_timeout if connection.timeout is None else connection.timeout
         if timeout and seconds > timeout:
             return f'no progress for {seconds:.0f} s in {operation}; {timeouts.text(timeout)}'
     return ''
@@ -62,5 +62,5 @@ def failure(default_timeout: float) -> str:
 
 def abort() -> None:
     """Abort all communication on devices, in threads, because aborting may also block."""
-    for exchanges in list(runtime.get(_Polled).exchanges):
-        threading.Thread(target=exchanges.abort, daemon=True).start()
+    for connection in list(runtime.get(_Polled).connections):
+        threading.Thread(target=connection.abort, daemon=True).start()

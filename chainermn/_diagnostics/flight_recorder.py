@@ -1,7 +1,7 @@
 """The flight recorder: the last calls of each communicator, for reports of hangs.
 
-Every call is recorded, so recording must cost next to nothing: a ring buffer keeps the calls, which
-exist anyway, and they are only formatted for a report. Call sites cost more, so they are only
+Every call is recorded, so recording must cost next to nothing: a ring buffer keeps the ``Call``
+objects, which exist anyway, and only a report formats them. Call sites cost more, so they are only
 recorded if ``CHAINERMN_TIMEOUT`` or ``CHAINERMN_DEBUG`` is set.
 """
 from __future__ import annotations
@@ -251,10 +251,10 @@ def of_owner(call: Call) -> tuple[FlightRecord, ...]:
     return ()
 
 
-def assign_number(communicator: Iterable[FlightRecord]) -> None:
-    """Assign a number to a new communicator, unique among communicators of the same ranks."""
+def assign_number(records: Iterable[FlightRecord]) -> None:
+    """Give the records of a new communicator a number, unique among those of the same ranks."""
     communicators = runtime.get(_Records).communicators
-    for n, record in enumerate(communicator):
+    for n, record in enumerate(records):
         communicators[record.ranks] += n == 0
         record.number = communicators[record.ranks]
 

@@ -68,21 +68,21 @@ def compressed(text: str) -> bytes:
     return zlib.compress(text.encode(errors='replace'))
 
 
-def text(responses: Mapping[int, Response], ranks: Sequence[int], is_first: bool = False,
+def text(responses: Mapping[int, Response], ranks: Sequence[int], is_creating: bool = False,
          hosts: Sequence[str] = ()) -> str:
     """Return the report.
 
     Args:
         responses: The responses, by rank.
         ranks: The ranks that were asked to respond.
-        is_first: Whether the ranks have not created a communicator yet.
+        is_creating: Whether the first create_communicator has not returned on all ranks.
         hosts: The hosts of ``ranks``, if known.
     """
     responses = dict(sorted(responses.items()))
     limits = _FEW if max(len(ranks), len(responses)) <= _FEW_RANKS else _MANY
     lines = _states(responses, limits)
     lines += _silent(responses, ranks, hosts or [''] * len(ranks), limits.groups // 2)
-    if is_first:
+    if is_creating:
         lines.append('  the state of the other ranks is unknown until all ranks have created a '
                      'communicator; does each of them call create_communicator?')
     lines.append('Last operations:')
@@ -116,10 +116,11 @@ def _silent(responses: Mapping[int, Response], ranks: Sequence[int], hosts: Sequ
     for host, group in shown:
         one = len(group) == 1
         who = f'{ranks_text(group)} on {host}' if host else ranks_text(group)
-        why = "stopped, or in code that holds the GIL"
+        why = 'the rank is stopped, or runs code that holds the GIL' if one else (
+            'the ranks are stopped, or run code that holds the GIL')
         if host:
-            why = f'host {host} may be unreachable, or {"it is" if one else "they are"} {why}'
-        lines.append(f'  {who} {"does" if one else "do"} not answer: {why}')
+            why = f'host {host} may be unreachable, or {why}'
+        lines.append(f'  {who} {"does" if one else "do"} not respond: {why}')
     return lines + [f'  {more}'] * bool(more)
 
 

@@ -95,7 +95,8 @@ class HostLinks:
             ranks = [rank for rank, there in enumerate(hosts) if there == name]
             host = Host(name, ranks, [world[rank] for rank in ranks], is_next)
             self._hosts.append(host)
-            # If a host has two neighbors, only one of them reports that its processes have exited.
+            # Both neighbors of a host see that its processes have exited. One of them reports this
+            # at once, the other one only if the job has not ended after a grace period.
             threading.Thread(target=self._run, args=(host, open_link, is_next or len(names) == 2),
                              name=f'{thread_state.HOST_LINK} to {name}', daemon=True).start()
 
@@ -130,7 +131,7 @@ class HostLinks:
             is_silent = host.error in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
             if host.asked_at is not None and now > host.asked_at + (
                     _ANSWER_TIMEOUT if is_silent else _LONG_ANSWER_TIMEOUT):
-                why = (f'no answer for {host_connection.SILENCE} s' if is_silent
+                why = (f'no response for {host_connection.SILENCE} s' if is_silent
                        else os.strerror(host.error))
                 return f'{host.text} is unreachable: {why}'
         return ''
@@ -149,7 +150,7 @@ class HostLinks:
                 link.send(FINISHED)
                 link.shutdown(socket.SHUT_RDWR)
 
-    def _run(self, host: Host, open_link: _OpenLink, is_first: bool) -> None:
+    def _run(self, host: Host, open_link: _OpenLink, reports_at_once: bool) -> None:
         link = open_link()
         if link is None:
             if environment.flag(environment.DEBUG):
@@ -169,7 +170,7 @@ class HostLinks:
                 return
         if received == FINISHED:
             return
-        if received == FAILED or not is_first:
+        if received == FAILED or not reports_at_once:
             time.sleep(_GRACE)
         if not self._is_closed:
             global_except_hook.abort_job(f'all processes of {host.text} have exited', '')

@@ -58,7 +58,7 @@ def _state() -> _Lifecycle:
 
 
 def prepare(mpi_comm: MPI.Intracomm) -> Registration | None:
-    """Start the watchdog and the shutdown for the ranks of a communicator.
+    """Start the watchdog for the ranks of a communicator, and register the shutdown.
 
     Collective: every rank of the communicator calls it.
 
@@ -141,8 +141,8 @@ def remove_callback(callback: Callable[[], None]) -> None:
         _state().callbacks.remove(callback)
 
 
-# A rank in shutdown waits for the others to finish; a rank in another operation waits for that rank
-# forever.
+# The shutdown is recorded like an operation, for the watchdog: a rank in the shutdown waits until
+# the others finish, and a rank that waits for it in any other operation waits forever.
 @entered(END)
 def _end(*, is_finalized: bool = False) -> None:
     """Take part in the shutdown.
@@ -158,9 +158,12 @@ def _end(*, is_finalized: bool = False) -> None:
         if not global_except_hook.is_failing():
             if left := _incomplete_operation():
                 global_except_hook.abort_job(
-                    'it left an incomplete operation and reached the end of the program',
-                    f'The operation was {left}.\n')
-            if _agree():
+                    f'{left} was interrupted on this rank, which then reached the end of the '
+                    'program',
+                    'An exception such as KeyboardInterrupt or SystemExit interrupted it, for '
+                    'example from a signal handler, and the other ranks may still wait for this '
+                    'rank. Handle signals between operations, and do not catch these exceptions.\n')
+            if _all_have_finished():
                 clean_end.run()
             rank_state.shutdown().may_exit = True
             for callback in list(state.callbacks):
@@ -183,7 +186,7 @@ def _incomplete_operation() -> str:
     return ''
 
 
-def _agree() -> bool:
+def _all_have_finished() -> bool:
     """Return whether all ranks have reached the end of the program."""
     if any(check.has_finished_ranks for check in _state().checks):
         return False  # another rank has finished and waits for this one in MPI_Finalize

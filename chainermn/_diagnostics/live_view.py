@@ -1,8 +1,8 @@
 """Samples of the ranks for ``top`` and the metrics: one sample of each rank per second.
 
-When a program on its host asks a rank for samples, this rank repeatedly asks the watchdogs of the
-other ranks. A rank that has not been asked for a few seconds stops recording, so a viewer does not
-have to sign off and may be killed.
+When a program on the same host asks a rank for samples, this rank repeatedly asks the watchdogs of
+the other ranks. A rank that has not been asked for a few seconds stops recording, so a viewer may
+exit or be killed without notice.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads of user code that may still use a communicator, so that their rank is not blocked."""
+"""Finds threads of user code that may still use a communicator: their rank is not blocked."""
 from __future__ import annotations
 
 import enum
@@ -70,7 +70,7 @@ def _are_running(frames: Mapping[int, FrameType], blocked: Collection[int], is_f
         and not (ident == main and is_ending)}
     return not timers.isdisjoint(frames) or any(map(_is_debugged, frames.values())) or (
         _Activity.RUNS in activities
-        or {_Activity.WAITS_FOR_WORK, _Activity.LIBRARY} <= activities)  # one may feed the other
+        or {_Activity.WAITS_FOR_WORK, _Activity.LIBRARY} <= activities)  # which may feed the queue
 
 
 def _is_debugged(frame: FrameType) -> bool:

@@ -1,4 +1,4 @@
-"""The progress of this rank: how long its threads have made no progress, and its waits."""
+"""The progress of this rank: how long each thread has made none, and what the rank waits for."""
 from __future__ import annotations
 
 import threading
@@ -34,7 +34,8 @@ class RankProgress:
 
         Args:
             now: The current time.
-            grace_at_end: The number of seconds a rank waits in the shutdown before it has a state.
+            grace_at_end: The number of seconds that a rank waits in the shutdown before ``state``
+                is set.
         """
         self._snapshots = thread_state.snapshots()
         before, self._progress = self._progress, {}

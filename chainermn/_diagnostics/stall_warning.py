@@ -1,4 +1,4 @@
-"""The warnings that ranks have waited for a long time for a rank that is not in an operation."""
+"""Warns if ranks have waited for a long time for a rank that is not in an operation."""
 from __future__ import annotations
 
 from collections.abc import Mapping

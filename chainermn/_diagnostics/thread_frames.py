@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 # Python 3.11 creates frame objects only when they are requested, and may collect garbage while it
-# does so. A finalizer that releases the GIL, such as that of a GPU array, then lets the other
+# does so. A finalizer that releases the GIL, such as a GPU array's, then lets the other
 # threads continue, and the process crashes or deadlocks. Python 3.11.12 fixes this for the
 # innermost frames (https://github.com/python/cpython/issues/106883) but not for their callers.
 # Later versions collect garbage only between bytecodes.

@@ -64,8 +64,9 @@ class Snapshot:
             record, ServiceRecord) and record.thread == self._ident), None)
         return ThreadState(
             # Calls of create_communicator, and calls that call other operations, are not recorded.
-            call.operation, call.text if call.number else '', _of(records[0]) if records else '',
-            self._call_site, self._thread, (*self._waits(),), service)
+            call.operation, call.text if call.number else '',
+            _communicator_text(records[0]) if records else '', self._call_site, self._thread,
+            (*self._waits(),), service)
 
     @property
     def _call_site(self) -> str:
@@ -125,7 +126,8 @@ def _stack(ident: int, innermost: FrameType) -> str:
                       *(f'  in {call.operation}' for call in calls[-1:])])
 
 
-def _of(record: FlightRecord) -> str:
+def _communicator_text(record: FlightRecord) -> str:
+    """Return the name of a communicator; '' for the first communicator of all ranks."""
     is_first = record.number == 1 and len(record.ranks) == MPI.COMM_WORLD.size
     return '' if is_first else f'the {record.name}' if record.number == 1 else record.name
 

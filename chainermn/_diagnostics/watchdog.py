@@ -161,9 +161,10 @@ class Watchdog(runtime.ProcessState):
             except Exception:  # the threads may change while they are polled
                 errors += 1
                 if errors == _MAX_ERRORS:
-                    streams.write(f'{traceback.format_exc()}chainermn: the watchdog of this rank '
-                                   'has stopped because of this error. Timeouts no longer have an '
-                                   'effect, and deadlocks may not be detected.\n')
+                    streams.write(f'{traceback.format_exc()}chainermn: the watchdog of rank '
+                                  f'{MPI.COMM_WORLD.rank} has stopped because of this error. '
+                                  'Timeouts no longer have an effect, and deadlocks may not be '
+                                  'detected.\n')
             finally:
                 self._progress.forget_threads()
 

@@ -176,5 +176,5 @@ def test_no_memory_for_a_small_transfer_ends_the_job(tmp_path):
     assert done.returncode != 0 and 'end' not in done.stdout.split()
     assert ('allgather failed on this rank while the others were waiting for its data'
             in done.stdout)
-    assert 'Use less memory, for example fewer ranks per node.' in done.stdout
+    assert 'Use less memory, for example by running fewer ranks per node.' in done.stdout
     assert 'MemoryError: no memory here' in done.stdout

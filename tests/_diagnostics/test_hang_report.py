@@ -82,8 +82,9 @@ def test_calls_that_do_not_fit_are_the_oldest_ones():
 def test_hosts_that_do_not_answer(size):
     text = report(one_missing(size), silent={0, *range(16, size)}, per_host=16)
     check_size(text)
-    assert '  rank 0 does not answer: stopped, or in code that holds the GIL\n' in text
-    assert re.search(r'\n  ranks \d+-\d+ on (node\d+) do not answer: host \1 may be unreachable',
+    assert ('  rank 0 does not respond: the rank is stopped, or runs code that holds the GIL\n'
+            in text)
+    assert re.search(r'\n  ranks \d+-\d+ on (node\d+) do not respond: host \1 may be unreachable',
                      text)
     assert re.search(r'\n  \.\.\. and \d+ more groups', text)
     text = report(one_missing(size), silent=range(size // 2))

@@ -109,7 +109,7 @@ def test_a_lost_connection_of_a_host_that_answers_over_mpi(capsys):
 
 
 @pytest.mark.parametrize('number, why', [
-    (errno.ETIMEDOUT, 'no answer for 24 s'), (errno.EHOSTUNREACH, 'no answer for 24 s'),
+    (errno.ETIMEDOUT, 'no response for 24 s'), (errno.EHOSTUNREACH, 'no response for 24 s'),
     (errno.ECONNRESET, 'Connection reset by peer')])
 def test_a_host_that_does_not_answer_over_mpi(monkeypatch, number, why):
     monkeypatch.setattr(host_links, '_ANSWER_TIMEOUT', .1)

@@ -121,7 +121,7 @@ CASES = {
         'rank 1 is not in an operation: it is at script.py:13; '),
     'stopped': hang(
         'if comm.rank == 0: os.kill(os.getpid(), signal.SIGSTOP)\ncomm.allgather_obj(1)',
-        'rank 0 does not answer: stopped, or in code that holds the GIL',
+        'rank 0 does not respond: the rank is stopped, or runs code that holds the GIL',
         'ranks 1-2 are in allgather_obj #4, called at script.py:14 (for ', who=1),
     'shared memory': hang(
         'from chainermn._transport.shared_memory.window import Window\n'

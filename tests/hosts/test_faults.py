@@ -101,7 +101,7 @@ def test_a_host_that_is_disconnected(ranks):
     first = ranks[0]
     lost = 'rank 1 on node1 does' if ranks[1] == 1 else (
         f'ranks {first}-{first + ranks[1] - 1} on node1 do')
-    assert f'{lost} not answer: host node1 may be unreachable' in done.stdout, done.stdout
+    assert f'{lost} not respond: host node1 may be unreachable' in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize('ranks, cut', [
@@ -118,7 +118,8 @@ def test_a_disconnected_host_is_detected_without_a_timeout(ranks, cut):
     assert done.returncode != 0
     # mpiexec prints the report of the hosts that it reaches.
     assert re.search(rf'chainermn: rank \d+ of \d+ \(.*\) aborts the job: host node{cut} '
-                     r'\(ranks? .*\) is unreachable: no answer for 24 s', done.stdout), done.stdout
+                     r'\(ranks? .*\) is unreachable: no response for 24 s',
+                     done.stdout), done.stdout
     assert done.stdout.count('aborts the job') == 1
 
 
@@ -128,7 +129,7 @@ def test_a_host_without_power():
         hosts.kill(1)
         done = hosts.finish(process, seconds(WITHIN))
     assert done.returncode != 0
-    assert 'ranks 2-3 on node1 do not answer' in done.stdout, done.stdout
+    assert 'ranks 2-3 on node1 do not respond' in done.stdout, done.stdout
 
 
 def test_a_host_without_power_is_detected_without_a_timeout():

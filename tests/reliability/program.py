@@ -61,7 +61,7 @@ WAYS = {
     'SIGTERM': (lambda: _kill(signal.SIGTERM), 'killed by SIGTERM', 'in _kill'),
     'SIGKILL': (lambda: _kill(signal.SIGKILL), 'killed by SIGKILL', ''),
     'SIGSEGV': (lambda: _kill(signal.SIGSEGV), 'killed by SIGSEGV', 'in _kill'),
-    'SIGSTOP': (lambda: _kill(signal.SIGSTOP), 'does not answer', ''),
+    'SIGSTOP': (lambda: _kill(signal.SIGSTOP), 'does not respond', ''),
     'endless loop': (_loop, '', 'in _loop'),
 }
 #: Ways that only a time limit ends.

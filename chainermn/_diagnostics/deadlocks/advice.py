@@ -11,7 +11,7 @@ from chainermn._operations.table import BACKWARD_OF_RECV, BACKWARD_OF_SEND, END,
 _MESSAGES = WaitKind.SEND, WaitKind.RECEIVE
 _PAIRS = 'Each send needs a recv with the same tag on the other rank.'
 _COLLECTIVES = 'All ranks must call the same collectives in the same order.'
-_ORDER = ('Look for a call inside an "if" on the rank, for loops of different lengths, or for '
+_ORDER = ('Look for a call inside "if comm.rank == ...", for loops of different lengths, or for '
           'calls in a different order.')
 
 

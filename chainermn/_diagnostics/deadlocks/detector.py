@@ -2,8 +2,8 @@
 
 A rank that has waited for a while sends its state and notifies the detector when it resumes.
 States from different times could contradict each other. So if they contain a deadlock, the detector
-starts a confirmation round: it asks the deadlocked ranks again. If no state has changed, all of
-them were true at the same time.
+starts a confirmation round: it asks the deadlocked ranks again. If no state has changed, all
+states held at the same time.
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DeadlockDetector:
         self._has_warned = False
         self._round = 0
         self._suspects: set[int] = set()
-        self._unseen: set[int] = set()  # suspects that have not responded in this round
+        self._unconfirmed: set[int] = set()  # suspects that have not responded
         self._has_changed = False
         self._search_at = 0.  # the earliest time of the next search
 
@@ -56,7 +56,7 @@ class DeadlockDetector:
             self._search_at = time.monotonic() + _PAUSE * took
         if suspects == self._suspects:
             return self._round, set()
-        self._suspects, self._unseen = suspects, set(suspects)
+        self._suspects, self._unconfirmed = suspects, set(suspects)
         self._round += 1
         return self._round, set(suspects)
 
@@ -75,8 +75,8 @@ class DeadlockDetector:
         self.set_state(rank, state, now)
         if number != self._round or not self._suspects:
             return ''
-        self._unseen.discard(rank)
-        return '' if self._unseen else WaitGraph(self.states).cycle(self._suspects)
+        self._unconfirmed.discard(rank)
+        return '' if self._unconfirmed else WaitGraph(self.states).cycle(self._suspects)
 
     def is_stalled(self, now: float, seconds: float) -> bool:
         """Return True, once for each stall, if ranks have been waiting for ``seconds``."""

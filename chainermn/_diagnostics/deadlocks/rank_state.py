@@ -1,8 +1,8 @@
 """The state of a rank: its threads, the operations that it has entered, and its messages.
 
 Waiting ranks send their states to another rank, which finds deadlocks (``wait_graph``). A rank in
-an operation does not wait for other ranks that have entered the same operation: it may be busy
-unpickling, adding, or receiving a large array.
+an operation counts as waiting only for ranks that have not entered the same operation, because the
+others may be busy unpickling, adding, or receiving a large array.
 """
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class ThreadState(NamedTuple):
 
     operation: str  # the outermost operation, or ''
     call: str  # the operation with its arguments; without one, the newest call of this rank
-    of: str  # the name of its communicator; '' for the first communicator of all ranks
+    communicator: str  # its name; '' for the first communicator of all ranks
     call_site: str  # in user code, outside of this package and Chainer
     thread: str  # '' for the main thread
     waits: tuple[Wait, ...] = ()  # the waits of its calls
@@ -164,7 +164,7 @@ class ThreadState(NamedTuple):
 
     @property
     def _operation(self) -> str:
-        of = f' of {self.of}' if self.of else ''
+        of = f' of {self.communicator}' if self.communicator else ''
         return f'{self.call or self.operation}{of}'
 
 

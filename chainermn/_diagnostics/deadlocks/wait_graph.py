@@ -47,7 +47,7 @@ class WaitGraph:
                                  for thread in state.threads] for rank, state in states.items()}
 
     def deadlocked(self) -> set[int]:
-        """Return the ranks that wait forever, without finished ranks."""
+        """Return the ranks that wait forever, except finished ranks."""
         waiting, free = set(self._states), []
         threads: dict[_Blockers, list[_Thread]] = {}  # the threads that they block
         for rank, found in self._blockers.items():
@@ -213,7 +213,7 @@ class _Blockers:
     def __init__(self, ranks: set[int], needs_all: bool = False) -> None:
         self.ranks = ranks
         self.needs_all = needs_all
-        self.left = 0  # the number of ranks that are known to make no progress
+        self.left = 0  # the number of ranks not yet found to make progress
 
     def remain(self, waiting: Set[int]) -> bool:
         if self.needs_all:

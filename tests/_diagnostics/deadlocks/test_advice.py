@@ -80,7 +80,7 @@ NO_BACKWARD = 'Rank 1 has not called backward() for the data that it {} rank 0. 
     ([receiving(1, entered={CALLS: 4}), collective(END)],
      'Rank 1 has finished without making the call that rank 0 waits for. Each send needs a'),
     ([collective('bcast'), collective('gather', OTHER)],
-     'All ranks must call the same collectives in the same order. Look for a call inside an "if"'),
+     'All ranks must call the same collectives in the same order. Look for a call inside "if comm'),
     ([collective('bcast'), state(RECV, Wait(WaitKind.RECEIVE, MESSAGES, 0, 0, 0), {CALLS: 4})],
      'All ranks must call the same collectives in the same order. Each send needs a recv'),
     ([receiving(1, operation=REQUEST), receiving(0, operation=REQUEST)],
