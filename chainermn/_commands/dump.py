@@ -28,7 +28,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         parser.error(f'there is no process {options.pid}')
     found = jobs.below(options.pid)
     if len(found) > 1:
-        parser.error(f'process {options.pid} contains several jobs; select one by its PID:\n'
+        parser.error(f'several jobs run under process {options.pid}; select one by its PID:\n'
                      f'{jobs.text(found)}')
     for process in running_ranks.below(options.pid):
         with contextlib.suppress(OSError):  # it has exited
@@ -36,5 +36,5 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             print(f'Notified the rank in process {process}; the report appears in the output of '
                   'the job.')
             return 0
-    parser.error(f'process {options.pid} and its children contain no rank of yours that has '
-                 'created a communicator')
+    parser.error(f'neither process {options.pid} nor any of its children is a rank of yours that '
+                 'has created a communicator')

@@ -39,7 +39,7 @@ class _Fork(runtime.ProcessState):
 
 
 def skip_mpi_finalize_in_children() -> None:
-    """Apply this to all children forked from now on."""
+    """Make all children forked from now on skip MPI_Finalize."""
     runtime.get(_Fork)
 
 

@@ -83,7 +83,7 @@ def host_options(is_open_mpi: bool, ranks: Mapping[str, int], exported: Iterable
 
 
 def environment(n: int, defaults: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for a job: that of this process, without variables of another job.
+    """Return the environment for a job: this process's variables, without those of another job.
 
     Args:
         n: The number of processes. Unless ``OMP_NUM_THREADS`` is set, the cores are divided among

@@ -1,7 +1,7 @@
 """A clock that stops while this process is stopped, for example by Ctrl-Z or ``scontrol suspend``.
 
-The clocks of the system do not stop, so with them, all timeouts of a job would expire when it
-continues. The watchdog polls the clock of its process; each command polls a clock of its own.
+The clocks of the system do not stop. If timeouts used them, all timeouts of a job would expire as
+soon as it continues. The watchdog polls the clock of its process; each command polls its own clock.
 """
 from __future__ import annotations
 

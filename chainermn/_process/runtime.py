@@ -1,7 +1,7 @@
-"""The runtime: all state of this process, each part of which a forked child keeps or replaces.
+"""The runtime: all state of this process. A forked child keeps or replaces each part of it.
 
 A module that needs such state defines a subclass of :class:`ProcessState` and gets the object of
-this process with ``runtime.get(subclass)``. So a fork is handled in one place, in the order in
+this process with ``runtime.get(subclass)``. So forks are handled in one place, in the order in
 which the objects were created, and a test can replace everything with a second :class:`Runtime`.
 """
 from __future__ import annotations

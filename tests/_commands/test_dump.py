@@ -111,8 +111,8 @@ def test_the_state_of_all_ranks_is_printed(tmp_path, target):
 
 def test_processes_that_are_no_ranks_are_left_alone(usage_error):
     with subprocess.Popen(['sleep', '60']) as process:
-        assert f'process {process.pid} and its children contain no rank of yours' in usage_error(
-            'dump', process.pid)
+        assert f'neither process {process.pid} nor any of its children is a rank of yours' in (
+            usage_error('dump', process.pid))
         assert process.poll() is None
         process.kill()
     assert 'there is no process' in usage_error('dump', 2 ** 22 + 1)
@@ -136,7 +136,7 @@ while not os.path.exists('../end'):
         finally:
             (tmp_path / 'end').touch()
     for text in said:
-        assert f'process {process.pid} contains several jobs; select one by its PID:\n' in text
+        assert f'several jobs run under process {process.pid}; select one by its PID:\n' in text
         for name in ('a', 'b'):
             rank = (tmp_path / name / 'process0').read_text()
             assert f'  {rank}  {name}.py, 1 rank on this host\n' in text

@@ -356,7 +356,7 @@ def test_failing_mpiexec(monkeypatch, tmp_path):
     mpiexec.write_text('#!/bin/sh\necho no slots left >&2\nexit 7\n')
     mpiexec.chmod(0o755)
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
-    with pytest.raises(RuntimeError, match='status 7 and no result from ranks 0-1 of 2'
+    with pytest.raises(RuntimeError, match='status 7 before ranks 0-1 of 2 had'
                                            r'(.|\n)*no slots left'):
         chainermn.launch(len, 2)
 

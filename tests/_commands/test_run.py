@@ -457,10 +457,10 @@ def test_modules_exist(tmp_path, monkeypatch, name):
 def test_options_after_the_script(tmp_path, env, args, is_shown):
     write(tmp_path, 'import sys\nsys.exit(3)')
     done = run(tmp_path, env, '-n', '1', '--max-restarts', '0', 'script.py', *args)
-    hint = (f'chainermn run: {args[0]} after script.py is passed to it; put options of chainermn '
-            'run before script.py\n')
+    hint = (f'chainermn run: {args[0]} after script.py was passed to the script. Put options of '
+            'chainermn run before script.py.\n')
     assert done.returncode == 3
-    assert done.stderr.endswith(hint) if is_shown else 'put options' not in done.stderr
+    assert done.stderr.endswith(hint) if is_shown else 'Put options' not in done.stderr
 
 
 @pytest.mark.parametrize('args, message', [

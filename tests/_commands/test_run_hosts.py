@@ -124,7 +124,7 @@ def test_lost_rank_lost_host_and_return(folder):
     assert said(done.stderr) == [
         f'job failed after T ({status[0]}); restarting',
         f'job failed after T ({status[1]}); restarting',
-        'starting 2 of 4 ranks: b does not answer (ssh: connect to host b port 22: No route to '
+        'starting 2 of 4 ranks: b is unreachable (ssh: connect to host b port 22: No route to '
         'host)',
         'job ended after T (more hosts: b:2); restarting',
         'job succeeded after 3 restarts']
@@ -167,7 +167,7 @@ def test_hosts_do_not_answer(folder):
     done = run('--min-ranks', '3', '--host-timeout', '0')
     assert (done.returncode, done.stdout) == (1, '')
     assert said(done.stderr) == [
-        'waiting for hosts: there are slots for 2 ranks, but --min-ranks is 3: b does not answer '
+        'waiting for hosts: the reachable hosts have 2 of the 3 required slots; b is unreachable '
         '(ssh: connect to host b port 22: No route to host)',
         'job failed: for 0 seconds (--host-timeout), the reachable hosts had fewer than 3 slots']
 
@@ -241,8 +241,8 @@ def test_a_host_is_lost_while_the_job_starts_but_not_while_its_ranks_are_connect
     assert process.returncode == 0, err
     refused = 'ssh: connect to host {} port 22: No route to host'.format
     assert said(err) == [
-        f'job failed after T (b does not answer: {refused("b")}); restarting',
-        f'starting 2 of 4 ranks: b does not answer ({refused("b")})',
+        f'job failed after T (b is unreachable: {refused("b")}); restarting',
+        f'starting 2 of 4 ranks: b is unreachable ({refused("b")})',
         f'warning: no new process could be started on a:2 for 2 seconds ({refused("a")}). The job '
         'continues, because its ranks are connected; a restart would wait for these hosts, or '
         'start without them.',
@@ -309,7 +309,7 @@ def test_only_a_host_that_is_not_connected_is_lost(monkeypatch):
         assert job.go_on(600, 'ab') is None and len(job.warnings) == 2
         connections[0].close()
         assert job.go_on(110, 'b') is None
-        assert job.go_on(30, 'b') == 'b does not answer: refused'
+        assert job.go_on(30, 'b') == 'b is unreachable: refused'
         for connection in connections:
             connection.close()
 
@@ -323,9 +323,9 @@ def test_a_failure_of_all_hosts_ends_no_job(monkeypatch, numbers):
         assert job.go_on(10_000, 'abc') is None
         warning, = job.warnings
         assert warning.startswith('warning: no new process could be started on a:2, b:2 for 120 s')
-        assert 'The job continues, because no host answers; a restart' in warning
+        assert 'The job continues, because no host is reachable; a restart' in warning
         assert job.go_on(110, 'ab') is None
-        assert job.go_on(30, 'ab') == 'a does not answer: refused'
+        assert job.go_on(30, 'ab') == 'a is unreachable: refused'
         for connection in connections:
             connection.close()
 
@@ -340,7 +340,7 @@ def test_the_ranks_are_lost_although_all_hosts_answer(monkeypatch):
             links.poll()
         assert job.go_on(1000, 'abc') is None
         assert job.go_on(110, '') is None
-        assert job.go_on(30, '') == 'all hosts answer, but the connection to a rank is lost'
+        assert job.go_on(30, '') == 'all hosts are reachable, but the connection to a rank was lost'
         connections[1].close()
 
 

@@ -149,8 +149,8 @@ def test_a_deadlock_and_a_stopped_rank(tmp_path):
     with start(tmp_path, 2, CHAINERMN_DEADLOCKS='0', CHAINERMN_TIMEOUT='0') as job:
         os.kill(job.ranks[1], signal.SIGSTOP)
         text = top(job.process.pid, '-n', 4).stdout
-        assert re.search(r'^ +1 .*does not answer$', text, re.MULTILINE), text
-        assert '1 does not answer' in text
+        assert re.search(r'^ +1 .*does not respond$', text, re.MULTILINE), text
+        assert '1 rank not responding' in text
         shown = json.loads(top(job.ranks[0], '--json', '-n', 6).stdout.splitlines()[-1])
         assert [row['is_silent'] for row in shown['ranks']] == [False, True]
         assert re.search(r'^ +0 .* in \w+ #\d+.*, called at train_known.py:\d+ \(for \d+ s\)$',
@@ -212,15 +212,15 @@ def test_a_viewer_that_does_not_read(tmp_path):
 
 
 @pytest.mark.parametrize('target, message', [
-    ('4194305', 'you have no job 4194305 on this host: it has finished'),
-    ('none.py', 'you have no job none.py on this host')])
+    ('4194305', 'found no job 4194305 of yours on this host. It may have finished'),
+    ('none.py', 'found no job none.py of yours on this host')])
 def test_what_is_no_job(target, message, usage_error):
     assert message in usage_error('top', target)
 
 
 @pytest.mark.parametrize('user, message', [
-    (None, 'and its children contain no rank that has created a communicator'),
-    pytest.param(65534, r'belongs to the user \w+, and only that user can watch it',
+    (None, 'nor any of its children is a rank that has created a communicator'),
+    pytest.param(65534, r'belongs to user \w+, and only that user can watch it',
                  marks=pytest.mark.skipif(os.getuid() != 0, reason='needs root'))])
 def test_processes_that_are_no_ranks(user, message, usage_error):
     with subprocess.Popen(['sleep', '60'], user=user) as process:
@@ -302,7 +302,7 @@ def test_rates_are_those_of_the_last_seconds():
 
 
 def test_the_page_lists_the_fields_of_json():
-    """Also of a rank that does not answer, whose unknown values are null."""
+    """Also of a rank that does not respond, whose unknown values are null."""
     samples = table.Samples()
     samples.add(message(1, 0, lambda _: 1, gpu=[.5, 1, 2], log={'loss': float('nan'), 'x\x1b': 2.}))
     samples.add({'size': 2, 'samples': []})
@@ -321,7 +321,7 @@ def test_no_straggler_among_equals_and_without_numbers():
     samples = table.Samples()
     assert samples.rows() == []
     samples.add({'size': 3, 'samples': []})
-    assert [row.note for row in samples.rows()] == ['does not answer'] * 3
+    assert [row.note for row in samples.rows()] == ['does not respond'] * 3
     for at in (1, 2):
         samples.add(message(3, at, lambda rank: .5 + .04 * rank))
     assert not any(row.is_straggler for row in samples.rows())

@@ -122,8 +122,8 @@ def rendered(width, height, rows):
 def test_a_narrow_terminal_shortens_names_but_no_numbers():
     text = plain(rendered(80, 24, rows(3)))
     head, silent, columns, _, numbers, *_ = text.splitlines()
-    assert head == '[b]x.py: 3 ranks on 1 host, 28.81 updates per second, 1 does not answer'
-    assert silent == '  rank 0: does not answer'
+    assert head == '[b]x.py: 3 ranks on 1 host, 28.81 updates per second, 1 rank not responding'
+    assert silent == '  rank 0: does not respond'
     assert '…' in columns and columns.endswith('VRAM')
     assert numbers.split() == ['1', 'vm', '4711', '28.81', *['12%'] * 7, '125%', '0.12', 'GiB',
                                 '-', '-']
@@ -140,5 +140,5 @@ def test_states_are_above_the_table_and_in_color():
     waiting = {'is_waiting': True, 'state': 'in recv_obj', 'state_seconds': 3}
     text = rendered(140, 24, rows(64, **waiting))
     assert plain(text).splitlines()[1:3] == [
-        '  rank 0: does not answer', '  ranks 1-63: in recv_obj (for 3 s)']
+        '  rank 0: does not respond', '  ranks 1-63: in recv_obj (for 3 s)']
     assert text.count('\x1b[33m') >= 63 and text.count('\x1b[31m') >= 1

@@ -73,7 +73,7 @@ def test_the_job_continues_without_a_host_and_grows_when_it_is_back(tmp_path, ra
             hosts.restore(n)
         here.resumes_with(total)
         report = finish(here, hosts, tmp_path)
-    names = ''.join(rf'{hosts.address(n)} does not answer.*' for n in lost)
+    names = ''.join(rf'{hosts.address(n)} is unreachable.*' for n in lost)
     assert re.search(f'starting {rest} of {total} ranks: {names}', here.output), here.output
     assert re.search(r'job succeeded after [23] restarts', report), report
 

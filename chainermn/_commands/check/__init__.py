@@ -24,8 +24,8 @@ data. Run it in one process, or start it the way you start your job:
 
 _EPILOG = """\
 The exit status is 0 if all required checks passed, and 1 otherwise; the problems are listed
-at the end. GPU checks are only required on machines with a GPU. Warnings do not change the
-exit status.
+at the end. GPU checks are only required on nodes with a GPU. Warnings do not change the exit
+status.
 """
 
 

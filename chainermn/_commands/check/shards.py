@@ -15,7 +15,7 @@ from chainermn._shards.open_shards import Opener, explain, size_of
 _SECONDS = 5.  # the time that each rank reads
 _CHUNK = 64  # samples to read at once
 _SLOW = .25  # a rank is slow if its speed is below this fraction of the median of all ranks
-_LONG = 1.  # seconds a rank must read to count as slow: opening small files says little
+_LONG = 1.  # seconds that a rank must have read to count as slow: at first, opening files dominates
 _SHOWN = 5  # broken shards that are listed
 
 

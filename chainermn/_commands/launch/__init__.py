@@ -108,8 +108,8 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
                 raise failures[0].error(folder, n, failures[1:])
             missing = _unfinished(folder, n)
             if process.returncode or missing:
-                results = (f'and no result from {ranks_text(missing)} of {n}' if missing else
-                           'after all ranks had returned a result')
+                results = (f'before {ranks_text(missing)} of {n} had returned a result' if missing
+                           else 'after all ranks had returned a result')
                 raise RuntimeError(f'{command[0]} exited with status {process.returncode} '
                                    f'{results}. Its last output:\n{output}')
         return [serialization.load(f'{folder}/result-{rank}') for rank in range(n)]
@@ -160,10 +160,10 @@ def _started(command: list[str], env: dict[str, str], folder: str, n: int
     for name in ('caller', 'ranks'):
         os.mkfifo(f'{folder}/{name}')
     with contextlib.ExitStack() as stack:
-        # A pipe that reaches end-of-file when the last rank exits.
+        # This pipe reaches end-of-file when the last rank exits.
         ranks = os.open(f'{folder}/ranks', os.O_RDONLY | os.O_NONBLOCK)
         stack.callback(os.close, ranks)
-        # A pipe whose closing makes the ranks exit.
+        # The ranks exit when this pipe is closed.
         caller = stack.enter_context(open(f'{folder}/caller', 'r+b', 0))
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -170,8 +170,8 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                and word.partition('=')[0] in parser._option_string_actions]
         if own and signals.ending is None and attempts and attempts[-1].status and (
                 attempts[-1].seconds < options.startup):
-            say(f'{own[0]} after {options.script} is passed to it; put options of chainermn run '
-                f'before {options.script}')
+            say(f'{own[0]} after {options.script} was passed to the script. Put options of '
+                f'chainermn run before {options.script}.')
     if signals.ending is not None:
         # Exit with the same signal, so that a calling shell script also stops.
         signal.signal(signals.ending, signal.SIG_DFL)

@@ -41,7 +41,7 @@ def run_once(command: list[str], env: dict[str, str], signals: Signals, grace: f
             command, {**env, environment.RUN_FOLDER: folder}, grace)
         ending, is_ending, is_killed = None, False, False
         while process.poll() is None:
-            signals.pass_on_notices(process)
+            signals.forward_notices(process)
             if not is_ending and (signals.ending or (ending := watch())):
                 is_ending = True
                 process.send_signal(signal.SIGINT if signals.ending == signal.SIGINT

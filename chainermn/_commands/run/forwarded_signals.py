@@ -21,13 +21,13 @@ class Signals:
     """The signals that this process has received.
 
     Args:
-        passed_on: The notices that mpiexec forwards to the ranks.
+        forwarded: The notices that mpiexec forwards to the ranks.
     """
 
-    def __init__(self, passed_on: Collection[int]) -> None:
+    def __init__(self, forwarded: Collection[int]) -> None:
         self.ending: int | None = None  # the first signal that stops the job
         self.is_urgent = False  # whether SIGINT followed it
-        self._passed_on = passed_on
+        self._forwarded = forwarded
         self._notices: list[int] = []
         self._ending_at = 0.
 
@@ -46,15 +46,15 @@ class Signals:
         """Discard the notices that arrived while there was no job."""
         self._notices.clear()
 
-    def pass_on_notices(self, process: subprocess.Popen[bytes]) -> None:
+    def forward_notices(self, process: subprocess.Popen[bytes]) -> None:
         """Forward new notices to a supervisor."""
         while self._notices:
             number = self._notices.pop(0)
-            if number in self._passed_on:
+            if number in self._forwarded:
                 process.send_signal(number)
             else:
                 say(f'{signal.Signals(number).name} was ignored, because this mpiexec does not '
-                    'forward it to the ranks; send SIGUSR1')
+                    'forward it to the ranks; use SIGUSR1 instead')
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()

@@ -11,7 +11,7 @@ from chainermn._commands.run import rank_output
 from chainermn._commands.run.attempt import run_once
 from chainermn._commands.run.forwarded_signals import Signals
 from chainermn._commands.run.job_links import Links
-from chainermn._commands.run.job_report import Attempt, failure, say, times
+from chainermn._commands.run.job_report import Attempt, failure, restarts_text, say
 from chainermn._commands.run.pool import Pool, Watch
 from chainermn._commands.run.probe import Probe
 from chainermn._commands.run.run_metrics import RunMetrics
@@ -116,7 +116,7 @@ class Job:
         if self._signals.ending is not None:
             return self._interruption()
         if last.status == 0:
-            return f'job succeeded after {times(len(self.attempts) - 1)}'
+            return f'job succeeded after {restarts_text(len(self.attempts) - 1)}'
         if why := failure(self.attempts, self._options.max_restarts, self._options.startup):
             return why
         event = 'ended' if last.is_planned else 'failed'

@@ -23,7 +23,9 @@ class Links:
 
     def __init__(self, n_ranks: int) -> None:
         self.are_complete = False  # whether the hosts of all ranks are connected
-        self.has_lost_host = False  # a connection failed since then; a clean close does not count
+        #: Whether a connection has failed since they were last complete. A clean close does not
+        #: count.
+        self.has_lost_host = False
         self._n_ranks = n_ranks
         self._listener = host_connection.listen()
         self._listener.setblocking(False)

@@ -56,7 +56,7 @@ def failure(attempts: Sequence[Attempt], max_restarts: int, startup: float) -> s
         return None
     restarts = sum(not one.is_planned for one in attempts) - 1
     if restarts >= max_restarts:
-        after = f' after {times(restarts)}' if restarts else ''
+        after = f' after {restarts_text(restarts)}' if restarts else ''
         return f'job failed{after}: the limit is --max-restarts {max_restarts}'
     if attempts[1:] and all(one.seconds < startup and not one.is_planned for one in attempts[-2:]):
         return (f'job failed: two consecutive attempts failed within {startup:g} seconds '
@@ -64,7 +64,7 @@ def failure(attempts: Sequence[Attempt], max_restarts: int, startup: float) -> s
     return None
 
 
-def times(restarts: int) -> str:
+def restarts_text(restarts: int) -> str:
     """Return a text such as ``2 restarts``."""
     return f'{restarts or "no"} restart{"s" * (restarts != 1)}'
 

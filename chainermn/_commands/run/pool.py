@@ -70,7 +70,7 @@ class Pool:
             if errors is None:
                 return {}
             ranks = self.ranks(errors)
-            missing = '; '.join(f'{host} does not answer ({error})'
+            missing = '; '.join(f'{host} is unreachable ({error})'
                                 for host, error in errors.items() if error)
             total = sum(ranks.values())
             if total >= self._min_ranks:
@@ -80,8 +80,8 @@ class Pool:
                 return ranks
             if not has_warned:
                 has_warned = True
-                say(f'waiting for hosts: there are slots for {total} ranks, but --min-ranks is '
-                    f'{self._min_ranks}: {missing}')
+                say(f'waiting for hosts: the reachable hosts have {total} of the '
+                    f'{self._min_ranks} required slots; {missing}')
             pause = clock.poll() + self.interval
             if pause > deadline:
                 return {}
@@ -127,7 +127,7 @@ class Watch:
         self._probe: Probe | None = None
         self._next_at = now + pool.interval
         self._alive_at = dict.fromkeys(ranks, now)  # when each host was last known to be alive
-        self._linked_at = now  # when last no connection was lost, or a host did not respond
+        self._linked_at = now  # when last all connections were open, or a probe failed
         self._answered_at = now  # when all hosts last responded
         self._has_warned = False
 
@@ -153,7 +153,7 @@ class Watch:
         self._probe.close()
         self._probe = None
         self._next_at = now + self._pool.interval
-        return self._lost(errors, now) or self._more(errors, now)
+        return self._lost(errors, now) or self._growth(errors, now)
 
     def _lost(self, errors: Mapping[str, str], now: float) -> Ending | None:
         """Return the reason to stop if a host is lost; warn about failing probes."""
@@ -162,18 +162,18 @@ class Watch:
         if failing or not has_lost_link:
             self._linked_at = now
         elif now > self._linked_at + self._lost_after:
-            return Ending('all hosts answer, but the connection to a rank is lost',
+            return Ending('all hosts are reachable, but the connection to a rank was lost',
                           is_planned=False)
         why = ''
         if self._links is not None and self._links.are_complete:
             why = 'its ranks are connected'
         elif all(errors.values()):
-            why = 'no host answers'
+            why = 'no host is reachable'
         for host in self._ranks:
             if why or host not in failing:
                 self._alive_at[host] = now
             elif now > self._alive_at[host] + self._lost_after:
-                return Ending(f'{host} does not answer: {errors[host]}', is_planned=False)
+                return Ending(f'{host} is unreachable: {errors[host]}', is_planned=False)
         if not failing:
             self._answered_at, self._has_warned = now, False
         elif why and not self._has_warned and now > self._answered_at + self._lost_after:
@@ -185,7 +185,7 @@ class Watch:
                       'or start without them.')
         return None
 
-    def _more(self, errors: Mapping[str, str], now: float) -> Ending | None:
+    def _growth(self, errors: Mapping[str, str], now: float) -> Ending | None:
         """Return the reason to stop if there are slots for more ranks."""
         more = self._pool.ranks(errors)
         if now < self._may_grow_at or sum(more.values()) <= sum(self._ranks.values()):

@@ -14,9 +14,9 @@ from chainermn._commands.top.jobs import RunningJob
 from chainermn._commands.top.table import TableRow
 
 _DESCRIPTION = """\
-Shows a running job without restarting it: for each rank, the number of updates, the updates
-per second, how the rank spends its time, and memory. Rates and shares cover the last 10
-seconds. Run this command on a host of the job, as the user who started the job. Ctrl-C exits;
+Shows a running job, which needs no preparation: for each rank, the number of updates, the
+updates per second, how the rank spends its time, and memory. Rates and shares cover the last
+10 seconds. Run this command on a host of the job, as the user who started the job. Ctrl-C exits;
 the job continues.
 """
 
@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument('job', nargs='?', metavar='PID_OR_JOB',
                         help='process ID of a rank on this host or of its mpiexec, Slurm job ID, '
-                             'or file name or path of the script, of which only the file name '
-                             'is compared (default: the only job)')
+                             'or script, of which only the file name is compared (default: the '
+                             'only job on this host)')
     parser.add_argument('-n', type=at_least(1), metavar='N',
                         help='exit after N updates of the table')
     parser.add_argument('--json', action='store_true',

@@ -20,11 +20,11 @@ _MAX_TRIES = 3  # ranks
 
 
 class LostError(ChainerMNError, ConnectionError):
-    """The ranks on this host do not respond, or have exited before the end of the program."""
+    """The ranks on this host do not respond, or have exited before the script had finished."""
 
 
 def messages(ranks: Sequence[int]) -> Generator[dict[str, Any]]:
-    """Yield the messages of a job until its program has finished.
+    """Yield the messages of a job until it has finished.
 
     Args:
         ranks: The process IDs of the job's ranks on this host. One of them sends messages for all.
@@ -44,13 +44,13 @@ def messages(ranks: Sequence[int]) -> Generator[dict[str, Any]]:
                 break
         alive = [rank for rank in ranks if running_ranks.job(rank) is not None]
         if not alive:
-            raise LostError('the job exited before the end of its program: a rank failed or was '
+            raise LostError('the job ended before its script had finished: a rank failed or was '
                             'killed; see the output of the job')
         if not is_answered:
             raise LostError(
                 f'no rank responded (process{"es" * (len(alive) > 1)} '
-                f'{", ".join(map(str, alive))}). Possible causes: the process is stopped, it is in '
-                'code that holds the GIL, it runs another version of ChainerMN, or it is a '
+                f'{", ".join(map(str, alive))}). Possible causes: the process is stopped, it runs '
+                'code that holds the GIL, it uses another version of ChainerMN, or it is a '
                 'single-rank job that has not called optimizer.update yet.')
         ranks = alive
 

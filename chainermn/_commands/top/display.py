@@ -92,7 +92,7 @@ def summary(job: str, rows: Sequence[TableRow]) -> str:
     if rates:
         parts.append(f'{statistics.median(rates):.2f} updates per second')
     if silent := sum(row.is_silent for row in rows):
-        parts.append(f'{silent} do{"es" * (silent == 1)} not answer')
+        parts.append(f'{silent} rank{"s" * (silent > 1)} not responding')
     elif len(rows) > 1 and all(row.is_waiting for row in rows):
         parts.append('all ranks are waiting: a deadlock?')
     return ', '.join(parts)

@@ -35,22 +35,23 @@ def find(target: str | None) -> RunningJob:
         NoJobError: If there is not exactly one such job.
     """
     jobs = every = _jobs()
-    missing = 'you have no job on this host'
+    missing = 'found no job of yours on this host'
     if target is not None:
         name = streams.printable(os.path.basename(target) or target)
         jobs = [job for job in every if job.name == name]
-        missing = f'you have no job {name} on this host'
-    missing += ': it has finished, has not created a communicator yet, or runs on other hosts'
+        missing = f'found no job {name} of yours on this host'
+    missing += ('. It may have finished, have created no communicator yet, or run on other hosts '
+                'only')
     if not jobs and target is not None and target.isdecimal() and os.path.exists(f'/proc/{target}'):
         owner = os.stat(f'/proc/{target}').st_uid
         if owner != os.getuid():
-            raise NoJobError(f'process {target} belongs to the user {_name_of(owner)}, and only '
+            raise NoJobError(f'process {target} belongs to user {_name_of(owner)}, and only '
                              'that user can watch it')
         jobs = below(int(target))
-        missing = (f'process {target} and its children contain no rank that has created a '
+        missing = (f'neither process {target} nor any of its children is a rank that has created a '
                    'communicator')
         if len(jobs) > 1:
-            raise NoJobError(f'process {target} contains several jobs; select one by its PID:\n'
+            raise NoJobError(f'several jobs run under process {target}; select one by its PID:\n'
                              f'{text(jobs)}')
     if not jobs:
         raise NoJobError(missing)
@@ -61,7 +62,7 @@ def find(target: str | None) -> RunningJob:
 
 
 def below(process: int) -> list[RunningJob]:
-    """Return the jobs of this user that a process contains.
+    """Return the jobs of this user that run under a process.
 
     Args:
         process: The process ID of a rank, of mpiexec, or of any other parent.

@@ -45,7 +45,7 @@ class TableRow(NamedTuple):
     def note(self) -> str:
         """The note on the rank; ``''`` if there is none."""
         if self.is_silent:
-            return 'does not answer'
+            return 'does not respond'
         parts = ['straggler'] * self.is_straggler
         if (self.state_seconds or 0) >= _STUCK and (self.is_waiting or self.is_straggler or not (
                 self.updates_per_second)):

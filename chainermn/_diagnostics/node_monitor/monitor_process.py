@@ -18,9 +18,10 @@ import struct
 import sys
 import time
 
-#: Messages from a rank: a line with its number and the files to remove; then stacks from
-#: faulthandler and the following bytes, which no stack contains: a request to report a failure, the
-#: end of its program, and, together with a socket, a connection to another host to keep open.
+#: A rank first sends a line with its number and the files to remove. Then it sends stacks from
+#: faulthandler and these bytes, which no stack contains: to ask whether it may report a failure, to
+#: say that it has reached the end of the program, and, together with a socket, to pass a connection
+#: to another host that must be kept open.
 REQUEST, DEREGISTER, KEEP_OPEN = b'\xf0', b'\xf1', b'\xf2'
 #: Messages to a rank: the monitor is ready; answers to a request (only the first one is granted).
 READY, GRANTED, DENIED = b'r', b'y', b'n'
@@ -93,7 +94,7 @@ class MonitoredRank:
 
     @property
     def has_finished(self) -> bool:
-        """Whether the program exited normally."""
+        """Whether the rank reached the end of the program and exited normally."""
         return DEREGISTER in self.received and self.status in (0, None)
 
     @property
@@ -105,7 +106,7 @@ class MonitoredRank:
     def reason(self) -> str:
         """The reason for the exit, as text."""
         if self.status is None:
-            return 'killed by a signal or exited, with unknown status'
+            return 'exited or was killed by a signal (the status is unknown)'
         if os.WIFSIGNALED(self.status):
             import signal
 
@@ -280,7 +281,7 @@ class Monitor:
             if not self.reported_at:
                 self.reported_at = time.monotonic()
                 _report(f'the mpiexec process on host {os.uname().nodename} exited before its '
-                        'ranks, possibly killed because memory ran out; the ranks are also killed')
+                        'ranks, possibly killed because memory ran out. Its ranks are killed now.')
             for rank in self.running.values():
                 rank.kill()
 
@@ -303,8 +304,8 @@ class Monitor:
             # A rank on another node may have failed first, so that mpiexec killed all ranks here.
             time.sleep(_KILL_TIMEOUT)
             if all(rank.has_exited for rank in self.running.values()):
-                _report(f'{name} ended first on its host: {first.reason}. mpiexec also kills ranks '
-                        'when a rank on another host fails.')
+                _report(f'{name} ended first on its host: {first.reason}. If a rank on another '
+                        'host failed earlier, mpiexec killed this one because of it.')
                 return
         more = ''
         if first.was_killed and _oom_kills() > self.oom_kills:
