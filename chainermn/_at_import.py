@@ -17,7 +17,7 @@ def apply() -> None:
     forked.skip_mpi_finalize_in_children()
     # sys.excepthook and SystemExit: a rank that fails aborts the job.
     global_except_hook._add_hook_if_enabled()
-    # Trainer: errors are printed once, and two mistakes are reported.
+    # Trainer: each error is printed once; some mistakes raise an error or cause a warning.
     _trainer_changes.change_trainer()
     # next() of Chainer's iterators: the timeline shows how long loading a batch takes.
     data_loading.record()

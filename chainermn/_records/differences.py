@@ -87,8 +87,9 @@ def between(a: RecordedRun, b: RecordedRun) -> list[Difference]:
     difference = _described(a, b, drawn or found)
     if drawn:
         if drawn.column != 'cupy':
-            difference.notes.append('Their states already differ before this update. Random '
-                                    'numbers are drawn in it, or between it and the next one.')
+            difference.notes.append(
+                'The states of the generator already differ before this update. Random numbers are '
+                'drawn in this update, or before the next one.')
         difference.notes.append(f'The next difference: {_CAUSES[found.column]}, update '
                                 f'{_number(a, found)}, {found.rank}.')
     if not difference.is_rounding:
@@ -346,12 +347,12 @@ def _batch(a: RecordedRun, b: RecordedRun, found: _Found) -> list[str]:
     index = found.position
     row, other = (run.ranks[found.rank].row(index) for run in (a, b))
     if row['examples'] == other['examples']:
-        return ['It has the same examples in a different order.']
+        return ['Both batches contain the same examples, in a different order.']
     if _examples(a, found.rank, index, index + 1) == _examples(b, found.rank, index, index + 1):
         return ['All ranks together have the same examples, distributed differently.']
     notes = []
     for text, run, digest, where in (('B', b, row['batch'], 'A'), ('A', a, other['batch'], 'B')):
-        notes += [f'{text} has the batch of {where} in update '
+        notes += [f"{text} uses {where}'s batch in update "
                   f'{record.row(near)["update"]} of {rank}.' for rank, record in run.ranks.items()
                   for near in range(max(0, index - _NEAR), min(len(record), index + _NEAR))
                   if record.row(near)['batch'] == digest][:1]
@@ -385,4 +386,4 @@ def _of_different_sizes(a: RecordedRun, b: RecordedRun, name: str) -> Iterator[D
     else:
         value = values[kind - 1][updates[0]]
         yield Difference(number, name, _CAUSES[('mean', 'parameters')[kind - 1]],
-                         [f'{keys[kind - 1]}: {value:.1e} relative'])
+                         [f'relative difference of the {keys[kind - 1]}: {value:.1e}'])

@@ -135,8 +135,8 @@ class RecordedRun:
                  if re.fullmatch(r'(.+\.)?rank\d+\.txt', path.name)] if folder.is_dir() else []
         if not files:
             raise ValueError(
-                f'{folder} has no record of a run: no file rank0.txt. Pass the folder of '
-                'CHAINERMN_RECORD, or "record" in the folder of the Trainer\'s results.'
+                f'{folder} has no record of a run: no file rank0.txt. Pass the folder in '
+                'CHAINERMN_RECORD, or the folder "record" in the output folder of the Trainer.'
                 if folder.is_dir() else
                 f'{folder} is a file. Pass its folder: {folder.parent}' if folder.is_file() else
                 f'no such folder: {folder}')

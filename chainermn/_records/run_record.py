@@ -51,7 +51,8 @@ COLUMNS = ('update', 'loss', 'batch', 'examples', 'numpy', 'python', 'torch', 'c
            'mean', 'parameters', 'norm of gradients', 'norm of parameters', 'hyperparameters',
            'call')
 
-_BELOW = 'chainer', 'chainermn', 'chainer_compat', 'contextlib'
+#: Packages whose frames are not user code.
+_SKIPPED = 'chainer', 'chainermn', 'chainer_compat', 'contextlib'
 _SAMPLE = 32  # elements of each parameter, or of each example
 _LARGE = 2 ** 16  # elements; details only cover a sample of larger arrays
 _GRADIENTS, _PARAMETERS = 'grad', 'array'  # attributes of a parameter
@@ -69,7 +70,7 @@ _LIBRARIES = ('numpy', 'scipy', 'chainer', 'chainermn', 'mpi4py', 'torch', 'cupy
 class RunRecord(chainer.training.Extension):
     """Records the inputs and results of each update, for ``chainermn compare``.
 
-    Add it on all ranks. Each rank writes a record of its own, without any communication. If a rank
+    Add it on all ranks. Each rank writes its own record, without communication. If a rank
     cannot write its record, for example because the disk is full, it prints a warning and training
     continues.
 
@@ -171,15 +172,15 @@ def record(optimizer: Optimizer, folder: str, details: int = 100, name: str = ''
     def recorded(self: Optimizer, lossfun: Any = None, *args: Object, **kwds: Object) -> None:
         lossfun = recording.begin(optimizer, lossfun, args, kwds)
         if actual is not optimizer:
-            recording.has_copied()  # unless the update takes a step
+            recording.record_copy()  # replaced if the update takes a step
         update(lossfun, *args, **kwds)
         if actual is optimizer:
-            recording.has_means(optimizer)  # after the hooks, which may have changed them
+            recording.record_means(optimizer)  # after the hooks, which may have changed them
         recording.end(optimizer)
 
     def recorded_actual(self: Optimizer, lossfun: Any = None, *args: Object, **kwds: Object
                         ) -> None:
-        recording.has_means(optimizer)
+        recording.record_means(optimizer)
         update_actual(lossfun, *args, **kwds)
 
     if actual is not optimizer:
@@ -293,18 +294,18 @@ class Recording:
                     loss = lossfun(*args, **kwds)
                 self._details['functions'] = functions.outputs
             if isinstance(getattr(loss, 'array', None), chainer.get_array_types()):
-                self.has_loss(loss.array)
+                self.record_loss(loss.array)
             return loss
 
         return recorded
 
-    def has_loss(self, loss: Array) -> None:
+    def record_loss(self, loss: Array) -> None:
         """Record the loss of this rank, an array of one element."""
         if self._line and loss.size == 1:
             self._line['loss'] = str(chainer.backends.cuda.to_cpu(loss).reshape(())[()])
 
-    def has_gradients(self, optimizer: Optimizer, params: Sequence[Parameter], are_sent: bool
-                      ) -> None:
+    def record_gradients(self, optimizer: Optimizer, params: Sequence[Parameter], are_sent: bool
+                         ) -> None:
         """Record the gradients of this rank if there are other ranks.
 
         Args:
@@ -318,7 +319,7 @@ class Recording:
             if self._details is not None:
                 self._details['own'] = _details_of(optimizer.target, _GRADIENTS)
 
-    def has_means(self, optimizer: Optimizer) -> None:
+    def record_means(self, optimizer: Optimizer) -> None:
         """Record the mean gradients."""
         if self._line:
             self._line['mean'], self._line['norm of gradients'] = _sampled(
@@ -328,7 +329,7 @@ class Recording:
             if self._details is not None:
                 self._details['mean'] = _details_of(optimizer.target, _GRADIENTS)
 
-    def has_copied(self) -> None:
+    def record_copy(self) -> None:
         """Record that the update copies the parameters of rank 0 instead of taking a step."""
         if self._line:
             self._line['mean'] = 'copied'
@@ -614,10 +615,10 @@ def _place() -> str:
 
 
 def _frame_of_program() -> types.FrameType | None:
-    """Return the innermost frame outside this file and the packages in ``_BELOW``."""
+    """Return the innermost frame outside this file and the packages in ``_SKIPPED``."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_globals is globals() or frame.f_globals.get(
-            '__name__', '').partition('.')[0] in _BELOW):
+            '__name__', '').partition('.')[0] in _SKIPPED):
         frame = frame.f_back
     return frame
 

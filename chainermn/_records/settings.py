@@ -5,7 +5,7 @@ from typing import Any
 
 from chainermn._records.read import RecordedRank
 
-#: Settings of one process, which do not explain a difference.
+#: Settings that belong to one process and do not explain a difference.
 _OF_A_PROCESS = {'format', 'columns', 'rank', 'host', 'first update', 'model', 'command', 'script'}
 #: Settings that only rank 0 records.
 _OF_RANK_0 = {'git commit', 'changed since the commit'}

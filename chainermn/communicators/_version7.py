@@ -96,7 +96,7 @@ def needs_default(cls: type, name: str) -> bool:
 
 
 def overridden_in_channel(cls: type) -> list[str]:
-    """Return the methods of ``Channel`` that call methods which a class overrides."""
+    """Return the methods of ``Channel`` that call a method that a class overrides."""
     return [name for called, names in _IN_CHANNEL.items() if overrides(cls, called)
             for name in names]
 

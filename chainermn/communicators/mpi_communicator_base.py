@@ -295,8 +295,8 @@ class MpiCommunicatorBase(CommunicatorBase):
     def _finalize(self) -> None:
         context = self._context
         if pending := context.messages.receiving():
-            raise RuntimeError(f'{len(pending)} requests are not complete, such as {pending[0]}; '
-                               'call wait() on them first')
+            raise RuntimeError(f'this rank has incomplete requests: {len(pending)}, such as '
+                               f'{pending[0]}. Call wait() on each of them before finalize().')
         context.check.same(pack('finalize'))
         context.check.on_shutdown()
         context.free()

@@ -6,7 +6,7 @@ from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
 
 
 class NonCudaAwareCommunicator(NcclCommunicatorBase):
-    """Sums gradients on the first rank of each node, then between these ranks, and broadcasts them.
+    """Sums gradients on the first rank of each node, then over these ranks; broadcasts the result.
 
     Between nodes, the sums are staged in page-locked host memory.
 

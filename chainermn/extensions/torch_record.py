@@ -47,7 +47,7 @@ class TorchRecord:
         self._recording = Recording(folder, details)
         self._has_begun = False
         self._training = _Training(module, optimizer)
-        optimizer.register_step_pre_hook(lambda *_: self._recording.has_means(self._training))
+        optimizer.register_step_pre_hook(lambda *_: self._recording.record_means(self._training))
         optimizer.register_step_post_hook(lambda *_: self._end())
 
     def begin(self, *batch: torch.Tensor | np.ndarray) -> None:
@@ -65,7 +65,7 @@ class TorchRecord:
         """Record the loss of this rank."""
         if not hasattr(loss, 'detach'):
             raise TypeError(f'loss must be a tensor with one element, not {type(loss).__name__}')
-        self._recording.has_loss(loss.detach().cpu().numpy())
+        self._recording.record_loss(loss.detach().cpu().numpy())
 
     def close(self) -> None:
         """Close the files; later steps are not recorded."""

@@ -203,7 +203,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         elif (scale := getattr(self.actual_optimizer, '_loss_scale', None)) is not None:
             loss_scale.unify(target.params(), scale)
         if recording is not None:
-            recording.has_gradients(self, [param for _, param in named],
+            recording.record_gradients(self, [param for _, param in named],
                                     'buckets' in self._averaging.public)
         if self._settings.is_compared and self._participants.are_in_step:
             self._settings.compare(named)
@@ -211,7 +211,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             self._participants.announce('broadcast')
             self._broadcast()
             if recording is not None:
-                recording.has_copied()
+                recording.record_copy()
             self.target_params = seen  # not after an error: other ranks may not get here
         elif accumulation.add(target):
             self._participants.announce('exchange')
@@ -356,7 +356,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._participants.scale(target)
         if has_means:
             if self._recording is not None and self._stepper.shards() is None:
-                self._recording.has_means(self)
+                self._recording.record_means(self)
             with self.communicator.span('update'):
                 self._watch.is_averaged = True
                 try:

@@ -196,7 +196,7 @@ OWN = 'gradients'  # of the rank; one rank alone has no others
 ROUNDED = '16 explains differences of up to 1e-02.'
 ROUNDING = 'rounding'  # of the loss or the gradients, maybe on one rank only
 INITIAL = 'the initial parameters'
-SHIFTED = f'A has the batch of B in update {AT + 1} of '
+SHIFTED = f"A uses B's batch in update {AT + 1} of "
 
 CAUSES = {
     'seed of one rank': Cause(NUMPY, 1, replaced(seed=on_last(seeded(np.random.seed))), True),
@@ -217,7 +217,7 @@ CAUSES = {
         lambda p, old, x, n: changed_value(old(x, n), 2, 1.) if n == AT else old(x, n))), True),
     'order in the batch': Cause(BATCH, AT, replaced(
         indices=lambda p, old, n: old(n)[::-1] if n == AT else old(n)),
-        note='same examples in a different order'),
+        note='same examples, in a different order'),
     'a normalization': Cause(BATCH, 1, replaced(
         transform=lambda p, old, x, n: old(x, n) / np.float32(1.01))),
     'float64 data': Cause(BATCH, 1, replaced(

@@ -118,7 +118,7 @@ def test_other_numbers_of_ranks(naive, folder):
     assert (found.what, found.update) == ('the examples in the batches of all ranks', 5)
     found, = differences.between(a, d)
     assert (found.what, found.update) == ('the parameters after the update', 1)
-    assert found.notes[0].startswith('norm of parameters: ')
+    assert found.notes[0].startswith('relative difference of the norm of parameters: ')
 
 
 def replicas(comm, folder, plant=lambda number, model, optimizer: None, *, same=False,

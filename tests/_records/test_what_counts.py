@@ -179,7 +179,7 @@ def test_states_that_differ_before_they_are_used(naive, folder):
     assert differences.between(a, c) == []
     found, = differences.between(a, b)
     assert (found.what, found.update) == ('the random numbers of the module random', 4)
-    assert 'Their states already differ before this update' in found.notes[0]
+    assert 'The states of the generator already differ before this update' in found.notes[0]
     assert 'The next difference: the loss, update 5' in found.notes[1]
 
 
