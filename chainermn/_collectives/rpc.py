@@ -129,7 +129,7 @@ class Service:
         """Stop sending requests from this rank. Every rank calls it, at any time.
 
         Returns immediately. This rank continues to answer requests until all ranks have called
-        ``close`` or have reached the end of the program.
+        ``close`` or have reached the end of the script.
         """
         self._closed.set()
 

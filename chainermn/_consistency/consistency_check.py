@@ -63,9 +63,9 @@ class ConsistencyCheck:
         self.record = FlightRecord(mpi_comm)
         #: Whether there are other ranks to compare calls with.
         self.is_active = mpi_comm.size > 1
-        #: Whether the last mismatch showed that ranks have reached the end of the program.
+        #: Whether the last mismatch showed that ranks have reached the end of the script.
         self.has_finished_ranks = False
-        #: Called once all ranks are known to have reached the end of the program.
+        #: Called once all ranks are known to have reached the end of the script.
         self.on_shutdown: Callable[[], None] = lambda: None
         #: The update of the calling optimizer.
         self.update = NO_UPDATE

@@ -16,7 +16,7 @@ from chainermn._operations.table import CALL, DTYPE, END, ENTER_JOIN, SHAPE
 _MAX_PARAMETERS, _MAX_VALUES, _MAX_GROUPS, _MAX_LINES = 10, 4, 12, 32
 #: Advice for each kind of difference. Operations that compare a digest have their own advice.
 _ADVICE = {
-    'end': 'A rank reached the end of the program while others called a collective. Look for loops '
+    'end': 'A rank reached the end of the script while others called a collective. Look for loops '
            'of different lengths (chainermn.join supports them for optimizer updates), or for a '
            'call inside "if comm.rank == ...".',
     'operations': 'All ranks must call the same collectives in the same order. Look for a call '

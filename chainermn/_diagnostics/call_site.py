@@ -62,7 +62,7 @@ def describe() -> str:
             through = _function(frame) or through
         frame = frame.f_back
     if frame.f_code.co_filename.startswith(PACKAGES):
-        return through  # at the end of the program, or in a thread of this package
+        return through  # at the end of the script, or in a thread of this package
     return (f'{through}, called at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}'
             f'{extension}')
 

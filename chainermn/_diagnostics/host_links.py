@@ -143,7 +143,7 @@ class HostLinks:
                 host.has_answered = True
 
     def close(self) -> None:
-        """Announce that all ranks have reached the end of the program."""
+        """Announce that all ranks have reached the end of the script."""
         self._is_closed = True
         for link in self._links:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Shutdown: the ranks agree that all of them have reached the end of the program.
+"""Shutdown: the ranks agree that all of them have reached the end of the script.
 
 A rank that exits while others are in a collective would leave them waiting, and it would itself
 wait for them in MPI_Finalize. So each finished rank takes part in one more check of each
@@ -122,7 +122,7 @@ def add_check(check: Check) -> None:
 
 
 def remove_check(check: Check) -> None:
-    """Undo :func:`add_check`. All ranks call it at the same point of the program."""
+    """Undo :func:`add_check`. All ranks call it at the same point of the script."""
     if check in _state().checks:
         _state().checks.remove(check)
 
@@ -159,7 +159,7 @@ def _end(*, is_finalized: bool = False) -> None:
             if left := _incomplete_operation():
                 global_except_hook.abort_job(
                     f'{left} was interrupted on this rank, which then reached the end of the '
-                    'program',
+                    'script',
                     'An exception such as KeyboardInterrupt or SystemExit interrupted it, for '
                     'example from a signal handler, and the other ranks may still wait for this '
                     'rank. Handle signals between operations, and do not catch these exceptions.\n')
@@ -187,7 +187,7 @@ def _incomplete_operation() -> str:
 
 
 def _all_have_finished() -> bool:
-    """Return whether all ranks have reached the end of the program."""
+    """Return whether all ranks have reached the end of the script."""
     if any(check.has_finished_ranks for check in _state().checks):
         return False  # another rank has finished and waits for this one in MPI_Finalize
     for check in _state().checks:

@@ -36,7 +36,7 @@ def are_running(blocked: Collection[int], is_finished: bool = False) -> bool:
 
     Args:
         blocked: The identifiers of threads that are in operations.
-        is_finished: Whether the main thread is at the end of the program. Then only threads that
+        is_finished: Whether the main thread is at the end of the script. Then only threads that
             have used a communicator count.
     """
     with thread_frames.current() as frames:

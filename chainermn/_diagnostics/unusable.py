@@ -1,6 +1,6 @@
 """Unusable communicators raise an error instead of waiting for ranks that will not come.
 
-A communicator becomes unusable when it is finalized, when the program ends, and in a forked child,
+A communicator becomes unusable when it is finalized, when the script ends, and in a forked child,
 which is not a rank.
 """
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chainermn._operations import call
 from chainermn._process import forked, runtime
 
 _SHUT_DOWN = (
-    'the communicators of this rank were shut down at the end of the program, so this rank can no '
+    'the communicators of this rank were shut down at the end of the script, so this rank can no '
     'longer reach the other ranks. Call the operation earlier, on every rank: in your script, or '
     'in a function that is registered with atexit after the first communicator was created.')
 _FINALIZED = (
@@ -71,7 +71,7 @@ class _Users(runtime.ProcessState):
 
 
 def register(user: _MpiUser) -> None:
-    """Register an object that becomes unusable when the program ends or the process is forked."""
+    """Register an object that becomes unusable when the script ends or the process is forked."""
     runtime.get(_Users).registered.add(user)
 
 
@@ -81,7 +81,7 @@ def deregister(user: _MpiUser) -> None:
 
 
 def shut_down(is_finalized: bool) -> None:
-    """Make all communicators of this process unusable at the end of the program.
+    """Make all communicators of this process unusable at the end of the script.
 
     Args:
         is_finalized: Whether user code called MPI.Finalize().

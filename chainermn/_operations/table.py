@@ -13,7 +13,7 @@ from typing import NamedTuple
 CALL, DTYPE, SHAPE = 1, 2, 3
 
 #: The operation of a rank that has reached the end of the script.
-END = 'end of the program'
+END = 'end of the script'
 
 #: In the operation ``join``, this number and larger ones enter it and encode its options.
 ENTER_JOIN = 4

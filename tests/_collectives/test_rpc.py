@@ -228,7 +228,7 @@ def test_clean_exit(tmp_path, body):
 @pytest.mark.sample(2)
 @alone
 @pytest.mark.parametrize('body, text', [
-    ('if comm.rank == 0: comm.barrier()\nask(5 * (comm.rank > 0), .01)', 'end of the program'),
+    ('if comm.rank == 0: comm.barrier()\nask(5 * (comm.rank > 0), .01)', 'end of the script'),
     ('ask(3)\nif comm.rank == 1: raise ValueError("no such luck")\nask(10**9)', 'no such luck'),
     ('ask(3)\nif comm.rank == 1: sys.exit(3)\nask(10**9)', 'sys.exit with status 3'),
 ])

@@ -119,7 +119,7 @@ def test_call_sites():
     ended = signatures(pack(END), pack('failed', failed=True))
     text = str(common_error(ended, [None, RemoteError.of('next', ValueError('corrupt'))],
                             nothing(ended), ['', ', called at train.py:4']))
-    assert text.splitlines()[1] == '  rank 0: end of the program'
+    assert text.splitlines()[1] == '  rank 0: end of the script'
 
 
 @pytest.mark.mpi_skip

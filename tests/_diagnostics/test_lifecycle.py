@@ -19,7 +19,7 @@ if comm.rank == 1:
     lifetime.duplicates = lambda _: sys.exit(0)
 chainermn.create_communicator('flat').barrier()
 """
-AT_THE_END = ['end of the program', 'loops of different lengths (chainermn.join supports them']
+AT_THE_END = ['end of the script', 'loops of different lengths (chainermn.join supports them']
 STATUS_3 = ['rank 0 of 2', 'sys.exit with status 3']
 #: Programs, and what is printed.
 ENDS_EARLY = {

@@ -31,7 +31,7 @@ DYING = {
     'SIGABRT': ('os.abort()', 'killed by SIGABRT (Aborted)', 'script.py", line 6 in <module>'),
     'SIGUSR2': ('os.kill(os.getpid(), 12)', 'killed by SIGUSR2', ''),
     'exit in C': ('ctypes.CDLL(None)._exit(5)',
-                  'exited with status 5 before the end of its program', ''),
+                  'exited with status 5 before the end of its script', ''),
     'raise SystemExit': ('raise SystemExit(4)', '', ''),  # the others report it
 }
 

@@ -117,7 +117,7 @@ def test_progress_includes_the_calls_of_nested_operations(naive):
 def test_in_the_shutdown():
     found = main(observed(end))
     assert found.is_finished and found.progress
-    assert found.state.text == 'at the end of the program'
+    assert found.state.text == 'at the end of the script'
 
 
 def test_other_threads_are_seen_in_operations_only(naive):

@@ -1,4 +1,4 @@
-"""After the end of the program, and in a forked child, every operation raises an error at once."""
+"""After the end of the script, and in a forked child, every operation raises an error at once."""
 
 import inspect
 import json
@@ -171,7 +171,7 @@ def check(done, ranks, why):
 @pytest.mark.parametrize('ranks', [1, 2, 3])
 def test_operations_raise_after_the_end_of_the_program(tmp_path, ranks):
     done = run(tmp_path, AT_THE_END, ranks)
-    check(done, ranks, 'the communicators of this rank were shut down at the end of the program')
+    check(done, ranks, 'the communicators of this rank were shut down at the end of the script')
 
 
 @pytest.mark.slow

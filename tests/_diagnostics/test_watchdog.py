@@ -53,7 +53,7 @@ def ended(body):
     """A job that is aborted without a timeout, since rank 0 waits for one that has finished."""
     return Case(body, [
         r'aborts the job: deadlock: rank 0 waits in \w+.* \(script.py:\d+\) for rank 1; rank 1 '
-        '(has reached|waits at) the end of the program', 'rank 1 is at the end of the program'],
+        '(has reached|waits at) the end of the script', 'rank 1 is at the end of the script'],
         ranks=2, timeout='0')
 
 

@@ -6,7 +6,7 @@ from jobs import run_job
 pytestmark = pytest.mark.mpi_skip
 
 # "script.py chainermn" in a job; "script.py" in one process that knows nothing of MPI. Each child
-# continues to the end of the program.
+# continues to the end of the script.
 SCRIPT = '''
 import atexit, os, signal, sys, threading
 

@@ -58,7 +58,7 @@ def test_all_end_with_more_and_less_in_the_queue(name):
 
         if comm.rank == 0:
             # It meets the end of the others, with all its gradients on their way.
-            with pytest.raises(Exception, match='end of the program'):
+            with pytest.raises(Exception, match='end of the script'):
                 trained(comm, loss_of)
         else:
             with pytest.raises(ZeroDivisionError):

@@ -86,7 +86,7 @@ def answer(comm: Any) -> None:
 
 
 def serve(comm: Any) -> None:
-    """The last rank asks rank 0, which is slow to answer and at the end of its program."""
+    """The last rank asks rank 0, which is slow to answer and at the end of its script."""
     def reply(source: int, request: Any) -> list[bytes]:
         time.sleep(max(SLOW))
         return [bytes(request)]

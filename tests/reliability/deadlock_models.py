@@ -323,7 +323,7 @@ def in_threads(comm):
 
 @deadlock(2)
 def in_threads_after_the_main_thread(comm):
-    """Python waits for these threads at the end of the program."""
+    """Python waits for these threads at the end of the script."""
     def exchange():
         comm.recv(1 - comm.rank, 0)  # 0 waits for 1, 1 waits for 0
 

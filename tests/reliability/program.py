@@ -56,7 +56,7 @@ WAYS = {
     'MemoryError': (_take_all_memory, 'uncaught .*MemoryError', 'in _take_all_memory'),
     'sys.exit(3)': (lambda: sys.exit(3), 'sys.exit with status 3', ''),
     'sys.exit(0) alone': (lambda: sys.exit(0),
-                          'end of the program|failed during an operation', ''),
+                          'end of the script|failed during an operation', ''),
     'os._exit(3)': (lambda: os._exit(3), 'os._exit with status 3', 'in <lambda>'),
     'SIGTERM': (lambda: _kill(signal.SIGTERM), 'killed by SIGTERM', 'in _kill'),
     'SIGKILL': (lambda: _kill(signal.SIGKILL), 'killed by SIGKILL', ''),

@@ -23,7 +23,7 @@ class WaitingRank(NamedTuple):
         thread: The thread that waits.
         wait: The ranks or messages that the thread waits for.
         awaited: The rank that it waits for: the next rank in the cycle.
-        has_ended: Whether the awaited rank has reached the end of the program.
+        has_ended: Whether the awaited rank has reached the end of the script.
         other_tags: The tags of messages from the awaited rank that this rank has not received.
     """
 

@@ -134,7 +134,7 @@ class ThreadState(NamedTuple):
             last = f'; its last operation was {self.call}' if self.call else ''
             return f'not in an operation: it is {location}{last}'
         if self.operation == END:
-            return 'at the end of the program'
+            return 'at the end of the script'
         return f'in {self._operation}, called {location}'
 
     @property
@@ -158,7 +158,7 @@ class ThreadState(NamedTuple):
 
     def _waiting_in(self, operation: str) -> str:
         if self.operation == END:
-            return 'at the end of the program'
+            return 'at the end of the script'
         thread = f' in thread {self.thread}' if self.thread else ''
         return f'in {operation} ({self.call_site}{thread})'
 
@@ -173,5 +173,5 @@ class RankState(NamedTuple):
 
     progress: Progress
     threads: tuple[ThreadState, ...]
-    is_finished: bool  # whether the rank is at the end of the program
+    is_finished: bool  # whether the rank is at the end of the script
     may_exit: bool  # whether the rank enters no more operations

@@ -172,7 +172,7 @@ class WaitGraph:
             awaited = edges[rank].awaited
             seen = {each for each in awaited if each in edges}
             rank = min(seen if seen and len(path) > _SHOWN else awaited - seen or seen)
-        end = f'rank {rank} has reached the end of the program'
+        end = f'rank {rank} has reached the end of the script'
         if rank in edges:
             path, end = path[path.index(rank):], ''
         texts = [f'rank {each} waits {edges[each].thread.wait_text} for '

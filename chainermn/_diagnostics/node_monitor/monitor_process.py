@@ -20,7 +20,7 @@ import time
 
 #: A rank first sends a line with its number and the files to remove. Then it sends stacks from
 #: faulthandler and these bytes, which no stack contains: to ask whether it may report a failure, to
-#: say that it has reached the end of the program, and, together with a socket, to pass a connection
+#: say that it has reached the end of the script, and, together with a socket, to pass a connection
 #: to another host that must be kept open.
 REQUEST, DEREGISTER, KEEP_OPEN = b'\xf0', b'\xf1', b'\xf2'
 #: Messages to a rank: the monitor is ready; answers to a request (only the first one is granted).
@@ -94,7 +94,7 @@ class MonitoredRank:
 
     @property
     def has_finished(self) -> bool:
-        """Whether the rank reached the end of the program and exited normally."""
+        """Whether the rank reached the end of the script and exited normally."""
         return DEREGISTER in self.received and self.status in (0, None)
 
     @property
@@ -120,7 +120,7 @@ class MonitoredRank:
         status = os.WEXITSTATUS(self.status)
         if DEREGISTER in self.received:
             return f'exited with status {status}'
-        return f'exited with status {status} before the end of its program'
+        return f'exited with status {status} before the end of its script'
 
     @property
     def stack(self) -> bytes:

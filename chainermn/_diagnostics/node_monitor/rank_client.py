@@ -120,7 +120,7 @@ def wait_until_ready() -> None:
 
 
 def deregister() -> None:
-    """Notify the node monitor that this rank has reached the end of the program."""
+    """Notify the node monitor that this rank has reached the end of the script."""
     _send(monitor_process.DEREGISTER)
 
 

@@ -126,7 +126,7 @@ def test_deadlocks(states, expected):
      'rank 0 waits in receive (a.py:1) for ranks 1-2; rank 1 waits in receive (a.py:1) for rank 0'),
     ([receiving(1), receiving(2), done()],
      'rank 0 waits in receive (a.py:1) for rank 1; rank 1 waits in receive (a.py:1) for rank 2; '
-     'rank 2 has reached the end of the program'),
+     'rank 2 has reached the end of the script'),
 ])
 def test_a_cycle_is_described(states, expected):
     graph = WaitGraph(dict(enumerate(states)))
