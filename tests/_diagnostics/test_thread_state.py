@@ -82,7 +82,7 @@ def test_in_a_collective(naive, monkeypatch):
     assert (state.operation, state.call) == ('barrier', 'barrier #1')
     assert [wait.key for wait in state.waits] == [naive._flight_records()[0].key]
     assert state.call_site == line_in(call, 3)
-    of = f' of {state.of}' if state.of else ''
+    of = f' of {state.communicator}' if state.communicator else ''
     assert state.text == f'in barrier #1{of}, called at {line_in(call, 3)}'
     assert pickle.loads(pickle.dumps(state)) == state
     assert found.progress[0] == 'barrier'
