@@ -306,7 +306,7 @@ def _abort(reason: str, status: int = 1, details: str = '',
     try:
         _flush()
         if _hook().reporting_thread == threading.get_ident():
-            pass  # such as a hook that calls os._exit
+            pass  # for example, a hook of the script calls os._exit
         elif _hook().reporting_thread is not None or not _hook().is_first_report():
             time.sleep(_ABORT_TIMEOUT)
         else:

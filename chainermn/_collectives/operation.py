@@ -110,7 +110,7 @@ def _fail(call: Call, record: FlightRecord | None, error: BaseException,
           ) -> None:
     """Raise an error of a collective on all ranks unless they have already compared their calls."""
     if record is None:
-        return  # it has not begun, or the enclosing collective raises the error
+        return  # the call has not begun, or the enclosing collective raises the error
     if not isinstance(error, Exception):
         record.left_at = record.count
     if not call.owner._context.check.is_unknown_to_others(error):

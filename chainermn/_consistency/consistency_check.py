@@ -152,7 +152,7 @@ class ConsistencyCheck:
             return [signature + data]
         messages = self.exchange.gather(self._identifier(signature), signature + data)
         if messages is None:
-            self._compare(signature)  # the callers differ as allowed; from now on, they match
+            self._compare(signature)  # the callers differ as allowed; now they match
             messages = self.exchange.gather(self._identifier(signature), signature + data)
         assert messages is not None, 'identifiers differ, but the calls match'
         return messages
@@ -174,7 +174,7 @@ class ConsistencyCheck:
             return signature + data
         message = self.exchange.bcast(self._identifier(signature), signature + data, root)
         if message is None:
-            self._compare(signature)  # the callers differ as allowed; from now on, they match
+            self._compare(signature)  # the callers differ as allowed; now they match
             message = self.exchange.bcast(self._identifier(signature), signature + data, root)
         assert message is not None, 'identifiers differ, but the calls match'
         return message

@@ -35,7 +35,7 @@ class _Records(runtime.ProcessState):
 
     def __init__(self) -> None:
         #: The flight records, in order of creation.
-        self.everything: weakref.WeakValueDictionary[int, FlightRecord] = (
+        self.by_number: weakref.WeakValueDictionary[int, FlightRecord] = (
             weakref.WeakValueDictionary())
         self.numbers = itertools.count()
         #: The number of calls by user code on communicators that no longer exist.
@@ -77,7 +77,7 @@ class FlightRecord:
         self._has_sites = bool(
             environment.text(environment.TIMEOUT) or environment.flag(environment.DEBUG))
         records = runtime.get(_Records)
-        records.everything[next(records.numbers)] = self
+        records.by_number[next(records.numbers)] = self
 
     def __del__(self) -> None:
         if None not in (_Records, runtime):  # at exit, Python sets module globals to None
@@ -264,20 +264,20 @@ def creations() -> collections.Counter[WorldRanks]:
     return runtime.get(_Records).creations
 
 
-def everything() -> list[FlightRecord]:
+def all_records() -> list[FlightRecord]:
     """Return the flight records of all existing communicators, in order of creation."""
-    return list(runtime.get(_Records).everything.values())
+    return list(runtime.get(_Records).by_number.values())
 
 
 def n_operations() -> int:
     """Return the number of operations so far on all existing communicators."""
-    return sum(record.count for record in everything())
+    return sum(record.count for record in all_records())
 
 
 def n_calls_of_program() -> int:
     """Return the number of calls that user code itself has made on all communicators."""
     return runtime.get(_Records).n_former_calls + sum(
-        record.count - record.n_by_callers for record in everything())
+        record.count - record.n_by_callers for record in all_records())
 
 
 def summary(calls: Iterable[Call]) -> str:

@@ -41,7 +41,7 @@ class Response(NamedTuple):
     @classmethod
     def of(cls, reason: str, states: Mapping[int, tuple[ThreadState, float]]) -> Response:
         operations = []
-        for record in flight_recorder.everything():
+        for record in flight_recorder.all_records():
             if record.ring:
                 operations.append(f'{record.name}: {flight_recorder.summary([*record.ring])}')
         threads = sorted(states.values(), key=lambda each: each[0].thread)
@@ -75,7 +75,7 @@ def text(responses: Mapping[int, Response], ranks: Sequence[int], is_creating: b
     Args:
         responses: The responses, by rank.
         ranks: The ranks that were asked to respond.
-        is_creating: Whether the first create_communicator has not returned on all ranks.
+        is_creating: Whether the ranks are still creating their first communicator.
         hosts: The hosts of ``ranks``, if known.
     """
     responses = dict(sorted(responses.items()))

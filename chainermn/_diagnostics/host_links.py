@@ -95,8 +95,8 @@ class HostLinks:
             ranks = [rank for rank, there in enumerate(hosts) if there == name]
             host = Host(name, ranks, [world[rank] for rank in ranks], is_next)
             self._hosts.append(host)
-            # Both neighbors of a host see that its processes have exited. One of them reports this
-            # at once, the other one only if the job has not ended after a grace period.
+            # If a host has two neighbors, both see that its processes have exited. One of them
+            # reports this at once, the other one only if the job continues after a grace period.
             threading.Thread(target=self._run, args=(host, open_link, is_next or len(names) == 2),
                              name=f'{thread_state.HOST_LINK} to {name}', daemon=True).start()
 

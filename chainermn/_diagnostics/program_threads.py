@@ -55,7 +55,7 @@ def _are_running(frames: Mapping[int, FrameType], blocked: Collection[int], is_f
     is_ending = _module(frames[main]) == 'threading' and (  # waits for the other threads
         frames[main].f_code.co_name == '_shutdown')
     if main not in blocked and not is_ending:
-        return True  # even if it waits: signal handlers run in it
+        return True  # even if it waits: signal handlers run in the main thread
     if signal.getitimer(signal.ITIMER_REAL)[0] > 0:  # its handler may run during an operation
         return True
     timers = {thread.ident for thread in threading.enumerate()

@@ -54,13 +54,13 @@ class Snapshot:
     def state(self) -> ThreadState:
         """The state, with the call site where the thread is now."""
         if not self._calls:
-            newest = [record.newest for record in flight_recorder.everything()]
+            newest = [record.newest for record in flight_recorder.all_records()]
             call = next(filter(None, newest), None)
             return ThreadState('', call.text if call else '', '', self._call_site, self._thread)
         call, records = self._calls[-1], self._records[-1]
         if call.peer is not None:
             records = tuple(record for record in records if isinstance(record, MessageRecord))
-        service = next((record.key for record in flight_recorder.everything() if isinstance(
+        service = next((record.key for record in flight_recorder.all_records() if isinstance(
             record, ServiceRecord) and record.thread == self._ident), None)
         return ThreadState(
             # Calls of create_communicator, and calls that call other operations, are not recorded.

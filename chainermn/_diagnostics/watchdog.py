@@ -90,7 +90,9 @@ class Watchdog(runtime.ProcessState):
         self._thread: threading.Thread | None = None
 
     def in_child(self) -> bool:
-        for viewer in self._live.viewers:  # or the child's copies would hide the end of the rank
+        # Otherwise, viewers would not notice when the rank exits, because the child keeps copies of
+        # the sockets.
+        for viewer in self._live.viewers:
             viewer.abandon()
         return False
 

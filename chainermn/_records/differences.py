@@ -231,7 +231,7 @@ def _beyond_rounding(name: str, a: RecordedRank, b: RecordedRank, begin: int) ->
     one, two = (each.columns(['batch', *names], begin, n) for each in (a, b))
     values = np.array([details.relative_all(x, y) for x, y in zip(one[1:], two[1:], strict=True)])
     limit, precision = settings.rounding(a, b)
-    least = 10 * limit  # because gradients of ReLUs jump
+    least = 10 * limit  # because gradients of ReLUs are discontinuous
     before = np.maximum.accumulate(np.append(least / _JUMP, values.max(axis=0)))
     is_beyond = values > before[:-1] * _JUMP
     index = int(is_beyond.any(axis=0).argmax())

@@ -89,7 +89,7 @@ def test_calls_without_a_program_have_no_call_site(monkeypatch):
 
 def test_the_calls_of_a_communicator_go_with_it():
     def all_ids():
-        return {id(calls) for calls in flight_recorder.everything()}
+        return {id(calls) for calls in flight_recorder.all_records()}
 
     comm = chainermn.create_communicator('naive')
     collective, messages = comm._flight_records()

@@ -209,7 +209,7 @@ def _mpi(devices: list[str]) -> Info:
         return info._replace(problem=Advice(
             'other-mpiexec', f'mpiexec started {max(sizes)} processes, but each one is rank 0 of '
             '1: mpiexec and mpi4py use different MPI libraries. Start jobs with the mpiexec of '
-            'the library shown here, or install only one of them.'))
+            'the MPI library listed above, or install only one of them.'))
     return info
 
 

@@ -115,7 +115,7 @@ def main(attempt: str, is_labeled: str, folder: str, *program: str) -> None:
         if os.fork() == 0:
             kept = {1, 2, *(source for source, _ in pipes), *([] if file is None else [
                 file.number])}
-            for each in os.listdir('/proc/self/fd'):  # such as sockets of mpiexec
+            for each in os.listdir('/proc/self/fd'):  # for example, sockets of mpiexec
                 if int(each) not in kept:
                     with contextlib.suppress(OSError):
                         os.close(int(each))

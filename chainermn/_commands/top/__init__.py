@@ -16,8 +16,8 @@ from chainermn._commands.top.table import TableRow
 _DESCRIPTION = """\
 Shows a running job, which needs no preparation: for each rank, the number of updates, the
 updates per second, how the rank spends its time, and memory. Rates and shares cover the last
-10 seconds. Run this command on a host of the job, as the user who started the job. Ctrl-C exits;
-the job continues.
+10 seconds. Run this command on a host of the job, as the user who started the job. Ctrl-C
+exits; the job continues.
 """
 
 _EPILOG = """\

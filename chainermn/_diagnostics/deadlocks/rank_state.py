@@ -58,10 +58,10 @@ class Progress(NamedTuple):
     @classmethod
     def of_this_rank(cls) -> Progress:
         """Return the progress of this rank."""
-        everything = flight_recorder.everything()
+        records = flight_recorder.all_records()
         messages = {
-            record.key: record for record in everything if isinstance(record, MessageRecord)}
-        return cls({record.key: record.entered for record in everything},
+            record.key: record for record in records if isinstance(record, MessageRecord)}
+        return cls({record.key: record.entered for record in records},
                    dict(creations()),
                    {key: dict(record.sent) for key, record in messages.items()},
                    {key: dict(record.received) for key, record in messages.items()},
@@ -109,7 +109,7 @@ class Wait(NamedTuple):
             return None
         if call.operation not in _SENDS:
             return cls(WaitKind.RECEIVE, record.key, 0, call.peer, call.tag)
-        is_sent = record.sent_at == call.number  # otherwise it may still be pickling
+        is_sent = record.sent_at == call.number  # otherwise, this rank may be pickling
         return cls(WaitKind.SEND, record.key, 0, call.peer, call.tag) if is_sent else None
 
 

@@ -187,7 +187,7 @@ def _is_first() -> bool:
     if _send(monitor_process.REQUEST):
         with contextlib.suppress(OSError):
             answer = _answer(_ANSWER_TIMEOUT)
-            if answer == monitor_process.READY:  # this rank has not read it before
+            if answer == monitor_process.READY:  # this rank had not waited for it
                 answer = _answer(_ANSWER_TIMEOUT)
             return answer != monitor_process.DENIED
     return True
