@@ -83,7 +83,7 @@ SECTIONS = {
         'ChainerMN 7 uses Chainer\'s update rules, which update one parameter at a time.'),
     'pipeline': Section(
         'Pipeline parallelism', 'How long does a step of a pipeline of two ranks take?',
-        'Sleeping layers wait instead of computing, like a rank whose GPU computes.'),
+        'Sleeping layers wait instead of computing, as a rank does while its GPU computes.'),
     'overlap': Section(
         'Overlap of communication', 'How much communication time does overlap hide?',
         '"slowed" simulates a network that takes as long as the backward pass. "nodes" uses two '

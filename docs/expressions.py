@@ -15,10 +15,11 @@ PAGE = ROOT / 'docs' / 'reference' / 'expressions.md'
 
 HEAD = """# PyTorch expressions of Chainer's functions
 
-`chainer_compat.to_torch` replaces each function by the expression in its row. `f` is Chainer's
-function object with its options, `F` is `torch.nn.functional`. See [Moving a model to PyTorch or
-ONNX](../conversion.md). Training on the CPU computes functions in [runs](../torch_kernels.md) by
-these expressions, or by faster ones with the same results.
+`chainer_compat.to_torch` replaces each function with the expression in its row. `f` is Chainer's
+function object with its options, and `F` is `torch.nn.functional`. See [Moving a model to PyTorch
+or ONNX](../conversion.md). During training on the CPU, functions in
+[runs](../torch_kernels.md#runs-of-functions) use these expressions, or faster ones with the same
+results.
 
 `python docs/expressions.py` generates this page from `chainer_compat/pytorch/expressions`.
 """
@@ -53,13 +54,14 @@ def page():
     lines += [f'| `{name}` | {what} | {"yes" if name in in_runs else ""} |'
               for name, what in sorted(rows)]
     lines += ['', '## Functions without an expression', '',
-              'Gradients computed with `chainer.grad` have none either.', '',
+              'Models that call these functions, or `chainer.grad`, cannot be converted:', '',
               '| function | reason |', '|---|---|']
     lines += [f'| `{name}` | {what} |' for name, what in sorted(without)]
-    lines += ['', 'These options have none:', '', '| function | option |', '|---|---|']
+    lines += ['', 'These options of functions cannot be converted:', '',
+              '| function | option |', '|---|---|']
     lines += [f'| `{name}` | {what} |' for name, what in sorted(options)]
     lines += ['', "## NumPy's functions", '',
-              'Models may call these functions and methods with inputs or `variable.array`, and',
+              'Models may call these functions and methods on inputs or `variable.array`, and',
               'draw random numbers with `random.normal`, `randn`, `standard_normal`, `uniform`,',
               '`rand`, `random_sample` or `gumbel`:',
               ', '.join(f'`{name}`' for name in sorted(set(in_numpy))

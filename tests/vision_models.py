@@ -124,8 +124,9 @@ def versions() -> str:
     names = ', '.join(f'{name} {metadata.version(name)}'
                       for name in ('torch', 'onnx', 'onnxruntime', 'numpy'))
     threads = os.environ.get('OMP_NUM_THREADS', str(os.cpu_count()))
-    return (f'On {datetime.date.today()}; Linux {platform.release().split("-")[0]}, Python '
-            f'{platform.python_version()}, {names}, {threads} thread{"s" * (threads != "1")}.')
+    return (f'Measured on {datetime.date.today()}; Linux {platform.release().split("-")[0]}, '
+            f'Python {platform.python_version()}, {names}, '
+            f'{threads} thread{"s" * (threads != "1")}.')
 
 
 def main() -> None:

@@ -281,7 +281,7 @@ def progress_bar_arguments() -> dict[str, str]:
 
 @edit('chainer.variable')
 def zerograd_of_read_only() -> dict[str, str]:
-    """All versions: ``zerograd`` failed for read-only gradients, such as those of F.sum."""
+    """All versions: ``zerograd`` failed for read-only gradients, such as the ones from F.sum."""
     return {'self._grad.fill(0)': 'self._grad.fill(0) if getattr(self._grad.flags, "writeable", '
                                   'True) else setattr(self, "grad", xp.zeros_like(arr))'}
 

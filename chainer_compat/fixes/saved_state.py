@@ -123,7 +123,7 @@ def shift_state(module: Any) -> None:
 @patch(*[f'chainer.training.extensions.{name}_shift'
          for name in ('exponential', 'inverse', 'linear', 'polynomial', 'step')])
 def shift_of_integers(module: Any) -> None:
-    """All versions: PolynomialShift and similar extensions could not be loaded after a start.
+    """All versions: a trainer that had started could not load PolynomialShift, LinearShift etc.
 
     Loading raised TypeError if the current value was an int and the saved value a float.
     """

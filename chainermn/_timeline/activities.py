@@ -20,16 +20,16 @@ from chainermn._operations.call import Call, of_thread, subscribe, unsubscribe
 from chainermn._operations.table import Waits, waiting_for
 from chainermn._process import runtime
 
-OTHER, EXCHANGE, WAITING = 'other', 'exchange', 'waiting'
+OTHER, COMMUNICATION, WAITING = 'other', 'communication', 'waiting'
 
 #: The activities, in the order of an update.
-NAMES = 'data', 'forward', 'backward', EXCHANGE, WAITING, 'update', OTHER
+NAMES = 'data', 'forward', 'backward', COMMUNICATION, WAITING, 'update', OTHER
 
 #: The activity until the first known one begins.
 _UNKNOWN = 'unknown'
 
 #: The activity to which a span with a different name belongs.
-_SPANS = {'broadcast': EXCHANGE, 'wait for data': 'data'}
+_SPANS = {'broadcast': COMMUNICATION, 'exchange': COMMUNICATION, 'wait for data': 'data'}
 
 _RECEIVING = waiting_for(Waits.SENDER)
 _MAX_SPANS = 256  # names and categories that are looked up only once
@@ -99,7 +99,7 @@ class Activities:
     def begin(self, call: Call) -> None:
         """Note that an operation begins."""
         if get_ident() == self.thread:
-            self.enter(WAITING if call.operation in _RECEIVING else EXCHANGE)
+            self.enter(WAITING if call.operation in _RECEIVING else COMMUNICATION)
             if self._is_memory_asked:
                 self._note_memory()
 
@@ -126,7 +126,7 @@ class Activities:
 
     def _span(self, name: str, category: str) -> AbstractContextManager[None]:
         if category:
-            name = WAITING if category == 'wait' else EXCHANGE
+            name = WAITING if category == 'wait' else COMMUNICATION
         elif ' of stage ' in name:  # of a pipeline, such as "forward of stage 1, micro-batch 2"
             name = name.partition(' ')[0]
         else:

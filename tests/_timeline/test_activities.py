@@ -39,7 +39,7 @@ def test_nested_activities_count_once(clock, watched):
             clock[0] += 4
             with activities.span('wait', 'wait'):
                 clock[0] += inside
-    assert watched.totals() == {'data': 0, 'forward': 4, 'backward': 0, 'exchange': 8,
+    assert watched.totals() == {'data': 0, 'forward': 4, 'backward': 0, 'communication': 8,
                                 'waiting': 7 + 4, 'update': 0, 'other': 4}
 
 
@@ -98,7 +98,7 @@ def test_an_update_of_all_ranks(comm):
     spent = {name: after[name] - before[name] for name in activities.NAMES}
     assert ended - begun < sum(spent.values()) < end - start
     assert activities.updates() >= optimizer.t == 5
-    for name in ('data', 'forward', 'backward', 'exchange', 'update'):
+    for name in ('data', 'forward', 'backward', 'communication', 'update'):
         assert spent[name] > 0, spent
     if comm.rank == comm.size - 1:
         assert spent['forward'] > .2

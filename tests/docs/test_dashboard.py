@@ -235,7 +235,7 @@ def test_alerts(tmp_path, families, name, series, alerts):
     for rank, busy in enumerate((series['busy'][0], series['busy'][1], series['busy'][1])):
         of_rank = {'job': 'train.py', 'host': 'a', 'rank': str(rank), 'instance': 'a:9400'}
         add('chainermn_updates_total', series['updates'], **of_rank)
-        for activity, share in [('forward', busy), ('exchange', 10), ('waiting', 50 - busy)]:
+        for activity, share in [('forward', busy), ('communication', 10), ('waiting', 50 - busy)]:
             add('chainermn_activity_seconds_total', f'0+{max(0, share)}x60', activity=activity,
                 **of_rank)
     if other := series.get('other'):

@@ -191,7 +191,7 @@ shares = st.builds(
 @law(shares, planted(MultiNodeOrderSampler, '_order', lambda order: (
     lambda self, epoch, used=0: order(self, epoch, used - used % self._size))), examples=20)
 def test_order_sampler(program):
-    """Ranks divide the order of ``MultiNodeOrderSampler``, or its rest if their number changes."""
+    """Ranks divide the order of ``MultiNodeOrderSampler``; a resumed job divides the rest of it."""
     def samplers(size):
         return on_ranks(size, lambda one: MultiNodeOrderSampler(
             program.n, one, program.seed, program.shuffle, program.even))

@@ -170,7 +170,7 @@ def test_function_hooks(comm, program):
 @law(programs(communicator='naive', compression='', mode='plain', shard=False),
      planted(NaiveCommunicator, 'multi_node_mean_grad', doubled_scalars), examples=4)
 def test_third_party_communicator(comm, program):
-    """A communicator with only the methods of ChainerMN 7 gives the same parameters as ours."""
+    """A communicator with only ChainerMN 7's methods gives the same parameters as ``naive``."""
     expected = Training(program, comm).run()
     found = Training(program, create('version7')).run()
     tolerance = TOLERANCES[program.dtype]

@@ -127,9 +127,9 @@ def machine(libraries: Sequence[str] = ()) -> str:
     commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=HERE, text=True,
                             capture_output=True, check=False).stdout.strip() or 'unknown'
     names = ', '.join(libraries or [mpi_library(sys.executable)])
-    return (f'On {datetime.date.today()} at commit {commit}; {len(os.sched_getaffinity(0))} cores, '
-            f'Linux {platform.release().split("-")[0]}, Python {platform.python_version()}, '
-            f'{names}.')
+    return (f'Measured on {datetime.date.today()} at commit {commit}; '
+            f'{len(os.sched_getaffinity(0))} cores, Linux {platform.release().split("-")[0]}, '
+            f'Python {platform.python_version()}, {names}.')
 
 
 def mpi_library(python: str) -> str:

@@ -22,17 +22,17 @@ exits; the job continues.
 
 _EPILOG = """\
 columns:
-  data      loading batches: Chainer's iterators and converters, or comm.span('data')
-  forward   computing the loss in optimizer.update(loss_function, ...)
-  backward  computing gradients in optimizer.update(loss_function, ...)
-  exchange  communication
-  waiting   waiting for other ranks
-  update    the step of the actual optimizer
-  other     everything else, such as evaluation or computation outside of optimizer.update
-  CPU       100 % is one core
-  GPU       share of time in which the GPU is busy, from NVML
-  VRAM      used GPU memory, from NVML; without NVML, the memory allocated by CuPy's pool
-  state     "straggler" if the others wait for this rank; the operation in which the rank waits
+  data           loading batches: Chainer's iterators and converters, or comm.span('data')
+  forward        computing the loss in optimizer.update(loss_function, ...)
+  backward       computing gradients in optimizer.update(loss_function, ...)
+  communication  sending and receiving, including packing gradients
+  waiting        waiting for other ranks
+  update         the step of the actual optimizer
+  other          everything else, such as evaluation or computation outside of optimizer.update
+  CPU            100 % is one core
+  GPU            share of time in which the GPU is busy, from NVML
+  VRAM           used GPU memory, from NVML; without NVML, the memory allocated by CuPy's pool
+  state          "straggler" if the others wait for this rank; the operation in which the rank waits
 
 If the output is piped or --json is given, the table is printed once, unless -n is given. In a
 terminal, if rich is installed, the table is updated in place, and the states are listed above

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from chainermn._process.streams import printable
-from chainermn._timeline.activities import EXCHANGE, NAMES, WAITING
+from chainermn._timeline.activities import COMMUNICATION, NAMES, WAITING
 
 _WINDOW = 10.  # seconds
 _SILENT = 6.  # seconds without a sample before a rank counts as silent
@@ -124,7 +124,7 @@ class Samples:
 
 def straggler(rows: Iterable[TableRow]) -> int | None:
     """Return the rank that the others wait for, or ``None`` if there is none."""
-    busy = {row.rank: 1 - row.shares[WAITING] - row.shares[EXCHANGE]
+    busy = {row.rank: 1 - row.shares[WAITING] - row.shares[COMMUNICATION]
             for row in rows if row.shares is not None}
     if len(busy) < 2:
         return None
