@@ -83,6 +83,8 @@ def public_docstrings(paths):
     for path in paths:
         module, _, name = path.rpartition('.')
         one = getattr(importlib.import_module(module), name)
+        if isinstance(one, types.GenericAlias):  # a class for Python 3.10
+            continue
         if inspect.isclass(one) or inspect.isfunction(one):
             found.setdefault(one, path)
         if inspect.isclass(one):

@@ -142,8 +142,10 @@ subprocess.run([sys.executable, '-c', 'import numpy; numpy.float, numpy.array([[
 
 def test_chainer_trains_with_all_names(python):
     python('''
-import chainer, chainer.functions as F, chainer.links as L, collections, numpy as np
+import chainer, chainer.functions as F, chainer.links as L, collections, numpy as np, warnings
 assert issubclass(dict, collections.Mapping)
+# NumPy 1.25 to 2.3 convert arrays of one element, with a warning.
+warnings.filterwarnings('ignore', 'Conversion of an array', DeprecationWarning)
 model = L.Classifier(L.Linear(4, 3))
 optimizer = chainer.optimizers.Adam().setup(model)
 x, t = np.ones((8, 4), 'f'), np.zeros(8, 'i')
