@@ -369,7 +369,7 @@ def quick_device(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def device_context(arrays: Sequence[Array | None]) -> Any:
-    """Return a context manager that selects the device of the arrays, if they are not on the CPU."""
+    """Return a context manager that selects the device of arrays that are not on the CPU."""
     for array in arrays:
         if type(array) is not np.ndarray and array is not None:
             if type(array) is cuda.ndarray:

@@ -182,7 +182,7 @@ def _has_fast_layer(cell: Cell, x: torch.Tensor) -> bool:
 
 
 def _parts(sizes: Sequence[int]) -> list[list[int]]:
-    """Split the time steps into stretches with a constant number of sequences, and the others."""
+    """Split the time steps: long parts with a constant number of sequences, and the rest."""
     parts: list[list[int]] = []
     between: list[int] = []
     for _, group in itertools.groupby(sizes):
