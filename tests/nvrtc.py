@@ -8,7 +8,7 @@ import pytest
 
 
 def load():
-    """Load NVRTC from NVIDIA's wheel, where CuPy would not look for it."""
+    """Load NVRTC from NVIDIA's wheel, where CuPy does not search for it."""
     for folder in sys.path:
         for library in sorted(pathlib.Path(folder, 'nvidia').glob('*/lib/libnvrtc.so.*')):
             ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
@@ -16,7 +16,7 @@ def load():
 
 def compiler():
     """Return a function that compiles source as CuPy would; skips a test without NVRTC."""
-    pytest.importorskip('cupy', reason='needs CuPy, whose NVRTC compiles')
+    pytest.importorskip('cupy', reason='needs CuPy with NVRTC')
     from cupy._core import core
     from cupy.cuda import compiler
 

@@ -30,7 +30,7 @@ def find(path):
 
 
 def public():
-    """Names that new programs use."""
+    """Return the names that new programs use."""
     for package in PACKAGES:
         module = importlib.import_module(package)
         for name in module.__all__:

@@ -1,4 +1,4 @@
-"""What README.md promises at a glance: two commands of one line, and a script that runs."""
+"""The promises at the top of README.md: two commands of one line, and a script that runs."""
 
 import pathlib
 import re
