@@ -1,7 +1,7 @@
 """Write the table of reference/expressions.md: PyTorch expressions of Chainer's functions.
 
-``python docs/expressions.py`` reads the source of ``chainer_compat/pytorch/expressions``: the
-body of short expressions, the first line of the docstring of others.
+``python docs/expressions.py`` reads the source of ``chainer_compat/pytorch/expressions``. It shows
+the body of short expressions, and the first line of the docstring of longer ones.
 """
 
 import ast
@@ -15,10 +15,10 @@ PAGE = ROOT / 'docs' / 'reference' / 'expressions.md'
 
 HEAD = """# PyTorch expressions of Chainer's functions
 
-`chainer_compat.to_torch` replaces each function by the expression in its row. `f` is Chainer's
-function object with its options, `F` is `torch.nn.functional`. See [Moving a model to PyTorch or
-ONNX](../conversion.md). Training on the CPU computes functions in [runs](../torch_kernels.md) by
-these expressions, or by faster ones with the same results.
+`chainer_compat.to_torch` replaces each function with the expression in its row. `f` is Chainer's
+function object with its options, and `F` is `torch.nn.functional`. See [Moving a model to PyTorch
+or ONNX](../conversion.md). In [runs](../torch_kernels.md), training on the CPU computes functions
+with these expressions, or with faster ones that have the same results.
 
 `python docs/expressions.py` generates this page from `chainer_compat/pytorch/expressions`.
 """
@@ -53,10 +53,10 @@ def page():
     lines += [f'| `{name}` | {what} | {"yes" if name in in_runs else ""} |'
               for name, what in sorted(rows)]
     lines += ['', '## Functions without an expression', '',
-              'Gradients computed with `chainer.grad` have none either.', '',
+              'Gradients computed with `chainer.grad` also have no expression.', '',
               '| function | reason |', '|---|---|']
     lines += [f'| `{name}` | {what} |' for name, what in sorted(without)]
-    lines += ['', 'These options have none:', '', '| function | option |', '|---|---|']
+    lines += ['', 'These options have no expression:', '', '| function | option |', '|---|---|']
     lines += [f'| `{name}` | {what} |' for name, what in sorted(options)]
     lines += ['', "## NumPy's functions", '',
               'Models may call these functions and methods with inputs or `variable.array`, and',

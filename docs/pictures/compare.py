@@ -19,14 +19,14 @@ from chainermn._records.read import RecordedRun
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE = HERE.parent / 'comparing_runs.md'
 MISTAKE = 'RandomState(1 if comm.rank == 0 else None)  # the mistake'
-#: Changes of the second run's script, by name of the output, and environment variables of it.
+#: For each output: the change to the script of the second run, and its environment variables.
 EXAMPLES = {
     'augmentation': ([], {}),
     'files': ([('update(model, images, labels)', 'update(model, images[::-1], labels[::-1])')], {}),
     'library': ([], {'CHAINER_USE_TORCH': 'never'}),
     'drift': None,
 }
-#: What the script of a job does whose ranks drift apart.
+#: Code that makes the ranks of a job drift apart.
 DRIFT = '''    if step == 100 and comm.rank == 1:
         model.predictor[4].b.array += .01
 '''

@@ -34,7 +34,7 @@ def record(ranks: int) -> trace_files.Run:
 
 
 def draw(run: trace_files.Run) -> str:
-    """Return the picture as SVG, narrower than the command draws it, to be readable on phones."""
+    """Return the picture as SVG, narrower than from the command, to be readable on phones."""
     figure = plot.draw(run)
     figure.set_size_inches(6.5, 5.5)
     return svg.from_figure(figure)
