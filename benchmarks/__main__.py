@@ -115,8 +115,8 @@ def run(name: str, out: pathlib.Path, args: argparse.Namespace) -> str:
     if importlib.util.find_spec('matplotlib'):
         command += ['--svg', str(out / f'{name}.svg')]
     if name in ON_MPIEXEC:
-        beside = pathlib.Path(sys.executable).with_name('mpiexec')
-        mpiexec = str(beside) if beside.exists() else 'mpiexec'
+        next_to_python = pathlib.Path(sys.executable).with_name('mpiexec')
+        mpiexec = str(next_to_python) if next_to_python.exists() else 'mpiexec'
         command = [mpiexec, '-n', str(ON_MPIEXEC[name]), *command]
     if name in TAKES_TORCH:
         command += ['--torch', args.torch]

@@ -108,8 +108,8 @@ def _fail(*error: Any) -> None:
 
 def local(ranks: int) -> Launcher:
     """Return a function that puts mpiexec before a command, for ranks on this machine."""
-    beside = pathlib.Path(sys.executable).with_name('mpiexec')
-    mpiexec = str(beside) if beside.exists() else 'mpiexec'
+    next_to_python = pathlib.Path(sys.executable).with_name('mpiexec')
+    mpiexec = str(next_to_python) if next_to_python.exists() else 'mpiexec'
     return lambda command: [mpiexec, '-n', str(ranks), *command]
 
 

@@ -75,7 +75,7 @@ def make(shapes):
     import chainer
     import cupy
 
-    class Take(chainer.FunctionNode):
+    class Precomputed(chainer.FunctionNode):
         """Returns its first input; the gradient of the second input is precomputed."""
 
         def __init__(self, grad):
@@ -98,7 +98,7 @@ def make(shapes):
     def loss():
         y = chainer.Variable(cupy.zeros((), 'f'))
         for path, param in sorted(model.namedparams()):
-            y, = Take(grads[path]).apply((y, param))
+            y, = Precomputed(grads[path]).apply((y, param))
         return y
 
     return model, loss
@@ -190,8 +190,8 @@ def main() -> None:
     if reason := why_not():
         sys.exit(f'benchmarks/gpu_counts.py {reason}')
     found = []
-    beside = pathlib.Path(sys.executable).with_name('mpiexec')
-    mpiexec = str(beside) if beside.exists() else 'mpiexec'
+    next_to_python = pathlib.Path(sys.executable).with_name('mpiexec')
+    mpiexec = str(next_to_python) if next_to_python.exists() else 'mpiexec'
     for version, overlay in [(V8, '1'), (V7, '0')]:
         env = os.environ | {'CHAINERMN_OVERLAY': overlay, 'VGPU_MODE': 'eager'}
         command = [mpiexec, '-n', str(args.ranks), sys.executable, '-W', 'ignore', __file__,

@@ -104,12 +104,11 @@ def work(job: str, folder: str) -> None:
 
 def count(job: str, ranks: int) -> dict[str, tuple[int, int]]:
     """Return messages and bytes at the busiest rank, by event."""
-    beside = pathlib.Path(sys.executable).with_name('mpiexec')
     _, env, is_successful = JOBS[job]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [str(beside) if beside.exists() else 'mpiexec', '-n', str(ranks), sys.executable,
-             '-W', 'ignore', __file__, '--work', job, '--folder', folder],
+            _rounds.local(ranks)([sys.executable, '-W', 'ignore', __file__,
+                                  '--work', job, '--folder', folder]),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | env)
         if (done.returncode == 0) != is_successful:
             raise SystemExit(done.stdout)

@@ -11,7 +11,6 @@ comparison, an MPI_Allgather of all signatures would take signature size * (rank
 
 import argparse
 import json
-import pathlib
 import subprocess
 import sys
 
@@ -63,10 +62,8 @@ def work() -> None:
 
 def count(ranks: int) -> tuple[int, int, dict[str, tuple[int, int]]]:
     """Return the sizes of a signature and an identifier, and messages and bytes by operation."""
-    beside = pathlib.Path(sys.executable).with_name('mpiexec')
     done = subprocess.run(
-        [str(beside) if beside.exists() else 'mpiexec', '-n', str(ranks), sys.executable,
-         '-W', 'ignore', __file__, '--work', 'count'],
+        _rounds.local(ranks)([sys.executable, '-W', 'ignore', __file__, '--work', 'count']),
         stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

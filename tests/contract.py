@@ -790,20 +790,20 @@ def play(comm: Any, calls: Sequence[Call], xp: Any = np, group: Any = None) -> O
     arguments: dict[str, Any] = {}
     result = error = None
     fault, shared = '', None
-    kept: list[Any] = []
+    copies: list[Any] = []
     try:
         arguments = made(mine, xp) if mine.operation != 'refuse' else {}
         inputs = arrays_in(arguments)
         if mine.operation == 'allreduce' and mine['out'] is not None:
             inputs = arrays_in([] if mine['out'] in ('self', 'overlap') else [arguments['x']])
-        kept = [(x, np.array(_on_host(x))) for x in inputs]
+        copies = [(x, np.array(_on_host(x))) for x in inputs]
         try:
             if mine.operation == 'refuse':
                 comm.refuse('refuse', mine['error']('an error'))
             result = getattr(comm, mine.operation)(**arguments)
         except Exception as caught:
             error = caught
-        for x, copy in kept:
+        for x, copy in copies:
             np.testing.assert_array_equal(_on_host(x), copy, 'an argument has changed')
         if outcome.types:
             assert error is not None, f'returned {short(result)} instead of an error'

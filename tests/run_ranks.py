@@ -106,8 +106,8 @@ def outside_pytest(stacks: list[str]) -> str:
 
 def _mpiexec() -> str:
     """Return the mpiexec next to this Python, or the first one on PATH."""
-    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
-    return beside if os.path.exists(beside) else 'mpiexec'
+    next_to_python = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+    return next_to_python if os.path.exists(next_to_python) else 'mpiexec'
 
 
 def main() -> int:

@@ -42,9 +42,9 @@ def test_deprecation_warnings_only():
         warnings.simplefilter('always')
         comm, model = train('naive')
     assert {w.category for w in caught} == {DeprecationWarning}
-    said = ' '.join(str(w.message) for w in caught)
+    messages = ' '.join(str(w.message) for w in caught)
     for today in ('multi_node_mean_grad', 'alltoall'):
-        assert today in said
+        assert today in messages
     weights = model.predictor.W.array.tobytes()
     assert comm.allgather_obj(weights) == [weights] * comm.size
 

@@ -99,19 +99,19 @@ def parameters(function):
         return None
     return [[p.name, p.kind.name, None if p.default is p.empty else repr(p.default)] for p in found]
 
-said = {}
+signatures = {}
 for module, names in paths.items():
     for name in names:
-        said[f'{module}.{name}'] = parameters(getattr(importlib.import_module(module), name))
+        signatures[f'{module}.{name}'] = parameters(getattr(importlib.import_module(module), name))
 for path in classes:
     module, _, name = path.replace('._generic_', '.').rpartition('.')
     found = getattr(importlib.import_module(module), name)
     for method, function in inspect.getmembers(found, inspect.isfunction):
         if function.__module__.startswith('chainermn') and not method.startswith('_'):
-            said[f'{path}.{method}'] = parameters(function)
+            signatures[f'{path}.{method}'] = parameters(function)
     for method, _ in inspect.getmembers(found, lambda member: isinstance(member, property)):
-        said.setdefault(f'{path}.{method}', 'property')
-print(json.dumps(said))
+        signatures.setdefault(f'{path}.{method}', 'property')
+print(json.dumps(signatures))
 '''
 
 #: Parameters that nobody can have passed by name or changed, or that differ on purpose.
@@ -179,10 +179,10 @@ def test_parameters_are_those_of_the_old_chainermn(tmp_path):
         env={**os.environ, 'CHAINERMN_OVERLAY': '0'}, capture_output=True, text=True,
         timeout=seconds(50))
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert len(said) > 150
+    signatures = json.loads(done.stdout)
+    assert len(signatures) > 150
     differing = []
-    for path, old in said.items():
+    for path, old in signatures.items():
         ours = find(path)
         if old is None or path in DIFFERENT:
             continue

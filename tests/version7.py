@@ -84,7 +84,7 @@ class Version7Communicator(chainermn.CommunicatorBase):
         self.c.Free()
 
 
-class Heir(Version7Communicator):
+class Subclass(Version7Communicator):
     """A class that derives from a third-party communicator."""
 
     def allreduce(self, data):
@@ -133,7 +133,7 @@ class SameMethods:
 #: Functions that create third-party communicators, by name.
 THIRD_PARTIES = {
     'version 7': Version7Communicator,
-    'heir': Heir,
+    'subclass': Subclass,
     'without init': WithoutInit,
     'same methods': SameMethods,
     'proxy of ours': lambda: Proxy(chainermn.create_communicator('flat')),

@@ -204,9 +204,9 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
 
     def mpiexec(self, command: Sequence[str]) -> list[str]:
         """Return the command that runs an MPI program on all hosts."""
-        beside = pathlib.Path(sys.executable).with_name('mpiexec')
+        next_to_python = pathlib.Path(sys.executable).with_name('mpiexec')
         return self._switch.command(
-            [str(beside) if beside.exists() else 'mpiexec', *self._launcher,
+            [str(next_to_python) if next_to_python.exists() else 'mpiexec', *self._launcher,
              '-hosts', self._slots(','), '-n', str(sum(self.ranks)), *map(str, command)],
             ['--net'])
 

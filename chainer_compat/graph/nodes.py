@@ -161,7 +161,7 @@ def quick_apply(original: Apply) -> Apply:
             with cuda.Device(arrays[0].device.id):
                 outputs = self.forward(arrays)
         if not _are_ordinary(self, outputs, kind):
-            return _continued(original, self, variables, outputs)
+            return _continue_in_chainer(original, self, variables, outputs)
 
         self._output_count = len(outputs)
         self._output_layouts = NO_LAYOUTS[self._output_count]
@@ -251,16 +251,16 @@ def connect_nodes(function: FunctionNode, nodes: tuple[VariableNode, ...], rank:
             data = x._data  # like retain_data, which also sets dtype and shape
             x._node._data = data if type(data) is TensorData else data[0]
     if function._output_indexes_to_retain is not None:
-        kept = []
+        retained = []
         for index in function._output_indexes_to_retain:
             y = outputs[index]
             if type(y._data) is TensorData:
                 y._node._data = y._data
-                kept.append(y._data)
+                retained.append(y._data)
             else:
                 y.retain_data()
-                kept.append(y._data[0])
-        function._retained_output_data = tuple(kept)
+                retained.append(y._data[0])
+        function._retained_output_data = tuple(retained)
 
 
 def check_types(function: FunctionNode, inputs: Sequence[Variable]) -> None:
@@ -334,8 +334,8 @@ def _are_ordinary(function: FunctionNode, outputs: Any, kind: type) -> bool:
     return layouts is None or layouts == (None,) * len(outputs)
 
 
-def _continued(original: Apply, node: FunctionNode, inputs: Sequence[Variable], outputs: Any
-               ) -> tuple[Variable, ...]:
+def _continue_in_chainer(original: Apply, node: FunctionNode, inputs: Sequence[Variable],
+                         outputs: Any) -> tuple[Variable, ...]:
     """Let Chainer's ``apply`` check the outputs of ``forward``, and continue with them."""
     retained = node._input_indexes_to_retain, node._output_indexes_to_retain
 
@@ -450,10 +450,10 @@ def keep_tensors(module: Any) -> None:
 
     @functools.wraps(original)
     def get_retained_outputs(self: FunctionNode) -> tuple[Variable | None, ...]:
-        kept = self._retained_output_data
-        if kept is not None and self._level is not None:
+        retained = self._retained_output_data
+        if retained is not None and self._level is not None:
             self._retained_output_data = tuple([
-                x[0] if type(x) is TensorData else x for x in kept])
+                x[0] if type(x) is TensorData else x for x in retained])
         return original(self)
 
     VariableNode._update_data_info = forget_leaf

@@ -35,9 +35,10 @@ DRIFT = '''    if step == 100 and comm.rank == 1:
 def run(folder: str, script: str, record: str, env: dict[str, str]) -> None:
     """Record a run of a script in a folder."""
     pathlib.Path(folder, 'train.py').write_text(script)
-    beside = pathlib.Path(sys.executable).with_name('mpiexec')
+    next_to_python = pathlib.Path(sys.executable).with_name('mpiexec')
     subprocess.run(
-        [str(beside) if beside.exists() else 'mpiexec', '-n', '2', sys.executable, 'train.py'],
+        [str(next_to_python) if next_to_python.exists() else 'mpiexec', '-n', '2',
+         sys.executable, 'train.py'],
         cwd=folder, check=True, env={**os.environ, 'OMP_NUM_THREADS': '1',
                                      'CHAINERMN_RECORD': record, **env})
 

@@ -22,8 +22,8 @@ BEGIN, END = '<!-- written by pictures/timeline.py -->\n', '<!-- until here -->'
 def record(ranks: int) -> trace_files.Run:
     """Run the script of the page."""
     script = re.search(r'<!-- file: train.py -->\n```python\n(.*?)```', PAGE.read_text(), re.S)[1]
-    beside = pathlib.Path(sys.executable).with_name('mpiexec')
-    mpiexec = str(beside) if beside.exists() else 'mpiexec'
+    next_to_python = pathlib.Path(sys.executable).with_name('mpiexec')
+    mpiexec = str(next_to_python) if next_to_python.exists() else 'mpiexec'
     env = os.environ | {'CHAINERMN_TIMELINE': 'out.json', 'OMP_NUM_THREADS': '1',
                         'OPENBLAS_NUM_THREADS': '1'}
     with tempfile.TemporaryDirectory() as folder:
