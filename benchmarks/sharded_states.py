@@ -19,7 +19,7 @@ GOALS = {'state memory': .27, 'step': .5}
 
 
 def work(kind: str, folder: str) -> None:
-    """In the processes of a group: time a step with complete or with sharded states per turn."""
+    """In the processes of a group: time a step with complete and one with sharded states."""
     import chainer
     import chainer.links as L
     import numpy as np
