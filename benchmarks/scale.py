@@ -184,7 +184,7 @@ def run(kind: str, ranks: int) -> Costs:
         try:
             output, _ = process.communicate()
         except BaseException:
-            process.terminate()  # the ranks, too
+            process.terminate()  # also ends the ranks
             raise
     if process.returncode:
         raise RuntimeError(f'{kind} on {ranks} ranks exited with status {process.returncode}')

@@ -221,7 +221,7 @@ CASES = {
     'layer_normalization': normalization(),
 }
 
-# Chainer says so itself, of whatever version.
+# Functions that Chainer itself reports as deprecated.
 DEPRECATED = {'batch_matmul', 'fixed_batch_renormalization'}
 
 # Chainer has no second derivative of these functions, or differentiates integers.

@@ -294,7 +294,7 @@ class TimeLimit:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        self.start(f'ending with {int(exitstatus)}', LIMIT)  # MPI_Finalize can hang as well
+        self.start(f'ending with {int(exitstatus)}', LIMIT)  # MPI_Finalize can also hang
 
 
 class StopAfter:

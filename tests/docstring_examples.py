@@ -18,7 +18,7 @@ import chainermn
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-#: Public names that need no example, by reason.
+#: Public names that need no example, grouped by the reason.
 EXCEPTIONS = {
     'Chainer calls it': {
         *(f'chainermn.MultiNodeCheckpointer.{name}' for name in ('initialize', 'on_error')),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import pytest
 from time_limits import seconds, wait_until
 
-#: In the program of a :class:`RunningJob`, after it has created a communicator.
+#: Code for programs of a :class:`RunningJob`, to be run after the communicator has been created.
 WRITE_PROCESS = '''
 pathlib.Path(f'rank{comm.rank}').write_text(str(os.getpid()))
 pathlib.Path(f'rank{comm.rank}').rename(f'process{comm.rank}')

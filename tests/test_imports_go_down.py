@@ -64,7 +64,7 @@ def test_chainer_compat_does_not_know_chainermn():
 
 @each_package
 def test_no_import_cycles(package):
-    """Imports in functions and for types count, too."""
+    """Imports in functions and imports for types also count."""
     assert cycles({'a': {'b'}, 'b': {'c'}, 'c': {'b'}, 'd': set()}) == ['b', 'c']
     assert cycles(package.graph()) == []
 
