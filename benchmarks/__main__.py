@@ -2,16 +2,18 @@
 
 ``python benchmarks [NAME ...] [--quick] [--out FOLDER] [--docs docs/benchmarks.md [--format]]``
 
-Without names, everything runs that can: ``hosts`` needs root and iproute2, ``gpu_counts`` CuPy and
-the virtual GPU (``python tests/virtual_gpu/build.py``), ``gpu`` and ``gpu_step`` a GPU. Each
-benchmark has a time limit; failures and timeouts are reported at the end and do not stop the
-others. The folder contains a text file and an SVG for each (no SVG without matplotlib).
+Without names, all benchmarks run that this machine supports: ``hosts`` needs root and iproute2,
+``gpu_counts`` needs CuPy and the virtual GPU (``python tests/virtual_gpu/build.py``), ``gpu`` and
+``gpu_step`` need a GPU. Each benchmark has a time limit; failures and timeouts are reported at the
+end and do not stop the other benchmarks. The output folder contains a text file and, if matplotlib
+is installed, an SVG for each benchmark.
 
 ``--docs`` generates a page with all tables and plots, the machine and the date, so that no figure
-is typed by hand. It is written after each benchmark, so an interrupted run can be completed by the
-names that are missing. A section from another date, commit or machine states its own. ``--format``
-runs nothing: it writes the page again from the outputs next to it, after a change of its format.
-The plot at the top is drawn by ``python docs/pictures/training_step.py``.
+is typed by hand. The page is written after each benchmark. To complete an interrupted run, pass the
+names of the missing benchmarks. A section that was measured on a different date, commit or machine
+states them. ``--format`` runs no benchmark: after a change of the page format, it generates the
+page again from the outputs next to it. ``python docs/pictures/training_step.py`` draws the plot at
+the top.
 """
 
 import argparse
@@ -113,8 +115,8 @@ def run(name: str, out: pathlib.Path, args: argparse.Namespace) -> str:
     if importlib.util.find_spec('matplotlib'):
         command += ['--svg', str(out / f'{name}.svg')]
     if name in ON_MPIEXEC:
-        beside = pathlib.Path(sys.executable).with_name('mpiexec')
-        mpiexec = str(beside) if beside.exists() else 'mpiexec'
+        next_to_python = pathlib.Path(sys.executable).with_name('mpiexec')
+        mpiexec = str(next_to_python) if next_to_python.exists() else 'mpiexec'
         command = [mpiexec, '-n', str(ON_MPIEXEC[name]), *command]
     if name in TAKES_TORCH:
         command += ['--torch', args.torch]
@@ -191,9 +193,10 @@ def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: l
         page: Path of the page.
         out: Folder with the results.
         names: Benchmarks with new results.
-        wrong: Failures.
+        wrong: Error messages of benchmarks that failed.
         measured: Date, commit and machine of the new results.
-        is_complete: Whether these are those of the page, too.
+        is_complete: Whether the new results replace all sections, so that ``measured`` applies to
+            the whole page.
     """
     old = page.read_text(encoding='utf-8') if page.exists() else ''
     match = re.search(r'^Measured in one run on (.*)\.$', old, re.MULTILINE)
@@ -220,7 +223,7 @@ def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: l
 
 
 def format_page(page: pathlib.Path) -> None:
-    """Write a page again, from its own outputs."""
+    """Generate a page again from the outputs in the folder next to it."""
     old = page.read_text(encoding='utf-8')
     dates = {name: (re.search(r'^Measured on (.*)\.$', text, re.MULTILINE) or ['', ''])[1]
              for name, text in split(old).items()}
@@ -230,7 +233,7 @@ def format_page(page: pathlib.Path) -> None:
 
 
 def main() -> None:
-    """Run the given benchmarks, or all that can run here."""
+    """Run the given benchmarks, or all that this machine supports."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('names', nargs='*', metavar='NAME', help=', '.join(LIMITS))
     parser.add_argument('--quick', action='store_true', help='one short round each, as a test')
@@ -239,7 +242,7 @@ def main() -> None:
     parser.add_argument('--docs', type=pathlib.Path, metavar='FILE',
                         help='write a page; with names, replace their sections in an existing page')
     parser.add_argument('--format', action='store_true',
-                        help='run nothing, but write the page of --docs again from its outputs')
+                        help='run no benchmark; generate the page of --docs again from its outputs')
     parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
                         help='Python with torch; default: this one')
     args = parser.parse_args()
@@ -255,7 +258,7 @@ def main() -> None:
     if is_complete := not names:
         for name in LIMITS:
             if reason := name in WHY_NOT and WHY_NOT[name]():
-                print(f'{name} is left out: {reason}')
+                print(f'{name} is skipped: {reason}')
             else:
                 names.append(name)
     out = args.out.absolute()

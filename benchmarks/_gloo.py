@@ -1,4 +1,4 @@
-"""The processes of ``torch.distributed`` with gloo; mpiexec starts them like all the others."""
+"""Starts ``torch.distributed`` with gloo in processes that mpiexec has started."""
 
 import os
 from collections.abc import Callable
@@ -9,15 +9,15 @@ def start(folder: str, name: str = 'PyTorch'
     """Join the process group; return the rank, a barrier, and a maximum over the ranks.
 
     Args:
-        folder: For a file with which the processes find each other.
-        name: Of the file.
+        folder: Folder of the file through which the processes find each other.
+        name: Name of the file.
     """
     import torch
     import torch.distributed as dist
 
     rank = int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK', 0)))
     size = int(os.environ.get('PMI_SIZE', os.environ.get('OMPI_COMM_WORLD_SIZE', 1)))
-    # With it, a version of gloo with shared memory would use it.
+    # With this variable, versions of gloo that support shared memory use it.
     os.environ.setdefault('LOCAL_WORLD_SIZE', os.environ.get(
         'MPI_LOCALNRANKS', os.environ.get('OMPI_COMM_WORLD_LOCAL_SIZE', str(size))))
     torch.set_num_threads(1)

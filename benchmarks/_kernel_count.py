@@ -19,7 +19,7 @@ class KernelCount:
     """Counts kernels of this process: ``KernelCount()(function)``."""
 
     def __init__(self) -> None:
-        self._buffers: dict[int, ctypes.Array] = {}  # those that CUPTI has, by address
+        self._buffers: dict[int, ctypes.Array] = {}  # buffers that CUPTI is using, by address
         self._count = 0
         self._callbacks = _REQUESTED(self._requested), _COMPLETED(self._completed)
         path = library()
@@ -27,7 +27,7 @@ class KernelCount:
         self._call('RegisterCallbacks', *self._callbacks)
 
     def __call__(self, function: Callable[[], object]) -> int | None:
-        """Return how many kernels a function launches, ``None`` if CUPTI does not work."""
+        """Return how many kernels a function launches; ``None`` if CUPTI does not work."""
         import cupy
 
         cupy.cuda.Device().synchronize()
@@ -51,13 +51,13 @@ class KernelCount:
         record = ctypes.c_void_p()
         while not self._cupti.cuptiActivityGetNextRecord(
                 ctypes.c_void_p(buffer), ctypes.c_size_t(valid_size), ctypes.byref(record)):
-            kind = ctypes.c_uint32.from_address(record.value).value  # each record begins with it
+            kind = ctypes.c_uint32.from_address(record.value).value  # the first field of a record
             self._count += kind == _CONCURRENT_KERNEL
         del self._buffers[buffer]
 
 
 def library() -> str | None:
-    """Return the path of CUPTI: NVIDIA's wheel, or the one of a CUDA installation."""
+    """Return the path of CUPTI: from NVIDIA's wheel, or from a CUDA installation."""
     for folder in sys.path:
         for path in sorted(pathlib.Path(folder, 'nvidia').glob('*/lib/libcupti.so.*')):
             return str(path)

@@ -1,7 +1,8 @@
 """Groups of processes that take turns, so that load on the machine affects all methods equally.
 
-The processes of all groups run for the whole time; those that do not have the turn sleep. Results
-are the ratios of two methods within a round, and the median of these.
+The processes of all groups run for the whole time. While one group takes its turn, the processes of
+the other groups sleep. Results are the ratios of two methods within each round, and the median of
+these ratios.
 """
 
 import argparse
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 Launcher = Callable[[list[str]], list[str]]
 
-#: What is compared. Texts, tables, legends and pages use these names.
+#: The methods that are compared. Texts, tables, legends and pages use these names.
 V8, V7, TORCH, DDP, MPI4PY = 'ChainerMN 8', 'ChainerMN 7', 'PyTorch', 'PyTorch DDP', 'mpi4py'
 WITHOUT_TORCH, BFLOAT16 = f'{V8} without PyTorch', f'{V8}, bfloat16'
 FUSED, COMPILED = f'{TORCH}, fused', f'{TORCH}, compiled'
@@ -39,7 +40,7 @@ AUTOCAST, AUTOCAST_FUSED = f'{TORCH}, autocast', f'{TORCH}, autocast and fused'
 TIMED, STALL = f'{V8}, timed', f'{V8}, stall'
 MOSAIC, WEBDATASET = 'MosaicML Streaming', 'WebDataset'
 
-#: Kinds of processes, and the differences in their environments.
+#: Kinds of processes, and the environment variables in which they differ.
 KINDS = {
     V8: {},
     TIMED: {'CHAINERMN_TIMELINE': 'timeline.json'},
@@ -50,8 +51,8 @@ KINDS = {
     **{kind: {} for kind in (TORCH, DDP, FUSED, COMPILED, AUTOCAST, AUTOCAST_FUSED, MOSAIC,
                              WEBDATASET)},
 }
-#: Color, marker and line style of each name in all pictures, in the order of series and columns.
-#: Most colors are those of Okabe and Ito, which color-blind people can tell apart.
+#: Color, marker and line style of each name in all plots, in the order of series and columns. Most
+#: colors are from the palette of Okabe and Ito, which color-blind people can tell apart.
 STYLES = {
     V8: ('#0072B2', 'o', '-'),
     f'{V8}, naive': ('#56B4E9', 'D', '-'),
@@ -75,14 +76,14 @@ STYLES = {
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Return names in the order of ``STYLES``; others follow."""
+    """Return names in the order of ``STYLES``, then the other names."""
     order = list(STYLES)
     return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
 
 def parser(doc: str, rounds: int, ranks: int = 0, takes_torch: bool = False
            ) -> argparse.ArgumentParser:
-    """Make a parser with the options that every such benchmark has."""
+    """Make a parser with the options that all these benchmarks have in common."""
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     if ranks:
         made.add_argument('--ranks', type=int, default=ranks, help='default: %(default)s')
@@ -100,20 +101,20 @@ def parser(doc: str, rounds: int, ranks: int = 0, takes_torch: bool = False
 
 
 def _fail(*error: Any) -> None:
-    """End a process so that mpiexec ends the others, which may wait for this one."""
+    """Exit at once, so that mpiexec ends the other processes, which may wait for this one."""
     traceback.print_exception(*error)
     os._exit(1)
 
 
 def local(ranks: int) -> Launcher:
-    """Return a function that adds mpiexec to a command, for ranks on this machine."""
-    beside = pathlib.Path(sys.executable).with_name('mpiexec')
-    mpiexec = str(beside) if beside.exists() else 'mpiexec'
+    """Return a function that puts mpiexec before a command, for ranks on this machine."""
+    next_to_python = pathlib.Path(sys.executable).with_name('mpiexec')
+    mpiexec = str(next_to_python) if next_to_python.exists() else 'mpiexec'
     return lambda command: [mpiexec, '-n', str(ranks), *command]
 
 
 def environment(kind: str) -> dict[str, str]:
-    """Return the environment of the processes of a kind, with one thread each."""
+    """Return the environment for processes of a kind, with one thread per process."""
     env = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
     env |= dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'], '1')
     env |= {'CHAINERMN_OVERLAY': '1', 'CHAINERMN_TIMELINE': ''}
@@ -121,7 +122,7 @@ def environment(kind: str) -> dict[str, str]:
 
 
 class Group:
-    """The processes of one kind, of those in ``KINDS``."""
+    """The processes of one of the ``KINDS``."""
 
     def __init__(self, script: str, kind: str, ranks: int, folder: str, python: str,
                  mpiexec: Launcher) -> None:
@@ -137,7 +138,7 @@ class Group:
         self._ranks = ranks
 
     def connect(self) -> None:
-        """Wait until all processes listen."""
+        """Wait until all processes are ready to receive commands."""
         for rank in range(self._ranks):
             self._commands.append(self._open(f'{self._where}.{rank}'))
             self._files.callback(os.close, self._commands[-1])
@@ -145,22 +146,22 @@ class Group:
         self._files.callback(self._answers.close)
 
     def _open(self, path: str) -> int:
-        """Open a pipe to write to, once the process is at the other end."""
+        """Wait until the process has opened the pipe for reading, then open it for writing."""
         while True:
             try:
                 return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
             except OSError:
                 if self._process.poll() is not None:
-                    raise RuntimeError('a process ended while it started') from None
+                    raise RuntimeError('a process exited during startup') from None
                 time.sleep(.05)
 
     def ask(self, command: Any) -> Any:
-        """Lets all processes take a turn; returns what rank 0 answers."""
+        """Send a command to all processes, wait, and return the answer of rank 0."""
         for pipe in self._commands:
             os.write(pipe, f'{json.dumps(command)}\n'.encode())
-        answer = self._answers.readline()  # nothing, once the process at the other end is gone
+        answer = self._answers.readline()  # '' if the process at the other end has exited
         if not answer:
-            raise RuntimeError(f'the processes ended with {self._process.wait()}')
+            raise RuntimeError(f'the processes exited with status {self._process.wait()}')
         return json.loads(answer)
 
     def end(self, failure: Any = None, *_: Any) -> None:
@@ -177,16 +178,17 @@ class Group:
 def groups(script: str, ranks: int, kinds: Sequence[str] = (V8, V7),
            torch: str = sys.executable, mpiexec: Launcher | None = None,
            ) -> Iterator[dict[str, Group]]:
-    """Start a group of each kind, running ``script --work KIND``; PyTorch's with that Python.
+    """Start a group of each kind, which runs ``script --work KIND``.
 
     Args:
-        script: The benchmark.
-        ranks: In each group.
-        kinds: Of ``KINDS``.
-        torch: The Python of PyTorch's kinds.
-        mpiexec: Makes the command that starts a command on all ranks, by default on this machine.
+        script: Path of the benchmark.
+        ranks: Number of ranks in each group.
+        kinds: Names in ``KINDS``.
+        torch: Python for the kinds that use PyTorch.
+        mpiexec: Function that makes the command to start another command on all ranks; by default,
+            on this machine.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit('the time is up'))  # ends the groups, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('time limit reached'))  # also ends the groups
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         started = {}
         for kind in kinds:
@@ -200,15 +202,15 @@ def groups(script: str, ranks: int, kinds: Sequence[str] = (V8, V7),
 
 
 def has_torch(python: str) -> bool:
-    """Return whether a Python can import torch; says so if it cannot."""
+    """Return whether a Python can import torch; print a line if it cannot."""
     tried = subprocess.run([python, '-c', 'import torch'], capture_output=True, check=False)
     if tried.returncode:
-        print(f'{TORCH} is left out: {python} has no torch')
+        print(f'{TORCH} is skipped: {python} cannot import torch')
     return tried.returncode == 0
 
 
 def answer(kind: str, folder: str, rank: int, do: Callable[[Any], Any]) -> None:
-    """In a process of a group: does what it is asked, and answers on rank 0."""
+    """In the processes of a group: call ``do`` with each command; rank 0 sends the results."""
     with open(f'{folder}/{kind}.{rank}') as commands, contextlib.ExitStack() as stack:
         file = stack.enter_context(open(f'{folder}/{kind}.answers', 'w')) if rank == 0 else None
         for command in commands:
@@ -218,12 +220,12 @@ def answer(kind: str, folder: str, rank: int, do: Callable[[Any], Any]) -> None:
 
 
 def ratios(a: list[float], b: list[float]) -> list[float]:
-    """The ratio of each round."""
+    """Return the ratio in each round."""
     return [x / y for x, y in zip(a, b, strict=True)]
 
 
 def times(a: list[float], b: list[float]) -> str:
-    """The median of the ratios, and the least and the most, as they are printed."""
+    """Return a text with the median of the ratios, the minimum and the maximum."""
     each = ratios(a, b)
     return f'{statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f}) times'
 
@@ -231,7 +233,7 @@ def times(a: list[float], b: list[float]) -> str:
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = '') -> None:
     """Print a table, which ``_tables.py`` finds by the dashes under its heading.
 
-    ``None`` is an empty cell.
+    ``None`` becomes an empty cell.
     """
     cells = [columns, *([cell(each) for each in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -244,7 +246,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = 
 
 
 def cell(value: Any) -> str:
-    """Return the text of a cell: measured numbers with three digits, counts (``int``) with all.
+    """Return the text of a cell: three digits of measured numbers, all digits of counts (``int``).
 
     >>> [cell(value) for value in (1234.5, 12.345, .9996, .01234, 12345, 'flat', None)]
     ['1,230', '12.3', '1.00', '0.0123', '12,345', 'flat', '']
@@ -263,7 +265,7 @@ def show(what: str, a: list[float], b: list[float], goal: float) -> str:
 
 
 def load() -> str:
-    """How busy the machine is."""
+    """Return a text about how busy the machine is."""
     return (f'load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores')
 
 
@@ -281,14 +283,14 @@ def axes_of(height: float, n: int = 1, n_rows: int = 1) -> tuple['Figure', list[
 
 def chart(path: str, title: str, label: str, series: dict[str, dict[str, list[float]]],
           lines: dict[str, float] | None = None, is_log: bool = False) -> None:
-    """Draw values by row, a point for each round and a stroke for the median.
+    """Draw the values of each row: a point for each round, and a stroke for the median.
 
     Args:
-        path: Of the SVG.
-        title: Above it.
-        label: What a value is, with its unit.
-        series: Values by row, of each name in ``STYLES``.
-        lines: Values to compare with, by name.
+        path: Path of the SVG.
+        title: Title above the plot.
+        label: Label of the axis of values, with the unit.
+        series: Values by name in ``STYLES`` and row.
+        lines: Values that are drawn as lines for comparison, by name.
         is_log: Whether the axis is logarithmic.
     """
     from matplotlib.ticker import FuncFormatter, NullFormatter
@@ -336,7 +338,7 @@ def add_legend(figure: 'Figure', axes: 'Axes') -> None:
 
 
 def save(figure: 'Figure', path: str) -> None:
-    """Save a figure as SVG, whose text stays text."""
+    """Save a figure as SVG. Its labels remain text instead of outlines."""
     from matplotlib import pyplot
 
     pathlib.Path(path).write_text(svg.from_figure(figure), encoding='utf-8')

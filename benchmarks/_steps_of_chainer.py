@@ -1,4 +1,4 @@
-"""Training steps of Chainer; _steps_of_torch.py has the same of PyTorch."""
+"""Training steps in Chainer; _steps_of_torch.py has the same steps in PyTorch."""
 
 import importlib
 import pathlib
@@ -18,7 +18,7 @@ Wrap = Callable[[chainer.Optimizer], chainer.Optimizer]
 
 
 def wrapped(comm: 'chainermn.CommunicatorBase | None', overlap: bool) -> Wrap:
-    """Return a function that makes an optimizer a multi-node one, if there is a communicator."""
+    """Return a function that makes an optimizer multi-node if there is a communicator."""
     if comm is None:
         return lambda optimizer: optimizer
     return lambda optimizer: chainermn.create_multi_node_optimizer(
@@ -26,7 +26,7 @@ def wrapped(comm: 'chainermn.CommunicatorBase | None', overlap: bool) -> Wrap:
 
 
 def _of_example(folder: str, module: str):
-    """Import a module of an example; others of the same name can be imported later."""
+    """Import a module of an example, and allow later imports of modules with the same name."""
     before = set(sys.modules)
     sys.path.insert(0, str(EXAMPLES / folder))
     try:

@@ -1,4 +1,4 @@
-"""Training steps of PyTorch; _steps_of_chainer.py has the same of Chainer."""
+"""Training steps in PyTorch; _steps_of_chainer.py has the same steps in Chainer."""
 
 from collections.abc import Callable
 
@@ -10,14 +10,14 @@ Step = Callable[[], object]
 Wrap = Callable[[nn.Module], nn.Module]
 
 
-#: Options of optimizers: those of ``torch.optim`` are not fused by default.
+#: Options of optimizers. By default, ``torch.optim`` is not fused.
 OPTIMIZERS: dict[str, bool] = {}
 
 
 def wrapped(is_parallel: bool, overlap: bool, kind: str = 'PyTorch') -> Wrap:
-    """Return a function that lets the ranks exchange the gradients of a module, or does not.
+    """Return a function that prepares a module; with ``is_parallel``, DDP averages its gradients.
 
-    DDP overlaps the exchange with the backward pass in any case.
+    ``overlap`` is ignored, because DDP always overlaps communication with the backward pass.
     """
     is_fused = 'fused' in kind or 'compiled' in kind
     if is_fused:
@@ -167,7 +167,7 @@ def seq2seq(wrap: Wrap) -> Step:
                                                enforce_sorted=False)
             return nn.functional.cross_entropy(self.fc(outputs.data), words.data)
 
-    random = np.random.RandomState(0)  # as many words as in Chainer's
+    random = np.random.RandomState(0)  # for the same number of words as in Chainer
     xs, ys = ([torch.from_numpy(random.randint(1, 5000, n)) for n in random.randint(10, 21, 32)]
               for _ in range(2))
     module = wrap(Network())

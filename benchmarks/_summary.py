@@ -1,4 +1,4 @@
-"""The first part of the page: what is asked most, answered by the tables of the sections."""
+"""The summary at the top of the page: frequent questions, answered from the tables below."""
 
 import pathlib
 import re
@@ -15,12 +15,12 @@ class Results:
     def __init__(self, folder: pathlib.Path) -> None:
         texts = {path.stem: path.read_text(encoding='utf-8') for path in folder.glob('*.txt')}
         self._tables = {name: _tables.tables(text) for name, text in texts.items()}
-        #: The GPU of the benchmark ``gpu_step``.
+        #: Name of the GPU on which the benchmark ``gpu_step`` ran.
         self.gpu = texts.get('gpu_step', '').partition(';')[0]
 
     def value(self, name: str, column: str, *start: str, caption: str = ''
               ) -> int | float | None:
-        """Return a number of a benchmark: of the row that starts with some cells, or None."""
+        """Return a number from the row of a benchmark that starts with these cells, or None."""
         for table in self._tables.get(name, []):
             if caption in table.caption:
                 found = table.value(column, *start)
@@ -55,7 +55,7 @@ def summary(folder: pathlib.Path, sections: Mapping[str, str]) -> str:
 
 def _table(title: str, columns: list[str], rows: list[list], sections: Mapping[str, str],
            *names: str, caption: str = '') -> str:
-    """Return a table of the rows that have all numbers, and links to the sections."""
+    """Return a table of the rows without missing numbers, and links to the sections."""
     cells = [[_rounds.cell(each) for each in row] for row in rows if None not in row]
     if not cells:
         return ''
@@ -75,7 +75,7 @@ def _compared(start: list, a: float | None, b: float | None) -> list:
 
 
 def _step(results: Results, start: list, *place: str) -> list:
-    """Return a row of a training step, with the ratio of its table."""
+    """Return the row of a training step, with the ratio from its table."""
     return [*start, *(results.value('training_step', column, *place, caption='float32')
                       for column in (f'{V8}, ms', f'{TORCH}, ms', f'{V8} / {TORCH}'))]
 

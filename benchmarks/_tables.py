@@ -25,7 +25,7 @@ class Table(NamedTuple):
     rows: list[list[str]]
 
     def value(self, column: str, *start: str) -> int | float | None:
-        """Return a number of the first row that starts with some cells; None if it is missing."""
+        """Return a number from the first row that starts with these cells, or None."""
         for row in self.rows:
             if row[:len(start)] == list(start) and column in self.columns:
                 text = row[self.columns.index(column)].replace(',', '')
@@ -129,10 +129,10 @@ GROUPS = {
     'Startup and diagnosis': ('startup', 'job_traffic', 'recent', 'timeline', 'run_record'),
 }
 
-#: The unit at the end of a heading.
+#: Matches the unit at the end of a heading.
 UNIT = re.compile(', (ms|µs|MB|steps/s)$')
 
-#: Of each title, the name of the benchmark.
+#: The name of the benchmark for each title.
 NAMES = {section.title: name for name, section in SECTIONS.items()}
 
 

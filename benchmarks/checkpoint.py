@@ -8,15 +8,15 @@ Run it in an environment with ChainerMN and MPI, for a model of 100 MB on each r
 - added: time that a checkpoint adds to the following steps; ChainerMN 8 writes in a background
   thread.
 
-Both show the ratio to ChainerMN 7 within a round (median, minimum and maximum); for the
-call also the ratio to a plain copy of the model's arrays, which is a lower bound. ChainerMN 7
-compresses its files (weights hardly get smaller), ChainerMN 8 does not, so most of the time is
-spent in this part. ``--part stall`` measures only the following, in a quarter of a minute.
+Both show the ratio to ChainerMN 7 within a round (median, minimum and maximum). For the call, the
+output also shows the ratio to a plain copy of the model's arrays, which is a lower bound. ChainerMN
+7 compresses its files (weights hardly get smaller), which takes most of the time of this part;
+ChainerMN 8 does not. ``--part stall`` only measures the following part, in 15 seconds.
 
-- stall: time in which ResNet-50 does not train because its 300 MB, with Adam, are saved: the call,
-  and the time that the next update waits for copies. "step" is the time that the call and the next
-  step take longer than a step without a save. Both over a copy of the state in memory, and the
-  same if all arrays are copied in the call.
+- stall: how long the training of ResNet-50 stops while its 300 MB (with Adam) are saved: the
+  duration of the call, plus the time that the next update waits for copies. "step" is the time that
+  the call and the next step take, minus a step without a checkpoint. The output shows the ratio of
+  both to a copy of the state in memory, also if the call copies all arrays.
 """
 
 import os
@@ -28,15 +28,15 @@ from collections.abc import Callable
 import _rounds
 from _rounds import STALL, V7, V8
 
-GOAL = .1  # times ChainerMN 7
-COPY = 1.2  # times a copy; it also compares calls with the other ranks and starts a thread
+GOAL = .1  # relative to ChainerMN 7
+COPY = 1.2  # relative to a copy; the call also checks consistency and starts a thread
 LAYERS, WIDTH = 4, int(os.environ.get('CHECKPOINT_WIDTH', 2500))
 STEPS = 10
-STALL_GOAL = .5  # times a copy
+STALL_GOAL = .5  # relative to a copy
 
 
 def work_on_stall(kind: str, folder: str) -> None:
-    """In a process: takes turns of a copy, of a step, or of a checkpoint and a step."""
+    """In the processes of a group: time a copy, a step, or a checkpoint and a step per turn."""
     import chainer
     import numpy as np
     from mpi4py import MPI
@@ -83,7 +83,7 @@ def work_on_stall(kind: str, folder: str) -> None:
             return [statistics.median(seconds(lambda: [x.copy() for x in arrays])
                                       for _ in range(3))]
         if what == 'step':
-            step()  # the caches are filled
+            step()  # fills the caches
             return [seconds(step)]
         if what == 'immediate':
             state.late_copies = lambda target: late_copies.LateCopies()
@@ -104,7 +104,7 @@ def work_on_stall(kind: str, folder: str) -> None:
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of a copy, of steps, or of a checkpoint and steps."""
+    """In the processes of a group: time a copy, steps, or a checkpoint and steps per turn."""
     import chainer
     import numpy as np
     from mpi4py import MPI
@@ -131,7 +131,7 @@ def work(kind: str, folder: str) -> None:
         start = time.perf_counter()
         if what == 'copy':
             seconds = []
-            for _ in range(3):  # the first may wait for memory
+            for _ in range(3):  # the first one may wait for memory
                 world.Barrier()
                 start = time.perf_counter()
                 copies = [param.array.copy() for param in model.params()]
@@ -149,7 +149,7 @@ def work(kind: str, folder: str) -> None:
         if kind == V8:
             from chainermn.extensions._checkpointing.background import wait_for_all
 
-            wait_for_all()  # so that it does not run into another's turn
+            wait_for_all()  # so that the background thread does not disturb the next turn
         written = slowest(start)
         return [world.allreduce(call, MPI.MAX), total, written]
 
@@ -233,7 +233,7 @@ def size() -> float:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = _rounds.parser(__doc__, rounds=5, ranks=2)
     parser.add_argument('--part', choices=['call', 'stall'], help='default: both')
     parser.add_argument('--folder-of-files', metavar='DIR', help='folder on the disk to measure')

@@ -3,10 +3,11 @@
 Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/collectives.py [--ranks 2,4] [--rounds 25] [--svg FILE]``.
 
-Compared with ChainerMN 7 and mpi4py. Arrays have one float32 per rank, objects are a small dict,
-and a round trip is a message from rank 0 to rank 1 and back. Of mpi4py, it is the uppercase method
-with a preallocated buffer, or for objects the method that pickles. The output shows microseconds
-per call on the slowest rank, medians over the rounds, and the median of the ratios within a round.
+ChainerMN 8 is compared with ChainerMN 7 and mpi4py. Arrays have one float32 per rank, objects are a
+small dict, and a round trip is a message from rank 0 to rank 1 and back. For arrays, mpi4py's
+uppercase methods are called with preallocated buffers; for objects, the methods that pickle. The
+output shows microseconds per call on the slowest rank (medians over the rounds), and the median of
+the ratios within a round.
 
 """
 
@@ -17,11 +18,12 @@ import _rounds
 from _rounds import MPI4PY, V7, V8
 
 KINDS = (V8, V7)
-TIMED = {'round trip of 10 MB': 5}  # calls in a turn; of the others:
+#: Number of calls in a turn; ``CALLS`` for the other operations.
+TIMED = {'round trip of 10 MB': 5}
 CALLS = 400
 OPERATIONS = ('allreduce', 'bcast', 'gather', 'scatter', 'allgather', 'alltoall', 'bcast_obj',
          'gather_obj', 'allreduce_obj', 'round trip of 1 KB', 'round trip of 10 MB')
-GOALS = [  # of an operation: who, against whom, at most
+GOALS = [  # operation, method, the method it is compared with, and the largest ratio
     ('allreduce', V8, MPI4PY, 1.6),
     *((each, V8, MPI4PY, 3) for each in ('bcast', 'gather', 'scatter', 'allgather')),
     ('alltoall', V8, MPI4PY, 4),
@@ -30,7 +32,7 @@ GOALS = [  # of an operation: who, against whom, at most
 
 
 def calls_of(comm, world, is_raw: bool) -> dict:
-    """Return a function for each operation, on a communicator or on mpi4py's."""
+    """Return a function for each operation, with ChainerMN's communicator or mpi4py's."""
     import numpy as np
 
     rank, size = comm.rank, comm.size
@@ -130,7 +132,7 @@ def report(ranks: int, seconds: dict[str, dict[str, list[float]]]
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = _rounds.parser(__doc__, rounds=25)
     parser.add_argument('--ranks', default='2,4', help='default: %(default)s')
     args = parser.parse_args()

@@ -3,26 +3,27 @@
 Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/cost_model.py [--network MICROSECONDS GBIT] [--rounds 5] [--svg FILE]``.
 
-The parameters are fitted on this machine, with as many ranks as in the prediction, all busy at the
-same time, without running an allreduce: ``latency`` of a message of 8 bytes, and for 102 MB the
-time per byte of
+The parameters are measured on this machine, without an allreduce, with as many ranks as the
+prediction has per node, all busy at the same time. They are the ``latency`` of a message of 8
+bytes, and the time per byte, for 102 MB, of the following operations:
 
-- message: each rank sends to the next one, 16 MB at a time;
+- message: each rank sends to the next rank, 16 MB at a time;
 - copy, add: ``a[:] = b`` and ``a += b`` in memory;
 - read, write: copies between memory and a chunk that stays in the cache;
 - reduce: ``a += b`` in such chunks;
 - fresh: writing to newly allocated memory, as MPI_Allreduce does for received data.
 
-Algorithms, for n bytes, N ranks, R of them on each of M nodes:
+Algorithms:
 
-- mpi4py: pack, one MPI_Allreduce by halving and doubling, nearest ranks first, unpack;
-- ChainerMN 8: the communicator ``flat``: chunk by chunk through shared memory within a node, and
-  between nodes each rank exchanges its slice of a chunk with the same slice there;
-- ring: as in NCCL, 2 (N - 1) steps in which each rank sends one N-th to the next; pack, unpack.
+- mpi4py: pack, one MPI_Allreduce by recursive halving and doubling, nearest ranks first, unpack;
+- ChainerMN 8: the communicator ``flat``. Chunks go through shared memory within a node; between
+  nodes, each rank exchanges its slice of a chunk with the ranks that have the same slice;
+- ring, as in NCCL: pack, 2 (N - 1) steps for N ranks in which each rank sends one N-th of the bytes
+  to the next rank, unpack.
 
-A node has as many ranks as this machine has cores, and one network link, which they share. The
-network is as fast as a message between two ranks on this machine, unless ``--network`` is given.
-All three algorithms are also measured on this machine, and compared with the predictions.
+A node has as many ranks as this machine has cores. The ranks of a node share one network link,
+which is as fast as a message between two ranks on this machine, unless ``--network`` is given. All
+three algorithms are also measured on this machine, and compared with the predictions.
 """
 
 import math
@@ -34,8 +35,8 @@ import _rounds
 
 FITTED = ('latency', 'message', 'copy', 'add', 'read', 'write', 'reduce', 'fresh')
 SHAPES = (V8, MPI4PY, RING) = (_rounds.V8, _rounds.MPI4PY, 'ring, as in NCCL')
-CHUNK = 1 << 19  # bytes that go through shared memory at a time; between nodes four times that
-LATE = 4  # steps from when a chunk is packed to when it is unpacked
+CHUNK = 1 << 19  # bytes of a chunk in shared memory; with several nodes, four times as many
+LATE = 4  # number of steps between packing and unpacking a chunk
 MESSAGE = 16 << 20
 
 
@@ -44,17 +45,17 @@ MESSAGE = 16 << 20
 
 def predict(shape: str, n: float, ranks: int, nodes: int, rate: dict[str, float],
             network: tuple[float, float]) -> float:
-    """Return the seconds in which ``n`` bytes are averaged; ``ranks`` are those of a node."""
+    """Return the seconds to average ``n`` bytes, with this number of ``ranks`` on each node."""
     latency, link = network  # seconds; seconds per byte
     total = ranks * nodes
     if total == 1:
         return 0
-    here, there = 1 - 1 / ranks, 1 - 1 / nodes  # share of the bytes that passes, one way
+    here, there = 1 - 1 / ranks, 1 - 1 / nodes  # share of the bytes that is sent, one way
     added = (1 - 1 / total) * n
     if shape == V8:
         steps = n / (CHUNK if nodes == 1 else 4 * CHUNK)
         seconds = n * (rate['read'] + rate['write']) + here * n * rate['reduce']
-        seconds *= 1 + LATE / steps  # ranks need not wait for one another, but for the first chunks
+        seconds *= 1 + LATE / steps  # ranks only wait for each other at the first chunks
         if nodes > 1:
             seconds += 2 * there * n * link + there * n / ranks * rate['reduce']
             seconds += steps * 2 * math.log2(nodes) * latency
@@ -73,7 +74,7 @@ def predict(shape: str, n: float, ranks: int, nodes: int, rate: dict[str, float]
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of what is fitted, or of the shapes."""
+    """In the processes of a group: time a fitted operation or an algorithm per turn."""
     import chainer
     import mean_grad
     import numpy as np
@@ -159,7 +160,7 @@ def work(kind: str, folder: str) -> None:
 
 
 def measure(ranks: int, rounds: int) -> dict[str, list[float]]:
-    """Measures all of it on so many ranks of this machine, in turns."""
+    """Measure the operations and algorithms in turns, on this number of ranks."""
     turns = FITTED + SHAPES
     seconds: dict[str, list[float]] = {what: [] for what in turns}
     with _rounds.groups(__file__, ranks, [V8]) as groups:
@@ -170,10 +171,10 @@ def measure(ranks: int, rounds: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Fits, predicts, compares and prints."""
+    """Fit the parameters, predict, compare, and print the results."""
     parser = _rounds.parser(__doc__, rounds=5)
     parser.add_argument('--network', nargs=2, type=float, metavar=('MICROSECONDS', 'GBIT'),
-                        help='latency, and gigabits per second of the link of a node')
+                        help="latency, and gigabits per second, of a node's link")
     args = parser.parse_args()
     if args.work:
         work(args.work, args.folder)
@@ -221,7 +222,7 @@ def main() -> None:
 
 def draw(path: str, totals: list[int], curves: dict[str, list[float]],
          compared: dict[str, dict[str, list[float]]]) -> None:
-    """Draws the predictions, and below them how they compare with what was measured."""
+    """Draw the predictions, and below them their ratios to measured times."""
     figure, (upper, lower) = _rounds.axes_of(6.5, n_rows=2)
     for shape in SHAPES:
         color, marker, line = _rounds.STYLES[shape]

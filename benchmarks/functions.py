@@ -1,11 +1,11 @@
-"""Functions of Chainer that PyTorch computes on the CPU: forward and backward over Chainer's time.
+"""Time of Chainer functions with PyTorch's kernels on the CPU, relative to Chainer's own kernels.
 
 Run it in an environment with ChainerMN and PyTorch: ``python benchmarks/functions.py
 [--rounds 5]``.
 
-One process and one thread; both take turns. A function is called 8 times in one graph, with results
-of other functions, as in a model. The output shows the ratio of CPU seconds of forward and
-backward pass, medians of all rounds, for 32 x 64 and for 512 x 1,024 elements.
+There is one process with one thread; both libraries take turns. As in a model, a function is called
+8 times in one graph, with results of other functions. The output shows the ratio of the CPU seconds
+of the forward and backward pass (median over the rounds), for 32 x 64 and 512 x 1,024 elements.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Call = Callable[[Variable, Variable], Variable]
 
 
 def images(function: Callable[[Variable], Variable]) -> Call:
-    """Return a function of a matrix that calls one of images of 8 x 8 pixels."""
+    """Return a function of two matrices that calls ``function`` with images of 8 x 8 pixels."""
     return lambda x, y: function(F.reshape(x, (-1, 4, 8, 8)))
 
 
@@ -35,7 +35,7 @@ def labels(x: Variable) -> np.ndarray:
     return np.arange(len(x), dtype='i') % 7
 
 
-#: Of two matrices.
+#: Calls of functions with two matrices.
 CALLS: dict[str, Call] = {
     'absolute': lambda x, y: abs(x), 'add': lambda x, y: x + y,
     'add a number': lambda x, y: x + 2, 'average_pooling_2d': images(
@@ -73,7 +73,7 @@ CALLS: dict[str, Call] = {
 
 
 def seconds(call: Call, arrays: list[np.ndarray], mode: str) -> float:
-    """Return the CPU seconds of the forward and the backward pass, the shortest of three."""
+    """Return the CPU seconds of the forward and the backward pass: the minimum of three runs."""
     found = []
     with chainer.using_config('use_torch', mode):
         for _ in range(3):
@@ -89,7 +89,7 @@ def seconds(call: Call, arrays: list[np.ndarray], mode: str) -> float:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     args = _rounds.parser(__doc__, rounds=5).parse_args()
     random = np.random.RandomState(0)
     rows = []

@@ -1,16 +1,17 @@
 """On a GPU: bandwidth of packing, and steps of ResNet-50 and of a perceptron with 1 G parameters.
 
-``python benchmarks/gpu.py [--ranks N] [--rounds 3] [--svg FILE]``; without a network:
-``tests/gpu/offline.py``. By default each GPU has a rank, but there are at least two ranks. If
+``python benchmarks/gpu.py [--ranks N] [--rounds 3] [--svg FILE]``; on a machine without a network,
+use ``tests/gpu/offline.py``. By default, there is one rank per GPU, but at least two ranks. If
 ranks share a GPU, NCCL sends through sockets instead of NVLink, and the ranks compute at the same
-time: then only compare numbers of kernels and times on the host.
+time. In this case, only compare numbers of kernels and times on the host.
 
-Bandwidth: bytes read and written by ``pack`` and ``unpack``, which copy all gradients by one
-kernel, and by a plain device copy of as many bytes; one rank, the others wait.
+Bandwidth: bytes per second that ``pack`` and ``unpack`` read and write, compared with a plain
+device copy of as many bytes. ``pack`` and ``unpack`` copy all gradients with one kernel. One rank
+runs; the other ranks wait.
 
-Steps: float32, a batch of 32 images of 224 x 224 pixels or of 256 rows, SGD. Alone: without a
-communicator. Host: the time until ``update`` returns, before the GPU has finished. Kernels: those
-of one step, counted by CUPTI. The kinds of steps take turns, round by round.
+Steps: float32, SGD, a batch of 32 images of 224 x 224 pixels or of 256 rows. "Alone" is without a
+communicator. "Host" is the time until ``update`` returns, before the GPU has finished. "Kernels" is
+the number of kernels in one step, counted by CUPTI. The kinds of steps take turns, round by round.
 """
 
 import itertools
@@ -27,7 +28,7 @@ import _rounds
 from _kernel_count import KernelCount
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / 'examples'
-N_LAYERS, WIDTH = 10, 10_000  # of the perceptron
+N_LAYERS, WIDTH = 10, 10_000  # size of the perceptron
 DTYPES = [('float32', 'float32'), ('float32', 'float16'), ('float16', 'float16')]
 KINDS = {
     'alone': None,
@@ -37,7 +38,7 @@ KINDS = {
 
 
 def why_not() -> str:
-    """Return why this machine cannot run it, or ''."""
+    """Return why this machine cannot run the benchmark, or ''."""
     try:
         import cupy
     except ImportError as error:
@@ -55,7 +56,7 @@ def why_not() -> str:
 
 
 def seconds_of(call, n: int) -> float:
-    """The median time of a call on the GPU."""
+    """Return the median time of a call on the GPU."""
     import cupy
 
     for _ in range(3):
@@ -72,13 +73,13 @@ def seconds_of(call, n: int) -> float:
 
 
 def shapes_of_resnet() -> list[tuple[int, ...]]:
-    """The shapes of the parameters of ResNet-50: 102 MB in float32."""
+    """Return the shapes of the parameters of ResNet-50: 102 MB in float32."""
     model = runpy.run_path(str(EXAMPLES / 'imagenet' / 'models.py'))['ResNet50'](1000)
     return [param.shape for param in model.params()]
 
 
 def rates_of(shapes, dtype: str, buffer_dtype: str, n: int) -> tuple[int, list[float]]:
-    """Return the bytes that are moved, and the GB/s of pack, of unpack and of a device copy."""
+    """Return the bytes that are copied, and the GB/s of pack, unpack and a device copy."""
     import cupy
 
     from chainermn._transport import packing
@@ -137,7 +138,7 @@ def perceptron():
 
 
 def time_steps(mpi_comm, comm, model, batch, options, n: int) -> tuple[list[float], list[float]]:
-    """Return milliseconds of steps, and of their time on the host, the longest of all ranks."""
+    """Return the milliseconds of steps, in total and on the host, on the slowest rank."""
     import cupy
     from mpi4py import MPI
 
@@ -151,7 +152,7 @@ def time_steps(mpi_comm, comm, model, batch, options, n: int) -> tuple[list[floa
         host = time.perf_counter() - start
         cupy.cuda.Device().synchronize()
         step = time.perf_counter() - start
-        if k >= 3:  # before, kernels are compiled, and parameters broadcast
+        if k >= 3:  # the first steps compile kernels and broadcast parameters
             steps.append(mpi_comm.allreduce(step, MPI.MAX) * 1e3)
             hosts.append(mpi_comm.allreduce(host, MPI.MAX) * 1e3)
     return steps, hosts
@@ -171,7 +172,7 @@ def make_update(comm, model, batch, options):
 
 
 def steps(mpi_comm, comm, n_rounds: int, n: int) -> dict[str, list[float]]:
-    """Print times of steps; return those of each round in milliseconds."""
+    """Print the times of steps; return the milliseconds in each round."""
     import cupy
 
     count = KernelCount()
@@ -211,7 +212,7 @@ def steps(mpi_comm, comm, n_rounds: int, n: int) -> dict[str, list[float]]:
 
 
 def work(args) -> None:
-    """On each rank: measures; rank 0 prints."""
+    """On each rank: measure. Rank 0 prints the results."""
     import cupy
     from mpi4py import MPI
 

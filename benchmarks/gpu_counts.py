@@ -1,19 +1,20 @@
-"""The work that exchanging gradients adds to an update: launches, copies, NCCL calls, waits.
+"""The work that averaging gradients adds to an update: launches, copies, NCCL calls, waits.
 
 ``python benchmarks/gpu_counts.py [--ranks 2]`` runs on the virtual GPU (tests/virtual_gpu), which
-counts what CUDA's libraries are asked to do. Shown is the difference to an update without a
-communicator, on rank 0, after the first updates. Host waits: the host waits for a device.
-Gradients are float32; the parameters of ResNet-50 have 102 MB, the 1,000 small ones 0.4 MB.
+counts the calls of CUDA's libraries. The output shows the difference from an update without a
+communicator, on rank 0, after the first updates. "Host waits" counts how often the host waits for
+the device. Gradients are float32; the parameters of ResNet-50 have 102 MB, the 1,000 small ones
+have 0.4 MB.
 
-``pure_nccl`` packs all gradients by one kernel, averages them by one all-reduce, and unpacks them
-by another kernel. ``overlap`` does so for each bucket, and double buffering for all gradients, but
-they need not unpack: the gradients become views of the buffer. ``non_cuda_aware`` reduces to one
-rank of each host and then broadcasts. ``flat`` exchanges gradients by MPI through host memory, and
-waits for both copies; that of ChainerMN 7 gives MPI pointers to device memory, whose bytes are not
-counted.
+``pure_nccl`` packs all gradients with one kernel, averages them with one all-reduce, and unpacks
+them with another kernel. ``overlap`` does this for each bucket, and double buffering for all
+gradients at once, but they need not unpack: the gradients become views of the buffer.
+``non_cuda_aware`` reduces to one rank of each host and then broadcasts. ``flat`` averages gradients
+with MPI through host memory, and waits for both copies. ``flat`` of ChainerMN 7 passes pointers to
+device memory to MPI; these bytes are not counted.
 
-``MNBN`` compares a layer of multi-node batch normalization with Chainer's layer for one rank: a
-negative number is work that it saves.
+``MNBN`` compares a layer of multi-node batch normalization with Chainer's layer for one rank. A
+negative number is work that ChainerMN saves.
 """
 
 import argparse
@@ -30,13 +31,14 @@ import _rounds
 from _rounds import V7, V8
 
 ROOT = pathlib.Path(__file__).parents[1]
-COLUMNS = {  # the first ones are calls, the others bytes
+COLUMNS = {  # the first ones count calls, the others count bytes
     'launches': ['launches'], 'NCCL calls': ['nccl_calls'], 'host waits': ['synchronizations'],
     'allocations': ['allocations', 'host_allocations'], 'to the host': ['bytes_to_host'],
     'to the device': ['bytes_to_device'], 'within the device': ['bytes_within_device'],
     'NCCL': ['nccl_bytes'],
 }
-#: Name: the communicator, its options and those of the optimizer, and whether ChainerMN 7 has it.
+#: For each case: the communicator, its options, the options of the optimizer, and whether ChainerMN
+#: 7 supports it.
 CASES = {
     'pure_nccl': ('pure_nccl', {}, {}, True),
     'float16': ('pure_nccl', {'allreduce_grad_dtype': 'float16'}, {}, True),
@@ -50,7 +52,7 @@ N_FIRST, N_UPDATES = 4, 2
 
 
 def why_not() -> str:
-    """Return why this environment cannot run it, or ''."""
+    """Return why this environment cannot run the benchmark, or ''."""
     try:
         import cupy
 
@@ -61,7 +63,7 @@ def why_not() -> str:
 
 
 def shapes_of(model: str) -> list[tuple[int, ...]]:
-    """Return the shapes of its parameters."""
+    """Return the shapes of a model's parameters."""
     if model == SMALL:
         return [(100,)] * 1000
     model = runpy.run_path(str(ROOT / 'examples' / 'imagenet' / 'models.py'))['ResNet50'](1000)
@@ -69,12 +71,12 @@ def shapes_of(model: str) -> list[tuple[int, ...]]:
 
 
 def make(shapes):
-    """Return parameters on the device, and a loss whose gradients cost nothing."""
+    """Return parameters on the device, and a loss whose gradients need no computation."""
     import chainer
     import cupy
 
-    class Take(chainer.FunctionNode):
-        """Passes on its first input; the gradient of the second one is ready."""
+    class Precomputed(chainer.FunctionNode):
+        """Returns its first input; the gradient of the second input is precomputed."""
 
         def __init__(self, grad):
             super().__init__()
@@ -96,14 +98,14 @@ def make(shapes):
     def loss():
         y = chainer.Variable(cupy.zeros((), 'f'))
         for path, param in sorted(model.namedparams()):
-            y, = Take(grads[path]).apply((y, param))
+            y, = Precomputed(grads[path]).apply((y, param))
         return y
 
     return model, loss
 
 
 def counts_of(optimizer, loss) -> dict[str, float]:
-    """Return what is counted in one update."""
+    """Return the counts of one update."""
     import cupy
     from counters import counting
 
@@ -188,8 +190,8 @@ def main() -> None:
     if reason := why_not():
         sys.exit(f'benchmarks/gpu_counts.py {reason}')
     found = []
-    beside = pathlib.Path(sys.executable).with_name('mpiexec')
-    mpiexec = str(beside) if beside.exists() else 'mpiexec'
+    next_to_python = pathlib.Path(sys.executable).with_name('mpiexec')
+    mpiexec = str(next_to_python) if next_to_python.exists() else 'mpiexec'
     for version, overlay in [(V8, '1'), (V7, '0')]:
         env = os.environ | {'CHAINERMN_OVERLAY': overlay, 'VGPU_MODE': 'eager'}
         command = [mpiexec, '-n', str(args.ranks), sys.executable, '-W', 'ignore', __file__,
@@ -200,7 +202,7 @@ def main() -> None:
         output, _ = process.communicate()
         found += map(json.loads, re.findall(r'^\[\[".*\]\]$', output, re.MULTILINE))
         if process.returncode:
-            print(f'{version} ended with {process.returncode}')
+            print(f'{version} exited with status {process.returncode}')
     start = ['gradients', 'method', 'version']
     for caption, part in [('Calls per update', slice(4)),
                           ('Bytes that an update copies or sends', slice(4, None))]:

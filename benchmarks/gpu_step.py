@@ -1,14 +1,15 @@
 """On one GPU: a training step of ResNet-50 in Chainer and in PyTorch, and updates of parameters.
 
-``python benchmarks/gpu_step.py [--batch 64] [--rounds 3]``; without a network:
-``tests/gpu/offline.py``. Needs CuPy, and a PyTorch for GPUs; without it, only Chainer is measured.
+``python benchmarks/gpu_step.py [--batch 64] [--rounds 3]``; on a machine without a network, use
+``tests/gpu/offline.py``. The benchmark needs CuPy. Without a PyTorch build for GPUs, only Chainer
+is measured.
 
-Steps: images of 224 x 224 pixels, MomentumSGD. Kinds of steps take turns, each in a process of its
-own. ChainerMN 8 computes with PyTorch's kernels (``CHAINER_USE_TORCH=always``), and without PyTorch
-with those of CuPy, which has no convolutions of cuDNN. Host: the time until
+Steps: images of 224 x 224 pixels, MomentumSGD. The kinds of steps take turns, each in its own
+process. ChainerMN 8 computes with PyTorch's kernels (``CHAINER_USE_TORCH=always``). "Without
+PyTorch", it uses CuPy's kernels, without the convolutions of cuDNN. "Host" is the time until
 ``update`` returns, before the GPU has finished.
 
-Updates: one launch for all parameters, over a launch for each.
+Updates: the time with one launch for all parameters, compared with a launch for each parameter.
 """
 
 import itertools
@@ -26,7 +27,7 @@ from _rounds import TORCH, V8, WITHOUT_TORCH
 from gpu import why_not
 
 MODELS = pathlib.Path(__file__).parents[1] / 'examples' / 'imagenet' / 'models.py'
-#: Name: whether Chainer makes the step, and the dtype in which matrices are multiplied.
+#: For each kind of step: whether Chainer computes it, and the dtype of matrix multiplications.
 KINDS = {
     WITHOUT_TORCH: (True, ''),
     **{f'{name}, {dtype}': (name == V8, dtype)
@@ -81,7 +82,7 @@ def step_of_torch(batch: int, side: int, dtype: str):
 
 
 def medians(call, n: int) -> tuple[float, float]:
-    """Return milliseconds of a call, and of its time on the host."""
+    """Return the milliseconds of a call, in total and on the host."""
     import cupy
 
     device, steps, hosts = cupy.cuda.Device(), [], []
@@ -91,14 +92,14 @@ def medians(call, n: int) -> tuple[float, float]:
         call()
         host = time.perf_counter() - start
         device.synchronize()
-        if k >= 3:  # before, kernels are compiled
+        if k >= 3:  # the first calls compile kernels
             steps.append((time.perf_counter() - start) * 1e3)
             hosts.append(host * 1e3)
     return statistics.median(steps), statistics.median(hosts)
 
 
 def steps(args) -> None:
-    """Print times of steps, and the ratios to PyTorch's."""
+    """Print the times of steps, and the ratios to PyTorch."""
     found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for _, kind in itertools.product(range(args.rounds), KINDS):
         done = subprocess.run(
@@ -121,7 +122,7 @@ def steps(args) -> None:
 
 
 def work(kind: str, args) -> None:
-    """In a process for one kind: print the times of a round; nothing without PyTorch for GPUs."""
+    """In the process of a kind: print the times of a round; nothing if PyTorch cannot use GPUs."""
     is_chainer, dtype = KINDS[kind]
     if dtype:
         try:
@@ -138,7 +139,7 @@ def work(kind: str, args) -> None:
 # --- updates -------------------------------------------------------------------------------------
 
 
-def optimizer_of(shapes, name: str, with_hooks: bool, alone: bool):
+def optimizer_of(shapes, name: str, with_hooks: bool, separately: bool):
     """Return an optimizer of parameters with gradients."""
     import chainer
     import cupy
@@ -150,18 +151,18 @@ def optimizer_of(shapes, name: str, with_hooks: bool, alone: bool):
             setattr(model, f'p{i}', chainer.Parameter(cupy.ones(shape, 'f')))
     optimizer = getattr(chainer.optimizers, name)().setup(model)
     if with_hooks:
-        optimizer.add_hook(_own(optimizer_hooks.WeightDecay(1e-4), alone))
-        optimizer.add_hook(_own(optimizer_hooks.GradientClipping(1.), alone))
+        optimizer.add_hook(_as_in_chainer(optimizer_hooks.WeightDecay(1e-4), separately))
+        optimizer.add_hook(_as_in_chainer(optimizer_hooks.GradientClipping(1.), separately))
     for param in model.params():
         param.grad = cupy.ones_like(param.array)
-        if alone:
-            param.update_rule.unknown = None  # might change what the rule does
+        if separately:
+            param.update_rule.unknown = None  # rules with unknown attributes are called separately
     return optimizer
 
 
-def _own(hook, alone: bool):
-    """Return a hook that is called as in Chainer, for each parameter, if ``alone``."""
-    if not alone:
+def _as_in_chainer(hook, separately: bool):
+    """Return a hook that is called as in Chainer, for each parameter, if ``separately``."""
+    if not separately:
         return hook
     call = getattr(type(hook).__call__, '__wrapped__', type(hook).__call__)
     return type(type(hook).__name__, (type(hook),), {'__call__': call})(
@@ -174,8 +175,8 @@ def updates(args) -> None:
     rows = []
     for (model, shapes), name, with_hooks in itertools.product(
             [*SHAPES.items()][:1 if args.quick else None], ('MomentumSGD', 'Adam'), (False, True)):
-        times = [medians(optimizer_of(shapes(), name, with_hooks, alone).update, n)[0]
-                 for alone in (False, True)]
+        times = [medians(optimizer_of(shapes(), name, with_hooks, separately).update, n)[0]
+                 for separately in (False, True)]
         row = f'{model}, {name}{", decay, clipping" * with_hooks}'
         rows.append([row, *times, times[0] / times[1]])
     _rounds.table(['update', 'one launch, ms', 'a launch per parameter, ms', 'ratio'], rows)

@@ -4,21 +4,22 @@ Run it as root on Linux with iproute2, in an environment with ChainerMN and MPI:
 ``python benchmarks/hosts.py [--shapes 2x1,4x2] [--rates 1gbit,10gbit]
 [--compression fp16,2bit] [--torch PYTHON] [--svg FILE]``.
 
-The hosts are network namespaces of this machine (``tests/virtual_hosts.py``); the link of each has
-the given rate in each direction. They share the cores of this machine: real hosts have more.
-``3x2`` are three hosts with two ranks each.
+The hosts are network namespaces on this machine (``tests/virtual_hosts.py``). The link of each host
+has the given rate in each direction. The hosts share the cores of this machine, so they have fewer
+cores than real hosts. ``3x2`` means three hosts with two ranks each.
+
 Rows, for the gradients or parameters of ResNet-50 (102 MB):
 
 - ChainerMN 8: ``multi_node_mean_grad`` of ``flat``, also with the given compression;
 - PyTorch DDP: the same buckets of 25 MB, by ``torch.distributed`` on gloo; skipped if the Python
   given by ``--torch`` has no torch;
-- sharded update: an update of ``flat`` with ``shard_states=True`` and given gradients, by SGD;
+- sharded update: an update by SGD with ``flat`` and ``shard_states=True``, with given gradients;
 - bcast_data, and scatter_dataset of 102 MB of images.
 
-The bound is the time that the bytes, with headers, need on the busiest link: 2 (n-1)/n of the
+The lower bound is the time to send the bytes, with headers, over the busiest link: 2 (n-1)/n of the
 encoded gradients for n hosts, all parameters for bcast_data, and the shards of other hosts for
-scatter_dataset. All rows take turns, round by round. The output shows medians over the rounds, in
-milliseconds; and the ratios to the bound and to PyTorch DDP within a round.
+scatter_dataset. All rows take turns, round by round. The output shows milliseconds (medians over
+the rounds), and the ratios to the bound and to PyTorch DDP within a round.
 """
 
 import argparse
@@ -35,19 +36,19 @@ from _rounds import DDP, V8
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'tests'))
 import virtual_hosts
 
-CALLS = 2  # timed ones in a turn
-BITS = {'': 32, 'fp16': 16, 'bf16': 16, '2bit': 2}  # for each number of a gradient
+CALLS = 2  # timed calls in a turn
+BITS = {'': 32, 'fp16': 16, 'bf16': 16, '2bit': 2}  # per element of a gradient, by compression
 IMAGE = (3, 32, 32)
 UNITS = {'mbit': 1e6, 'gbit': 1e9}
 BOUND = 'lower bound'
-PAYLOAD = 1448 / 1514  # of an Ethernet frame; the rest are headers
+PAYLOAD = 1448 / 1514  # share of an Ethernet frame without headers
 
 
 # --- the processes that are measured -------------------------------------------------------------
 
 
 def methods_of_chainermn():
-    """Return a barrier, a maximum, and what makes the calls to be timed for a model."""
+    """Return a barrier, a maximum over the ranks, and a function that returns the calls to time."""
     import chainer
     import numpy as np
     from mpi4py import MPI
@@ -78,7 +79,7 @@ def methods_of_chainermn():
 
         optimizer = chainermn.create_multi_node_optimizer(
             chainer.optimizers.SGD(0), comm, shard_states=True).setup(model)
-        optimizer.update()  # broadcasts
+        optimizer.update()  # broadcasts the parameters
         return {**{name_of(kind): mean(kind) for kind in BITS},
                 'sharded update': optimizer.update,
                 'bcast_data': lambda: comm.bcast_data(model),
@@ -88,7 +89,7 @@ def methods_of_chainermn():
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of some calls of a method."""
+    """In the processes of a group: time some calls of a method per turn."""
     if kind == DDP:
         os.environ['GLOO_SOCKET_IFNAME'] = 'eth0'
         rank, barrier, maximum, calls = mean_grad.methods_of_torch(folder)
@@ -122,7 +123,7 @@ def size_of(model: str) -> int:
 
 
 def name_of(compression: str) -> str:
-    """Return the name of a method with a compression."""
+    """Return the name of a method with this compression."""
     return f'{V8}, {compression}' if compression else V8
 
 
@@ -137,7 +138,7 @@ def ranks_of(shape: str) -> list[int]:
 
 
 def bound(method: str, ranks: list[int], size: int, rate: str) -> float:
-    """Return the seconds that the bytes of a method need on the busiest link."""
+    """Return the seconds to send the bytes of a method over the busiest link."""
     seconds = 8 * size / (float(rate[:-4]) * UNITS[rate[-4:]] * PAYLOAD)
     if method == 'bcast_data':
         return seconds
@@ -149,7 +150,7 @@ def bound(method: str, ranks: list[int], size: int, rate: str) -> float:
 
 def measure(hosts: virtual_hosts.Hosts, rate: str, methods: dict[str, str],
             args: argparse.Namespace) -> dict[str, float]:
-    """Measure methods of kinds of processes; return the median seconds."""
+    """Measure the methods of these kinds of processes; return the median seconds."""
     times: dict[str, list[float]] = {method: [] for method in methods}
     order = list(methods)
     kinds = sorted(set(methods.values()), reverse=True)
@@ -199,7 +200,7 @@ def draw(path: str, found: dict[tuple[str, str], dict[str, float]], model: str) 
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = _rounds.parser(__doc__, rounds=3, takes_torch=True)
     parser.add_argument('--shapes', default='2x1,4x1,2x2,4x2',
                         help='default: %(default)s')

@@ -17,11 +17,11 @@ import _rounds
 from _rounds import V7, V8
 
 GOAL = .3
-CALLS = 100  # timed ones in a turn
+CALLS = 100  # timed calls in a turn
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of some batches each."""
+    """In the processes of a group: time some batches per turn."""
     import chainer
     import numpy as np
     from mpi4py import MPI
@@ -52,7 +52,7 @@ def work(kind: str, folder: str) -> None:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = _rounds.parser(__doc__, rounds=15, ranks=2)
     args = parser.parse_args()
     if args.work:
@@ -62,7 +62,7 @@ def main() -> None:
     times: dict[str, list[float]] = {V8: [], V7: [], 'alone': []}
     kinds = (V8, V7)
     if not importlib.metadata.version('numpy').startswith('1.'):
-        print(f'The iterator of {V7} is left out: it needs NumPy 1.26')
+        print(f'The iterator of {V7} is skipped: it needs NumPy 1.26')
         kinds = (V8,)
     with _rounds.groups(__file__, args.ranks, kinds) as groups:
         for n in range(rounds):

@@ -3,18 +3,20 @@
 Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/job_traffic.py [--ranks 2,8,32] [--svg FILE]``.
 
-Counted on real ranks, as calls of mpi4py: the messages and bytes that arrive at the rank that
-receives most. A collective of MPI counts as one message of each other rank. The events:
+Calls of mpi4py are counted on real ranks. The output shows the messages and bytes that arrive at
+the rank that receives the most. A collective of MPI counts as one message from each other rank. The
+events:
 
-- create: the first ``create_communicator``, without messages of the watchdogs;
-- check: the consistency check of a barrier, likewise;
-- deadlock: one rank receives a message of another one, all others are in a barrier; the states that
-  ranks send to the first rank, the rounds of confirmation, and the responses;
-- stall warning: one rank computes, all others are in a barrier; questions and answers;
-- timeout: the same; responses and alarms at a rank that may report.
+- create: the first ``create_communicator``, without the messages of watchdogs;
+- check: the consistency check of a barrier, without the messages of watchdogs;
+- deadlock: one rank waits for a message of another rank, and all others are in a barrier. Counted
+  are the states that ranks send to the first rank, the rounds of confirmation, and the responses;
+- stall warning: one rank computes, and all others are in a barrier. Counted are the questions and
+  answers;
+- timeout: the same, with the responses and alarms at a rank that may report.
 
-The model: a + b * ranks messages, or b * log2(ranks) for the check, fitted to the two largest
-numbers of ranks; the bytes likewise.
+The model of messages and bytes is a + b * ranks, or a + b * log2(ranks) for the check. It is fitted
+to the two largest numbers of ranks.
 """
 
 import argparse
@@ -42,7 +44,7 @@ EVENTS = tuple(event for events, _, _ in JOBS.values() for event in events)
 
 
 def work(job: str, folder: str) -> None:
-    """In a process: writes what arrives on this rank, and at the ranks to which it sends."""
+    """On each rank: record the messages that arrive here, and the messages sent to other ranks."""
     from mpi4py import MPI
 
     import chainermn
@@ -55,7 +57,7 @@ def work(job: str, folder: str) -> None:
         print(json.dumps([at, messages, n_bytes, is_of_watchdog]), file=file)
 
     class Counted(MPI.Intracomm):
-        """Counts its calls, and those of its duplicates."""
+        """Counts its own calls and the calls of its duplicates."""
 
         def allgather(self, value):
             values = super().allgather(value)
@@ -102,12 +104,11 @@ def work(job: str, folder: str) -> None:
 
 def count(job: str, ranks: int) -> dict[str, tuple[int, int]]:
     """Return messages and bytes at the busiest rank, by event."""
-    beside = pathlib.Path(sys.executable).with_name('mpiexec')
     _, env, is_successful = JOBS[job]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [str(beside) if beside.exists() else 'mpiexec', '-n', str(ranks), sys.executable,
-             '-W', 'ignore', __file__, '--work', job, '--folder', folder],
+            _rounds.local(ranks)([sys.executable, '-W', 'ignore', __file__,
+                                  '--work', job, '--folder', folder]),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | env)
         if (done.returncode == 0) != is_successful:
             raise SystemExit(done.stdout)
@@ -129,7 +130,7 @@ def count(job: str, ranks: int) -> dict[str, tuple[int, int]]:
 
 
 def fit(event: str, counts: dict[int, float], ranks: int) -> float:
-    """Return the prediction for a number of ranks."""
+    """Return the prediction of the model for a number of ranks."""
     def x(ranks: int) -> float:
         return (ranks - 1).bit_length() if event == 'check' else ranks
 
@@ -139,7 +140,7 @@ def fit(event: str, counts: dict[int, float], ranks: int) -> float:
 
 
 def main() -> None:
-    """Count and print."""
+    """Count messages and bytes, and print them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--ranks', default=','.join(map(str, RANKS)), help='default: %(default)s')
     parser.add_argument('--quick', action='store_true', help='only 2 and 3 ranks, as a test')

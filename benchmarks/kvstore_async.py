@@ -1,11 +1,11 @@
-"""Whether a slow rank delays the others: ``dist_async`` with and without a rank that sleeps.
+"""Does a slow rank delay the others? ``dist_async`` with and without a rank that sleeps.
 
 ``mpiexec -n 4 python benchmarks/kvstore_async.py [--rounds 7] [--seconds 3] [--sleep 50]``
 
 All ranks train a perceptron on the digits of scikit-learn, with the optimizer on a ``dist_async``
-store, which is sharded over the ranks. In every other round the last rank sleeps in each of its
-steps, and the steps of the others are counted. The output shows steps per second of one rank, the
-ratio of each pair of rounds and their median, and the final accuracy.
+store, which is sharded over the ranks. In every other round, the last rank sleeps in each of its
+steps. The output shows the steps per second of the last rank and of the other ranks, the median
+ratio of the pairs of rounds, and the final accuracy.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import chainermn
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--rounds', type=int, default=7,
                         help='pairs of rounds; default: %(default)s')

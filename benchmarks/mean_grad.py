@@ -5,16 +5,17 @@ Run it in an environment with ChainerMN and MPI: ``python benchmarks/mean_grad.p
 Models: ResNet-50 (102 MB of gradients), 1000 arrays of 64 floats, one array of 400 MB. Methods:
 
 - ChainerMN 8: ``multi_node_mean_grad`` of the communicators ``flat`` and ``naive``;
-- ChainerMN 7: its ``naive`` (``CHAINERMN_OVERLAY=0``);
+- ChainerMN 7: the communicator ``naive`` (``CHAINERMN_OVERLAY=0``);
 - mpi4py: ``Allreduce`` of one buffer as large as all gradients, without packing or scaling;
 - PyTorch DDP: the same buckets of 25 MB, by ``torch.distributed`` on gloo; skipped if the Python
   given by ``--torch`` has no torch;
 - lower bound: ``g *= 1`` for each gradient g, which reads and writes each byte once.
 
 The processes of all methods run for the whole time and take turns, round by round, so that load on
-the machine affects all methods equally; the others sleep. A turn is one call to warm up and
-several more, of which the median counts. The output shows medians over the rounds: milliseconds,
-and the ratios to ChainerMN 7 and to the lower bound within a round.
+the machine affects all methods equally. Processes that are not in their turn sleep. A turn consists
+of one call to warm up and several timed calls, of which the median counts. The output shows
+milliseconds, and the ratios to ChainerMN 7 and to the lower bound within a round (medians over the
+rounds).
 """
 
 import statistics
@@ -23,8 +24,8 @@ import time
 import _rounds
 from _rounds import DDP, MPI4PY, V7, V8
 
-CALLS = {'resnet50': 3, 'small': 10, 'big': 1}  # timed ones in a turn
-#: Of models, in tables.
+CALLS = {'resnet50': 3, 'small': 10, 'big': 1}  # timed calls in a turn
+#: Names of the models in tables.
 TITLES = {'resnet50': 'ResNet-50, 102 MB', 'small': 'small arrays, 0.3 MB',
           'big': 'one array, 400 MB'}
 NAIVE, BOUND = f'{V8}, naive', 'lower bound'
@@ -36,7 +37,7 @@ BUCKET = 25 << 20  # bytes
 
 
 def shapes_of(model: str) -> list[tuple[int, ...]]:
-    """Return the shapes of the gradients."""
+    """Return the shapes of the gradients of a model."""
     if model == 'small':
         return [(64,)] * 1000
     if model == 'big':
@@ -50,13 +51,13 @@ def shapes_of(model: str) -> list[tuple[int, ...]]:
             if block == 0:
                 kernels.append((outputs, inputs, 1, 1))
             for kernel in kernels:
-                shapes += [kernel, kernel[:1], kernel[:1]]  # and batch normalization
+                shapes += [kernel, kernel[:1], kernel[:1]]  # convolution, batch normalization
             inputs = outputs
     return shapes
 
 
 def methods_of_chainermn(is_7: bool):
-    """Return a barrier, a maximum, and what makes the calls to be timed for a model."""
+    """Return rank, barrier, maximum over the ranks, and a function that returns calls to time."""
     import chainer
     import numpy as np
     from mpi4py import MPI
@@ -72,7 +73,7 @@ def methods_of_chainermn(is_7: bool):
         model = chainer.Link()
         with model.init_scope():
             for n, shape in enumerate(shapes_of(model_name)):
-                # One array for data and gradient: data are not looked at.
+                # Use one array for data and gradient: the values of the data do not matter.
                 param = chainer.Parameter(np.full(shape, world.rank + n % 5, np.float32))
                 param.grad = param.array
                 setattr(model, f'p{n:04}', param)
@@ -93,7 +94,7 @@ def methods_of_chainermn(is_7: bool):
 
 
 def methods_of_torch(folder: str):
-    """The same for torch.distributed."""
+    """Return the same as ``methods_of_chainermn``, for torch.distributed."""
     import _gloo
     import torch
     import torch.distributed as dist
@@ -129,7 +130,7 @@ def methods_of_torch(folder: str):
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of some calls of a method."""
+    """In the processes of a group: time some calls of a method per turn."""
     if kind == DDP:
         rank, barrier, maximum, calls = methods_of_torch(folder)
     else:
@@ -159,7 +160,7 @@ def work(kind: str, folder: str) -> None:
 
 def measure(ranks: int, models: list[str], rounds: int, kinds: list[str], torch: str
             ) -> dict[str, dict[str, list[float]]]:
-    """Measure all methods at one number of ranks; return the seconds by model and method."""
+    """Measure all methods on a number of ranks; return the seconds by model and method."""
     turns = [(kind, method) for kind in kinds for method in METHODS[kind]]
     found: dict[str, dict[str, list[float]]] = {}
     with _rounds.groups(__file__, ranks, kinds, torch) as groups:
@@ -176,7 +177,7 @@ def measure(ranks: int, models: list[str], rounds: int, kinds: list[str], torch:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = _rounds.parser(__doc__, rounds=5, takes_torch=True)
     parser.add_argument('--ranks', default='2,4', help='default: %(default)s')
     parser.add_argument('--models', default='resnet50,small,big', help='default: %(default)s')

@@ -3,26 +3,26 @@
 Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/overlap.py [--ranks 2] [--rounds 3] [--only nodes] [--svg FILE]``.
 
-Slowed: a communicator whose exchange takes as long as backward, in proportion to the bytes,
-without using a core, like a network card. Exposed is the time of a step minus that of a step
-without communication; the ratio compares the exposed times with and without overlap. The models
-are ten layers of 1000 units, one bucket each, and layers with the 161 parameters of ResNet-50 (102
-MB) in buckets of 25 MB, each layer with the work of a perceptron with as many parameters. With
-ten layers a tenth is always exposed: the layer that backward computes last.
+Slowed: a communicator that simulates a network card. Averaging takes as long as the backward pass,
+in proportion to the bytes, without using a core. The exposed time of a step is its time minus the
+time of a step without communication; the ratio compares the exposed times with and without overlap.
+The models are ten layers of 1000 units with one bucket each, and layers with the 161 parameters of
+ResNet-50 (102 MB) in buckets of 25 MB. Each of these layers computes as much as a linear layer with
+as many parameters. With ten layers, a tenth is always exposed: the layer that backward computes
+last.
 
 Shared: ``flat``, with one rank per core, all of them computing. Overlap has no benefit here, and
-overlap=True detects this; with 'always', which is also shown, communication slows down backward.
-With half the ranks, on more than two cores,
-there are free cores.
+overlap=True detects this. With 'always', which is also shown, communication slows down the backward
+pass. "Half shared" uses half the ranks, so there are free cores; it needs more than two cores.
 
-Nodes: two nodes of one rank, with a link of 1 Gbit/s between them (``tests/virtual_hosts.py``,
-which needs root), whose exchange takes as long as about half a step.
+Nodes: two nodes with one rank each, with a link of 1 Gbit/s between them
+(``tests/virtual_hosts.py``, which needs root). Averaging takes about half as long as a step.
 
-Watching: a perceptron of 100 small layers without any gradients in buckets, so only the overhead of
-observing backward and assigning buckets remains.
+Watching: a perceptron of 100 small layers. No gradients are sent, so only the overhead of observing
+the backward pass and assigning buckets remains.
 
-Steps of each kind take turns, and ratios are medians of the differences between neighboring steps,
-since the speed of the machine varies.
+Steps of each kind take turns. Ratios use medians of the differences between neighboring steps,
+because the speed of the machine varies.
 """
 
 import contextlib
@@ -41,13 +41,13 @@ GOALS = {'slowed, ten layers': .25, 'slowed, ResNet-50': .4, 'nodes, ten wide la
          'shared, ten layers': 1.03,
          'shared, ResNet-50': 1.03, 'shared always, ResNet-50': None,
          'half shared, ResNet-50': None, 'watching, 100 layers': 1.05}
-EXPOSED = 'slowed', 'nodes'  # their ratio is that of exposed times, not of steps
-LATE = 4e-4  # seconds that a thread may sleep longer than it asks for; a card is on time
-BLOCKS = ((3, 64), (4, 128), (6, 256), (3, 512))  # of ResNet-50: how many, and how wide
+EXPOSED = 'slowed', 'nodes'  # for these, the ratio compares exposed times, not steps
+LATE = 4e-4  # seconds by which time.sleep can be late, unlike a network card
+BLOCKS = ((3, 64), (4, 128), (6, 256), (3, 512))  # number and width of ResNet-50's blocks
 
 
 def ten_layers(width: int = 1000, n: int = 10):
-    """Equal layers."""
+    """Return a perceptron of ``n`` layers with the same width."""
     import chainer
     import chainer.functions as F
     import chainer.links as L
@@ -57,7 +57,7 @@ def ten_layers(width: int = 1000, n: int = 10):
 
 
 def resnet50():
-    """A linear layer for each convolution, with as many parameters, and its scale and bias."""
+    """Return a linear layer for each convolution, with as many parameters, and a scale and bias."""
     import chainer
     import chainer.functions as F
     import chainer.links as L
@@ -81,7 +81,7 @@ def resnet50():
     return chainer.Sequential(*layers, L.Linear(2048, 1000))
 
 
-#: Model, inputs, examples of a batch, MB of a bucket.
+#: Function that creates the model, number of inputs, batch size, MB of a bucket.
 MODELS = {
     'ten layers': (ten_layers, 1000, 128, 4),
     'ten wide layers': (lambda: ten_layers(1600), 1600, 1024, 10),
@@ -91,7 +91,7 @@ MODELS = {
 
 
 def make_slowed(world):
-    """A communicator that waits instead of exchanging; all ranks have the same gradients."""
+    """Return a communicator that waits instead of averaging; all ranks have the same gradients."""
     from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
     from chainermn.communicators.transport import MpiTransport
 
@@ -99,7 +99,7 @@ def make_slowed(world):
         bytes_per_second = float('inf')
 
         def mean(self, arrays, results=None):
-            # What a card would write is there already: the gradients are the same in each step.
+            # Gradients are the same in each step, so later steps need not write the results again.
             if results is not None and self.bytes_per_second == float('inf'):
                 for x, y in zip(arrays, results, strict=True):
                     y[...] = x
@@ -116,7 +116,7 @@ def make_slowed(world):
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of some steps of each sort."""
+    """In the processes of a group: time some steps of each kind per turn."""
     import chainer
     import chainer.functions as F
     import numpy as np
@@ -127,10 +127,11 @@ def work(kind: str, folder: str) -> None:
     world = MPI.COMM_WORLD
     slowed, flat = make_slowed(world), chainermn.create_communicator('flat')
     steps: dict = {}
-    of_backward = [0., 0]  # seconds of the last one by itself, and bytes of the gradients
+    of_backward = [0., 0]  # seconds of the last backward pass, and bytes of the gradients
 
     def loss_of(model, x):
-        # The inputs are to have a gradient as well, or the first layer would be half as much work.
+        # With a Variable, the gradient of the inputs is also computed, so that the first layer
+        # takes as long as the others.
         return F.mean(model(chainer.Variable(x)))
 
     def new_step(name: str, comm, **options):
@@ -149,7 +150,7 @@ def work(kind: str, folder: str) -> None:
         if comm is not None:
             return lambda: optimizer.update(lambda: loss_of(model, x))
 
-        def step():  # the same, and how long backward takes by itself
+        def step():  # the same, and measures the backward pass
             loss = loss_of(model, x)
             model.cleargrads()
             start = time.perf_counter()
@@ -197,7 +198,7 @@ def work(kind: str, folder: str) -> None:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = _rounds.parser(__doc__, rounds=3, ranks=2)
     parser.add_argument('--only', help='the rows with this word')
     args = parser.parse_args()
@@ -211,7 +212,7 @@ def main() -> None:
     if any('nodes' in row for row in rows) and (reason := virtual_hosts.why_not()):
         print(f'not measured on two nodes: {reason}')
         rows = [row for row in rows if 'nodes' not in row]
-    if (os.cpu_count() or 1) <= 2:  # half of them are not enough ranks
+    if (os.cpu_count() or 1) <= 2:  # half of the ranks would be one rank
         rows = [row for row in rows if 'half' not in row]
     found, table = {}, []
     for row in rows:

@@ -1,24 +1,25 @@
 """Pipelines of two ranks, compared with one process and with torch.distributed.pipelining.
 
-Run it in an environment with ChainerMN, MPI and PyTorch, without which its column is missing:
+Run it in an environment with ChainerMN, MPI and PyTorch (without PyTorch, its column is missing):
 ``python benchmarks/pipeline.py [--rounds 9] [--svg FILE]``.
 
-There are two models of eight layers, half of them on each rank, with a mean squared error:
+There are two models with eight layers, half of them on each rank, and the mean squared error:
 
 - convolutions: 3x3 convolutions of 32 channels, on 64 images of 32 x 32.
-- sleeping layers: they sleep, in proportion to the number of images, as a rank does while its
-  GPU computes. Two such ranks do not compete for cores and memory.
+- sleeping layers: they sleep, in proportion to the number of images, like a rank whose GPU
+  computes. Two such ranks do not compete for cores and memory.
 
-A step is forward, backward and the update by SGD, in 8 micro-batches. Interleaved stages: rank 0
-has the first and the third quarter of the layers, rank 1 the others; GPipe. PyTorch has a
-model of the same shapes, ``Schedule1F1B``, on gloo. The one process computes the whole batch at
-once, or accumulates the gradients of the same micro-batches. Two processes
-without messages each compute their half of the layers; a pipeline takes at least 9/8 of their
-time. Each process has one thread. A turn is the fastest of some steps.
+A step consists of forward, backward and the update by SGD, in 8 micro-batches. "Interleaved" uses
+GPipe with two stages per rank: rank 0 has the first and third quarter of the layers, rank 1 has the
+others. PyTorch has a model with the same shapes, ``Schedule1F1B`` and gloo. "One process" computes
+the whole batch at once, or accumulates the gradients of the same micro-batches. "Two processes
+without messages" each compute their half of the layers; a pipeline takes at least 9/8 of their
+time. Each process has one thread. The result of a turn is the fastest of some steps.
 
-The memory is the peak of what Python and NumPy allocate during a step, summed over 4 ranks with two
-convolutions each, for 16 micro-batches. It includes working memory of NumPy's convolutions; the
-goal is that of activations alone, which ``test_memory`` of tests/links/test_pipeline.py measures.
+The memory is the peak of the allocations by Python and NumPy during a step, for 16 micro-batches,
+summed over 4 ranks with two convolutions each. It includes the working memory of NumPy's
+convolutions. The goal is the ratio for activations alone, which ``test_memory`` in
+tests/links/test_pipeline.py measures.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import numpy as np
 
 MODELS = CONVOLUTIONS, SLEEPING = 'convolutions', 'sleeping layers'
 IMAGES, CHANNELS, SIZE, LAYERS, MICRO_BATCHES = 64, 32, 32, 8, 8
-SECONDS = 2e-4  # of a layer that sleeps, for one image, in forward; twice that in backward
+SECONDS = 2e-4  # per image in the forward pass of a sleeping layer; twice as long in backward
 ONE, ACCUMULATION = 'one process', 'one process, accumulating'
 HALVES = 'two processes without messages'
 TORCH = 'PyTorch, 1F1B'
@@ -40,7 +41,7 @@ GOALS = {ONE: .6, ACCUMULATION: .6, TORCH: 1., 'gpipe': .35}
 
 
 def layers_of_chainer(model: str, n: int):
-    """Return layers in sequence."""
+    """Return ``n`` layers in sequence."""
     import chainer
     import chainer.functions as F
     import chainer.links as L
@@ -71,7 +72,7 @@ def batch(model: str) -> np.ndarray:
 
 def of_chainer(model: str, rank: int, ranks: int, micro_batches: int = MICRO_BATCHES
                ) -> Callable[[str], None]:
-    """Return a function that takes a step with a method."""
+    """Return a function that runs a step with the given method."""
     import chainer
     import chainer.functions as F
 
@@ -80,7 +81,7 @@ def of_chainer(model: str, rank: int, ranks: int, micro_batches: int = MICRO_BAT
     comm = chainermn.create_communicator('flat')
 
     def pipeline(n_parts: int, schedule: str):
-        """A pipeline whose ranks have this many parts each."""
+        """Return a step of a pipeline with ``n_parts`` stages per rank."""
         parts = chainermn.MultiNodeChainList(comm)
         last = n_parts * ranks - 1
         for n in range(rank, last + 1, ranks):
@@ -92,7 +93,7 @@ def of_chainer(model: str, rank: int, ranks: int, micro_batches: int = MICRO_BAT
         return lambda: optimizer.update(function, x, t)
 
     def alone(n: int, loss: Callable):
-        """This process computes its layers, in this many micro-batches."""
+        """Return a step in which this process only computes its layers, in ``n`` micro-batches."""
         def step() -> None:
             stage.cleargrads()
             for xs, ts in zip(np.split(x, n), np.split(t, n), strict=True):
@@ -113,7 +114,7 @@ def of_chainer(model: str, rank: int, ranks: int, micro_batches: int = MICRO_BAT
 
 
 def of_torch(model: str, rank: int, ranks: int) -> Callable[[str], None]:
-    """Return a function that takes a step with PyTorch."""
+    """Return a function that runs a step with PyTorch."""
     import torch
     from torch.distributed import pipelining
 
@@ -153,7 +154,7 @@ def of_torch(model: str, rank: int, ranks: int) -> Callable[[str], None]:
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of some steps."""
+    """In the processes of a group: time some steps per turn."""
     if kind == _rounds.TORCH:
         import _gloo
 
@@ -187,11 +188,11 @@ def work(kind: str, folder: str) -> None:
 
 
 def peak(world, schedule: str) -> int:
-    """Return the most bytes that a step allocates, summed over all ranks."""
+    """Return the peak of the bytes allocated during a step, summed over all ranks."""
     import tracemalloc
 
     step = of_chainer(CONVOLUTIONS, world.rank, world.size, 16)
-    step(schedule)  # the first one allocates what stays
+    step(schedule)  # allocates memory that later steps reuse
     tracemalloc.start()
     step(schedule)
     found = tracemalloc.get_traced_memory()[1]
@@ -200,7 +201,7 @@ def peak(world, schedule: str) -> int:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = _rounds.parser(__doc__, rounds=9, takes_torch=True)
     args = parser.parse_args()
     if args.work:

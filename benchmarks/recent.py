@@ -3,10 +3,10 @@
 Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/recent.py [--ranks 2] [--rounds 200] [--svg FILE]``.
 
-The same processes alternate between running with and without the recorder; without it, the
-function that records a call is empty, and the lines around it are removed. ``on, with call sites``
-also records these, as with a timeout or ``CHAINERMN_DEBUG=1`` in the environment. The output
-shows the median of the ratios within a round.
+The same processes alternate between running with and without the recorder. Without it, the function
+that records a call is empty, and the lines around it are removed. ``on, with call sites`` also
+records call sites, as with a timeout or ``CHAINERMN_DEBUG=1`` in the environment. The output shows
+the median of the ratios within a round.
 """
 
 import statistics
@@ -21,7 +21,7 @@ GOAL = 1.02
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of some calls."""
+    """In the processes of a group: time some calls per turn."""
     import numpy as np
     from mpi4py import MPI
 
@@ -56,7 +56,7 @@ def work(kind: str, folder: str) -> None:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     args = _rounds.parser(__doc__, rounds=200, ranks=2).parse_args()
     if args.work:
         work(args.work, args.folder)

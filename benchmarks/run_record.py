@@ -1,12 +1,12 @@
-"""Overhead of recording a run: training steps with CHAINERMN_RECORD and without.
+"""Overhead of recording a run: training steps with and without CHAINERMN_RECORD.
 
 Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/run_record.py [--ranks 1] [--rounds 7] [--svg FILE]``.
 
 The same processes alternate between running with and without a record, 100 steps at a time, so that
-each turn with a record has one step with digests of all parameters and functions; of ResNet-50, a
-turn has one step without these, and their cost is measured separately. The output shows the median
-of the ratios within a round.
+each turn with a record contains one step with digests of all parameters and functions. For
+ResNet-50, a turn has only one step, without digests; their cost is measured separately. The output
+shows the median of the ratios within a round.
 """
 
 import pathlib
@@ -16,13 +16,13 @@ import time
 import _rounds
 
 GOALS = {'perceptron, 1,000 units': 1.03, 'ResNet-50': 1.01}
-#: Steps of a turn.
+#: Number of steps in a turn.
 STEPS = {'perceptron, 1,000 units': 100, 'perceptron, 100 units': 100, 'ResNet-50': 1}
 DETAILED, EVERY = 'ResNet-50, details', 100
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of some steps."""
+    """In the processes of a group: time some steps per turn."""
     import _steps_of_chainer as steps
     import chainer
     import chainer.functions as F
@@ -60,7 +60,7 @@ def work(kind: str, folder: str) -> None:
         model = 'ResNet-50' if name == DETAILED else name
         optimizers[model]._recording = recordings[model] if on else None
         n = 1 if name == DETAILED else STEPS[name]
-        # The first of 100 steps is detailed; of ResNet-50, one turn is the second one.
+        # The first of 100 steps has digests. A turn of ResNet-50 only contains the second step.
         numbers[model] = 2 if name == 'ResNet-50' else 1
         MPI.COMM_WORLD.Barrier()
         start = time.perf_counter()
@@ -73,7 +73,7 @@ def work(kind: str, folder: str) -> None:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     args = _rounds.parser(__doc__, rounds=7, ranks=1).parse_args()
     if args.work:
         work(args.work, args.folder)

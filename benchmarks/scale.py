@@ -1,18 +1,18 @@
-"""Costs of a rank in a job with many ranks: start, exchanges, small operations, end, memory.
+"""Costs of a rank in a job with many ranks: startup, updates, small operations, end, memory.
 
 Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/scale.py [--ranks 8,64] [--rounds 3] [--svg FILE]``.
 
-Compares ``flat`` and ``naive`` with the ``naive`` of ChainerMN 7 and with mpi4py, each in its own
-job; the jobs take turns, with fewer rounds for more ranks. Milliseconds are CPU time, the mean of
-the ranks; rows with "wall-clock" show wall-clock time on the slowest rank. All ranks share the
-cores of one machine, and a rank that polls for a message also takes CPU time. Chainer computes
-without PyTorch, whose import would take most of the time and memory.
+The benchmark compares ``flat`` and ``naive`` with ``naive`` of ChainerMN 7 and with mpi4py. Each
+has its own job; the jobs take turns, with fewer rounds for more ranks. Milliseconds are CPU time
+(mean over the ranks); rows with "wall-clock" show the wall-clock time on the slowest rank. All
+ranks share the cores of one machine, and a rank that polls for a message also takes CPU time.
+Chainer runs without PyTorch, whose import would take most of the time and memory.
 
 - job: the whole job, with Python, Chainer and MPI;
 - import: ``import chainermn`` and ``mpi4py.MPI``, after ``import chainer``;
-- first updates: the first one broadcasts the parameters of a model with 11,110 numbers, the second
-  one averages gradients first; mpi4py only sends the same arrays;
+- first updates: the first update broadcasts the parameters of a model with 11,110 numbers, and the
+  second one averages gradients for the first time; mpi4py only sends the same arrays;
 - memory: resident set size (RSS) and proportional set size (PSS), which divides shared pages among
   ranks, before the end of the job.
 
@@ -38,20 +38,20 @@ from _rounds import MPI4PY, V7, V8
 NAIVE = f'{V8}, naive'
 #: The kind of processes, and the communicator.
 KINDS = {V8: (V8, 'flat'), NAIVE: (V8, 'naive'), V7: (V7, 'naive'), MPI4PY: (V8, '')}
-CALLS = 30  # of a small operation
+CALLS = 30  # number of calls of each small operation
 UPDATES = 'next 20 updates'
-#: Steps whose wall-clock time is shown, too.
+#: Steps whose wall-clock time is also shown.
 ON_CLOCK = ('create_communicator', UPDATES)
 SIZES = ('RSS, MB', 'PSS, MB', 'file descriptors', 'threads')
-SHAPES = [(100, 100), (100,), (10, 100), (10,)]  # of the model
-GOALS = [  # step or size, kind, at most, relative to ChainerMN 7 or absolute
+SHAPES = [(100, 100), (100,), (10, 100), (10,)]  # parameters of the model
+GOALS = [  # step or size, kind, limit, and whether the limit is relative to ChainerMN 7
     ('create_communicator', V8, 10, False),
     ('first 2 updates', V8, 25, False),
     (f'{UPDATES}, wall-clock', NAIVE, 1, True),
     ('RSS, MB', V8, 80, False),
 ]
 
-Costs = dict[str, float]  # of a rank in one job, by step or size
+Costs = dict[str, float]  # costs of a rank in one job, by step or size
 
 
 # --- the processes that are measured -------------------------------------------------------------
@@ -61,7 +61,7 @@ class Meter:
     """Measures steps of this process."""
 
     def __init__(self) -> None:
-        self.barrier: Callable[[], object] = lambda: None  # until there is MPI
+        self.barrier: Callable[[], object] = lambda: None  # replaced when MPI is imported
         self.cpu: Costs = {}
         self.wall: Costs = {}
 
@@ -79,7 +79,7 @@ class Meter:
 
 
 def chainermn_steps(measure: Meter, kind: str) -> Costs:
-    """Measure all steps with ChainerMN; return the sizes before the end."""
+    """Measure all steps with ChainerMN; return the sizes before ``finalize``."""
     import chainer
     import numpy as np
 
@@ -117,7 +117,7 @@ def chainermn_steps(measure: Meter, kind: str) -> Costs:
 
 
 def mpi4py_steps(measure: Meter) -> Costs:
-    """Measure the same messages with mpi4py; return the sizes before the end."""
+    """Measure the same messages with mpi4py; return the sizes before ``finalize``."""
     import numpy as np
 
     def start() -> Any:
@@ -150,13 +150,13 @@ def sizes_of_process() -> Costs:
     """Return memory in MB, and numbers of file descriptors and threads of this process."""
     text = pathlib.Path('/proc/self/smaps_rollup').read_text()
     memory = [int(kilobytes) / 1e3 for kilobytes in re.findall(r'^[RP]ss: +(\d+) kB', text, re.M)]
-    descriptors = len(os.listdir('/proc/self/fd')) - 1  # without that of the folder
+    descriptors = len(os.listdir('/proc/self/fd')) - 1  # not the one that listdir has open
     return dict(zip(SIZES, [*memory, descriptors, len(os.listdir('/proc/self/task'))],
                     strict=True))
 
 
 def work(kind: str) -> None:
-    """In a process: measures all steps; rank 0 prints the costs of all ranks."""
+    """On each rank: measure all steps. Rank 0 prints the costs over all ranks."""
     measure = Meter()
     sizes = mpi4py_steps(measure) if kind == MPI4PY else chainermn_steps(measure, kind)
     from mpi4py import MPI
@@ -184,10 +184,10 @@ def run(kind: str, ranks: int) -> Costs:
         try:
             output, _ = process.communicate()
         except BaseException:
-            process.terminate()  # the ranks, too
+            process.terminate()  # also ends the ranks
             raise
     if process.returncode:
-        raise RuntimeError(f'{kind} on {ranks} ranks ended with {process.returncode}')
+        raise RuntimeError(f'{kind} on {ranks} ranks exited with status {process.returncode}')
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {'whole job': seconds * 1e3 / ranks} | json.loads(output.splitlines()[-1])
@@ -204,14 +204,14 @@ def measure_all(ranks: int, rounds: int) -> dict[str, list[Costs]]:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = _rounds.parser(__doc__, rounds=3)
     parser.add_argument('--ranks', default='8,64', help='default: %(default)s')
     args = parser.parse_args()
     if args.work:
         work(args.work)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit('the time is up'))  # ends the job, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('time limit reached'))  # also ends the job
     sizes = [2, 4] if args.quick else [int(n) for n in args.ranks.split(',')]
     rounds = {n: 1 if args.quick else min(args.rounds, max(2, 64 // n)) for n in sizes}
     found = {n: measure_all(n, rounds[n]) for n in sizes}

@@ -3,13 +3,14 @@
 Run it in an environment with ChainerMN and MPI, on Linux:
 ``python benchmarks/scatter_dataset.py [--ranks 4] [--rounds 5] [--mib 1024] [--svg FILE]``.
 
-The root has a ``TupleDataset`` of images (3 x 32 x 32 float32) and labels, which is scattered in
-order and shuffled. The output shows the time until all ranks have their shard, for both, with the
-ratio within a round (median, minimum and maximum); and the peak memory of the node, in multiples
-of the data size: the sum of the peak growth of all resident sets, and the root's own copy.
+The root has a ``TupleDataset`` of images (3 x 32 x 32 float32) and labels, which is scattered once
+in order and once shuffled. The output shows the time until all ranks have their shard, with the
+ratio to ChainerMN 7 within a round (median, minimum and maximum). It also shows the peak memory of
+the node, in multiples of the data size: the sum of the peak growth of all resident sets, plus the
+root's own copy.
 
-ChainerMN 7 needs nine times the size of the data, and each of the two roots has its own copy: use a
-smaller ``--mib`` if that does not fit into memory.
+ChainerMN 7 needs nine times the size of the data, and the roots of both versions have their own
+copy. Use a smaller ``--mib`` if this does not fit into memory.
 """
 
 import ctypes
@@ -26,7 +27,7 @@ EXAMPLE = 3 * 32 * 32 * 4  # bytes
 
 
 def resident(key: str) -> int:
-    """Bytes in memory: now (``VmRSS``) or at most since :func:`forget_peak` (``VmHWM``)."""
+    """Return the resident bytes: now (``VmRSS``), or the peak since ``forget_peak`` (``VmHWM``)."""
     for line in pathlib.Path('/proc/self/status').read_text().splitlines():
         if line.startswith(key):
             return int(line.split()[1]) * 1024
@@ -34,13 +35,13 @@ def resident(key: str) -> int:
 
 
 def forget_peak() -> None:
-    """Give free memory back, so that it counts when it is used again, and set the peak to now."""
+    """Return free memory to the system, so that it counts when it is reused, and reset the peak."""
     ctypes.CDLL(None).malloc_trim(0)
     pathlib.Path('/proc/self/clear_refs').write_text('5')
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of one call each."""
+    """In the processes of a group: time one call per turn."""
     import chainer
     import numpy as np
     from mpi4py import MPI
@@ -74,7 +75,7 @@ def work(kind: str, folder: str) -> None:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = _rounds.parser(__doc__, rounds=5, ranks=4)
     parser.add_argument('--mib', type=int, default=1024, help='default: %(default)s')
     args = parser.parse_args()

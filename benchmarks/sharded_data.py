@@ -1,14 +1,15 @@
 """Samples per second from shards, compared with MosaicML Streaming and WebDataset.
 
-Run it in an environment with ChainerMN; rivals that are not installed are left out:
+Run it in an environment with ChainerMN; rivals that are not installed are skipped:
 ``python benchmarks/sharded_data.py [--rounds 5] [--samples 20000] [--svg FILE]``, after
 ``pip install mosaicml-streaming webdataset``.
 
 Samples are digits: 64 float32 values and an int32 label, in shards of 2,000, on a local disk and in
 the page cache. Each reader runs in one process, reads all samples in shuffled order, and returns
-arrays of batches of 32. In turns; the ratio is that to the faster rival in the same round. Then
-the time of a training step with a reader that takes 80% of it, relative to a step without
-data, which computes on one core: the reader waits, as for a disk, or computes in pure Python.
+batches of 32 as arrays. The readers take turns; the ratio compares ChainerMN with the faster rival
+in the same round. The second part measures a training step on one core with a reader that takes 80%
+of the time of a step, relative to a step without a reader. The reader waits, as if for a disk, or
+computes in pure Python.
 """
 
 import importlib.util
@@ -128,11 +129,11 @@ READERS: dict[str, tuple[str, Callable[..., None], Callable[..., int]]] = {
 
 
 class SlowShard:
-    """Samples that take a while each.
+    """A shard that takes some time to read each sample.
 
     Args:
-        seconds: For a sample.
-        is_busy: Whether it computes in Python, or waits.
+        seconds: Seconds per sample.
+        is_busy: Whether reading computes in Python; otherwise, it waits.
     """
 
     def __init__(self, seconds: float, is_busy: bool) -> None:
@@ -142,7 +143,7 @@ class SlowShard:
         return 1000
 
     def __getitems__(self, indexes: list[int]) -> list[np.ndarray]:
-        """Take the time, then return samples."""
+        """Compute or wait, then return the samples."""
         end = time.perf_counter() + self._seconds * len(indexes)
         if not self._is_busy:
             time.sleep(end - time.perf_counter())
@@ -154,7 +155,7 @@ class SlowShard:
         return self.__getitems__([i])[0]
 
 
-#: Whether a reader computes in Python, and the number of its processes.
+#: For each reader: whether it computes in Python, and its number of processes.
 STEPS = {'waits, in a thread': (False, 0), 'computes in Python, in a thread': (True, 0),
          'computes in Python, in a process': (True, 1)}
 
@@ -189,7 +190,7 @@ def step_ratio(n_steps: int, kind: str) -> float:
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: writes the shards, then takes turns of an epoch each."""
+    """In the processes of a group: write the shards, then time an epoch per turn."""
     _, write, read = READERS[kind]
     shards = pathlib.Path(folder) / f'shards of {kind}'
 
@@ -209,7 +210,7 @@ def work(kind: str, folder: str) -> None:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = _rounds.parser(__doc__, rounds=5)
     parser.add_argument('--samples', type=int, default=20_000, help='default: %(default)s')
     args = parser.parse_args()
@@ -220,7 +221,7 @@ def main() -> None:
     kinds = [kind for kind, (module, *_) in READERS.items() if importlib.util.find_spec(module)]
     for kind in READERS:
         if kind not in kinds:
-            print(f'{kind} is left out: it is not installed')
+            print(f'{kind} is skipped: it is not installed')
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     steps: dict[str, list[float]] = {kind: [] for kind in STEPS}
     with _rounds.groups(__file__, 1, kinds) as groups:

@@ -3,10 +3,10 @@
 Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/sharded_states.py [--ranks 4] [--rounds 5] [--svg FILE]``.
 
-The model has ten linear layers with 100 million float32 parameters. State memory: bytes of Adam's
-moments on the rank with most. Step: update and, if sharded, exchange of the parameters on one
-host with ``flat``, without averaging the gradients, which is the same for both. Steps of both take
-turns; the ratios are within a round.
+The model has ten linear layers with 100 million float32 parameters. "State memory" is the size of
+Adam's moments on the rank with the most bytes. A step consists of the update and, with sharded
+states, an all-gather of the parameters with ``flat`` on one host. It does not average gradients,
+which takes the same time in both cases. Steps of both kinds take turns; ratios are within a round.
 """
 
 import statistics
@@ -14,12 +14,12 @@ import time
 
 import _rounds
 
-WIDTH = 3162  # of ten layers: 100 million parameters
+WIDTH = 3162  # ten layers of this width have 100 million parameters
 GOALS = {'state memory': .27, 'step': .5}
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of a step with complete and with sharded states."""
+    """In the processes of a group: time a step with complete and one with sharded states."""
     import chainer
     import chainer.links as L
     import numpy as np
@@ -37,7 +37,7 @@ def work(kind: str, folder: str) -> None:
             chainer.optimizers.Adam(), comm, shard_states=shard).setup(model)
         for param in model.params():
             param.grad = np.full(param.shape, .1, 'f')
-        for _ in range(2):  # the first one broadcasts
+        for _ in range(2):  # the first one broadcasts the parameters
             optimizer.update()
         return optimizer
 
@@ -60,7 +60,7 @@ def work(kind: str, folder: str) -> None:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = _rounds.parser(__doc__, rounds=5, ranks=4)
     args = parser.parse_args()
     if args.work:

@@ -2,16 +2,16 @@
 
 Run it in an environment with ChainerMN: ``python benchmarks/startup.py [--rounds 40]``.
 
-- start: ``python -c pass``, in this environment with the ``.pth`` file of ChainerMN and without it.
-- import: ``import chainer``, patched at import time, against a copy of Chainer whose files
+- start: ``python -c pass`` in this environment, with and without the ``.pth`` file of ChainerMN.
+- import: ``import chainer``, patched at import time, compared with a copy of Chainer whose files
   contain the same edits.
-- chainermn: ``import chainer, chainermn`` against ``import chainer``.
-- communicator: the first ``create_communicator`` on 4 ranks, in new processes that have initialized
-  MPI, on the slowest rank, including Python imports.
+- chainermn: ``import chainer, chainermn``, compared with ``import chainer``.
+- communicator: the first ``create_communicator`` on 4 ranks, including imports, on the slowest
+  rank, in new processes that have already initialized MPI.
 
 The output shows the median of the differences within a round, in milliseconds of wall-clock time
 and of CPU time (user and system). The variants take turns in random order, so that load affects
-both equally; on a busy machine CPU time is more stable.
+both equally. On a busy machine, CPU time is more stable.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from chainer_compat.patching import registry
 
 PTH = 'chainer_compat.pth'
 START = 'Python itself'
-GOALS = (1, 30, 100, 50)  # milliseconds
+GOALS = (1, 30, 100, 50)  # milliseconds for each row
 
 
 class Variant:
@@ -50,7 +50,7 @@ class Variant:
         self.processor: list[float] = []
 
     def run(self) -> tuple[float, float]:
-        """Return time on the clock and processor time, in milliseconds."""
+        """Run the command; return its wall-clock time and CPU time in milliseconds."""
         start = time.perf_counter()
         pid = os.posix_spawn(self.command[0], self.command, self.env)
         _, status, usage = os.wait4(pid, 0)
@@ -58,14 +58,14 @@ class Variant:
         return (time.perf_counter() - start) * 1e3, (usage.ru_utime + usage.ru_stime) * 1e3
 
     def measure(self) -> None:
-        """Run once more and keep the times."""
+        """Run the command once more and store the times."""
         clock, processor = self.run()
         self.clock.append(clock)
         self.processor.append(processor)
 
 
 def linked_environment(folder: pathlib.Path, leave_out: str = '') -> pathlib.Path:
-    """Make a copy of this environment out of links; return its python."""
+    """Make a copy of this environment that consists of links; return its Python."""
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', folder], check=True)
     ours = pathlib.Path(sysconfig.get_path('purelib'))
     for entry in ours.iterdir():
@@ -75,7 +75,7 @@ def linked_environment(folder: pathlib.Path, leave_out: str = '') -> pathlib.Pat
 
 
 def copy_of_chainer(folder: pathlib.Path, edited: bool) -> str:
-    """Copy Chainer into ``folder``, which it returns, and edits the files as the shims say."""
+    """Copy Chainer into ``folder``; with ``edited``, apply the edits of the shims to the files."""
     shutil.copytree(pathlib.Path(chainer.__file__).parent, folder / 'chainer',
                     ignore=shutil.ignore_patterns('__pycache__'))
     for module, edits in registry.edits.items() if edited else ():
@@ -98,7 +98,7 @@ def compare(rounds: int, variant: Variant, without: Variant) -> tuple[list[float
 
 
 def create(rounds: int) -> list[float]:
-    """Return the milliseconds in which 4 ranks make a communicator, for each round."""
+    """Return the milliseconds to create a communicator on 4 ranks, for each round."""
     code = ('import time; from mpi4py import MPI; import chainermn; world = MPI.COMM_WORLD\n'
             'world.Barrier(); start = time.perf_counter()\n'
             "chainermn.create_communicator('flat')\n"
@@ -117,7 +117,7 @@ def create(rounds: int) -> list[float]:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--rounds', type=int, default=25, help='default: %(default)s')
     parser.add_argument('--quick', action='store_true', help='one short round, as a test')

@@ -3,12 +3,12 @@
 Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/timeline.py [--ranks 2] [--rounds 25] [--svg FILE]``.
 
-The same processes alternate between running with and without a timeline; without it, the
-operations are restored to those used when ``CHAINERMN_TIMELINE`` is not set. A step is an update
-of a multilayer perceptron of 1,000 units with batches of 100 images of 28 x 28 pixels, or of one
-of 100 units with 16 images of 8 x 8. The output shows the median of the ratios within a round.
-Without the variable, four empty with-statements per update remain; they are measured separately,
-since they are too short to be visible in a step.
+The same processes alternate between running with and without a timeline. Without it, the operations
+are the same as when ``CHAINERMN_TIMELINE`` is not set. A step is an update of a multilayer
+perceptron: with 1,000 units and batches of 100 images of 28 x 28 pixels, or with 100 units and 16
+images of 8 x 8. The output shows the median of the ratios within a round. Without the variable,
+four empty with-statements per update remain. They are measured separately, because they are too
+short to be visible in a step.
 """
 
 import statistics
@@ -18,14 +18,14 @@ import _rounds
 
 GOAL = 1.03
 STEP = 'step of a perceptron, 1,000 units'
-#: Units, pixels, examples, and steps of a turn.
+#: Number of units, of pixels, of examples in a batch, and of steps in a turn.
 STEPS = {STEP: (1000, 784, 100, 20), 'step of a perceptron, 100 units': (100, 64, 16, 200)}
 CALL, CALLS = 'allreduce of a float', 1000
 SPANS = 'forward', 'backward', 'exchange', 'update'
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of some steps or calls."""
+    """In the processes of a group: time some steps or calls per turn."""
     import chainer
     import numpy as np
     from chainer import functions as F
@@ -88,7 +88,7 @@ def work(kind: str, folder: str) -> None:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     args = _rounds.parser(__doc__, rounds=25, ranks=2).parse_args()
     if args.work:
         work(args.work, args.folder)

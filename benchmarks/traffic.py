@@ -3,15 +3,14 @@
 Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/traffic.py [--ranks 2,4,16,32] [--svg FILE]``.
 
-Counted on real ranks, as payload without the headers of MPI, on the rank that receives most. Times
-would mean nothing: there are more ranks than cores. The model, ceil(log2(ranks)) messages, is
-compared with the counts and extended to 1,024 ranks. An MPI_Allgather of all signatures would take
-signature size * (ranks - 1) bytes.
+Messages are counted on real ranks, as payload without MPI's headers, on the rank that receives the
+most. Times would be meaningless, because there are more ranks than cores. The model predicts
+ceil(log2(ranks)) messages. It is compared with the counts, and extended to 1,024 ranks. For
+comparison, an MPI_Allgather of all signatures would take signature size * (ranks - 1) bytes.
 """
 
 import argparse
 import json
-import pathlib
 import subprocess
 import sys
 
@@ -24,7 +23,7 @@ OPERATIONS = ('multi_node_mean_grad', 'barrier', 'bcast_data', 'allreduce of a f
 
 
 def work() -> None:
-    """In a process: counts what it receives in each operation, and prints the greatest counts."""
+    """On each rank: count the messages of each operation. Rank 0 prints the largest counts."""
     import chainer
     import numpy as np
     from mpi4py import MPI
@@ -42,7 +41,7 @@ def work() -> None:
         lambda: comm.allreduce(x), lambda: comm.bcast(x), lambda: comm.gather(x),
         lambda: comm.gather_obj(1.5)), strict=True))
     exchange, received = comm._context.check.exchange, []
-    exchange._share = None  # messages, as between hosts
+    exchange._share = None  # send messages, as between hosts, instead of using shared memory
     mpi_comm, status = comm._context.check.mpi_comm, MPI.Status()
 
     def counted(message, dest, source):
@@ -63,21 +62,19 @@ def work() -> None:
 
 def count(ranks: int) -> tuple[int, int, dict[str, tuple[int, int]]]:
     """Return the sizes of a signature and an identifier, and messages and bytes by operation."""
-    beside = pathlib.Path(sys.executable).with_name('mpiexec')
     done = subprocess.run(
-        [str(beside) if beside.exists() else 'mpiexec', '-n', str(ranks), sys.executable,
-         '-W', 'ignore', __file__, '--work', 'count'],
+        _rounds.local(ranks)([sys.executable, '-W', 'ignore', __file__, '--work', 'count']),
         stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def messages(ranks: int) -> int:
-    """Return the number of messages of a check that the model predicts."""
+    """Return the number of messages of a check, as predicted by the model."""
     return (ranks - 1).bit_length()
 
 
 def main() -> None:
-    """Count and print."""
+    """Count messages and bytes, and print them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--ranks', default=','.join(map(str, RANKS)), help='default: %(default)s')
     parser.add_argument('--quick', action='store_true', help='only 2 and 3 ranks, as a test')

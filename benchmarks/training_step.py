@@ -1,4 +1,4 @@
-"""Training steps of ChainerMN 8, with PyTorch's kernels and without, and of PyTorch.
+"""Training steps of ChainerMN 8, with and without PyTorch's kernels, and of PyTorch.
 
 Run it in an environment with ChainerMN, MPI, scikit-learn and PyTorch:
 ``python benchmarks/training_step.py [--ranks 1,2] [--hosts 1gbit] [--rounds 4] [--only CNN,LSTM]
@@ -7,24 +7,24 @@ Run it in an environment with ChainerMN, MPI, scikit-learn and PyTorch:
 The models: six 3x3 convolutions of 32 channels, on 16 images of 3 x 32 x 32; ResNet-50, on 4 images
 of 3 x 224 x 224; the perceptron of ``examples/mnist`` with 1,000 units, on 100 images; an LSTM of
 256 units, on 16 sequences of 32 vectors of 128; and the networks of ``examples/dcgan`` (32 images)
-and ``examples/seq2seq`` (32 pairs, 5,000 words, 256 units). PyTorch has models of the same shapes,
-written as its users do: with its defaults; with fused optimizers, and images with channels last;
-and compiled, on one rank, by ``torch.compile``, which needs a C++ compiler. The table shows the
-fastest.
+and ``examples/seq2seq`` (32 pairs, 5,000 words, 256 units). PyTorch runs models with the same
+shapes, written as PyTorch users write them, in three variants: with the defaults; with fused
+optimizers, and images with channels last; and, on one rank, compiled with ``torch.compile``, which
+needs a C++ compiler. The table shows the fastest variant.
 
-A step is forward, backward and the update, without accuracy. With one rank nothing is exchanged.
-With several, ChainerMN exchanges gradients by ``flat``, and PyTorch by DDP on gloo; only some
-models run. Each process has one thread. A turn is the fastest of some steps on one rank, their mean
-on several, where processes wait for each other. The time in kernels is that in PyTorch's functions,
-of the fastest of 10 steps; the rest is Chainer's, NumPy's and the optimizer's. The memory is the
-largest resident set of rank 0.
+A step consists of forward, backward and the update, without computing the accuracy. One rank does
+not communicate. Several ranks average gradients, ChainerMN with ``flat`` and PyTorch with DDP on
+gloo; only some of the models run. Each process has one thread. The result of a turn is the fastest
+of some steps on one rank; on several ranks, which wait for each other, it is the mean. The time of
+"PyTorch kernels alone" is spent in PyTorch's functions, in the fastest of 10 steps; Chainer, NumPy
+and the optimizer take the rest of the step. The memory is the largest resident set size of rank 0.
 
-Two hosts of one rank each follow: network namespaces of this machine, whose links have the rate of
-``--hosts`` in each direction. They need root and iproute2. There ChainerMN exchanges with
-``overlap=True``, as DDP always does.
+Finally, two hosts with one rank each are measured. They are network namespaces of this machine,
+whose links have the rate given by ``--hosts`` in each direction, and need root and iproute2. Here,
+ChainerMN uses ``overlap=True``, because DDP always overlaps communication.
 
-On processors with bfloat16 instructions, the steps are also measured with
-``chainer.config.torch_compute_dtype``, and PyTorch's with autocast; ``--no-bfloat16`` skips this.
+On processors with bfloat16 instructions, steps are also measured with
+``chainer.config.torch_compute_dtype``, and in PyTorch with autocast; ``--no-bfloat16`` skips this.
 """
 
 import argparse
@@ -57,16 +57,16 @@ import virtual_hosts
 
 from chainer_compat.pytorch.tensors import compute_dtype
 
-#: Steps in a turn of each model.
+#: Number of steps in a turn, by model.
 TURNS = {'CNN': 8, 'ResNet-50': 2, 'perceptron': 20, 'LSTM': 20, 'DCGAN': 4, 'seq2seq': 4}
 PARALLEL = ('CNN', 'ResNet-50')
-#: Of PyTorch in float32.
+#: Variants of PyTorch in float32.
 VARIANTS = (TORCH, FUSED, COMPILED)
 #: ``torch.compile`` fails for packed sequences.
 NOT_COMPILED = ('seq2seq',)
 GOALS = {1: 1., 2: 1.}
-MEMORY = 'memory'  # asks for megabytes instead of seconds
-KERNELS = 'kernels'  # asks for the seconds of a step in PyTorch's functions
+MEMORY = 'memory'  # command: return megabytes instead of seconds
+KERNELS = 'kernels'  # command: return the seconds of a step in PyTorch's functions
 #: Captions and columns of the tables.
 IN_FLOAT32, IN_BFLOAT16, RESIDENT = 'Time in float32', 'Time in bfloat16', 'Memory of rank 0'
 COLUMNS = {
@@ -78,7 +78,7 @@ COLUMNS = {
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of some steps of a model."""
+    """In the processes of a group: time some steps of a model per turn."""
     if kind.startswith(TORCH):
         import _gloo
         import _steps_of_torch as steps_of
@@ -180,7 +180,7 @@ def fastest_of(seconds: dict[str, list[float]], kinds: Iterable[str]) -> str:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = _rounds.parser(__doc__, rounds=4, takes_torch=True)
     parser.add_argument('--ranks', default='1,2', help='default: %(default)s')
     parser.add_argument('--hosts', metavar='RATE', default='1gbit',

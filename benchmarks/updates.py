@@ -1,13 +1,13 @@
 """Updates of all parameters by an optimizer, compared with Chainer's and PyTorch's.
 
-Run it in an environment with ChainerMN and PyTorch, without which its columns are missing:
+Run it in an environment with ChainerMN and PyTorch (without PyTorch, its columns are missing):
 ``python benchmarks/updates.py [--rounds 15] [--svg FILE]``.
 
-One process and one thread; the methods take turns. ChainerMN 7 calls the rule of each parameter, as
-Chainer does without the patches. ChainerMN 8 updates all parameters by PyTorch's fused kernels, and
-without PyTorch a block of many parameters at a time. PyTorch is ``torch.optim`` with
-``fused=True``, on parameters of the same shapes. The output shows milliseconds of an update
-(medians), and ratios within a round.
+There is one process with one thread; the methods take turns. ChainerMN 7 calls the rule of each
+parameter, like Chainer without patches. ChainerMN 8 updates all parameters with PyTorch's fused
+kernels; without PyTorch, it updates a block of many parameters at a time. PyTorch runs
+``torch.optim`` with ``fused=True``, on parameters with the same shapes. The output shows the
+milliseconds of an update (medians), and ratios within a round.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def shapes() -> dict[str, list[tuple[int, ...]]]:
 
 
 def methods(name: str, shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], object]]:
-    """Return functions that update."""
+    """Return a function that updates all parameters, for each method."""
     model = chainer.Chain()
     with model.init_scope():
         for i, shape in enumerate(shapes):
@@ -82,7 +82,7 @@ def methods(name: str, shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], 
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     args = _rounds.parser(__doc__, rounds=15).parse_args()
     drawn: dict[str, dict[str, list[float]]] = {}
     rows: list[list] = []

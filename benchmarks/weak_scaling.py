@@ -4,15 +4,16 @@ Run it in an environment with ChainerMN, MPI and scikit-learn:
 ``python benchmarks/weak_scaling.py [--up-to 4] [--rounds 7] [--torch PYTHON] [--svg FILE]``.
 
 Models: the perceptron of ``examples/mnist`` on digits, 16 examples per rank, and a small ResNet of
-three blocks on images of 3 x 32 x 32, 8 examples per rank; PyTorch has models of the same shapes.
-The work per rank does not depend on the number of ranks, and each rank has one thread.
+three blocks on images of 3 x 32 x 32, 8 examples per rank. PyTorch runs models with the same
+shapes. The work per rank does not depend on the number of ranks, and each rank has one thread.
 
-A turn alternates between steps with and without communication, on all ranks at a time; the time
-of communication is the difference, which includes waiting for slower ranks. It compares steps of
-the same framework with the same number of ranks, since frameworks differ in their step time without
-communication, and cores share memory bandwidth and clock frequency. Efficiency is a step without
-communication on one rank, divided by a step with communication on all ranks. The output shows
-medians over the rounds. A time below half the interquartile range is noise.
+A turn alternates between steps with and without communication, on all ranks at the same time. The
+difference is the communication time, which includes waiting for slower ranks. Only steps of the
+same framework with the same number of ranks are subtracted, because the time of a step without
+communication differs between frameworks, and because cores share memory bandwidth and clock
+frequency. Efficiency is the time of a step without communication on one rank, divided by the time
+of a step with communication on all ranks. The output shows medians over the rounds. A time below
+half the interquartile range is noise.
 """
 
 import pathlib
@@ -23,15 +24,15 @@ import time
 import _rounds
 from _rounds import DDP, V7, V8
 
-MODELS = {'perceptron': 25, 'small ResNet': 3}  # steps of each sort in a part of a turn
+MODELS = {'perceptron': 25, 'small ResNet': 3}  # number of steps of each kind in a part of a turn
 PARTS = 4
-#: A batch; units or channels.
+#: Shape of a batch; number of units or channels.
 SHAPES = {'perceptron': ((16, 64), 100), 'small ResNet': ((8, 3, 32, 32), 16)}
-BLOCKS = ((1, 1), (2, 2), (4, 2))  # times as many channels; stride
+BLOCKS = ((1, 1), (2, 2), (4, 2))  # multiple of the number of channels; stride
 
 
 def steps_of_chainer(name: str, comm) -> dict:
-    """Return a step with the exchange of gradients, and one without."""
+    """Return a step that averages gradients, and one that does not."""
     import chainer
     import chainer.functions as F
     import chainer.links as L
@@ -79,7 +80,7 @@ def steps_of_chainer(name: str, comm) -> dict:
 
 
 def steps_of_torch(name: str, rank: int) -> dict:
-    """The same for PyTorch, whose exchange runs beside backward."""
+    """Return the same steps in PyTorch, which averages gradients during backward."""
     import torch
     from torch import nn
 
@@ -127,7 +128,7 @@ def steps_of_torch(name: str, rank: int) -> dict:
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of some steps of each sort."""
+    """In the processes of a group: time some steps of each kind per turn."""
     if kind == DDP:
         import _gloo
 
@@ -165,7 +166,7 @@ def work(kind: str, folder: str) -> None:
 
 
 def compare(rival: str, lost_by: dict[str, list[float]]) -> str:
-    """Return the ratio of both times, if it can be told from the noise."""
+    """Return a text with the ratio of both times, unless one of them is less than the noise."""
     for name in (rival, V8):
         lost = lost_by[name]
         low, middle, high = statistics.quantiles(lost, n=4) if len(lost) > 1 else lost * 3
@@ -175,7 +176,7 @@ def compare(rival: str, lost_by: dict[str, list[float]]) -> str:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the results."""
     parser = _rounds.parser(__doc__, rounds=7, takes_torch=True)
     parser.add_argument('--up-to', type=int, default=4, metavar='RANKS', help='default: 4')
     args = parser.parse_args()

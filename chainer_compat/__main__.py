@@ -172,7 +172,7 @@ def _print_shims() -> None:
     print('\nActive shims:')
     for shim in registry.find_shims():
         if registry.is_active(shim):
-            print(f'  {shim.__name__:<26}{", ".join(registry.modules_of(shim))}')
+            print(f'  {shim.__name__:<30} {", ".join(registry.modules_of(shim))}')
 
 
 def _print_backend(cuda: Any) -> None:

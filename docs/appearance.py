@@ -4,7 +4,7 @@
   the comment ``<!-- file: NAME -->`` above its block.
 - Each line of code is an element, so that long lines can be indented where they are wrapped.
 - Types in signatures are public: a private class is shown as its public base class.
-- Docstrings link to the pages that they name, and source pages to the documentation of their names.
+- Docstrings link to the pages that they mention. Source pages link to the documentation of objects.
 - The sidebar shows one section at a time.
 """
 
@@ -41,7 +41,7 @@ logger = sphinx.util.logging.getLogger(__name__)
 
 
 class LineFormatter(pygments.formatters.HtmlFormatter):
-    """Puts each line into an element, and the markers of a diff, which are not copied."""
+    """Puts each line into an element; also the markers of a diff, so that they are not copied."""
 
     def wrap(self, source: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
         """Return the lines of the block, and the elements around them."""
@@ -53,7 +53,7 @@ class LineFormatter(pygments.formatters.HtmlFormatter):
 
 
 def mark_line(line: str, kind: str = 'line', marker: int = 0) -> str:
-    """Return the element of a line. It tells the style by how much the line is indented.
+    """Return the element of a line, which passes the indentation of the line to the style.
 
     Args:
         line: The line, as HTML.
@@ -77,7 +77,7 @@ def mark_diff(line: str) -> str:
     line = re.sub(r'(?<=[\w)\]])(?=\.[a-zA-Z])|(?<=\w\()(?=[\w\'"&])', '<wbr>', line)
     line = re.sub(r'^((?:<span[^>]*>)?)([-+ ])', r'\1<span class="marker">\2</span>', line)
     line = mark_line(line, kind, marker=1)
-    # The end of a line that is not copied is not copied either.
+    # If a line is not copied, its end must not be copied.
     return f'{line[:-1]}<span class="marker">\n</span>' if 'removed' in kind else line
 
 
@@ -86,7 +86,7 @@ def style_blocks(app: Sphinx, doctree: docutils.nodes.document) -> None:
     for block in [*doctree.findall(docutils.nodes.literal_block)]:
         name = file_name(block)
         kind = 'code' if name else KINDS.get(block.get('language', ''), 'code')
-        if 'output' not in block['classes']:  # as it is for notebooks
+        if 'output' not in block['classes']:  # outputs of notebooks already have it
             block['classes'].append(kind)
         if block.get('language') in ('none', app.config.highlight_language):
             logger.warning('code without a language', location=block, type='appearance')
@@ -171,7 +171,7 @@ DTypeLike.__module__ = 'numpy.typing'
 
 
 def link_pages(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Link to the pages that a docstring names, such as ``docs/checkpoints.md``."""
+    """Link to the pages that a docstring mentions, such as ``docs/checkpoints.md``."""
     lines[:] = [re.sub(r'\bdocs/([\w/]+)\.md\b', r':doc:`/docs/\1`', line) for line in lines]
 
 

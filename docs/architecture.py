@@ -14,20 +14,21 @@ import textwrap
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-#: By package.
+#: The name of the diagram of each package.
 PICTURES = {'chainermn': 'architecture.svg', 'chainer_compat': 'chainer_compat.svg'}
 
-#: From left to right; a layer with many modules has two rows. Others come last.
+#: The order of modules in a layer, from left to right; the other modules come last. A layer with
+#: many modules has two rows.
 ORDER = [
     'testing', 'links', 'datasets', 'iterators', 'extensions', 'kvstore', '_commands',
     'functions', 'optimizers', 'nccl', 'global_except_hook', '_timeline', '_records', '_process',
     '_types',
 ]
-#: Facade, entry point, and names without an idea of their own.
+#: Modules that are not shown: the facade, the entry point, and modules that only define names.
 HIDDEN = {'__init__', '__main__', '_at_import', '_types', '_version', 'shims'}
 PER_ROW = 7
 WIDTH, HEIGHT, LOW, GAP, MARGIN = 156, 98, 44, 14, 16
-BETWEEN = 44  # layers
+BETWEEN = 44  # pixels between layers
 
 BOX = '<rect x="{}" y="{}" width="{}" height="{}" rx="4" fill="{}" stroke="#345"/>'
 TEXT = '<text x="{}" y="{}" font-size="{}" fill="#123"{}>{}</text>'

@@ -51,7 +51,7 @@ autodoc_typehints = 'description'
 autodoc_typehints_description_target = 'documented'
 napoleon_numpy_docstring = False
 
-# Output has no copy button. Of a diff, it copies the program with the changes.
+# Output has no copy button. For a diff, the button copies the program with the changes.
 copybutton_selector = 'div:not(.output) > div.highlight > pre'
 copybutton_exclude = '.removed, .marker'
 copybutton_prompt_text = r'>>> |\.\.\. '
@@ -90,7 +90,8 @@ html_theme_options = {
 }
 html_show_sphinx = False
 
-#: The site has no README.md, which is like the front page: the pages instead of its sections.
+#: The site has no README.md, because it resembles the front page. Links to its sections lead to
+#: these pages.
 PAGES_OF_README = {
     None: 'contents.rst', '#install': 'install.md', '#from-chainer-to-chainermn': 'tutorial.md',
     '#errors-instead-of-hangs': 'reliability.md',

@@ -1,7 +1,7 @@
 """Write the table of reference/expressions.md: PyTorch expressions of Chainer's functions.
 
-``python docs/expressions.py`` reads the source of ``chainer_compat/pytorch/expressions``: the
-body of short expressions, the first line of the docstring of others.
+``python docs/expressions.py`` reads the source of ``chainer_compat/pytorch/expressions``. It shows
+the body of short expressions, and the first line of the docstring of longer ones.
 """
 
 import ast

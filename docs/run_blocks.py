@@ -4,15 +4,15 @@
 
 - ``python`` blocks are one program, which runs in a new folder that contains ``benchmarks``,
   ``examples`` and ``tests`` of the repository;
-- ``diff`` blocks with a number of ranks, or a file name, are the second of two Python programs;
+- ``diff`` blocks with a number of ranks or a file name show two Python programs; the second runs;
 - ``sh`` blocks run in the same folder, in order with the others;
 - blocks in other languages are not run.
 
 Comments above a block modify this:
 
-- ``<!-- ranks: 4 -->``: run on 4 ranks. All such blocks of the page are one program, which runs
-  after the others. The programs of all pages with the same number of ranks run one after the other
-  in one job, since starting a job takes longer than most of them; each in its own folder and
+- ``<!-- ranks: 4 -->``: run on 4 ranks. All such blocks of a page are one program, which runs after
+  the other blocks. The programs of all pages with the same number of ranks run one after the other
+  in one job, because starting a job takes longer than most of them. Each has its own folder and
   ``__main__``.
 - ``<!-- file: train.py -->``: save the block under this name, for a later block.
 - ``<!-- printed -->``: the expected output of the previous block. The order of lines does not
@@ -213,8 +213,8 @@ def main() -> None:
     os.environ['PATH'] = f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}'
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     pages = args.pages or all_pages()
-    numbers: dict[int, dict[str, int]] = {}  # of blocks, by ranks and page
-    not_run: dict[str, dict[str, list[int]]] = {}  # lines by reason and page
+    numbers: dict[int, dict[str, int]] = {}  # number of blocks, by ranks and page
+    not_run: dict[str, dict[str, list[int]]] = {}  # line numbers, by reason and page
     for page in pages:
         for block in find_blocks(page):
             if block.not_run:

@@ -14,9 +14,9 @@ COO = chainer.utils.to_coo(np.array([[0, 1, 0], [2, 0, 3]], 'f'))
 
 
 class Draw:
-    """``v(2, 3)`` is a Variable of that shape; its numbers, .1 to .9, suit every function.
+    """Draws inputs: ``v(2, 3)`` is a Variable with numbers from .1 to .9, valid for every function.
 
-    They are ``step`` away from where they would be, in the direction that goes with each input.
+    With ``step``, each input is shifted by ``step`` times its own random direction.
     """
 
     def __init__(self, dtype='f', step=0):
@@ -214,17 +214,17 @@ CASES = {
         running_var=np.ones(3, v.dtype)),
     'fixed_batch_normalization': normalization('mean', 'var'),
     'decorrelated_batch_normalization': lambda f, v: f(v(8, 4), groups=2),
-    # Chainer's gradients of the mean and the projection are wrong; nobody trains those.
+    # Chainer's gradients of the mean and the projection are wrong; they are not used for training.
     'fixed_decorrelated_batch_normalization': lambda f, v: f(
         v(4, 4), np.full((1, 4), .3, v.dtype), np.ones((1, 4, 4), v.dtype), groups=1),
     'group_normalization': lambda f, v: f(v(2, 4, 3), 2, v(4), v(4)),
     'layer_normalization': normalization(),
 }
 
-# Chainer says so itself, of whatever version.
+# Functions that Chainer itself reports as deprecated.
 DEPRECATED = {'batch_matmul', 'fixed_batch_renormalization'}
 
-# Chainer has no second derivative of these, or derives through integers.
+# Chainer has no second derivative of these functions, or differentiates integers.
 ONCE = '''
     local_convolution_2d argmax_crf1d black_out connectionist_temporal_classification crf1d
     spatial_pyramid_pooling_2d local_response_normalization negative_sampling
@@ -236,14 +236,14 @@ ONCE = '''
 '''
 
 
-# Chainer refuses float64.
+# Chainer rejects float64.
 FLOAT32 = '''
     bilinear resize_images roi_average_align_2d roi_average_pooling_2d roi_max_align_2d
     roi_max_pooling_2d roi_pooling_2d
 '''
 NOT_FLOAT16 = ['cholesky', 'decorrelated_batch_normalization']  # NumPy's linalg rejects it
 
-# Options that are not floats in the cases or signatures above.
+# Float options that are not written as floats in the cases or signatures above.
 OPTIONS = {
     'batch_normalization': {'eps': 2e-5, 'decay': .9},
     'contrastive': {'margin': 1.},
@@ -251,4 +251,4 @@ OPTIONS = {
     'local_response_normalization': {'k': 2.},
 }
 
-# These of NumPy's and SciPy's functions take the same arguments.
+# These functions of NumPy and SciPy take the same arguments.

@@ -1,9 +1,9 @@
 """Synchronizes the ranks of a test run: one outcome per test, one report, one time limit.
 
-Under ``mpiexec ... pytest --with-mpi`` every rank runs the same tests. After each phase of a
-test (setup, call, teardown) the ranks exchange outcomes; a failure on one rank is a failure on all.
-So no rank runs ahead, and only rank 0 reports. In one process pytest-xdist may run the files in
-parallel.
+Under ``mpiexec ... pytest --with-mpi``, every rank runs the same tests. After each phase of a test
+(setup, call, teardown), the ranks exchange outcomes; a failure on one rank is a failure on all.
+Therefore, no rank runs ahead, and only rank 0 reports. Without mpiexec, pytest-xdist can run the
+files in parallel.
 """
 
 import faulthandler
@@ -27,8 +27,8 @@ from time_limits import seconds
 pytest_plugins = ['shared_fixtures']
 
 LIMIT = 60  # seconds that a test may take on a quiet machine, unless it is marked with limit(...)
-LIMIT_ON_GPU = 150  # CuPy compiles kernels on first use
-GRACE = 3  # seconds for the other ranks to write their stacks too
+LIMIT_ON_GPU = 150  # longer, because CuPy compiles kernels on first use
+GRACE = 3  # seconds for the other ranks to write their stacks
 
 # Every rank must draw the same examples.
 hypothesis.settings.register_profile(
@@ -36,22 +36,22 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile('fast', hypothesis.settings.get_profile('full'),
                                      max_examples=30)
 
-#: Laws have slow cases, though their files do not name the marker.
+#: Matches files with slow tests. Laws have slow cases without using the marker in their files.
 HAS_SLOW = re.compile(r'slow|^@law\(', re.MULTILINE)
-#: The module-level markers of a file whose tests all run in one process, or on a GPU.
+#: Match the module-level markers of files whose tests all run in one process, or on a GPU.
 ALL_IN_ONE_PROCESS = re.compile(r'^pytestmark = \[?[^]]*?pytest\.mark\.mpi_skip', re.MULTILINE)
 ALL_ON_GPU = re.compile(r'^pytestmark = \[?[^]]*?pytest\.mark\.gpu', re.MULTILINE)
 
-#: The name of a communicator in the name of a test.
+#: Matches the name of a communicator in the name of a test.
 COMMUNICATOR = re.compile(r'(?<=[\[-])(naive|flat)(?=[\]-])')
 
 MARKERS = f"""
-every_size: runs at 2 ranks as well, and in CI at 4, since it depends on the number of ranks
-slow: runs with --full, and with -m slow, which CI runs after README's test command
-full: takes longer or repeats others, runs with --full only
-compares_calls: needs a communicator that compares the calls of all ranks, not one of version 7
-gpu: needs CuPy and a GPU, otherwise skipped
-sample(n): runs n of its cases, spread evenly; with --full all of them
+every_size: depends on the number of ranks; also runs at 2 ranks, and in CI at 4
+slow: runs with --full or -m slow; CI runs -m slow after README's test command
+full: takes longer or overlaps with other tests; only runs with --full
+compares_calls: needs a communicator that compares the calls of all ranks, unlike version 7
+gpu: needs CuPy and a GPU; otherwise skipped
+sample(n): runs n of its cases, spread evenly; all of them with --full
 limit(seconds): may take longer than {LIMIT} seconds on an idle machine
 """
 
@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                      help='skip all tests that would start later, and report')
 
 
-@pytest.hookimpl(trylast=True)  # when there is a terminal reporter to take away
+@pytest.hookimpl(trylast=True)  # last, when the terminal reporter exists, so that it can be removed
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS.strip().splitlines():
         config.addinivalue_line('markers', marker)
@@ -79,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from mpi4py import MPI
 
         mpi_comm = MPI.COMM_WORLD.Dup()  # separates our messages from those of the tests
-        # pytest removes old folders of tmp_path, which the ranks must not do to one another.
+        # pytest removes old folders of tmp_path. A rank must not remove the folders of other ranks.
         folder = tempfile.mkdtemp(prefix=f'chainermn-tests-{mpi_comm.rank}-')
         os.environ['PYTEST_DEBUG_TEMPROOT'] = folder
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
@@ -106,7 +106,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
-    """Skips files without tests for this run, before their imports take time."""
+    """Skip files without tests for this run, before their imports take time."""
     if collection_path.suffix != '.py' or collection_path.name == 'conftest.py':
         return None
     text = collection_path.read_text(encoding='utf-8')
@@ -119,7 +119,7 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
     return True if is_for_others else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
+@pytest.hookimpl(tryfirst=True)  # before -m selects tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     others = set()  # markers of tests that are not for this run
     if not config.getoption('full'):
@@ -132,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others.add('gpu')
     chosen: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
-    cases: dict[str, list[pytest.Item]] = {}  # of tests that are marked sample
+    cases: dict[str, list[pytest.Item]] = {}  # cases of tests that are marked sample
     if not config.getoption('full'):
         for item in items:
             if item.get_closest_marker('sample') and not item.get_closest_marker('full'):
@@ -153,7 +153,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_beyond_version7(item: pytest.Item, has_ranks: bool) -> bool:
-    """Return whether a test does not run with a communicator of a third party."""
+    """Return whether a test must not run with the communicator of version 7."""
     callspec = getattr(item, 'callspec', None)
     return callspec is not None and callspec.params.get('comm') == 'version7' and (
         not has_ranks or item.get_closest_marker('compares_calls') is not None)
@@ -163,7 +163,8 @@ def _unsampled(cases: list[pytest.Item]) -> list[pytest.Item]:
     marker = cases[0].get_closest_marker('sample')
     assert marker is not None
     n, = marker.args
-    # One of each n-th part. A fixed step would take the same value of a parameter each time.
+    # Take one case from each n-th part. A fixed step would always take the same value of a
+    # parameter.
     sampled = {int((k + k * .618 % 1) * len(cases) / n) for k in range(n)}
     return [item for k, item in enumerate(cases) if k not in sampled]
 
@@ -174,7 +175,7 @@ def _of_other_runs(nodeids: list[str], size: int) -> list[str]:
 
 
 def _of_other_communicator(nodeids: list[str]) -> list[str]:
-    """Chooses between the cases of naive and flat, in turn."""
+    """Return every other case of naive, and the remaining cases of flat."""
     names: dict[str, dict[str, str]] = {}  # by test, without the name of the communicator
     for nodeid in nodeids:
         if found := COMMUNICATOR.search(nodeid):
@@ -184,22 +185,22 @@ def _of_other_communicator(nodeids: list[str]) -> list[str]:
 
 
 def _of_other_half(nodeids: list[str], is_first: bool) -> list[str]:
-    """Chooses half of the cases of each test: 2 and 4 ranks share them."""
+    """Return half of the cases of each test: 2 ranks skip one half, 4 ranks the other."""
     tests: dict[str, list[str]] = {}
     for nodeid in nodeids:
         tests.setdefault(nodeid.partition('[')[0], []).append(nodeid)
-    # A fixed step would take the same value of a parameter each time.
+    # A fixed step would always take the same value of a parameter.
     return [nodeid for cases in tests.values() if len(cases) > 1
             for k, nodeid in enumerate(cases) if int(k * .618 % 1 * 2) == is_first]
 
 
 class Ranks:
-    """Makes the outcome of each test phase equal on all ranks."""
+    """Makes the outcome of each test phase the same on all ranks."""
 
     def __init__(self, mpi_comm: Any) -> None:
         self.mpi_comm = mpi_comm
         self.broken: list[str] = []  # files that could not be collected on this rank
-        #: The factor of time limits, equal on all ranks.
+        #: The factor of time limits, the same on all ranks.
         self.slowness: float = mpi_comm.bcast(seconds(1))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -211,7 +212,8 @@ class Ranks:
         for rank, (broken, nodeids) in enumerate(tests):
             if broken != tests[0][0] or nodeids != tests[0][1]:
                 text = '\n'.join(broken)
-                pytest.exit(f'rank {rank} collected other tests than rank 0\n{text}', returncode=2)
+                pytest.exit(f'rank {rank} and rank 0 collected different tests\n{text}',
+                            returncode=2)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -235,8 +237,8 @@ class Ranks:
 class TimeLimit:
     """Kills the process if a test takes too long, after writing the stacks of all threads.
 
-    A timer thread in C writes and the kernel kills, which also works if a rank waits in MPI or
-    holds the GIL. Then mpiexec kills the other ranks, and pytest-xdist starts a new worker.
+    A C thread writes the stacks, and the kernel kills the process. This also works if a rank waits
+    in MPI or holds the GIL. Then mpiexec kills the other ranks; pytest-xdist starts a new worker.
     """
 
     def __init__(self, name: str, ranks: Ranks | None) -> None:
@@ -292,11 +294,11 @@ class TimeLimit:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        self.start(f'ending with {int(exitstatus)}', LIMIT)  # MPI_Finalize can hang as well
+        self.start(f'ending with {int(exitstatus)}', LIMIT)  # MPI_Finalize can also hang
 
 
 class StopAfter:
-    """Skips all tests that would start after some seconds, on all ranks."""
+    """Skips all tests that would start after a number of seconds, on all ranks."""
 
     def __init__(self, duration: float, mpi_comm: Any) -> None:
         self.end = time.monotonic() + duration
@@ -356,7 +358,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _leaves_out_gpu(config: pytest.Config) -> bool:
-    """Return whether tests on a GPU are left out; if they are asked for, they are skipped."""
+    """Return whether tests on a GPU are deselected; if ``-m`` selects them, they are skipped."""
     return 'gpu' not in config.getoption('markexpr') and bool(_why_no_gpu())
 
 

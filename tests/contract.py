@@ -1,7 +1,8 @@
-"""The contract of the collectives: how each is called, what each rank gets, and what it refuses.
+"""The contract of the collectives: their arguments, results and errors.
 
-A call is a plain value, which can be printed and drawn at random; a step is one call per rank.
-``check`` plays a step and compares the outcome with what NumPy computes from all calls.
+A call is a plain value, which can be printed and drawn at random. A step consists of one call per
+rank. ``check`` plays a step and compares the outcome with the results that NumPy computes from all
+calls.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WIDE = 100
 # --- values ---------------------------------------------------------------------------------------
 
 def numbers(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
-    """Small numbers whose sums and products over a few ranks are exact in the dtype."""
+    """Return small numbers whose sums and products over a few ranks are exact in the dtype."""
     n = np.arange(np.prod(shape, dtype=int))
     n = (n * 5 + n // 7 + seed * 3) % 4
     kind = np.dtype(dtype).kind
@@ -52,7 +53,7 @@ def numbers(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
 
 
 class Odd(np.ndarray):
-    """All that a program may call raises, as in a class with other semantics."""
+    """An array whose methods all raise an error. ChainerMN must not call overridden methods."""
 
     def _raise(self, *args: Any, **kwargs: Any) -> Any:
         raise OSError('a method of a subclass was called')
@@ -62,14 +63,14 @@ class Odd(np.ndarray):
 
 
 class Grows(np.ndarray):
-    """Its rows are not those of the array."""
+    """An array whose ``x[i]`` is not a row of the data."""
 
     def __getitem__(self, i: Any) -> Any:
         return np.append(np.asarray(self)[i], 1)
 
 
 def strided(x: Any) -> Any:
-    """The same values, with gaps."""
+    """Return the same values with gaps between them in memory."""
     return x.repeat(2, 0).repeat(2, x.ndim - 1)[::2, ..., ::2] if x.ndim > 1 else (
         x.repeat(2)[::2] if x.ndim else x)
 
@@ -90,7 +91,7 @@ def _unaligned(x: Any) -> Any:
     return view
 
 
-#: Functions that give a C-ordered array a layout; the first ones also take arrays on a GPU.
+#: Functions that give a C-ordered array a different layout; the first ones also support GPU arrays.
 LAYOUTS: dict[str, Callable[[Any], Any]] = {
     'plain': lambda x: x,
     'fortran': lambda x: x.T.copy().T,
@@ -138,7 +139,7 @@ class Array(NamedTuple):
         return self.layout in NO_ARRAYS
 
     def grown(self, rows: int) -> Array:
-        """The same kind of array with more rows."""
+        """Return the same kind of array with more rows."""
         return self._replace(shape=(self.shape[0] + rows, *self.shape[1:])) if self.shape else self
 
     def value(self) -> np.ndarray:
@@ -265,7 +266,7 @@ class Model(NamedTuple):
 
 
 def for_rank(value: Any, rank: int) -> Any:
-    """The same value with a rank's own elements."""
+    """Return the same kind of value with different elements for each rank."""
     if isinstance(value, (Array, Object, Parameter)):
         return value._replace(seed=value.seed + rank)
     if isinstance(value, (Arrays, Model)):
@@ -279,12 +280,12 @@ Errors = set[type[BaseException]]
 
 
 class Kind(NamedTuple):
-    """A kind of argument, for a number of ranks.
+    """A kind of argument.
 
     Attributes:
-        usual: Valid values that differ from each other; the first one is the example.
-        wrong: Invalid values.
-        errors: The errors of a value.
+        usual: Returns valid, different values for a number of ranks; the first is the example.
+        wrong: Returns invalid values for a number of ranks.
+        errors: Returns the possible errors for a value.
     """
 
     usual: Callable[[int], list[Any]]
@@ -304,7 +305,7 @@ def _errors_of_items(xs: Arrays, size: int = 0) -> Errors:
 
 
 def _errors_of_sequence(xs: Arrays, size: int) -> Errors:
-    """One array for each rank, of one dtype."""
+    """Return the errors of a value that must contain one array per rank, all of one dtype."""
     errors = _errors_of_items(xs)
     if errors and xs.kind not in ('tuple', 'list'):
         return errors
@@ -410,7 +411,7 @@ class Call(NamedTuple):
         return self.arguments[name]
 
 
-# --- what each rank gets --------------------------------------------------------------------------
+# --- results of each rank -------------------------------------------------------------------------
 
 def combine(xs: Sequence[np.ndarray], op: str) -> np.ndarray:
     """Combine arrays of one dtype element by element; float16 in float32, rounded once."""
@@ -462,7 +463,7 @@ def _of_root(calls: Sequence[Call], name: str) -> Any:
 
 
 def _group(calls: Sequence[Call], rank: int) -> list[int]:
-    """The ranks of the group of a rank, in the order of the group."""
+    """Return the ranks in the group of a rank, in the order of the group."""
     mine = [one for one in range(len(calls)) if calls[one]['color'] == calls[rank]['color']]
     return sorted(mine, key=lambda one: (calls[one]['key'], one))
 
@@ -479,7 +480,7 @@ def _means(calls: Sequence[Call]) -> dict[str, np.ndarray]:
             for path, one in _with_gradients(calls[0]).items()}
 
 
-# --- what must be the same on all ranks, as errors show it ----------------------------------------
+# --- values that must be the same on all ranks, as shown in errors --------------------------------
 
 def _root(c: Call) -> tuple[str, ...]:
     return (f'root={int(c["root"])}',)
@@ -501,15 +502,15 @@ class Case(NamedTuple):
     """The contract of a collective.
 
     Attributes:
-        name: Its name.
-        arguments: The kinds of its arguments.
-        gives: What each rank gets, from the calls of all ranks: a value, or for models, arrays by
-            path, and for communicators, their ranks.
-        equal: What must be the same on all ranks.
-        only_of_root: Whether the other ranks may pass anything for these arguments.
-        errors: Of arguments that do not fit together.
-        is_same: Whether all ranks get the same bits.
-        close: Relative error, by compression; for others, results are exact.
+        name: Name of the operation.
+        arguments: The kind of each argument.
+        gives: Returns the result of each rank, from the calls of all ranks: a value; for models,
+            arrays by path; for communicators, their ranks.
+        equal: Returns the values that must be the same on all ranks.
+        only_of_root: Arguments that are ignored on other ranks than the root.
+        errors: Returns the errors for arguments that are invalid in combination.
+        is_same: Whether the results of all ranks are bitwise identical.
+        close: Relative tolerance, by compression; otherwise, results are exact.
     """
 
     name: str
@@ -590,20 +591,21 @@ CASES: dict[str, Case] = {case.name: case for case in [
         [*cs[0]['ranks']] if rank in cs[0]['ranks'] else None for rank in range(len(cs))],
         lambda c: (f'{[*c["ranks"]]}',)),
 ]}
-#: Those of which a rank passes or gets arrays.
+#: The collectives with arrays as arguments.
 OF_ARRAYS = [name for name, case in CASES.items()
              if {'array', 'arrays', 'many', 'floats'} & {*case.arguments.values()}]
 NAMES = [*CASES, 'finalize']
 
 
 class Expected(NamedTuple):
-    """The outcome of a step: what each rank gets, or an error of all ranks.
+    """The expected outcome of a step: a result for each rank, or an error on all ranks.
 
     Attributes:
-        values: By rank.
-        types: Those of which the error is one.
-        failed: The ranks that raise it for themselves; with none, calls differ or cannot be
-            combined.
+        values: The results by rank.
+        types: The possible types of the error.
+        failed: The ranks whose own call is invalid. If there is an error without such ranks, calls
+            differ or cannot be combined.
+        is_mismatch: Whether the calls differ.
     """
 
     values: Sequence[Any] = ()
@@ -613,7 +615,7 @@ class Expected(NamedTuple):
 
 
 def errors_of(call: Call, rank: int, size: int) -> Errors:
-    """The errors that a rank may raise for its own call."""
+    """Return the errors that a rank may raise for its own call."""
     if call.operation == 'refuse':
         return {next(kind for kind in call['error'].__mro__ if kind.__module__ == 'builtins')}
     case = CASES[call.operation]
@@ -625,7 +627,7 @@ def errors_of(call: Call, rank: int, size: int) -> Errors:
 
 
 def expected(calls: Sequence[Call]) -> Expected:
-    """The outcome of one call on each rank."""
+    """Return the expected outcome of one call on each rank."""
     size = len(calls)
     errors = [errors_of(call, rank, size) for rank, call in enumerate(calls)]
     failed = tuple(rank for rank in range(size) if errors[rank])
@@ -644,7 +646,7 @@ def expected(calls: Sequence[Call]) -> Expected:
 # --- steps ----------------------------------------------------------------------------------------
 
 def step(name: str, size: int, **changed: Any) -> tuple[Call, ...]:
-    """The example of a call with some other arguments; each rank has its own elements."""
+    """Return example calls with some arguments changed; each rank has its own elements."""
     arguments = {arg: KINDS[kind].usual(size)[0] for arg, kind in CASES[name].arguments.items()}
     return tuple(Call(name, {arg: for_rank(value, rank) for arg, value in
                              (arguments | changed).items()}) for rank in range(size))
@@ -652,7 +654,7 @@ def step(name: str, size: int, **changed: Any) -> tuple[Call, ...]:
 
 def steps_of(name: str, size: int, x: Array, ops: Sequence[str] = OPS
              ) -> Iterator[tuple[Call, ...]]:
-    """Calls of an operation with such arrays, of different shapes where they may differ."""
+    """Yield steps of an operation with arrays like ``x``, of different shapes where allowed."""
     case = CASES[name]
     if x.dtype[0] != 'f' and 'floats' in case.arguments.values():
         return
@@ -687,7 +689,7 @@ def call(comm: Any, name: str, root: int = 0) -> Any:
 
 
 def call_with(comm: Any, x: Any, name: str) -> Any:
-    """Call an operation with an array in all places, and the last rank as the root."""
+    """Call an operation with ``x`` for every array, and the last rank as the root."""
     given = {'array': x, 'floats': x, 'arrays': [x] * comm.size, 'many': [x, x[:1]],
              'root': comm.size - 1}
     return getattr(comm, name)(**{argument: given[kind] for argument, kind in
@@ -695,17 +697,17 @@ def call_with(comm: Any, x: Any, name: str) -> Any:
 
 
 def model() -> Any:
-    """A model with gradients, the same on all ranks."""
+    """Return a model with gradients, the same on all ranks."""
     return Model().make()
 
 
 def made(call: Call, xp: Any = np) -> dict[str, Any]:
-    """The arguments of a call."""
+    """Create the arguments of a call."""
     arguments = {name: value.make(xp) if hasattr(value, 'make') else value
                  for name, value in call.arguments.items()}
     if call.operation == 'allreduce':
         arguments['x'], arguments['out'] = _with_out(call['x'], arguments['x'], call['out'], xp)
-        if arguments['out'] is None:  # communicators of version 7 have none
+        if arguments['out'] is None:  # communicators of version 7 do not have this argument
             del arguments['out']
     return arguments
 
@@ -734,12 +736,12 @@ def _with_out(spec: Array, x: Any, out: str | None, xp: Any) -> tuple[Any, Any]:
 # --- playing a step -------------------------------------------------------------------------------
 
 class Outcome(NamedTuple):
-    """What a rank reports of a step.
+    """The outcome of a step on one rank.
 
     Attributes:
-        fault: How it differs from the contract, or ''.
-        shared: What it must have in common with the other ranks.
-        group: The ranks of the job in which this holds, if not all.
+        fault: A text about how it differs from the contract, or ''.
+        shared: A value that must be the same on the other ranks.
+        group: The ranks with the same ``shared``; ``None`` for all ranks of the job.
         result: The result, or the error that all ranks have raised.
     """
 
@@ -755,7 +757,7 @@ def _own_comm() -> MPI.Intracomm:
 
 
 def agree(outcomes: Sequence[Outcome]) -> None:
-    """Raise on all ranks if an outcome is wrong on any. Collective: every rank calls it."""
+    """Raise on all ranks if an outcome is wrong on any rank. Collective: every rank calls it."""
     texts = []
     for found in zip(*_own_comm().allgather([(each.fault, repr(each.group), repr(each.shared))
                                            for each in outcomes]), strict=True):
@@ -782,29 +784,29 @@ def play(comm: Any, calls: Sequence[Call], xp: Any = np, group: Any = None) -> O
         comm: The communicator.
         calls: One call per rank of the communicator.
         xp: NumPy or CuPy.
-        group: The ranks of the job that the communicator contains, if not all.
+        group: The ranks of the job in the communicator; by default, all.
     """
     mine, outcome = calls[comm.rank], expected(calls)
     arguments: dict[str, Any] = {}
     result = error = None
     fault, shared = '', None
-    kept: list[Any] = []
+    copies: list[Any] = []
     try:
         arguments = made(mine, xp) if mine.operation != 'refuse' else {}
         inputs = arrays_in(arguments)
         if mine.operation == 'allreduce' and mine['out'] is not None:
             inputs = arrays_in([] if mine['out'] in ('self', 'overlap') else [arguments['x']])
-        kept = [(x, np.array(_on_host(x))) for x in inputs]
+        copies = [(x, np.array(_on_host(x))) for x in inputs]
         try:
             if mine.operation == 'refuse':
                 comm.refuse('refuse', mine['error']('an error'))
             result = getattr(comm, mine.operation)(**arguments)
         except Exception as caught:
             error = caught
-        for x, copy in kept:
+        for x, copy in copies:
             np.testing.assert_array_equal(_on_host(x), copy, 'an argument has changed')
         if outcome.types:
-            assert error is not None, f'gave {short(result)} instead of an error'
+            assert error is not None, f'returned {short(result)} instead of an error'
             if not isinstance(error, outcome.types):
                 raise error
             shared = type(error).__name__, str(error)
@@ -819,7 +821,7 @@ def play(comm: Any, calls: Sequence[Call], xp: Any = np, group: Any = None) -> O
 
 
 def _check_text(text: str, calls: Sequence[Call], outcome: Expected) -> None:
-    """The error names what went wrong, and has a line for each rank."""
+    """Check that the error describes the problem, and has a line for each rank."""
     size, (first, *_) = len(calls), calls
     if size == 1:
         return
@@ -840,7 +842,7 @@ def _check_text(text: str, calls: Sequence[Call], outcome: Expected) -> None:
 
 def _check_value(comm: Any, result: Any, arguments: dict[str, Any], call: Call, value: Any,
                  xp: Any) -> Any:
-    """Compare a result with the expected value; return what all ranks must have in common."""
+    """Compare a result with the expected value; return a value that all ranks must share."""
     case = CASES[call.operation]
     inputs = arrays_in(arguments)
     if call.operation in ('split', 'new_group'):
@@ -907,7 +909,7 @@ def arrays_in(x: Any) -> list[Any]:
 
 
 def _digest(got: Any) -> str:
-    """A digest of all bits; all NaNs are equal."""
+    """Return a digest of all bits, with all NaNs treated as equal."""
     arrays = [_on_host(x) for x in arrays_in([got])]
     return hashlib.sha256(b''.join(
         np.where(x != x, np.array(np.nan, x.dtype), x).tobytes()
@@ -915,6 +917,6 @@ def _digest(got: Any) -> str:
 
 
 def short(x: Any) -> str:
-    """A value as one line of limited length."""
+    """Return a value as one line of limited length."""
     text = ' '.join(repr(x).split())
     return text if len(text) < 400 else f'{text[:400]}...'

@@ -1,8 +1,8 @@
 """Runs the examples in the docstrings of all public functions, classes and methods.
 
-``mpiexec -n 2 python tests/docstring_examples.py [NAME ...]`` runs them in one job, each after the
-lines in docs/reference/index.rst. Rank 0 compares its output with the docstring; on other ranks,
-an example must not raise another error.
+``mpiexec -n 2 python tests/docstring_examples.py [NAME ...]`` runs them in one job. Before each
+example, it runs the lines in docs/reference/index.rst. Rank 0 compares its output with the
+docstring; other ranks only check that an example raises no unexpected error.
 """
 
 import doctest
@@ -18,7 +18,7 @@ import chainermn
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-#: Public names that need no example, by reason.
+#: Public names that need no example, grouped by the reason.
 EXCEPTIONS = {
     'Chainer calls it': {
         *(f'chainermn.MultiNodeCheckpointer.{name}' for name in ('initialize', 'on_error')),
@@ -69,7 +69,7 @@ ON_GPUS = {
     'chainermn.communicators.pure_nccl_communicator.PureNcclCommunicator',
 }
 
-#: Public names whose examples are programs of one process.
+#: Public names whose examples are programs for one process.
 ON_ONE_RANK = {'chainermn.launch'}
 
 

@@ -1,8 +1,8 @@
-"""Measures what the tests cost: cases, started programs, seconds and CPU seconds.
+"""Measures the cost of the tests: cases, started programs, seconds and CPU seconds.
 
 ``run_ranks.py`` measures each run, and fails if a folder has many more cases or starts many more
-programs than tests/durations.json allows. Seconds are shown, not limited: they depend on the
-machine. These commands measure all tests, and update that file and the table of CONTRIBUTING.md:
+programs than tests/durations.json allows. Seconds depend on the machine, so they have no limit.
+These commands measure all tests, and update that file and the table of CONTRIBUTING.md:
 
     python tests/run_ranks.py --measure /tmp/tests.json
     python tests/durations.py /tmp/tests.json
@@ -27,7 +27,7 @@ import pytest
 FILE = pathlib.Path(__file__).with_suffix('.json')
 CONTRIBUTING = FILE.parents[1] / 'CONTRIBUTING.md'
 TABLE = '<!-- durations -->', '<!-- end of durations -->'
-PREFIX = 'durations-'  # of the files that the processes of a run write
+PREFIX = 'durations-'  # prefix of the files that the processes of a run write
 
 # A folder may have this many times the cases and programs of its budget, and a few more.
 FACTOR = 1.25
@@ -36,7 +36,7 @@ SPARE_PROGRAMS = 8
 
 
 class Cost(NamedTuple):
-    """What tests cost at one number of ranks; CPU seconds include programs that have ended."""
+    """The cost of tests at one number of ranks; CPU seconds include programs that have ended."""
 
     cases: int = 0
     programs: int = 0
@@ -81,7 +81,7 @@ class Recorder:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time of this process and of all that it started and waited for."""
+    """Return the CPU time of this process and of the processes that it has waited for."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

@@ -1,12 +1,12 @@
-"""Runs many small cases in one test, which costs much less than one test for each.
+"""Runs many small cases in one test, which takes much less time than a test for each case.
 
     @each_case('operation, dtype', itertools.product(OPERATIONS, DTYPES))
     def test_values(comm, operation, dtype):
         ...
 
 is like ``pytest.mark.parametrize``, but pytest sees one test, with one set of fixtures. All cases
-run; the test fails if any of them fails on any rank, and lists those. The values may be a function
-of pytest's configuration.
+run. If any of them fails on any rank, the test fails and lists the failed cases. The values can be
+a function of pytest's configuration.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def assert_same(a, b):
-    """Assert equal values, types, dtypes and shapes."""
+    """Assert that two objects have equal values, types, dtypes and shapes."""
     assert type(a) is type(b)
     if isinstance(a, (list, tuple)):
         assert len(a) == len(b)

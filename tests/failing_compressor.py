@@ -4,7 +4,7 @@ from chainermn.communicators.compression import Fp16
 
 
 class Fails(Fp16):
-    """Raises in the given call of a method, if there is one."""
+    """Raises an error in the given call of a method, if any."""
 
     def __init__(self, method='', call=0):
         self.method, self.left = method, call

@@ -18,7 +18,7 @@ VARIABLE = 'CHAINERMN_TEST_COMPILED'
 
 @functools.cache
 def library(source: str, *options: str) -> ctypes.CDLL:
-    """Return the library of a source; skips the test if there is no compiler."""
+    """Compile C++ source and return the library. Skip the test if there is no compiler."""
     compiler = shutil.which('g++')
     if compiler is None:
         pytest.skip('needs g++')

@@ -10,17 +10,18 @@ from collections.abc import Iterator
 
 @functools.cache
 def nodes(path: pathlib.Path) -> list[ast.AST]:
-    """The nodes of the syntax tree of a file."""
+    """Return the nodes of the syntax tree of a file."""
     return [*ast.walk(ast.parse(path.read_text(encoding='utf-8')))]
 
 
 @dataclasses.dataclass
 class Package:
-    """A package whose parts import only from themselves and from those in lower layers.
+    """A package whose parts import only from themselves and from parts in lower layers.
 
     Args:
-        name: Of the package.
-        layers: Highest first. A part is a module of the package or a folder of modules.
+        name: Name of the package.
+        layers: The parts of each layer, with the highest layer first. A part is a module of the
+            package or a folder of modules.
     """
 
     name: str
@@ -30,23 +31,23 @@ class Package:
         file = importlib.import_module(self.name).__file__
         assert file is not None
         self.root = pathlib.Path(file).parent
-        #: Relative to the package; a wheel of chainer_compat contains chainermn.
+        #: Files relative to the package. A wheel of chainer_compat also contains chainermn.
         self.files = sorted(path for path in (p.relative_to(self.root) for p in self.root.rglob(
             '*.py')) if '_overlay' not in path.parts)
         self.levels = {part: -level for level, parts in enumerate(self.layers) for part in parts}
 
     def nodes(self, path: pathlib.Path) -> list[ast.AST]:
-        """The nodes of the syntax tree of a file."""
+        """Return the nodes of the syntax tree of a file."""
         return nodes(self.root / path)
 
     def imported(self, path: pathlib.Path) -> Iterator[str]:
-        """Dotted names of all that a file imports, wherever in it."""
+        """Yield the dotted names of all imports in a file, including imports in functions."""
         for node in self.nodes(path):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, (
-                    f'{path}:{node.lineno} imports relatively; write {self.name}....')
+                    f'{path}:{node.lineno} is a relative import; use {self.name}....')
                 # "from chainermn import nccl" may name a module
                 yield from (f'{node.module}.{alias.name}' for alias in node.names)
             elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith('import_module'):
@@ -54,11 +55,11 @@ class Package:
                             if isinstance(name, ast.Constant) and isinstance(name.value, str))
 
     def part(self, path: pathlib.Path) -> str:
-        """The part to which a file belongs."""
+        """Return the part to which a file belongs."""
         return path.parts[0].removesuffix('.py')
 
     def upward(self, path: pathlib.Path) -> Iterator[str]:
-        """What a file imports from a layer that is not below it."""
+        """Yield errors for imports from layers that are not below the file's layer."""
         here = self.part(path)
         for name in self.imported(path):
             package, *rest = name.split('.')
@@ -66,12 +67,12 @@ class Package:
                 continue
             there = rest[0] if rest else '__init__'
             if there not in self.levels:  # "from chainermn import create_communicator"
-                yield f'{name}: nobody imports the facade'
+                yield f'{name}: import from the module that defines the name, not from the facade'
             elif here != there and self.levels[there] >= self.levels[here]:
                 yield f'{name}: {there} is not below {here}'
 
     def graph(self) -> dict[str, set[str]]:
-        """Return the modules that each module imports, wherever in it."""
+        """Return the modules that each module imports, including imports in functions."""
         modules = {}
         for path in self.files:
             parts = [self.name, *path.with_suffix('').parts]
@@ -84,8 +85,8 @@ class Package:
         return found
 
 
-def circles(graph: dict[str, set[str]]) -> list[str]:
-    """Return what remains without modules that import none of the rest, or that none imports."""
+def cycles(graph: dict[str, set[str]]) -> list[str]:
+    """Return the modules in import cycles, and the modules on paths between cycles."""
     left = {module: set(names) for module, names in graph.items()}
     while True:
         used = set().union(*left.values())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import pytest
 from time_limits import seconds, wait_until
 
-#: In the program of a :class:`RunningJob`, after it has created a communicator.
+#: Code for programs of a :class:`RunningJob`, to be run after the communicator has been created.
 WRITE_PROCESS = '''
 pathlib.Path(f'rank{comm.rank}').write_text(str(os.getpid()))
 pathlib.Path(f'rank{comm.rank}').rename(f'process{comm.rank}')
@@ -23,16 +23,16 @@ def run_job(folder: pathlib.Path, program: str, *args: str, ranks: int = 2, limi
     """Run a program, as script.py in a folder, on several ranks.
 
     Args:
-        folder: Also the working directory.
-        program: Its text.
-        *args: Its arguments.
-        ranks: The number of ranks; 0: without mpiexec.
-        limit: Seconds on a quiet machine.
+        folder: The folder of the script, which is also the working directory.
+        program: The text of the script.
+        *args: Arguments of the script.
+        ranks: The number of ranks; 0 runs it without mpiexec.
+        limit: Time limit, in seconds on a quiet machine.
         options: Options of Python.
         **env: Environment variables.
 
     Returns:
-        The finished job; ``stdout`` has all that it has printed.
+        The finished job; ``stdout`` contains its whole output.
     """
     (folder / 'script.py').write_text(program)
     mpiexec = ['mpiexec', '-n', str(ranks)] if ranks else []
@@ -44,19 +44,19 @@ def run_job(folder: pathlib.Path, program: str, *args: str, ranks: int = 2, limi
 
 def run_on_hosts(folder: pathlib.Path, program: str, hosts: Iterable[str], *args: str,
                  shell: tuple[str, ...] = ()) -> 'subprocess.CompletedProcess[str]':
-    """Run a program with one rank for each name of a host, which this machine simulates.
+    """Run a program with one rank per entry of ``hosts``; this machine simulates the hosts.
 
     Args:
         folder: The working directory.
-        program: Its text.
-        hosts: Names of hosts, by rank.
-        *args: Its arguments.
+        program: The text of the program.
+        hosts: The host name of each rank.
+        *args: Arguments of the program.
         shell: A command that starts each rank.
     """
     several = len(set(hosts)) > 1
     if several and (shutil.which('unshare') is None or subprocess.run(
             ['unshare', '--uts', 'hostname', 'a'], capture_output=True, check=False).returncode):
-        pytest.skip('needs the right to set a host name (unshare --uts hostname)')
+        pytest.skip('needs permission to set a host name (unshare --uts hostname)')
     command = ['mpiexec']
     for host in hosts:
         command += ['-n', '1']
@@ -68,11 +68,11 @@ def run_on_hosts(folder: pathlib.Path, program: str, hosts: Iterable[str], *args
 
 
 class RunningJob:
-    """A job in the background, which ends when there is a file "end".
+    """A job in the background, which ends when a file named "end" exists.
 
     Args:
-        folder: Its working directory.
-        program: Its text.
+        folder: The working directory.
+        program: The text of the program.
         ranks: The number of ranks.
         name: The file name of the program.
         wrapper: A command that starts each rank.
@@ -111,7 +111,7 @@ class RunningJob:
 
 
 def processes(condition: Callable[[pathlib.Path], bool]) -> list[str]:
-    """Return the processes whose folder in /proc meets a condition."""
+    """Return the processes whose folders in /proc meet a condition."""
     found = []
     for folder in pathlib.Path('/proc').glob('[0-9]*'):
         with contextlib.suppress(OSError):  # it has ended

@@ -1,4 +1,4 @@
-"""Calls of Chainer's functions that together run every one of PyTorch's kernels."""
+"""Calls of Chainer functions that together use every PyTorch kernel."""
 
 import chainer
 import chainer.functions as F
@@ -44,7 +44,7 @@ def dropped(v):
 
 IDS = np.array([[0, 2, 2], [1, 0, 3]], 'i')
 
-#: Their second derivatives are other functions', or Chainer has none.
+#: Functions whose second derivatives other functions compute, or for which Chainer has none.
 ONCE = [
     lambda v: F.softmax_cross_entropy(v(2, 4, 3), IDS), lstm_link,
     lambda v: F.local_response_normalization(v(2, 7, 3, 2), 5, 1., .1, .5),
@@ -94,7 +94,7 @@ CASES = [
 
 
 class Inputs:
-    """Draws the inputs of a case, as Variables; all need gradients, or those numbers."""
+    """Draws the inputs of a case as Variables. By default, all of them need gradients."""
 
     def __init__(self, dtype, needed=range(1000)):
         self.dtype, self.needed = dtype, needed

@@ -1,4 +1,4 @@
-"""Jobs that resume from their last save, train until an iteration, and are killed there."""
+"""Jobs that resume from their last checkpoint, train until an iteration, and are killed there."""
 import tempfile
 
 from chainer import iterators
@@ -21,7 +21,7 @@ ITERATORS = {
 
 
 def make_iterator(comm, examples, case):
-    """Return an iterator of the case's kind, with its way of dealing examples to ranks."""
+    """Return an iterator of the case's kind, which assigns examples to ranks as the case says."""
     kind, batch, shuffle = ITERATORS[case['kind']], case['batch'], case['shuffle']
     if case['data'] == 'sampler':
         return kind(examples, batch, order_sampler=MultiNodeOrderSampler(
@@ -38,7 +38,7 @@ def make_iterator(comm, examples, case):
 
 
 def make_saver(comm, folder, how):
-    """Return what saves; its finalize keeps all files, as if the job is killed."""
+    """Return an object that saves; its ``finalize`` keeps all files, as if the job was killed."""
     if how == 'snapshot':
         return multi_node_snapshot(comm, extensions.snapshot(autoload=True, n_retains=3))
     saver = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
@@ -47,7 +47,7 @@ def make_saver(comm, folder, how):
 
 
 def run_loop(saver, target, step, end, interval):
-    """Train without a Trainer; ``target`` is a dictionary of all that is saved."""
+    """Train without a Trainer; ``target`` is a dict of the objects to save."""
     iteration = saver.maybe_load(target) or 0
     while iteration < end:
         iteration += 1

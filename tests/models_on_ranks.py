@@ -11,13 +11,13 @@ WIDTH = 4
 
 
 class Part(chainer.Chain):
-    """Adds its inputs, and has a layer whose weights depend on the name."""
+    """Applies a layer to the sum of its inputs; the weights depend on the name."""
 
     def __init__(self, name):
         super().__init__()
         seed = sum(map(ord, name))
         random = np.random.RandomState(seed)
-        np.random.seed(seed)  # for other layers
+        np.random.seed(seed)  # for the layers of derived classes
         with self.init_scope():
             self.fc = L.Linear(WIDTH, WIDTH, initialW=random.randn(WIDTH, WIDTH),
                                initial_bias=random.randn(WIDTH))
@@ -31,7 +31,7 @@ class Part(chainer.Chain):
 
 
 class Doubled(chainer.Link):
-    """Has no parameters: its input gets no gradient if it is that of the model."""
+    """Has no parameters. As the first link, it therefore has no gradients to compute."""
 
     def __init__(self, name):
         super().__init__()

@@ -19,7 +19,7 @@ def draw(*shape):
 
 
 class Net(chainer.Chain):
-    """Runs a function of itself."""
+    """A model with the given links; ``forward`` calls the given function with the model."""
 
     def __init__(self, function, **links):
         super().__init__()
@@ -33,7 +33,7 @@ class Net(chainer.Chain):
 
 
 def example(folder, module):
-    """Return a module of an example of the repository."""
+    """Import a module of one of the repository's examples."""
     spec = importlib.util.spec_from_file_location(
         f'example_{folder}', EXAMPLES / folder / f'{module}.py')
     found = importlib.util.module_from_spec(spec)
@@ -137,7 +137,7 @@ MODELS = {
     'mlp': mlp, 'seq2seq': seq2seq, 'transformer': transformer,
 }
 
-#: These accept any batch size.
+#: Models that accept any batch size.
 DYNAMIC = ('LSTM', 'StatefulGRU', 'StatefulPeepholeLSTM', 'StatelessLSTM', 'StatelessMGU',
            'InceptionBN', 'generator', 'discriminator', 'imagenet', 'mlp', 'transformer')
 

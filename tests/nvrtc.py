@@ -8,15 +8,15 @@ import pytest
 
 
 def load():
-    """Load NVRTC from NVIDIA's wheel, where CuPy would not look for it."""
+    """Load NVRTC from NVIDIA's wheel, where CuPy does not search for it."""
     for folder in sys.path:
         for library in sorted(pathlib.Path(folder, 'nvidia').glob('*/lib/libnvrtc.so.*')):
             ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
 def compiler():
-    """Return a function that compiles source as CuPy would; skips a test without NVRTC."""
-    pytest.importorskip('cupy', reason='needs CuPy, whose NVRTC compiles')
+    """Return a function that compiles source as CuPy would. Skip the test without NVRTC."""
+    pytest.importorskip('cupy', reason='needs CuPy with NVRTC')
     from cupy._core import core
     from cupy.cuda import compiler
 
@@ -32,7 +32,7 @@ def compiler():
     def compile_for_h100(source, kind='cubin', options=options):
         prefix = {'cubin': 'sm', 'ptx': 'compute'}[kind]
         with pytest.MonkeyPatch.context() as monkeypatch:
-            # Otherwise CuPy would query the device.
+            # Otherwise, CuPy would query the device.
             monkeypatch.setattr(compiler, '_get_arch_for_options_for_nvrtc',
                                 lambda arch: (f'-arch={prefix}_{arch}', kind))
             compiled, _ = compiler.compile_using_nvrtc(headers + source, options, arch='90')

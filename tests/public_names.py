@@ -13,7 +13,7 @@ PACKAGES = [
     'chainermn.optimizers', 'chainermn.optimizers.proxy', 'chainermn.testing',
 ]
 
-#: Public by their module: base classes for custom communicators, and deprecated names.
+#: Names that are only public in their own module: communicator classes and deprecated names.
 BY_MODULE = [
     'chainermn.communicators.mpi_communicator_base.MpiCommunicatorBase',
     *(f'chainermn.communicators.{module}.{name}'
@@ -30,7 +30,7 @@ def find(path):
 
 
 def public():
-    """Names that new programs use."""
+    """Return the names that new programs use."""
     for package in PACKAGES:
         module = importlib.import_module(package)
         for name in module.__all__:

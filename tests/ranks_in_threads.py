@@ -4,7 +4,7 @@ import threading
 
 
 class Rank:
-    """What any communicator of a third party has."""
+    """A minimal communicator: the attributes and methods that iterators need."""
 
     def __init__(self, rank, size, barrier, values):
         self.rank, self.size = rank, size

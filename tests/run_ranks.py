@@ -1,11 +1,12 @@
 """Runs the tests at 1, 2 and 3 ranks: ``python tests/run_ranks.py [--ranks 2,4] [options]``.
 
-All tests run at 1 and 3 ranks; at 2 ranks only tests marked ``every_size``, unless ``--ranks`` is
-given. With one rank, pytest-xdist runs two workers per core, up to 8. Other
-options are passed to pytest. Stops after the first failed run; with ``--keep-going`` it runs all,
-and lists failed runs at the end.
+All tests run at 1 and 3 ranks. At 2 ranks, only tests marked ``every_size`` run, unless ``--ranks``
+is given. With one rank, pytest-xdist runs two workers per core, up to 8. Other options are passed
+to pytest. The script stops after the first failed run. With ``--keep-going``, it continues, and
+lists the failed runs at the end.
 
-Prints what each of several runs cost. Fails if a folder has outgrown its budget (durations.py).
+If there are several runs, it prints the cost of each. It fails if a folder has exceeded its budget
+(durations.py).
 """
 
 import argparse
@@ -38,8 +39,8 @@ PARALLEL = ['--numprocesses', str(WORKERS), '--dist', 'worksteal']
 SHARED = dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS',
                         'MPIR_CVAR_ENABLE_HEAVY_YIELD'], '1')
 
-# Nanoseconds by which the kernel may prolong a sleep. MPICH's HEAVY_YIELD sleeps for a moment again
-# and again; longer sleeps leave more of the CPU to other programs, but exchanges take longer. In
+# Nanoseconds by which the kernel may prolong a sleep. MPICH's HEAVY_YIELD sleeps repeatedly for a
+# moment. Longer sleeps leave more CPU time to other programs, but slow down communication. In
 # programs that tests start, ranks mostly wait for others to start.
 LONG_SLACK = 1_000_000
 PR_SET_TIMERSLACK = 29
@@ -60,8 +61,8 @@ def run(ranks: int, options: list[str]) -> tuple[int, dict[str, durations.Cost]]
         env = SHARED | os.environ | {STACKS: folder}
         # The mpiexec next to this Python, even if its environment is not active.
         env['PATH'] = os.path.dirname(sys.executable) + os.pathsep + env.get('PATH', os.defpath)
-        env.pop('PYTHONHASHSEED', None)  # tox sets one; ranks of a user iterate sets in many orders
-        env.pop('PYTHONUNBUFFERED', None)  # would mix the lines of different ranks
+        env.pop('PYTHONHASHSEED', None)  # set by tox; users' ranks iterate sets in different orders
+        env.pop('PYTHONUNBUFFERED', None)  # it would mix the lines of different ranks
         stdin = None if ranks == 1 else subprocess.DEVNULL  # one rank may use --pdb
         _set_timer_slack(LONG_SLACK if ranks == 1 else 0)
         with subprocess.Popen(command, env=env, stdin=stdin) as process:
@@ -87,7 +88,7 @@ def run(ranks: int, options: list[str]) -> tuple[int, dict[str, durations.Cost]]
 
 
 def _set_timer_slack(nanoseconds: int) -> None:
-    """Set how long sleeps may be prolonged, here and in processes started later; 0: default."""
+    """Set by how much sleeps may be prolonged, also in new processes; 0 is the default."""
     if sys.platform == 'linux':
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0)
 
@@ -104,9 +105,9 @@ def outside_pytest(stacks: list[str]) -> str:
 
 
 def _mpiexec() -> str:
-    """The mpiexec next to this Python, or the first one on PATH."""
-    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
-    return beside if os.path.exists(beside) else 'mpiexec'
+    """Return the mpiexec next to this Python, or the first one on PATH."""
+    next_to_python = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+    return next_to_python if os.path.exists(next_to_python) else 'mpiexec'
 
 
 def main() -> int:

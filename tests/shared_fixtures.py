@@ -17,7 +17,7 @@ from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
 
 
 def available():
-    """The communicators for host arrays; tests/gpu covers the others."""
+    """Return the communicators for host arrays; tests/gpu covers the others."""
     names = []
     for name, (module, class_name) in chainermn.communicators._CLASSES.items():
         module = importlib.import_module(f'chainermn.communicators.{module}')
@@ -32,7 +32,7 @@ def available():
 
 
 def create(name):
-    """Create a communicator; 'version7' is one of a third party, 'overlapping' as if on a GPU."""
+    """Create a communicator: one of ours, a third-party one, or one that averages in a thread."""
     if name == 'overlapping':
         return OverlappingCommunicator(MPI.COMM_WORLD)
     return Version7Communicator() if name == 'version7' else chainermn.create_communicator(name)
@@ -65,7 +65,7 @@ def comm(name):
 
 @pytest.fixture
 def naive():
-    """A communicator for one test alone."""
+    """A communicator that only one test uses."""
     comm = chainermn.create_communicator('naive')
     yield comm
     comm.finalize()
@@ -75,7 +75,7 @@ def naive():
 def comms():
     """All communicators at once, for tests with many cases.
 
-    Without 'dummy', which only differs from 'flat' in the means of gradients.
+    'dummy' is not included, because it only differs from 'flat' in the means of gradients.
     """
     comms = [chainermn.create_communicator(name) for name in available() if name != 'dummy']
     yield comms
@@ -85,7 +85,7 @@ def comms():
 
 @pytest.fixture
 def check():
-    """Check dtype, shape and values of a result, and that it is writable and not shared."""
+    """Check dtype, shape and values of a result, and that it is writable and shares no memory."""
     def check(result, expected, *inputs):
         expected = np.array(expected, expected.dtype.newbyteorder('='))
         assert type(result) is np.ndarray
@@ -99,10 +99,10 @@ def check():
 
 @pytest.fixture
 def same_error():
-    """Call a function on all ranks and return its error, which must be equal on all.
+    """Call a function on all ranks and return its error, which must be the same on all ranks.
 
-    ``failed`` is the only rank that failed, if any. The message must have a line for each rank
-    unless ``table`` is false.
+    ``failed`` is the only rank that failed, if any. Unless ``table`` is false, the message must
+    have a line for each rank.
     """
     def same_error(call, *args, failed=None, table=True):
         try:
@@ -133,7 +133,7 @@ def raises_on_all(kind, *texts, match=None):
 
 
 def named_ranks(text):
-    """The ranks in the table of an error."""
+    """Return the ranks in the table of an error."""
     ranks = set()
     for line in text.splitlines()[1:]:
         if 'failed on all ranks' in line:
@@ -147,7 +147,7 @@ def named_ranks(text):
 
 @pytest.fixture(scope='session')
 def digits():
-    """Images and labels of scikit-learn's digits, without its import, which takes a second."""
+    """Load scikit-learn's digits without importing scikit-learn, which takes a second."""
     package, = importlib.util.find_spec('sklearn').submodule_search_locations
     rows = np.loadtxt(f'{package}/datasets/data/digits.csv.gz', delimiter=',')
     return rows[:, :-1], rows[:, -1].astype(int)
@@ -165,7 +165,7 @@ def check_usable():
 
 @pytest.fixture
 def shared_folder(comm, tmp_path, monkeypatch):
-    """A new folder, the same on all ranks, in which they all are."""
+    """A new folder, the same on all ranks, which is their working directory."""
     path = comm.bcast_obj(str(tmp_path) if comm.rank == 0 else None)
     monkeypatch.chdir(path)
     return pathlib.Path(path)
@@ -173,7 +173,7 @@ def shared_folder(comm, tmp_path, monkeypatch):
 
 @pytest.fixture
 def usage_error(capfd):
-    """Run a command, which must refuse its arguments and start nothing; return what it says."""
+    """Run a command, which must reject its arguments and start nothing; return its message."""
     def usage_error(*args):
         with pytest.raises(SystemExit) as end:
             main([*map(str, args)])

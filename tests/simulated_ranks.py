@@ -1,4 +1,4 @@
-"""The states of many simulated ranks, as their watchdogs send them to other ranks."""
+"""States of many simulated ranks, in the form in which watchdogs send them to other ranks."""
 
 import functools
 
@@ -25,12 +25,12 @@ class SimulatedRank:
     Args:
         size: The number of ranks.
         rank: The rank.
-        operation: Its name; '' outside of operations.
+        operation: The name of the operation that the rank is in; '' outside of operations.
         details: The arguments of the call.
-        number: The number of collectives that it has entered.
-        wait: What it waits for, without the communicator.
+        number: The number of collectives that the rank has entered.
+        wait: The event that the rank waits for, without the communicator.
         sent, received: The numbers of messages, by peer and tag.
-        site: Line and function.
+        site: Line and function of the call.
     """
 
     def __init__(self, size, rank, operation, details='', number=7, wait=None, sent=None,
@@ -71,24 +71,24 @@ def _stack(line, function):
 
 
 def in_collective(size, rank, number=7):
-    """A rank in a collective."""
+    """Return a rank that is in a collective."""
     return SimulatedRank(size, rank, 'allreduce', "float32 (1000,) op='sum'", number,
                          (WaitKind.COLLECTIVE, number))
 
 
 def in_receive(size, rank, peer, **counts):
-    """A rank that waits for a message."""
+    """Return a rank that waits for a message."""
     return SimulatedRank(size, rank, 'recv', f'from rank {peer} tag 5', 1,
                          (WaitKind.RECEIVE, 0, peer, 5), **counts)
 
 
 def computing(size, rank, number=6):
-    """A rank outside of operations."""
+    """Return a rank that is outside of operations."""
     return SimulatedRank(size, rank, '', number=number, site=(30, 'load'))
 
 
 def one_missing(size):
-    """All are in a collective but one."""
+    """All ranks except one are in a collective."""
     return [computing(size, rank) if rank == size // 3 else in_collective(size, rank)
             for rank in range(size)]
 
@@ -99,17 +99,17 @@ def ring(size):
 
 
 def chain(size):
-    """Each rank receives from the next one; the last one computes."""
+    """Each rank receives from the next one; the last rank computes."""
     return [*ring(size)[:-1], computing(size, size - 1)]
 
 
 def two_groups(size):
-    """The second half waits for the first half, which receives from it."""
+    """The first half receives from the second half, which waits in a collective."""
     return [in_receive(size, rank, rank + size // 2) if rank < size // 2 else
             in_collective(size, rank) for rank in range(size)]
 
 
 def different(size):
-    """Each rank is at another line of the program."""
+    """Each rank is at a different line of the script."""
     return [SimulatedRank(size, rank, '', number=rank % 50, site=(rank, f'f{rank}'))
             for rank in range(size)]

@@ -1,4 +1,4 @@
-"""A trainer for tests of extensions: it trains a small classifier with equal examples."""
+"""A trainer for tests of extensions: it trains a small classifier with identical examples."""
 import chainer
 import numpy as np
 
@@ -6,7 +6,7 @@ import chainermn
 
 
 def make_trainer(comm, folder, stop, actual=None, length=4, batch_size=2, **options):
-    """Return a trainer with ``length`` examples on each rank; ``options`` of the optimizer."""
+    """Return a trainer with ``length`` examples per rank; the optimizer gets ``options``."""
     optimizer = chainermn.create_multi_node_optimizer(
         actual or chainer.optimizers.SGD(), comm, **options)
     optimizer.setup(chainer.links.Classifier(chainer.links.Linear(3, 2)))

@@ -67,7 +67,7 @@ def test_wrong_option_without_a_command(usage_error):
 
 
 def test_console_script(capsys, monkeypatch):
-    """Its help shows its own name; tests/install run the installed one."""
+    """The help of the script shows the script's name; tests/install runs the installed script."""
     monkeypatch.setattr(sys, 'argv', ['/bin/chainermn', 'check', '--help'])
     with pytest.raises(SystemExit):
         main()
@@ -77,7 +77,7 @@ def test_console_script(capsys, monkeypatch):
 @pytest.mark.parametrize('args, statuses', [
     (['checkpoints', '.'], [141]), (['run', '--help'], [0, 141])])  # argparse may hide the error
 def test_a_closed_pipe(args, statuses, tmp_path):
-    """As in ``| head -0``: neither a traceback nor an error at exit."""
+    """With ``| head -0``, for example, there is neither a traceback nor an error at exit."""
     source, sink = os.pipe()
     os.close(source)
     try:

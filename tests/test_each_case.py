@@ -1,4 +1,4 @@
-"""each_case runs all cases; one that fails on any rank fails the test on all, and is listed."""
+"""each_case runs all cases; if a case fails on any rank, the test fails on all and lists it."""
 
 import inspect
 

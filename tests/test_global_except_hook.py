@@ -19,7 +19,7 @@ pytestmark = pytest.mark.mpi_skip
 
 VARIABLES = ('CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS', 'CHAINERMN_FORCE_ABORT_ON_EXCEPTION')
 
-# The others wait in MPI, or before MPI has started, for the rank that fails.
+# The other ranks wait for the rank that fails, in MPI or before MPI has started.
 START = '''
 import os, sys, threading
 import chainermn
@@ -32,7 +32,7 @@ print('went on', flush=True)
 
 
 def run(tmp_path, body, ranks=2, before='', **env):
-    """Run the body on all ranks; give exit status and what was printed."""
+    """Run a program on all ranks; return its exit status and its output."""
     done = run_job(tmp_path, before + START + textwrap.dedent(body), ranks=ranks, limit=50, **env)
     return done.returncode, done.stdout
 
@@ -40,7 +40,7 @@ def run(tmp_path, body, ranks=2, before='', **env):
 @pytest.fixture(params=["chainermn.create_communicator('naive')\n", ''],
                 ids=['in MPI', 'before MPI'])
 def begin(request):
-    """How a program begins."""
+    """The first lines of a program."""
     return request.param
 
 
@@ -217,7 +217,7 @@ def test_the_trainer_prints_a_mistake_without_internal_frames(tmp_path, code, de
     assert has_internal_frames(output) == (debug == '1'), output
 
 
-# Of these the system keeps 8 bits, which are 0.
+# The operating system only keeps 8 bits of these statuses, which are 0.
 ZEROS = ['sys.exit(256)', 'raise SystemExit(-512)', 'os._exit(256)', 'exit(2 ** 40)']
 
 
@@ -241,7 +241,7 @@ def test_a_nonzero_status_stays_nonzero_in_8_bits(tmp_path, code, ranks, conditi
     assert len(said) == (ranks > 1) and set(said) <= {'256', '-512', str(2 ** 40)}
 
 
-# Installed after chainermn. What they print is the second part.
+# Hooks that are installed after chainermn, and the output they print.
 HOOKS = {
     'replaced': ("sys.excepthook = lambda *args: print('mine:', args[1])", ['mine: luck']),
     'calls the one before': ('''

@@ -1,23 +1,23 @@
-"""The layers: a package imports only from itself and from those in lower layers."""
+"""The layers: a part of a package imports only from itself and from parts in lower layers."""
 
 import ast
 
 import pytest
-from import_layers import CHAINER_COMPAT, CHAINERMN, PACKAGES, circles
+from import_layers import CHAINER_COMPAT, CHAINERMN, PACKAGES, cycles
 
 pytestmark = pytest.mark.mpi_skip
 
 each_package = pytest.mark.parametrize('package', PACKAGES, ids=lambda package: package.name)
 
-#: What communicators are made of, which nothing above them imports.
+#: Parts that implement communicators. Nothing above communicators imports them.
 BELOW = {'_collectives', '_gradients', '_transport', '_consistency', '_diagnostics'}
 
-#: Of these, modules about Chainer's objects alone, which everybody above may import.
+#: Modules in these parts that only handle Chainer's objects. All layers above may import them.
 ABOUT_CHAINER = {'_gradients.loss_scale', '_gradients.tied_arrays'}
 
 
 def may_know(here, there, rest):
-    """Above communicators, only their interface is known."""
+    """Return whether an import is allowed: layers above communicators only use their interface."""
     if there in BELOW:
         return CHAINERMN.levels[here] <= CHAINERMN.levels['communicators'] or (
             '.'.join([there, *rest[1:2]]) in ABOUT_CHAINER)
@@ -37,12 +37,12 @@ def faults(path, names):
             yield f'{name}: import MPI from chainermn._process.mpi, which does not initialize it'
         if rest[:2] == ['_process', 'mpi'] and here not in {
                 *BELOW, '_timeline', '_commands', 'communicators'}:
-            yield f'{name}: only commands, communicators and the layers below it use MPI'
+            yield f'{name}: only commands, communicators and lower layers may use MPI'
         if name.startswith(('cupy.cuda.nccl', 'cupy_backends.cuda.libs.nccl')) and here != 'nccl':
-            yield f'{name}: only nccl.py speaks to NCCL'
+            yield f'{name}: only nccl.py may use NCCL'
         there = rest[0] if rest else '__init__'
         if package == 'chainermn' and there in CHAINERMN.levels and not may_know(here, there, rest):
-            yield f'{name}: only the interface of communicators is known above it'
+            yield f'{name}: layers above communicators may only use their interface'
 
 
 @each_package
@@ -63,14 +63,14 @@ def test_chainer_compat_does_not_know_chainermn():
 
 
 @each_package
-def test_no_circles_of_modules(package):
-    """Neither at import, nor in functions or for types."""
-    assert circles({'a': {'b'}, 'b': {'c'}, 'c': {'b'}, 'd': set()}) == ['b', 'c']
-    assert circles(package.graph()) == []
+def test_no_import_cycles(package):
+    """Imports in functions and imports for types also count."""
+    assert cycles({'a': {'b'}, 'b': {'c'}, 'c': {'b'}, 'd': set()}) == ['b', 'c']
+    assert cycles(package.graph()) == []
 
 
 def test_no_module_is_looked_up_by_name():
-    """Such an import is hidden from the tests above."""
+    """The tests above cannot see an import by the name of a module."""
     for path in CHAINERMN.files:
         for node in CHAINERMN.nodes(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -81,7 +81,7 @@ def test_no_module_is_looked_up_by_name():
 
 
 def test_kvstore_uses_public_names_only():
-    """So others can build what it is: a package of their own on communicators and optimizers."""
+    """It shows that other packages can be built on the public API in the same way."""
     for path in (path for path in CHAINERMN.files if CHAINERMN.part(path) == 'kvstore'):
         for name in CHAINERMN.imported(path):
             package, *parts = name.split('.')
@@ -89,8 +89,8 @@ def test_kvstore_uses_public_names_only():
                 part.startswith('_') for part in parts), f'{path}: {name}'
 
 
-def test_nothing_asks_which_communicator_it_has():
-    """What differs between communicators is a public operation or property of the interface."""
+def test_no_code_checks_the_class_of_its_communicator():
+    """Where communicators differ, the interface has a public operation or property."""
     for path in CHAINERMN.files:
         if CHAINERMN.part(path) in {*BELOW, 'communicators', '__init__'}:
             continue

@@ -1,4 +1,4 @@
-"""The facade: its names, and what importing it needs."""
+"""The facade: its names, and the modules that importing it loads."""
 
 import importlib.metadata
 import pathlib
@@ -25,7 +25,7 @@ MODULES = {
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-#: Modules that most programs do not need.
+#: Modules that most scripts do not need.
 RARE = {
     'asyncio', 'chainer_compat.pytorch.conversion', 'chainermn._collectives.rpc',
     'chainermn._gradients.mean_queue', 'chainermn._process.metrics_server', 'chainermn._shards',
@@ -73,7 +73,7 @@ assert not hasattr(chainermn, 'testing') and not hasattr(chainermn, 'nccl')
 
 @pytest.mark.mpi_skip
 def test_version():
-    """Only chainermn/_version.py defines it; what pip, the site and the texts say agrees."""
+    """Only chainermn/_version.py defines it; pip, the site and the pages show the same version."""
     number, is_unreleased, _ = chainermn.__version__.partition('.dev')
     texts = {name: ROOT.joinpath(name).read_text(encoding='utf-8') for name in (
         'CHANGELOG.md', 'CITATION.cff', 'README.md', 'docs/conf.py', 'docs/index.md',

@@ -26,7 +26,7 @@ def test_nothing_is_found(module, options):
 
 @pytest.mark.parametrize('name', ['setup.py', 'build_backend.py'])
 def test_older_pythons_run_the_build(name):
-    """They have to, before pip reports that they are too old."""
+    """The build runs before pip reports that a Python version is too old."""
     tree = ast.parse((ROOT / name).read_text(encoding='utf-8'), feature_version=(3, 7))
     assert any(isinstance(node, ast.ImportFrom) and node.module == '__future__'
                and node.names[0].name == 'annotations' for node in tree.body)

@@ -1,4 +1,4 @@
-"""chainermn.nccl with and without NCCL, and what the code here takes from CuPy's."""
+"""chainermn.nccl with and without NCCL, and the parts of CuPy's NCCL module that it relies on."""
 
 import runpy
 import sys
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.mpi_skip
 
 @pytest.fixture
 def of_cupy(monkeypatch):
-    """CuPy's module for NCCL, which works."""
+    """Replace CuPy's NCCL module by a stand-in that is available; return the stand-in."""
     cupy, cuda, found = map(types.ModuleType, ('cupy', 'cupy.cuda', 'cupy.cuda.nccl'))
     cupy.cuda, cuda.nccl = cuda, found
     for module in (cupy, cuda, found):
@@ -64,7 +64,7 @@ def test_here():
 
 
 def test_signatures_of_cupy():
-    """The arguments that _nccl_group passes, in CuPy's own words."""
+    """The signatures in CuPy's docstrings have the arguments that _nccl_group passes."""
     if not nccl._available:
         pytest.skip(f'no NCCL: {nccl._reason}')
     found = {name: getattr(nccl.NcclCommunicator, name).__doc__.splitlines()[0]

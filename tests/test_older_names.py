@@ -12,7 +12,7 @@ import chainermn.functions
 
 
 def train(communicator_name):
-    """Write as one wrote in 2018: a loop without create_multi_node_optimizer."""
+    """Train as scripts did in 2018: in a loop without create_multi_node_optimizer."""
     comm = chainermn.create_communicator(communicator_name)
     model = L.Classifier(L.Linear(2, 2))
     optimizer = chainer.optimizers.SGD(0.1)
@@ -42,9 +42,9 @@ def test_deprecation_warnings_only():
         warnings.simplefilter('always')
         comm, model = train('naive')
     assert {w.category for w in caught} == {DeprecationWarning}
-    said = ' '.join(str(w.message) for w in caught)
+    messages = ' '.join(str(w.message) for w in caught)
     for today in ('multi_node_mean_grad', 'alltoall'):
-        assert today in said
+        assert today in messages
     weights = model.predictor.W.array.tobytes()
     assert comm.allgather_obj(weights) == [weights] * comm.size
 
@@ -59,7 +59,7 @@ def test_the_module_scatter_dataset():
 
 @pytest.mark.parametrize('averages', [False, True], ids=['first call', 'with averages'])
 def test_batch_normalization_function(averages):
-    """As the link of today: outputs, gradients and averages, also without training."""
+    """It computes the same outputs, gradients and averages as the current link, in both modes."""
     from chainermn.functions.batch_normalization import MultiNodeBatchNormalizationFunction
     comm = chainermn.create_communicator('naive')
     x = np.random.RandomState(comm.rank).randn(4, 3, 2).astype(np.float32) + comm.rank

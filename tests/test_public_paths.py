@@ -1,4 +1,4 @@
-"""Every dotted name of ChainerMN 7 is there, with the parameters and defaults it had."""
+"""Every dotted name of ChainerMN 7 exists, with the same parameters and defaults."""
 import importlib
 import inspect
 import json
@@ -72,7 +72,7 @@ PATHS = {
     'chainermn.testing.device': ['get_device'],
 }
 
-#: Whose methods are part of the contract.
+#: Classes whose methods are part of the contract.
 CLASSES = [
     'chainermn.communicators.naive_communicator.NaiveCommunicator',
     'chainermn.communicators.pure_nccl_communicator.PureNcclCommunicator',
@@ -84,7 +84,7 @@ CLASSES = [
     'chainermn.extensions.multi_node_early_stopping_trigger.MultiNodeEarlyStoppingTrigger',
 ]
 
-#: Runs on the old ChainerMN: prints the parameters of each name.
+#: A script that runs with ChainerMN 7 and prints the parameters of each name.
 OLD = '''
 import importlib, inspect, json, sys, warnings
 warnings.simplefilter('ignore')
@@ -99,24 +99,24 @@ def parameters(function):
         return None
     return [[p.name, p.kind.name, None if p.default is p.empty else repr(p.default)] for p in found]
 
-said = {}
+signatures = {}
 for module, names in paths.items():
     for name in names:
-        said[f'{module}.{name}'] = parameters(getattr(importlib.import_module(module), name))
+        signatures[f'{module}.{name}'] = parameters(getattr(importlib.import_module(module), name))
 for path in classes:
     module, _, name = path.replace('._generic_', '.').rpartition('.')
     found = getattr(importlib.import_module(module), name)
     for method, function in inspect.getmembers(found, inspect.isfunction):
         if function.__module__.startswith('chainermn') and not method.startswith('_'):
-            said[f'{path}.{method}'] = parameters(function)
+            signatures[f'{path}.{method}'] = parameters(function)
     for method, _ in inspect.getmembers(found, lambda member: isinstance(member, property)):
-        said.setdefault(f'{path}.{method}', 'property')
-print(json.dumps(said))
+        signatures.setdefault(f'{path}.{method}', 'property')
+print(json.dumps(signatures))
 '''
 
-#: Parameters that nobody could use by another name or value, or that are meant to differ.
+#: Parameters that nobody can have passed by name or changed, or that differ on purpose.
 DIFFERENT = {
-    # One class of ours stands for the function's node; scripts do not make these themselves.
+    # One class replaces all the function nodes; scripts do not create these nodes themselves.
     'chainermn.functions.collective_communication.AllGather',
     'chainermn.functions.collective_communication.AllToAll',
     'chainermn.functions.collective_communication.Bcast',
@@ -126,7 +126,7 @@ DIFFERENT = {
 
 
 def find(path):
-    """Import the module of a dotted name and gets the rest by attribute."""
+    """Import the module of a dotted name, and look up the rest as attributes."""
     parts = path.split('.')
     for end in range(len(parts) - 1, 0, -1):
         try:
@@ -141,7 +141,7 @@ def find(path):
 
 @pytest.mark.mpi_skip
 def test_modules_of_communicators_need_no_import(tmp_path):
-    """For isinstance(comm, chainermn.communicators.pure_nccl_communicator.PureNcclCommunicator)."""
+    """Scripts check isinstance(comm, communicators.pure_nccl_communicator.PureNcclCommunicator)."""
     modules = [path.rpartition('.')[2] for path in PATHS if path.endswith('_communicator')]
     assert len(modules) == 5
     program = ('import chainermn\n'
@@ -179,10 +179,10 @@ def test_parameters_are_those_of_the_old_chainermn(tmp_path):
         env={**os.environ, 'CHAINERMN_OVERLAY': '0'}, capture_output=True, text=True,
         timeout=seconds(50))
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert len(said) > 150
+    signatures = json.loads(done.stdout)
+    assert len(signatures) > 150
     differing = []
-    for path, old in said.items():
+    for path, old in signatures.items():
         ours = find(path)
         if old is None or path in DIFFERENT:
             continue

@@ -1,4 +1,4 @@
-"""What README.md promises at a glance: two commands of one line, and a script that runs."""
+"""The promises at the top of README.md: two commands of one line, and a script that runs."""
 
 import pathlib
 import re
@@ -25,5 +25,5 @@ def test_the_script_runs_before_and_after_the_changes(capsys):
     for sign, who in ('-', ''), ('+', r'rank \d of \d: '):
         script = ''.join(line[1:] for line in diff.splitlines(True) if line[0] in (' ', sign, '\n'))
         exec(script, {})
-        said = re.fullmatch(rf'{who}accuracy (\d\.\d{{3}})\n', capsys.readouterr().out)
-        assert float(said[1]) >= 0.8
+        match = re.fullmatch(rf'{who}accuracy (\d\.\d{{3}})\n', capsys.readouterr().out)
+        assert float(match[1]) >= 0.8

@@ -1,4 +1,4 @@
-"""A test run on several ranks ends, whatever one rank does, and its last line says how."""
+"""A test run on several ranks ends whatever one rank does, and its last line gives the outcome."""
 
 import os
 import pathlib
@@ -38,7 +38,7 @@ if last:
 """
 @pytest.fixture
 def run_ranks(tmp_path):
-    """Run a test file; give the status, the closing lines of pytest, and what was printed."""
+    """Run a test file; return the exit status, pytest's last lines and the whole output."""
     def run_ranks(text, *options):
         shutil.copy(HERE / 'conftest.py', tmp_path)
         tmp_path.joinpath('test_it.py').write_text(text)
@@ -121,7 +121,7 @@ def test_limits_grow_with_the_load(quiet, monkeypatch):
 
 
 def test_default_signals(request):
-    """As under nohup, and in the background of a shell script."""
+    """Signals are ignored under nohup and in the background of a shell script."""
     ignored = [signal.SIGHUP, signal.SIGINT]
     before = [signal.signal(number, signal.SIG_IGN) for number in ignored]
     try:

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(180)]
 
 ROOT = pathlib.Path(chainermn.__file__).parents[1]
 
-#: Lines of a script, with the message of mypy.
+#: Lines of a script, with mypy's message for each.
 SCRIPT = {
     'import chainermn': '',
     'import numpy as np': '',
@@ -100,7 +100,7 @@ SCRIPT = {
     'reveal_type(service.ask({1: [b"start"]})[1])': 'ndarray',
     'comm.finalize()': '',
 }
-#: What pyright says instead.
+#: Messages of pyright that differ from mypy's.
 PYRIGHT = {
     'comm.alreduce(1)': 'Cannot access attribute "alreduce" for class "CommunicatorBase"',
     "chainermn.create_communicator('nave')": 'is not assignable to type "CommunicatorName"',

@@ -1,4 +1,4 @@
-"""Likely mistakes in calls of public functions: the error of each rank says what was wrong."""
+"""Likely mistakes in calls of public functions: the error on each rank says what is wrong."""
 
 import chainer
 import chainer.functions as CF
@@ -62,7 +62,7 @@ def snapshot(comm, argument):
     return extensions.multi_node_snapshot(comm, argument)
 
 
-#: Calls that every rank makes, and what the error says.
+#: Calls that every rank makes, and a part of the error message.
 WRONG = [
     (lambda c: add(c, L.Linear(3, 3), rank_in='0'), "rank_in must be a rank, a list of ranks or"),
     (lambda c: add(c, L.Linear(3, 3), rank_in=1.), 'rank_in must be a rank, a list of ranks or'),

@@ -1,8 +1,8 @@
 """Time limits that fit the machine: ``timeout=seconds(20)``.
 
-A limit ends what hangs, and must not end what is slow. So limits are given in seconds of a quiet
-machine with two cores, and grow with how slow this one is: measured once, when the run starts, and
-with its load since.
+A limit must stop programs that hang, but not programs that are slow. Therefore, limits are given in
+seconds on a quiet machine with two cores. They are multiplied by the slowness of this machine
+(measured when the run starts) or by its current load, whichever is larger.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 _T = TypeVar('_T')
 
-#: Where a run keeps what it has measured, for the processes that it starts.
+#: Environment variable that passes the measured slowness to the processes of a run.
 VARIABLE = 'CHAINERMN_TEST_SLOWNESS'
 QUIET = 0.2  # seconds that counting to LENGTH takes on a quiet machine
 LENGTH = 1_000_000
@@ -27,13 +27,13 @@ def measure() -> float:
 
 
 def seconds(quiet: float) -> float:
-    """Return the limit for what may take ``quiet`` seconds on a quiet machine."""
+    """Return the time limit for an operation that takes ``quiet`` seconds on a quiet machine."""
     load = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     return quiet * max(1., float(os.environ[VARIABLE]), load)
 
 
 def wait_until(condition: Callable[[], _T], quiet: float = 20) -> _T:
-    """Wait until a condition is true, for so many seconds of a quiet machine; return its value."""
+    """Wait until a condition is true, at most ``seconds(quiet)``; return its value."""
     end = time.monotonic() + seconds(quiet)
     while not (value := condition()):
         assert time.monotonic() < end

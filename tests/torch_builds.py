@@ -1,4 +1,4 @@
-"""Which build of PyTorch pip would install: PyPI's for Linux includes CUDA, gigabytes."""
+"""The build of PyTorch that pip would install. PyPI's build for Linux includes CUDA: gigabytes."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ TOX = pathlib.Path(__file__).parent.parent / 'tox.ini'
 
 
 def why_not() -> str:
-    """Return why there is no build for CPUs here, or ''."""
+    """Return why pip would not install a build for CPUs, or ''."""
     torch, = set(re.findall(r'^ *(torch==.*)$', TOX.read_text(), re.MULTILINE))
     pip = subprocess.run(
         [sys.executable, '-m', 'pip', 'install', '--dry-run', '--ignore-installed', '--no-deps',

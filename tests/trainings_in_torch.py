@@ -1,4 +1,4 @@
-"""The same training steps in Chainer and in PyTorch, for tests of trainings that move."""
+"""The same training steps in Chainer and in PyTorch, for tests that move training to PyTorch."""
 
 import chainer.functions as F
 import numpy as np
@@ -6,7 +6,7 @@ import torch
 
 
 def train(optimizer, data):
-    """Update a model of Chainer by batches of inputs and labels."""
+    """Update a Chainer model with batches of inputs and labels."""
     for x, t in data:
         optimizer.update(lambda x, t: F.softmax_cross_entropy(optimizer.target(x), t), x, t)
 

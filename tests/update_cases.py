@@ -1,4 +1,4 @@
-"""Optimizers, and trainings of a model with parameters of many sizes."""
+"""Optimizers, and the training of a model with parameters of many sizes."""
 
 import contextlib
 
@@ -10,12 +10,12 @@ from chainer_compat.updates import block_updates, one_pass
 
 
 def with_number(optimizer, name, value):
-    """Set a number with a dtype of its own, with which Chainer computes."""
-    vars(optimizer.hyperparam)[name] = value  # an assignment would convert it
+    """Set a hyperparameter to a number with its own dtype, which Chainer uses as it is."""
+    vars(optimizer.hyperparam)[name] = value  # setattr would convert it
     return optimizer
 
 
-#: NumPy computes these without temporary arrays.
+#: Optimizers whose updates NumPy computes without temporary arrays.
 WITH_FORMULA = {
     'SGD': lambda: optimizers.SGD(.1),
     'MomentumSGD': lambda: optimizers.MomentumSGD(.1, .8),
@@ -38,7 +38,7 @@ OTHERS = {
     'RMSpropGraves': optimizers.RMSpropGraves,
     'AdaBound': optimizers.AdaBound,
     'AMSBound': optimizers.AMSBound,
-    'MSVAG': optimizers.MSVAG,  # updates each parameter by itself
+    'MSVAG': optimizers.MSVAG,  # updates each parameter separately
     'SMORMS3': optimizers.SMORMS3,
     'float64': lambda: with_number(optimizers.SGD(), 'lr', np.float64(.1)),
     'float32': lambda: with_number(optimizers.MomentumSGD(.1), 'momentum', np.float32(.8)),
@@ -47,10 +47,10 @@ OTHERS = {
     'bool': lambda: optimizers.Adam(.01, beta1=False),
 }
 OPTIMIZERS = WITH_FORMULA | OTHERS
-#: PyTorch's kernels convert some of the numbers.
+#: Optimizers for which PyTorch's kernels convert some of the numbers.
 UNUSUAL = {
     'no step', 'integers', 'no eps', 'float64', 'float32', 'step of float64', 'array', 'bool'}
-BLOCK = 1 << 12  # smaller than that of the package, for speed
+BLOCK = 1 << 12  # smaller than the package's block size, for speed
 SHAPES = [(3, 4), (), (1,), (7,), (BLOCK + 3,), (2, BLOCK // 2), (5, 1, 2), (4, 4), (3, 4)]
 SPECIAL = [np.nan, np.inf, -np.inf, 0, -0., 1e-45, -1e-40, 3e38, -np.nan]
 
@@ -73,10 +73,10 @@ def train(name, change=None, dtype='f', later=lambda model, optimizer: None, spe
 
     Args:
         name: The optimizer.
-        change: What changes before the first step; it may return another optimizer.
+        change: Function that is called before the first step; it may return another optimizer.
         dtype: The dtype of the parameters.
-        later: What changes before the third step of four.
-        special: Whether that has gradients that are not finite, or very small.
+        later: Function that is called before the third of four steps.
+        special: Whether the last two steps have non-finite and very small gradients.
     """
     random = np.random.RandomState(0)
     model = chainer.Chain()
@@ -106,7 +106,7 @@ def update_each(params, is_repeated=False):
 
 @contextlib.contextmanager
 def one_by_one(monkeypatch):
-    """Update as Chainer does: the rule of each parameter, with whole arrays."""
+    """Update like Chainer: call the rule of each parameter, with whole arrays."""
     with monkeypatch.context() as patch:
         patch.setattr(one_pass, 'update', update_each)
         patch.setattr(block_updates, 'BLOCK', 1 << 40)

@@ -1,6 +1,6 @@
-"""What may happen to a model and its optimizer between two updates: ``event(optimizer, p, q)``.
+"""Changes of a model and its optimizer between two updates: ``event(optimizer, p, q)``.
 
-``p`` and ``q`` are parameters of the model, of one size if there are two such.
+``p`` and ``q`` are parameters of the model; if possible, they have the same size.
 """
 
 import chainer
@@ -39,7 +39,7 @@ def set_number(name, value):
 
 
 def assign(path, value):
-    """Return an assignment to a path of attributes of ``p``."""
+    """Return an event that assigns to an attribute of ``p``, given by its path."""
     def event(optimizer, p, q):
         target = p
         *names, last = path.split('.')
@@ -66,7 +66,7 @@ def change_class(optimizer, p, q):
 
 
 def derived_rule(optimizer, p, q):
-    """Of one class, with another attribute each."""
+    """Replace the rules of ``p`` and ``q`` by rules of one class with different attributes."""
     rule = type(p.update_rule)
 
     class Derived(rule):
@@ -105,7 +105,7 @@ def tied(optimizer, p, q):
 
 
 def tied_views(optimizer, p, q):
-    """Of a buffer, and not contiguous."""
+    """Make the arrays of ``p`` and ``q`` views of one buffer."""
     buffer = bytearray(p.array.nbytes + q.array.nbytes)
     for i, param in enumerate([p, q]):
         data = np.frombuffer(buffer, param.dtype, param.size, param.array.itemsize * i)
@@ -119,7 +119,7 @@ def exchanged(optimizer, p, q):
 
 
 def gradient(value):
-    """Let a gradient be in memory that an update changes, or that another one has."""
+    """Return an event that lets the gradient of ``q`` share the memory of ``value(p)``."""
     def event(optimizer, p, q):
         array = value(p)
         if array is not None and array.size == q.size:
@@ -152,7 +152,7 @@ def snapshot(optimizer, p, q):
 
 
 def method(name):
-    """Replace a method of the optimizer by one that is counted."""
+    """Return an event that replaces a method of the optimizer by one that counts its calls."""
     def event(optimizer, p, q):
         original = getattr(optimizer, name)
 
@@ -236,7 +236,7 @@ EVENTS = {
     'reordered states': states(reorder), 'snapshot': snapshot,
     'removed': lambda optimizer, p, q: delattr(optimizer.target, next(
         name for name, param in optimizer.target.namedparams() if param is p)[1:]),
-    'optimizer of the program': lambda optimizer, p, q: setattr(optimizer, '__class__', type(
+    'optimizer in user code': lambda optimizer, p, q: setattr(optimizer, '__class__', type(
         'Own', (type(optimizer),), {'reallocate_cleared_grads': lambda self: None})),
     'set up again': lambda optimizer, p, q: optimizer.setup(optimizer.target),
     **{name: method(name) for name in (

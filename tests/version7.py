@@ -1,4 +1,4 @@
-"""Communicators of third parties: what they define is what ChainerMN 7 requires, and no more."""
+"""Third-party communicators, which define only the methods that ChainerMN 7 requires."""
 
 import numpy as np
 from mpi4py import MPI
@@ -7,7 +7,7 @@ import chainermn
 
 
 class Version7Communicator(chainermn.CommunicatorBase):
-    """All abstract methods of ChainerMN 7's CommunicatorBase, with its arguments, over mpi4py."""
+    """Implements the abstract methods of ChainerMN 7's CommunicatorBase with mpi4py."""
 
     def __init__(self, mpi_comm=MPI.COMM_WORLD):
         super().__init__()
@@ -84,22 +84,22 @@ class Version7Communicator(chainermn.CommunicatorBase):
         self.c.Free()
 
 
-class Heir(Version7Communicator):
-    """A class that derives from a third party's."""
+class Subclass(Version7Communicator):
+    """A class that derives from a third-party communicator."""
 
     def allreduce(self, data):
         return sum(self.allgather(data))
 
 
 class WithoutInit(Version7Communicator):
-    """Like many, it does not call the constructor of CommunicatorBase."""
+    """Like many classes, does not call the constructor of CommunicatorBase."""
 
     def __init__(self, mpi_comm=MPI.COMM_WORLD):
         self.c = mpi_comm.Dup()
 
 
 class Proxy:
-    """Forwards everything."""
+    """Forwards all attributes to a communicator."""
 
     def __init__(self, comm):
         self._proxied = comm
@@ -111,7 +111,7 @@ class Proxy:
 
 
 class PublicProxy(Proxy):
-    """Lacks the methods of the package whose names begin with an underscore."""
+    """Forwards only attributes whose names do not begin with an underscore."""
 
     def __getattr__(self, name):
         if name.startswith('_'):
@@ -120,7 +120,7 @@ class PublicProxy(Proxy):
 
 
 class SameMethods:
-    """Not derived from CommunicatorBase, but with the methods of version 7."""
+    """Has the methods of version 7, but does not derive from CommunicatorBase."""
 
     for _name, _member in vars(Version7Communicator).items():
         if not _name.startswith('__'):
@@ -130,10 +130,10 @@ class SameMethods:
         self.c = mpi_comm.Dup()
 
 
-#: Communicators of third parties by name: functions that create one.
+#: Functions that create third-party communicators, by name.
 THIRD_PARTIES = {
     'version 7': Version7Communicator,
-    'heir': Heir,
+    'subclass': Subclass,
     'without init': WithoutInit,
     'same methods': SameMethods,
     'proxy of ours': lambda: Proxy(chainermn.create_communicator('flat')),

@@ -4,13 +4,13 @@
         hosts.run([sys.executable, 'train.py'], timeout=60)
 
 Each host has its own name, network address, processes, shared memory and ``/dev/shm``, and knows
-the names of the other hosts. Files are shared. So MPI finds what it finds on a cluster, and uses
-shared memory within a host and TCP between hosts. This requires root and iproute2, and changes
-nothing outside of the namespaces.
+the names of the other hosts. Files are shared. Therefore, MPI sees the same environment as on a
+cluster, and uses shared memory within a host and TCP between hosts. This requires root and
+iproute2, and changes nothing outside of the namespaces.
 
-The first process of each host waits at a pipe from this process. When the pipe closes, even
-because this process was killed, Linux kills all processes of the host and removes its network. So
-no names have to be unique, and nothing can be left behind.
+The first process of each host waits at a pipe from this process. When the pipe closes, even because
+this process was killed, Linux kills all processes of the host and removes its network. Therefore,
+names need not be unique, and nothing can be left behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 NETWORK = '10.231.0'
 #: The address of the switch, on which mpiexec runs.
 SWITCH = f'{NETWORK}.254'
-#: Links have no limit with this rate.
+#: With this rate, links have no limit.
 FULL = 'full'
 
 # bash also collects the exit status of orphans, as the first process of a host must.
@@ -43,8 +43,9 @@ ip link set lo up
 echo $pid
 read
 """
-# mpiexec calls it as "ssh [OPTION ...] ADDRESS COMMAND". Output takes another way, through the
-# network. Like ssh, it does not notice the end of a command while the host is disconnected.
+# mpiexec calls this script as "ssh [OPTION ...] ADDRESS COMMAND". The output of the command does
+# not pass through the script, but through the network. Like ssh, the script does not notice the end
+# of a command while the host is disconnected.
 _SSH = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 address=$1; shift
@@ -69,7 +70,7 @@ def _run(*command: str) -> None:
 
 
 class Host:
-    """A host, or the switch between them: its own namespaces, with one first process."""
+    """A host, or the switch between hosts: namespaces with one first process."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -85,7 +86,7 @@ class Host:
             raise OSError(f'cannot create {name}: {self.pid}')
 
     def command(self, command: Sequence[str], namespaces: Sequence[str] = _NAMESPACES) -> list[str]:
-        """Return the command that runs a command on this host."""
+        """Return a command that runs the given command on this host."""
         return ['nsenter', '--target', self.pid, *namespaces, f'--wd={os.getcwd()}', '--', *command]
 
     def call(self, *command: str) -> None:
@@ -148,7 +149,7 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
         host.call('ip', 'link', 'set', 'eth0', 'up')
 
     def _write_names(self, n: int) -> None:
-        """Lets a host know the names of all hosts."""
+        """Write the names of all hosts into the hosts file of a host."""
         names = ''.join(f'{self.address(m)} node{m}\\n' for m in range(len(self.ranks)))
         self._hosts[n].call('bash', '-ec', f"""
             printf '127.0.0.1 localhost\\n{names}' > /dev/shm/names
@@ -169,13 +170,13 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
         return f'{NETWORK}.{n + 1}'
 
     def set_rate(self, n: int, rate: str) -> None:
-        """Limits the link of a host, in each direction."""
+        """Limit the rate of a host's link, in each direction."""
         for host, device in ((self._hosts[n], 'eth0'), (self._switch, f'port{n}')):
             host.call('tc', 'qdisc', 'replace', 'dev', device, 'root', 'tbf',
                       'rate', rate, 'burst', '256kb', 'latency', '100ms')
 
     def cut(self, n: int) -> None:
-        """Disconnects a host: packets are lost, without an error at either end."""
+        """Disconnect a host: packets are lost, without an error at either end."""
         self._marker(n).touch()
         self._switch.call('bridge', 'link', 'set', 'dev', f'port{n}', 'state', 'disabled')
 
@@ -189,23 +190,23 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
         return self._folder / f'{self.address(n)}.cut'
 
     def kill(self, n: int) -> None:
-        """Kills all processes of a host. Others notice, unless it is disconnected."""
+        """Kill all processes of a host. Other hosts notice this unless the host is disconnected."""
         self._hosts[n].call('bash', '-c', 'kill -KILL -1 || :')  # there may be none
 
     @property
     def roots(self) -> list[str]:
-        """The root folder of each host, as this process sees it, with its own ``/dev/shm``."""
+        """Return the path of each host's root folder in this process, with its own ``/dev/shm``."""
         return [f'/proc/{host.pid}/root' for host in self._hosts]
 
     def start(self, n: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """Start a command on a host; take the options of :class:`subprocess.Popen`."""
+        """Start a command on a host, with options of :class:`subprocess.Popen`."""
         return subprocess.Popen(self._hosts[n].command(command), text=True, **options)
 
     def mpiexec(self, command: Sequence[str]) -> list[str]:
         """Return the command that runs an MPI program on all hosts."""
-        beside = pathlib.Path(sys.executable).with_name('mpiexec')
+        next_to_python = pathlib.Path(sys.executable).with_name('mpiexec')
         return self._switch.command(
-            [str(beside) if beside.exists() else 'mpiexec', *self._launcher,
+            [str(next_to_python) if next_to_python.exists() else 'mpiexec', *self._launcher,
              '-hosts', self._slots(','), '-n', str(sum(self.ranks)), *map(str, command)],
             ['--net'])
 
@@ -249,14 +250,15 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
         """Run an MPI program on all hosts.
 
         Raises:
-            subprocess.TimeoutExpired: If it takes longer than ``timeout`` seconds; with its output.
+            subprocess.TimeoutExpired: If it takes longer than ``timeout`` seconds. The error
+                contains the output.
         """
         with self.popen(command, env) as process:
             return self.finish(process, timeout)
 
     def finish(self, process: subprocess.Popen[str], timeout: float,
                ) -> subprocess.CompletedProcess[str]:
-        """Wait for a program started by :meth:`popen`, and kills it after ``timeout`` seconds."""
+        """Wait for a program started by :meth:`popen`, and kill it after ``timeout`` seconds."""
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired as e:
@@ -270,7 +272,7 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
 
 @functools.cache
 def why_not() -> str:
-    """Return why there can be no hosts here, or ''."""
+    """Return why virtual hosts cannot be created here, or ''."""
     if sys.platform != 'linux' or os.geteuid() != 0:
         return 'needs root on Linux'
     try:

@@ -23,9 +23,9 @@ from collections.abc import Callable, Sequence
 import virtual_hosts
 from time_limits import seconds
 
-CORES = 4  # that each node claims to have
+CORES = 4  # number of cores that each node claims to have
 PROGRAMS = ('slurmctld', 'slurmd', 'srun', 'sbatch', 'salloc', 'scontrol')
-# The nodes only reach each other, so they need no authentication.
+# The nodes can only reach each other, so they need no authentication.
 _CONFIGURATION = """
 ClusterName=virtual
 SlurmctldHost=node0({controller})
@@ -52,7 +52,7 @@ PartitionName=virtual Nodes=node[1-2] Default=YES State=UP
 
 
 def why_not() -> str:
-    """Return why there can be no cluster here, or ''."""
+    """Return why a virtual cluster cannot be created here, or ''."""
     missing = [program for program in PROGRAMS if not shutil.which(program)]
     return f'needs {", ".join(missing)}' if missing else virtual_hosts.why_not()
 
@@ -124,7 +124,7 @@ class Slurm(contextlib.AbstractContextManager['Slurm']):
 
 def wait_until(condition: Callable[[], bool], describe: Callable[[], str], timeout: float = 60,
                ) -> None:
-    """Wait for a condition; fails with a description if that takes too long."""
+    """Wait for a condition; fail with a description if it takes too long."""
     end = time.monotonic() + seconds(timeout)
     while not condition():
         if time.monotonic() > end:

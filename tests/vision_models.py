@@ -3,8 +3,8 @@
 ``python tests/vision_models.py [--only TEXT] [--results FILE]
 [--docs docs/test_results.md]``
 
-Each conversion runs in a process of its own, whose memory is measured. It needs several GB, onnx
-and ONNX Runtime. With ``--results``, conversions that are in the file are not repeated.
+Each conversion runs in a separate process, whose memory is measured. This needs several GB, onnx
+and ONNX Runtime. With ``--results``, conversions that are already in the file are not repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BEGIN, END = '<!-- written by vision_models.py -->', '<!-- until here -->'
 
 
 def make(name: str, size: int = 224, batch: int = 2) -> tuple[Any, Any, Any]:
-    """Return a model, what to call, and its inputs; activations are near 1, probabilities small."""
+    """Return a model with activations near 1, the function to call, and its inputs."""
     model = getattr(L, name)(pretrained_model=None)
     random = np.random.default_rng(0)
     x = random.standard_normal((batch, 3, size, size), 'f')
@@ -46,7 +46,7 @@ def make(name: str, size: int = 224, batch: int = 2) -> tuple[Any, Any, Any]:
             link.W.array[...] = random.standard_normal(link.W.shape, 'f') * (
                 2 / link.W.array[0].size) ** .5 * (.1 if len(link.W) == 1000 else 1)
     for link in norms:
-        link.decay = 0.  # the next batch determines the statistics
+        link.decay = 0.  # the next batch alone determines the statistics
     with chainer.using_config('train', True), chainer.no_backprop_mode():
         model(x)
     for link in norms:
@@ -77,7 +77,7 @@ def convert(name: str, mode: str, **options: int) -> dict[str, float]:
 
 
 def to_float64(model: Any) -> None:
-    """Convert parameters and statistics."""
+    """Convert the parameters and statistics of a model to float64."""
     for parameter in model.params():
         parameter.cleargrad()
         parameter.array = parameter.array.astype('d')
@@ -118,7 +118,7 @@ def table(results: dict[str, dict[str, float]]) -> str:
 
 
 def versions() -> str:
-    """Describe the machine, and when it ran."""
+    """Describe the date, the machine and the installed versions."""
     from importlib import metadata
 
     names = ', '.join(f'{name} {metadata.version(name)}'
@@ -130,7 +130,7 @@ def versions() -> str:
 
 
 def main() -> None:
-    """Run what is missing, and write the table."""
+    """Run the missing conversions, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--only', default='', help='run conversions whose name contains this')
     parser.add_argument('--results', type=pathlib.Path, help='add the results to this JSON file')

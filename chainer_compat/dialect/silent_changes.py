@@ -1,4 +1,4 @@
-"""``CHAINER_COMPAT_DIALECT=1`` to ``6``: restores results that have silently changed since then.
+"""``CHAINER_COMPAT_DIALECT=1`` to ``6``: restores what silently changed after that version.
 
 Without the variable, nothing is registered.
 """
@@ -197,7 +197,7 @@ def length_of_variable(length: Function, variable: Any) -> Any:
 
 
 def evaluator_in_train_mode(module: Any) -> None:
-    """Keep Evaluator from switching to the test mode."""
+    """Keep Evaluator from switching to test mode."""
     module.configuration = types.SimpleNamespace(
         using_config=lambda name, value: contextlib.nullcontext())
 
@@ -231,7 +231,7 @@ PATCHES += [(1, 'chainer.training.extensions.evaluator', evaluator_in_train_mode
 @replaces(1, 'links.model.vision.resnet', 'ResNetLayers.forward')
 @replaces(1, 'links.model.vision.vgg', 'VGGLayers.forward')
 def vision_models_in_test_mode(forward: Function, *args: Any, **kwargs: Any) -> Any:
-    """Use the test mode unless an argument says otherwise."""
+    """Use test mode unless an argument selects training mode."""
     import chainer
 
     with chainer.using_config('train', False):

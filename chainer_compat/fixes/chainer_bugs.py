@@ -353,9 +353,10 @@ def evaluator_without_iterator() -> dict[str, str]:
 
 @edit('chainer.training.extensions.evaluator')
 def evaluator_that_repeats() -> dict[str, str]:
-    """All versions: the warning about an Evaluator that never ends ended in ``the iterator {}``.
+    """All versions: the warning about an Evaluator that never ends showed ``the iterator {}``.
 
-    Now it contains the whole text with the iterator's name, and shows the line of the script.
+    The rest of its text was missing. Now it is complete, with the iterator's name, and points to
+    the line of the script.
     """
     return {
         "msg = 'The `repeat`": "msg = ('The `repeat`",
@@ -434,7 +435,7 @@ def batch_of_rows() -> dict[str, str]:
 
 @patch('chainer.functions.util.forget')
 def state_of_forget(forget: Any) -> None:
-    """All versions: F.forget repeated its function with the state after the function's last call.
+    """All versions: F.forget recomputed its function with the state after the function's last call.
 
     If links with SpectralNormalization or BatchRenormalization were called twice before backward,
     gradients of the first call were wrong. So were gradients of functions that draw random numbers

@@ -33,8 +33,8 @@ def checked_batch_size(iterator: Any, batch_size: Any) -> Any:
         return batch_size
     iterator.finalize = lambda: None  # nothing has been started
     raise ValueError(
-        f'{type(iterator).__name__}: batch_size must be a positive integer, not {batch_size!r}. If '
-        'it is a number divided by the number of ranks, write max(1, number // comm.size).')
+        f'{type(iterator).__name__}: batch_size must be a positive integer, not {batch_size!r}. To '
+        'divide a batch size by the number of ranks, use max(1, batch_size // comm.size).')
 
 
 def no_examples() -> ValueError:
@@ -44,7 +44,7 @@ def no_examples() -> ValueError:
 
 
 class Batch:
-    """The examples that a thread loads, or the error that it got.
+    """The examples that a thread loads, or the error that was raised.
 
     Args:
         dataset: The dataset.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import signal
 import weakref
 from typing import Any
 
@@ -108,7 +109,7 @@ def error_in_later_batch(multiprocess_iterator: Any) -> None:
 
 
 class _Failure:
-    """Takes the place of a batch."""
+    """An error, passed to the consumer in place of a batch."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -148,9 +149,11 @@ def _detect_dead_workers(pool: Any) -> Any:
                 if not dead or future.ready():
                     raise
             pool.terminate()  # closing it would wait for the lost batch
+            why = ('' if dead[0].exitcode != -signal.SIGKILL else
+                   ' Usually, memory ran out: reduce n_processes.')
             raise RuntimeError(
                 f'Worker process {dead[0].pid} of a MultiprocessIterator died with exit code '
-                f'{dead[0].exitcode}; its batch is lost.')
+                f'{dead[0].exitcode}; its batch is lost.{why}')
 
         future.get = get_or_raise
         return future

@@ -139,7 +139,7 @@ def _save_drawn(iterator: Any, serializer: Any) -> None:
     if order is None or not _is_recorded(iterator.order_sampler):
         return
     orders = []
-    while (order := _following(order)) is not None:
+    while (order := _next_order(order)) is not None:
         orders.append(order)
     if orders:
         import numpy
@@ -147,7 +147,7 @@ def _save_drawn(iterator: Any, serializer: Any) -> None:
         serializer('next_orders', numpy.stack(orders))
 
 
-def _following(order: numpy.ndarray) -> numpy.ndarray | None:
+def _next_order(order: numpy.ndarray) -> numpy.ndarray | None:
     """Return the next order: a loaded one that is not in use yet, or the one that was drawn."""
     loaded = _loaded.get(order)
     return _drawn.get(order) if loaded is None else loaded

@@ -30,7 +30,8 @@ def summary_state(reporter: Any) -> None:
             for name in ('_x', '_x2', '_n'):
                 setattr(self, name, _load_number(serializer, name, getattr(self, name)))
         except KeyError:
-            warnings.warn('The snapshot does not contain the previous statistics.', stacklevel=2)
+            warnings.warn('The snapshot does not contain the statistics that were collected '
+                          'before; the next averages only include new values.', stacklevel=2)
 
     reporter.Summary.serialize = serialize
 
@@ -46,8 +47,8 @@ def early_stopping_state(module: Any) -> None:
             self.best = _number(serializer, 'best', self.best)
             self.count = _number(serializer, 'count', self.count)
         except KeyError:
-            warnings.warn('The snapshot does not contain the best value of EarlyStoppingTrigger.',
-                          stacklevel=2)
+            warnings.warn('The snapshot does not contain the best value of EarlyStoppingTrigger; '
+                          'its patience restarts.', stacklevel=2)
             return
         # Save a single summary instead of the dictionary, whose keys HDF5 cannot store.
         self._summary._summaries[self.monitor].serialize(serializer['summary'])
@@ -104,8 +105,8 @@ def variable_statistics_state(module: Any) -> None:
             for name in ('data', 'idxs'):
                 serializer(name, getattr(samples, name)[:used])
         except KeyError:
-            warnings.warn('The snapshot does not contain the samples of VariableStatisticsPlot.',
-                          stacklevel=2)
+            warnings.warn('The snapshot does not contain the samples of VariableStatisticsPlot; '
+                          'the plot starts with new ones.', stacklevel=2)
 
     module.VariableStatisticsPlot.serialize = serialize
 
@@ -159,7 +160,8 @@ def _save_value(shift: Any) -> None:
             self._last_value = _load_number(serializer, '_last_value', self._last_value)
         except KeyError:
             warnings.warn('The snapshot does not contain the last value of '
-                          f'{type(self).__name__}.', stacklevel=2)
+                          f'{type(self).__name__}; it starts with its initial value.',
+                          stacklevel=2)
 
     shift._shifted = shift._last_value = None
     shift.initialize, shift.serialize = initialize, serialize

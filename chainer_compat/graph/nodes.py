@@ -1,8 +1,8 @@
 """Chainer's computational graph with less time per function, for ordinary calls.
 
-``FunctionNode.apply`` spends most of its time on cases that are rare: ChainerX, debug mode, hooks,
-static graphs, memory layouts, other arrays. :func:`quick_apply` detects that a call has none of
-them, and leaves all others to Chainer. Both call the same methods and leave the same graph.
+``FunctionNode.apply`` spends most of its time on rare cases: ChainerX, debug mode, hooks, static
+graphs, memory layouts and unusual arrays. :func:`quick_apply` handles calls without any of these,
+and leaves all other calls to Chainer. Both call the same methods and build the same graph.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from chainer_compat.graph import type_checks
 Array: TypeAlias = Any  # of NumPy or CuPy
 Apply: TypeAlias = Callable[[FunctionNode, Sequence[Any]], tuple[Variable, ...]]
 
-#: A tensor without history, from which a run of functions begins; the array whose memory it shares,
-#: ``None`` if that is a result of another run; and the level of its run.
+#: An input of a run of functions (``pytorch.recording``): a tensor without history, or ``None`` if
+#: it needs no gradient; the array whose memory the tensor shares, or ``None`` if the Variable has a
+#: tensor of its own; and the level of the run.
 Leaf: TypeAlias = tuple[Any, Any, int]
 
 KINDS = (np.ndarray, cuda.ndarray)
 
 
 class _NoLayouts(dict[int, tuple[None, ...]]):
-    """By number of arrays: their memory layouts, as Chainer has them for NumPy's arrays."""
+    """Maps a number of arrays to their memory layouts; Chainer uses ``None`` for NumPy arrays."""
 
     def __missing__(self, n: int) -> tuple[None, ...]:
         self[n] = layouts = (None,) * n
@@ -46,7 +47,7 @@ NO_LAYOUTS = _NoLayouts()
 
 
 class _OfThread(threading.local):
-    #: Called with the node of a Variable and its gradient, as soon as it is complete, if the
+    #: Receives the node of a Variable and its gradient as soon as the gradient is complete, if the
     #: gradients of several functions are computed together.
     ready: Callable[[VariableNode, Array], None] | None = None
 
@@ -55,7 +56,7 @@ of_thread = _OfThread()
 
 _NOTHING = contextlib.nullcontext()
 
-#: ``pytorch.recording.record``; until PyTorch is imported, what imports it at the first call.
+#: ``pytorch.recording.record``; until PyTorch is imported, a function that imports it when called.
 record: Callable[[FunctionNode, Sequence[Any], dict[str, Any]],
                  tuple[Variable, ...] | Exception | None] | None = None
 
@@ -65,39 +66,40 @@ _init_impl = Variable._init_impl
 _init_node = VariableNode.__init__
 _check_layouts = FunctionNode.check_layout_forward
 
-#: Methods that a program can replace on an object.
-_CHECKS = frozenset({'check_type_forward', '_check_data_type_forward', 'check_layout_forward',
-                     'forward', 'backward', 'backward_accumulate'})
+#: Methods that user code can replace on a function object.
+_REPLACEABLE = frozenset({'check_type_forward', '_check_data_type_forward', 'check_layout_forward',
+                          'forward', 'backward', 'backward_accumulate'})
 
 
 class TensorData(list[Any]):
-    """The list of one array in ``Variable._data``, if the Variable has a tensor of PyTorch's.
+    """The list with one array in ``Variable._data``, if the Variable has a PyTorch tensor.
 
-    The array is made when it is read. It shares the memory of the tensor. The tensor is ``None``
-    once the program has set another array.
+    The array is created when it is first read, and shares the memory of the tensor. ``tensor`` is
+    ``None`` once user code has set a different array.
     """
 
     __slots__ = 'output', 'tensor'
 
-    output: int  # its number among the outputs of the function
+    output: int  # the index of the Variable among the outputs of its function
     tensor: Any
 
     def __getitem__(self, index: Any) -> Any:
         if not len(self):
             array = self.tensor.detach().numpy()
             if not array.shape:
-                # Programs keep losses. Between PyTorch's large blocks, they would fragment memory.
+                # Users collect losses in lists. Between PyTorch's large blocks, they would fragment
+                # memory, so copy scalars to memory of NumPy.
                 import torch
 
                 array = array.copy()
                 self.tensor.data = torch.from_numpy(array)
             elif 0 in array.strides and array.size:
-                array.flags.writeable = False  # like NumPy's broadcast arrays
+                array.flags.writeable = False  # like the result of np.broadcast_to
             self.append(array)
         return super().__getitem__(index)
 
     def __setitem__(self, index: Any, array: Any) -> None:
-        self[index]  # the list has an element
+        self[index]  # creates the array, so that the list has an element
         self.tensor = None
         super().__setitem__(index, array)
 
@@ -105,23 +107,23 @@ class TensorData(list[Any]):
         return list, ([self[0]],)
 
     def forget_history(self) -> None:
-        """Free PyTorch's graph, in which the tensor is a result."""
+        """Free PyTorch's graph of the tensor. A scalar only keeps its array."""
         if self.tensor is not None:
             if self.tensor.shape:
                 self.tensor = self.tensor.detach()
             else:
-                self[0]  # the array, which is all that remains of a loss
+                self[0]  # creates the array
                 self.tensor = None
 
 
 def quick_apply(original: Apply) -> Apply:
-    """Return ``FunctionNode.apply`` for ordinary calls, which leaves others to the original."""
+    """Return a faster ``FunctionNode.apply``, which passes unusual calls to ``original``."""
 
     @functools.wraps(original)
     def apply(self: FunctionNode, inputs: Sequence[Any]) -> tuple[Variable, ...]:
         local = config._local.__dict__
         if type(inputs) not in (tuple, list):
-            # light-head-rcnn: F.concat of a variable joins its rows, which Chainer 7.8.1 rejects.
+            # F.concat(variable), used by light-head-rcnn, joins the rows. Chainer 7.8.1 rejects it.
             inputs = tuple(inputs)
         if _is_rare(self, local):
             keep_history(inputs)
@@ -134,8 +136,8 @@ def quick_apply(original: Apply) -> Apply:
         keep_history(inputs)
         results = ordinary(self, inputs, local)
         if recorded is not None:
-            warnings.warn(f'PyTorch failed to compute {self.label}, so Chainer did '
-                          '(CHAINER_USE_TORCH=never disables its kernels): '
+            warnings.warn(f'PyTorch failed to compute {self.label}, so Chainer computed it instead '
+                          '(CHAINER_USE_TORCH=never disables PyTorch): '
                           f'{type(recorded).__name__}: {recorded}', stacklevel=3)
         return results
 
@@ -159,7 +161,7 @@ def quick_apply(original: Apply) -> Apply:
             with cuda.Device(arrays[0].device.id):
                 outputs = self.forward(arrays)
         if not _are_ordinary(self, outputs, kind):
-            return _continued(original, self, variables, outputs)
+            return _continue_in_chainer(original, self, variables, outputs)
 
         self._output_count = len(outputs)
         self._output_layouts = NO_LAYOUTS[self._output_count]
@@ -174,7 +176,7 @@ def quick_apply(original: Apply) -> Apply:
 
 
 def quick_link_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``Link.__call__``, which leaves links with hooks or a mixin's call to the original."""
+    """Return a faster ``Link.__call__``; ``original`` calls links with hooks or a mixin's call."""
     above = chainer.Link.__mro__[1:]
     n_above = len(above)
 
@@ -190,7 +192,7 @@ def quick_link_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keep_history(inputs: Sequence[Any]) -> None:
-    """Let gradients enter a run at these results of it, even if their Variables are freed."""
+    """Let gradients enter a run at these outputs, even if their Variables are freed."""
     for x in inputs:
         if isinstance(x, Variable):
             data = x._data
@@ -200,7 +202,7 @@ def keep_history(inputs: Sequence[Any]) -> None:
 
 def _is_rare(node: FunctionNode, local: dict[str, Any]) -> bool:
     """Return whether options, hooks or replaced methods need Chainer's code."""
-    return bool(node._local_function_hooks or not _CHECKS.isdisjoint(node.__dict__)
+    return bool(node._local_function_hooks or not _REPLACEABLE.isdisjoint(node.__dict__)
                 or _is_watched(local))
 
 
@@ -215,9 +217,9 @@ def _is_watched(local: dict[str, Any]) -> bool:
 
 
 def is_gradient_only() -> bool:
-    """Return whether gradients are computed outside of the graph, and functions are not watched.
+    """Return whether gradients need no graph, and nothing observes the calls of functions.
 
-    Then ``backward`` of a function may compute them without other functions.
+    In this case, ``backward`` of a function may compute gradients without calling other functions.
     """
     local = config._local.__dict__
     return not (local.get('enable_backprop', global_config.enable_backprop)
@@ -226,14 +228,14 @@ def is_gradient_only() -> bool:
 
 def connect(function: FunctionNode, inputs: Sequence[Variable], outputs: Sequence[Variable]
              ) -> None:
-    """Add a function to the graph, and keep the arrays that it asked for."""
+    """Add a function to the graph, and keep the arrays that it asked to retain."""
     nodes = tuple([x._node for x in inputs])
     connect_nodes(function, nodes, max([node._rank for node in nodes]), inputs, outputs)
 
 
 def connect_nodes(function: FunctionNode, nodes: tuple[VariableNode, ...], rank: int,
                   inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
-    """Add a function to the graph, whose inputs have these nodes and at most this rank."""
+    """Add a function with these input nodes to the graph; ``rank`` is their highest rank."""
     function.inputs = nodes
     function.rank = rank
     references = []
@@ -249,16 +251,16 @@ def connect_nodes(function: FunctionNode, nodes: tuple[VariableNode, ...], rank:
             data = x._data  # like retain_data, which also sets dtype and shape
             x._node._data = data if type(data) is TensorData else data[0]
     if function._output_indexes_to_retain is not None:
-        kept = []
+        retained = []
         for index in function._output_indexes_to_retain:
             y = outputs[index]
             if type(y._data) is TensorData:
                 y._node._data = y._data
-                kept.append(y._data)
+                retained.append(y._data)
             else:
                 y.retain_data()
-                kept.append(y._data[0])
-        function._retained_output_data = tuple(kept)
+                retained.append(y._data[0])
+        function._retained_output_data = tuple(retained)
 
 
 def check_types(function: FunctionNode, inputs: Sequence[Variable]) -> None:
@@ -268,16 +270,16 @@ def check_types(function: FunctionNode, inputs: Sequence[Variable]) -> None:
 
 
 def variable(array: Array, requires_grad: bool) -> Variable:
-    """Return a Variable with its node, as Chainer's constructors would."""
+    """Create a Variable and its node, as Chainer's constructors do."""
     return variable_of([array], requires_grad, array.dtype, array.shape)
 
 
 def variable_of(data: list[Array], requires_grad: bool, dtype: np.dtype[Any],
                 shape: tuple[int, ...]) -> Variable:
-    """Return a Variable with its node.
+    """Create a Variable and its node.
 
     Args:
-        data: A list of its array.
+        data: A list that contains only its array.
         requires_grad: Whether it requires gradients.
         dtype: The array's dtype.
         shape: The array's shape.
@@ -301,7 +303,7 @@ def variable_of(data: list[Array], requires_grad: bool, dtype: np.dtype[Any],
 
 
 def _arrays(inputs: Sequence[Any]) -> tuple[type, tuple[Array, ...]] | None:
-    """Return the type of the arrays of all inputs, and these; ``None`` if any is not ordinary."""
+    """Return the type of the input arrays, and the arrays; ``None`` if an input is unusual."""
     arrays = []
     kind = None
     for x in inputs:
@@ -320,7 +322,7 @@ def _arrays(inputs: Sequence[Any]) -> tuple[type, tuple[Array, ...]] | None:
 
 
 def _are_ordinary(function: FunctionNode, outputs: Any, kind: type) -> bool:
-    """Return whether outputs are a tuple of arrays of a type without layouts, as they should be."""
+    """Return whether ``outputs`` is a tuple of arrays of type ``kind`` without memory layouts."""
     if type(outputs) is not tuple:
         return False
     for y in outputs:
@@ -332,9 +334,9 @@ def _are_ordinary(function: FunctionNode, outputs: Any, kind: type) -> bool:
     return layouts is None or layouts == (None,) * len(outputs)
 
 
-def _continued(original: Apply, node: FunctionNode, inputs: Sequence[Variable], outputs: Any
-               ) -> tuple[Variable, ...]:
-    """Let Chainer's ``apply`` go on with the outputs of ``forward``: it checks them."""
+def _continue_in_chainer(original: Apply, node: FunctionNode, inputs: Sequence[Variable],
+                         outputs: Any) -> tuple[Variable, ...]:
+    """Let Chainer's ``apply`` check the outputs of ``forward``, and continue with them."""
     retained = node._input_indexes_to_retain, node._output_indexes_to_retain
 
     def forward(_: tuple[Array, ...]) -> Any:
@@ -343,7 +345,7 @@ def _continued(original: Apply, node: FunctionNode, inputs: Sequence[Variable], 
 
     replaced = node.__dict__.get('forward')
     node.forward = forward
-    node.check_layout_forward = lambda inputs: None  # it has run
+    node.check_layout_forward = lambda inputs: None  # it has already been called
     try:
         with chainer.using_config('type_check', False):
             return original(node, inputs)
@@ -354,7 +356,7 @@ def _continued(original: Apply, node: FunctionNode, inputs: Sequence[Variable], 
 
 
 def quick_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``get_device_from_array``, which leaves other arrays than NumPy's to the original."""
+    """Return a faster ``get_device_from_array``; ``original`` handles all but NumPy arrays."""
 
     @functools.wraps(original)
     def get_device_from_array(*arrays: Array | None) -> Any:
@@ -367,7 +369,7 @@ def quick_device(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def device_context(arrays: Sequence[Array | None]) -> Any:
-    """Return a context of the device of arrays; on the CPU, there is nothing to enter."""
+    """Return a context manager that selects the device of arrays that are not on the CPU."""
     for array in arrays:
         if type(array) is not np.ndarray and array is not None:
             if type(array) is cuda.ndarray:
@@ -377,12 +379,12 @@ def device_context(arrays: Sequence[Array | None]) -> Any:
 
 
 def quick_gradient_check(original: Callable[..., None]) -> Callable[..., None]:
-    """Return the check of a gradient's type, which leaves all but valid ones to the original."""
+    """Return a faster check of a gradient's type; ``original`` handles the gradients it rejects."""
 
     @functools.wraps(original)
     def check(func: Any, x: Any, is_node: bool, gradient: Any) -> None:
         if type(x) is VariableNode and type(x._data) is TensorData:
-            x._data = x._data[0]  # Chainer compares its type
+            x._data = x._data[0]  # Chainer compares the type of the array
         if type(x) is VariableNode and x._layout is None and type(gradient) in KINDS and (
                 x._data is None or type(x._data) is type(gradient)) and (
                 x.dtype == gradient.dtype and x.shape == gradient.shape):
@@ -395,8 +397,8 @@ def quick_gradient_check(original: Callable[..., None]) -> Callable[..., None]:
 def set_gradient(x: Variable, gx: Variable | Array | None) -> None:
     """Set the gradient of a leaf at the end of ``backward``.
 
-    ``backward`` has taken the earlier gradient. If there is one again, a function has computed it
-    by a ``backward`` of its own, and it is a part of the gradient.
+    ``backward`` has removed the earlier gradient. If there is one now, a function has called
+    ``backward`` itself, and the gradient from that call is added.
     """
     within = x.grad_var
     if within is not None:
@@ -408,7 +410,7 @@ def set_gradient(x: Variable, gx: Variable | Array | None) -> None:
 
 
 def keep_tensors(module: Any) -> None:
-    """Let nodes keep data that is a tensor, and forget it when the graph is cut.
+    """Let nodes retain tensors as their data, and free the history when the graph is cut.
 
     Args:
         module: ``chainer``.
@@ -416,8 +418,9 @@ def keep_tensors(module: Any) -> None:
     FunctionNode._level = None
     FunctionNode._leaves = {}
     VariableNode._edge = VariableNode._leaf = None
-    # Python keeps the attributes that the first objects of a class have without a dict for each.
-    # The first nodes belong to parameters, and have fewer attributes than nodes of results.
+    # Python stores attributes compactly if the first objects of a class have them. The first nodes
+    # belong to parameters and have fewer attributes than nodes of results. Therefore, first create
+    # a node with all attributes.
     node = VariableNode.__new__(VariableNode)
     for name in ('_variable', 'name', '_requires_grad', '_layout', 'dtype', 'shape',
                  '_creator_node', '_rank', '_data', '_leaf', '_edge'):
@@ -447,10 +450,10 @@ def keep_tensors(module: Any) -> None:
 
     @functools.wraps(original)
     def get_retained_outputs(self: FunctionNode) -> tuple[Variable | None, ...]:
-        kept = self._retained_output_data
-        if kept is not None and self._level is not None:
+        retained = self._retained_output_data
+        if retained is not None and self._level is not None:
             self._retained_output_data = tuple([
-                x[0] if type(x) is TensorData else x for x in kept])
+                x[0] if type(x) is TensorData else x for x in retained])
         return original(self)
 
     VariableNode._update_data_info = forget_leaf

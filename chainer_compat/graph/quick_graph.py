@@ -30,10 +30,10 @@ def device_of_backward() -> dict[str, str]:
 
 @edit('chainer._backprop')
 def gradients_within_backward() -> dict[str, str]:
-    """All versions: an outer ``backward`` overwrote gradients of a ``backward`` inside it.
+    """All versions: an outer ``backward`` overwrote the gradients of an inner ``backward``.
 
-    If a function called ``backward`` itself, as F.forget does, the outer ``backward`` overwrote the
-    gradients of parameters that other functions also used.
+    If a function called ``backward`` itself, as F.forget does, the gradients of parameters that
+    other functions also used were wrong.
     """
     return {
         '            x_var._set_grad_var_without_check(gx)\n'

@@ -15,9 +15,9 @@ class OptionWarning(UserWarning):
 
 
 def raises_errors() -> bool:
-    """Return whether ``np.seterr`` requests an exception or a call, which PyTorch cannot make."""
+    """Return whether ``np.seterr`` is set to raise or call, which PyTorch does not support."""
     global _harmless
-    import numpy as np  # not imported when Python starts
+    import numpy as np  # here, so that Python's startup does not import NumPy
 
     setting = _reader()()
     if setting is _harmless:

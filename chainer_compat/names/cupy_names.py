@@ -251,11 +251,11 @@ def _is_import() -> bool:
     return frame.f_back is not None and frame.f_back.f_code.co_name == '_find_and_load_unlocked'
 
 
-def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
+def find_spec(caller: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
     """Return the spec of an old module, or of a module that has old names.
 
     Args:
-        asking: The finder that Python called.
+        caller: The finder that calls this function.
         name: Name of the module.
         path: Folders of the parent package.
         target: The module, if it is being reloaded.
@@ -271,7 +271,7 @@ def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | No
         return None
     parent = name.rpartition('.')[0]
     if not parent or getattr(sys.modules.get(parent), '__name__', parent) == parent:
-        spec = loader.find_original_spec(asking, name, path, target)
+        spec = loader.find_original_spec(caller, name, path, target)
         if spec is not None and spec.loader is not None and _has_old_names(name):
             execute = spec.loader.exec_module
 

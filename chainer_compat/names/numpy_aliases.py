@@ -210,9 +210,9 @@ def _sctypes(numpy: ModuleType) -> dict[str, list[type]]:
     return {**found, 'others': [bool, object, bytes, str, numpy.void]}
 
 
-def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
+def find_spec(caller: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
     """Return NumPy's spec; its loader restores the names after executing the module."""
-    spec = loader.find_original_spec(asking, name, path, target)
+    spec = loader.find_original_spec(caller, name, path, target)
     if spec is not None and spec.loader is not None:
         execute = spec.loader.exec_module
 

@@ -23,22 +23,22 @@ from chainer_compat.patching.registry import edits, moved, patches
 BETWEEN = '\n\n\n'
 
 
-def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
+def find_spec(caller: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
     """Return the spec of a Chainer module, with a patching loader; ``None`` if it has no shims."""
     if name in moved:
         return ModuleSpec(name, MovedLoader(partial(importlib.import_module, moved[name])))
     if name not in edits and name not in patches:
         return None
-    spec = find_original_spec(asking, name, path, target)
+    spec = find_original_spec(caller, name, path, target)
     # Other loaders have no source file (frozen applications, zip files).
     if spec is not None and type(spec.loader) is SourceFileLoader:
         spec.loader = PatchingLoader(spec.loader.name, spec.loader.path)
     return spec
 
 
-def find_original_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
-    """Return the spec that the finders other than ``asking`` find."""
-    others = (finder for finder in sys.meta_path if finder is not asking)
+def find_original_spec(caller: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
+    """Return the spec that the other finders find; ``caller`` is the calling finder."""
+    others = (finder for finder in sys.meta_path if finder is not caller)
     return next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
 
 

@@ -36,7 +36,7 @@ def default_mode() -> str:
 
 
 def advising(original: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a GPU convolution: its first call gives a warning, with the reason, if it is slow."""
+    """Wrap a GPU convolution: if it is slow, its first call warns and gives the reason."""
     @functools.wraps(original)
     def convolve(*args: P.args, **kwargs: P.kwargs) -> R:
         from chainer import config

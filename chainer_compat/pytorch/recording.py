@@ -2,15 +2,17 @@
 
 Without hooks or debug mode, a function with an entry in :data:`EXPRESSIONS` computes with tensors,
 and its outputs keep them: the next such function uses the tensors, and arrays are created on first
-access. Adjacent functions are a *run*. ``runs`` computes the gradients of a run in one call.
+access. Adjacent functions of this kind form a *run*. ``runs`` computes the gradients of a run in
+one call.
 
-A run begins at tensors without history, its leaves: parameters, other Variables without a creator,
-and outputs of functions without an entry. What comes after such a function is another run, so that
-the gradients of both can be computed one after the other: a run has a *level*, above the levels of
-all runs that it depends on.
+A run begins at its leaves, which are tensors without history: parameters, other Variables without a
+creator, and outputs of functions without an entry. The functions that follow a function without an
+entry belong to a different run, so that gradients can be computed one run after another. Each run
+has a *level*, which is higher than the levels of all runs that it depends on.
 
-Chainer's graph stays complete, and each function keeps what its own ``backward`` needs. So whatever
-looks at the graph finds it, and Chainer can compute the gradients itself.
+Chainer's graph stays complete, and each function retains the arrays that its own ``backward``
+needs. Therefore, code that inspects the graph works as usual, and Chainer can compute the gradients
+itself.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ def _class(name: str) -> type[FunctionNode]:
     return found
 
 
-#: By class: its expression, called with the function and tensors. It raises ``Unsupported`` for
-#: calls that it does not cover, before it changes anything.
+#: The expression of each class, which is called with the function and tensors. For calls that it
+#: does not support, it raises ``Unsupported`` before it changes anything.
 EXPRESSIONS: Mapping[type[FunctionNode], Expression] = {
     _class(name): expression for name, expression in expressions.RECORDED.items()}
 
@@ -61,7 +63,7 @@ _DISPATCH = os.path.join(os.path.dirname(__file__), 'dispatch.py')
 
 
 def _is_of_chainer(method: Any) -> bool:
-    """Return whether a method belongs to Chainer or to a kernel, not to a patch or a program."""
+    """Return whether a method belongs to Chainer or to a kernel, not to a patch or user code."""
     while method is not None:
         file = method.__code__.co_filename
         if not file.startswith(os.path.dirname(chainer.__file__)) and file != _DISPATCH:
@@ -70,8 +72,8 @@ def _is_of_chainer(method: Any) -> bool:
     return True
 
 
-#: By class: its expression; its methods, which a program may have replaced; and the attributes that
-#: its check of types reads, ``None`` if they are unknown.
+#: For each class: its expression; its original methods, which user code may replace; and the
+#: attributes that its type check reads, or ``None`` if they are unknown.
 _ENTRIES = {cls: (expression, cls.forward, cls.backward, cls.check_type_forward,
                   type_checks.attributes_of(cls)) for cls, expression in EXPRESSIONS.items()
             if _is_of_chainer(cls.forward) and _is_of_chainer(cls.backward)}
@@ -90,7 +92,7 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
         local: The configuration of this thread.
 
     Returns:
-        Its outputs; ``None``, or the reason, if the function has to be called in another way.
+        Its outputs. If Chainer has to compute them instead, ``None``, or the error of PyTorch.
     """
     cls = type(f)
     entry = _ENTRIES.get(cls)
@@ -108,9 +110,9 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
     of_inputs = []
     rank = level = 0
     tensors: list[Any] = []
-    #: Results of runs, with the levels of these.
+    #: Indexes of inputs that runs have computed, and the levels of these runs.
     of_runs: list[tuple[int, int]] = []
-    #: Other inputs: leaves of this run.
+    #: Indexes of the other inputs, which are leaves of this run.
     others: list[int] = []
     requires_grad = False
     signature: list[Any] = [cls]
@@ -139,7 +141,7 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
         creator = node._creator_node
         found = None if creator is None or t is None or not t.requires_grad else creator._level
         if found is None or creator.outputs[data.output]() is not node:
-            others.append(i)  # the beginning of another run
+            others.append(i)  # not an output of a run
             found = own_rank
         else:
             of_runs.append((i, found))
@@ -161,7 +163,7 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
                 if leaf is None:
                     return None
             tensors[i] = leaf[0]
-            if inputs[i] is x:  # not an array
+            if inputs[i] is x:  # a Variable, not an array
                 leaves[i] = leaf
         elif x._requires_grad and t.is_floating_point():
             keep_history((x,))
@@ -193,7 +195,7 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
         return None
     except (OptionError, OptionWarning):
         raise
-    except Exception as error:  # invalid arguments, for which Chainer has other errors
+    except Exception as error:  # invalid arguments, for which Chainer raises other errors
         return error
 
     results = result if type(result) is tuple else (result,)
@@ -218,7 +220,7 @@ def record(f: FunctionNode, inputs: Sequence[Any], local: Mapping[str, Any]
 
 
 def _new_leaf(x: Variable, array: Any, level: int) -> Leaf | None:
-    """Return a tensor without history on the memory of a Variable; ``None`` if it cannot be.
+    """Return a tensor without history that shares a Variable's memory; ``None`` if impossible.
 
     A parameter's tensor is reused.
     """

@@ -1,6 +1,7 @@
 """The backward pass of recorded functions, one call for each run: see ``recording``.
 
-Whether it applies is decided before any gradient is computed; otherwise Chainer computes as always.
+Before any gradient is computed, the graph is checked. If runs cannot be used, Chainer computes all
+gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from chainer_compat.graph.nodes import TensorData
 from chainer_compat.graph.settings import raises_errors
 from chainer_compat.pytorch.tensors.arrays import array, is_autocast, tensor
 
-#: Runs compute arrays; Chainer makes Variables for them on request.
+#: Runs compute arrays; Chainer's functions compute Variables.
 Gradient: TypeAlias = Variable | np.ndarray
 Output = tuple[VariableNode, Variable]
 Backward = Callable[[list[Output], bool, float | None], None]
@@ -37,19 +38,20 @@ def gradients(outputs: Sequence[torch.Tensor | torch.autograd.graph.GradientEdge
               ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of tensors, and keep the graph.
 
-    As ``torch.autograd.grad``, which also imports SymPy: half a second, and 30 MB.
+    Same as ``torch.autograd.grad``, but without importing SymPy, which takes half a second and
+    30 MB.
     """
     return torch.autograd.Variable._execution_engine.run_backward(
         tuple(outputs), tuple(gys), True, False, tuple(inputs), True, accumulate_grad=False)
 
 
 class _Run:
-    """Functions of one level."""
+    """The functions of one level."""
 
     def __init__(self) -> None:
-        #: Tensors without history, by ID; one node may have several.
+        #: Tensors without history and their nodes, by ID; a node can have several tensors.
         self.leaves: dict[int, tuple[torch.Tensor, VariableNode]] = {}
-        #: Nodes whose gradients come from elsewhere.
+        #: Nodes whose gradients come from outside the run.
         self.roots: dict[VariableNode, None] = {}
 
     def gradients(self, grads: _Gradients) -> None:
@@ -67,13 +69,13 @@ class _Run:
         if not outputs:
             return
         leaves = list(self.leaves.values())
-        #: By the id of the leaf: gradients that have been announced before all are known.
+        #: Gradients that were announced during the call of PyTorch, by the ID of the leaf.
         early: dict[int, np.ndarray] = {}
 
         def own(leaf: torch.Tensor, gx: torch.Tensor) -> np.ndarray:
             gx = _in_format_of(leaf, gx)
             storage = gx.untyped_storage().data_ptr()
-            if storage in storages:  # several have one array, or it belongs to an output
+            if storage in storages:  # another gradient, of a leaf or an output, uses this memory
                 gx = gx.clone()
             storages.add(storage)
             return array(gx)
@@ -90,7 +92,7 @@ class _Run:
         finally:
             for hook in hooks:
                 hook.remove()
-        found.reverse()  # a copy replaces a gradient before the next one is copied
+        found.reverse()  # so that pop() frees each gradient before the next one is copied
         for leaf, node in leaves:
             gx = found.pop()
             if gx is None:
@@ -102,7 +104,7 @@ class _Run:
 
 
 def _in_format_of(leaf: torch.Tensor, gx: torch.Tensor) -> torch.Tensor:
-    """Return a gradient in the memory format of its leaf, which may also be a part of an array."""
+    """Return a gradient with channels last if its leaf has this format, otherwise contiguous."""
     if leaf.ndim != 4 or leaf.is_contiguous() or not leaf.is_contiguous(
             memory_format=torch.channels_last):
         return gx.contiguous()
@@ -118,7 +120,7 @@ def _variable_of(gradient: Gradient) -> Variable:
 
 
 def _tensor_of(node: VariableNode) -> torch.Tensor | None:
-    """Return the tensor of a result of a run, if it is still there with its history."""
+    """Return the tensor of an output of a run; ``None`` if it or its history has been freed."""
     y = node._variable()
     data = None if y is None else y._data
     if type(data) is TensorData and data.tensor is not None and data.tensor.requires_grad:
@@ -127,18 +129,18 @@ def _tensor_of(node: VariableNode) -> torch.Tensor | None:
 
 
 def _has_history(node: VariableNode) -> bool:
-    """Return whether a gradient can enter a run at this result of it."""
+    """Return whether a gradient can enter a run at this output."""
     return node._edge is not None or _tensor_of(node) is not None
 
 
 def _has_other_array(node: VariableNode) -> bool:
-    """Return whether a program has replaced the array of a result, which Chainer then uses."""
+    """Return whether user code has replaced the array of an output, so that Chainer must use it."""
     y = node._variable()
     return y is not None and (type(y._data) is not TensorData or y._data.tensor is None)
 
 
 class _Gradients:
-    """Gradients of nodes that are not complete yet, and the order in which they are needed."""
+    """Incomplete gradients, by node, and the order in which they are needed."""
 
     def __init__(self, runs: dict[int, _Run]) -> None:
         self._runs = runs
@@ -147,19 +149,19 @@ class _Gradients:
             node for run in runs.values() for _, node in run.leaves.values())
         self._grads: dict[VariableNode, Gradient] = {}
         self.leaves: dict[VariableNode, Gradient] = {}
-        #: The next one is first: functions without an entry, and levels of runs. A function of
-        #: rank r is after the runs of higher levels, which follow it.
+        #: A heap of functions without an entry and of runs; the next one is first. A function of
+        #: rank r comes after the runs with a level above r, which may use its outputs.
         self._pending: list[tuple[float, int, FunctionNode | _Run]] = []
         self._seen: set[FunctionNode | int] = set()
 
     def is_new(self, node: VariableNode) -> bool:
-        """Return whether a leaf has no other gradient, from this pass or an earlier one."""
+        """Return whether a leaf has no gradient yet, neither from this pass nor an earlier one."""
         x = node._variable()
         return node._creator_node is None and node not in self.leaves and (
             x is None or x.grad_var is None)
 
     def take(self, node: VariableNode) -> Gradient | None:
-        """Take the gradient of a node so far.
+        """Remove and return the gradient of a node so far.
 
         For a leaf, it includes the gradient of earlier passes.
         """
@@ -180,7 +182,7 @@ class _Gradients:
         self.put(node, gx if known is None else chainer.functions.add(known, gx))
 
     def put(self, node: VariableNode, gx: Gradient) -> None:
-        """Set the gradient of a node, which has been taken."""
+        """Set the gradient of a node after :meth:`take`."""
         f = node._creator_node
         if f is None:
             self.leaves[node] = gx
@@ -196,7 +198,7 @@ class _Gradients:
                 -level, len(self._seen), self._runs[level]))
 
     def used(self, leaves: list[VariableNode]) -> None:
-        """Announce the gradients to which nothing else is added."""
+        """Count a use of each leaf, and announce the gradients that are now complete."""
         for node in leaves:
             if node in self.uses:
                 self.uses[node] -= 1
@@ -204,27 +206,27 @@ class _Gradients:
                     self.announce(node, _array_of(self.leaves[node]))
 
     def announce(self, node: VariableNode, gradient: np.ndarray) -> None:
-        """Tell code that waits for it that a gradient is complete."""
+        """Pass a complete gradient to the code that waits for it, if any."""
         if nodes.of_thread.ready is not None:
             nodes.of_thread.ready(node, gradient)
 
     def pop(self, node: VariableNode | None) -> Gradient | None:
-        """Take the gradient of a node."""
+        """Remove and return the gradient of a node that is not a leaf."""
         return None if node is None else self._grads.pop(node, None)
 
     def next(self) -> FunctionNode | _Run | None:
-        """Take the next function or run, whose outputs have complete gradients."""
+        """Remove and return the next function or run; the gradients of its outputs are complete."""
         return heapq.heappop(self._pending)[2] if self._pending else None
 
 
 class _FunctionsBehind:
-    """The functions behind outputs: runs by level, and others.
+    """The functions that outputs depend on: runs by level, and others.
 
     Args:
         outputs: The nodes from which gradients are propagated.
 
     Attributes:
-        is_usual: Whether gradients can be computed by runs.
+        is_usual: Whether runs can compute the gradients.
         others: The inputs of the functions that are in no run.
     """
 
@@ -237,7 +239,7 @@ class _FunctionsBehind:
 
         def enter(node: VariableNode, creator: FunctionNode) -> None:
             if creator._level is not None and not _has_history(node):
-                self.is_usual = False  # the graph has been changed since
+                self.is_usual = False  # the graph has changed since the forward pass
             if creator not in seen:
                 seen.add(creator)
                 pending.append(creator)
@@ -280,19 +282,19 @@ class _FunctionsBehind:
                         enter(node, creator)
                 elif node._requires_grad:
                     if creator is None or creator._level != level:
-                        self.is_usual = False  # the graph has been changed since
+                        self.is_usual = False  # the graph has changed since the forward pass
                     elif creator not in seen:
                         seen.add(creator)
                         pending.append(creator)
 
 
 def _is_watch() -> bool:
-    """Return whether steps of ``backward`` are wrapped by code that runs announce gradients to."""
+    """Return whether ``backprop_step`` is wrapped by code to which runs announce gradients."""
     return getattr(_backprop_utils.backprop_step, 'uses_ready', False)
 
 
 def by_runs(original: Backward) -> Backward:
-    """Return Chainer's propagation of gradients, with one call for each run of functions.
+    """Return a propagation of gradients like Chainer's, with one call for each run of functions.
 
     Args:
         original: ``_backprop._backprop_to_all``.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: spend more time in Python: for ResNet-50 with MomentumSGD, 1 << 14 took twice as long.
 BLOCK = 1 << 17
 
-#: The number for rules that have a formula, which uses one temporary array.
+#: The same for rules with a formula, which only uses one temporary array.
 BLOCK_OF_FORMULA = 1 << 16
 
 
@@ -46,7 +46,7 @@ def update_group(rule: Any, members: list[Member], grads: list[Array], kept: Kep
         rule: The rule of the first parameter. The rules of all parameters are identical.
         members: The arrays of the parameters.
         grads: The gradients of the parameters.
-        kept: What PyTorch's kernel has stored for these members.
+        kept: The data that PyTorch's kernel has stored for these members.
     """
     formula = update_formulas.find(rule, members[0].dtype)
     blocks = _blocks(members, grads, length(formula))

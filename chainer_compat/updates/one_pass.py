@@ -1,11 +1,12 @@
-"""Updates all parameters of a model in one pass, as their update rules would one after another.
+"""Updates all parameters of a model in one pass, instead of calling one rule after another.
 
 Chainer calls the rule of each parameter. For small parameters, most of the time is spent in calls;
-for large ones, each operation of a rule reads them from memory again. Here, parameters with equal
-rules are updated together: by one PyTorch kernel, in blocks (block_updates.py), or on a GPU by
-one launch (device_updates.py).
+for large ones, each operation of a rule reads them from memory again. Here, parameters with
+identical rules are updated together: by one PyTorch kernel, in blocks (block_updates.py), or by one
+launch on a GPU (device_updates.py).
 
-Only Chainer's own classes are updated together. Everything else runs as it is, in its turn.
+Only Chainer's own classes are updated together. The methods of all other classes are called as
+usual, in the usual order.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ from chainer_compat.updates.update_plans import Plan
 if TYPE_CHECKING:
     from chainer_compat.updates.update_groups import Array
 
-#: By class of rules that compute each element by itself, and change states in place: the functions
-#: that an update calls, by class and name. If a program replaces one, these rules run as they are.
+#: For each class of elementwise rules that change states in place: the functions that an update
+#: calls, by class and name. If user code replaces one of them, Chainer calls the rules as usual.
 _functions: dict[Any, dict[tuple[Any, str], Any]] = {}
 
 _METHODS = 'update', 'update_core', '_init_states', '_UpdateRule__update'
 
-#: By the rule of the first parameter: how the parameters of a model were updated. A plan refers to
-#: no rule or parameter, so it is freed with the rule, and keeps no model, which they may refer to.
+#: How the parameters of a model were last updated, by the rule of the first parameter. A plan has
+#: no reference to a rule or parameter, which may refer to the model. Therefore, it is freed with
+#: the rule, and does not keep the model in memory.
 _plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
 
 
 def accept(rule: Any) -> None:
-    """Update parameters with this class of rules together; called before the program runs."""
+    """Update parameters with this class of rules together. Call it before user code runs."""
     from chainer.variable import Parameter
 
     own_functions = [name for name, value in vars(rule).items()
@@ -56,14 +58,15 @@ def accept(rule: Any) -> None:
 
 
 def update(params: Iterable[Any], is_repeated: bool = False) -> None:
-    """Call ``update`` of each parameter, or update it together with others.
+    """Update parameters, as ``update`` of each parameter would.
 
     Args:
         params: The parameters.
-        is_repeated: Whether the same ones will be updated again. They are grouped faster then.
+        is_repeated: Whether the same parameters will be updated again. Their groups are then
+            stored, which makes the next update faster.
     """
     params = [*params]
-    if raises_errors():  # where one rule after another would have raised them
+    if raises_errors():  # one by one, so that errors are raised at the right parameter
         for param in params:
             param.update()
         return
@@ -82,10 +85,11 @@ def update(params: Iterable[Any], is_repeated: bool = False) -> None:
 
 
 def _unscale(params: list[Any]) -> None:
-    """Divide gradients by the loss scale, as the rules would do one after another.
+    """Divide the gradients of NumPy arrays by the loss scale.
 
-    On a GPU, the kernel of a group divides them. The rule of a float32 copy casts them first.
-    A parameter or rule with an ``update`` of its own gets the gradients that Chainer gives it.
+    On a GPU, the kernel of a group divides them. With a float32 copy of the parameter, the rule
+    casts the gradient before it is divided. If a parameter or rule has its own ``update``, its
+    gradient is the same as without this package.
     """
     from chainer.variable import Parameter
 
@@ -103,7 +107,8 @@ def update_as_before(params: list[Any]) -> Callable[[], None] | None:
     """Return a function that updates parameters as their last update did.
 
     Returns:
-        The function; ``None`` if there was none, or anything but the gradients has changed since.
+        The function; ``None`` if there was no such update, or if anything except the gradients has
+        changed since.
     """
     rule = params[0].update_rule if params else None
     plan = _plans.get(rule) if type(rule) in _functions else None
@@ -126,8 +131,8 @@ def _update(params: list[Any], accepted: set[Any]) -> Plan | None:
     from chainer.variable import Parameter
 
     groups: dict[Hashable, ParameterGroup] = {}
-    changed: set[int] = set()  # what members of the groups change
-    read: set[int] = set()  # their gradients
+    changed: set[int] = set()  # the memory that members of the groups change
+    read: set[int] = set()  # the memory of their gradients
     are_numbers: dict[int, bool] = {}  # by the ID of an optimizer's hyperparameters
     can_be_planned = bool(params)
     for param in params:
@@ -142,7 +147,7 @@ def _update(params: list[Any], accepted: set[Any]) -> Plan | None:
         if member is not None:
             array = gradient_of(param)
             grad = memory_of(array)
-            is_copy = member.dtype != array.dtype  # in float32
+            is_copy = member.dtype != array.dtype  # the member is a float32 copy
             owners = member.owners
             if is_copy:
                 owners = *owners, memory_of(param._data[0])
@@ -151,7 +156,8 @@ def _update(params: list[Any], accepted: set[Any]) -> Plan | None:
             if grad in changed or not (changed.isdisjoint(owners) and read.isdisjoint(owners)):
                 can_be_planned = False
                 _update_groups(groups, changed, read)  # changes the step of a tied parameter's rule
-            # A rule may read a gradient again after it has changed data or states in its memory.
+            # If data or states share memory with the gradient, the rule may change the gradient
+            # before it reads it again.
             if grad not in member.owners:
                 key = _key(member, rule, param._loss_scale, are_numbers)
         if member is None or key is None:
@@ -175,16 +181,16 @@ def _update(params: list[Any], accepted: set[Any]) -> Plan | None:
 
 
 def _is_simple(param: Any) -> bool:
-    """Return whether a parameter is on the CPU, with the hyperparameters of its optimizer only."""
+    """Return whether a parameter is on the CPU and has no hyperparameters of its own."""
     rule = param.update_rule
     return isinstance(param._data[0], np.ndarray) and (
         'initial_alpha' not in vars(rule) and [*vars(rule.hyperparam)] == ['_parent'])
 
 
 def is_unchanged(rule: Any) -> bool:
-    """Return whether a class of rules is one of Chainer's, with the functions of Chainer.
+    """Return whether a class of rules is Chainer's, and none of its functions has been replaced.
 
-    A function of the program, such as ``alpha_t``, may read states, which change in an update.
+    A function in user code, such as ``alpha_t``, may read states, which change during an update.
     """
     return rule in _functions and _is_accepted(rule)
 
@@ -195,7 +201,7 @@ def share_memory(arrays: list[Array]) -> bool:
 
 
 def _is_accepted(rule: Any) -> bool:
-    """Return whether the program has replaced no function that an update with these rules calls."""
+    """Return whether user code has replaced none of the functions that these rules call."""
     return all([getattr(cls, name) is function
                 for (cls, name), function in _functions[rule].items()])
 

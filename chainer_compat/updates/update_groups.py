@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-#: Like ``id``, but without the audit event of ``id``, which makes it slow if a hook is installed.
+#: Like ``id``, but without the audit event that makes ``id`` slow if an audit hook is installed.
 identity = object.__hash__
 
 _DTYPES = np.dtype(np.float32), np.dtype(np.float64)

@@ -14,8 +14,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 def main() -> None:
     """Run the check in one process and on 4 ranks."""
-    beside = pathlib.Path(sys.executable).with_name('mpiexec')
-    mpiexec = str(beside) if beside.exists() else 'mpiexec'
+    next_to_python = pathlib.Path(sys.executable).with_name('mpiexec')
+    mpiexec = str(next_to_python) if next_to_python.exists() else 'mpiexec'
     env = os.environ | {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
     for name, before in [('check1', []), ('check4', [mpiexec, '-n', '4'])]:
         svg = HERE / f'{name}.svg'

@@ -19,14 +19,14 @@ from chainermn._records.read import RecordedRun
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE = HERE.parent / 'comparing_runs.md'
 MISTAKE = 'RandomState(1 if comm.rank == 0 else None)  # the mistake'
-#: Changes of the second run's script, by name of the output, and environment variables of it.
+#: For each output: the change to the script of the second run, and its environment variables.
 EXAMPLES = {
     'augmentation': ([], {}),
     'files': ([('update(model, images, labels)', 'update(model, images[::-1], labels[::-1])')], {}),
     'library': ([], {'CHAINER_USE_TORCH': 'never'}),
     'drift': None,
 }
-#: What the script of a job does whose ranks drift apart.
+#: Code that makes the ranks of a job drift apart.
 DRIFT = '''    if step == 100 and comm.rank == 1:
         model.predictor[4].b.array += .01
 '''
@@ -35,9 +35,10 @@ DRIFT = '''    if step == 100 and comm.rank == 1:
 def run(folder: str, script: str, record: str, env: dict[str, str]) -> None:
     """Record a run of a script in a folder."""
     pathlib.Path(folder, 'train.py').write_text(script)
-    beside = pathlib.Path(sys.executable).with_name('mpiexec')
+    next_to_python = pathlib.Path(sys.executable).with_name('mpiexec')
     subprocess.run(
-        [str(beside) if beside.exists() else 'mpiexec', '-n', '2', sys.executable, 'train.py'],
+        [str(next_to_python) if next_to_python.exists() else 'mpiexec', '-n', '2',
+         sys.executable, 'train.py'],
         cwd=folder, check=True, env={**os.environ, 'OMP_NUM_THREADS': '1',
                                      'CHAINERMN_RECORD': record, **env})
 

@@ -24,24 +24,24 @@ HEAD = ('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{0
 
 
 def box(x: int, y: int, width: int, height: int, label: str, fill: str = BLUE) -> str:
-    """A stage of a model."""
+    """Return a box for a stage of a model."""
     return (f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="4" fill="{fill}" '
             f'stroke="#345"/>\n' + text(x + width // 2, y + height // 2 + 5, label))
 
 
 def rank_box(x: int, y: int, width: int, height: int, label: str) -> str:
-    """A rank, which contains stages."""
+    """Return a box for a rank, which contains stages."""
     return (f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{GRAY}" '
             f'stroke="#999" stroke-dasharray="5 4"/>\n' + text(x + 10, y + 20, label, 'start'))
 
 
 def text(x: int, y: int, label: str, anchor: str = 'middle', fill: str = '#123') -> str:
-    """A label."""
+    """Return a label."""
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{fill}">{html.escape(label)}</text>'
 
 
 def arrow(x1: int, y1: int, x2: int, y2: int, backward: bool = False) -> str:
-    """The flow of an activation or, with ``backward``, of a gradient."""
+    """Return an arrow for an activation or, with ``backward``, for a gradient."""
     color, name, dashes = ('#b40', 'backward', ' stroke-dasharray="6 4"') if backward else (
         '#245', 'forward', '')
     return (f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{color}" stroke-width="1.8"'
@@ -53,12 +53,12 @@ LEGEND = [arrow(20, 0, 60, 0), text(68, 5, 'forward', 'start'),
 
 
 def legend(y: int) -> str:
-    """The legend of the arrows."""
+    """Return the legend of the arrows."""
     return f'<g transform="translate(0 {y})">' + '\n'.join(LEGEND) + '</g>'
 
 
 def chain_list() -> tuple[int, int, list[str]]:
-    """Three stages on two ranks."""
+    """Draw three stages on two ranks."""
     return 640, 250, [
         rank_box(20, 15, 600, 85, 'rank 0'), rank_box(20, 125, 600, 85, 'rank 1'),
         box(120, 35, 110, 45, 'First'), box(420, 35, 110, 45, 'Last'),
@@ -70,7 +70,7 @@ def chain_list() -> tuple[int, int, list[str]]:
 
 
 def pseudo_connect() -> tuple[int, int, list[str]]:
-    """A graph that send cuts, and what ties it together."""
+    """Draw a graph that ``send`` cuts, and how ``pseudo_connect`` connects it."""
     return 640, 250, [
         rank_box(20, 15, 600, 85, 'rank 0'), rank_box(20, 125, 600, 85, 'rank 1'),
         box(90, 35, 70, 45, 'f(x)'), box(195, 35, 70, 45, 'send', GREEN),
@@ -85,7 +85,7 @@ def pseudo_connect() -> tuple[int, int, list[str]]:
 
 
 def channels() -> tuple[int, int, list[str]]:
-    """Each rank has some of the channels of each layer."""
+    """Draw layers of which each rank has some channels."""
     shapes = []
     for rank in range(2):
         y = 15 + 105 * rank
@@ -101,7 +101,7 @@ def channels() -> tuple[int, int, list[str]]:
 
 
 def grid() -> tuple[int, int, list[str]]:
-    """Two models with two stages each on four ranks."""
+    """Draw two models with two stages each, on four ranks."""
     shapes = [rank_box(110, 40, 470, 80, ''), rank_box(110, 150, 470, 80, '')]
     for rank in range(4):
         model, stage = divmod(rank, 2)
@@ -119,7 +119,7 @@ def grid() -> tuple[int, int, list[str]]:
 
 
 def pipeline() -> tuple[int, int, list[str]]:
-    """The steps of four ranks, in both schedules."""
+    """Draw the steps of four ranks, in both schedules."""
     parts = [[ListedLink('', [rank - 1] if rank else None, [rank + 1] if rank < 3 else None)]
              for rank in range(4)]
     shapes, width, height = [], 26, 24
@@ -139,7 +139,7 @@ def pipeline() -> tuple[int, int, list[str]]:
 
 
 def draw() -> dict[str, str]:
-    """Return the pictures by name of the file."""
+    """Return the pictures by file name."""
     return {f'{picture.__name__}.svg': '\n'.join([HEAD.format(width, height), *shapes, '</svg>\n'])
             for picture in (chain_list, pseudo_connect, channels, grid, pipeline)
             for width, height, shapes in [picture()]}

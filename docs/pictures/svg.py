@@ -1,4 +1,4 @@
-"""SVG pictures whose text stays text, so that tests can read it."""
+"""SVG pictures whose labels are text instead of outlines, so that tests can read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def from_figure(figure: Figure) -> str:
-    """Return a figure of matplotlib as SVG; equal figures give equal text."""
+    """Return a matplotlib figure as SVG; the same figure always gives the same text."""
     import matplotlib
 
     file = io.StringIO()
@@ -24,7 +24,7 @@ def from_figure(figure: Figure) -> str:
 
 
 def labels(path_or_svg: pathlib.Path | str) -> set[str]:
-    """Return the texts in a picture, without those that are numbers."""
+    """Return the texts in a picture, except numbers."""
     svg = path_or_svg if isinstance(path_or_svg, str) else path_or_svg.read_text(encoding='utf-8')
     texts = re.findall(r'<text[^>]*>([^<]*)</text>', svg)
     without_numbers = (re.sub(r'[-\u2212]?\d[\d.,]*', '#', html.unescape(text)) for text in texts)

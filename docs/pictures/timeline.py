@@ -22,8 +22,8 @@ BEGIN, END = '<!-- written by pictures/timeline.py -->\n', '<!-- until here -->'
 def record(ranks: int) -> trace_files.Run:
     """Run the script of the page."""
     script = re.search(r'<!-- file: train.py -->\n```python\n(.*?)```', PAGE.read_text(), re.S)[1]
-    beside = pathlib.Path(sys.executable).with_name('mpiexec')
-    mpiexec = str(beside) if beside.exists() else 'mpiexec'
+    next_to_python = pathlib.Path(sys.executable).with_name('mpiexec')
+    mpiexec = str(next_to_python) if next_to_python.exists() else 'mpiexec'
     env = os.environ | {'CHAINERMN_TIMELINE': 'out.json', 'OMP_NUM_THREADS': '1',
                         'OPENBLAS_NUM_THREADS': '1'}
     with tempfile.TemporaryDirectory() as folder:
@@ -34,7 +34,7 @@ def record(ranks: int) -> trace_files.Run:
 
 
 def draw(run: trace_files.Run) -> str:
-    """Return the picture as SVG, narrower than the command draws it, to be readable on phones."""
+    """Return the picture as SVG, narrower than from the command, to be readable on phones."""
     figure = plot.draw(run)
     figure.set_size_inches(6.5, 5.5)
     return svg.from_figure(figure)

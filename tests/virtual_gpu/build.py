@@ -1,8 +1,8 @@
 """Builds a virtual GPU into the environment of this Python: ``python tests/virtual_gpu/build.py``.
 
-CuPy's wheel then runs on the CPU. The libraries of CUDA below it are stand-ins, compiled from the
-folders ``cuda`` and ``libraries``. Two of CuPy's modules include parts of CUDA as machine code, so
-they are built again from CuPy's source; a third is replaced by ``generator_api.py``.
+CuPy's wheel then runs on the CPU. The CUDA libraries that it loads are stand-ins, compiled from the
+folders ``cuda`` and ``libraries``. Two of CuPy's modules contain machine code from CUDA, so they
+are rebuilt from CuPy's source; ``generator_api.py`` replaces a third one.
 
 ``tox -e virtual-gpu`` runs this and the tests. It needs g++ on x86-64 Linux, no root.
 
@@ -30,28 +30,28 @@ import time
 
 HERE = pathlib.Path(__file__).parent
 SITE = pathlib.Path(sysconfig.get_paths()['platlib'])
-FOLDER = pathlib.Path(sys.prefix) / 'share' / 'virtual_gpu'  # what is built
-SUFFIX = sysconfig.get_config_var('EXT_SUFFIX')  # of CuPy's modules
-GCC = 12  # the oldest version of g++
+FOLDER = pathlib.Path(sys.prefix) / 'share' / 'virtual_gpu'  # output of the build
+SUFFIX = sysconfig.get_config_var('EXT_SUFFIX')  # suffix of CuPy's modules
+GCC = 12  # the oldest supported version of g++
 FLAGS = ['-std=c++17', '-fPIC', '-fvisibility=hidden', '-w']
 
 
 @dataclasses.dataclass(frozen=True)
 class CuPy:
-    """A version of CuPy's wheel for CUDA 12, and what it was built with."""
+    """A version of CuPy's wheel for CUDA 12, and the versions that it was built with."""
 
     version: str
     cython: str
     cuda: int
     cython_options: tuple[str, ...] = ()
-    #: Whether it finds libraries in site-packages/nvidia. Otherwise a module loads them.
+    #: Whether CuPy finds libraries in site-packages/nvidia. Otherwise, a module loads them.
     finds_libraries: bool = True
     variables: tuple[tuple[str, str], ...] = ()
 
 
 VERSIONS = {
     '14': CuPy('14.2.0', '3.2.4', 12090, ('-X', 'freethreading_compatible=True')),
-    # Chainer warns, unless it is told not to look for cuDNN.
+    # Without this variable, Chainer warns that cuDNN is missing.
     '13': CuPy('13.6.0', '3.0.12', 12000, finds_libraries=False,
                variables=(('CHAINER_CUDNN', '0'),)),
 }
@@ -63,9 +63,9 @@ CUDA_PACKAGES = ['cupy-cuda13x', 'nvidia-nccl-cu12', 'nvidia-cublas-cu12', 'nvid
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """A stand-in for a library of CUDA."""
+    """A stand-in for a CUDA library."""
 
-    prefix: str  # of its functions
+    prefix: str  # prefix of its functions
     soname: str
     sources: str | None = None  # a pattern
     unsupported: int = 0  # what a missing function returns
@@ -82,16 +82,16 @@ LIBRARIES = [
     Library('cusolver', 'libcusolver.so.11', 'libraries/cusolver*.cpp', 9, openblas=True),
     Library('cusparse', 'libcusparse.so.12', unsupported=10),
     Library('cufft', 'libcufft.so.11', 'libraries/cufft.cpp', 16),
-    # These are loaded, and not called.
+    # These libraries are loaded, but not called.
     Library('cublasLt', 'libcublasLt.so.12', folder='cublas'),
     Library('nvJitLink', 'libnvJitLink.so.12', folder='nvjitlink'),
 ]
-#: CuPy's modules that are built again, and what replaces their machine code.
+#: CuPy's modules that are rebuilt, and the sources that replace their machine code.
 MODULES = {'cupy_backends/cuda/api/runtime': None, 'cupy/cuda/thrust': 'libraries/thrust.cpp'}
 
 
 def run(*command: object, env: dict[str, str] | None = None, cwd: object = None) -> str:
-    """Run a command; return what it prints. Exits if it fails."""
+    """Run a command; return its output. Exit if it fails."""
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, env=env, cwd=cwd)
     if done.returncode != 0:
@@ -100,7 +100,7 @@ def run(*command: object, env: dict[str, str] | None = None, cwd: object = None)
 
 
 def pip(*arguments: str, **env: str) -> None:
-    """Run pip of this Python, with some environment variables."""
+    """Run this Python's pip with additional environment variables."""
     run(sys.executable, '-m', 'pip', '--disable-pip-version-check', '--quiet', *arguments,
         env=os.environ | env)
 
@@ -114,7 +114,7 @@ def is_installed(package: str) -> bool:
 
 
 def install(cupy: CuPy) -> None:
-    """Installs CuPy's wheel, and what is needed to build."""
+    """Install CuPy's wheel and the packages needed to build it."""
     others = [name for name in CUDA_PACKAGES if is_installed(name)]
     if others:
         sys.exit(f'This environment has {", ".join(others)}. Use one without CUDA.')
@@ -122,7 +122,7 @@ def install(cupy: CuPy) -> None:
 
 
 def download_source(cupy: CuPy) -> pathlib.Path:
-    """Return the folder of CuPy's source, which is downloaded once."""
+    """Return the folder with CuPy's source, which is only downloaded once."""
     source = FOLDER / f'cupy-{cupy.version}'
     if not source.exists():
         with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
@@ -138,7 +138,7 @@ def download_source(cupy: CuPy) -> pathlib.Path:
 
 
 def replace(path: pathlib.Path, make: object) -> None:
-    """Make a file by its new path. Running processes keep the old one."""
+    """Replace a file by the result of ``make``. Running processes keep using the old file."""
     new = path.with_name(f'{path.name}.{os.getpid()}.new')
     make(new)
     new.replace(path)
@@ -150,7 +150,7 @@ def link(path: pathlib.Path, target: pathlib.Path) -> None:
 
 
 class Build:
-    """Compiles what is older than its sources."""
+    """Compiles files that are older than their sources."""
 
     def __init__(self, cupy: CuPy, workers: concurrent.futures.Executor) -> None:
         self.cupy = cupy
@@ -200,7 +200,7 @@ class Build:
                             f'-I{self.source / "cupy_backends"}', f'-I{self.source}')
 
     def link_library(self, library: Library, objects: list[pathlib.Path], needed: set[str]) -> None:
-        """Links a stand-in, with functions that only return an error for those that it lacks."""
+        """Link a stand-in. Functions that it does not implement return an error."""
         lacking = sorted(needed - symbols('--defined-only', *objects))
         source = self.objects / f'{library.prefix}-lacking.cpp'
         replace(source, lambda new: new.write_text('#include <cstdio>\n' + ''.join(
@@ -256,7 +256,7 @@ def starting_with(prefix: str, names: set[str]) -> set[str]:
 
 
 def put_in_place(cupy: CuPy) -> None:
-    """Put the libraries and one module where CuPy finds them, and set the variables they need."""
+    """Put the libraries and a module where CuPy finds them, and set the variables they need."""
     for library in LIBRARIES:
         folder = SITE / 'nvidia' / (library.folder or library.prefix) / 'lib'
         link(folder / library.soname, FOLDER / library.soname)
@@ -267,7 +267,7 @@ def put_in_place(cupy: CuPy) -> None:
     module.with_name(module.name + SUFFIX).unlink(missing_ok=True)
     shutil.copy(HERE / 'generator_api.py', module.with_suffix('.py'))
 
-    # Compiled kernels must never get into a cache that a real GPU uses, nor outlive the headers.
+    # Compiled kernels must not get into the cache of a real GPU, and must not outlive the headers.
     headers = sorted([*HERE.glob('kernel_include/**/*.h'), HERE / 'libraries/nvrtc.cpp'])
     key = hashlib.sha256(b''.join(path.read_bytes() for path in headers)).hexdigest()[:16]
     cache = FOLDER / f'kernels-{key}'
@@ -283,7 +283,7 @@ def put_in_place(cupy: CuPy) -> None:
 
 
 def why_not() -> str:
-    """Return why there can be no virtual GPU here, or ''."""
+    """Return why the virtual GPU cannot be built here, or ''."""
     if (sys.platform, platform.machine()) != ('linux', 'x86_64'):
         return 'needs Linux on x86-64'
     if not shutil.which('g++') or int(run('g++', '-dumpversion').partition('.')[0]) < GCC:

@@ -1,4 +1,4 @@
-"""Tests of the virtual GPU itself run on it only."""
+"""Skips the tests of the virtual GPU itself on other devices."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reads what the virtual GPU counts: kernel launches, bytes copied, NCCL calls and others.
+"""Reads the counters of the virtual GPU: kernel launches, copied bytes, NCCL calls and others.
 
 ``cuda/virtual_gpu.h`` lists the counters.
 """
@@ -20,7 +20,7 @@ def counts() -> dict[str, int]:
 
 @contextlib.contextmanager
 def counting() -> Iterator[dict[str, int]]:
-    """Give a dict that contains what was counted within the block, after it."""
+    """Yield a dict, which contains the counts of the block when the block has ended."""
     before, result = counts(), {}
     yield result
     result.update((name, value - before[name]) for name, value in counts().items())

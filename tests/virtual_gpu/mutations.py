@@ -27,7 +27,7 @@ BATCHED = 'chainermn/_transport/batched_copy.py'
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-    """A text that occurs once after another one, what replaces it, and tests to run."""
+    """Replaces the first ``old`` after ``after`` in a file by ``new``; then ``tests`` must fail."""
 
     name: str
     file: str
@@ -97,7 +97,7 @@ def mutated(mutation: Mutation, folder: pathlib.Path) -> None:
             shutil.copy(source, folder)
     path = folder / mutation.file
     before, after, rest = path.read_text().partition(mutation.after)
-    assert mutation.old in rest, f'{mutation.name}: {mutation.file} does not have this any more'
+    assert mutation.old in rest, f'{mutation.name}: {mutation.file} no longer contains this text'
     path.write_text(before + after + rest.replace(mutation.old, mutation.new, 1))
 
 
@@ -109,7 +109,7 @@ def is_noticed(mutation: Mutation) -> tuple[bool, str]:
         env = os.environ | {
             'VGPU_MODE': 'lazy', 'VGPU_POISON': '1', 'VGPU_DEVICES': '2',
             'VGPU_PROTECT': str(int(mutation.protect)), 'PYTHONPATH': str(folder),
-            # If a test fails on one rank only, it leaves the others waiting.
+            # If a test fails on only one rank, the other ranks may wait for it.
             'CHAINERMN_TIMEOUT': '30'}
         command = [sys.executable, 'tests/run_ranks.py', '--ranks', '2', '-m', 'gpu', '-q', '-x',
                    *mutation.tests]
@@ -131,7 +131,7 @@ def main() -> int:
             print(f'{"noticed" if noticed else "MISSED "}  {mutation.name}: {text}', flush=True)
             if not noticed:
                 missed.append(mutation.name)
-    print(f'{len(chosen) - len(missed)} of {len(chosen)} are noticed')
+    print(f'{len(chosen) - len(missed)} of {len(chosen)} mutations were noticed')
     return 1 if missed else 0
 
 

@@ -1,8 +1,8 @@
 """Runs the GPU tests on the virtual GPU: ``python tests/virtual_gpu/run.py [--fast] [options]``.
 
-Runs them at 1 to 4 ranks in lazy mode, where no work on a device begins before something waits for
-it, and at 2 ranks in the other modes (cuda/settings.h describes them), with one and two devices.
-Other options are passed to pytest.
+The tests run at 1 to 4 ranks in lazy mode, in which work on a device only begins when something
+waits for it. They also run at 2 ranks in the other modes (see cuda/settings.h), with one and two
+devices. Other options are passed to pytest.
 """
 
 import argparse
@@ -17,7 +17,7 @@ sys.path.insert(0, str(HERE.parent))
 import run_ranks  # noqa: E402
 
 TESTS = [str(HERE.parent / 'gpu'), str(HERE)]
-#: Tests that access memory of a device on the host, which a protected one does not let them do.
+#: Tests in which the host accesses device memory, which is impossible with memory protection.
 UNPROTECTED = [str(HERE.parent / 'gpu/test_cuda_aware_mpi_on_gpu.py')]
 
 

@@ -1,8 +1,9 @@
 """Runs a command with the address sanitizer: ``python tests/virtual_gpu/sanitizer.py COMMAND ...``.
 
-If a kernel accesses memory outside of an array, or after it was freed, the process ends, and prints
-where, and the kernel's name. CuPy's memory pool hides such errors from the sanitizer; the GPU
-tests do not use the pool then, and other programs can call ``cupy.cuda.set_allocator(None)``.
+If a kernel accesses memory outside of an array, or after it was freed, the process ends and prints
+the location and the name of the kernel. CuPy's memory pool hides such errors from the sanitizer.
+Therefore, the GPU tests do not use the pool; other programs can call
+``cupy.cuda.set_allocator(None)``.
 """
 
 import os
@@ -18,9 +19,9 @@ def variables() -> dict[str, str]:
     return {
         'VGPU_CXXFLAGS': '-fsanitize=address',
         'LD_PRELOAD': library,
-        'ASAN_OPTIONS': 'detect_leaks=0',  # Python leaves memory at the end
+        'ASAN_OPTIONS': 'detect_leaks=0',  # Python does not free all memory at exit
         'VGPU_PROTECT': '0',  # arrays come from malloc, which the sanitizer replaces
-        'CUPY_CACHE_IN_MEMORY': '1',  # its files do not know the compiler's options
+        'CUPY_CACHE_IN_MEMORY': '1',  # the file cache ignores the compiler's options
     }
 
 

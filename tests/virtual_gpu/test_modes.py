@@ -1,4 +1,4 @@
-"""The modes of the virtual GPU show what is wrong with a program, each in a process of its own."""
+"""The modes of the virtual GPU expose errors in programs, each in a separate process."""
 
 import os
 import signal

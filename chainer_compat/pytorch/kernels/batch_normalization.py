@@ -42,7 +42,8 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
             running_var: np.ndarray | None) -> tuple[object, ...]:
     """Normalize a batch, and update the running statistics in place."""
     _check(impl, axis, x, gamma, beta)
-    # PyTorch would divide by zero. One of the statistics without the other is an error.
+    # With one element per statistic, PyTorch would divide by zero. Leave calls with only one of the
+    # running statistics to Chainer.
     if x.size == gamma.size or (running_mean is None) != (running_var is None):
         raise Unsupported
     x_, gamma_, beta_ = tensors(x, gamma, beta, channels_last=gamma.ndim == 1)
@@ -69,7 +70,7 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
 def output(f: BatchNormalization, inputs: tuple[np.ndarray, ...]) -> tuple[object]:
     """Normalize a batch, and store the values that the gradient needs."""
     x, gamma, beta = inputs
-    # Chainer warns about batches with one sample.
+    # Chainer handles batches with one sample, about which it warns.
     if (f._impl_selector is not _impl_selector or any(f.input_layouts) or x.size == gamma.size
             or intel64.is_ideep_available()
             or (not isinstance(x, np.ndarray) and chainer.should_use_cudnn('>=auto'))):

@@ -25,8 +25,9 @@ from chainer_compat.pytorch.tensors.arrays import multiplies_bfloat16, operands,
 from chainer_compat.pytorch.tensors.gpu_arrays import precision
 from chainer_compat.pytorch.unsupported import Unsupported
 
-# cuDNN copies weights into one array: as many bytes as torch.cat in `_compute`. The filter is set
-# once, since catch_warnings at each call would show all other warnings again.
+# PyTorch warns because cuDNN copies the weights into one array. A copy by torch.cat in `_compute`
+# would be as large. The filter is set only once, because catch_warnings in each call would make
+# Python show all other warnings again.
 warnings.filterwarnings('ignore', 'RNN module weights are not part of single')
 
 
@@ -182,7 +183,7 @@ def _has_fast_layer(cell: Cell, x: torch.Tensor) -> bool:
 
 
 def _parts(sizes: Sequence[int]) -> list[list[int]]:
-    """Split the time steps into stretches with a constant number of sequences, and the others."""
+    """Split the time steps: long parts with a constant number of sequences, and the rest."""
     parts: list[list[int]] = []
     between: list[int] = []
     for _, group in itertools.groupby(sizes):

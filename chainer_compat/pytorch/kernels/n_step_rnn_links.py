@@ -48,7 +48,7 @@ def call(link: NStepRNNBase, hs: Sequence[Variable | None], xs: Sequence[Variabl
 
 
 def _initial(link: NStepRNNBase, xs: Sequence[Variable]) -> Variable:
-    """Return an initial state; zeros need no gradient, since the program cannot reach them."""
+    """Return an initial state; zeros need no gradient, because user code cannot access them."""
     state = link.init_hx(xs)
     if type(link).init_hx is NStepRNNBase.init_hx and 'init_hx' not in vars(link):
         return Variable(state.array, requires_grad=False)
@@ -82,7 +82,7 @@ class SequenceLayout:
     def sort(self, state: Variable) -> Variable:
         """Put the states of sequences, along the second axis, in the order by time step.
 
-        The result is a copy, so the program may change its state before the backward pass.
+        The result is a copy, so user code may change its state before the backward pass.
         """
         return permutate(state, self._order, axis=1)
 
@@ -98,7 +98,7 @@ class SequenceLayout:
         return xp.concatenate(arrays).take(xp.asarray(self._by_time), axis=0)
 
     def by_sequence(self, array: np.ndarray) -> np.ndarray:
-        """Put the elements, by time step, one sequence after another; the result is a copy."""
+        """Undo :meth:`by_time`: return a copy with one sequence after another."""
         if self._shape:
             n, length = self._shape
             return array.reshape(length, n, -1).swapaxes(0, 1).copy().reshape(array.shape)

@@ -152,8 +152,8 @@ def _momentum_sgd(rule: Any, names: list[str], n: int) -> Kernel:
     if names != ['v']:
         raise Unsupported
     lr, momentum = _numbers(rule, 'lr', 'momentum')
-    # Without momentum, PyTorch has no velocity. It computes 1 - (1 + lr) below. For smaller rates,
-    # this has a larger error than the rate in float32.
+    # Without momentum, PyTorch has no velocity. With the dampening below, PyTorch multiplies the
+    # gradient by 1 - (1 + lr). For smaller rates, its error exceeds the rounding of lr to float32.
     if not momentum or lr < 1e-9 or rule._state['v'].dtype != np.float32:
         raise Unsupported
 

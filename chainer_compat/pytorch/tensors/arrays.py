@@ -150,9 +150,9 @@ def operands(*arrays: np.ndarray, has_kernel: bool = True, channels_last: bool =
 
 
 def multiplies_bfloat16(x: torch.Tensor) -> bool:
-    """Return whether PyTorch's kernels multiply this tensor faster, if it is cast to bfloat16.
+    """Return whether PyTorch's kernels multiply this tensor faster if it is cast to bfloat16.
 
-    It is an operand that was rounded and cast back, since some kernels would sum in bfloat16.
+    The tensor is an operand that was rounded and cast back, because some kernels sum in bfloat16.
     """
     return _is_rounded(x) and not x.is_cuda and compute_dtype.has_instructions()
 

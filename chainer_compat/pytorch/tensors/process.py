@@ -5,8 +5,8 @@ the next step allocates arrays of the same sizes. By default, glibc returns larg
 kernel, which then has to provide and clear each page again. This takes up to a quarter of the time
 of a step.
 
-Each rank has as many threads as it has cores; a forked process has one. Otherwise, every rank of a
-job on a host would start as many threads as the host has cores.
+The number of threads is limited to the number of cores per rank; in a forked process, it is 1.
+Without this limit, every rank on a host would start as many threads as the host has cores.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def limit_threads() -> None:
 def cores_of_rank() -> int:
     """Return the number of cores for this rank, if all ranks of the host share its cores."""
     cores = len(os.sched_getaffinity(0))
-    if cores < (os.cpu_count() or 1):  # the launcher bound this rank to its cores
+    if cores < (os.cpu_count() or 1):  # the launcher has bound this rank to these cores
         return cores
     ranks = next((int(os.environ[name]) for name in LOCAL_RANKS
                   if os.environ.get(name, '').isdecimal()), 1)
