@@ -36,7 +36,7 @@ KINDS = {'sh': 'command', 'bash': 'command', 'text': 'output', 'diff': 'diff'}
 #: Columns of a block, and of one in small print, at the width of the page. See code.css.
 COLUMNS, WIDE = 101, 117
 
-#: A line of output with several columns.
+#: A line of output with several columns. See code.css.
 ROW = re.compile(r'^(?:.*?\S {2,}(?=\S)){3}', re.MULTILINE)
 
 logger = sphinx.util.logging.getLogger(__name__)
@@ -65,6 +65,7 @@ def mark_line(line: str, kind: str = 'line', marker: int = 0) -> str:
     text = re.sub('<[^>]*>', '', line)
     indent = len(text) - len(text[marker:].lstrip(' '))
     style = f' style="--indent: {indent}ch"' if indent and text.strip() else ''
+    kind += ' row' * bool(ROW.match(text)) + ' deep' * (indent > 24)
     # Wrap before a dot and after a parenthesis, rather than within a name.
     line = re.sub(r'(?=<span class="o">\.</span>)', '<wbr>', line)
     line = re.sub(r'(<span class="p">[(\[]+</span>)', r'\1<wbr>', line)
