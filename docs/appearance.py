@@ -34,7 +34,7 @@ KINDS = {'sh': 'command', 'bash': 'command', 'text': 'output', 'diff': 'diff'}
 
 
 #: Columns of a block, and of one in small print, at the width of the page. See code.css.
-COLUMNS, WIDE = 101, 117
+COLUMNS, WIDE = 101, 122
 
 #: A line of output with several columns. See code.css.
 ROW = re.compile(r'^(?:.*?\S {2,}(?=\S)){3}', re.MULTILINE)
