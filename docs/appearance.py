@@ -21,9 +21,11 @@ from typing import Any
 
 import bs4
 import docutils.nodes
+import numpy as np
 import numpy.typing
 import pygments.formatters
 import sphinx.highlighting
+import sphinx.pycode
 import sphinx.util.logging
 from sphinx.application import Sphinx
 
@@ -32,9 +34,9 @@ KINDS = {'sh': 'command', 'bash': 'command', 'text': 'output', 'diff': 'diff'}
 
 
 #: Columns of a block, and of one in small print, at the width of the page. See code.css.
-COLUMNS, WIDE = 101, 117
+COLUMNS, WIDE = 101, 122
 
-#: A line of output with several columns.
+#: A line of output with several columns. See code.css.
 ROW = re.compile(r'^(?:.*?\S {2,}(?=\S)){3}', re.MULTILINE)
 
 logger = sphinx.util.logging.getLogger(__name__)
@@ -63,6 +65,7 @@ def mark_line(line: str, kind: str = 'line', marker: int = 0) -> str:
     text = re.sub('<[^>]*>', '', line)
     indent = len(text) - len(text[marker:].lstrip(' '))
     style = f' style="--indent: {indent}ch"' if indent and text.strip() else ''
+    kind += ' row' * bool(ROW.match(text)) + ' deep' * (indent > 24)
     # Wrap before a dot and after a parenthesis, rather than within a name.
     line = re.sub(r'(?=<span class="o">\.</span>)', '<wbr>', line)
     line = re.sub(r'(<span class="p">[(\[]+</span>)', r'\1<wbr>', line)
@@ -129,23 +132,42 @@ def show_public_types(app: Sphinx, obj: Any, bound: bool) -> None:
     function = inspect.unwrap(getattr(obj, '__func__', obj))
     if not inspect.isfunction(function):
         return
-    public = {}
-    for name, annotation in function.__annotations__.items():
+    publish(function.__annotations__, function.__globals__)  # which its wrappers share
+    # Show the signature that all overloads have in common. Their types are in the description.
+    analyzer = sphinx.pycode.ModuleAnalyzer.for_module(function.__module__)
+    analyzer.analyze()
+    analyzer.overloads.pop(function.__qualname__, None)
+
+
+def show_public_attributes(app: Sphinx, what: str, name: str, obj: Any, *_: Any) -> None:
+    """Replace private types in the annotations of a class."""
+    if what == 'class' and '__annotations__' in vars(obj):
+        publish(obj.__annotations__, vars(sys.modules[obj.__module__]))
+
+
+def publish(annotations: dict[str, Any], names: dict[str, Any]) -> None:
+    """Replace private types by public ones.
+
+    Args:
+        annotations: The types, which are replaced.
+        names: Global variables of the module.
+    """
+    for name, annotation in annotations.items():
         if isinstance(annotation, str):
             try:
-                annotation = eval(annotation, function.__globals__)
+                annotation = eval(annotation, names)
             except (NameError, TypeError):  # imported for type checkers only; a union of strings
                 if re.search(r'(?<![\w.])_\w', annotation):
                     annotation = Any
-        public[name] = public_type(annotation)
-    function.__annotations__.clear()  # which its wrappers share
-    function.__annotations__.update(public)
+        annotations[name] = public_type(annotation)
 
 
 def public_type(annotation: Any) -> Any:
     """Return the public form of a type, or ``Any`` if it has none."""
     if annotation == numpy.typing.DTypeLike:
         return DTypeLike
+    if getattr(annotation, '__name__', '') == 'ndarray':  # of NumPy, of CuPy, or in place of CuPy's
+        return NUMPY_ARRAY if annotation is np.ndarray else CUPY_ARRAY
     if isinstance(annotation, typing.TypeVar):
         return public_type(annotation.__bound__ or Any)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -168,6 +190,10 @@ class DTypeLike:
 
 
 DTypeLike.__module__ = 'numpy.typing'
+
+#: Shown for arrays, with the package, which Sphinx would omit.
+NUMPY_ARRAY, CUPY_ARRAY = (
+    type(name, (), {'__module__': 'builtins'}) for name in ('numpy.ndarray', 'cupy.ndarray'))
 
 
 def link_pages(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
@@ -229,6 +255,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect('object-description-transform', order_fields, priority=900)  # after autodoc
     # Before the handler that keeps default values, which copies the signature.
     app.connect('autodoc-before-process-signature', show_public_types, priority=400)
+    app.connect('autodoc-process-signature', show_public_attributes, priority=400)
     app.connect('autodoc-process-docstring', link_pages)
     app.connect('html-page-context', link_documentation)
     app.connect('html-page-context', break_contents)

@@ -69,11 +69,12 @@ nitpick_ignore_regex = [
 html_theme = 'furo'
 pygments_dark_style = 'github-dark'
 html_title = f'ChainerMN {release.partition(".dev")[0]}{" (development)" * (".dev" in release)}'
+python_maximum_signature_line_length = 80  # longer ones have one parameter per line
 toc_object_entries_show_parents = 'hide'
 html_copy_source = False
 html_extra_path = ['_root']  # index.html, which leads to the front page
 html_static_path = ['_static']
-html_favicon = '_static/favicon.svg'
+html_favicon = html_logo = '_static/favicon.svg'
 html_css_files = ['code.css', 'site.css']
 html_search_scorer = str(ROOT / 'docs' / 'search.js')
 html_theme_options = {

@@ -18,7 +18,7 @@ def messages():
         cells = line.split('|')
         if not line.startswith('|'):
             ours = False
-        elif cells[1].strip() == 'message':
+        elif cells[1].strip() in ('message', 'message of ChainerMN'):
             ours = True
         elif ours:
             yield from re.findall('`(.*?)`', cells[1])
