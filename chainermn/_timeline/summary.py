@@ -40,7 +40,7 @@ class Straggler(NamedTuple):
     rank: int
     seconds: float  # delay, averaged over the other ranks
     last: int  # number of collective calls in which it arrived last
-    calls: int  # number of collective calls
+    calls: int  # total number of collective calls
 
 
 class OperationStatistics(NamedTuple):
