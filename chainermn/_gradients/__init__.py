@@ -1,1 +1,1 @@
-"""Gradients of a model: listed, packed, compressed, averaged in the background."""
+"""Gradients of a model: collection, compression, and averaging in the background."""

@@ -115,7 +115,7 @@ class GradientCodec:
 
     def finish(self) -> None:
         """Raise the first deferred error. Collective if there is a check: every rank calls it."""
-        self._gradients = None  # not kept alive by a plan that refers to this codec
+        self._gradients = None  # free the gradients, even if a plan still refers to this codec
 
         def details() -> dict[str, str]:
             if self._error is not None:

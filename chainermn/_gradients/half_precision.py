@@ -13,9 +13,9 @@ import numpy as np
 CHUNK = 1 << 15
 
 _SMALLEST_NORMAL = np.uint32(127 - 14 << 23)  # 2**-14 as float32: the smallest normal float16
-_BEYOND = np.uint32(127 + 16 << 23)  # 2**16: rounds to infinity
-_EXPONENT = np.uint32(255 << 23)
-_DIGITS = np.uint32(13 << 23)  # float32 has 13 more bits of significand than float16
+_OVERFLOW = np.uint32(127 + 16 << 23)  # 2**16 as float32, which rounds to infinity
+_EXPONENT = np.uint32(255 << 23)  # mask of the exponent; infinity
+_EXTRA_BITS = np.uint32(13 << 23)  # exponent bits of 2**13: float32 has 13 more significand bits
 
 
 def to_float16(x: np.ndarray) -> np.ndarray:
@@ -46,17 +46,17 @@ def _to_float16(x: np.ndarray) -> np.ndarray:
     value = bits & np.uint32(0x7fffffff)
     if value.max() > _EXPONENT:  # there are NaNs
         return x.astype(np.float16)
-    np.minimum(value, _BEYOND, out=value)
+    np.minimum(value, _OVERFLOW, out=value)
     # The last bit of `shift` has the value of the last bit of the result, so adding `shift` rounds
     # to it. Subtracting the bits of `shift` leaves the significand. Numbers below the smallest
     # normal one use its exponent.
     shift = np.maximum(value, _SMALLEST_NORMAL)
     shift &= _EXPONENT
-    shift += _DIGITS
+    shift += _EXTRA_BITS
     as_float = value.view(np.float32)
     as_float += shift.view(np.float32)
     value -= shift
-    shift -= _SMALLEST_NORMAL + _DIGITS
+    shift -= _SMALLEST_NORMAL + _EXTRA_BITS
     shift >>= np.uint32(13)
     value += shift
     sign = bits >> np.uint32(16)
@@ -80,7 +80,7 @@ def _to_bfloat16(x: np.ndarray) -> np.ndarray:
     bits = x.view(np.uint32)
     rounded = bits >> np.uint32(16)
     rounded &= np.uint32(1)
-    rounded += np.uint32(0x7fff)  # plus the lowest remaining bit: ties to even
+    rounded += np.uint32(0x7fff)  # together with the lowest remaining bit: rounds ties to even
     rounded += bits
     upper = _upper(rounded)
     is_nan = np.isnan(x)

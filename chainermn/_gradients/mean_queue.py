@@ -45,7 +45,9 @@ _POLLS = 4  # per interval: a nonblocking all-reduce may need one poll for each 
 Gradients = Callable[[Model, bool, Compression, bool], tuple[dict[str, Array], bool]]
 
 
-class _Turn(NamedTuple):
+class _Submission(NamedTuple):
+    """The submission of a list by all ranks."""
+
     request: MPI.Request  # complete when all ranks have submitted the list
     digests: np.ndarray  # once complete: the largest digest, and minus the smallest digest
 
@@ -76,7 +78,7 @@ class MeanQueue:
                  is_profitable: bool, record: FlightRecord) -> None:
         self._control = mpi_comm
         self._record = BackgroundRecord(mpi_comm, record)
-        self._turns = mpi_comm.Dup()  # used by the thread
+        self._submissions = mpi_comm.Dup()  # announces submissions; also used by the thread
         self._transport = transport
         self._new_codec = new_codec
         self.gradients = gradients
@@ -92,7 +94,8 @@ class MeanQueue:
         self._has_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         if not self._has_thread:
             warnings.warn('the MPI library was not started with MPI_THREAD_MULTIPLE, so '
-                          'gradients are averaged in wait(), not in the background',
+                          'gradients are averaged while wait() blocks, not in the background. '
+                          'Leave mpi4py.rc.threads and mpi4py.rc.thread_level at their defaults.',
                           RuntimeWarning, stacklevel=3)
         self._thread: threading.Thread | None = None
         lifecycle.add_callback(self.cancel)  # MPI must not be finalized while a thread uses it
@@ -115,13 +118,13 @@ class MeanQueue:
         results = self._results(arrays)
         number, self._number = self._number, self._number + 1
         self._record.exchanges = self._number
-        turn = self._turn(call_signature.digest((
+        submission = self._announce(call_signature.digest((
             compressor is not None, '\n'.join(arrays.paths), [x.dtype.num for x in arrays],
             [x.size for x in arrays])))
         on_device = _computed_on(arrays)
 
         def average_list() -> None:
-            if turn.differs:
+            if submission.differs:
                 raise ValueError(
                     'Collective mismatch in the background: ranks submitted gradients with '
                     'different paths, dtypes or sizes, or in different orders, or only some ranks '
@@ -135,9 +138,9 @@ class MeanQueue:
 
         def job() -> None:
             with recorder.span('wait', 'wait'):
-                while not any(turn.request.Test() for _ in range(_POLLS)):
+                while not any(submission.request.Test() for _ in range(_POLLS)):
                     time.sleep(0 if self._urgent else _POLL_INTERVAL)
-            # Also for a discarded list, so that it is freed on its device.
+            # Select the device even for a discarded list, so that the list is freed there.
             with on_device():
                 if number < self._limit:
                     average_list()
@@ -194,20 +197,20 @@ class MeanQueue:
         The ranks may have submitted different numbers of lists.
         """
         least, most = self._last_numbers()
-        turns = []
+        submissions = []
         if least < most:
             self._limit = least
             self._control.Barrier()  # from here on, all ranks know the limit
-            turns = [self._turn(0) for _ in range(self._number, most)]
-        with contextlib.suppress(Exception):  # raised by discarded lists
+            submissions = [self._announce(0) for _ in range(self._number, most)]
+        with contextlib.suppress(Exception):  # discarded lists may raise errors
             self.wait()
-        MPI.Request.Waitall([turn.request for turn in turns])
+        MPI.Request.Waitall([submission.request for submission in submissions])
         self._number, self._limit = most, sys.maxsize
         self._record.exchanges = self._number
 
     def _make_unusable(self, unusable: Unusable) -> None:
         """Make every later operation raise an error."""
-        for name in ('_control', '_turns', '_record'):
+        for name in ('_control', '_submissions', '_record'):
             setattr(self, name, unusable)
 
     def free(self) -> None:
@@ -217,14 +220,15 @@ class MeanQueue:
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
-        self._turns.Free()
+        self._submissions.Free()
         self._control.Free()
         self._make_unusable(Unusable(unusable.FREED_QUEUE))
 
-    def _turn(self, digest: int) -> _Turn:
+    def _announce(self, digest: int) -> _Submission:
         """Notify the other ranks that this rank has submitted a list with the given digest."""
         digests = np.array([digest, -digest])
-        return _Turn(self._turns.Iallreduce(MPI.IN_PLACE, digests, MPI.MAX), digests)
+        request = self._submissions.Iallreduce(MPI.IN_PLACE, digests, MPI.MAX)
+        return _Submission(request, digests)
 
     def _last_numbers(self) -> tuple[int, int]:
         """Return the smallest and the largest number of lists that a rank has submitted."""
@@ -237,7 +241,7 @@ class MeanQueue:
             pass
 
     def _work(self) -> bool:
-        """Process one list; return whether more may follow."""
+        """Process one list; return whether more lists may follow."""
         job = self._jobs.get()
         if job is None:
             return False

@@ -49,8 +49,8 @@ class NcclMeanQueue:
                scale: float | None = None) -> list[Array]:
         """Start averaging gradients by path; return an array for the mean of each."""
         if isinstance(compressor, PowerSGD):
-            raise ValueError("compression='powersgd' does not work with overlap on this "
-                             'communicator. Omit one of them.')
+            raise ValueError("compression='powersgd' cannot be combined with overlap on a "
+                             'communicator that uses NCCL. Omit one of them.')
         arrays = ParameterList.named(gradients)
         # Skip the consistency check, which would block.
         codec = None if compressor is None else GradientCodec(compressor, arrays, scale=scale)

@@ -106,15 +106,15 @@ class ParameterList(ArrayList):
                     continue
                 if isinstance(array, np.ndarray) and (
                         not array.flags.writeable or _repeats_elements(array)):
-                    # The backward pass creates such gradients: for F.sum, a broadcast scalar.
+                    # Backward can create read-only gradients: F.sum broadcasts a scalar.
                     parameter.grad = array = array.copy()
             arrays[path] = _checked(path, attribute, array)
         if attribute == 'grad':
             by_path = dict(zip(paths, parameters, strict=True))
             found_paths = [*arrays]
             for group in tied_arrays.sharing_memory([*arrays.values()]):
-                # The backward pass of a + b gives both the same array, and hooks would change it
-                # twice.
+                # The backward pass of a + b gives a and b the same gradient array, and hooks would
+                # change this array twice.
                 for path in map(found_paths.__getitem__, group[1:]):
                     by_path[path].grad = arrays[path] = arrays[path].copy()
         return cls.named(arrays)
@@ -231,7 +231,7 @@ def _are_distinct(ids: tuple[int, ...]) -> bool:
 
 def _walk(link: Model, prefix: str, names: list[_Names], parameters: list[Parameter]) -> None:
     """Like ``link.namedparams()``, but collects prefixes and names; paths are built later."""
-    kind = _kind(link)
+    kind = _namedparams_class(link)
     if kind is None:
         named = [*link.namedparams()]
         names.append((prefix, tuple([path for path, _ in named])))
@@ -248,7 +248,7 @@ def _walk(link: Model, prefix: str, names: list[_Names], parameters: list[Parame
             _walk(child, f'{prefix}/{number}', names, parameters)
 
 
-def _kind(link: Model) -> type | None:
+def _namedparams_class(link: Model) -> type | None:
     """Return the Chainer class whose ``namedparams`` a link uses; ``None`` if it overrides it."""
     if not isinstance(link, _Link):  # a proxy
         return None

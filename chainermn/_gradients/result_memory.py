@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_KEPT = 4  # rounds for which unused memory is kept
+_UNUSED_ROUNDS = 4  # number of rounds after which unused memory is freed
 
 #: Name, dtype and size.
 _Key = tuple[str, np.dtype, int]
@@ -19,7 +19,7 @@ class _Memory(NamedTuple):
 
 
 class _Lease:
-    """The owner of the arrays in a buffer, which is alive as long as any of them is.
+    """The owner of the arrays in a buffer. It is alive as long as any of these arrays.
 
     NumPy keeps the object that provides an array interface alive as long as a view of the array
     exists.
@@ -48,10 +48,10 @@ class ResultMemory:
         return np.asarray(lease)
 
     def end_round(self) -> None:
-        """Free memory that was unused for some rounds."""
+        """Free memory that has been unused for several rounds."""
         self._round += 1
         self._held = {key: memory for key, memory in self._held.items()
-                      if memory.round > self._round - _KEPT}
+                      if memory.round > self._round - _UNUSED_ROUNDS}
 
     @property
     def nbytes(self) -> list[int]:

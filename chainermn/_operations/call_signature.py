@@ -24,7 +24,7 @@ NAMES = tuple(each.name for each in OPERATIONS if each.equal is not None)
 _NUMBER = {name: number for number, name in enumerate(NAMES)}
 
 MAX_INLINE_DIMS = 8
-# operation, op, update, root, dtype, failed, device, dimensions, caller, number, shape
+# Fields: operation, op, update, root, dtype, failed, device, dimensions, caller, number, shape
 _STRUCT = struct.Struct(f'=BBHiBBBBIq{MAX_INLINE_DIMS}q')
 _CALLER = struct.Struct('=I')
 _CALLER_OFFSET = struct.calcsize('=BBHiBBBB')

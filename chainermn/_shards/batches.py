@@ -56,13 +56,14 @@ class Batches:
     repeat: bool
     last: Last
 
-    def read(self, position: Position, turn: int = 0, of: int = 1) -> Iterator[PlacedBatch]:
+    def read(self, position: Position, reader: int = 0, n_readers: int = 1
+             ) -> Iterator[PlacedBatch]:
         """Yield the batches from a position on.
 
         Args:
             position: The position of the first batch.
-            turn: The number of the first batch to read, if several readers take turns.
-            of: The number of readers.
+            reader: The index of this reader, if several readers read batches in turn.
+            n_readers: The number of readers.
 
         Raises:
             ShardError: If a sample cannot be read.
@@ -75,7 +76,7 @@ class Batches:
                 if (found := self.next(position)) is None:
                     break
                 intervals, position = found
-                if number % of != turn:
+                if number % n_readers != reader:
                     continue
                 skipped = files.skipped
                 parts = [*order.take(intervals, self.rank, self.size)]
@@ -95,7 +96,7 @@ class Batches:
         if epoch and not self.repeat:
             return None
         n, missing = self.order.length, self.batch_size * self.size
-        if self.last == 'split':  # with repeat, each rank takes at least one
+        if self.last == 'split':  # with repeat, each rank takes at least one sample
             missing = min(missing, max(n - taken, self.size * self.repeat))
         intervals = []
         while missing:
@@ -144,7 +145,7 @@ class Batches:
         return dataclasses.replace(self, sizes=sizes, order=self.order.with_counts(counts))
 
     def _first_readable(self, files: OpenShards) -> list[Object]:
-        """Return a sample, for use if the first batch has no readable one."""
+        """Return a readable sample, for use if the first batch has none."""
         for number, (count, _) in enumerate(self.sizes):
             for i in range(min(count, _ATTEMPTS)):
                 part = RankSamples(frozenset([number]), [(number, np.array([i]))])

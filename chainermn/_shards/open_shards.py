@@ -34,7 +34,7 @@ _TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ESTALE, errno.EREMOTEI
 
 
 #: Advice for a broken shard, and for a broken sample.
-_CURES = ("Replace it, or pass on_error='skip' to ShardedIterator to train without it.",
+_ADVICE = ("Replace it, or pass on_error='skip' to ShardedIterator to train without it.",
           "Correct the sample or transform, or pass on_error='skip' to ShardedIterator to train "
           'without it.')
 
@@ -185,7 +185,7 @@ class OpenShards:
         shard = describe(self._shards[number], number)
         text = f'{shard}{sample}: {explain(error)}' if sample else unopened(shard, error)
         if self._is_strict:
-            raise ShardError(f'{text.rstrip(".")}. {_CURES[bool(sample)]}') from error
+            raise ShardError(f'{text.rstrip(".")}. {_ADVICE[bool(sample)]}') from error
         if number not in self._reported:
             self._reported.add(number)
             logging.getLogger('chainermn').warning('skipped: %s', text)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: The settings that an order depends on.
+#: The names of the settings that determine an order.
 SETTINGS = 'samples', 'shards', 'their counts', 'shuffle', 'seed', 'buffer'
 
 
@@ -35,8 +35,8 @@ class Interval(NamedTuple):
 class RankSamples(NamedTuple):
     """The samples of one window that a rank takes."""
 
-    window: frozenset[int]  # numbers of its shards
-    samples: list[tuple[int, np.ndarray]]  # a shard, and indexes of its samples
+    window: frozenset[int]  # the numbers of the shards in the window
+    samples: list[tuple[int, np.ndarray]]  # numbers of shards, each with indexes of samples
 
 
 class SampleOrder:

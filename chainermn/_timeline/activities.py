@@ -32,7 +32,7 @@ _UNKNOWN = 'unknown'
 _SPANS = {'broadcast': COMMUNICATION, 'exchange': COMMUNICATION, 'wait for data': 'data'}
 
 _RECEIVING = waiting_for(Waits.SENDER)
-_MAX_SPANS = 256  # names and categories that are looked up only once
+_MAX_SPANS = 256  # size of the cache of spans
 
 NO_SPAN: AbstractContextManager[None] = contextlib.nullcontext()
 
@@ -91,7 +91,7 @@ class Activities:
 
     def leave(self) -> None:
         """Note that the newest activity ends."""
-        if self._outer:  # a signal handler may have raised an exception in between
+        if self._outer:  # empty if a signal handler raised an exception in enter()
             name = self._outer.pop()
             if name != self._newest:
                 self._switch(name)

@@ -15,7 +15,7 @@ _ROUND_TRIPS = 20
 class Offset(NamedTuple):
     """The offset of another clock, in the unit of the clocks."""
 
-    offset: int  # added to the local time, gives the time of the other clock
+    offset: int  # local time + offset = time of the other clock
     error: int  # maximum error, in either direction
 
 

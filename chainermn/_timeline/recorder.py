@@ -1,12 +1,12 @@
 """The timeline: the operations of this rank, in a file for Perfetto and chrome://tracing.
 
 With ``CHAINERMN_TIMELINE=out.json`` in the environment of all ranks, rank 3 of COMM_WORLD writes
-``out.3.json``, beginning with its first communicator. The file is in Chrome's trace event format:
-an array with one event per line. Events are appended, so the file can be read while it is being
-written, and after the rank was killed. Without the variable, nothing is recorded.
+``out.3.json``, from the time when it creates its first communicator. The file is in Chrome's trace
+event format: an array with one event per line. Events are appended, so the file can be read while
+it is being written, and after the rank was killed. Without the variable, nothing is recorded.
 
-Times are from the rank's own clock. Events named ``clock`` have its offset from the first rank
-of a group; ``chainermn timeline`` converts all times to one clock.
+Times are from the rank's own clock. Events named ``clock`` contain the offset of this clock from
+the clock of the first rank in a group. ``chainermn timeline`` converts all times to one clock.
 """
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Straggler(NamedTuple):
     rank: int
     seconds: float  # delay, averaged over the other ranks
     last: int  # number of collective calls in which it arrived last
-    calls: int  # number of collective calls
+    calls: int  # total number of collective calls
 
 
 class OperationStatistics(NamedTuple):
@@ -103,20 +103,21 @@ def operations(run: Run) -> list[OperationStatistics]:
                     event, waits[event.row])
                 calls[event.name].append((rank.rank, event, waited))
     found = []
-    for name, members in calls.items():
-        times = [event.seconds for _, event, _ in members]
-        waited = sum(waiting for *_, waiting in members)
-        sizes = [event.details.get('bytes', 0) for _, event, _ in members]
+    for name, of_name in calls.items():
+        times = [event.seconds for _, event, _ in of_name]
+        waited = sum(waiting for *_, waiting in of_name)
+        sizes = [event.details.get('bytes', 0) for _, event, _ in of_name]
         work = sum(times) - waited
-        most = collections.Counter(rank for rank, *_ in members).most_common(1)[0][1]
-        found.append(OperationStatistics(name, most, statistics.mean(times), waited / len(times),
-                                    statistics.mean(sizes), sum(sizes) / work if work > 0 else 0.))
+        most = collections.Counter(rank for rank, *_ in of_name).most_common(1)[0][1]
+        found.append(OperationStatistics(
+            name, most, statistics.mean(times), waited / len(times), statistics.mean(sizes),
+            sum(sizes) / work if work > 0 else 0.))
     return sorted(found, key=lambda one: -one.seconds * one.calls)
 
 
 def text(run: Run) -> str:
     """Return the summary as text."""
-    every = {rank.rank: shares(rank) for rank in run.ranks}
+    by_rank = {rank.rank: shares(rank) for rank in run.ranks}
     delays = stragglers(run)
     lines = [f'{len(run.ranks)} rank{"s" * (len(run.ranks) > 1)}, {run.seconds:.2f} s; maximum '
              f'clock error {run.error * 1e6:.0f} us']
@@ -124,14 +125,14 @@ def text(run: Run) -> str:
                 for rank in run.ranks)
     if steps:
         lines[0] += f'; {steps} updates, {run.seconds / steps * 1e3:.2f} ms per update'
-    names = list(dict.fromkeys(name for each in every.values() for name, seconds
+    names = list(dict.fromkeys(name for each in by_rank.values() for name, seconds
                                in each.spans.items() if seconds > _MIN_SPAN * run.seconds))
-    has_background = any(each.background for each in every.values())
-    head = ['rank', *map(_clean, names), 'communication', 'waiting', 'other',
+    has_background = any(each.background for each in by_rank.values())
+    head = ['rank', *map(_printable, names), 'communication', 'waiting', 'other',
             *(['background'] if has_background else []), 'delayed others by']
     delay = {one.rank: one.seconds for one in delays}
     rows = [head]
-    for number, each in every.items():
+    for number, each in by_rank.items():
         parts = [*(each.spans.get(name, 0.) for name in names), each.communicating, each.waiting]
         parts.append(max(0., run.seconds - sum(parts)))
         rows.append([str(number),
@@ -140,21 +141,21 @@ def text(run: Run) -> str:
                      f'{delay[number]:.2f} s'])
     lines += ['', *_table(rows), '']
     rows = [['operation', 'calls', 'ms per call', 'waiting', 'KiB per call', 'GB/s']]
-    rows += [[_clean(one.name), str(one.calls), f'{one.seconds * 1e3:.3f}',
+    rows += [[_printable(one.name), str(one.calls), f'{one.seconds * 1e3:.3f}',
               f'{one.waiting * 1e3:.3f}', f'{one.nbytes / 1024:.1f}' if one.nbytes else '',
               f'{one.bandwidth / 1e9:.2g}' if one.bandwidth else ''] for one in operations(run)]
-    lines += [*_table(rows), '', *_conclusions(run, every, delays), *bubbles.text(run)]
-    return '\n'.join([*lines, *(f'Note: {_clean(note)}' for note in run.notes)])
+    lines += [*_table(rows), '', *_conclusions(run, by_rank, delays), *bubbles.text(run)]
+    return '\n'.join([*lines, *(f'Note: {_printable(note)}' for note in run.notes)])
 
 
-def _conclusions(run: Run, every: dict[int, Shares], delays: Sequence[Straggler]) -> list[str]:
+def _conclusions(run: Run, by_rank: dict[int, Shares], delays: Sequence[Straggler]) -> list[str]:
     """Return advice on the first thing to optimize."""
-    return [*_about_ranks(run, every, delays), *_about_data(run, every)]
+    return [*_about_ranks(run, by_rank, delays), *_about_data(run, by_rank)]
 
 
-def _about_data(run: Run, every: dict[int, Shares]) -> list[str]:
+def _about_data(run: Run, by_rank: dict[int, Shares]) -> list[str]:
     """Return advice if the ranks wait for data."""
-    rank, seconds = max(((rank, each.spans.get(_DATA, 0.)) for rank, each in every.items()),
+    rank, seconds = max(((rank, each.spans.get(_DATA, 0.)) for rank, each in by_rank.items()),
                         key=lambda one: one[1])
     if seconds < _MIN_DATA * run.seconds:
         return []
@@ -163,11 +164,11 @@ def _about_data(run: Run, every: dict[int, Shares]) -> list[str]:
             'transform=, leave a core free for the reading thread, or use larger shards.']
 
 
-def _about_ranks(run: Run, every: dict[int, Shares], delays: Sequence[Straggler]) -> list[str]:
+def _about_ranks(run: Run, by_rank: dict[int, Shares], delays: Sequence[Straggler]) -> list[str]:
     if len(run.ranks) < 2:
         return []
-    waiting = statistics.mean(each.waiting for each in every.values())
-    communicating = statistics.mean(each.communicating for each in every.values())
+    waiting = statistics.mean(each.waiting for each in by_rank.values())
+    communicating = statistics.mean(each.communicating for each in by_rank.values())
     lines = [f'{_percent(communicating, run)} of the time was communication, '
              f'{_percent(waiting, run)} waiting for other ranks.']
     worst = delays[0]
@@ -175,8 +176,8 @@ def _about_ranks(run: Run, every: dict[int, Shares], delays: Sequence[Straggler]
         return [*lines, f'No rank delays the others by more than {_MIN_DELAY:.0%} of the time.']
     lines.append(f'The other ranks waited for rank {worst.rank}, {worst.seconds:.2f} s each: it '
                  f'arrived last in {worst.last} of {worst.calls} collective calls.')
-    mine = every[worst.rank]
-    others = [each for number, each in every.items() if number != worst.rank]
+    mine = by_rank[worst.rank]
+    others = [each for number, each in by_rank.items() if number != worst.rank]
     more = {name: seconds - statistics.median(other.spans.get(name, 0.) for other in others)
             for name, seconds in mine.spans.items()}
 
@@ -187,7 +188,7 @@ def _about_ranks(run: Run, every: dict[int, Shares], delays: Sequence[Straggler]
         other_time(mine) - statistics.median(map(other_time, others)))
     name = max(more, key=lambda name: more[name])
     if more[name] > 0:
-        lines.append(f'It spent {more[name]:.2f} s more than the others in {_clean(name)}.')
+        lines.append(f'It spent {more[name]:.2f} s more than the others in {_printable(name)}.')
     return lines
 
 
@@ -225,8 +226,8 @@ def _percent(seconds: float, run: Run) -> str:
     return f'{seconds / run.seconds if run.seconds else 0:.0%}'
 
 
-def _clean(text: str) -> str:
-    """Replace control characters, which could manipulate the terminal."""
+def _printable(text: str) -> str:
+    """Replace control characters, because they could manipulate the terminal."""
     return ''.join(c if c.isprintable() else '?' for c in text)
 
 

@@ -46,7 +46,8 @@ class Group:
         batched_copy: Whether gradients on a device are packed by a single kernel.
         grad_dtype: The dtype in which NCCL averages; ``None`` for the dtype in Chainer's
             configuration.
-        prepared: Function that prepares a data transfer, so that all ranks raise an error of one.
+        prepared: Function that prepares a data transfer. If it fails on a rank, all ranks raise the
+            error.
     """
 
     # Do not use a dataclass: generating its methods takes as long as importing a module.

@@ -1,7 +1,7 @@
 """Copies all gradients into or out of one device buffer with a single kernel launch.
 
 The host splits the arrays into pieces of at most ``LENGTH`` elements and uploads a table of the
-pieces; one block of threads copies one piece. So small arrays cost one block each, large arrays
+pieces; each block of threads copies one piece. So small arrays cost one block each, large arrays
 fill the device, and no thread has to search for its array. Tables are cached, because gradients
 usually have the same addresses once the memory pool is warm.
 """

@@ -1,8 +1,8 @@
 """Means of compressed arrays: only encoded arrays are sent; all ranks get bitwise identical means.
 
-If a compressor is elementwise, each rank averages one slice and sends as much data as two encoded
-arrays have, regardless of the number of ranks. Otherwise, each rank receives the encoded arrays of
-all ranks and averages them in rank order.
+If a compressor is elementwise, each rank averages one slice. It sends about twice the size of an
+encoded array, regardless of the number of ranks. Otherwise, each rank receives the encoded arrays
+of all ranks and averages them in rank order.
 """
 from __future__ import annotations
 

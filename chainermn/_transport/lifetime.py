@@ -88,7 +88,8 @@ def free(ranks: Sequence[int], rank: int, by_rank: Sequence[set[Key]]) -> None:
         by_rank: The result of :func:`unreferenced` on each rank.
     """
     communicators = runtime.get(_Communicators)
-    # Since then, a constructor may have created another communicator, which freed some.
+    # Skip communicators that have been freed since `by_rank` was computed: a constructor may have
+    # created another communicator, which frees unreferenced ones.
     for key in sorted(by_rank[rank] & communicators.held.keys()):
         of_key = set(key[1])
         if all(key in dropped for each, dropped in zip(ranks, by_rank, strict=True)

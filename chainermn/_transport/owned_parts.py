@@ -1,6 +1,6 @@
 """Assigns arrays, each owned by a rank, to chunks: every rank has a share of each chunk.
 
-So all nodes send and receive at the same time instead of one after the other.
+So all nodes send and receive at the same time instead of one after another.
 """
 from __future__ import annotations
 

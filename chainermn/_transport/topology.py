@@ -41,7 +41,7 @@ class _Oversubscription(runtime.ProcessState):
 
 
 def note_oversubscription(topology: Topology) -> bool:
-    """Return whether the ranks of this or an earlier communicator share cores; record it."""
+    """Record whether ranks share cores; return whether any recorded topology has such ranks."""
     noted = runtime.get(_Oversubscription)
     noted.is_oversubscribed |= topology.is_oversubscribed
     return noted.is_oversubscribed

@@ -75,8 +75,8 @@ def scatter_dataset(
 
     Args:
         dataset: On the root, the dataset. Ignored on the other ranks (pass ``None``). The root
-            warns if another rank passes a dataset of a different length, but not for the same
-            length or for less than two examples.
+            warns if another rank passes a dataset of a different length with at least two
+            examples.
         comm: ChainerMN or mpi4py communicator.
         root: The rank that has the dataset; the same on all ranks.
         shuffle: Whether to shuffle the examples first. Only the root's argument is used.
@@ -114,7 +114,7 @@ def scatter_dataset(
         else:
             shard = _scattered(data, order, plan, ours, root)
     if ranks is not None:  # at the end, because a filter may turn the warning into an error
-        _warn_of_ignored([length for length, _ in ranks], root)
+        _warn_of_ignored_datasets([length for length, _ in ranks], root)
     if ours.rank == root or not plan.at_once:
         return SubDataset(data, begin, end, order)
     return SubDataset(shard, 0, end - begin)
@@ -125,7 +125,7 @@ def scatter_index(
 ) -> tuple[int, int]:
     """Return this rank's interval of ``range(n_total_samples)``.
 
-    Collective: every rank calls it. Use this function for data that every rank can read by itself.
+    Collective: every rank calls it. Use this function for data that every rank can read.
     The intervals are the same as in :func:`scatter_dataset`.
 
     Args:
@@ -266,7 +266,7 @@ def _length(dataset: Dataset) -> int:
         return 0
 
 
-def _warn_of_ignored(lengths: Sequence[int], root: int) -> None:
+def _warn_of_ignored_datasets(lengths: Sequence[int], root: int) -> None:
     """Warn on the root if other ranks passed different datasets, which are ignored.
 
     User code may pass the same dataset on all ranks, an empty dataset or a placeholder.

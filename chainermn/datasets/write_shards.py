@@ -75,19 +75,19 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
         >>> chainermn.datasets.write_shards(mine, 'digits', samples_per_shard=3, comm=comm)
         ['digits-00000.npz', 'digits-00001.npz', 'digits-00002.npz', 'digits-00003.npz']
     """
-    comm = cast(CommunicatorBase, _Alone()) if comm is None else as_communicator(
+    comm = cast(CommunicatorBase, _OneProcess()) if comm is None else as_communicator(
         comm, f'{_NAME}(dataset, prefix, samples_per_shard, comm)')
     with comm.called_by(_CALLER):
         return _write(dataset, prefix, samples_per_shard, comm, overwrite)
 
 
-class _Alone:
+class _OneProcess:
     """Takes the place of a communicator if none was passed."""
 
     rank = 0
 
     @property
-    def _chainermn_channel(self) -> _Alone:
+    def _chainermn_channel(self) -> _OneProcess:
         return self
 
     def share_error(self, operation: str, error: Exception | None) -> None:
@@ -146,7 +146,7 @@ def _write(dataset: Dataset | Iterable[Object], path: str | os.PathLike[str],
         if is_root:
             for path in {*existing} - {path for path, *_ in written}:
                 os.remove(path)
-            with _explained(f'{prefix}.index.json'):
+            with _naming_path(f'{prefix}.index.json'):
                 write_index(prefix, written)
     comm.barrier()  # now every rank may read them
     return [path for path, *_ in written]
@@ -154,7 +154,7 @@ def _write(dataset: Dataset | Iterable[Object], path: str | os.PathLike[str],
 
 def _hint(comm: CommunicatorBase) -> str:
     mpi = sys.modules.get('mpi4py.MPI')
-    if not isinstance(comm, _Alone) or mpi is None or not mpi.Is_initialized() or (
+    if not isinstance(comm, _OneProcess) or mpi is None or not mpi.Is_initialized() or (
             mpi.COMM_WORLD.size == 1):
         return ''
     return (' If several ranks call write_shards at the same time, pass comm=comm and the samples '
@@ -277,7 +277,7 @@ def _check_conversion(value: Object, array: np.ndarray, i: int) -> None:
 def _check_dtype(dtype: np.dtype) -> None:
     """Check that an .npy file preserves a dtype; it has no names for dtypes of other packages."""
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # about metadata, and about dtypes that are errors anyway
+        warnings.simplefilter('ignore')  # unsupported dtypes are errors below
         try:
             read = np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype))
         except ValueError:
@@ -290,9 +290,9 @@ def _check_dtype(dtype: np.dtype) -> None:
 def _save(stem: str, columns: Mapping[str, np.ndarray]) -> tuple[str, int, int]:
     """Write a shard; return its path, its number of samples and its size in bytes."""
     path = f'{stem}.npy' if '' in columns else f'{stem}.npz'
-    with _explained(path), open_atomic(path) as file:
+    with _naming_path(path), open_atomic(path) as file:
         if '' in columns:
-            # NumPy's error would not give the reason if this were a file.
+            # Hide that `file` is a real file: NumPy's errors about real files give no reason.
             writer = cast(BinaryIO, SimpleNamespace(write=file.write))
             np.lib.format.write_array(writer, columns[''], allow_pickle=False)
         else:
@@ -304,11 +304,11 @@ def _save(stem: str, columns: Mapping[str, np.ndarray]) -> tuple[str, int, int]:
 
 
 @contextmanager
-def _explained(path: str) -> Iterator[None]:
+def _naming_path(path: str) -> Iterator[None]:
     """Replace an OSError of the block with one that gives the path and the reason."""
     try:
         yield
     except OSError as error:
-        explained = type(error)(f'cannot write {path}: {error.strerror or error}')
-        explained.errno = error.errno
-        raise explained from None
+        named = type(error)(f'cannot write {path}: {error.strerror or error}')
+        named.errno = error.errno
+        raise named from None

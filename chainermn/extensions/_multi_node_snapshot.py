@@ -113,7 +113,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self._is_alone = len(sets) == 1
         self.master = min(self.replica_set)
         self.is_master = comm.rank == self.master
-        # ChainerMN 7 accepts any object with a `filename`; Chainer's snapshots have all attributes.
+        # Like ChainerMN 7, accept any object with a `filename`, even if it lacks other attributes.
         self.trigger = getattr(snapshot, 'trigger', chainer.training.Extension.trigger)
         self.priority = getattr(snapshot, 'priority', chainer.training.Extension.priority)
         self.name = getattr(snapshot, 'name', None)

@@ -1,4 +1,4 @@
-"""Warns if models differ between ranks, such as if create_multi_node_optimizer was not used.
+"""Warns if models differ between ranks, e.g. because of a missing multi-node optimizer.
 
 The evaluators and the checkpointer attach digests to messages that they send anyway. A digest
 covers a sample of each parameter, so its cost does not depend on the sizes of the parameters. A

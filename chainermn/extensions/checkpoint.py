@@ -231,7 +231,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         """
         self._set_path(None, trainer)
         self._lock(must_write=True)
-        # User code may have drawn random numbers since loading, such as for another model.
+        # User code may have drawn random numbers since loading, e.g. to initialize another model.
         state.restore_random(runtime.get(_Checkpointers).random.pop(trainer, {}))
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
@@ -437,7 +437,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         last_to_save[path] = self
         try:
             self._target = weakref.ref(target)
-        except TypeError:  # such as a dictionary
+        except TypeError:  # no weak references, e.g. to a dict
             self._target = lambda: None
 
     def _set_path(self, path: str | None, target: object) -> None:

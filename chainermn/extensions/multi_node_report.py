@@ -70,12 +70,12 @@ def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) 
     if isinstance(report, extensions.LogReport) and not is_root:
         report._log_name = None  # the name of the file
     elif isinstance(report, extensions.PlotReport) and not (is_root and report.available()):
-        report.__class__ = _Undrawn
+        report.__class__ = _PlotWithoutFile
     elif isinstance(report, extensions.PrintReport) and not is_root:
-        report._out = _Silence()
+        report._out = _NullFile()
     elif isinstance(report, extensions.ProgressBar):
         report._pbar = bar = _Bar(communicator, report._bar_length,
-                                  report._out if is_root else _Silence())
+                                  report._out if is_root else _NullFile())
         bar.training_length = report._training_length
         report.initialize = bar.start
     return report
@@ -114,7 +114,7 @@ class _Summary(chainer.reporter.DictSummary):
         return {name: total / count for name, (total, count) in totals.items()}
 
 
-class _Undrawn(extensions.PlotReport):
+class _PlotWithoutFile(extensions.PlotReport):
     """Computes the means of a plot that another rank draws."""
 
     default_name = 'PlotReport'
@@ -135,7 +135,7 @@ class _Undrawn(extensions.PlotReport):
 class _Bar(progress_bar._TrainerProgressBar):
     """A progress bar that also shows the examples per second of all ranks."""
 
-    def __init__(self, communicator: CommunicatorBase, bar_length: int, out: TextIO | _Silence
+    def __init__(self, communicator: CommunicatorBase, bar_length: int, out: TextIO | _NullFile
                  ) -> None:
         super().__init__(bar_length, out)
         self._communicator = communicator
@@ -169,7 +169,7 @@ class _Bar(progress_bar._TrainerProgressBar):
         return lines
 
 
-class _Silence:
+class _NullFile:
     """A file that ignores all text."""
 
     def write(self, text: str) -> int:

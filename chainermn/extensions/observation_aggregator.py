@@ -133,7 +133,7 @@ def _mean(gathered: list[list[Value]]) -> Value | None:
 
 
 def _wide(value: Value) -> Value:
-    """Return a value in float64, in which sums neither stall nor overflow."""
+    """Convert a value to float64, so that its sum loses no small values and does not overflow."""
     dtype = getattr(value, 'dtype', None)
     is_narrow = dtype is not None and dtype.kind in 'biuf' and dtype.itemsize <= 8
     return np.asarray(value, np.float64)[()] if is_narrow else value

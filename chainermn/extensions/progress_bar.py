@@ -15,7 +15,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
 from chainermn.extensions._observation import count_samples
 
-_WINDOW = 20.  # seconds, for the speed
+_WINDOW = 20.  # seconds over which the speed is measured
 _COLUMNS = 100
 
 
@@ -125,12 +125,12 @@ class _Display(Protocol):
 
 def _new_bar(length: float, unit: str, out: TextIO) -> _Display:
     try:
-        return _Tqdm(length, unit, out)
+        return _TqdmBar(length, unit, out)
     except ImportError:
-        return _Chainer(length, unit, out)
+        return _ChainerBar(length, unit, out)
 
 
-class _Tqdm:
+class _TqdmBar:
     def __init__(self, length: float, unit: str, out: TextIO) -> None:
         import tqdm
 
@@ -147,7 +147,7 @@ class _Tqdm:
         self._bar.close()
 
 
-class _Chainer(util.ProgressBar):
+class _ChainerBar(util.ProgressBar):
     """Draws with Chainer's class, which writes control characters for terminals."""
 
     def __init__(self, length: float, unit: str, out: TextIO) -> None:

@@ -45,7 +45,7 @@ _PROGRAM = ('import json, sys; sys.path[:] = json.loads(sys.argv[1]); '
 _Send = Callable[[str, Object], None]
 
 
-class ReaderTraceback(ChainerMNError):  # noqa: N818  only the cause of an error
+class ReaderTraceback(ChainerMNError):  # noqa: N818  (only used as the cause of an error)
     """The traceback of an error in a reader process."""
 
 
@@ -71,8 +71,8 @@ class ReaderProcesses(Iterator[PlacedBatch]):
                             f'{explain(error)}') from error
         self._processes: list[_Reader] = []
         try:
-            for turn in range(n):
-                self._processes.append(_Reader(turn, n))
+            for index in range(n):
+                self._processes.append(_Reader(index, n))
             for each in self._processes:
                 each.send(task)
         except BaseException:
@@ -99,12 +99,12 @@ class ReaderProcesses(Iterator[PlacedBatch]):
 class _Reader:
     """A reader process and the connection to it."""
 
-    def __init__(self, turn: int, n: int) -> None:
+    def __init__(self, index: int, n: int) -> None:
         path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
         self._connection, theirs = socket.socketpair()
         self._messages = self._connection.makefile('rb')
         with theirs:
-            numbers = theirs.fileno(), os.getpid(), turn, n
+            numbers = theirs.fileno(), os.getpid(), index, n
             self._process = subprocess.Popen(
                 [sys.executable, '-c', _PROGRAM, path, *map(str, numbers)],
                 env=mpiexec.environment(os.cpu_count() or 1),  # one thread each
@@ -152,13 +152,13 @@ class _Reader:
         return self._process.wait()
 
 
-def run(file: int, parent: int, turn: int, n: int) -> None:
+def run(file: int, parent: int, index: int, n: int) -> None:
     """Read batches and send them to the rank. Called in a reader process.
 
     Args:
         file: File descriptor of the connection.
         parent: Process ID of the rank.
-        turn: Index of this process among the reader processes.
+        index: Index of this process among the reader processes.
         n: Number of reader processes.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank stops this process
@@ -168,7 +168,7 @@ def run(file: int, parent: int, turn: int, n: int) -> None:
     def send(kind: str, content: Object) -> None:
         try:
             message = pickle.dumps((kind, content), protocol=5)
-        except Exception:  # such as for a class that the script defines
+        except Exception:  # e.g. pickle cannot serialize a class that the script defines
             message = _dumps((kind, content))
         try:
             connection.sendall(message)
@@ -181,8 +181,8 @@ def run(file: int, parent: int, turn: int, n: int) -> None:
     try:
         with connection.makefile('rb') as tasks:
             batches, position = pickle.load(tasks)
-        _seed(batches, position, turn)
-        for samples, after, skipped in batches.read(position, turn, n):
+        _seed(batches, position, index)
+        for samples, after, skipped in batches.read(position, index, n):
             send('batch', (pack(samples), after, skipped))
         send('end', None)
     except Exception as error:
@@ -209,9 +209,9 @@ def _exit_with(parent: int) -> None:
     os._exit(1)
 
 
-def _seed(batches: Batches, position: Position, turn: int) -> None:
+def _seed(batches: Batches, position: Position, index: int) -> None:
     """Seed the random numbers of a transform from the seed, the position and the process."""
-    text = repr((batches.order.settings().tolist(), position, batches.rank, turn))
+    text = repr((batches.order.settings().tolist(), position, batches.rank, index))
     random.seed(text)
     np.random.seed(zlib.crc32(text.encode()))
 

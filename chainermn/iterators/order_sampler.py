@@ -57,8 +57,8 @@ class MultiNodeOrderSampler:
             if self._seed < 0:
                 raise ValueError(f'seed must not be negative, but got {seed}')
             if self._n < comm.size:
-                raise ValueError(f'the dataset has {dataset_size} samples, fewer than the '
-                                 f'{comm.size} ranks')
+                raise ValueError(f'the dataset has {dataset_size} samples, but each of the '
+                                 f'{comm.size} ranks needs at least one')
         self._shuffle, self._even = bool(shuffle), bool(even)
         self._rank, self._size = comm.rank, comm.size
         with comm.called_by('MultiNodeOrderSampler'):
@@ -122,7 +122,7 @@ class MultiNodeOrderSampler:
         if not self._shuffle:
             return 0
         used = _beginning(order)[1]
-        # If the iterator prefetches, the order may be that of the epoch before.
+        # If the iterator prefetches, the order may belong to the previous epoch.
         for epoch in (self._epoch, self._epoch - 1, *range(_MAX_EPOCHS)):
             if epoch >= 0 and np.array_equal(order, self._order(epoch, used)):
                 return epoch

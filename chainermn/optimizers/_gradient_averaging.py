@@ -18,7 +18,8 @@ from chainermn.optimizers._sharded_states.partition import Shard
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
 
-#: Function that returns what a gradient in this update adds to the mean, given its loss scale.
+#: Function that returns the gradient to average, given a parameter, its gradient in this update,
+#: and the loss scale.
 Completed = Callable[[Parameter, Array, 'float | None'], Array]
 
 

@@ -4,7 +4,7 @@ Chainer stores the gradients of parameters only at the end of backward. But a gr
 as soon as all functions that use the parameter have run. So this module walks the graph before
 backward to count these functions and wraps each step of backward. The graph is not changed: the
 same functions run in the same order. If PyTorch computes the gradients of several functions
-together, it announces them.
+together, its kernels announce each complete gradient.
 """
 from __future__ import annotations
 

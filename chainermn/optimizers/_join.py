@@ -30,14 +30,14 @@ from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers._participants import AllRanks, Operation
 
 #: The numbers that ranks exchange: exhausted, or the next operation.
-_OUT, _BROADCAST, _EXCHANGE = range(3)
+_EXHAUSTED, _BROADCAST, _EXCHANGE = range(3)
 _CODES: dict[Operation, int] = {'broadcast': _BROADCAST, 'exchange': _EXCHANGE}
 _OPERATIONS = {code: operation for operation, code in _CODES.items()}
 
 
 class _Joins(runtime.ProcessState):
     def __init__(self) -> None:
-        self.communicators: list[CommunicatorBase] = []  # those in a join
+        self.communicators: list[CommunicatorBase] = []  # communicators that are in a join
 
 
 def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = True,
@@ -158,7 +158,7 @@ class Join(AllRanks, AbstractContextManager[None]):
     def _turn(self, number: int) -> tuple[Operation, Shapes | None] | None:
         """Send a number to all ranks. Return the operation of the active ranks, if any."""
         numbers = self._comm._chainermn_channel.join_turn(number)
-        active = [rank for rank, number in enumerate(numbers) if number != _OUT]
+        active = [rank for rank, number in enumerate(numbers) if number != _EXHAUSTED]
         if not active:
             return None
         self._active = active
@@ -177,12 +177,12 @@ class Join(AllRanks, AbstractContextManager[None]):
     def _finish(self) -> None:
         """Shadow the active ranks until there are none."""
         self._hook.flush(self._divide_by_initial_world_size)
-        while turn := self._turn(_OUT):
+        while turn := self._turn(_EXHAUSTED):
             self._hook.main_hook(*turn)
         if self._active and self._comm.size > 1:
             self._hook.post_hook(self._active[-1])
             # This raises an error on all ranks if one rank could not load the state.
-            self._comm._chainermn_channel.join_turn(_OUT)
+            self._comm._chainermn_channel.join_turn(_EXHAUSTED)
 
     def _raise_on_all_ranks(self, error: Exception) -> None:
         """Raise the error on all ranks, unless they have raised it already."""
@@ -191,7 +191,7 @@ class Join(AllRanks, AbstractContextManager[None]):
                 return
             numbers = self._comm._chainermn_channel.join_responses(each)
             if numbers is not None:
-                if self._throw and _OUT in numbers:  # this rank called another collective
+                if self._throw and _EXHAUSTED in numbers:  # this rank called another collective
                     raise _early_termination(numbers) from error
                 return
         with contextlib.suppress(Exception):  # this rank raises the original error
@@ -199,9 +199,9 @@ class Join(AllRanks, AbstractContextManager[None]):
 
 
 def _early_termination(numbers: Sequence[int | None]) -> RuntimeError:
-    out = [str(rank) for rank, number in enumerate(numbers) if number == _OUT]
-    many = len(out) > 1
-    return RuntimeError(f'rank{"s" * many} {", ".join(out)} of {len(numbers)} exhausted '
+    exhausted = [str(rank) for rank, number in enumerate(numbers) if number == _EXHAUSTED]
+    many = len(exhausted) > 1
+    return RuntimeError(f'rank{"s" * many} {", ".join(exhausted)} of {len(numbers)} exhausted '
                         f'{"their" if many else "its"} inputs before the others. Give all ranks '
                         'the same number of inputs, or use throw_on_early_termination=False.')
 

@@ -152,7 +152,7 @@ class OptimizerSettings:
                 optimizer._use_fp32_update, *map(_is_enabled, self._of_chainer),
                 *map(len, self._hyperparams), any(self._hooks)]
         if self._has_more:
-            seen.append(self._more())
+            seen.append(self._hooks_and_hyperparams())
         if not _are_equal(seen, self._seen):
             self._note_change(seen)
         elif not self._has_state:
@@ -172,7 +172,7 @@ class OptimizerSettings:
                               for rule in self._of_chainer)
         self._seen, self._seen_others = [], []
 
-    def _more(self) -> list[Object]:
+    def _hooks_and_hyperparams(self) -> list[Object]:
         """Return the hooks and the hyperparameters of update rules."""
         return [[[*zip(values, map(_comparable, values.values()), strict=True)]
                  for values in self._hyperparams], [[*hooks.items()] for hooks in self._hooks],
@@ -185,7 +185,7 @@ class OptimizerSettings:
         has_more = any(self._hooks) or any(len(values) > 1 for values in self._hyperparams)
         if has_more != self._has_more:
             self._has_more = has_more
-            seen = [*seen, self._more()] if has_more else seen[:-1]
+            seen = [*seen, self._hooks_and_hyperparams()] if has_more else seen[:-1]
         hyperparams = [*vars(self._optimizer.hyperparam).values()]
         self._has_arrays = not _IMMUTABLE.issuperset(map(type, hyperparams))
         if self._has_arrays:
@@ -254,11 +254,11 @@ class OptimizerSettings:
         texts = {}
         for name, hooks in zip(('hooks', 'hooks after updates'), _hooks(self._optimizer),
                                strict=True):
-            texts[name] = _listed(_others(hooks))
+            texts[name] = _listed(_user_hook_names(hooks))
         for path, param in self._named:
             if isinstance(param.update_rule, chainer.UpdateRule) and (
                     names := [name for hooks in _hooks(param.update_rule)
-                              for name in _others(hooks)]):
+                              for name in _user_hook_names(hooks)]):
                 texts[f'hooks of {path}'] = _listed(names)
         return texts
 
@@ -278,7 +278,7 @@ def _described(hooks: Hooks) -> Iterator[str]:
             yield f'{"" if name == kind else f"{name}: "}{kind}({values})'
 
 
-def _others(hooks: Hooks) -> Iterator[str]:
+def _user_hook_names(hooks: Hooks) -> Iterator[str]:
     """Yield the names of the hooks that are not Chainer's."""
     for name, hook in hooks.items():
         if not isinstance(hook, _HOOKS_OF_CHAINER):

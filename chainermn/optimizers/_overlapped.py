@@ -136,7 +136,7 @@ class Overlapped(GradientAveraging):
                 {path: params[path].array.nbytes for path in paths}, self._bucket_bytes)])
 
     def _rollback(self, *args: Collection[str]) -> None:
-        if not (self.buckets and self._queue.pending):  # otherwise, cancelling does it
+        if not (self.buckets and self._queue.pending):  # otherwise, _mean() cancels and rolls back
             super()._rollback(*args)
 
     def _mean(self, shards: Sequence[Shard] | None) -> None:

@@ -12,7 +12,7 @@ from chainermn._types import Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _ATTRIBUTE = '_chainermn_watch'  # attribute of the actual optimizer
-_SEVERAL = 3  # number of steps
+_STEPS = 3  # number of steps after which to warn
 
 _update = GradientMethod.update
 
@@ -59,11 +59,11 @@ class UpdateWatch:
         if before != self._n_seen or id(optimizer) != self._id:
             return
         self._n_alone += 1
-        if self._n_alone == _SEVERAL:
+        if self._n_alone == _STEPS:
             name = type(optimizer).__name__
             warnings.warn_explicit(
                 f'the ranks do not average gradients: the script called {name}.update '
-                f'({_SEVERAL} steps) instead of update of the multi-node optimizer created '
+                f'({_STEPS} steps) instead of update of the multi-node optimizer created '
                 'here, so each rank trains a different model. Pass the multi-node optimizer to the '
                 'updater, or call its update method.', RuntimeWarning, *self._place)
 

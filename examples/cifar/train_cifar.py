@@ -33,7 +33,7 @@ class Block(chainer.Chain):
 
 
 class VGG(chainer.Chain):
-    """Three times two blocks, each time at half the size and with twice the channels."""
+    """Three pairs of blocks. Each pair halves the image size and doubles the channels."""
 
     def __init__(self, n_classes, width):
         super().__init__()
@@ -51,7 +51,7 @@ class VGG(chainer.Chain):
 
 
 def load_digits():
-    """The 1,797 digits that come with scikit-learn, as color images of 32x32 pixels."""
+    """Return scikit-learn's 1,797 digits as color images of 32x32 pixels."""
     from sklearn import datasets
 
     images, labels = datasets.load_digits(return_X_y=True)
@@ -72,7 +72,7 @@ DATASETS = {  # and the number of classes
 
 
 def parse_arguments():
-    """The command-line arguments."""
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
@@ -94,11 +94,11 @@ def parse_arguments():
 
 
 def main():
-    """Trains; every process runs this."""
+    """Train the model. Every process runs this function."""
     args = parse_arguments()
 
-    # (MN) One communicator for all processes, and one GPU for each: of a node's, or the only one
-    # that Slurm shows it.
+    # (MN) Create one communicator for all processes. With --gpu, each process uses a different GPU
+    # of its node, or the only GPU that Slurm makes visible to it.
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
     device = chainer.get_device(
@@ -111,17 +111,17 @@ def main():
     load, n_classes = DATASETS[args.dataset]
     model = L.Classifier(VGG(n_classes, args.width))
     if args.mnbn:
-        # (MN) The same model with MultiNodeBatchNormalization for each BatchNormalization.
+        # (MN) Replace each BatchNormalization with MultiNodeBatchNormalization.
         model = chainermn.links.create_mnbn_model(model, comm)
     model.to_device(device)
 
-    # (MN) Gradients become means over all processes. Hooks such as weight decay come after.
+    # (MN) Average gradients over all processes. Hooks such as weight decay use the averages.
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.MomentumSGD(args.learnrate), comm)
     optimizer.setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(5e-4))
 
-    # (MN) Rank 0 reads the data; each process gets its own part.
+    # (MN) Rank 0 reads the data and sends each process a shard.
     train, validation = load() if comm.rank == 0 else (None, None)
     train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=args.seed)
     validation = chainermn.scatter_dataset(validation, comm, force_equal_length=False)
@@ -129,21 +129,21 @@ def main():
     validation_iterator = chainer.iterators.SerialIterator(
         validation, args.batchsize, repeat=False, shuffle=False)
 
-    # A short run validates and saves at its end.
+    # With --iteration, validate and save only at the end.
     stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
     interval = stop if args.iteration else (1, 'epoch')
     updater = training.updaters.StandardUpdater(train_iterator, optimizer, device=device)
     trainer = training.Trainer(updater, stop, out=args.out)
     trainer.extend(extensions.ExponentialShift('lr', 0.5), trigger=(25, 'epoch'))
 
-    # (MN) With ordinary batch normalization each process has moving averages of its own batches.
-    # Before they are used for validation, or saved, all processes get the mean of them.
+    # (MN) With ordinary batch normalization, the moving averages of each process cover only its own
+    # batches. Average them over all processes before they are used for validation or saved.
     trainer.extend(chainermn.extensions.AllreducePersistent(model, comm), trigger=interval)
-    # (MN) Validates on all processes; every one gets the result for the whole set.
+    # (MN) Validate on all processes. Each gets the result for the whole validation set.
     evaluator = extensions.Evaluator(validation_iterator, model, device=device)
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm), trigger=interval)
 
-    # (MN) One process is enough to write files and to talk.
+    # (MN) Only rank 0 writes files and prints.
     if comm.rank == 0:
         log = extensions.LogReport(trigger=interval)
         trainer.extend(log)
@@ -155,7 +155,7 @@ def main():
               f'{len(train)} examples per process, in batches of {args.batchsize}')
 
     if args.resume:
-        # Every process continues from what rank 0 wrote.
+        # Every process loads the snapshot that rank 0 wrote.
         chainer.serializers.load_npz(args.resume, trainer)
 
     trainer.run()

@@ -32,7 +32,7 @@ class Generator(chainer.Chain):
 
 
 class Discriminator(chainer.Chain):
-    """Scores images: high for real ones, low for drawn ones."""
+    """Scores images: high scores for real images, low scores for generated ones."""
 
     def __init__(self, channels, width):
         super().__init__()

@@ -21,7 +21,7 @@ import chainermn
 
 
 def load_digits():
-    """The 1,797 digits that come with scikit-learn, 8x8 pixels from -1 to 1."""
+    """Return scikit-learn's 1,797 digits: 8x8 pixels with values from -1 to 1."""
     from sklearn import datasets
 
     images, _ = datasets.load_digits(return_X_y=True)
@@ -29,7 +29,7 @@ def load_digits():
 
 
 def load_cifar10():
-    """50,000 color images of 32x32 pixels, downloaded on first use."""
+    """Return 50,000 color images of 32x32 pixels, which are downloaded on first use."""
     images, _ = chainer.datasets.get_cifar10(withlabel=False, scale=2.)
     return images - 1
 
@@ -38,7 +38,7 @@ DATASETS = {'digits': load_digits, 'cifar10': load_cifar10}
 
 
 def parse_arguments():
-    """The command-line arguments."""
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
@@ -58,23 +58,23 @@ def parse_arguments():
 
 
 def main():
-    """Trains; every process runs this."""
+    """Train the model. Every process runs this function."""
     args = parse_arguments()
 
-    # (MN) One communicator for all processes, and one GPU for each: of a node's, or the only one
-    # that Slurm shows it.
+    # (MN) Create one communicator for all processes. With --gpu, each process uses a different GPU
+    # of its node, or the only GPU that Slurm makes visible to it.
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
     device = chainer.get_device(
         comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount() if args.gpu else '@numpy')
     device.use()
 
-    # (MN) Another seed on each process: all draw from noise of their own.
+    # (MN) Use a different seed on each process, so that they draw different noise.
     np.random.seed(args.seed + comm.rank)
     if args.gpu:
         cuda.cupy.random.seed(args.seed + comm.rank)
 
-    # (MN) Rank 0 reads the data; each process gets its own part.
+    # (MN) Rank 0 reads the data and sends each process a shard.
     images = DATASETS[args.dataset]() if comm.rank == 0 else None
     images = chainermn.scatter_dataset(images, comm, shuffle=True, seed=args.seed)
     channels, size, _ = images[0].shape
@@ -90,17 +90,17 @@ def main():
             chainer.optimizers.Adam(2e-4, beta1=0.5), comm)
         optimizers[name].setup(model)
 
-    # A short run logs, draws and saves at its end.
+    # With --iteration, log, draw and save only at the end.
     stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
     interval = stop if args.iteration else (1, 'epoch')
     updater = DCGANUpdater(iterator, optimizers, device=device)
     trainer = training.Trainer(updater, stop, out=args.out)
 
-    # (MN) Images are drawn with moving averages of batch normalization, which differ between
-    # the processes: take the mean.
+    # (MN) To draw images, the generator uses the moving averages of batch normalization, which
+    # differ between processes. Average them first.
     trainer.extend(chainermn.extensions.AllreducePersistent(generator, comm), trigger=interval)
 
-    # (MN) One process is enough to write files and to talk.
+    # (MN) Only rank 0 writes files and prints.
     if comm.rank == 0:
         log = extensions.LogReport(trigger=interval)
         trainer.extend(log)
@@ -112,7 +112,7 @@ def main():
               f'{len(images)} images per process, in batches of {args.batchsize}')
 
     if args.resume:
-        # Every process continues from what rank 0 wrote.
+        # Every process loads the snapshot that rank 0 wrote.
         chainer.serializers.load_npz(args.resume, trainer)
 
     trainer.run()

@@ -8,18 +8,18 @@ from chainer import training
 class DCGANUpdater(training.updaters.StandardUpdater):
     """Trains the discriminator, then the generator.
 
-    (MN) With multi-node optimizers each update exchanges gradients, which all processes have to
-    do in the same order. They do, as all of them run this.
+    (MN) Each update of a multi-node optimizer averages gradients, so all processes must update the
+    two networks in the same order. They do, because all of them run this code.
     """
 
     def loss_dis(self, discriminator, real, drawn):
-        """Is low if real images have high scores and drawn ones low scores."""
+        """Return a loss that is low if real images score high and generated images score low."""
         loss = F.mean(F.softplus(-discriminator(real))) + F.mean(F.softplus(discriminator(drawn)))
         chainer.report({'loss': loss}, discriminator)
         return loss
 
     def loss_gen(self, generator, discriminator, drawn):
-        """Is low if drawn images have high scores."""
+        """Return a loss that is low if generated images score high."""
         loss = F.mean(F.softplus(-discriminator(drawn)))
         chainer.report({'loss': loss}, generator)
         return loss
@@ -33,5 +33,5 @@ class DCGANUpdater(training.updaters.StandardUpdater):
         drawn = generator(generator.noise(len(real)))
         # Pass an array, so that the discriminator's loss has no gradient for the generator.
         dis_optimizer.update(self.loss_dis, discriminator, real, drawn.array)
-        # This leaves gradients in the discriminator too; its next update begins by clearing them.
+        # This also leaves gradients in the discriminator. Its next update clears them first.
         gen_optimizer.update(self.loss_gen, generator, discriminator, drawn)

@@ -9,7 +9,7 @@ import chainermn
 
 
 def main():
-    """Read the images, and write the mean as (channels, height, width)."""
+    """Read the images and write their mean, an array of shape (channels, height, width)."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('train', nargs='?', default='images/train.txt',
@@ -21,7 +21,7 @@ def main():
 
     comm = chainermn.create_communicator('naive')
     images = chainer.datasets.LabeledImageDataset(args.train, args.root)
-    # Every process can read every file, so all it needs is which ones are its own.
+    # Every process can read every file, so it only needs to know which files to read.
     begin, end = chainermn.scatter_index(len(images), comm, force_equal_length=False)
     total = np.zeros_like(images[0][0], np.float64)
     for i in range(begin, end):

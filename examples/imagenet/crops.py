@@ -5,15 +5,15 @@ import numpy as np
 
 
 class Crops(chainer.dataset.DatasetMixin):
-    """Squares cut out of labeled images.
+    """Square crops of labeled images.
 
     Args:
         images: Dataset of images, (3, height, width) with values from 0 to 255, and labels.
         mean: Array that is subtracted from each image, such as their mean.
         size: Pixels per side; the images are at least as large.
-        random: Whether to cut anywhere and to mirror every second one, to train; else from the
-            middle, to validate.
-        dtype: Dtype of the squares.
+        random: Whether to crop at a random position and mirror half of the images, for training.
+            Otherwise, crop the center, for validation.
+        dtype: Dtype of the crops.
     """
 
     def __init__(self, images, mean, size, random, dtype):

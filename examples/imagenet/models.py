@@ -9,7 +9,7 @@ from chainer.links.model.vision.resnet import BuildingBlock
 class ResNet50(chainer.Chain):
     """Fifty layers (He, Zhang, Ren and Sun, "Deep residual learning for image recognition").
 
-    Built of Chainer's blocks, without the weights that ``chainer.links.ResNet50Layers`` wants.
+    It consists of Chainer's blocks. ``chainer.links.ResNet50Layers`` would need pretrained weights.
     """
 
     def __init__(self, n_classes):

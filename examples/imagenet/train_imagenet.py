@@ -26,7 +26,7 @@ DTYPES = {'float32': np.float32, 'float16': np.float16, 'mixed16': chainer.mixed
 
 
 def parse_arguments():
-    """The command-line arguments."""
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('train', nargs='?', default='images/train.txt',
@@ -61,18 +61,19 @@ def parse_arguments():
 
 
 def main():
-    """Trains; every process runs this."""
+    """Train the model. Every process runs this function."""
     args = parse_arguments()
 
-    # (MN) MPI does not survive fork(): the child would have a copy of its memory and of its
-    # connections. So readers start from a server process, which has to be there before MPI is.
+    # (MN) A process that uses MPI must not fork: the child would get a copy of MPI's memory and
+    # connections. So start the data loading processes from a fork server, and start the server
+    # before MPI is initialized.
     multiprocessing.set_start_method('forkserver')
     first = multiprocessing.Process()
     first.start()
     first.join()
 
-    # (MN) One communicator for all processes, and one GPU for each: of a node's, or the only one
-    # that Slurm shows it.
+    # (MN) Create one communicator for all processes. With --gpu, each process uses a different GPU
+    # of its node, or the only GPU that Slurm makes visible to it.
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
     device = chainer.get_device(
@@ -82,8 +83,8 @@ def main():
     if args.gpu:
         cuda.cupy.random.seed(args.seed + comm.rank)
 
-    # (MN) Rank 0 reads the lists; each process gets the files and labels of its part. No image is
-    # opened before it is needed.
+    # (MN) Rank 0 reads the lists and sends each process the paths and labels of its shard. Images
+    # are opened only when they are needed.
     train = validation = n_classes = None
     if comm.rank == 0:
         train = chainer.datasets.LabeledImageDataset(args.train, args.root, np.float32)
@@ -106,34 +107,34 @@ def main():
     model = L.Classifier(MODELS[args.arch](n_classes))
     model.to_device(device)
     learnrate = args.learnrate or 0.1 * args.batchsize * comm.size / 256
-    # (MN) Gradients become means over all processes, in the dtype of the parameters.
+    # (MN) Average gradients over all processes, in the dtype of the parameters.
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.MomentumSGD(learnrate), comm)
     optimizer.setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
     if chainer.get_dtype() == np.float16:
-        optimizer.use_fp32_update()  # small steps would be lost in float16
-        optimizer.loss_scaling()  # and so would small gradients
+        optimizer.use_fp32_update()  # float16 would lose small steps
+        optimizer.loss_scaling()  # float16 would lose small gradients
 
-    # A short run validates and saves at its end.
+    # With --iteration, validate and save only at the end.
     stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
     interval = stop if args.iteration else (1, 'epoch')
     updater = training.updaters.StandardUpdater(train_iterator, optimizer, device=device)
     trainer = training.Trainer(updater, stop, out=args.out)
     trainer.extend(extensions.ExponentialShift('lr', 0.1), trigger=(30, 'epoch'))
 
-    # (MN) Before moving averages of batch normalization are used, all processes get their mean.
+    # (MN) Average the moving averages of batch normalization over all processes before each use.
     trainer.extend(chainermn.extensions.AllreducePersistent(model, comm), trigger=interval)
-    # (MN) Validates on all processes; every one gets the result for the whole set.
+    # (MN) Validate on all processes. Each gets the result for the whole validation set.
     evaluator = extensions.Evaluator(validation_iterator, model, device=device)
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm), trigger=interval)
-    # (MN) One file for all processes, from which all of them go on.
+    # (MN) Save one file for all processes. All of them resume from it.
     trainer.extend(
         chainermn.extensions.multi_node_snapshot(
             comm, extensions.snapshot(n_retains=2, autoload=args.autoload), []),
         trigger=interval)
 
-    # (MN) One process is enough to talk.
+    # (MN) Only rank 0 prints.
     if comm.rank == 0:
         log = extensions.LogReport(trigger=interval)
         trainer.extend(log)

@@ -19,7 +19,7 @@ BIAS = np.float32(4.2)
 
 
 def parse_arguments():
-    """Arguments of the command line."""
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--kvstore', choices=['local', 'dist_sync', 'dist_async'],
@@ -32,18 +32,19 @@ def parse_arguments():
 
 
 def main():
-    """Fits; every process runs this."""
+    """Fit the line. Every process runs this function."""
     args = parse_arguments()
     kvstore = chainermn.kvstore.create(args.kvstore)
 
-    # Points of this process: y = x . WEIGHT + BIAS, but for a little noise.
+    # The points of this process: y = x . WEIGHT + BIAS, plus a little noise.
     random = np.random.RandomState(kvstore.rank)
     x = random.randn(1000, 2).astype(np.float32)
     y = x @ WEIGHT + BIAS + .01 * random.randn(1000).astype(np.float32)
 
     keys = ['weight', 'bias']
     kvstore.init(keys, [np.zeros(2, np.float32), np.zeros(1, np.float32)])
-    # dist_sync adds the gradients of all processes and steps once; dist_async steps for each.
+    # dist_sync sums the gradients of all processes and takes one step. dist_async takes a step for
+    # each process.
     pushes_per_step = kvstore.num_workers if args.kvstore == 'dist_sync' else 1
     kvstore.set_optimizer(chainer.optimizers.SGD(args.lr), rescale_grad=1 / pushes_per_step)
 
@@ -61,7 +62,7 @@ def main():
         np.savez(out / 'weights.npz', weight=weight, bias=bias)
         print(f'{kvstore.num_workers} process{"es" * (kvstore.num_workers > 1)}, {kvstore.type}: '
               f'weight {weight.round(2)}, bias {bias.round(2)}')
-        print(f'The points were made with weight {WEIGHT.round(2)}, bias [{BIAS:.1f}]')
+        print(f'The points were generated with weight {WEIGHT.round(2)}, bias [{BIAS:.1f}]')
 
 
 if __name__ == '__main__':

@@ -19,7 +19,7 @@ import chainermn
 
 
 def load_digits():
-    """The 1,797 digits that come with scikit-learn, 8x8 pixels: four of five to train on."""
+    """Return scikit-learn's 1,797 digits of 8x8 pixels: 80% for training, 20% for validation."""
     from sklearn import datasets
 
     images, labels = datasets.load_digits(return_X_y=True)
@@ -32,7 +32,7 @@ def load_digits():
 
 
 def parse_arguments():
-    """Arguments of the command line."""
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--kvstore', choices=['local', 'dist_sync', 'dist_async'],
@@ -49,11 +49,11 @@ def parse_arguments():
 
 
 def main():
-    """Trains; every process runs this."""
+    """Train the model. Every process runs this function."""
     args = parse_arguments()
     np.random.seed(args.seed)
 
-    # (MN) One communicator for all processes, and one store.
+    # (MN) Create one communicator and one store for all processes.
     comm = chainermn.create_communicator('flat')
     kvstore = chainermn.kvstore.create(args.kvstore, comm)
     if args.compression:
@@ -62,11 +62,11 @@ def main():
     model = L.Classifier(chainer.Sequential(
         L.Linear(None, args.unit), F.relu, L.Linear(args.unit, args.unit), F.relu,
         L.Linear(args.unit, 10)))
-    # (MN) Gradients are pushed to the store.
+    # (MN) Push gradients to the store.
     optimizer = chainermn.kvstore.create_kvstore_optimizer(chainer.optimizers.Adam(), kvstore)
     optimizer.setup(model)
 
-    # (MN) Each process trains on its own part.
+    # (MN) Each process trains on its own shard.
     train, validation = load_digits() if comm.rank == 0 else (None, None)
     train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=args.seed)
     validation = chainermn.scatter_dataset(validation, comm, force_equal_length=False)
@@ -74,7 +74,7 @@ def main():
     updater = training.updaters.StandardUpdater(iterator, optimizer)
     stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
     trainer = training.Trainer(updater, stop, out=args.out)
-    # (MN) One process is enough to write files and to talk.
+    # (MN) Only rank 0 writes files and prints.
     if comm.rank == 0:
         trainer.extend(extensions.LogReport())
         trainer.extend(extensions.PrintReport(
@@ -82,12 +82,12 @@ def main():
     trainer.run()
 
     if args.kvstore == 'dist_async':
-        # (MN) Processes are ready at different times; once all are, each gets the last weights.
+        # (MN) Processes finish at different times. Wait for all, then pull the final weights.
         kvstore.barrier()
         paths, parameters = zip(*model.namedparams(), strict=True)
         kvstore.pull(paths, [parameter.array for parameter in parameters])
 
-    # (MN) Each process validates on its part; the counts are added.
+    # (MN) Each process validates on its shard. The counts are summed over all processes.
     correct = 0.
     n = len(validation)
     if n > 0:

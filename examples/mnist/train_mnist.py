@@ -20,12 +20,12 @@ import chainermn
 
 
 class MLP(chainer.Chain):
-    """Scores of the ten digits, for images as flat arrays of pixels."""
+    """Computes the scores of the ten digits for images, which are flat arrays of pixels."""
 
     def __init__(self, n_units):
         super().__init__()
         with self.init_scope():
-            self.l1 = L.Linear(None, n_units)  # as many inputs as the first batch has pixels
+            self.l1 = L.Linear(None, n_units)  # the first batch determines the input size
             self.l2 = L.Linear(n_units, n_units)
             self.l3 = L.Linear(n_units, 10)
 
@@ -36,7 +36,7 @@ class MLP(chainer.Chain):
 
 
 def load_digits():
-    """The 1,797 digits that come with scikit-learn, 8x8 pixels: four of five to train on."""
+    """Return scikit-learn's 1,797 digits of 8x8 pixels: 80% for training, 20% for validation."""
     from sklearn import datasets
 
     images, labels = datasets.load_digits(return_X_y=True)
@@ -55,7 +55,7 @@ DATASETS = {
 
 
 def parse_arguments():
-    """The command-line arguments."""
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
@@ -73,47 +73,47 @@ def parse_arguments():
 
 
 def main():
-    """Trains; every process runs this."""
+    """Train the model. Every process runs this function."""
     args = parse_arguments()
 
-    # (MN) One communicator for all processes; with GPUs, the n-th process of a node takes the
-    # node's n-th GPU, before anything else touches one.
+    # (MN) Create one communicator for all processes. With --gpu, the n-th process of a node selects
+    # the n-th GPU of the node before any other code uses a GPU.
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
     device = chainer.get_device(
         comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount() if args.gpu else '@numpy')
     device.use()
 
-    # Initial weights differ between the processes; those of rank 0 are used.
+    # Initial weights differ between processes. The first update copies the weights of rank 0.
     np.random.seed(args.seed + comm.rank)
     if args.gpu:
         cuda.cupy.random.seed(args.seed + comm.rank)
 
     model = L.Classifier(MLP(args.unit))
     model.to_device(device)
-    # (MN) Gradients become means over all processes before each step.
+    # (MN) Average gradients over all processes before each step.
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
     optimizer.setup(model)
 
-    # (MN) Rank 0 reads the data; each process gets its own part. The parts of the training set
-    # must be equally long. Each example of the validation set should count once.
+    # (MN) Rank 0 reads the data and sends each process a shard. All training shards must have the
+    # same length. In the validation shards, each example should occur only once.
     train, validation = DATASETS[args.dataset]() if comm.rank == 0 else (None, None)
     train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=args.seed)
     validation = chainermn.scatter_dataset(validation, comm, force_equal_length=False)
     train_iterator = chainer.iterators.SerialIterator(train, args.batchsize)
-    # All in one batch: Chainer's evaluator takes the mean of the means of batches, in which the
-    # examples of a last, smaller batch would count for more than others.
+    # Use a single batch: Chainer's evaluator averages the means of the batches, so the examples of
+    # a smaller last batch would have a larger weight.
     validation_iterator = chainer.iterators.SerialIterator(
         validation, max(1, len(validation)), repeat=False, shuffle=False)
 
     updater = training.updaters.StandardUpdater(train_iterator, optimizer, device=device)
     trainer = training.Trainer(updater, (args.epoch, 'epoch'), out=args.out)
 
-    # (MN) Validates on all processes; every one gets the result for the whole set.
+    # (MN) Validate on all processes. Each gets the result for the whole validation set.
     evaluator = extensions.Evaluator(validation_iterator, model, device=device)
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
 
-    # (MN) Reports are of all processes; rank 0 writes and prints them.
+    # (MN) Reports cover all processes. Only rank 0 writes and prints them.
     log = extensions.LogReport()
     reports = [log, extensions.PrintReport(
         ['epoch', 'main/loss', 'validation/main/loss',
@@ -127,14 +127,14 @@ def main():
     for report in reports:
         trainer.extend(chainermn.extensions.create_multi_node_report(report, comm))
 
-    # (MN) One process is enough to write snapshots.
+    # (MN) Only rank 0 writes snapshots.
     if comm.rank == 0:
         trainer.extend(extensions.snapshot(n_retains=1), trigger=(1, 'epoch'))
         print(f'{comm.size} process{"es" * (comm.size > 1)}, {type(comm).__name__}, {device}; '
               f'{len(train)} examples per process, in batches of {args.batchsize}')
 
     if args.resume:
-        # Every process continues from what rank 0 wrote.
+        # Every process loads the snapshot that rank 0 wrote.
         chainer.serializers.load_npz(args.resume, trainer)
 
     trainer.run()

@@ -19,7 +19,7 @@ import chainermn
 
 
 def parse_arguments():
-    """The command-line arguments."""
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
@@ -44,17 +44,17 @@ def evaluate(model, validation, device, comm):
         if n > 0:
             images, labels = chainer.dataset.concat_examples(validation[:], device)
             correct = float(F.accuracy(model.predictor(images), labels).array) * n
-    # (MN) Sums over all processes; each gets them.
+    # (MN) Sum over all processes. Every process gets the sums.
     correct, n = comm.allreduce(np.array([correct, n]))
     return correct / n
 
 
 def main():
-    """Trains; every process runs this."""
+    """Train the model. Every process runs this function."""
     args = parse_arguments()
 
-    # (MN) One communicator for all processes, and one GPU for each: of a node's, or the only one
-    # that Slurm shows it.
+    # (MN) Create one communicator for all processes. With --gpu, each process uses a different GPU
+    # of its node, or the only GPU that Slurm makes visible to it.
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
     device = chainer.get_device(
@@ -64,15 +64,15 @@ def main():
 
     model = L.Classifier(MLP(args.unit))
     model.to_device(device)
-    # (MN) update() averages gradients over all processes before it steps.
+    # (MN) update() averages gradients over all processes before each step.
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
     optimizer.setup(model)
     if args.resume:
         chainer.serializers.load_npz(pathlib.Path(args.resume, 'model.npz'), model)
         chainer.serializers.load_npz(pathlib.Path(args.resume, 'optimizer.npz'), optimizer)
 
-    # (MN) Each process trains on its own part. All parts are equally long: every process has to
-    # call update() equally often.
+    # (MN) Each process trains on its own shard. All shards have the same length, because every
+    # process must call update() the same number of times.
     train, validation = DATASETS[args.dataset]() if comm.rank == 0 else (None, None)
     train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=args.seed)
     validation = chainermn.scatter_dataset(validation, comm, force_equal_length=False)
@@ -91,7 +91,7 @@ def main():
         if last:
             break
 
-    # (MN) All processes hold the same parameters: one is enough to write them.
+    # (MN) All processes have the same parameters, so only rank 0 writes them.
     if comm.rank == 0:
         out = pathlib.Path(args.out)
         out.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ import chainermn
 
 
 def parse_arguments():
-    """The command-line arguments."""
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
@@ -47,40 +47,40 @@ def parse_arguments():
 
 
 def main():
-    """Trains; every process runs this."""
+    """Train the model. Every process runs this function."""
     args = parse_arguments()
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
     if comm.size % 2:
-        sys.exit(f'A model takes two processes, so start an even number, not {comm.size}.')
+        sys.exit(f'Each model needs two processes, so start an even number, not {comm.size}.')
     device = chainer.get_device(
         comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount() if args.gpu else '@numpy')
     device.use()
     np.random.seed(args.seed + comm.rank)
 
-    # Ranks with the same first number form a communicator.
-    model_index, part_index = divmod(comm.rank, 2)
+    # Processes that pass the same first argument form a communicator.
+    model_index, stage_index = divmod(comm.rank, 2)
     model_comm = comm.split(model_index, comm.rank)
-    data_comm = comm.split(part_index, comm.rank)
+    data_comm = comm.split(stage_index, comm.rank)
 
-    # Every model gets its part of the data, read by processes 0 and 1.
+    # Each model gets its own shard of the data. Processes 0 and 1 read the data.
     train, validation = DATASETS[args.dataset]() if data_comm.rank == 0 else (None, None)
     train = chainermn.scatter_dataset(train, data_comm, shuffle=True, seed=args.seed)
     validation = chainermn.scatter_dataset(validation, data_comm, force_equal_length=False)
-    if part_index == 0:
+    if stage_index == 0:
         model = L.Classifier(FirstAndLast(model_comm, args.unit))
     else:
-        # The same number of examples, without content: the first part reads them.
+        # Only the first stage reads examples. This stage needs a dataset of the same length.
         model = Middle(model_comm, args.unit)
         train = chainermn.datasets.create_empty_dataset(train)
         validation = chainermn.datasets.create_empty_dataset(validation)
     model.to_device(device)
 
-    # The mean is over the processes that have the same part.
+    # Average gradients over the processes that have the same stage.
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), data_comm)
     optimizer.setup(model)
 
-    # A short run validates and saves at its end.
+    # With --iteration, validate and save only at the end.
     stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
     interval = stop if args.iteration else (1, 'epoch')
     train_iterator = chainer.iterators.SerialIterator(train, args.batchsize)
@@ -93,11 +93,11 @@ def main():
     trainer.extend(chainermn.extensions.create_multi_node_evaluator(evaluator, data_comm),
                    trigger=interval)
 
-    # Processes with the same part hold the same parameters, so there is one file for each part.
-    parts = [range(part, comm.size, 2) for part in range(2)]
+    # Processes with the same stage have the same parameters, so save one file per stage.
+    stages = [range(stage, comm.size, 2) for stage in range(2)]
     trainer.extend(
         chainermn.extensions.multi_node_snapshot(
-            comm, extensions.snapshot(n_retains=1, autoload=args.autoload), parts),
+            comm, extensions.snapshot(n_retains=1, autoload=args.autoload), stages),
         trigger=interval)
 
     if comm.rank == 0:
@@ -106,7 +106,7 @@ def main():
         trainer.extend(extensions.PrintReport(
             ['epoch', 'main/loss', 'validation/main/loss',
              'main/accuracy', 'validation/main/accuracy', 'elapsed_time'], log))
-        print(f'{data_comm.size} model{"s" * (data_comm.size > 1)} of 2 parts; '
+        print(f'{data_comm.size} model{"s" * (data_comm.size > 1)} of 2 stages; '
               f'{len(train)} examples per model, in batches of {args.batchsize}')
 
     trainer.run()

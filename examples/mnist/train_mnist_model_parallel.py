@@ -21,7 +21,7 @@ import chainermn
 
 
 class FirstAndLast(chainermn.MultiNodeChainList):
-    """On process 0: the first layer, whose output process 1 gets, and the last one."""
+    """On process 0: the first layer, which sends its output to process 1, and the last layer."""
 
     def __init__(self, comm, n_units):
         super().__init__(comm)
@@ -30,7 +30,7 @@ class FirstAndLast(chainermn.MultiNodeChainList):
 
 
 class Middle(chainermn.MultiNodeChainList):
-    """On process 1: the layer between them."""
+    """On process 1: the middle layer."""
 
     def __init__(self, comm, n_units):
         super().__init__(comm)
@@ -39,7 +39,7 @@ class Middle(chainermn.MultiNodeChainList):
 
 
 def parse_arguments():
-    """The command-line arguments."""
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
@@ -56,12 +56,12 @@ def parse_arguments():
 
 
 def main():
-    """Trains; both processes run this."""
+    """Train the model. Both processes run this function."""
     args = parse_arguments()
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
     if comm.size != 2:
-        sys.exit(f'This takes two processes, not {comm.size}: start with mpiexec -n 2.')
+        sys.exit(f'This example needs two processes, not {comm.size}. Start it with mpiexec -n 2.')
     device = chainer.get_device(
         comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount() if args.gpu else '@numpy')
     device.use()
@@ -71,18 +71,18 @@ def main():
     if comm.rank == 0:
         model = L.Classifier(FirstAndLast(comm, args.unit))
     else:
-        # (MN) The input of this part comes from process 0: empty examples, as many as there are
-        # digits, make its epochs as long. What it returns in place of a loss is an empty Variable
-        # from which backward begins.
+        # (MN) This process gets its input from process 0. An empty dataset of the same length gives
+        # it the same number of iterations per epoch. Its model returns an empty Variable instead of
+        # a loss, from which backward starts.
         model = Middle(comm, args.unit)
         train = chainermn.datasets.create_empty_dataset(train)
         validation = chainermn.datasets.create_empty_dataset(validation)
     model.to_device(device)
 
-    # (MN) An ordinary optimizer: each process has its own parameters, so nothing is averaged.
+    # (MN) Use an ordinary optimizer: no two processes share a parameter, so nothing is averaged.
     optimizer = chainer.optimizers.Adam().setup(model)
 
-    # A short run validates at its end.
+    # With --iteration, validate only at the end.
     stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
     interval = stop if args.iteration else (1, 'epoch')
     train_iterator = chainer.iterators.SerialIterator(train, args.batchsize)
@@ -91,7 +91,7 @@ def main():
     updater = training.updaters.StandardUpdater(train_iterator, optimizer, device=device)
     trainer = training.Trainer(updater, stop, out=args.out)
 
-    # (MN) Process 1 validates too, as its layer is needed. It has nothing to report.
+    # (MN) Process 1 also runs the evaluator, because its layer is needed. It reports nothing.
     trainer.extend(extensions.Evaluator(validation_iterator, model, device=device),
                    trigger=interval)
     if comm.rank == 0:

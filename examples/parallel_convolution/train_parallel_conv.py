@@ -2,8 +2,8 @@
 
     mpiexec -n 2 python train_parallel_conv.py
 
-For networks with layers that are too large for one device. Every process uses all examples and
-computes its own channels of each layer; before the next layer, allgather exchanges them.
+Use it for layers that are too large for one device. Every process uses all examples and computes
+its own channels of each layer. Before the next layer, allgather gathers all channels.
 Changes for distributed training are marked with (MN).
 """
 
@@ -21,10 +21,10 @@ import chainermn
 
 
 class ParallelConvolution2D(chainer.Chain):
-    """A convolution of which each process has its own output channels.
+    """A convolution whose output channels are split between the processes.
 
-    Filters are drawn as for the whole convolution, the same on all processes, so the network
-    does not depend on the number of processes.
+    Every process draws the same filters for the whole convolution and keeps its share. So the
+    network does not depend on the number of processes.
     """
 
     def __init__(self, comm, in_channels, out_channels, ksize, pad=0):
@@ -37,13 +37,13 @@ class ParallelConvolution2D(chainer.Chain):
             self.conv = L.Convolution2D(in_channels, len(mine), ksize, pad=pad, initialW=mine)
 
     def forward(self, x):
-        # (MN) Backward gives each process the gradients of all processes for its channels, added.
+        # (MN) For each channel, backward sums the gradients of all processes.
         channels = chainermn.functions.allgather(self.comm, self.conv(x))
         return F.concat(channels, axis=1)
 
 
 class Net(chainer.Chain):
-    """Scores of the ten digits; has parallel convolutions only, so no parameter is there twice."""
+    """Computes the scores of the ten digits. No two processes have the same parameter."""
 
     def __init__(self, comm, width):
         super().__init__()
@@ -59,20 +59,20 @@ class Net(chainer.Chain):
 
 
 class Classifier(L.Classifier):
-    """Reports the loss, and gives each process its share of it to differentiate."""
+    """Reports the loss and divides it by the number of processes."""
 
     def __init__(self, predictor, comm):
         super().__init__(predictor)
         self.comm = comm
 
     def forward(self, *args):
-        # (MN) Every process computes the same loss. Backward adds up what comes from all of them,
-        # and these shares add up to the loss.
+        # (MN) Every process computes the same loss, and backward sums the gradients of all
+        # processes. Without the division, the sum would be too large by the number of processes.
         return super().forward(*args) / self.comm.size
 
 
 def load_digits():
-    """The 1,797 digits that come with scikit-learn, 8x8 pixels: four of five to train on."""
+    """Return scikit-learn's 1,797 digits of 8x8 pixels: 80% for training, 20% for validation."""
     from sklearn import datasets
 
     images, labels = datasets.load_digits(return_X_y=True)
@@ -85,7 +85,7 @@ def load_digits():
 
 
 def load_mnist():
-    """60,000 digits of 28x28 pixels, downloaded on first use."""
+    """Return 60,000 digits of 28x28 pixels, which are downloaded on first use."""
     return chainer.datasets.get_mnist(ndim=3)
 
 
@@ -93,7 +93,7 @@ DATASETS = {'digits': load_digits, 'mnist': load_mnist}
 
 
 def parse_arguments():
-    """The command-line arguments."""
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
@@ -111,7 +111,7 @@ def parse_arguments():
 
 
 def main():
-    """Trains; every process runs this."""
+    """Train the model. Every process runs this function."""
     args = parse_arguments()
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
@@ -119,26 +119,26 @@ def main():
         comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount() if args.gpu else '@numpy')
     device.use()
 
-    # (MN) The same seed everywhere: each process draws all filters, and keeps its own.
+    # (MN) Use the same seed on all processes, so that they draw the same filters.
     np.random.seed(args.seed)
     model = Classifier(Net(comm, args.width), comm)
     model.to_device(device)
-    # (MN) An ordinary optimizer: each process has its own parameters, so nothing is averaged.
+    # (MN) Use an ordinary optimizer: no two processes share a parameter, so nothing is averaged.
     optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
 
-    # (MN) All processes read the data, and take the same batches in the same order.
+    # (MN) All processes read the data and use the same batches in the same order.
     train, validation = DATASETS[args.dataset]()
     train_iterator = chainermn.iterators.create_synchronized_iterator(
         chainer.iterators.SerialIterator(train, args.batchsize), comm)
     validation_iterator = chainer.iterators.SerialIterator(
         validation, args.batchsize, repeat=False, shuffle=False)
 
-    # A short run validates at its end.
+    # With --iteration, validate only at the end.
     stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
     interval = stop if args.iteration else (1, 'epoch')
     updater = training.updaters.StandardUpdater(train_iterator, optimizer, device=device)
     trainer = training.Trainer(updater, stop, out=args.out)
-    # All processes are needed to validate, and all get the same result.
+    # Validation needs all processes. All of them get the same result.
     trainer.extend(extensions.Evaluator(validation_iterator, model, device=device),
                    trigger=interval)
     if comm.rank == 0:

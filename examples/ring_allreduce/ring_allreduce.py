@@ -3,9 +3,9 @@
     mpiexec -n 4 python ring_allreduce.py
 
 Each process sends to its right neighbor and receives from its left neighbor. The array is split
-into one chunk per process. In the first round each chunk is summed, in the second round the sums
-are distributed. So each process sends 2 (n - 1) / n times the size of the array, for n processes
-(Patarasuk and Yuan, 2009).
+into one chunk per process. The first round sums each chunk, and the second round distributes the
+sums. So with n processes, each process sends 2 (n - 1) / n times the size of the array (Patarasuk
+and Yuan, 2009).
 """
 
 import argparse
@@ -17,12 +17,12 @@ import chainermn
 
 
 def ring_allreduce(comm, x):
-    """Return the sum of the arrays of all processes, which is equal on all of them."""
+    """Return the sum of the arrays of all processes. It is bitwise identical on all of them."""
     total = x.copy()
-    chunks = np.array_split(total.reshape(-1), comm.size)  # they share the memory of the total
+    chunks = np.array_split(total.reshape(-1), comm.size)  # views of the total
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     for add in (True, False):
-        # What comes in here is one step ahead the second time: the sums are on the left by then.
+        # After the first round, this process has the complete sum of chunk rank + 1.
         first = comm.rank + (0 if add else 1)
         for step in range(comm.size - 1):
             received = comm.irecv(left)
@@ -33,7 +33,7 @@ def ring_allreduce(comm, x):
 
 
 def main():
-    """Compare with the all-reduce of the communicator; every process runs this."""
+    """Compare with the communicator's all-reduce. Every process runs this function."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--size', type=int, default=1_000_000,

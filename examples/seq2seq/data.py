@@ -1,4 +1,4 @@
-"""Sentence pairs: generated ones, or files with one sentence per line."""
+"""Sentence pairs: generated, or read from files with one sentence per line."""
 
 import collections
 import pathlib
@@ -11,10 +11,14 @@ UNKNOWN, END = '<unknown>', '<end>'
 
 
 def load(files=None):
-    """Read the files of training and validation, source and target each; generate without.
+    """Read sentence pairs from files, or generate them.
+
+    Args:
+        files: Paths of the training sentences, their translations, the validation sentences and
+            their translations; ``None`` to generate data.
 
     Returns:
-        Training pairs and validation pairs. A pair is two lists of words.
+        Training pairs and validation pairs. A pair consists of two lists of words.
     """
     if files is None:
         pairs = generate(3000)
@@ -26,7 +30,7 @@ def load(files=None):
 
 
 def generate(n, seed=0):
-    """Generate numbers of two to six digits, and their digits as words from right to left."""
+    """Generate sequences of two to six digits, and their translations to words in reverse order."""
     random = np.random.RandomState(seed)
     pairs = []
     for _ in range(n):
@@ -36,14 +40,14 @@ def generate(n, seed=0):
 
 
 def make_vocabulary(sentences, size):
-    """Give the most common words a number each."""
+    """Return a dict that maps the most common words to numbers."""
     counts = collections.Counter(word for sentence in sentences for word in sentence)
     words = [UNKNOWN, END, *(word for word, _ in counts.most_common(size - 2))]
     return {word: number for number, word in enumerate(words)}
 
 
 def numbered(pairs, source, target):
-    """Replace words by their numbers in the vocabularies of both languages."""
+    """Replace each word with its number in the vocabulary of its language."""
     return [tuple(np.array([vocabulary.get(word, vocabulary[UNKNOWN]) for word in sentence],
                            np.int32)
                   for vocabulary, sentence in zip((source, target), pair, strict=True))
@@ -52,6 +56,6 @@ def numbered(pairs, source, target):
 
 @chainer.dataset.converter()
 def convert(batch, device):
-    """Make the arguments of the models, ``xs`` and ``ys``: lists, as lengths differ."""
+    """Return the arguments of the models: two lists, because the lengths of sentences differ."""
     xs, ys = zip(*batch, strict=True)
     return {'xs': [device.send(x) for x in xs], 'ys': [device.send(y) for y in ys]}

@@ -7,13 +7,13 @@ import numpy as np
 
 
 def embedded(embed, sentences):
-    """Embeds the words of all sentences together."""
+    """Embed the words of all sentences in one call."""
     ends = np.cumsum([len(sentence) for sentence in sentences[:-1]])
     return F.split_axis(embed(F.concat(sentences, axis=0)), ends, axis=0)
 
 
 class Encoder(chainer.Chain):
-    """Reads sentences: the final states of its LSTM are what it says about them."""
+    """Reads sentences. The final states of its LSTM represent them."""
 
     def __init__(self, n_layers, n_words, n_units):
         super().__init__()
@@ -22,12 +22,12 @@ class Encoder(chainer.Chain):
             self.rnn = L.NStepLSTM(n_layers, n_units, n_units, dropout=0.1)
 
     def inputs(self, xs):
-        """Return what the LSTM reads."""
+        """Return the input of the LSTM."""
         return embedded(self.embed, xs)
 
 
 class Decoder(chainer.Chain):
-    """Writes sentences, from the states of the encoder on.
+    """Writes sentences, starting from the final states of the encoder.
 
     Args:
         n_layers: Number of layers of the LSTM.
@@ -45,9 +45,9 @@ class Decoder(chainer.Chain):
             self.fc = L.Linear(n_units, n_words)
 
     def inputs(self, ys):
-        """Return the input of the LSTM while it learns to write ``ys``: the previous words.
+        """Return the input of the LSTM in training: the word before each word of ``ys``.
 
-        It comes to read what it wrote itself in :meth:`translate`.
+        In :meth:`write`, the input is the word that the LSTM has just written.
         """
         end = self.xp.array([self.end], np.int32)
         return embedded(self.embed, [F.concat([end, y], axis=0) for y in ys])
@@ -61,7 +61,7 @@ class Decoder(chainer.Chain):
         return loss
 
     def write(self, h, c, max_length=50):
-        """Return a translation for each state, always taking the most likely word."""
+        """Return a translation for each state. Choose the most likely word in each step."""
         n = h.shape[1]
         words = self.xp.full(n, self.end, np.int32)
         columns = []

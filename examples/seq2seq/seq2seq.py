@@ -37,13 +37,13 @@ class Translator(chainer.Chain):
         return self.decoder.loss(outputs, ys)
 
     def translate(self, xs):
-        """Return a list of numbers of words for each sentence."""
+        """Return the translation of each sentence, as a list of word numbers."""
         h, c, _ = self.encoder.rnn(None, None, self.encoder.inputs(xs))
         return self.decoder.write(h, c)
 
 
 def parse_arguments():
-    """The command-line arguments."""
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
@@ -66,11 +66,11 @@ def parse_arguments():
 
 
 def main():
-    """Trains; every process runs this."""
+    """Train the model. Every process runs this function."""
     args = parse_arguments()
 
-    # (MN) One communicator for all processes, and one GPU for each: of a node's, or the only one
-    # that Slurm shows it.
+    # (MN) Create one communicator for all processes. With --gpu, each process uses a different GPU
+    # of its node, or the only GPU that Slurm makes visible to it.
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
     device = chainer.get_device(
@@ -78,8 +78,8 @@ def main():
     device.use()
     np.random.seed(args.seed + comm.rank)
 
-    # (MN) Rank 0 reads the data. Each process gets its own part, and the vocabularies, which
-    # are objects of Python rather than arrays or datasets.
+    # (MN) Rank 0 reads the data, broadcasts the vocabularies, which are Python objects, and sends
+    # each process a shard.
     source = target = train = validation = None
     if comm.rank == 0:
         train, validation = data.load(args.files)
@@ -96,24 +96,24 @@ def main():
 
     model = Translator(args.layer, source, target, args.unit)
     model.to_device(device)
-    # (MN) Gradients become means over all processes, and are clipped after that.
+    # (MN) Average gradients over all processes, then clip the averages.
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(0.005), comm)
     optimizer.setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(5))
 
-    # A short run validates and saves at its end.
+    # With --iteration, validate and save only at the end.
     stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
     interval = stop if args.iteration else (1, 'epoch')
     updater = training.updaters.StandardUpdater(
         train_iterator, optimizer, converter=data.convert, device=device)
     trainer = training.Trainer(updater, stop, out=args.out)
 
-    # (MN) BLEU needs all sentences together: each process translates and counts, rank 0 computes.
+    # (MN) BLEU needs the counts of all sentences: each process counts, and rank 0 computes BLEU.
     trainer.extend(
         bleu.BleuEvaluator(comm, validation_iterator, model, device, data.convert),
         trigger=interval)
 
-    # (MN) One process is enough to write files and to talk.
+    # (MN) Only rank 0 writes files and prints.
     if comm.rank == 0:
         log = extensions.LogReport(trigger=interval)
         trainer.extend(log)
@@ -124,7 +124,7 @@ def main():
               f'{len(train)} pairs per process, in batches of {args.batchsize}')
 
     if args.resume:
-        # Every process continues from what rank 0 wrote.
+        # Every process loads the snapshot that rank 0 wrote.
         chainer.serializers.load_npz(args.resume, trainer)
 
     trainer.run()

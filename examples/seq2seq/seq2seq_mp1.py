@@ -2,7 +2,7 @@
 
     mpiexec -n 2 python seq2seq_mp1.py
 
-The final states of the encoder's LSTM on process 0 are the initial states of the decoder's on
+The final states of the encoder's LSTM on process 0 are the initial states of the decoder's LSTM on
 process 1. Changes for distributed training are marked with (MN).
 """
 
@@ -22,27 +22,27 @@ import chainermn
 
 
 class EncoderOn0(net.Encoder):
-    """On process 0: reads sentences, and sends its states to process 1."""
+    """On process 0: reads sentences and sends its final states to process 1."""
 
     def __init__(self, comm, n_layers, n_words, n_units):
         super().__init__(n_layers, n_words, n_units)
-        # (MN) Outside of init_scope: the parameters are those of self.rnn.
+        # (MN) Do not use init_scope: self.rnn already has these parameters.
         self.sending_rnn = chainermn.links.create_multi_node_n_step_rnn(
             self.rnn, comm, rank_out=1)
 
     def forward(self, xs, ys):
-        """Return an empty Variable in place of a loss, from which backward begins."""
+        """Return an empty Variable instead of a loss. Backward starts from it."""
         *_, delegate = self.sending_rnn(self.inputs(xs))
         return delegate
 
     def translate(self, xs):
-        """Send the states. It is process 1 that writes, so there are no translations here."""
+        """Send the states. Return no translations, because process 1 writes them."""
         self.sending_rnn(self.inputs(xs))
         return []
 
 
 class DecoderOn1(net.Decoder):
-    """On process 1: receives states from process 0, and writes sentences."""
+    """On process 1: receives the states of process 0 and writes sentences."""
 
     def __init__(self, comm, n_layers, n_words, n_units, end):
         super().__init__(n_layers, n_words, n_units, end)
@@ -56,14 +56,14 @@ class DecoderOn1(net.Decoder):
         return self.loss(outputs, ys)
 
     def translate(self, xs):
-        """Return a list of numbers of words for each sentence that process 0 reads."""
-        # (MN) As the first call of receiving_rnn would; later words start from our own states.
+        """Return the translation of each sentence on process 0, as a list of word numbers."""
+        # (MN) Receive the states once. Each call of receiving_rnn would wait for new ones.
         h, c = chainermn.functions.recv(self.comm, 0)
         return self.write(h, c)
 
 
 def parse_arguments():
-    """The command-line arguments."""
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
@@ -85,18 +85,18 @@ def parse_arguments():
 
 
 def main():
-    """Trains; both processes run this."""
+    """Train the model. Both processes run this function."""
     args = parse_arguments()
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
     if comm.size != 2:
-        sys.exit(f'This takes two processes, not {comm.size}: start with mpiexec -n 2.')
+        sys.exit(f'This example needs two processes, not {comm.size}. Start it with mpiexec -n 2.')
     device = chainer.get_device(
         comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount() if args.gpu else '@numpy')
     device.use()
     np.random.seed(args.seed + comm.rank)
 
-    # (MN) Process 0 reads the data. Process 1 needs to know how much there is.
+    # (MN) Process 0 reads the data. Process 1 needs only the vocabularies and the lengths.
     source = target = train = validation = None
     if comm.rank == 0:
         train, validation = data.load(args.files)
@@ -109,7 +109,7 @@ def main():
     if comm.rank == 1:
         train, validation = (chainermn.datasets.create_empty_dataset(range(n)) for n in lengths)
 
-    # (MN) Process 1 gets the batches of process 0: it reads the translations in them.
+    # (MN) Process 1 gets the batches of process 0, because it needs their translations.
     train_iterator = chainermn.iterators.create_multi_node_iterator(
         chainer.iterators.SerialIterator(train, args.batchsize), comm)
     validation_iterator = chainermn.iterators.create_multi_node_iterator(
@@ -121,11 +121,11 @@ def main():
     else:
         model = DecoderOn1(comm, args.layer, len(target), args.unit, target[data.END])
     model.to_device(device)
-    # (MN) An ordinary optimizer: each process has its own parameters, so nothing is averaged.
+    # (MN) Use an ordinary optimizer: no two processes share a parameter, so nothing is averaged.
     optimizer = chainer.optimizers.Adam(0.005).setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(5))
 
-    # A short run validates at its end.
+    # With --iteration, validate only at the end.
     stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
     interval = stop if args.iteration else (1, 'epoch')
     updater = training.updaters.StandardUpdater(

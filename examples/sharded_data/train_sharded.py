@@ -1,4 +1,4 @@
-"""Train from a hundred files of digits, which no process reads as a whole.
+"""Train from a hundred files of digits. No process keeps all of them in memory.
 
     mpiexec -n 2 python train_sharded.py
 
@@ -20,7 +20,7 @@ import chainermn
 
 
 def parse_arguments():
-    """The command-line arguments."""
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
@@ -32,7 +32,7 @@ def parse_arguments():
     parser.add_argument('--buffer', type=int, default=16,
                         help='number of files whose examples are mixed')
     parser.add_argument('--skip-broken', action='store_true',
-                        help='leave out what cannot be read, and count it')
+                        help='skip and count samples that cannot be read')
     parser.add_argument('--seed', type=int, default=0, help='random seed')
     parser.add_argument('--data', default='digits', help='folder for the files')
     parser.add_argument('--out', default='result', help='folder for the log and the checkpoints')
@@ -40,7 +40,7 @@ def parse_arguments():
 
 
 def write_files(folder, comm):
-    """(SHARDS) Writes the digits to a hundred files: every process writes a part of them."""
+    """(SHARDS) Write the digits to about a hundred files. Every process writes some of them."""
     images, labels = load_digits(return_X_y=True)
     digits = chainer.datasets.TupleDataset((images / 16).astype('f'), labels.astype('i'))
     order = np.random.RandomState(0).permutation(len(digits))
@@ -53,7 +53,7 @@ def write_files(folder, comm):
 
 
 def main():
-    """Trains; every process runs this."""
+    """Train the model. Every process runs this function."""
     args = parse_arguments()
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
@@ -72,7 +72,7 @@ def main():
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.MomentumSGD(0.05), comm).setup(model)
 
-    # (SHARDS) All processes name all files; each opens only those that it needs next.
+    # (SHARDS) All processes pass the same pattern. Each opens only the files that it needs next.
     train = chainermn.iterators.ShardedIterator(
         folder / 'train-*.npz', args.batchsize, comm, seed=args.seed, buffer=args.buffer,
         on_error='skip' if args.skip_broken else 'raise')
@@ -89,7 +89,7 @@ def main():
     trainer.extend(chainermn.extensions.create_multi_node_report(extensions.PrintReport(
         ['epoch', 'iteration', 'main/loss', 'validation/main/accuracy', 'skipped_samples']), comm))
 
-    # (SHARDS) A killed job continues at the same sample, on any number of processes.
+    # (SHARDS) A job that was killed resumes at the same sample, on any number of processes.
     checkpointer = chainermn.create_multi_node_checkpointer('sharded', comm, path=args.out)
     trainer.extend(checkpointer, trigger=(50, 'iteration'))
     checkpointer.maybe_load(trainer, optimizer)

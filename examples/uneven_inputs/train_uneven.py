@@ -20,7 +20,7 @@ import chainermn
 
 
 def parse_arguments():
-    """The command-line arguments."""
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
@@ -42,14 +42,14 @@ def parse_arguments():
 
 
 def own_part(n, comm):
-    """The numbers of this process's examples: the process of rank r has r + 1 shares."""
+    """Return the indices of this process's examples: rank r gets r + 1 shares."""
     shares = range(1, comm.size + 1)
     ends = [n * share // sum(shares) for share in itertools.accumulate(shares, initial=0)]
     return np.arange(ends[comm.rank], ends[comm.rank + 1])
 
 
 def main():
-    """Trains; every process runs this."""
+    """Train the model. Every process runs this function."""
     args = parse_arguments()
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
@@ -75,13 +75,13 @@ def main():
 
     for epoch in range(1, args.epoch + 1):
         batches = np.array_split(np.random.permutation(mine), -(-len(mine) // args.batchsize))
-        # (JOIN) A process whose batches are used up skips to the end of this block and takes
-        # part in the updates of the others from there. No other collective call belongs in here.
+        # (JOIN) A process that has used all of its batches waits at the end of this block and takes
+        # part in the updates of the others. Do not call any other collective in the block.
         with chainermn.join(
                 optimizer, divide_by_initial_world_size=not args.divide_by_active):
             for batch in batches[:args.iteration]:
                 optimizer.update(model, device.send(images[batch]), device.send(labels[batch]))
-        # (JOIN) From here on all processes are together again, and hold the same model.
+        # (JOIN) Now all processes have finished the epoch and have the same model.
 
         with chainer.using_config('train', False), chainer.no_backprop_mode():
             model(device.send(images[n_train:]), device.send(labels[n_train:]))
@@ -89,7 +89,7 @@ def main():
         numbers = comm.gather_obj(len(batches[:args.iteration]))
         if comm.rank == 0:
             assert len(set(accuracies)) == 1
-            print(f'epoch {epoch:2}  batches of the processes {numbers}  steps so far '
+            print(f'epoch {epoch:2}  batches per process {numbers}  steps so far '
                   f'{optimizer.t}  validation accuracy {accuracies[0]:.2%}', flush=True)
 
     if comm.rank == 0:

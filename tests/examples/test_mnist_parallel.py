@@ -7,7 +7,7 @@ import pytest
 def test_dual_parallel(run, tmp_path):
     script = 'mnist/train_mnist_dual_parallel.py'
     output = run(script, '--iteration', '2', ranks=4)
-    assert '2 models of 2 parts; 719 examples per model' in output
+    assert '2 models of 2 stages; 719 examples per model' in output
     result = tmp_path / 'result'
     assert sorted(path.name for path in result.glob('snap*')) == [
         'snapshot_iter_2.0', 'snapshot_iter_2.1']

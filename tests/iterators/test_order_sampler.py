@@ -40,7 +40,7 @@ def test_an_order_of_another_seed_is_an_error(comm, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('n, seed, error', [
-    (0, 0, 'has 0 samples, fewer than'), ('x', 0, 'interpreted as an integer'),
+    (0, 0, 'has 0 samples, but each of the'), ('x', 0, 'interpreted as an integer'),
     (N, -1, 'seed must not be negative')])
 def test_an_invalid_argument_on_one_rank_is_an_error_on_all(comm, n, seed, error):
     is_last = comm.rank == comm.size - 1

@@ -1,4 +1,4 @@
-"""Blocks of random models: ``block(h)`` maps an array of shape (n, width) to one of that shape."""
+"""Blocks of random models: ``block(h)`` maps an array of shape (n, width) to the same shape."""
 
 import random
 
@@ -22,12 +22,12 @@ class Init(chainer.initializer.Initializer):
 
 
 class Block(chainer.Chain):
-    """A link, or several, whose initial values depend on a seed.
+    """A chain of links whose initial values depend on a seed.
 
     Args:
         width: The length of the rows.
-        seed: Integers.
-        dtype: Of the parameters.
+        seed: The seed, a tuple of integers.
+        dtype: The dtype of the parameters.
     """
 
     def __init__(self, width, seed, dtype):
@@ -59,7 +59,7 @@ class Linear(Block):
 
 
 class Late(Block):
-    """Initializes its parameters in the first call."""
+    """A link that initializes its parameters in the first call."""
 
     def build(self):
         self.fc = L.Linear(None, self.width, initialW=self.init(0))
@@ -77,7 +77,7 @@ class Residual(Block):
 
 
 class Summed(Block):
-    """Adds up two parameters, whose gradients are one array."""
+    """The sum of two parameters, whose gradients are one array."""
 
     def build(self):
         self.V, self.W = self.array(self.width, self.width), self.array(self.width, self.width)
@@ -139,7 +139,7 @@ class Activated(Block):
 
 
 class Embedded(Block):
-    """Labels that depend on the input; most rows get no gradient."""
+    """An embedding of labels that depend on the input. Most of its rows get no gradient."""
 
     def build(self):
         self.embed = L.EmbedID(7, self.width, initialW=self.init(0))
@@ -190,7 +190,7 @@ class Sequences(Block):
 
 
 class Batch(Block):
-    """Statistics of the batch, and running averages of them."""
+    """Batch normalization: statistics of the batch, and moving averages."""
 
     def build(self):
         self.norm = L.BatchNormalization(self.width, dtype=self.dtype)
@@ -200,7 +200,7 @@ class Batch(Block):
 
 
 class Renormalized(Block):
-    """Statistics of earlier batches, which training uses too."""
+    """Batch renormalization: training also uses the statistics of earlier batches."""
 
     def build(self):
         self.norm = L.BatchRenormalization(self.width, dtype=self.dtype)
@@ -238,7 +238,7 @@ class Dropout(Block):
 
 
 class Noise(Block):
-    """Random numbers that NumPy draws, not a Chainer function."""
+    """Noise that NumPy draws outside of Chainer's functions."""
 
     def build(self):
         self.W = self.array(self.width)
@@ -259,7 +259,7 @@ class Depth(Block):
 
 
 class Counter(Block):
-    """Numbers that each call changes: an attribute, persistent, and in a tuple of a dict."""
+    """Numbers that each call changes: in an attribute, a persistent value and a tuple in a dict."""
 
     def build(self):
         self.fc = self.linear(0)
@@ -292,12 +292,12 @@ class Memory(Block):
         return y
 
 
-#: Each row by itself, always with the same result.
+#: Blocks that process each row independently and always return the same result.
 BY_ROW = {block.__name__: block for block in (
     Linear, Late, Residual, Summed, Listed, Convolution, Image, Normalized, Activated, Embedded,
     Attention, Recurrent, Sequences)}
-#: The result depends on random numbers or on earlier calls, and a call may change more than it
-#: returns.
+#: Blocks whose results depend on random numbers or on earlier calls. A call may also change their
+#: state.
 STATEFUL = {block.__name__: block for block in (
     Batch, Renormalized, Spectral, Standardized, Dropout, Noise, Depth, Counter, Memory)}
 BLOCKS = BY_ROW | STATEFUL

@@ -7,5 +7,5 @@ from chainermn.extensions._checkpointing import late_copies
 
 @pytest.fixture
 def small_states_are_copied_late(monkeypatch):
-    """Let small states be copied late, as large ones are: models are small here."""
+    """Copy small states late, as if they were large: all models are small in these tests."""
     monkeypatch.setattr(late_copies, '_SMALL', 0)

@@ -17,7 +17,7 @@ def rows(h):
 
 
 def axis(h, a):
-    """Return an axis other than that of the batch."""
+    """Return an axis other than the batch axis."""
     return 1 + a % (h.ndim - 1)
 
 
@@ -31,7 +31,7 @@ def without_graph(function, h):
         return function(h)
 
 
-#: Functions that keep the shape, and act on each element or on axes behind the batch.
+#: Functions that keep the shape and act on each element or on axes after the batch axis.
 SMOOTH = {
     'tanh': F.tanh, 'sigmoid': F.sigmoid, 'elu': F.elu,
     'softplus': lambda h: F.softplus(h, 2.),
@@ -83,7 +83,7 @@ STEPPED = {
     'numpy where': lambda h: h * np.where(h.array > 0, 1, 2).astype(h.dtype),
 }
 
-#: By name: what a function or the index of an array does with the number that goes with it.
+#: Functions of an array and an integer that change the shape, by name.
 SHAPED = {
     'flatten': lambda h, a: rows(h),
     'reshape': lambda h, a: F.reshape(h, (-1, *h.shape[1:][::-1])),
@@ -144,7 +144,7 @@ SHAPED = {
     'resize': lambda h, a: F.repeat(h, 2, 3) if h.ndim == 4 else h,
 }
 
-#: These mix examples, or use the batch size.
+#: Functions that mix examples or use the batch size.
 BATCH = {
     'centered': lambda h, a: h - F.broadcast_to(F.mean(h, 0, keepdims=True), h.shape),
     'batch max': lambda h, a: h - F.max(h, 0, keepdims=True),
@@ -171,7 +171,7 @@ BATCH = {
     'numpy mean': lambda h, a: h - h.array.mean(0),
 }
 
-#: These do something else for some batch sizes, so that a module may accept one only.
+#: Functions that behave differently for some batch sizes, so a module may accept only one size.
 DISTINGUISHING = {
     'half': lambda h, a: h[:(len(h) + a % 2) // 2],
     'at most': lambda h, a: h[:min(len(h), 2 + a)],
@@ -216,7 +216,7 @@ LINKS = {
         shape[1], rmax=1.5, dmax=.5, eps=1e-3) if len(shape) == 2 else None,
 }
 
-#: These also get labels.
+#: Functions that also get labels.
 LABELED = {
     'select': lambda h, t, a: h * F.reshape(
         F.select_item(rows(h), t % rows(h).shape[1]), (-1, *[1] * (h.ndim - 1))),
@@ -240,7 +240,7 @@ SHAPES = (4,), (3, 2), (2, 4, 3), (6, 1, 5), (1,)
 
 
 class Model(chainer.Chain):
-    """Runs the steps of a program; the sizes of its links follow from the first call."""
+    """Runs the steps of a program. The first call determines the sizes of its links."""
 
     def __init__(self, program):
         super().__init__()
@@ -290,7 +290,7 @@ class Model(chainer.Chain):
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """A model, an example input, and how it is converted."""
+    """A model, an example input, and the options of the conversion."""
 
     steps: tuple
     shape: tuple = (4,)

@@ -1,15 +1,16 @@
-"""Laws: equations between two runs that hold for every program, each with a fault that it finds.
+"""Laws: two runs of any random program give the same results. Each law detects a planted fault.
 
     @law(programs(), fault=planted(MeanQueue, 'put', lambda put: twice(put)))
     def test_overlap(comm, program):
         \"\"\"``overlap=True``: the same parameters as without.\"\"\"
         assert_same(train(comm, program, overlap=True), train(comm, program))
 
-makes three tests: ``[holds]`` with a few programs that Hypothesis draws; and, marked slow,
-``[fault]``, which fails unless the law is broken while the fault is in the package, and ``[many]``
-with more programs, which also looks for the smallest program that breaks the law.
+makes three tests. ``[holds]`` checks the law with a few programs that Hypothesis draws. Two tests
+are marked slow: ``[fault]`` plants the fault in the package and fails if no program breaks the law,
+and ``[many]`` runs more programs and shrinks a program that breaks the law to the smallest one.
 
-``LAWS_EXAMPLES=10000 pytest -m slow tests/laws`` runs more, ``LAWS_SEED=1`` other programs.
+``LAWS_EXAMPLES=10000 pytest -m slow tests/laws`` runs more programs. ``LAWS_SEED=1`` draws
+different programs.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from time_limits import seconds
 
 Fault = Callable[[], contextlib.AbstractContextManager[object]]
 
-MANY = 2  # times as many programs in a slow run
-UNTIL_FOUND = 20  # times as many programs, at most, until one finds the fault
-LIMIT = 3600  # seconds of a slow run
+MANY = 2  # factor for the number of programs in a slow run
+UNTIL_FOUND = 20  # factor for the maximum number of programs until one finds the fault
+LIMIT = 3600  # time limit of a slow run in seconds
 
 _capture: Any = None  # pytest's plugin
-_mpi_comm = MPI.COMM_WORLD.Dup()  # separates our messages from those of the programs
+_mpi_comm = MPI.COMM_WORLD.Dup()  # separates these messages from the messages of the programs
 
 
 class LawError(AssertionError):
-    """Two runs differ that a law says to be equal; the same on all ranks."""
+    """Two runs differ, but a law says that they are the same. All ranks raise this error."""
 
 
 def law(
@@ -53,13 +54,13 @@ def law(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that makes tests of a law.
 
-    The function gets a ``program``, fixtures, and if it has an argument ``comm``, a communicator:
-    that which the program names, or 'flat'. Ranks may fail independently, but only after their
-    last communication.
+    The decorated function gets a ``program`` and fixtures. If it has an argument ``comm``, it also
+    gets a communicator, of the type in the program's attribute ``communicator`` or else 'flat'.
+    Ranks may fail independently, but only after their last communication.
 
     Args:
-        programs: Draws a program, the same on all ranks.
-        fault: Creates a context in which the package breaks the law.
+        programs: Strategy that draws a program, the same on all ranks.
+        fault: Function that returns a context in which the package breaks the law.
         examples: The number of programs.
     """
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
@@ -76,7 +77,7 @@ def law(
                 _run(functools.partial(body, **own, **fixtures), program)
 
             has_comm = 'comm' in inspect.signature(body).parameters
-            # Not those of other tests, since a fault may leave one in any state.
+            # Do not share communicators with other tests: a fault may leave one in any state.
             with contextlib.closing(Communicators()) as comms:
                 if is_faulty:
                     with pytest.raises(LawError):
@@ -123,27 +124,27 @@ def planted(target: object, name: str, change: Callable[[Any], Any]) -> Fault:
 
 
 class Communicators(dict[str, Any]):
-    """Communicators by name, created when a program needs them. Collective."""
+    """Communicators by type, created when a program needs them. Collective: every rank uses it."""
 
     def __missing__(self, name: str) -> Any:
         self[name] = create(name)
         return self[name]
 
     def close(self) -> None:
-        """Finalize them. Collective: every rank calls it."""
+        """Finalize the communicators. Collective: every rank calls it."""
         for comm in self.values():
             comm.finalize()
 
 
 def _run(body: Callable[..., None], program: object) -> None:
-    """Run one program; raise the same error on all ranks if the law is broken on any of them."""
+    """Run one program. If the law is broken on any rank, raise the same error on all ranks."""
     text = ''
     digests = _mpi_comm.allgather(repr(program))
     assert len(set(digests)) == 1, f'the ranks drew different programs: {digests}'
     try:
         body(program=program)
     except hypothesis.errors.UnsatisfiedAssumption:
-        text = 'assume'  # on all ranks, since they have the same program
+        text = 'assume'  # on all ranks, because they have the same program
     except (Exception, pytest.fail.Exception):
         text = traceback.format_exc()
     texts = _exchange(text)
@@ -156,7 +157,7 @@ def _run(body: Callable[..., None], program: object) -> None:
 
 
 def _exchange(text: str) -> list[str]:
-    """Return the errors of all ranks; end the job if other ranks wait for one that failed."""
+    """Return the errors of all ranks. Kill the job if only this rank failed and the others wait."""
     timer = threading.Timer(seconds(15), _give_up, [text])
     if text:
         timer.start()
@@ -167,7 +168,7 @@ def _exchange(text: str) -> list[str]:
 
 
 def _show(text: str) -> None:
-    """Print something at once, although pytest captures the output of tests."""
+    """Print a text immediately, although pytest captures the output of tests."""
     assert _capture is not None
     _capture.suspend()
     print(text, file=sys.__stderr__, flush=True)

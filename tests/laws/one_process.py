@@ -1,7 +1,7 @@
-"""What one process computes from the definition of a multi-node optimizer.
+"""Reference results: one process that follows the definition of a multi-node optimizer.
 
-It uses Chainer's optimizer on a single model, computes the gradients of all ranks one after the
-other, and their mean with NumPy in float64.
+It computes the gradients of all ranks one after another with a single model, averages them with
+NumPy in float64, and updates the model with Chainer's optimizer.
 """
 
 import copy
@@ -10,9 +10,9 @@ import chainer
 import numpy as np
 from laws.programs import COMPRESSIONS, Net
 
-#: Relative to the largest parameter: float16, float32, float64.
+#: Tolerances for float16, float32 and float64, relative to the largest element of a parameter.
 TOLERANCES = {'e': 3e-2, 'f': 2e-4, 'd': 1e-8}
-#: Of gradients, by their rounding.
+#: Additional tolerances, by compression that rounds gradients.
 ROUNDING = {'fp16': 2e-2, 'bf16': .15}
 
 
@@ -22,9 +22,9 @@ def arrays(model):
 
 
 class Reference:
-    """One process that computes what all ranks do together, with gradients that are not scaled.
+    """One process that does the work of all ranks, with gradients without the loss scale.
 
-    It copies each gradient, and uses Chainer's own kernels and updates.
+    It copies each gradient and uses only Chainer's own kernels and updates.
     """
 
     def __init__(self, program, size):
@@ -35,22 +35,22 @@ class Reference:
         self.set_up()
 
     def set_up(self):
-        """Forget what has not been sent."""
+        """Discard the gradients and residuals that have not been sent."""
         self.compressor = {'fp16': Rounding(to_float16), 'bf16': Rounding(to_bfloat16),
                            '2bit': TwoBit(), 'powersgd': PowerSGD(),
                            '': Rounding(np.asarray)}[self.program.compression]
         self.is_fresh = True  # the next update broadcasts
-        self.sums = []  # the gradients of the updates of an accumulation, by rank
-        self.sent = None  # double buffering
+        self.sums = []  # accumulated updates: the gradients of all ranks, and the active ranks
+        self.sent = None  # the means for the next step, with double buffering
 
     def update(self, number, active=None, is_last=False, counts_active=False):
         """Update once.
 
         Args:
-            number: Of the batches.
-            active: The ranks that have a batch; by default all.
-            is_last: Whether to step also within an accumulation.
-            counts_active: Whether means are those of the batches and ranks that there are.
+            number: The number of the update, which determines the batches.
+            active: The ranks that have a batch; all ranks by default.
+            is_last: Whether to step even if the accumulation is incomplete.
+            counts_active: Whether to average only over ranks and updates that had a batch.
         """
         active = {*range(self.size)} if active is None else active
         program = self.program
@@ -72,7 +72,7 @@ class Reference:
             before = copy.deepcopy(self.compressor)
             means = {path: self.compressor.mean(path, [each[path] for each in own])
                      for path in own[0]}
-            for path, mean in means.items():  # 2-bit codes have no infinities
+            for path, mean in means.items():  # 2-bit codes represent no infinities
                 means[path] = np.where(
                     np.isfinite(sum(each[path] for each in own)), mean, np.nan)
             if counts_active:
@@ -119,7 +119,7 @@ def to_bfloat16(x):
 
 
 class TwoBit:
-    """As the docstring of the compressor says."""
+    """2-bit compression, written from the docstring of the compressor."""
 
     def __init__(self):
         self.threshold = COMPRESSIONS['2bit'].threshold
@@ -137,7 +137,7 @@ class TwoBit:
 
 
 class PowerSGD:
-    """As the docstring of the compressor says."""
+    """PowerSGD, written from the docstring of the compressor."""
 
     def __init__(self):
         self.rank = COMPRESSIONS['powersgd'].rank

@@ -1,4 +1,4 @@
-"""Random programs that train a model: what they are made of, and how Hypothesis draws them."""
+"""Random programs that train a model: their parts, and a strategy that draws them."""
 
 import dataclasses
 
@@ -46,7 +46,7 @@ OPTIMIZERS = {
 
 
 class Hook:
-    """A hook of a user, called for each parameter."""
+    """A user-defined hook, called for each parameter."""
 
     call_for_each_param = True
     timing = 'pre'
@@ -80,7 +80,7 @@ def bounded(param):
     np.clip(param.array, -2, 2, out=param.array)
 
 
-#: Each treats every element by itself, or all elements of a parameter together.
+#: Each hook processes elements independently, or all elements of one parameter together.
 HOOKS = {
     'WeightDecay': lambda: hooks.WeightDecay(.01),
     'Lasso': lambda: hooks.Lasso(.01),
@@ -93,10 +93,10 @@ HOOKS = {
     'variable replaced': lambda: Hook(variable_replaced),
     'bounded': lambda: Hook(bounded, 'post'),
 }
-#: All optimizers get the same objects, but have residuals of their own.
+#: All optimizers get the same compressors, but each optimizer must have its own residuals.
 COMPRESSIONS = {
     '': None, 'fp16': 'fp16', 'bf16': 'bf16', '2bit': TwoBit(.02), 'powersgd': PowerSGD(1)}
-#: What happens before a step.
+#: Events before a step.
 EVENTS = (
     '', 'enable', 'rule hook', 'hook', 'hyperparameter', 'scale', 'replace', 'add', 'exception',
     'resume')
@@ -104,27 +104,27 @@ EVENTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A training; the same on all ranks.
+    """The options of a training run, the same on all ranks.
 
     Attributes:
-        seed: Draws numbers, such as the data.
-        dtype: Of parameters and data.
-        width: Of hidden layers.
-        blocks: Names of hidden layers.
-        tie: Which parameters share memory.
-        is_strided: Some parameters are not contiguous.
-        optimizer: Its name.
-        hooks: Names of the optimizer's hooks.
-        scale: Loss scale: None, a number or 'dynamic'.
-        is_fp32: Updates of float16 are computed in float32.
-        is_manual: The program calls ``backward`` itself, and ``update`` without arguments.
-        batches: Numbers of examples, of the ranks in turn.
-        targets: Their size.
-        unused: Which of three parameters the ranks do not use, in turn.
-        events: What happens before each step.
-        infinite: Numbers of updates in which one rank has an infinite gradient.
+        seed: The seed of random numbers, such as the data.
+        dtype: The dtype of parameters and data.
+        width: The width of hidden layers.
+        blocks: The names of hidden layers.
+        tie: Which parameters share memory, and how.
+        is_strided: Whether some parameters are not contiguous.
+        optimizer: The name of the optimizer.
+        hooks: The names of the optimizer's hooks.
+        scale: The loss scale: None, a number or 'dynamic'.
+        is_fp32: Whether float16 parameters are updated in float32.
+        is_manual: Whether the program calls ``backward`` itself, and ``update`` without arguments.
+        batches: The batch sizes, which ranks and updates use in turn.
+        targets: The factor of the random targets.
+        unused: Which of three parameters a rank does not use; ranks and updates use them in turn.
+        events: The event before each step.
+        infinite: The numbers of updates in which one rank has an infinite gradient.
         zero_fill, compression, shard, mode, n_accumulations: Options of the multi-node optimizer.
-        communicator: Its name.
+        communicator: The name of the communicator.
     """
 
     seed: int
@@ -151,7 +151,7 @@ class Program:
     communicator: str
 
     def batch(self, number, rank, size):
-        """Return the arguments of the loss in an update of a rank."""
+        """Return the arguments of the loss function for an update of a rank."""
         draw = np.random.RandomState([self.seed, number, rank])
         turn = number * size + rank
         n = self.batches[turn % len(self.batches)]
@@ -168,11 +168,11 @@ class Program:
         return OPTIMIZERS[self.optimizer]()
 
     def configure(self, optimizer):
-        """Set up everything but the model."""
+        """Configure an optimizer that is set up with a model."""
         if self.is_fp32:
             optimizer.use_fp32_update()
         if self.dtype == 'e' and 'eps' in optimizer.hyperparam.get_dict():
-            optimizer.hyperparam.eps = 1e-3  # others are zero in float16
+            optimizer.hyperparam.eps = 1e-3  # the default is zero in float16
         if self.scale:
             optimizer.loss_scaling(2, None if self.scale == 'dynamic' else self.scale)
         for n, name in enumerate(self.hooks):
@@ -180,7 +180,7 @@ class Program:
         optimizer.target.frozen.update_rule.enabled = False
 
     def happen(self, optimizer, step):
-        """Let the event of a step happen to an optimizer, multi-node or not."""
+        """Apply the event of a step to an optimizer, multi-node or not."""
         event, number = self.events[step], self.seed + step
         net = optimizer.target
         params = [param for _, param in sorted(net.namedparams()) if param.array is not None]
@@ -210,7 +210,7 @@ class Net(chainer.Chain):
 
     Args:
         program: The random program.
-        rank: Its initial values.
+        rank: The rank, which determines the initial values.
     """
 
     def __init__(self, program, rank):
@@ -262,7 +262,7 @@ class Net(chainer.Chain):
         if not without_tied:
             h = F.tanh(F.matmul(h, self.tied)) + h
         y = self.last(h)
-        y += F.broadcast_to((self.one + self.two) * self.frozen, y.shape)  # gradients of one array
+        y += F.broadcast_to((self.one + self.two) * self.frozen, y.shape)  # the same gradient array
         if not without_scalar:
             y *= F.broadcast_to(self.scalar, y.shape)
         if not without_unused:
@@ -277,7 +277,7 @@ def programs(draw, **fixed):
     """Draw a program.
 
     Args:
-        draw: Of Hypothesis.
+        draw: Hypothesis's function that draws from a strategy.
         fixed: Values of fields, or lists of values from which one is drawn.
     """
     def choose(field, values):
@@ -303,13 +303,13 @@ def programs(draw, **fixed):
     n_accumulations = choose('n_accumulations', [1, 2, 3])
     is_fp32 = choose('is_fp32', [False, True]) and dtype == 'e'
     events = some('events', [*EVENTS], STEPS, STEPS)
-    # A new model does not know that a step or an event unties arrays.
+    # A step or an event may untie arrays, but the arrays of a new model are still tied.
     if tie != 'parameter' and (is_fp32 or (tie and 'replace' in events)):
         events = tuple('' if event == 'resume' else event for event in events)
     scale = choose('scale', [None, 4., 'dynamic'])
     hooks = some('hooks', [*HOOKS], 0, 2)
-    # Dynamic scaling skips these updates; nothing else can be compared after them, unless a hook
-    # changes the gradients first.
+    # After an infinite gradient, results can be compared only if dynamic scaling skips the update
+    # or a hook makes the gradients finite.
     infinite = some('infinite', range(1, STEPS + 2), 0, 2) if scale == 'dynamic' or (
         hooks[:1] == ('finite',)) else ()
     if mode == 'double buffering':
@@ -317,8 +317,8 @@ def programs(draw, **fixed):
         if compression == 'powersgd':
             compression = ''
     if compression == '2bit' and mode == 'overlap':
-        unused = unused[:1]  # residuals belong to buckets
-    if compression == 'powersgd':  # zeros would make a singular vector of rounding errors
+        unused = unused[:1]  # use the same parameters: residuals belong to buckets
+    if compression == 'powersgd':  # with zeros, a singular vector would consist of rounding errors
         unused, batches = ((False, False, False),), (BATCH,)
     return Program(
         seed=draw(st.integers(0, 10**6)), dtype=dtype,
@@ -336,12 +336,12 @@ def programs(draw, **fixed):
 
 @dataclasses.dataclass(frozen=True)
 class Seed:
-    """A program that a seed draws, with the name of a communicator."""
+    """A seed from which a test draws a program, and the name of a communicator."""
 
     seed: int
     communicator: str
 
 
 def seeds(*communicators):
-    """Draw a seed, for one of these communicators."""
+    """Return a strategy that draws a seed and one of these communicators."""
     return st.builds(Seed, st.integers(0, 2**31), st.sampled_from(communicators))

@@ -1,4 +1,4 @@
-"""What laws of checkpoints have in common: checkpointers, and how their states are compared."""
+"""Shared code of the laws about checkpoints: checkpointers, and a comparison of states."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from killed_jobs import new_folder
 
 import chainermn
 
-#: Of all modules of these laws.
+#: The marks of all modules with these laws.
 MARKS = [
     pytest.mark.usefixtures('small_states_are_copied_late'),
     pytest.mark.limit(120),
@@ -25,13 +25,13 @@ def checkpointer_of(comm, folder, **options):
 
 
 def killed(saver):
-    """Let a checkpointer be as after a job that was killed, but with all of its files."""
+    """Bring a checkpointer to its state after a job was killed, with all files on disk."""
     saver._saver.flush()
     saver._saver.lock.release()
 
 
 def assert_same(found, expected):
-    """Compare lists and dictionaries of arrays and numbers, bit by bit."""
+    """Assert that lists and dictionaries of arrays and numbers are identical."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for key, value in expected.items():

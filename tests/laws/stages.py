@@ -1,4 +1,4 @@
-"""Random models whose stages are on several ranks, and the same models in one process."""
+"""Random models with stages on several ranks, and the same models in one process."""
 
 import collections
 import dataclasses
@@ -16,7 +16,7 @@ WIDTH = 4
 
 
 class Reset(Memory):
-    """Forgets its state at the beginning of each call."""
+    """A link that resets its state at the beginning of each call."""
 
     def forward(self, h):
         self.cell.reset_state()
@@ -24,7 +24,7 @@ class Reset(Memory):
 
 
 BLOCKS = {name: block for name, block in BLOCKS.items() if block is not Memory} | {'Reset': Reset}
-#: Those whose results do not depend on random numbers.
+#: Blocks whose results do not depend on random numbers.
 REPEATABLE = [name for name in BLOCKS if name not in ('Dropout', 'Noise', 'Depth')]
 OUTPUTS = {
     'one': lambda y: y,
@@ -38,7 +38,7 @@ OUTPUTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A stage: its blocks, what it returns, the stages that send its inputs, and its rank."""
+    """A stage: its blocks, the form of its output, the stages that send its inputs, its rank."""
 
     blocks: tuple[str, ...]
     output: str
@@ -48,7 +48,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Updates of a model with several stages; the last one has the output."""
+    """The options of a training run of a model with several stages. The last one has the output."""
 
     seed: int
     dtype: str
@@ -68,7 +68,7 @@ class Program:
 
 
 class Stage(chainer.Chain):
-    """Adds what it gets, and has a parameter that may be tied and another that may be unused."""
+    """Sums its inputs, adds a bias, which may be tied, and calls its blocks."""
 
     def __init__(self, program, n, blocks=None):
         super().__init__()
@@ -92,7 +92,7 @@ class Stage(chainer.Chain):
 
 
 def stages(program, size, rank=None):
-    """Return stages by number: those of one rank, or all of them."""
+    """Return the stages of one rank by number; of all ranks if ``rank`` is ``None``."""
     found, (one, other) = {}, program.shared
     ranks = [part.rank % size for part in program.parts]
     for n in range(len(ranks)):
@@ -103,9 +103,10 @@ def stages(program, size, rank=None):
 
 
 def model(program, comm):
-    """Return the list of this rank, and its stages by number; ``None`` if none can run.
+    """Return the MultiNodeChainList of this rank and its stages, or ``None`` if it cannot run.
 
-    Messages between two ranks arrive in the order sent, and ``send`` may wait until then.
+    Messages between two ranks arrive in the order in which they are sent, and ``send`` may wait
+    until the message is received.
     """
     ranks = [part.rank % comm.size for part in program.parts]
     own, calls = stages(program, comm.size, comm.rank), collections.defaultdict(list)
@@ -121,7 +122,7 @@ def model(program, comm):
 
 
 def _can_run(calls):
-    """Return whether messages (peer, edge, is_sent) of each rank arrive where they belong."""
+    """Return whether the messages (peer, edge, is_sent) of all ranks match without a deadlock."""
     own = collections.defaultdict(collections.deque)
     is_moving = True
     while is_moving:
@@ -157,7 +158,7 @@ def lossfun(y, t):
 
 
 def tied(program, size):
-    """Return the stages that have the same bias, on different ranks."""
+    """Return the numbers of the stages that share a bias although they are on different ranks."""
     last = len(program.parts) - 1
     return {0, last} if program.tied and (
         program.parts[0].rank - program.parts[last].rank) % size else set()
@@ -169,14 +170,14 @@ def set_seeds(program, rank):
 
 
 def generators():
-    """Return numbers that show the states of the generators."""
+    """Draw numbers that depend on the states of the generators."""
     return {'numpy': np.random.random(), 'random': random.random()}
 
 
 def state(link):
     """Return parameters, gradients and all numbers and arrays in attributes, by name.
 
-    Without variables, such as the state of an LSTM, which belong to one micro-batch.
+    Skip Variables, such as the state of an LSTM, because they belong to one micro-batch.
     """
     found = {}
     for path, each in sorted(link.namedlinks()):
@@ -191,7 +192,7 @@ def state(link):
 
 
 def assert_equal(found, expected, tolerance=0.):
-    """Assert that arrays by name are equal, relative to the largest element."""
+    """Assert that arrays by name are equal within a tolerance relative to the largest element."""
     assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, tolerance, tolerance * max(

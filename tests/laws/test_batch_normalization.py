@@ -1,4 +1,4 @@
-"""Law of multi-node batch normalization: as one process, computed in float64."""
+"""A law of multi-node batch normalization: it matches one process that computes in float64."""
 
 import warnings
 
@@ -71,8 +71,8 @@ class FunctionOf13:
         return self.function.running_var
 
 
-def layouts(x, random):
-    """Return arrays equal to ``x``: contiguous, or with other strides."""
+def with_layout(x, random):
+    """Return an array equal to ``x``, with a random memory layout."""
     choice = random.randint(4)
     if choice == 1:
         return np.asfortranarray(x)
@@ -84,7 +84,7 @@ def layouts(x, random):
 
 
 def spread(random, n, *shape):
-    """Draw numbers, of which those along the first axis differ, whatever their number."""
+    """Draw numbers that differ along the first axis, for any length of that axis."""
     steps = np.argsort(random.random_sample((n, *shape)), axis=0)
     return (steps - (n - 1) / 2) * (4 / max(n, 1)) + random.normal(size=(n, *shape)) / n / 9
 
@@ -134,7 +134,7 @@ def test_batch_normalization(comm, program):
                             reference.beta.array.astype('d'), eps)
     called = FunctionOf13(bn, comm) if kind == 'function' else bn
     said, expected_warnings, dtypes = [], [], []
-    pairs = []  # compared when no rank waits for another one
+    pairs = []  # compared at the end, when no rank waits for another one
     for step in range(2):
         total = sum(sizes)
         x = spread(random, total * int(np.prod(others)), *channels).reshape(
@@ -145,19 +145,19 @@ def test_batch_normalization(comm, program):
         if finetune and step == 0:
             bn.start_finetuning()
         bn.cleargrads()
-        variable = chainer.Variable(layouts(x[mine], random))
+        variable = chainer.Variable(with_layout(x[mine], random))
         with warnings.catch_warnings(record=True) as caught, \
                 chainer.using_config('use_torch', torch):
             warnings.simplefilter('always')
             y = called(variable, finetune=True) if finetune else called(variable)
-            y.grad = layouts(gy[mine], random)
+            y.grad = with_layout(gy[mine], random)
             y.backward()
         messages = [str(warning.message)[:len(ONE_SAMPLE)] for warning in caught]
         said.append(messages)
         expected_warnings.append([ONE_SAMPLE] * int(x.size == np.prod(channels)))
         wide = definition.train(x.astype('d'), gy.astype('d'),
                                 1 - 1 / bn.N if finetune else decay)
-        # The optimizer takes the mean over the ranks, of losses that are summed here.
+        # The optimizer averages over the ranks, but the losses are summed here.
         found = [y.array, variable.grad, bn.gamma.grad * comm.size if scale else None,
                  bn.beta.grad * comm.size]
         for i, (a, b) in enumerate(zip(found, wide, strict=True)):

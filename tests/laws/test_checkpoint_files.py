@@ -1,4 +1,4 @@
-"""Laws of the files of checkpoints: replica sets, damaged files, and which files stay."""
+"""Laws of checkpoint files: replica sets, damaged files, and the removal of old files."""
 
 import os
 import shutil
@@ -40,6 +40,7 @@ def replica_trainer(comm, folder, sets, seed, stop, history, n_retains):
 
 
 def first_file(select):
+    """A fault: all ranks read the file of the first writer."""
     def changed(comm, names, writers):
         found = select(comm, names, writers)
         return found and found._replace(path=names.path(found.iteration, writers[0]))
@@ -91,7 +92,8 @@ DAMAGES = {
         path, int(fraction * os.path.getsize(path))),
     'missing': lambda path, other, fraction, bit: os.remove(path),
     'of another rank': lambda path, other, fraction, bit: shutil.copy(other, path)}
-DAMAGES['of another save'] = DAMAGES['of another rank']  # of the same iteration
+#: The file of a different checkpoint of the same iteration.
+DAMAGES['of another checkpoint'] = DAMAGES['of another rank']
 
 
 @law(st.tuples(st.booleans(), st.dictionaries(
@@ -120,14 +122,15 @@ def test_damaged_files(comm, program, tmp_path):
         shutil.copytree(folder, kept)
         for (iteration, rank), (kind, fraction, bit) in damaged.items():
             DAMAGES[kind](f'{folder}/run.{rank}.{iteration}',
-                          f'{older}/run.{rank}.{iteration}' if kind == 'of another save' else
+                          f'{older}/run.{rank}.{iteration}' if kind == 'of another checkpoint' else
                           f'{kept}/run.{(rank + 1) % comm.size}.{iteration}', fraction, bit)
         shutil.rmtree(kept)
     comm.barrier()
     kinds = {each: {damaged.get((each, rank), [''])[0] for rank in range(comm.size)}
              for each in (1, 2, 3)}
-    bad = {each for each, found in kinds.items() if found not in ({''}, {'of another save'}) and (
-        comm.size > 1 or found != {'of another rank'})}
+    bad = {each for each, found in kinds.items()
+           if found not in ({''}, {'of another checkpoint'})
+           and (comm.size > 1 or found != {'of another rank'})}
     expected = max({1, 2, 3} - bad, default=None)
     group = some_of(comm, max(1, comm.size - 1)) if is_resized else comm
     model.W.array[...] = 99
@@ -140,6 +143,7 @@ def test_damaged_files(comm, program, tmp_path):
 
 
 def one_save_late(find):
+    """A fault: each checkpoint is removed one checkpoint too late."""
     def changed(self, save):
         obsolete = find(self, save)
         return obsolete[:-1] if len(obsolete) > 1 else obsolete

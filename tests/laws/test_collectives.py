@@ -1,4 +1,4 @@
-"""Collectives and messages in random sequences: the results of NumPy, and the same errors."""
+"""Laws of collectives and messages: NumPy's results, and the same errors on all ranks."""
 
 import dataclasses
 import functools
@@ -46,21 +46,21 @@ SIZE = MPI.COMM_WORLD.size
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Steps on a communicator; the same on all ranks."""
+    """The calls on a communicator, step by step; the same on all ranks."""
 
     communicator: str
     steps: tuple
 
 
 class Grouped(NamedTuple):
-    """Steps of the groups that another step creates, by members."""
+    """A step that creates groups, and the steps of each group, by its members."""
 
     create: tuple
     steps: dict
 
 
 class Message(NamedTuple):
-    """From one rank to another, which calls ``recv_obj`` or not."""
+    """A message from one rank to another, and whether the receiver calls ``recv_obj``."""
 
     source: int
     dest: int
@@ -70,7 +70,7 @@ class Message(NamedTuple):
 
 
 def often(usual, *others):
-    """The usual values in about nine of ten cases."""
+    """Return a strategy that draws usual values in nine of ten cases."""
     return st.integers(0, 9).flatmap(lambda n: usual if n < 9 else st.sampled_from(others))
 
 
@@ -98,7 +98,7 @@ def sequences(draw, size, n):
         draw(ONES)._replace(dtype=x.dtype) for _ in range(n)))
 
 
-#: Valid values of some kinds of arguments; of others, those in the table are all.
+#: Valid values of some kinds of arguments. The table lists all valid values of the other kinds.
 USUAL = {
     'array': lambda size: ONES,
     'floats': lambda size: st.builds(
@@ -119,19 +119,19 @@ USUAL = {
 
 
 def values(kind, size, is_wrong):
-    """Draw an argument."""
+    """Return a strategy that draws an argument."""
     usual = USUAL[kind](size) if kind in USUAL else st.sampled_from(KINDS[kind].usual(size))
     wrong = KINDS[kind].wrong(size)
     return often(usual, *wrong) if is_wrong and wrong else usual
 
 
 class OwnError(KeyError):
-    """An error that other ranks know as a KeyError."""
+    """A user-defined error. Other ranks raise a KeyError instead."""
 
 
 @st.composite
 def calls(draw, size, names, is_wrong=False):
-    """Draw one call per rank: the same, or other elements; if they may be wrong, others."""
+    """Draw one call per rank, with different array elements; if ``is_wrong``, any calls."""
     def arguments(name):
         return draw(st.fixed_dictionaries({
             argument: values(kind, size, is_wrong)
@@ -174,19 +174,19 @@ def programs(draw, is_wrong=False, longest=6):
 
 
 def with_root(step, root):
-    """The same calls, with another root if they have one."""
+    """Return the same calls with a different root, if they have one."""
     return tuple(Call(call.operation, call.arguments | (
         {'root': root} if 'root' in call.arguments else {})) for call in step)
 
 
 def suits_version7(step):
-    """Communicators of version 7 compare nothing, and send arrays as they are."""
+    """Return whether a communicator of version 7, which neither checks nor converts, can run it."""
     odd = 'foreign', 'scalar', 'unaligned', 'matrix', 'odd', 'grows'
     return not expected(step).types and not any(f"'{layout}'" in repr(step) for layout in odd)
 
 
 def names_of(communicator):
-    """The cases of a communicator: of version 7 those that it lacks, which are ours."""
+    """Return the cases for a communicator; for version 7, only the operations that it lacks."""
     return [name for name in CASES
             if communicator != 'version7' or name not in vars(Version7Communicator)]
 
@@ -220,7 +220,7 @@ def test_errors(comm, program):
 
 @st.composite
 def differing(draw):
-    """Valid calls, of which one has another argument."""
+    """Draw valid calls, one of which has a different argument."""
     steps = []
     for _ in range(draw(st.integers(1, 6))):
         step = draw(calls(SIZE, [name for name in CASES if CASES[name].arguments]))
@@ -282,14 +282,14 @@ def test_groups(comm, program):
 
 # --- messages -------------------------------------------------------------------------------------
 
-#: As many bytes as fit into the first part of a message with others, more, or few.
+#: Arrays that just fit into the first part of a message with other arrays, larger and smaller ones.
 PARTS = st.builds(Array, st.just('plain'), st.sampled_from(['float32', 'int8']),
                   st.sampled_from([(1200,), (3,), (20000,)]), st.integers(0, 5))
 
 
 @st.composite
 def messages(draw):
-    """Messages one after another; or sent by requests, and received in any order of tags."""
+    """Draw messages that are sent one after another, or by requests and received in any order."""
     payloads = st.one_of(
         ONES, st.builds(Arrays, st.sampled_from(['tuple', 'list']),
                         st.lists(ONES, max_size=3).map(tuple)
@@ -314,7 +314,7 @@ def messages(draw):
 
 
 def errors_of_sender(message, to_itself):
-    """Errors of the sender alone, which sends nothing."""
+    """Return the errors that only the sender raises, before it sends anything."""
     source, dest, tag = message[:3]
     if not all(isinstance(x, int) and not isinstance(x, bool) for x in (dest, tag)):
         return (TypeError,)
@@ -323,7 +323,7 @@ def errors_of_sender(message, to_itself):
 
 
 def outcome(message, act, errors, value=None):
-    """Send or receive; compare the result, or the error, which both ends share."""
+    """Send or receive. Check the result, or the error, which both ends raise."""
     try:
         result = act()
     except Exception as error:
@@ -338,7 +338,7 @@ def outcome(message, act, errors, value=None):
 
 
 def send(way, message):
-    """Send, and change the arrays at once."""
+    """Send a message and change its arrays immediately."""
     data = message.payload.make()
     request = way(data, message.dest, message.tag)
     for array in data if isinstance(data, (tuple, list)) else [data]:
@@ -357,7 +357,7 @@ def value_of(payload):
 def test_messages(comm, program):
     """Messages arrive unchanged and, for each tag, in the order in which they were sent."""
     for found, order, by_irecv in program.steps:
-        # Sends, and after them receives; the two ends of a message that fails share an error.
+        # The outcomes of sends, then of receives. If a message fails, both ends share an error.
         outcomes = [Outcome('', None, rank, None) for rank in range(2 * len(found))]
         requests, sends = {}, []
 
@@ -389,7 +389,7 @@ def test_messages(comm, program):
                 receive(number, message, lambda: way(message.source, tag=message.tag),  # noqa: B023
                         wants, bad)
         for each in order or ():
-            # Of one source and tag in the order of the sends.
+            # Messages with the same source and tag arrive in the order in which they were sent.
             same = [one for one in requests if found[one][:3] == found[each][:3]]
             if same:
                 bad, act = requests.pop(same[0])

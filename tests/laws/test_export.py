@@ -1,4 +1,4 @@
-"""Laws of conversions: modules and files compute what the model does, and weights come back."""
+"""Laws of conversions: modules and files compute the same as the model; weights can be loaded."""
 
 import copy
 import warnings
@@ -18,12 +18,12 @@ from chainer_compat.pytorch.conversion import convert, onnx_file, weights  # noq
 pytestmark = [pytest.mark.mpi_skip,
               pytest.mark.filterwarnings('ignore:A batch with no more than one sample')]
 
-#: Other batch sizes than those that a conversion tries.
+#: Batch sizes, including sizes that a conversion does not try.
 SIZES = 1, 2, 3, 5, 6, 13, 30
 
 
 def made(program):
-    """Return the model and its example; programs that Chainer does not run are not counted."""
+    """Return the model and its example. Reject programs that Chainer cannot run."""
     try:
         model, example = program.model(), program.arrays(program.batch)
         inferred(model, example)
@@ -34,7 +34,7 @@ def made(program):
 
 def inferred(model, arrays):
     with chainer.using_config('train', False), warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # of NumPy about zeros
+        warnings.simplefilter('ignore')  # NumPy warns about zeros
         return model(*arrays).array
 
 
@@ -74,7 +74,7 @@ def test_to_onnx(program, tmp_path):
     model, example = made(program)
     hypothesis.assume(not any(name == 'dropconnect' for _, name, _ in program.steps))  # random
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # of PyTorch's exporter
+        warnings.simplefilter('ignore')  # PyTorch's exporter warns
         chainer_compat.to_onnx(model, tmp_path / 'model.onnx', *example)
     session = onnxruntime.InferenceSession(str(tmp_path / 'model.onnx'))
     inputs = session.get_inputs()

@@ -1,4 +1,4 @@
-"""Laws of extensions: what N ranks report is what one process with all examples reports."""
+"""Laws of extensions: N ranks report the same as one process with all examples."""
 
 from itertools import zip_longest
 
@@ -19,7 +19,7 @@ from chainermn.extensions.allreduce_persistent import AllreducePersistent
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
-#: Of each rank, in turn: numbers of examples, or which values a rank reports.
+#: Numbers of examples, and whether a rank reports a value; the ranks use them in turn.
 COUNTS = st.lists(st.integers(0, 7), min_size=1, max_size=5)
 MASKS = st.lists(st.booleans(), min_size=1, max_size=7)
 
@@ -39,7 +39,7 @@ class NaNEvaluator(extensions.Evaluator):
 
 
 def shards(comm, counts, batch_size):
-    """Return the examples of all ranks, and an iterator of those of this rank."""
+    """Return the examples of all ranks, and an iterator over the examples of this rank."""
     data = [np.random.RandomState(rank).randn(counts[rank % len(counts)])
             for rank in range(comm.size)]
     return data, chainer.iterators.SerialIterator(
@@ -53,7 +53,7 @@ def shards(comm, counts, batch_size):
 def test_evaluator(comm, program):
     """The multi-node evaluator returns the mean over the examples of all ranks."""
     counts, batch_size, kind = program
-    # Batches of one size, since Chainer's evaluator computes the mean of their means.
+    # Use batches of one size, because Chainer's evaluator averages the means of the batches.
     data, iterator = shards(comm, [n * batch_size for n in counts], batch_size)
     evaluator = chainermn.create_multi_node_evaluator(kind(iterator, Model()), comm)
     everything = np.concatenate(data)
@@ -80,7 +80,7 @@ def test_generic_evaluator(comm, program):
 
 
 class Observations(chainer.training.updaters.StandardUpdater):
-    """An updater that only reports: in each iteration a number of the rank, or nothing."""
+    """An updater that only reports: in each iteration, a random number of the rank, or none."""
 
     def __init__(self, comm, masks):
         iterator = chainer.iterators.SerialIterator([0] * 3, 1)

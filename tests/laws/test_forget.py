@@ -1,4 +1,4 @@
-"""A law of F.forget, which repeats a part of the forward pass."""
+"""A law of ``F.forget``, which repeats a part of the forward pass."""
 
 import unittest.mock
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.mpi_skip,
 
 
 class Blocks(chainer.ChainList):
-    """Calls blocks one after another, or each within F.forget."""
+    """Calls blocks one after another, optionally each within ``F.forget``."""
 
     def __init__(self, program, is_forgotten):
         super().__init__(*(BLOCKS[name](WIDTH, (program.seed, n), program.dtype)

@@ -24,7 +24,7 @@ torch = pytest.importorskip('torch')
 from chainer_compat.pytorch import kernels, recording  # noqa: E402
 from chainer_compat.pytorch.tensors import arrays, compute_dtype  # noqa: E402
 
-for each in pkgutil.iter_modules(kernels.__path__):  # else while a fault is planted
+for each in pkgutil.iter_modules(kernels.__path__):  # otherwise, while a fault is planted
     importlib.import_module(f'{kernels.__name__}.{each.name}')
 backward, convolution, linear = kernels.backward, kernels.convolution, kernels.linear
 
@@ -38,7 +38,7 @@ KERNELS = {f'kernel {n}': case for n, case in enumerate(OF_KERNELS)}
 
 
 def windows(r, with_dilation=False):
-    """Draw the options of a function of windows, for an image of a drawn size."""
+    """Draw an image size, a window size and options of a pooling function or convolution."""
     def pair(low, high):
         return tuple(int(n) for n in r.randint(low, high, 2))
 
@@ -48,7 +48,7 @@ def windows(r, with_dilation=False):
 
 
 def number(r, x):
-    """Return a number as Python's or NumPy's, which may not change dtypes."""
+    """Return a Python or NumPy number. The result must have the same dtype for both."""
     return [float, np.float64][r.randint(2)](x)
 
 
@@ -90,7 +90,7 @@ def normalized(v, r):
 def sequences(v, r):
     bidirectional = bool(r.randint(2))
     sizes = np.sort(r.randint(1, 5, r.randint(1, 5)))[::-1]
-    sizes = np.repeat(sizes, r.randint(1, 7, len(sizes)))  # of the batch at each time
+    sizes = np.repeat(sizes, r.randint(1, 7, len(sizes)))  # batch sizes by time step
     ws = [[v(3, 2 if i < 4 else 3) for i in range(8)] for _ in range(1 + bidirectional)]
     bs = [[v(3) for _ in range(8)] for _ in range(1 + bidirectional)]
     states = [v(1 + bidirectional, sizes[0], 3) for _ in range(2)]
@@ -108,7 +108,7 @@ def entropy(v, r):
         class_weight=r.uniform(.5, 2, 3).astype(v.dtype) if r.randint(2) else None)
 
 
-#: With drawn options.
+#: Functions with random options.
 DRAWN = {
     'max_pooling_2d': pooled, 'average_pooling_2d': averaged, 'convolution_2d': convolved,
     'deconvolution_2d': deconvolved, 'batch_normalization': normalized, 'n_step_lstm': sequences,
@@ -128,7 +128,7 @@ DRAWN = {
 CALLS = OF_CHAINER | KERNELS | {
     f'drawn {name}': lambda v, case=case: case(v, np.random.RandomState(v.call.seed))
     for name, case in DRAWN.items()}
-#: The sums of products, where no other function comes between.
+#: Kernels that only sum products.
 PRODUCTS = [f'kernel {n}' for n in range(12)]
 
 
@@ -157,7 +157,7 @@ USUAL = [name for name in LAYOUTS if name not in ('empty', 'shorter', 'float64',
 
 
 class Inputs(Draw):
-    """Draws inputs, or gives those that were drawn before."""
+    """Draws inputs, or returns inputs that were drawn before."""
 
     def __init__(self, call, given=None):
         super().__init__(call.dtype)
@@ -185,13 +185,13 @@ class Call:
     """A call of a function.
 
     Attributes:
-        name: Of :data:`CALLS`.
-        dtype: Of the inputs.
-        seed: Draws numbers.
-        layouts: Names of layouts of the inputs, in turn.
-        factor: Of the inputs.
-        use_torch: As in Chainer's configuration.
-        errors: For which kind NumPy raises an error.
+        name: The name of the function in :data:`CALLS`.
+        dtype: The dtype of the inputs.
+        seed: The seed of random numbers.
+        layouts: Names of layouts, which the inputs use in turn.
+        factor: The factor of the inputs.
+        use_torch: The value of ``use_torch`` in Chainer's configuration.
+        errors: The kind of floating-point error that NumPy raises; ``''`` for none.
     """
 
     name: str
@@ -233,7 +233,7 @@ def differentiable(ys):
 
 
 def outcome(call, use_torch, **config):
-    """Return the outputs and gradients; or where it fails, and with which kind of error."""
+    """Return the outputs and gradients, or the pass that failed and the type of its error."""
     where = 'forward'
     with chainer.using_config('use_torch', use_torch), np.errstate(
             all='ignore', **{call.errors: 'raise'} if call.errors else {}):
@@ -261,7 +261,7 @@ def assert_close(found, expected, tolerance):
 
 
 def in_memory_order(tensor):
-    """A copy keeps the order in memory, which is then taken for the order of axes."""
+    """A fault: a copy in memory order is interpreted in the order of the axes."""
     def changed(array, channels_last=False):
         if array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous:
             return torch.from_numpy(array.ravel('K').reshape(array.shape))
@@ -282,7 +282,7 @@ def test_kernels(program):
 
 
 def first_ended_first(in_parts):
-    """The final states of sequences that end in different parts are in the order of their ends."""
+    """A fault: final states of sequences that end in different parts are sorted by their ends."""
     def changed(*args, **options):
         y, *final = in_parts(*args, **options)
         return y, *[state.flip(1) for state in final]
@@ -294,7 +294,8 @@ def first_ended_first(in_parts):
 def test_sequences(program):
     """LSTMs on sequences of any lengths give the results and gradients of NumPy.
 
-    In bfloat16, they do except for rounding, which recurrence amplifies if many weights are equal.
+    In bfloat16, they match except for rounding errors, which recurrence amplifies if many weights
+    are equal.
     """
     is_rounded = program.seed % 2 and not any('one' in each for each in program.layouts)
     compute, tolerance = ('bfloat16', .1) if is_rounded else (None, 5e-4)
@@ -305,7 +306,7 @@ def test_sequences(program):
 
 
 def rounded_in_place(arrays):
-    """Kernels round the gradient that they get."""
+    """A fault: kernels round the gradient that they get."""
     def changed(*args, **options):
         found = arrays(*args, **options)
         if found[-1].flags.writeable:
@@ -324,7 +325,7 @@ def test_backward_changes_nothing(program):
     first, second = program
     with chainer.using_config('use_torch', first.use_torch):
         inputs, f = first.run()
-        # Inputs of the same shape are the same variables.
+        # The two calls share inputs of the same shape.
         own, _ = second.run()
         shared = [next((x for x in inputs if x.shape == y.shape), y) for y in own]
         _, g = second.run(shared)
@@ -359,7 +360,7 @@ def test_backward_changes_nothing(program):
 def test_derivatives(program):
     """First and second derivatives match finite differences."""
     def sums(step):
-        """Sum outputs with random weights, then gradients of the sum; return sums and slopes."""
+        """Sum outputs with random weights, then the gradients. Yield each sum and its slope."""
         moved = [chainer.Variable(np.asarray(x.array + step * d.array))
                  for x, d in zip(xs, directions, strict=True)]
         _, ys = program.run(moved)
@@ -386,7 +387,7 @@ def test_derivatives(program):
 
 
 def mean_of_three(with_bias):
-    """The gradient of a bias is a mean of the rows, if there are three."""
+    """A fault: the gradient of a bias is the mean of the rows, if there are three."""
     def changed(gx, gw, gy, x, indexes):
         found = with_bias(gx, gw, gy, x, indexes)
         if gy is not None and 2 in indexes and len(gy) == 3:
@@ -412,7 +413,7 @@ def test_models(program):
                 loss = net(*program.batch(step, 0, 1))
                 net.cleargrads()
                 loss.backward()
-                if use_torch == 'never':  # as if no gradients were one array
+                if use_torch == 'never':  # so that no two gradients are one array
                     for param in net.params():
                         param.grad = None if param.grad is None else param.grad.copy()
                 with chainer.using_config('use_torch', 'never'):
@@ -426,7 +427,7 @@ def test_models(program):
 
 
 def truncated(operands):
-    """Operands are rounded towards zero."""
+    """A fault: operands are rounded towards zero."""
     def changed(*given, **options):
         return operands(*((x.view('u4') & np.uint32(0xffff0000)).view('f')
                           if x.dtype == 'f' else x for x in given), **options)
@@ -434,7 +435,7 @@ def truncated(operands):
 
 
 def truncating():
-    """Every family of kernels has imported the function."""
+    """Plant :func:`truncated` in each module that has imported ``operands``."""
     stack = contextlib.ExitStack()
     for module in convolution, linear:
         stack.enter_context(planted(module, 'operands', truncated)())
@@ -444,8 +445,8 @@ def truncating():
 @law(calls(PRODUCTS, 'ffd'), truncating, examples=20)
 def test_bfloat16(program):
     """Matrix multiplications in bfloat16 match float32, except for rounding of the operands."""
-    # Two operands, and on some processors the sum.
-    compute = ['bfloat16', 'bfloat16', 'tf32'][program.seed % 3]  # the latter is for GPUs
+    # The operands are rounded, and on some processors also the sum.
+    compute = ['bfloat16', 'bfloat16', 'tf32'][program.seed % 3]  # tf32 has an effect only on GPUs
     epsilon = 1e-6 if program.dtype == 'd' or compute == 'tf32' else (
         3.1 if compute_dtype.has_instructions() else 2.1) * 2. ** -8
 

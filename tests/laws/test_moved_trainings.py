@@ -1,4 +1,4 @@
-"""Law of trainings that move to PyTorch: they go on as in Chainer, and back in Chainer, too."""
+"""A law of training that moves to PyTorch and back: it continues as in Chainer."""
 
 import dataclasses
 import warnings
@@ -21,7 +21,7 @@ from chainer_compat.pytorch.conversion import optimizers as moved  # noqa: E402
 
 pytestmark = pytest.mark.mpi_skip
 
-#: Hyperparameters of each optimizer, with the numbers that are drawn.
+#: The range of each hyperparameter, by optimizer.
 KINDS = {
     'SGD': {'lr': (.01, .1)},
     'MomentumSGD': {'lr': (.01, .05), 'momentum': (.1, .95)},
@@ -35,7 +35,7 @@ KINDS = {
     'AdaDelta': {'rho': (.5, .95), 'eps': (1e-4, 1e-2)},
     'RMSprop': {'lr': (.001, .01), 'alpha': (.8, .99), 'eps': (1e-3, 1e-2)},
 }
-#: Rates that change at once in both.
+#: The learning rates that may change after the move, by optimizer.
 RATES = {'SGD': 'lr', 'NesterovAG': 'lr', 'CorrectedMomentumSGD': 'lr', 'AdaGrad': 'lr',
          'RMSprop': 'lr', 'Adam': 'alpha', 'AMSGrad': 'alpha'}
 HOOKS = {

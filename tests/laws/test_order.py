@@ -1,4 +1,4 @@
-"""Laws of the order of samples: of all ranks, on any number of them, and after any interruption."""
+"""Laws of the sample order: the same on any number of ranks, and after any interruption."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ from chainermn.datasets import scatter
 from chainermn.iterators import MultiNodeOrderSampler, ShardedIterator
 from chainermn.iterators.multi_node_iterator import _MultiNodeIterator
 
-# MultiprocessIterator forks while other threads run, of which Python warns.
+# Python warns that MultiprocessIterator forks while other threads run.
 pytestmark = pytest.mark.filterwarnings(
     'ignore:.* multi-threaded, use of fork:DeprecationWarning')
 
@@ -49,13 +49,14 @@ def load(state, iterator):
 
 @dataclasses.dataclass(frozen=True)
 class Jobs:
-    """A job that is killed, and continues on other ranks.
+    """A job that is killed several times and resumes on different numbers of ranks.
 
     Attributes:
-        counts: Numbers of samples of the shards.
-        runs: Number of ranks in threads, or 0 for those of MPI; batch size; steps until it is
-            killed; the rank whose snapshot is loaded; the option ``last``.
-        shuffle, seed, buffer, repeat, n_prefetch: Options.
+        counts: The number of samples of each shard.
+        runs: For each run: the number of ranks (threads), or 0 for the MPI ranks; the batch size;
+            the number of steps until the run is killed; the rank whose snapshot is loaded next;
+            and the option ``last``.
+        shuffle, seed, buffer, repeat, n_prefetch: Options of the iterator.
     """
 
     counts: tuple[int, ...]
@@ -106,7 +107,7 @@ jobs = st.builds(
 
 
 def first_window(of_window):
-    """A window that remains in the next epoch."""
+    """A fault: the window of the previous epoch is used again."""
     def changed(self, epoch, number):
         window = self._window
         return window if window and window.key[1] == number else of_window(self, epoch, number)
@@ -229,16 +230,19 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """What an iterator is created with, and how often it is interrupted.
+    """The arguments of an iterator, and the interruptions.
 
     Attributes:
-        seed: Of random numbers.
-        kind: The iterator.
-        form, kinds: Of the samples: all of one form, or each of another kind.
-        n, batch_size, repeat, shuffle: Its arguments.
-        runs: Steps until a snapshot, and until the job is killed.
-        root: The rank of data, modulo the number of ranks.
-        communicator: Its name.
+        seed: The seed of random numbers.
+        kind: The name of the iterator class.
+        form: The form of the samples.
+        kinds: The kinds of the values in a sample.
+        n: The number of samples.
+        batch_size, repeat, shuffle: Arguments of the iterator.
+        runs: For each run, the number of steps before its snapshot, and after it until the job is
+            killed.
+        root: The rank that has the data, modulo the number of ranks.
+        communicator: The name of the communicator.
     """
 
     seed: int
@@ -282,7 +286,7 @@ def batches(*kind_names):
 
 
 @law(batches('threads', 'threads', 'serial', 'serial', 'processes'),
-     # Orders that others have drawn in advance depend on time.
+     # Plant the fault only in SerialIterator: the others draw orders in advance, at any time.
      planted(iterator_state, '_serialize_random', lambda serialize: lambda iterator, serializer: (
          isinstance(iterator, iterators.SerialIterator) or serialize(iterator, serializer))))
 def test_resumed_iterators(comm, program):
@@ -304,7 +308,7 @@ def test_resumed_iterators(comm, program):
     for n_steps, n_lost in program.runs:
         iterator = create(len(found) + 1)
         load(state, iterator)
-        if n_lost == 1:  # loaded and saved again
+        if n_lost == 1:  # save and load it again
             load(saved(iterator), iterator)
         found += program.run(iterator, n_steps)
         state = saved(iterator)
@@ -319,8 +323,8 @@ def test_resumed_iterators(comm, program):
         for name, value in progress(self, **options).items()}))
 def test_multi_node_iterator(comm, program):
     """``create_multi_node_iterator`` gives all ranks the batches and progress of one rank."""
-    # Pickles lose the byte order of arrays with gaps or reversed, Chainer's processes that of
-    # arrays without elements.
+    # Pickling changes the byte order of reversed arrays and arrays with gaps. Chainer's processes
+    # change the byte order of empty arrays.
     hypothesis.assume(not any(
         (name.startswith('>') and layout == 'reversed')
         or (program.kind == 'processes' and 0 in shape) for name, shape, layout in program.kinds))
@@ -336,7 +340,7 @@ def test_multi_node_iterator(comm, program):
     batch = next(iterator, None)
     iterator.finalize()
     assert_same(found, expected)
-    if comm.rank != root and batch:  # a snapshot of any rank continues the epoch without the others
+    if comm.rank != root and batch:  # one process can resume any rank's snapshot
         load(state, alone)
         assert_same(next(alone)[:rest], batch[:rest])
     assert all(x.flags.writeable for x in arrays_in([batch for batch, _ in found]))
@@ -354,7 +358,7 @@ def test_synchronized_iterator(comm, program):
     found = [x for _ in range(n_steps) for x in next(iterator)]
     iterator.finalize()
     np.random.seed(program.seed)
-    np.random.permutation(program.n)  # of the iterator that was created first
+    np.random.permutation(program.n)  # drawn by the actual iterator when it was created
     draw = np.random.RandomState(np.random.randint(0, 2**32 - 1, dtype=np.uint32))
     expected = [draw.permutation(program.n) for _ in range(n_steps * program.batch_size)]
     assert found == np.concatenate(expected)[:len(found)].tolist()
@@ -363,7 +367,7 @@ def test_synchronized_iterator(comm, program):
 # --- scatter -------------------------------------------------------------------------------------
 
 class Bare:
-    """The least a dataset can be."""
+    """A dataset with only the required methods."""
 
     def __init__(self, n):
         self.n = n
@@ -385,7 +389,7 @@ SOURCES = {
     'list': lambda n: [f'example {i}' for i in range(n)],
     'tuple': lambda n: tuple(range(n)), 'bare': Bare, 'range': range,
 }
-#: Of a length and functions that create other datasets.
+#: Functions of a length and of two functions that create inner datasets.
 COMPOSED = {
     'TupleDataset': lambda n, a, b: datasets.TupleDataset(a(n), b(n)),
     'DictDataset': lambda n, a, b: datasets.DictDataset(x=a(n), t=b(n)),
@@ -400,7 +404,7 @@ COMPOSED = {
 @dataclasses.dataclass(frozen=True)
 class Scattered:
     n: int
-    dataset: tuple  # a name, and what it consists of
+    dataset: tuple  # a name, and the inner datasets
     shuffle: bool
     seed: int
     is_equal: bool

@@ -1,4 +1,4 @@
-"""Laws of models on several ranks: pipelines, lists of links and functions, as one process."""
+"""Laws of models on several ranks: pipelines, chain lists and functions match one process."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.mpi(min_size=2),
 
 
 def train(comm, program, recompute):
-    """Train with Pipeline; return the losses, and the state of this rank's stages by number."""
+    """Train with Pipeline. Return the losses and the state of this rank's stages by number."""
     set_seeds(program, comm.rank)
     found = stages.model(program, comm)
     hypothesis.assume(found)
@@ -65,7 +65,7 @@ def test_recomputation(comm, program):
 
 
 def one_process(program, size):
-    """Do what :func:`train` does, with all stages in one process."""
+    """Train like :func:`train`, with all stages in one process."""
     set_seeds(program, 0)
     parts, losses, tied = stages.stages(program, size), {}, stages.tied(program, size)
     links = chainer.ChainList(*parts.values())
@@ -99,7 +99,7 @@ def one_process(program, size):
         if program.threshold and norm > program.threshold:
             for param in {id(param): param for param in links.params()}.values():
                 if param.grad is not None:
-                    # Not in place: the gradients of W and V in W + V are one array.
+                    # Do not change it in place: the gradients of W and V in W + V are one array.
                     param.grad = param.grad * (program.threshold / norm)
         optimizer.update()
     with chainer.no_backprop_mode(), chainer.using_config('train', False):
@@ -149,13 +149,13 @@ def test_list(comm, program):
 
 @dataclasses.dataclass(frozen=True)
 class Calls:
-    """Calls of functions one after another: the name, ranks, and which outputs are used."""
+    """Calls of functions one after another: names, ranks, and which outputs the loss uses."""
 
     dtype: str
     calls: tuple[tuple[str, int, int, tuple[bool, ...]], ...]
 
 
-#: What each rank gets from the inputs of all ranks: their definitions.
+#: The definition of each function: the outputs of each rank, given the inputs of all ranks.
 DEFINITIONS = {
     'allgather': lambda xs, root: [[x[0] for x in xs]] * len(xs),
     'allreduce': lambda xs, root: [[sum(x[0] for x in xs)]] * len(xs),
@@ -174,7 +174,7 @@ calls = st.builds(Calls, st.sampled_from('efd'), st.lists(st.tuples(
 
 
 class Rank:
-    """The variables of a rank, in one process or several."""
+    """The variables of a rank, in its own process or in one process with the others."""
 
     def __init__(self, rank, dtype):
         self.x = chainer.Variable(np.random.RandomState(rank).randn(2, 3).astype(dtype))

@@ -1,4 +1,4 @@
-"""A law of trainers with all extensions: resumed as uninterrupted."""
+"""A law of trainers with random extensions: a resumed run matches an uninterrupted run."""
 
 import contextlib
 import importlib.util
@@ -37,10 +37,10 @@ LENGTH = 11  # iterations
 
 
 class KilledError(Exception):
-    """Ends a training, whose files stay."""
+    """Ends a training run. Its files remain."""
 
 
-#: All but the first three may fire on some ranks only.
+#: Triggers. Only the first three always fire on all ranks in the same iterations.
 TRIGGERS = [
     lambda: (2, 'iteration'), lambda: (3, 'iteration'), lambda: (5, 'iteration'),
     lambda: (1, 'epoch'), lambda: (.4, 'epoch'),
@@ -71,7 +71,7 @@ class SmallModel(chainer.Chain):
 
     def forward(self, x):
         h = self.linear(x)
-        if self.dropout:  # with a ratio of 0 it would draw numbers, too
+        if self.dropout:  # even with a ratio of 0, it would draw random numbers
             h = F.dropout(h, self.dropout)
         loss = F.mean((self.bn(h) - 1) ** 2)
         chainer.report({'loss': loss}, self)
@@ -98,7 +98,7 @@ def examples_of_evaluator():
 
 
 def shift_of(kind, **options):
-    """Return a function that makes a schedule of an optimizer of its own."""
+    """Return a function that creates a schedule with a separate optimizer."""
     def make(comm, model, trigger):
         optimizer = optimizers.SGD(lr=1.).setup(chainer.links.Linear(1, 1))
         shift = kind('lr', optimizer=optimizer, **options)
@@ -107,7 +107,7 @@ def shift_of(kind, **options):
     return make
 
 
-#: Those that communicate get a trigger that fires on all ranks.
+#: Extensions that communicate. Their trigger must fire on all ranks.
 COLLECTIVE = {
     'multi-node log': lambda comm, model, trigger: create_multi_node_report(
         extensions.LogReport(trigger=trigger), comm),
@@ -155,7 +155,7 @@ def trainers(draw):
         return draw(st.sampled_from(values))
 
     how = choose('checkpointer', 'checkpointer', 'dictionary', 'snapshot')
-    # A snapshot has neither random numbers nor the data order of each rank.
+    # A snapshot contains neither random states nor the data order of each rank.
     data = choose(*['scattered', 'sampler'] if how == 'snapshot' else [
         'scattered', 'uneven', 'sampler', 'multi-node', 'synchronized'])
     kind = choose('serial', 'serial', 'thread', 'thread', 'process')
@@ -163,12 +163,12 @@ def trainers(draw):
         how=how, data=data, kind=kind, batch=choose(1, 2, 3, 4),
         shuffle=data in ('synchronized', 'sampler') or (
             how != 'snapshot' and choose(True, False)),
-        # The thread of MultiprocessIterator draws random numbers at any time.
+        # A thread of MultiprocessIterator draws random numbers at any time.
         dropout=0 if how == 'snapshot' or kind == 'process' else .3,
         extensions=draw(st.lists(st.tuples(
             st.sampled_from([*EXTENSIONS]), *[st.integers(0, len(TRIGGERS) - 1)] * 2), max_size=16,
             min_size=6, unique_by=lambda each: each[0])),
-        # The ranks would stop at different iterations.
+        # With uneven data and a stop by epochs, the ranks would stop in different iterations.
         stop=choose('iterations', *['epochs'] * (data != 'uneven'), 'multi-node early', 'early'),
         kills=sorted(draw(st.sets(st.integers(1, LENGTH), min_size=1, max_size=2))),
         interval=choose(1, 2, 3), load_after=draw(st.lists(
@@ -176,13 +176,13 @@ def trainers(draw):
 
 
 class Job:
-    """A process of each rank: it resumes from the last checkpoint, and trains until it is killed.
+    """A process of each rank: it resumes from the last checkpoint and trains until it is killed.
 
     Args:
         comm: The communicator.
-        folder: Where the checkpoints are.
+        folder: Folder of the checkpoints.
         case: The random program.
-        rows: Gets what can be observed, by iteration.
+        rows: Dict to which each iteration adds its observations and learning rates.
     """
 
     def __init__(self, comm, folder, case, rows):
@@ -196,7 +196,7 @@ class Job:
             optimizers.MomentumSGD(), comm, compare_settings=False).setup(self.model)
 
     def run(self, end, load_after, is_saved=True):
-        """Return all that is left after an iteration, by name."""
+        """Train until an iteration. Return the remaining state by name."""
         saver = make_saver(self.comm, self.folder, self.case['how'])
         if self.case['how'] == 'dictionary':
             target = {'optimizer': self.optimizer, 'model': self.model, 'iterator': self.iterator}
@@ -249,7 +249,7 @@ class Job:
             extension = EXTENSIONS[name](self.comm, self.model, TRIGGERS[inner]())
             if hasattr(extension, 'rate_of_test'):
                 self.rates.append(extension.rate_of_test)
-            # Others have a trigger in them, and are called in each iteration.
+            # The other extensions have their own triggers and are called in each iteration.
             options = {'trigger': TRIGGERS[outer]()} if name in (
                 'persistent', 'evaluator', 'total', 'best', 'rate') or 'Shift' in type(
                     extension).__name__ else {}
@@ -257,11 +257,11 @@ class Job:
 
 
 def left_by(target):
-    """Return all that the objects serialize, but no times, and no orders drawn in advance."""
+    """Return the serialized state, except for times and for orders that were drawn in advance."""
     left, values = {}, state(SavedParts(target).whole)
     for key, value in values.items():
         if key.endswith('/order'):
-            value = value[int(values[f'{key[:-5]}current_position']):]  # the others were used
+            value = value[int(values[f'{key[:-5]}current_position']):]  # skip used samples
         if key.endswith('/_log'):
             value = np.asarray(json.dumps([
                 {name: entry[name] for name in entry if name != 'elapsed_time'}
@@ -283,7 +283,7 @@ def test_resumed_trainer(comm, program, tmp_path):
     for end, load_after in zip([*program['kills'], 2 * LENGTH], program['load_after'],
                                strict=False):
         left = Job(comm, folder, program, rows).run(end, load_after)
-    if program['how'] == 'snapshot':  # it has the logs and the batch normalization of one rank
+    if program['how'] == 'snapshot':  # a snapshot has the logs and batch statistics of one rank
         expected, left = ({key: value for key, value in each.items() if key.startswith(
             'updater/') and '/bn/avg' not in key} for each in (expected, left))
     else:

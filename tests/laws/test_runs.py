@@ -1,4 +1,4 @@
-"""A law of runs: functions whose gradients PyTorch computes in one call."""
+"""A law of runs, sequences of functions whose gradients PyTorch computes in one call."""
 
 import contextlib
 import copy
@@ -21,7 +21,7 @@ TOLERANCES = {'f': 1e-3, 'd': 1e-9}
 
 
 class Doubled(chainer.FunctionNode):
-    """A function of the program, which ends a run."""
+    """A user-defined function, which ends a run."""
 
     def forward(self, inputs):
         return 2 * inputs[0],
@@ -31,7 +31,7 @@ class Doubled(chainer.FunctionNode):
 
 
 class Square(chainer.Function):
-    """A function in the old style."""
+    """An old-style function."""
 
     def forward(self, inputs):
         self.retain_inputs((0,))
@@ -42,7 +42,7 @@ class Square(chainer.Function):
 
 
 def images(f):
-    """Return a function of two axes that calls one of images.
+    """Return a function of matrices that calls a function of images.
 
     The program cannot change the images: convolutions may save a copy in another memory layout.
     """
@@ -53,7 +53,7 @@ def images(f):
     return function
 
 
-#: Functions of the model and two matrices. Their results have the shape of the matrices.
+#: Functions of the model and two matrices. Their results have the same shape as the matrices.
 FUNCTIONS = {
     'add': lambda m, x, y: x + y, 'sub': lambda m, x, y: x - y, 'mul': lambda m, x, y: x * y / 4,
     'same': lambda m, x, y: x * x / 4 + x, 'add constant': lambda m, x, y: x + .5,
@@ -62,7 +62,7 @@ FUNCTIONS = {
     'tanh': lambda m, x, y: F.tanh(x), 'sigmoid': lambda m, x, y: F.sigmoid(x),
     'softmax': lambda m, x, y: F.softmax(x), 'log softmax': lambda m, x, y: F.log_softmax(x, 0),
     'linear': lambda m, x, y: m.linear(x),
-    # Equal elements become rounding errors, of which relu returns some; .01 is far from these.
+    # Equal elements become rounding errors around 0, which relu may keep or not. So add .01.
     'norm': lambda m, x, y: m.norm(x) + .01,
     'parameter': lambda m, x, y: x + F.broadcast_to(m.b, x.shape),
     'matmul': lambda m, x, y: F.matmul(F.matmul(x, x, transb=True), y) / 9,
@@ -182,7 +182,8 @@ def watched(m, x):
         return F.tanh(m.linear(x))
 
 
-#: What a program may do with a matrix between two functions; it continues with the result, if any.
+#: Things that a program may do with a matrix between two functions. It continues with the result,
+#: if there is one.
 EVENTS = (unchain, unchain_backward, cut_and_restore, overwrite, replace, copied, deeply, read,
           variable_of_node, constant, no_backprop, change_parameter, replace_parameter, gradient,
           without_kernels, watched)
@@ -194,7 +195,7 @@ BACKWARD = ('backward', 'twice', 'retain_grad', 'double', 'grad', 'several', 'sc
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """A program: functions and events, each with the numbers of two earlier results."""
+    """A program: functions and events, each with the indices of two earlier results."""
 
     seed: int
     dtype: str

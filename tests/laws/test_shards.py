@@ -1,4 +1,4 @@
-"""Laws of shards: what is read is what was written, by any tool, with any option."""
+"""Laws of shards: samples are read as they were written, by any tool and with any option."""
 
 import copy
 import dataclasses
@@ -34,7 +34,7 @@ seeds = st.integers(0, 999)
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The same on all ranks, in which they all are."""
+    """A temporary folder, the current folder of all ranks."""
     monkeypatch.chdir(MPI.COMM_WORLD.bcast(tmp_path))
 
 
@@ -46,7 +46,7 @@ def pa():
 
 
 def read(comm, shards, batch_size, **options):
-    """All samples of an epoch in their order, on all ranks."""
+    """Return all samples of an epoch in order, on all ranks."""
     iterator = ShardedIterator(shards, batch_size, comm, repeat=False, **options)
     by_rank = comm.allgather_obj([*iterator])
     iterator.finalize()
@@ -55,7 +55,7 @@ def read(comm, shards, batch_size, **options):
 
 
 def on_rank_0(comm, function, *refused):
-    """Return the result of rank 0; there is no such program if a tool refused it."""
+    """Call a function on rank 0 and return its result. Reject programs that a tool refused."""
     result = None
     if comm.rank == 0:
         try:
@@ -76,12 +76,12 @@ class Written:
     seed: int
     form: str
     kinds: tuple
-    lengths: tuple[int, ...]  # of the ranks in turn
-    are_streams: tuple[bool, ...]  # without a length, which reuse their arrays
+    lengths: tuple[int, ...]  # numbers of samples, which the ranks use in turn
+    are_streams: tuple[bool, ...]  # whether datasets have no length and reuse their arrays
     samples_per_shard: int
     batch_size: int
     n_prefetch: int
-    buffer: int  # the more, the less memory for a shard
+    buffer: int  # a larger buffer leaves less memory for each shard
     shuffle: bool
     is_saved_again: bool  # compressed, or in Fortran order
 
@@ -107,7 +107,7 @@ written = st.builds(
 
 
 def reusing(rows):
-    """The rows, in the same arrays."""
+    """Yield the rows, each in the same arrays."""
     buffers = [np.array(x) if isinstance(x, np.ndarray) else x for x in (rows or [()])[0]]
     for row in rows:
         for buffer, x in zip(buffers, row, strict=True):
@@ -118,7 +118,7 @@ def reusing(rows):
 
 
 class KeptArrays:
-    """A column that does not copy the arrays of the program."""
+    """A fault: a column that does not copy the arrays that it gets."""
 
     def __init__(self, first):
         self.arrays, self.dtype = [], first.dtype
@@ -157,7 +157,7 @@ def test_written_shards(comm, program, folder):
                    for i in range(0, len(rows), n)]
     shards = [rows for _, rows in sorted(shards, key=lambda each: each[0])]
     options = {'shuffle': program.shuffle, 'buffer': program.buffer}
-    expected = read(comm, shards, program.batch_size, **options)  # of lists
+    expected = read(comm, shards, program.batch_size, **options)  # read from lists
     found = read(comm, paths if program.seed % 2 else 'train-*.np[yz]', program.batch_size,
                  n_prefetch=program.n_prefetch, **options)
     assert len(found) == len(expected) == sum(map(len, shards))
@@ -176,7 +176,7 @@ class Archive:
     batch_size: int
 
     def write(self):
-        """Return the path, and the content of each file that GNU tar extracts."""
+        """Return the path and the content of each file that GNU tar extracts."""
         draw, files = np.random.RandomState(self.seed), []
         root = pathlib.Path(tempfile.mkdtemp(dir=os.getcwd()))
         for parent, name, kind, target, pieces in self.files:
@@ -260,7 +260,7 @@ ARGUMENTS = {'timestamp': [('s',), ('us',), ('us', 'Europe/Berlin')], 'duration'
              'time64': [('us',)], 'decimal128': [(20, 3)]}
 INTEGERS = [f'{sign}int{bits}' for sign in ('', 'u') for bits in (8, 16, 32, 64)]
 
-#: Name of a function of pyarrow, and its arguments.
+#: The name of a pyarrow function that creates a type, and its arguments.
 leaves = st.sampled_from([(name, *each) for name in (*INTEGERS, *LEAVES)
                           for each in ARGUMENTS.get(name, [()])])
 types = st.recursive(leaves, lambda inner: st.one_of(
@@ -278,7 +278,7 @@ class Table:
     type: tuple
     length: int
     nulls: float
-    cut: int  # rows that are left out at the beginning
+    cut: int  # number of rows removed from the beginning
     chunk: int
     group: int
     is_run_end_encoded: bool
@@ -287,7 +287,7 @@ class Table:
     shuffle: bool
 
     def write(self, pa):
-        """Return the path, and the rows and the type as pyarrow reads them."""
+        """Return the path, the rows and the type, as pyarrow reads them."""
         draw = random.Random(self.seed)
         values = [value(draw, self.type, self.nulls) for _ in range(self.length)]
         array = pa.array(values, arrow_type(pa, self.type))[self.cut:]
@@ -344,7 +344,7 @@ tables = st.builds(
 
 
 def assert_value(pa, found, expected, kind):
-    """Assert that an object is what ``to_pylist`` returns, in NumPy's type for the type."""
+    """Assert that an object is the result of ``to_pylist``, in the matching NumPy type."""
     types = pa.types
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         kind = kind.value_type
@@ -389,16 +389,16 @@ def test_arrow(comm, program, folder, pa):
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    counts: tuple[int, ...]  # samples of each prefix
+    counts: tuple[int, ...]  # number of samples of each prefix
     pattern: str
     is_list: bool
-    damages: tuple  # number of a shard, and how it is damaged
+    damages: tuple  # indices of shards, each with the kind of damage
     on_error: str
     has_indexes: bool
     batch_size: int
 
     def write(self):
-        """Return what selects the samples, and their numbers."""
+        """Return the pattern or list of files, and the samples that it selects."""
         root, first, content = tempfile.mkdtemp(dir=os.getcwd()), 0, {}
         for prefix, n in zip(('a/x', 'a/x-1', 'a/b[1]/x', 'c/y'), self.counts, strict=True):
             os.makedirs(os.path.join(root, os.path.dirname(prefix)), exist_ok=True)
@@ -458,8 +458,8 @@ class Reading:
     n_prefetch: int
     n_processes: int
     is_transformed: bool
-    is_read: bool  # by a function
-    events: tuple[str, ...]  # before each step
+    is_read: bool  # whether a reader function opens the shards
+    events: tuple[str, ...]  # the event before each step
 
     def options(self):
         transform = (lambda sample: (sample, sample[1])) if self.is_transformed else None
@@ -492,7 +492,7 @@ readings = st.builds(
 
 
 def keeping(serialize):
-    """Batches that were read in advance remain when a position is loaded."""
+    """A fault: batches that were read in advance remain after a position is loaded."""
     def changed(self, serializer):
         source, self._source = self._source, None
         serialize(self, serializer)

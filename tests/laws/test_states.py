@@ -23,17 +23,17 @@ from chainermn.extensions._checkpointing import state as saved_state
 
 pytestmark = MARKS
 
-#: What programs do between steps, and a new process does again, or a save has.
+#: Events between steps that a new process repeats or that a checkpoint contains.
 EVENTS = ['', 'exception', 'hyperparameter', 'scale', 'enable', 'rule hook', 'hook', 'add']
 
 
 class Saved(Training):
-    """A training that a checkpointer saves before one of the steps, and new objects resume.
+    """Saves a checkpoint before one of the steps, and resumes from it with new objects.
 
     Args:
         program: The program.
         comm: The communicator.
-        folder: Folder of the saves; if ``None``, the training is not interrupted.
+        folder: Folder of the checkpoint; ``None`` to train without an interruption.
     """
 
     def __init__(self, program, comm, folder=None):
@@ -41,7 +41,7 @@ class Saved(Training):
         super().__init__(program, comm)
 
     def update(self, number):
-        np.random.normal(), random.gauss(0, 1)  # each keeps a second number in store
+        np.random.normal(), random.gauss(0, 1)  # both generators store a second number
         super().update(number)
 
     def happen(self, step):
@@ -50,7 +50,7 @@ class Saved(Training):
         super().happen(step)
 
     def wait(self):
-        """The checkpointer waits."""
+        """Do nothing, because the checkpointer waits."""
 
     def resume(self):
         old = self.optimizer
@@ -68,7 +68,7 @@ class Saved(Training):
         history = super().run()
         if self.at == STEPS:
             self.resume()
-        # After loading, each rank has complete states until an update shares them again.
+        # After loading, each rank has the complete states. The next update shards them again.
         for number in range(STEPS, STEPS + self.program.n_accumulations):
             self.update(number)
         if hasattr(self.optimizer, 'wait'):
@@ -85,7 +85,7 @@ def without_stored_number(capture):
     return changed
 
 
-# Snapshots contain persistent values only, as in Chainer.
+# Exclude blocks with state in other attributes: as in Chainer, only persistent values are saved.
 @law(programs(events=EVENTS, blocks=sorted(BLOCKS.keys() - {'Counter', 'Memory'}),
               batches=[3, 2], is_fp32=False),
      planted(saved_state, 'capture_random', without_stored_number))
@@ -97,10 +97,10 @@ def test_resumed_training(comm, program, tmp_path):
 
 @dataclasses.dataclass(frozen=True)
 class Resized:
-    """A training in several jobs; see ``Program`` for the fields that are the same.
+    """Training in several jobs. For most fields, see ``Program``.
 
     Attributes:
-        jobs: Of each: a number from which follows on how many ranks it runs, its number of updates,
+        jobs: For each job: an integer that determines its number of ranks, its number of updates,
             and whether it shards the states.
     """
 
@@ -113,7 +113,7 @@ class Resized:
     communicator: str = 'overlapping'
 
     def gradients(self, update, rank, size):
-        """Return a gradient, whose mean over all ranks does not depend on their number."""
+        """Return gradients whose mean over all ranks does not depend on the number of ranks."""
         mean = np.random.RandomState([self.seed, update]).randint(-8, 9, (len(NAMES), 3)) / 4
         found = [*(mean + (2. * rank - (size - 1)) / 4)]
         if update % 2:  # only one rank uses this parameter
@@ -121,7 +121,7 @@ class Resized:
         return found
 
 
-#: Parameters that have the names of what is saved beside them.
+#: Names of parameters that are also names of other saved values.
 NAMES = ['count', 'loss_scale', 'means', 'sums', 'chainermn']
 
 
@@ -147,7 +147,7 @@ def resized():
 
 
 def train_in_jobs(comm, program, folder):
-    """Return the parameters after each job, on the ranks that it had."""
+    """Return the parameters after each job in which this rank took part."""
     end, found = 0, []
     options = {'zero_fill': True, 'overlap': 'always' if program.mode == 'overlap' else False,
                'double_buffering': program.mode == 'double buffering',
@@ -158,7 +158,7 @@ def train_in_jobs(comm, program, folder):
         if group is not None:
             actual, model = OPTIMIZERS[program.optimizer](), LinearLoss()
             if program.is_scaled:
-                actual.loss_scaling(interval=1)  # another scale in each update
+                actual.loss_scaling(interval=1)  # a different scale in each update
             optimizer = chainermn.create_multi_node_optimizer(
                 actual, group, shard_states=is_sharded, **options).setup(model)
             saver = checkpointer_of(group, folder)
@@ -199,7 +199,7 @@ def test_another_number_of_ranks(comm, program, tmp_path):
 
 
 class Continued(Training):
-    """A training that is saved by a thread while it continues, or a resumed one."""
+    """Training that a thread saves while it continues, or that was resumed."""
 
     def save(self, saver, number):
         saver.save({'model': self.optimizer.target, 'optimizer': self.optimizer}, number,

@@ -1,7 +1,7 @@
-"""A law of stores: any calls as NumPy in float64, and Chainer's optimizers.
+"""A law of stores: any calls match NumPy in float64 and Chainer's optimizers.
 
-The reference is one process that knows the values of all workers, and follows the definition: a
-push sums, perhaps after compression, and merges the sum; a pull reads.
+The reference is one process that has the values of all workers and follows the definition: a push
+sums the values, possibly after compression, and merges the sum; a pull reads.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class Key:
         return np.asarray(x if self.dtype == 'int32' else x / 64)
 
     def value(self, random):
-        """Return a dense float64 value and what a worker pushes for it."""
+        """Return a dense float64 value, and the value that a worker pushes for it."""
         if len(self.shape) == 0 or random.rand() > (.7 if self.is_row_sparse else .2):
             dense = self.random(random)
             x = dense.astype(self.dtype)
@@ -107,7 +107,7 @@ class Reference:
             self.models[name] = self.make(model)
 
     def push(self, of_workers):
-        """Merge the values of some workers: by key a list of pairs as of Key.value."""
+        """Merge the values of workers: for each worker, lists of results of Key.value by key."""
         for name in next(iter(of_workers.values())):
             key = self.keys[name]
             total = sum(self._sent(worker, key, values[name])
@@ -211,7 +211,7 @@ class Program:
         assert not self.differences, '\n'.join(self.differences)
 
     def some(self, keys):
-        """Return some of the keys; a key may occur several times."""
+        """Return some of the keys. A key may occur several times."""
         return [keys[i] for i in self.random.randint(0, len(keys), 1 + self.random.randint(4))]
 
     def init(self):
@@ -267,7 +267,7 @@ class Program:
                                 for x in of_key), strict=True)
         self.check(keys, found)
         for n, x in enumerate(found):
-            x[...] = n  # nobody else reads it
+            x[...] = n  # no other code may refer to it
         for n, x in enumerate(found):
             np.testing.assert_array_equal(x, np.full(x.shape, n))
 

@@ -1,4 +1,4 @@
-"""Laws of the multi-node optimizer: N ranks as one process, with each option and all others."""
+"""Laws of the multi-node optimizer: N ranks match one process, with any combination of options."""
 
 import dataclasses
 
@@ -139,12 +139,12 @@ def test_half_precision(comm, program):
     check_against_one_process(comm, program)
 
 
-#: More often with infinite gradients.
+#: Mostly 'finite', so that many programs have infinite gradients (see ``programs``).
 OFTEN_INFINITE = ['finite'] * 12 + [*HOOKS]
 
 
 def check_beside_another(comm, program):
-    """Another optimizer gets the same compressor object."""
+    """Compare with one process, while another optimizer has the same compressor object."""
     other = Training(program, comm)
     for number in range(1 + program.n_accumulations):
         other.update(number)
@@ -215,7 +215,7 @@ def test_join(comm, program):
 
 
 class StoreTraining(Training):
-    """Trains through a KVStore; its state is not saved."""
+    """Trains through a KVStore. Its state is not saved."""
 
     def start(self):
         optimizer = self.program.create().setup(Net(self.program, self.comm.rank))
@@ -233,7 +233,7 @@ def test_kvstore(comm, program):
 
 
 def change_setting(optimizer, number):
-    """Change a setting of the optimizer, its hooks or a parameter; return how to restore it."""
+    """Change a setting of the optimizer, a hook or a parameter. Return a function to restore it."""
     numbers = [(optimizer.hyperparam, name) for name in sorted(optimizer.hyperparam.get_dict())]
     rules = [param.update_rule for _, param in sorted(optimizer.target.namedparams())]
     hooks = [hook for each in (optimizer, *rules) for table in (

@@ -1,4 +1,4 @@
-"""Laws of updates of all parameters in one pass, which Chainer updates one after another."""
+"""Laws of updates in one pass over all parameters. Chainer updates them one after another."""
 
 import contextlib
 import dataclasses
@@ -25,16 +25,16 @@ STEPS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Updates:
-    """Some updates with random gradients.
+    """Several updates with random gradients.
 
     Attributes:
-        seed: Draws numbers.
-        optimizer: Its name.
-        dtype: Of the parameters.
+        seed: The seed of random numbers.
+        optimizer: The name of the optimizer.
+        dtype: The dtype of the parameters.
         hooks: Names of hooks.
-        events: What happens before later steps.
-        special: Whether some gradients are not finite, or very small.
-        is_fp32: Whether float16 is updated in float32.
+        events: The events before later steps.
+        special: Whether some gradients are not finite or are very small.
+        is_fp32: Whether float16 parameters are updated in float32.
     """
 
     seed: int
@@ -61,7 +61,7 @@ class Updates:
         return optimizer
 
     def step(self, optimizer, n, event='nothing'):
-        """Update once; return whether there was no error, and what the model is then."""
+        """Update once. Return whether the run can continue, and the state or the error."""
         random = np.random.RandomState([self.seed, n])
         params = [*optimizer.target.params()]
         for param in params:
@@ -79,7 +79,7 @@ class Updates:
             same = [each for each in usual if each.size == p.size and each is not p] or [p]
             try:
                 EVENTS[event](optimizer, p, same[random.randint(len(same))])
-            except Exception:  # it does not suit what has happened before
+            except Exception:  # the event is impossible after the earlier ones
                 return False, 'no event'
         if not all(map(is_divisible, usual)):
             return False, 'only Chainer finds it'
@@ -102,13 +102,13 @@ class Updates:
 
 
 def is_divisible(param):
-    """Whether Chainer can divide the gradient by its loss scale."""
+    """Return whether Chainer can divide a gradient by its loss scale."""
     return param._loss_scale is None or param.array is None or param._grad is None or (
         (param.array.dtype, param.array.shape) == (param._grad.dtype, param._grad.shape))
 
 
 def described(optimizer):
-    """Return everything that a program sees after an update."""
+    """Return everything that user code can read after an update."""
     found = {'t': optimizer.t, 'scale': optimizer._loss_scale,
              'counted': getattr(optimizer, 'counted', 0)}
     for name, param in sorted(optimizer.target.namedparams()):
@@ -140,7 +140,7 @@ def in_blocks(use_torch='never'):
 
 @contextlib.contextmanager
 def one_by_one():
-    """Update as Chainer does: the rule of each parameter, with whole arrays."""
+    """Update like Chainer: one parameter after another, with whole arrays."""
     with unittest.mock.patch.object(one_pass, 'update', update_each), \
             unittest.mock.patch.object(optimizer_steps, 'begin', begin_of_chainer), \
             chainer.using_config('use_torch', 'never'), \
@@ -160,7 +160,7 @@ def of_updates(optimizer=OPTIMIZERS, **fields):
 
 
 def without_steps(key):
-    """Rules with different numbers of steps are updated together."""
+    """A fault: rules with different numbers of steps are updated together."""
     def changed(*args):
         found = key(*args)
         return found and (found[0], *found[2:])
@@ -179,7 +179,7 @@ def test_one_pass(program):
 
 
 def stale_gradients():
-    """PyTorch gets the gradients of the update before if they have the same shapes."""
+    """A fault: PyTorch gets the gradients of the previous update if the shapes are the same."""
     pytest.importorskip('torch')
     from chainer_compat.pytorch.kernels import updates as kernels
 
@@ -192,7 +192,7 @@ def stale_gradients():
     return planted(kernels, '_gradient_tensors', change)()
 
 
-# Not what rounding decides: infinities, and 'no beta', whose v is v + (g^2 - v).
+# Exclude cases in which rounding decides: infinities, and 'no beta', whose v is v + (g^2 - v).
 @law(of_updates(OPTIMIZERS.keys() - UNUSUAL - {'no beta'}, dtype=st.sampled_from('fd'),
                 special=st.just(False)), stale_gradients, examples=4)
 def test_one_pass_by_pytorch(program):

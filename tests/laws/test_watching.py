@@ -1,4 +1,4 @@
-"""Laws of what only watches: it changes no bit of a training."""
+"""Laws of observers: they do not change a single bit of training."""
 
 import itertools
 import json
@@ -27,12 +27,12 @@ from chainermn.communicators.naive_communicator import NaiveCommunicator
 pytestmark = [pytest.mark.filterwarnings('ignore:overflow', 'ignore:invalid value',
                                          'ignore:divide by zero', 'ignore:Non finite')]
 
-#: All blocks, also with states and random numbers.
+#: Programs with all blocks, including blocks with states and random numbers.
 PROGRAMS = programs(blocks=[*BLOCKS], batches=(3, 2), dtype=['f', 'd'], compression=['', '2bit'])
 
 
 def drawing(function):
-    """Return the function, which also draws a random number."""
+    """A fault: the function also draws a random number."""
     def changed(*args, **kwargs):
         np.random.random()
         return function(*args, **kwargs)
@@ -40,7 +40,7 @@ def drawing(function):
 
 
 def function_by_function():
-    """Return a context without runs of PyTorch's kernels, whose gradients have other rounding."""
+    """Return a context without PyTorch's kernels, which round differently if they run together."""
     return chainer.using_config('use_torch', 'never')
 
 
@@ -148,7 +148,7 @@ def test_run_records(comm, program, tmp_path):
 
 
 class Reader(chainer.FunctionHook):
-    """Reads everything that a hook gets."""
+    """A hook that reads all of its arguments."""
 
     def forward_postprocess(self, function, in_data):
         self.total = sum(float(np.sum(x)) for x in in_data if x is not None)

@@ -1,4 +1,4 @@
-"""Trainings by all ranks, and their comparison with one process."""
+"""Trains random programs on all ranks and compares the results with one process."""
 
 import contextlib
 import random
@@ -13,16 +13,16 @@ import chainermn
 
 
 class ProgramError(Exception):
-    """The program's own error."""
+    """An error that a program raises in its loss function."""
 
 
 class Training:
-    """A training of a random program, with the multi-node optimizer.
+    """Trains the model of a random program with the multi-node optimizer.
 
     Args:
         program: The program.
         comm: The communicator.
-        options: More options of the optimizer.
+        options: Additional options of the optimizer.
     """
 
     def __init__(self, program, comm, **options):
@@ -30,7 +30,7 @@ class Training:
         random.seed(program.seed + comm.rank)
         np.random.seed(program.seed + comm.rank)
         self.optimizer = self.start()
-        self.kept = []  # gradients that the program had, and their values
+        self.kept = []  # gradients that the program still has, with copies of their values
 
     def start(self):
         program = self.program
@@ -48,7 +48,7 @@ class Training:
         return optimizer
 
     def update(self, number):
-        """Update once; gradients that the program keeps do not change later."""
+        """Update once. Check that the gradients that the program keeps have not changed."""
         self.update_once(number)
         for array, copy in self.kept:
             np.testing.assert_array_equal(array, copy)
@@ -60,7 +60,7 @@ class Training:
         if self.program.is_manual and self.program.mode == 'plain':
             loss = net(*batch)
             net.cleargrads()
-            # A program that knows nothing of the scale has gradients without it.
+            # A program that does not pass the loss scale gets gradients without it.
             loss.backward(loss_scale=self.optimizer._loss_scale if self.program.seed % 3 else None)
             self.kept += copied_gradients(net)
             self.optimizer.update()
@@ -68,7 +68,7 @@ class Training:
             self.optimizer.update(net, *batch)
 
     def happen(self, step):
-        """Let the event of a step happen."""
+        """Apply the event of a step."""
         event = self.program.events[step]
         if event == 'resume':
             self.resume()
@@ -83,7 +83,7 @@ class Training:
             self.program.happen(self.optimizer, step)
 
     def resume(self):
-        """Save and load on each rank, into a new optimizer."""
+        """Save the optimizer and load it into a new one, on each rank."""
         self.wait()
         old, new = self.optimizer, self.start()
         if hasattr(old.target, 'added'):
@@ -102,7 +102,7 @@ class Training:
         self.optimizer = new
 
     def transfer(self, old, new):
-        """Save an optimizer and its model, and load them into others."""
+        """Save an optimizer and its model, and load them into another optimizer and its model."""
         for before, after in ((old.target, new.target), (old, new)):
             serializer = chainer.serializers.DictionarySerializer()
             serializer.save(before)
@@ -111,12 +111,12 @@ class Training:
                 strict=after is new.target).load(after)
 
     def wait(self):
-        """Wait for what is sent in the background."""
+        """Wait for gradients that are averaged in the background."""
         if hasattr(self.optimizer, 'wait'):
             self.optimizer.wait()
 
     def run(self):
-        """Train; return what the model is after each step, and the random generators at the end."""
+        """Train. Return the model's state after each step, and random numbers drawn at the end."""
         history = []
         for step in range(STEPS):
             self.happen(step)
@@ -140,9 +140,9 @@ def state(model):
 
 
 def check_against_one_process(comm, program, kind=Training, **options):
-    """Train on all ranks, and on rank 0 again as one process does; compare after each step.
+    """Train on all ranks, then in one process on rank 0. Compare the parameters of each step.
 
-    The parameters must be the same: on all ranks in each bit.
+    The parameters must be bitwise identical on all ranks.
     """
     found = kind(program, comm, **options)
     reference = Reference(program, comm.size) if comm.rank == 0 else None
@@ -169,7 +169,7 @@ def check_against_one_process(comm, program, kind=Training, **options):
 
 
 def compare_history(program, reference, history):
-    """Let one process train, and compare its parameters after each step."""
+    """Train in one process, and compare its parameters with the ranks' after each step."""
     number = 0
     for step, (n_updates, parameters, t) in enumerate(history):
         if step > 1:
@@ -190,13 +190,13 @@ def compare_history(program, reference, history):
 def is_finite(reference):
     """Return whether results can be compared.
 
-    float16 may overflow, and then rounding changes everything.
+    If float16 overflows, rounding decides where, so the results may differ completely.
     """
     return all(np.isfinite(array).all() for array in arrays(reference.model).values())
 
 
 def compare(program, step, parameters, t, reference):
-    """Raise an error that lists what differs from the reference."""
+    """Raise an error that lists the differences from the reference."""
     tolerance = TOLERANCES[program.dtype] + ROUNDING.get(program.compression, 0)
     differing = {} if t == reference.optimizer.t else {'t': f'{t}, not {reference.optimizer.t}'}
     for path, expected in arrays(reference.model).items():

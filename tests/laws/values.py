@@ -1,4 +1,4 @@
-"""Values that samples consist of, by name, and equality of samples with those that were read."""
+"""Random values in samples, and a comparison of the samples that were read with the originals."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 DTYPES = [
     '?', 'b', 'H', 'i', 'l', 'L', 'e', 'f', 'd', 'F', 'D', '>i4', '>f8', 'M8[s]', 'm8[ms]', 'S3',
     'U3', 'V5', 'i4,(2,)u8,S3']
-#: Objects that are no arrays.
+#: Functions that draw objects other than arrays, by name.
 PLAIN = {
     'int': lambda draw: int(draw.randint(2**40)),
     'float': lambda draw: draw.choice([draw.randn(), -0., np.inf]).item(),
@@ -21,7 +21,7 @@ LAYOUTS = {
     'scalar': lambda array: array.reshape(-1)[0] if array.size else array,
 }
 
-#: Name of a dtype or of plain objects, shape and layout.
+#: The name of a dtype or of a plain object, a shape and a layout.
 kinds = st.tuples(
     st.sampled_from([*PLAIN, *DTYPES, *DTYPES]),
     st.lists(st.sampled_from([2, 3, 2, 1, 0]), max_size=3).map(tuple), st.sampled_from([*LAYOUTS]))
@@ -32,7 +32,7 @@ def make(draw, kind):
 
     Args:
         draw: A RandomState.
-        kind: Of :data:`kinds`.
+        kind: A value of :data:`kinds`.
     """
     name, shape, layout = kind
     if name in PLAIN:
@@ -40,14 +40,14 @@ def make(draw, kind):
     dtype, n = np.dtype(name), int(np.prod(shape))
     if dtype.kind == 'U':
         data = draw.randint(1, 1000, 3 * n).astype('u4')
-    else:  # without NUL, which NumPy removes from the end of text
+    else:  # draw no NUL, because NumPy removes it from the end of text
         data = draw.randint(1, 256, n * dtype.itemsize).astype('u1')
     return LAYOUTS[layout](np.ndarray(
         shape, dtype, (data & 1 if dtype.kind == 'b' else data).tobytes()).copy())
 
 
 def assert_read(found, expected):
-    """Assert that a sample is one that was written: bit by bit, as NumPy stores it."""
+    """Assert that a sample is bitwise identical to one that was written, as NumPy stores it."""
     if isinstance(expected, dict):
         assert [*found] == [*expected]
         found, expected = (tuple(each.values()) for each in (found, expected))

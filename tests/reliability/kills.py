@@ -189,7 +189,7 @@ class Life:
         def is_expected(row: Row) -> bool:
             """Whether only files are missing, of saves that were being written or removed."""
             oldest = min(complete, default=0)
-            return all(problem.endswith((': is missing', 'checkpoint than the first file'))
+            return all(problem.endswith((': the file is missing', 'checkpoint than the first file'))
                        for problem in row.problems) and (
                 has_ended or not oldest <= (row.iteration or 0) <= newest)
 

@@ -20,9 +20,9 @@ _POLLS = 20  # without yielding
 _YIELDS = 20  # further polls, each after a sched_yield
 _POLL_INTERVAL = 1e-4  # seconds between later polls
 _PASSIVE_POLL_INTERVAL = 2e-3  # while the cores have other work
-#: Seconds. A poll that takes longer has moved data (about 60 KB), so the next one can move more.
+#: Seconds. A poll that takes longer has moved data (about 60 KB), so the next one may move more.
 _IDLE_POLL = 5e-6
-_BUSY_POLLS = 64  # at most, without a pause
+_BUSY_POLLS = 64  # maximum number of polls without a pause
 
 
 class NodeTransfer:
@@ -62,7 +62,7 @@ def _raw(part: np.ndarray) -> np.ndarray:
 
 
 def _others(inter: MPI.Intracomm) -> list[int]:
-    """Return the other nodes, beginning with the next, so that not all first send to the same."""
+    """Return the other nodes, starting with the next one, so that the nodes start differently."""
     return [(inter.rank + shift) % inter.size for shift in range(1, inter.size)]
 
 

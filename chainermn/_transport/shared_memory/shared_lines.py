@@ -21,7 +21,7 @@ _MEMORIES = 64  # at most; each one uses one of MPI's communicators, of which th
 
 
 class _Memories(runtime.ProcessState):
-    """The number of shared memories that this process has."""
+    """The number of shared memory windows of this process."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -67,7 +67,7 @@ class SharedLines:
         """
         window = self._window
         step = self.published[0]
-        if self._complete != step:  # a signal handler interrupted the last exchange on this rank
+        if self._complete != step:  # a signal handler interrupted this rank's last exchange
             window.wait(step)
         step += 1
         slots = self._slots[step & 1]
@@ -120,7 +120,7 @@ def create(mpi_comm: MPI.Intracomm, capacity: int) -> SharedLines | None:
 
     def check() -> None:
         if runtime.get(_Memories).count >= _MEMORIES:
-            raise RuntimeError(f'this process already has {_MEMORIES} shared memories')
+            raise RuntimeError(f'this process already has {_MEMORIES} shared memory windows')
         check_space(mpi_comm.size * (2 * _slot_size(capacity) + 2 * 4096))
 
     for attempt in check, lambda: made.append(SharedLines(mpi_comm, capacity)):

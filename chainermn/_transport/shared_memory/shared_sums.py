@@ -252,7 +252,7 @@ class SharedMemory:
             raise RuntimeError('an earlier operation of this communicator failed; create a new '
                                'communicator') from self._failure
         window, base, count = self._window, self._step, len(chunks)
-        # With few chunks, there are no others to work on between the phases of a chunk.
+        # With few chunks, there are no other chunks to work on between the phases of a chunk.
         lag, in_flight = min(LAG, count), min(self._in_flight, count)
         combined = lag + in_flight
         finished = combined + in_flight

@@ -57,7 +57,7 @@ def verify_folder(folder: str) -> list[Row]:
             problems = [find_problem(os.path.join(folder, file), rank, tag)
                         for rank, file in files.items()]
             if not files:
-                problems = [f'{os.path.join(folder, name)}: was renamed']
+                problems = [f'{os.path.join(folder, name)}: the file was renamed']
             checkpoints.append(Row(next(iter(files.values()), name), tag.iteration, tag.size,
                                    [problem for problem in problems if problem is not None]))
     for name in tags.keys() - listed:

@@ -166,13 +166,13 @@ def find_problem(path: str, rank: int, first: Tag | None) -> str | None:
         if tag is not None and not _has_right_digest(path):
             problem: str | None = 'the SHA-256 is wrong'
         elif (tag and tag.save) != (first and first.save):
-            problem = 'belongs to a different checkpoint than the first file'
+            problem = 'the file belongs to a different checkpoint than the first file'
         elif tag is not None and tag.rank != rank:
-            problem = f'is the file of rank {tag.rank}'
+            problem = f'the file belongs to rank {tag.rank}'
         else:
             problem = npz.find_problem(path, is_verified=tag is not None)
     except FileNotFoundError:
-        problem = 'is missing'
+        problem = 'the file is missing'
     except Exception as error:
         problem = str(error) or type(error).__name__
     return problem and f'{path}: {problem}'

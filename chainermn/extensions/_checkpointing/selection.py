@@ -63,8 +63,8 @@ def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int], tit
     with raise_together(comm, 'loading'):
         if comm.rank in writers:
             mine = list(names.find(comm.rank))
-    # The file of any rank may be missing. Files that cleaning removed are older than a complete
-    # checkpoint, so the loop does not reach them.
+    # Ask all ranks, because the file of any rank may be missing. Checkpoints that were removed as
+    # obsolete are older than a complete one, so the loop does not reach them.
     numbers = sorted(set[int]().union(*comm.allgather_obj(mine)), reverse=True)
     for number in numbers:
         selection, problems = _try(comm, names, writers, number)
@@ -95,7 +95,7 @@ def _try(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int], numbe
         try:
             first = read_tag(path)
         except FileNotFoundError:
-            problem = f'rank 0: {path}: is missing'
+            problem = f'rank 0: {path}: the file is missing'
         except Exception as error:
             problem = f'rank 0: {path}: {str(error) or type(error).__name__}'
     first, problem = comm.bcast_obj((first, problem))
@@ -136,16 +136,16 @@ def _select_for_all(comm: CommunicatorBase, names: SaveNames, writers: Sequence[
         if len(files) == len(first.writers):
             break  # otherwise, other ranks may have the rest in folders that are not shared
     for rank in first.writers:
-        files.setdefault(rank, _VerifiedFile(f'{names.path(number, rank)}: is missing'))
+        files.setdefault(rank, _VerifiedFile(f'{names.path(number, rank)}: the file is missing'))
     if problems := [f'rank {rank}: {file.problem}' for rank, file in sorted(files.items())
                     if file.problem is not None]:
         return None, problems
     groups = group_ranks((rank, file.state) for rank, file in sorted(files.items()))
     if len(groups) > 1:
         raise on_all_ranks(comm, ValueError(
-            f'iteration {first.iteration} in {names.folder} was not loaded: {first.size} ranks '
-            f'saved {len(files)} files, {len(writers)} files are needed now, and the saved '
-            'states differ between ranks\n'
+            f'iteration {first.iteration} in {names.folder} was not loaded: the saved states differ '
+            f'between ranks. {first.size} ranks saved it in {len(files)} files, but this job has '
+            f'{comm.size} ranks and needs {len(writers)} files.\n'
             + ''.join(f'  {ranks_text(same)} '
                       f'{"has its own" if len(same) == 1 else "have the same"} state\n'
                       for same in groups.values())
@@ -156,7 +156,7 @@ def _select_for_all(comm: CommunicatorBase, names: SaveNames, writers: Sequence[
         if comm.rank == 0:
             if not needs_others(paths[0]):
                 del paths[1:]  # any file will do
-            problems = [f'rank 0: {path}: is missing' for path in paths
+            problems = [f'rank 0: {path}: the file is missing' for path in paths
                         if not os.path.exists(path)]
     if problems := comm.bcast_obj(problems):
         return None, problems

@@ -138,7 +138,7 @@ class Execution:
         link = self._work.link_of(stage)
         is_first = stage.number not in self._begun
         if is_first and not all(param.is_initialized for param in link.params()):
-            # The step generates the initial values of parameters, so repeating it would differ.
+            # The step initializes parameters, so repeating it would give a different result.
             found = None
         else:
             found = Recomputation(link, self._begun.get(stage.number))

@@ -118,8 +118,9 @@ class StageMessages:
             return
         head = np.array([self._call, micro_batch, message.is_tuple, *message.flags], np.int64)
         self._unsent.append(_Unsent(key, *self._transfers.to_send((head, *message.arrays))))
-        # If the device is about as fast as the host, it soon finishes the message. Otherwise, the
-        # device does not run out of work if the host continues.
+        # Wait for the device as long as the host has needed for this step. A device that is about
+        # as fast as the host computes the message in this time. A slower device still has queued
+        # work, so the host can continue.
         until = 2 * time.perf_counter() - self._step_began
         self._send_computed()
         while self._unsent and time.perf_counter() < until:

@@ -14,21 +14,23 @@ Shard = dict[str, Range]
 #: A parameter is only split at multiples of this number of elements.
 _ALIGNMENT = 64
 
+_UNSPLITTABLE = 'cannot be split (not elementwise, or with hooks)'
+
 
 class Item(NamedTuple):
     """A parameter to assign to ranks."""
 
     path: str
     size: int  # number of elements
-    is_divisible: bool
-    is_enabled: bool  # disabled ones have no state, so they are balanced separately
+    is_divisible: bool  # false for rules that are not elementwise or have hooks
+    is_enabled: bool  # disabled parameters have no state, so they are balanced separately
     is_tied: bool = False  # whether it shares memory with another parameter
 
     @property
     def description(self) -> str:
         """The properties that must be the same on all ranks, as text."""
         return (f'{"enabled" if self.is_enabled else "disabled"}, '
-                f'{"divisible" if self.is_divisible else "not divisible, or with hooks"}, '
+                f'{"can be split" if self.is_divisible else _UNSPLITTABLE}, '
                 f'{self.size} elements{" sharing memory with another parameter" * self.is_tied}')
 
 
@@ -62,7 +64,7 @@ def partition(items: Sequence[Item], n: int) -> list[Shard]:
 
 
 def _split(items: Sequence[Item], loads: Sequence[int], shards: Sequence[Shard]) -> None:
-    """Split parameters one after the other, so that all ranks end up with about the same load."""
+    """Split parameters one after another, so that all ranks end up with about the same load."""
     total = sum(item.size for item in items)
     # Where the elements of each rank end in the concatenated parameters.
     ends = [*itertools.accumulate(_shares(total, loads))]

@@ -46,7 +46,7 @@ def needs_all(optimizer: Optimizer) -> bool:
                for name, method in _METHODS.items())
 
 
-def are_used(optimizer: Optimizer) -> bool:
+def needs_parameters(optimizer: Optimizer) -> bool:
     """Return whether :func:`check_finite` or :func:`call` uses the parameters."""
     return optimizer._loss_scaling_is_dynamic or bool(optimizer._hookable._pre_update_hooks)
 

@@ -161,7 +161,7 @@ class ShardedUpdate(FullUpdate):
             else:
                 cut = self._cut(params)
                 sharded = (self._sharded_parameters(optimizer.target, paths)
-                           if shard_hooks.are_used(optimizer) else [])
+                           if shard_hooks.needs_parameters(optimizer) else [])
                 shard_hooks.check_finite(optimizer, sharded, self._total)
                 shard_hooks.call(optimizer, sharded, self._total)
             optimizer.t += 1

@@ -53,12 +53,12 @@ def test_each_save_and_its_problems(tmp_path):
     for number in (8, 10):
         assert str(rows[f'run.0.{number}']) == (
             f'run.0.{number}: iteration {number} of 2 ranks: complete')
-    assert rows['run.0.9'].problems == [f'{tmp_path}/run.1.9: is missing']
-    assert rows['run.0.11'].problems == [f'{tmp_path}/run.0.11: is missing']
+    assert rows['run.0.9'].problems == [f'{tmp_path}/run.1.9: the file is missing']
+    assert rows['run.0.11'].problems == [f'{tmp_path}/run.0.11: the file is missing']
     assert rows['run.0.12'].problems == [f'{tmp_path}/run.1.12: the SHA-256 is wrong']
     assert rows['run.0.13'].problems == [f'{tmp_path}/run.0.13: File is not a zip file']
-    assert rows['run.0.14'].problems == [f'{tmp_path}/run.1.14: is missing']
-    assert rows['run.2.14'].problems == [f'{tmp_path}/run.2.14: was renamed']
+    assert rows['run.0.14'].problems == [f'{tmp_path}/run.1.14: the file is missing']
+    assert rows['run.2.14'].problems == [f'{tmp_path}/run.2.14: the file was renamed']
     assert str(rows['older.1.3']) == 'older.1.3: complete, a file of ChainerMN 7'
     assert rows['older_iter_3.0'].problems == [
         f'{tmp_path}/older_iter_3.0: the checksum of x.npy is wrong']
@@ -91,6 +91,6 @@ def test_the_command(tmp_path):
         'run.0.6: iteration 6 of 2 ranks: complete\n')
     os.remove(tmp_path / 'run.1.5')
     done = run(tmp_path)
-    assert done.returncode == 1 and 'run.1.5: is missing' in done.stdout
+    assert done.returncode == 1 and 'run.1.5: the file is missing' in done.stdout
     done = run(tmp_path / 'none')
     assert done.returncode == 2 and 'No such file' in done.stderr

@@ -75,13 +75,13 @@ def test_each_problem_is_named(tmp_path):
     def find_problem(rank=1, first=TAG):
         return rank_file.find_problem(str(path), rank, first)
 
-    assert find_problem() == f'{path}: is missing'
+    assert find_problem() == f'{path}: the file is missing'
     rank_file.write(str(path), ARRAYS, TAG)
     assert find_problem(first=TAG._replace(rank=0)) is None
-    assert find_problem(rank=0) == f'{path}: is the file of rank 1'
+    assert find_problem(rank=0) == f'{path}: the file belongs to rank 1'
     for other in (TAG._replace(save='a-2'), None):
         assert find_problem(first=other) == (
-            f'{path}: belongs to a different checkpoint than the first file')
+            f'{path}: the file belongs to a different checkpoint than the first file')
     content = path.read_bytes()
     path.write_bytes(content.replace(np.float64(7).tobytes(), np.float64(8).tobytes(), 1))
     assert find_problem() == f'{path}: the SHA-256 is wrong'
@@ -90,7 +90,8 @@ def test_each_problem_is_named(tmp_path):
     with open(path, 'wb') as file:
         np.savez(file, **ARRAYS)
     assert find_problem(first=None) is None
-    assert find_problem() == f'{path}: belongs to a different checkpoint than the first file'
+    assert find_problem() == (
+        f'{path}: the file belongs to a different checkpoint than the first file')
     os.remove(path)
     os.mkdir(path)
     assert 'Is a directory' in find_problem()

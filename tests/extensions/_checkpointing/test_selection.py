@@ -77,7 +77,7 @@ def test_the_missing_file_of_any_rank_is_a_warning_only_if_no_newer_save_is_comp
         warnings.simplefilter('error')
         assert selected(comm, names) == 3
     on(comm, lost, os.remove, names.path(3, rank))
-    missing = f'skipped iteration 3\n  rank {rank}: .*run.{rank}.3: is missing$'
+    missing = f'skipped iteration 3\n  rank {rank}: .*run.{rank}.3: the file is missing$'
     assert selected(comm, names, missing) == 2
 
 
@@ -97,7 +97,7 @@ def test_another_number_of_ranks_needs_all_files(comm, names):
     if comm.rank != last and is_shared:
         assert selected(group, names, f'rank {last}: .*run.{last}.2: ') == 1
     elif comm.rank != last:
-        assert selected(group, names, rf'rank {last}: .*run.{last}.\d: is missing') is None
+        assert selected(group, names, rf'rank {last}: .*run.{last}.\d: the file is missing') is None
     comm.barrier()
 
 
