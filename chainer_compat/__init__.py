@@ -142,6 +142,7 @@ class ChainerFinder:
             from chainer_compat.patching import variables
 
             variables.check((COMPAT_VARIABLE, OVERLAY_VARIABLE, ALIASES_VARIABLE))
+            variables.check_variables_of_chainer()
         if name == 'chainer' or name.startswith('chainer.'):
             from chainer_compat import shims  # noqa: F401  (fills the registry)
             from chainer_compat.patching import loader

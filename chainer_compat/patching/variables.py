@@ -1,4 +1,4 @@
-"""Environment variables of this package, and the values of those that are flags."""
+"""Environment variables of this package, and checks of the values of variables."""
 
 import os
 from collections.abc import Iterable
@@ -12,6 +12,11 @@ KNOWN = frozenset({
 #: The meaning of each value, in lower case.
 FLAGS = {'1': True, 'true': True, 'yes': True, 'on': True,
          '0': False, 'false': False, 'no': False, 'off': False}
+
+#: Chainer's variables that must be integers, and the values of ``CHAINER_DTYPE``.
+_INTEGERS = ('CHAINER_CUDNN_FAST_BATCH_NORMALIZATION', 'CHAINER_DEBUG',
+             'CHAINER_KEEP_GRAPH_ON_REPORT', 'CHAINER_LAZY_GRAD_SUM', 'CHAINER_TYPE_CHECK')
+_DTYPE, _DTYPES = 'CHAINER_DTYPE', ('float16', 'float32', 'float64', 'mixed16')
 
 
 def flag(name: str, default: bool) -> bool:
@@ -35,3 +40,15 @@ def check(names: Iterable[str]) -> None:
     """Raise ValueError if one of these variables is neither true nor false."""
     for name in names:
         flag(name, False)
+
+
+def check_variables_of_chainer() -> None:
+    """Raise ValueError if Chainer, when it is imported, does not accept the value of a variable."""
+    for name in _INTEGERS:
+        try:
+            int(os.environ.get(name, '0'))
+        except ValueError:
+            raise ValueError(f'{name} is {os.environ[name]!r}. Use 1 or 0, or unset it.') from None
+    dtype = os.environ.get(_DTYPE, 'float32')
+    if dtype not in _DTYPES:
+        raise ValueError(f'{_DTYPE} is {dtype!r}. Use one of {", ".join(_DTYPES)}.')

@@ -6,7 +6,8 @@ from typing import Any
 from chainermn._records.read import RecordedRank
 
 #: Settings that belong to one process and do not explain a difference.
-_OF_A_PROCESS = {'format', 'columns', 'rank', 'host', 'first update', 'model', 'command', 'script'}
+_OF_A_PROCESS = {'format', 'columns', 'rank', 'host', 'first update', 'model', 'command', 'script',
+                 'CHAINERMN_RECORD'}
 #: Settings that only rank 0 records.
 _OF_RANK_0 = {'git commit', 'changed since the commit'}
 #: The columns of an update that are numbers, so that their relative difference can be computed.

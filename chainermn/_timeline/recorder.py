@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import atexit
 import collections
+import errno
+import fcntl
 import functools
 import json
 import os
@@ -139,6 +141,32 @@ def _head(pid: int, row: int, name: str, category: str) -> str:
     return f'{{"ph":"X","pid":{pid},"tid":{row},"name":{quoted(name)}{kind}'
 
 
+def _create(path: pathlib.Path) -> int:
+    """Create the file of a timeline and lock it, unless another process is writing it."""
+    try:
+        existing = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        pass  # there is no file, or it is not a timeline of this user
+    else:
+        try:
+            _lock(existing, path)
+        finally:
+            os.close(existing)
+    path.unlink(missing_ok=True)  # other users may own it or be able to read it
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    _lock(file, path)
+    return file
+
+
+def _lock(file: int, path: pathlib.Path) -> None:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # forked processes do not inherit it
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):  # not if the file system has no locks
+            raise OSError(f'another job is writing {path.name}. Use a different path for each job'
+                          ) from None
+
+
 class Timeline:
     """Writes the events of this process. Any thread may add events.
 
@@ -146,11 +174,13 @@ class Timeline:
         path: The path of the file. An existing file is replaced. Only this user can read it.
         rank: The rank of this process in COMM_WORLD.
         size: The number of ranks.
+
+    Raises:
+        OSError: If the file cannot be created, or another process is writing its timeline to it.
     """
 
     def __init__(self, path: pathlib.Path, rank: int, size: int) -> None:
-        path.unlink(missing_ok=True)  # other users may own it or be able to read it
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._file = _create(path)
         self.origin: int = now()
         #: Called when the file is complete.
         self.on_close: Callable[[], None] = lambda: None

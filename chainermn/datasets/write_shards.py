@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from chainermn._operations.arguments import is_integer
 from chainermn._operations.call_signature import Caller
 from chainermn._operations.on_all_ranks import check_equal, raise_together
 from chainermn._process.atomic_file import open_atomic
+from chainermn._process.program_place import program_place
 from chainermn._types import Dataset, Object
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -68,6 +70,9 @@ def write_shards(dataset: Dataset | Iterable[Object], prefix: str | os.PathLike[
             NUL); or if ``samples_per_shard`` is not a positive integer.
         FileNotFoundError: If the folder does not exist.
         OSError: If a file cannot be written.
+
+    Warns:
+        RuntimeWarning: On rank 0, if all ranks wrote the same samples.
 
     Example:
         >>> data = [(np.full(4, i, 'f'), np.int32(i % 2)) for i in range(10)]
@@ -136,12 +141,12 @@ def _write(dataset: Dataset | Iterable[Object], path: str | os.PathLike[str],
     with raise_together(comm, _NAME):
         while columns := form.columns(itertools.islice(samples, samples_per_shard)):
             mine.append(_save(f'{prefix}-{next(numbers):0{width}}', columns))
-    of_ranks = comm.allgather_obj((mine, form.text))
-    known = next((text for _, text in of_ranks if text), '')
-    check_equal(comm, [text or known for _, text in of_ranks],
+    of_ranks = comm.allgather_obj((mine, form.text, form.digest))
+    known = next((text for _, text, _ in of_ranks if text), '')
+    check_equal(comm, [text or known for _, text, _ in of_ranks],
                 f'{_NAME}: the samples differ between ranks',
                 'Convert them to the same structure, shapes and dtypes.')
-    written = [each for shards, _ in of_ranks for each in shards]
+    written = [each for shards, *_ in of_ranks for each in shards]
     with raise_together(comm, _NAME):
         if is_root:
             for path in {*existing} - {path for path, *_ in written}:
@@ -149,7 +154,19 @@ def _write(dataset: Dataset | Iterable[Object], path: str | os.PathLike[str],
             with _naming_path(f'{prefix}.index.json'):
                 write_index(prefix, written)
     comm.barrier()  # now every rank may read them
+    if is_root and mine:
+        _warn_of_duplicates(sum(n for _, n, _ in mine), [digest for *_, digest in of_ranks])
     return [path for path, *_ in written]
+
+
+def _warn_of_duplicates(n_samples: int, digests: Sequence[int]) -> None:
+    """Warn if all ranks wrote the same samples; called on rank 0."""
+    if len(digests) > 1 and len(set(digests)) == 1:
+        warnings.warn_explicit(
+            f'{_NAME}: all {len(digests)} ranks wrote the same {n_samples} samples, so the shards '
+            f'contain each sample {len(digests)} times. Pass a different part on each rank, for '
+            f'example dataset[comm.rank::comm.size], or call {_NAME} without comm on rank 0 only.',
+            RuntimeWarning, *program_place())
 
 
 def _hint(comm: CommunicatorBase) -> str:
@@ -193,6 +210,7 @@ class _Form:
 
     def __init__(self) -> None:
         self.text = ''  # description of the first sample
+        self.digest = 0  # CRC of all samples
         self._count = itertools.count()
 
     def columns(self, samples: Iterable[Object]) -> dict[str, np.ndarray]:
@@ -213,7 +231,10 @@ class _Form:
             columns = columns or {name: _Column(value) for name, value in arrays.items()}
             for name, value in arrays.items():
                 columns[name].append(value)
-        return {name: column.array() for name, column in columns.items()}
+        result = {name: column.array() for name, column in columns.items()}
+        for array in result.values():
+            self.digest = zlib.crc32(array.reshape(-1).view(np.uint8), self.digest)
+        return result
 
 
 class _Column:

@@ -116,8 +116,9 @@ def create_multi_node_optimizer(
             ``n_accumulations`` or ``overlap``; if ``n_accumulations`` is not a positive integer; if
             ``bucket_mb`` is not a positive number; or if ``compression`` is invalid. In the first
             update, if ``n_accumulations``, ``double_buffering``, ``overlap``, ``bucket_mb``,
-            ``shard_states`` or ``compare_settings`` differ between ranks. In any update, on all
-            ranks, if the compared settings differ between ranks.
+            ``shard_states``, ``compare_settings`` or the environment variable ``CHAINERMN_RECORD``
+            differ between ranks. In any update, on all ranks, if the compared settings differ
+            between ranks.
 
     Example:
         >>> sgd = chainer.optimizers.SGD(lr=0.1)
@@ -184,7 +185,8 @@ def create_multi_node_optimizer(
             'n_accumulations': str(n_accumulations),
             'double_buffering': str(bool(double_buffering)), 'overlap': repr(overlap),
             'bucket_mb': f'{bucket_mb:g}' if overlap else 'none', 'shard_states': str(shard_states),
-            'compare_settings': str(bool(compare_settings))},
+            'compare_settings': str(bool(compare_settings)),
+            environment.RECORD: environment.text(environment.RECORD) or 'not set'},
         is_compared=compare_settings and communicator.size > 1 and (
             OptimizerSettings.are_known(actual_optimizer)),
         noise=(True, not is_sharded))  # only one rank updates a parameter with hooks

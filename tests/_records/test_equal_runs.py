@@ -339,6 +339,22 @@ def test_a_wrong_number_of_details(naive, monkeypatch, folder):
         naive.barrier()
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('other', ['', 'elsewhere'])
+def test_a_folder_that_differs(naive, monkeypatch, folder, other):
+    """It is an error on all ranks, also if only one rank records its updates."""
+    odd = naive.size - 1
+    name = other and str(folder / other)
+    monkeypatch.setenv('CHAINERMN_RECORD', name if naive.rank == odd else str(folder))
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), naive, compare_settings=False).setup(L.Linear(3, 2))
+    with pytest.raises(chainermn.CollectiveMismatchError) as raised:
+        one_update(optimizer)
+    ranks = 'rank 0' if odd == 1 else f'ranks 0-{odd - 1}'
+    assert (f'  CHAINERMN_RECORD: {folder} on {ranks}; {name or "not set"} on rank {odd}\n'
+            in str(raised.value))
+
+
 @pytest.mark.mpi_skip
 def test_a_record_of_another_version(tmp_path, monkeypatch):
     """Columns that a version does not have are unknown."""

@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -66,6 +68,43 @@ def test_it_does_not_write_through_a_link(tmp_path):
     (tmp_path / 'out.0.json').symlink_to(target)
     Timeline(tmp_path / 'out.0.json', 0, 1).close()
     assert target.read_text() == 'kept'
+
+
+FIRST = '''
+import chainermn
+comm = chainermn.create_communicator('naive')
+comm.barrier()
+print('ready', flush=True)
+input()
+comm.barrier()
+'''
+
+
+@alone
+def test_two_jobs_do_not_share_a_file(tmp_path):
+    """All ranks of the second job raise an error, and the first job's file stays complete."""
+    variable = {recorder.VARIABLE: 'out.json'}
+    with subprocess.Popen([sys.executable, '-c', FIRST], cwd=tmp_path, text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          env={**os.environ, **variable}) as first:
+        first.stdout.readline()
+        second = run_job(tmp_path, SECOND, **variable)
+        first.communicate('\n')
+    for rank in range(2):
+        assert (f'{rank} CHAINERMN_TIMELINE: rank 0 cannot write its timeline: another job is '
+                'writing out.0.json. Use a different path for each job') in second.stdout
+    assert [event['name'] for event in events(tmp_path / 'out.0.json')].count('barrier') == 2
+    assert run_job(tmp_path, SECOND, **variable).stdout == ''
+
+
+SECOND = '''
+import chainermn
+from mpi4py import MPI
+try:
+    chainermn.create_communicator('naive')
+except OSError as error:
+    print(MPI.COMM_WORLD.rank, error, flush=True)
+'''
 
 
 def test_a_full_disk_ends_the_timeline_and_not_the_program(tmp_path, capfd):

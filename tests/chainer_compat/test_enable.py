@@ -2,13 +2,16 @@
 
 import ast
 import pathlib
+import re
 import subprocess
 import venv
 
+import chainer
 import pytest
 from time_limits import seconds
 
 import chainer_compat
+from chainer_compat.patching import variables
 
 pytestmark = pytest.mark.mpi_skip  # nothing here knows of MPI
 
@@ -92,6 +95,22 @@ def test_importing_chainer_reports_a_misspelled_value(python, name):
         f"ValueError: {name} is 'flase'. Use 1, true, yes or on; 0, false, no or off; or unset it."
         '\n')
     assert python('', **{name: 'flase'}) == ''
+
+
+@pytest.mark.parametrize('name, value, advice', [
+    ('CHAINER_TYPE_CHECK', 'x', '1 or 0, or unset it'), ('CHAINER_DEBUG', '', '1 or 0, or unset'),
+    ('CHAINER_DTYPE', 'float31', 'one of float16, float32, float64, mixed16')])
+def test_importing_chainer_reports_values_that_it_does_not_accept(python, name, value, advice):
+    said = python('import chainer', check=False, **{name: value})
+    assert f'\nValueError: {name} is {value!r}. Use {advice}' in said
+    assert 'During handling' not in said
+
+
+def test_variables_that_chainer_reads_as_integers_and_dtypes():
+    source = pathlib.Path(chainer.__file__).read_text('utf-8')
+    names = {*re.findall(r"int\(\s*os\.environ\.get\('(\w+)', '[01]'\)", source)}
+    assert names == {*variables._INTEGERS}
+    assert {*re.findall(r"'(float\d\d|mixed16)'", source)} == {*variables._DTYPES}
 
 
 @pytest.mark.slow

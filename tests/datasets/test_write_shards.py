@@ -2,6 +2,7 @@
 
 import errno
 import resource
+import warnings
 
 import numpy as np
 import pytest
@@ -16,18 +17,18 @@ comm = communicators('naive', 'version7')
 
 
 def test_existing_shards(comm, shared_folder):
-    write_shards(np.arange(10), 'train', 2, comm)
+    write_shards(np.arange(10) + comm.rank, 'train', 2, comm)
     if comm.rank == 0:
         (shared_folder / 'train-test.npy').write_text('another file')
     with pytest.raises(FileExistsError, match='pass overwrite=True') as caught:
         write_shards(np.arange(10), 'train', 2, comm)
     assert len({*comm.allgather_obj(str(caught.value))}) == 1
     assert all(comm.allgather_obj((shared_folder / 'train.index.json').exists()))
-    paths = write_shards(np.arange(4), 'train', 2, comm, overwrite=True)
+    paths = write_shards(np.arange(4) + comm.rank, 'train', 2, comm, overwrite=True)
     names = sorted(path.name for path in shared_folder.glob('train*'))
     assert comm.allgather_obj(names) == [
         sorted([*paths, 'train.index.json', 'train-test.npy'])] * comm.size
-    write_shards(np.arange(4), 'train-test', 2, comm)  # a prefix that begins with the other one
+    write_shards(np.arange(4) + comm.rank, 'train-test', 2, comm)  # begins with the other prefix
 
 
 @pytest.mark.parametrize('dataset, error, text', [
@@ -86,6 +87,27 @@ def test_a_full_disk(comm, shared_folder, sample):
     assert [*shared_folder.glob(f'*{path}*')] == []
     if comm.size == 1:
         assert caught.value.errno == errno.EFBIG
+
+
+def test_all_ranks_write_the_whole_dataset(comm, shared_folder):
+    """Rank 0 warns if all ranks wrote the same samples, also of a stream, and only then."""
+    rows = [(np.full(3, i, 'f'), i % 2) for i in range(10)]
+    alike = [rows[0], *rows[comm.rank + 1:]]  # same first sample
+    for i, mine in enumerate((rows[comm.rank::comm.size], alike[:3], alike, [],
+                              rows if comm.rank == 0 else [])):
+        write_shards(mine, f'part{i}', 4, comm)
+    for i, whole in enumerate((rows, iter(rows))):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter('always')
+            write_shards(whole, f'whole{i}', 4, comm)
+        assert len(found) == (comm.rank == 0 < comm.size - 1)
+        for each in found:
+            assert each.filename == __file__
+            assert str(each.message) == (
+                f'write_shards: all {comm.size} ranks wrote the same 10 samples, so the shards '
+                f'contain each sample {comm.size} times. Pass a different part on each rank, for '
+                'example dataset[comm.rank::comm.size], or call write_shards without comm on rank '
+                '0 only.')
 
 
 @pytest.mark.mpi(min_size=2)
