@@ -116,9 +116,9 @@ def create_multi_node_optimizer(
             ``n_accumulations`` or ``overlap``; if ``n_accumulations`` is not a positive integer; if
             ``bucket_mb`` is not a positive number; or if ``compression`` is invalid. In the first
             update, if ``n_accumulations``, ``double_buffering``, ``overlap``, ``bucket_mb``,
-            ``shard_states``, ``compare_settings`` or the environment variable ``CHAINERMN_RECORD``
-            differ between ranks. In any update, on all ranks, if the compared settings differ
-            between ranks.
+            ``shard_states`` or ``compare_settings`` differ between ranks, or if only some ranks
+            have the environment variable ``CHAINERMN_RECORD``. In any update, on all ranks, if the
+            compared settings differ between ranks.
 
     Example:
         >>> sgd = chainer.optimizers.SGD(lr=0.1)
@@ -186,7 +186,8 @@ def create_multi_node_optimizer(
             'double_buffering': str(bool(double_buffering)), 'overlap': repr(overlap),
             'bucket_mb': f'{bucket_mb:g}' if overlap else 'none', 'shard_states': str(shard_states),
             'compare_settings': str(bool(compare_settings)),
-            environment.RECORD: environment.text(environment.RECORD) or 'not set'},
+            # The folders may differ, for example if each host has its own.
+            environment.RECORD: 'set' if environment.text(environment.RECORD) else 'not set'},
         is_compared=compare_settings and communicator.size > 1 and (
             OptimizerSettings.are_known(actual_optimizer)),
         noise=(True, not is_sharded))  # only one rank updates a parameter with hooks
