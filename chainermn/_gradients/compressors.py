@@ -361,7 +361,9 @@ class TwoBit:
         self._before.clear()
 
     def rollback(self, paths: Collection[str] | None = None) -> None:
-        """Restore the residuals of the last :meth:`commit`, if the data sent since is not used.
+        """Undo the changes to the residuals since the last :meth:`commit`.
+
+        Call it if the data that was sent since then is not used.
 
         Args:
             paths: The paths whose residuals to restore, or ``None`` for all.

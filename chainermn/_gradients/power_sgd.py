@@ -173,7 +173,9 @@ class PowerSGD:
         self._before.clear()
 
     def rollback(self, paths: Collection[str] | None = None) -> None:
-        """Restore the state of the last :meth:`commit`, if the data sent since is not used.
+        """Undo the changes to the state since the last :meth:`commit`.
+
+        Call it if the data that was sent since then is not used.
 
         Args:
             paths: The paths whose state to restore, or ``None`` for all.

@@ -64,9 +64,9 @@ class Opener:
     def open(self, shard: Object) -> Shard:
         """Open a shard."""
         if self._reader is not None:
-            return _Samples(self._reader(shard), is_ours=True)
+            return _Samples(self._reader(shard), opened_by_reader=True)
         if not isinstance(shard, str):
-            return _Samples(shard, is_ours=False)
+            return _Samples(shard, opened_by_reader=False)
         if os.path.isfile(shard) and not os.path.getsize(shard):
             raise ValueError('the file is empty')
         suffix = os.path.splitext(shard)[1]
@@ -107,7 +107,7 @@ class OpenShards:
         self._open: dict[int, Shard] = {}
         self._broken: set[int] = set()  # broken shards of the current window
         self._reported: set[int] = set()
-        self.skipped = 0  # samples
+        self.skipped = 0  # number of skipped samples
 
     def read(self, part: RankSamples) -> list[Object]:
         """Return the samples of a part.
@@ -129,7 +129,7 @@ class OpenShards:
                 continue
             except Exception as caught:
                 error = caught
-            # Outside the handler, so that the traceback does not also show the first error.
+            # Do this outside the handler, so that the traceback does not also show the first error.
             samples += self._read_others(number, indexes, error)
         return samples
 
@@ -194,11 +194,11 @@ class OpenShards:
 class _Samples:
     """A shard that is an object of user code with ``len()`` and ``[index]``."""
 
-    def __init__(self, samples: Object, is_ours: bool) -> None:
+    def __init__(self, samples: Object, opened_by_reader: bool) -> None:
         if not hasattr(samples, '__len__') or not hasattr(samples, '__getitem__'):
             raise TypeError(f'a shard needs len() and [index], but is {type(samples).__name__}. '
                             'Write a stream to files with chainermn.datasets.write_shards.')
-        self._samples, self._is_ours = samples, is_ours
+        self._samples, self._opened_by_reader = samples, opened_by_reader
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -212,7 +212,7 @@ class _Samples:
 
     def close(self) -> None:
         """Close the object if the reader opened it."""
-        if self._is_ours and hasattr(self._samples, 'close'):
+        if self._opened_by_reader and hasattr(self._samples, 'close'):
             self._samples.close()
 
 

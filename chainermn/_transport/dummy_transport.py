@@ -28,7 +28,7 @@ class DummyTransport(SharedMemoryTransport):
 
     def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
                         ) -> None:
-        MpiTransport.mean_compressed(self, arrays, results, codec)  # also on several nodes
+        MpiTransport.mean_compressed(self, arrays, results, codec)  # even with several nodes
 
     def _mean_encoded(self, codec: Codec, encoded: Array, size: int, dtype: np.dtype) -> Array:
         return codec.decompress(encoded, size, dtype)

@@ -61,7 +61,7 @@ def release(key: Key) -> None:
 
 
 def unreferenced(ranks: Sequence[int]) -> set[Key]:
-    """Return the communicators within some ranks that are unreferenced on this rank.
+    """Return the unreferenced communicators of this rank whose ranks are all in ``ranks``.
 
     Args:
         ranks: The ranks in COMM_WORLD that are about to create a communicator.

@@ -85,7 +85,7 @@ class ReplicaCheck:
         if not self._is_enabled or not isinstance(models, Mapping):
             return {}
         before, self._n_seen = self._n_seen, self._n_calls and self._n_calls()
-        is_silent = before is None or before != self._n_seen
+        has_communicated = before is None or before != self._n_seen  # user code, or unknown
         averaged, others = self._trained()
         found = {}
         for name, model in models.items():
@@ -95,7 +95,7 @@ class ReplicaCheck:
             for path, param in by_first_path(sorted(model.namedparams())).items():
                 is_averaged = id(param) in averaged
                 if id(param) not in others and param.is_initialized and (
-                        is_averaged or not is_silent):
+                        is_averaged or not has_communicated):
                     parts[is_averaged][path] = param.array
             title = f'{name} ({type(model).__name__})' if name else type(model).__name__
             found.update({_ComparedPart(title, is_averaged): _digest(arrays)
@@ -148,8 +148,8 @@ class ReplicaCheck:
              'instead. If your script does not train the model, call comm.bcast_data(model) '
              'first.'))
         return '\n'.join([
-            f'{self._creator}: the parameters of {part.model} differ between ranks (checksums): '
-            f'{cause}', *group_lines(enumerate(values)), advice,
+            f'{self._creator}: the parameters of {part.model} differ between ranks: {cause}. '
+            'Checksums:', *group_lines(enumerate(values)), advice,
             'If the models are meant to differ, pass allow_different_models=True to '
             f'{self._creator}.'])
 

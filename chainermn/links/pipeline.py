@@ -121,7 +121,7 @@ class Pipeline:
         self.schedule: Name = schedule
         self._tied_params = dict(tied or {})
         self._recompute = recompute
-        self._shape: _Shape | None = None  # created by the first call
+        self._plan: _Plan | None = None  # created by the first call
         self._transfers = Transfers()
         self._n_calls = 0
 
@@ -146,10 +146,10 @@ class Pipeline:
                 or if the numbers of examples differ.
             RuntimeError: On all ranks, if the output of a stage differs when it is recomputed.
         """
-        shape = self._connected()
+        plan = self._connected()
         self._n_calls += 1
         collected = Collected(self._model.params())
-        n_examples, scale = self._agree(shape, (args, kwds), collected)
+        n_examples, scale = self._compare_batches(plan, (args, kwds), collected)
         bounds = micro_batches.bounds(n_examples, self.n_micro_batches)
         parts = [micro_batches.part((args, kwds), *each) for each in bounds]
         work = Work(
@@ -157,16 +157,16 @@ class Pipeline:
             lambda stage, k, received: self._model.compute(stage, parts[k], received),
             [(end - begin) / max(n_examples, 1) or 1. for begin, end in bounds], scale or 1.,
             collected.add, self._recompute)
-        execution = Execution(self._comm, shape.stages, work, StageMessages(
-            self._comm, shape.stages, self._n_calls, self._transfers))
+        execution = Execution(self._comm, plan.stages, work, StageMessages(
+            self._comm, plan.stages, self._n_calls, self._transfers))
         has_backprop = bool(chainer.config.enable_backprop)
         # Without a MultiNodeChainList, the stages communicate in their own code and run together.
         schedule = self.schedule if self._model.chain_list is not None else 'gpipe'
         with collected.collecting() if has_backprop else contextlib.nullcontext():
             execution.run(steps_of(self._comm.rank, clock_cycles(
-                shape.stages, len(bounds), schedule, has_backprop)))
+                plan.stages, len(bounds), schedule, has_backprop)))
         if has_backprop:
-            shape.tied.add(collected.params, collected.grads)
+            plan.tied.add(collected.params, collected.grads)
         is_finite = scale is None or collected.is_finite()
         value, are_finite = self._total(execution, is_finite)
         if not are_finite:
@@ -208,11 +208,11 @@ class Pipeline:
                 f'Pipeline: threshold must be a non-negative number, not {threshold!r}'))
         return GradientClipping(
             self._comm, threshold,
-            lambda param: self._shape is None or self._shape.tied.is_counted(param))
+            lambda param: self._plan is None or self._plan.tied.is_counted(param))
 
-    def _connected(self) -> _Shape:
+    def _connected(self) -> _Plan:
         """Return the stages and tied parameters of all ranks."""
-        if self._shape is None:
+        if self._plan is None:
             comm = self._comm
             with comm.called_by('Pipeline'):
                 parts, tied_by_rank = zip(*comm.allgather_obj((
@@ -223,14 +223,14 @@ class Pipeline:
                 raise on_all_ranks(comm, error) from None
             tied = Tied(comm, self._tied_params, tied_by_rank)
             tied.bcast()
-            self._shape = _Shape(stages, tied)
-        return self._shape
+            self._plan = _Plan(stages, tied)
+        return self._plan
 
-    def _agree(self, shape: _Shape, batch: Batch, collected: Collected
+    def _compare_batches(self, plan: _Plan, batch: Batch, collected: Collected
                ) -> tuple[int, float | None]:
-        """Return the number of examples and the loss scale, which are the same on all ranks."""
+        """Compare the batches of all ranks. Return the number of examples and the loss scale."""
         comm = self._comm
-        local = [stage for stage in shape.stages if stage.rank == comm.rank]
+        local = [stage for stage in plan.stages if stage.rank == comm.rank]
         n_examples, target = None, None
         with raise_together(comm, 'Pipeline'):
             if any(stage.has_inputs or stage.has_output for stage in local):
@@ -250,10 +250,12 @@ class Pipeline:
         known = {rank: count for rank, count in enumerate(counts) if count is not None}
         if len(set(known.values())) != 1:
             check_equal(
-                comm, [str(count) for count in counts],
+                comm, ['no examples' if count is None else f'{count} examples' for count in counts],
                 'Pipeline: the numbers of examples differ between ranks',
                 'Pass the same batch on all ranks that have inputs or the output of the model.')
-            raise on_all_ranks(comm, ValueError('Pipeline: no rank passed a batch'))
+            raise on_all_ranks(comm, ValueError(
+                'Pipeline: no rank passed a batch. Pass the inputs of the model and the target on '
+                'the ranks that use them.'))
         if comm.rank == 0:
             targets.warn_of_differences(digests)
         return next(iter(known.values())), next(filter(None, scales), None)
@@ -273,7 +275,7 @@ class Pipeline:
         return self._model.model.device.send(total), all(finite)
 
 
-class _Shape(NamedTuple):
+class _Plan(NamedTuple):
     """The stages and tied parameters of all ranks."""
 
     stages: tuple[Stage, ...]

@@ -241,7 +241,7 @@ class OptimizerSettings:
         for path, param in self._named:
             rule = param.update_rule
             if not isinstance(rule, chainer.UpdateRule):
-                texts[f'update of {path}'] = 'no update rule of Chainer'
+                texts[f'update of {path}'] = 'no Chainer update rule'
                 continue
             texts[f'update of {path}'] = ', '.join([
                 _USUAL if rule.enabled else 'disabled',

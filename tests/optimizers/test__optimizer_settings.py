@@ -60,7 +60,7 @@ CHANGES = [
      'hooks after updates: reg: Lasso(rate=0.1) on rank 0; none on'),
     (lambda o: o.target[0].W.update_rule.add_hook(optimizer_hooks.WeightDecay(0.5)),
      'update of /0/W: enabled, hook WeightDecay(rate=0.5) on rank 0; enabled on rank'),
-    (without_rule, 'update of /1/b: no update rule of Chainer on rank 0; enabled on rank'),
+    (without_rule, 'update of /1/b: no Chainer update rule on rank 0; enabled on rank'),
     (lambda o: setattr(o.target[1].b, 'update_rule', optimizers.sgd.SGDRule(o.hyperparam)),
      'update rules: MomentumSGDRule, SGDRule on rank 0; MomentumSGDRule on rank'),
     (lambda o: o.add_hook(optimizer_hooks.WeightDecay(0.1)), 'hooks: WeightDecay(rate=0.1) on'),

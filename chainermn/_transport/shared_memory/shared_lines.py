@@ -44,7 +44,7 @@ class SharedLines:
         size = _slot_size(capacity)
         self._window = Window(mpi_comm, 2 * size, f'rank {mpi_comm.rank}', detects_ends=False)
         # Write to all pages now. The first write to a page kills the process if /dev/shm is full,
-        # as it may be later.
+        # and it may be full later.
         self._window.segments[mpi_comm.rank][:] = 0
         runtime.get(_Memories).count += 1
         self._rank = mpi_comm.rank

@@ -143,9 +143,9 @@ def _select_for_all(comm: CommunicatorBase, names: SaveNames, writers: Sequence[
     groups = group_ranks((rank, file.state) for rank, file in sorted(files.items()))
     if len(groups) > 1:
         raise on_all_ranks(comm, ValueError(
-            f'iteration {first.iteration} in {names.folder} was not loaded: the saved states differ '
-            f'between ranks. {first.size} ranks saved it in {len(files)} files, but this job has '
-            f'{comm.size} ranks and needs {len(writers)} files.\n'
+            f'iteration {first.iteration} in {names.folder} was not loaded: the saved states '
+            f'differ between ranks. {first.size} ranks saved it in {len(files)} files, but this '
+            f'job has {comm.size} ranks and needs {len(writers)} files.\n'
             + ''.join(f'  {ranks_text(same)} '
                       f'{"has its own" if len(same) == 1 else "have the same"} state\n'
                       for same in groups.values())
