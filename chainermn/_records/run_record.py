@@ -319,13 +319,20 @@ class Recording:
             if self._details is not None:
                 self._details['own'] = _details_of(optimizer.target, _GRADIENTS)
 
-    def record_means(self, optimizer: Optimizer) -> None:
-        """Record the mean gradients."""
-        if self._line:
+    def record_means(self, optimizer: Optimizer, are_complete: bool = True) -> None:
+        """Record the hyperparameters and the mean gradients.
+
+        Args:
+            optimizer: The optimizer.
+            are_complete: Whether this rank has the means of all parameters, not only of its shard.
+        """
+        if not self._line:
+            return
+        self._line['hyperparameters'] = json.dumps(
+            _hyperparameters(optimizer), separators=(',', ':')).replace(' ', '_')
+        if are_complete:
             self._line['mean'], self._line['norm of gradients'] = _sampled(
                 self._params_of(optimizer), _GRADIENTS)
-            self._line['hyperparameters'] = json.dumps(
-                _hyperparameters(optimizer), separators=(',', ':')).replace(' ', '_')
             if self._details is not None:
                 self._details['mean'] = _details_of(optimizer.target, _GRADIENTS)
 

@@ -355,8 +355,8 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._progress.is_started = False
         self._participants.scale(target)
         if has_means:
-            if self._recording is not None and self._stepper.shards() is None:
-                self._recording.record_means(self)
+            if self._recording is not None:
+                self._recording.record_means(self, self._stepper.shards() is None)
             with self.communicator.span('update'):
                 self._watch.is_averaged = True
                 try:
