@@ -11,12 +11,14 @@
 from __future__ import annotations
 
 import builtins
+import functools
+import importlib
 import inspect
 import re
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import bs4
@@ -116,6 +118,26 @@ def file_name(block: docutils.nodes.literal_block) -> str:
         if found:
             return found[1]
     return ''
+
+
+def join_streams(merge: Callable[[list[Any]], list[Any]], outputs: list[Any]) -> list[Any]:
+    """Join the parts of each stream of a notebook's cell. MyST-NB would put each on its own line.
+
+    Args:
+        merge: MyST-NB's function.
+        outputs: All outputs of the cell.
+    """
+    streams: dict[str, Any] = {}
+    joined = []
+    for output in outputs:
+        name = output.get('name') if output['output_type'] == 'stream' else None
+        if name in streams:
+            streams[name]['text'] += output['text']
+            continue
+        joined.append(output)
+        if name:
+            streams[name] = output
+    return merge(joined)
 
 
 def order_fields(app: Sphinx, domain: str, kind: str, content: docutils.nodes.Element) -> None:
@@ -250,6 +272,8 @@ def fold_sidebar(app: Sphinx, page: str, template: str, context: dict[str, Any],
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the functions of this module."""
     sphinx.highlighting.PygmentsBridge.html_formatter = LineFormatter
+    render = importlib.import_module('myst_nb.core.render')
+    render.coalesce_streams = functools.partial(join_streams, render.coalesce_streams)
     app.setup_extension('sphinx.ext.autodoc')
     app.connect('doctree-read', style_blocks)
     app.connect('object-description-transform', order_fields, priority=900)  # after autodoc

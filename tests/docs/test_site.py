@@ -5,6 +5,7 @@ import pathlib
 import re
 import runpy
 import sys
+import typing
 from types import SimpleNamespace
 
 import pytest
@@ -81,3 +82,24 @@ def test_pages_whose_scores_differ():
     for names in re.findall(r'\(([\w/\\|]{20,})\)', DOCS.joinpath('search.js').read_text()):
         for name in names.replace('\\', '').split('|'):
             assert [*DOCS.glob(f'{name}.*'), *DOCS.parent.glob(f'{name}.md')], name
+
+
+def test_parts_of_a_stream_are_joined(monkeypatch):
+    outputs = [{'output_type': 'stream', 'name': name, 'text': text} for name, text in (
+        ('stdout', 'a\nb'), ('stderr', 'x'), ('stdout', 'c\n'))]
+    joined = run_path('appearance.py', monkeypatch)['join_streams'](lambda merged: merged, outputs)
+    assert [(each['name'], each['text']) for each in joined] == [
+        ('stdout', 'a\nbc\n'), ('stderr', 'x')]
+
+
+def test_types_are_public(monkeypatch):
+    import numpy as np
+
+    class _Private(dict):
+        pass
+
+    array = type('ndarray', (), {})  # in place of CuPy's
+    public_type = run_path('appearance.py', monkeypatch)['public_type']
+    assert public_type(_Private) is dict
+    assert [each.__name__ for each in typing.get_args(public_type(np.ndarray | array))] == [
+        'numpy.ndarray', 'cupy.ndarray']
