@@ -13,6 +13,7 @@ Environment variables:
     CHAINER_COMPAT_NUMPY_ALIASES: ``1`` restores names that NumPy removed, such as ``np.float``.
     CHAINER_COMPAT_NAMES: ``all`` also restores other names and behavior that NumPy, CuPy and
         Python removed.
+    CHAINERMN_RUN_FOLDER: Set by ``chainermn run``; a rank that fails early aborts the job.
 """
 
 import os
@@ -47,10 +48,16 @@ OFF = '0', 'false', 'no', 'off'
 COMPAT_VARIABLE, OVERLAY_VARIABLE = 'CHAINER_COMPAT', 'CHAINERMN_OVERLAY'
 ALIASES_VARIABLE = 'CHAINER_COMPAT_NUMPY_ALIASES'
 NAMES_VARIABLE = 'CHAINER_COMPAT_NAMES'
+#: Set by ``chainermn run``.
+RUN_VARIABLE = 'CHAINERMN_RUN_FOLDER'
 
 
 def enable() -> None:
     """Make ``import chainermn`` find ChainerMN 8, and ``import chainer`` work. Idempotent."""
+    if RUN_VARIABLE in os.environ:
+        from chainer_compat import early_failures
+
+        early_failures.listen(_overlay(), ChainerFinder)
     if _is_on(OVERLAY_VARIABLE):
         _insert_before_site_packages(_overlay())
     if _is_on(COMPAT_VARIABLE) and ChainerFinder not in sys.meta_path:

@@ -6,8 +6,9 @@ prints its number and the reason and aborts all other ranks (MPI_Abort), and ``m
 an error. A rank fails if an exception is not caught (in any thread or in an ``atexit`` function),
 or if the script calls ``os._exit``, or ``sys.exit`` with a nonzero status. This also works if the
 script installs its own hooks, which are still called. If a rank is killed, for example by a signal,
-the node monitor (``_diagnostics/node_monitor``) reports it once the first communicator exists. If a
-rank fails before it imports this module, only ``mpiexec`` reports it.
+the node monitor (``_diagnostics/node_monitor``) reports it once the first communicator exists. If
+an uncaught exception ends a rank before ``import chainermn``, the job is only aborted under
+``chainermn run``; otherwise, only ``mpiexec`` reports it.
 
 A process that is not part of a job with several MPI processes fails like any Python process, except
 that it never exits with status 0 if it requested a different one, such as 256.
@@ -19,6 +20,7 @@ Functions for other modules of this package:
 
 - :func:`abort_job` reports a failure and aborts the job. The watchdog calls it for a hang, and the
   shutdown calls it for an incomplete operation.
+- :func:`abort_before_import` reports an exception before ``import chainermn`` and aborts the job.
 - :func:`set_report_arbiter` lets the node monitor decide which rank of its node reports a failure.
 - :func:`set_failure_handler` lets ``chainermn.launch`` report failures instead.
 - :func:`mark_finished` notes that the shutdown is complete, so no rank waits for this one.
@@ -118,11 +120,29 @@ def add_hook() -> None:
 
 
 def _add_hook_if_enabled() -> None:
-    name = next((name for name in _VARIABLES if environment.text(name)), _VARIABLES[0])
-    if environment.flag(name):
+    if environment.flag(_variable()):
         add_hook()
-    elif environment.flag(name, default=True):  # not set
+    elif environment.flag(_variable(), default=True):  # not set
         _install()
+
+
+def _variable() -> str:
+    """Return the variable that enables or disables the hook."""
+    return next((name for name in _VARIABLES if environment.text(name)), _VARIABLES[0])
+
+
+def abort_before_import(error: Exception) -> None:
+    """Abort the job after an uncaught exception that ends this rank before ``import chainermn``.
+
+    ``chainer_compat`` calls it in the ranks of ``chainermn run``.
+
+    Args:
+        error: The exception, which Python has already printed.
+    """
+    if environment.flag(_variable(), default=True):
+        _hook().is_installed = True
+        _abort(f'uncaught {type(error).__name__} before import chainermn (traceback above)',
+               error=error)
 
 
 def abort_job(reason: str, details: str) -> None:

@@ -117,7 +117,7 @@ CHAINERMN = Package('chainermn', [
 CHAINER_COMPAT = Package('chainer_compat', [
     {'__main__'},
     {'__init__'},
-    {'shims'},
+    {'early_failures', 'shims'},
     {'pytorch'},
     {'dialect', 'fixes', 'updates'},
     {'graph', 'names'},

@@ -12,8 +12,6 @@ import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-from chainer.utils.type_check import InvalidType
-
 from chainermn._process import environment
 from chainermn._process.program_place import OURS, PACKAGES
 
@@ -127,6 +125,9 @@ def visible_frames(error: BaseException) -> TracebackType | None:
 
 
 def _explains(error: BaseException) -> bool:
+    # Imported here, because a rank that cannot import Chainer imports this module to report that.
+    from chainer.utils.type_check import InvalidType
+
     return not environment.flag(environment.DEBUG) and (
         is_common(error) or isinstance(error, InvalidType) or _is_raised_here(error))
 

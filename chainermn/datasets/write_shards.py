@@ -233,7 +233,7 @@ class _Form:
                 columns[name].append(value)
         result = {name: column.array() for name, column in columns.items()}
         for array in result.values():
-            self.digest = zlib.crc32(array.reshape(-1).view(np.uint8), self.digest)
+            self.digest = zlib.crc32(array.reshape(-1).view(np.uint8).data, self.digest)
         return result
 
 

@@ -56,8 +56,8 @@ class Pipeline:
         model: The :class:`MultiNodeChainList` of this rank, or a link that contains it, such as
             ``L.Classifier``. Each of its links is a stage.
         lossfun: Function called as ``lossfun(y, t)`` with the output of the model and the last
-            argument of the call. It returns the loss, which must be a mean over examples. ``None``
-            if ``model`` returns the loss.
+            argument of the call. It returns the loss, which must be a mean over examples: a sum
+            would depend on ``n_micro_batches``. ``None`` if ``model`` returns the loss.
         n_micro_batches: Number of micro-batches in a batch. A batch with fewer examples is divided
             into single examples.
         schedule: ``'1f1b'`` alternates forward and backward. The number of micro-batches in a
