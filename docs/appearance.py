@@ -157,6 +157,13 @@ def show_public_types(app: Sphinx, obj: Any, bound: bool) -> None:
     if not inspect.isfunction(function):
         return
     publish(function.__annotations__, function.__module__)  # which its wrappers share
+    if '__signature__' in vars(function):  # a copy with the source of default values
+        types = function.__annotations__
+        signature = function.__signature__
+        function.__signature__ = signature.replace(
+            parameters=[each.replace(annotation=types.get(each.name, each.annotation))
+                        for each in signature.parameters.values()],
+            return_annotation=types.get('return', signature.return_annotation))
     # Show the signature that all overloads have in common. Their types are in the description.
     analyzer = sphinx.pycode.ModuleAnalyzer.for_module(function.__module__)
     analyzer.analyze()
@@ -165,8 +172,8 @@ def show_public_types(app: Sphinx, obj: Any, bound: bool) -> None:
 
 def show_public_attributes(app: Sphinx, what: str, name: str, obj: Any, *_: Any) -> None:
     """Replace private types in the annotations of a class."""
-    if what == 'class' and '__annotations__' in vars(obj):
-        publish(obj.__annotations__, obj.__module__)
+    if what in ('class', 'exception'):
+        publish(vars(obj).get('__annotations__', {}), obj.__module__)
 
 
 def publish(annotations: dict[str, Any], module: str) -> None:
