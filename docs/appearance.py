@@ -173,7 +173,14 @@ def show_public_types(app: Sphinx, obj: Any, bound: bool) -> None:
 def show_public_attributes(app: Sphinx, what: str, name: str, obj: Any, *_: Any) -> None:
     """Replace private types in the annotations of a class."""
     if what in ('class', 'exception'):
-        publish(vars(obj).get('__annotations__', {}), obj.__module__)
+        annotations = vars(obj).get('__annotations__', {})
+        names = dict(annotations)
+        publish(annotations, obj.__module__)
+        for attribute, name in names.items():
+            shown = annotations[attribute]
+            shown = shown.__name__ if isinstance(shown, type) else str(shown)
+            if re.sub(r'(\w+\.)+', '', shown) == name:  # Sphinx would add the names of modules
+                annotations[attribute] = name
 
 
 def publish(annotations: dict[str, Any], module: str) -> None:
