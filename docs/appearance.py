@@ -3,7 +3,7 @@
 - Blocks of commands, files and output have different styles. A file has its name as a title, from
   the comment ``<!-- file: NAME -->`` above its block.
 - Each line of code is an element, so that long lines can be indented where they are wrapped.
-- Types in signatures are public: a private class is shown as its public base class.
+- Types are public: a private class is shown as its public base class, and an alias as its types.
 - Docstrings link to the pages that they name, and source pages to the documentation of their names.
 - The sidebar shows one section at a time.
 """
@@ -173,14 +173,7 @@ def show_public_types(app: Sphinx, obj: Any, bound: bool) -> None:
 def show_public_attributes(app: Sphinx, what: str, name: str, obj: Any, *_: Any) -> None:
     """Replace private types in the annotations of a class."""
     if what in ('class', 'exception'):
-        annotations = vars(obj).get('__annotations__', {})
-        names = dict(annotations)
-        publish(annotations, obj.__module__)
-        for attribute, name in names.items():
-            shown = annotations[attribute]
-            shown = shown.__name__ if isinstance(shown, type) else str(shown)
-            if re.sub(r'(\w+\.)+', '', shown) == name:  # Sphinx would add the names of modules
-                annotations[attribute] = name
+        publish(vars(obj).get('__annotations__', {}), obj.__module__)
 
 
 def publish(annotations: dict[str, Any], module: str) -> None:
@@ -297,6 +290,14 @@ def link_pages(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines:
     lines[:] = [re.sub(r'\bdocs/([\w/]+)\.md\b', r':doc:`/docs/\1`', line) for line in lines]
 
 
+def shorten_types(app: Sphinx, what: str, name: str, obj: Any, options: Any,
+                  lines: list[str]) -> None:
+    """Omit modules from the types of attributes, as autodoc does from other types."""
+    lines[:] = [
+        re.sub(r'\b(\w+\.)+(?=[A-Z])', '', line) if re.match(' *:(var)?type', line) else line
+        for line in lines]
+
+
 def link_documentation(app: Sphinx, page: str, template: str, context: dict[str, Any],
                        doctree: docutils.nodes.document | None) -> None:
     """Correct the links of a source page: viewcode assumes one module name for all its objects."""
@@ -355,6 +356,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect('autodoc-before-process-signature', show_public_types, priority=400)
     app.connect('autodoc-process-signature', show_public_attributes, priority=400)
     app.connect('autodoc-process-docstring', link_pages)
+    app.connect('autodoc-process-docstring', shorten_types, priority=900)  # after napoleon
     app.connect('html-page-context', link_documentation)
     app.connect('html-page-context', break_contents)
     app.connect('html-page-context', fold_sidebar, priority=900)  # after the theme
