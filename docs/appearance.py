@@ -3,13 +3,14 @@
 - Blocks of commands, files and output have different styles. A file has its name as a title, from
   the comment ``<!-- file: NAME -->`` above its block.
 - Each line of code is an element, so that long lines can be indented where they are wrapped.
-- Types in signatures are public: a private class is shown as its public base class.
+- Types are public: a private class is shown as its public base class, and an alias as its types.
 - Docstrings link to the pages that they mention. Source pages link to the documentation of objects.
 - The sidebar shows one section at a time.
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
 import functools
 import importlib
@@ -146,6 +147,7 @@ def order_fields(app: Sphinx, domain: str, kind: str, content: docutils.nodes.El
         names = [field[0].astext().split()[0] for field in fields]
         if 'rtype' in names and 'returns' in names:
             rtype = fields.children.pop(names.index('rtype'))
+            rtype['support_smartquotes'] = False
             fields.insert(names.index('returns') + 1, rtype)
 
 
@@ -154,7 +156,14 @@ def show_public_types(app: Sphinx, obj: Any, bound: bool) -> None:
     function = inspect.unwrap(getattr(obj, '__func__', obj))
     if not inspect.isfunction(function):
         return
-    publish(function.__annotations__, function.__globals__)  # which its wrappers share
+    publish(function.__annotations__, function.__module__)  # which its wrappers share
+    if '__signature__' in vars(function):  # a copy with the source of default values
+        types = function.__annotations__
+        signature = function.__signature__
+        function.__signature__ = signature.replace(
+            parameters=[each.replace(annotation=types.get(each.name, each.annotation))
+                        for each in signature.parameters.values()],
+            return_annotation=types.get('return', signature.return_annotation))
     # Show the signature that all overloads have in common. Their types are in the description.
     analyzer = sphinx.pycode.ModuleAnalyzer.for_module(function.__module__)
     analyzer.analyze()
@@ -163,41 +172,94 @@ def show_public_types(app: Sphinx, obj: Any, bound: bool) -> None:
 
 def show_public_attributes(app: Sphinx, what: str, name: str, obj: Any, *_: Any) -> None:
     """Replace private types in the annotations of a class."""
-    if what == 'class' and '__annotations__' in vars(obj):
-        publish(obj.__annotations__, vars(sys.modules[obj.__module__]))
+    if what in ('class', 'exception'):
+        publish(vars(obj).get('__annotations__', {}), obj.__module__)
 
 
-def publish(annotations: dict[str, Any], names: dict[str, Any]) -> None:
-    """Replace private types by public ones.
+def publish(annotations: dict[str, Any], module: str) -> None:
+    """Replace private types and aliases by public types.
 
     Args:
         annotations: The types, which are replaced.
-        names: Global variables of the module.
+        module: The module of their names.
     """
     for name, annotation in annotations.items():
-        if isinstance(annotation, str):
-            try:
-                annotation = eval(annotation, names)
-            except (NameError, TypeError):  # imported for type checkers only; a union of strings
-                if re.search(r'(?<![\w.])_\w', annotation):
-                    annotation = Any
-        annotations[name] = public_type(annotation)
+        annotations[name] = public_type(annotation, module)
 
 
-def public_type(annotation: Any) -> Any:
-    """Return the public form of a type, or ``Any`` if it has none."""
+class Names(dict[str, Any]):
+    """The names of a module. Other names are those of an alias's module."""
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        modules = [module for module in sys.modules if module.startswith('chainermn.')]
+        for module in ('chainermn._types', *modules):
+            found = names_of_types(module).get(name)
+            if found is not None:
+                return found
+        raise KeyError(name)
+
+
+@functools.cache
+def names_of_types(module: str) -> Names:
+    """Return the global names of a module, also those that only type checkers import."""
+    names = Names(vars(sys.modules[module]))
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except OSError:  # an empty file
+        return names
+    for block in ast.walk(ast.parse(source)):
+        if isinstance(block, ast.If) and ast.unparse(block.test) == 'TYPE_CHECKING':
+            for statement in block.body:
+                try:
+                    exec(ast.unparse(statement), {**names}, names)
+                except ImportError:  # CuPy or PyTorch is not installed
+                    names.update((alias.name, absent_type(alias.name))
+                                 for alias in statement.names)
+    return names
+
+
+class AbsentType(type):
+    """The type of names of packages that are not installed. Their attributes are such names."""
+
+    def __getattr__(cls, name: str) -> type:
+        if name.startswith('_'):
+            raise AttributeError(name)
+        return absent_type(f'{cls.__name__}.{name}')
+
+
+@functools.cache
+def absent_type(name: str) -> type:
+    """Return a type that is shown with this name, which may contain dots."""
+    return AbsentType(name, (), {'__module__': 'builtins'})
+
+
+def public_type(annotation: Any, module: str = 'chainermn._types') -> Any:
+    """Return the public form of a type, or ``Any`` if it has none.
+
+    Args:
+        annotation: A type, or its source.
+        module: The module of the names in the source.
+    """
+    if isinstance(annotation, typing.ForwardRef):
+        annotation = annotation.__forward_arg__
+    if isinstance(annotation, str):
+        return public_type(evaluated(annotation, module), module)
     if annotation == numpy.typing.DTypeLike:
         return DTypeLike
     if getattr(annotation, '__name__', '') == 'ndarray':  # of NumPy, of CuPy, or in place of CuPy's
-        return NUMPY_ARRAY if annotation is np.ndarray else CUPY_ARRAY
+        return absent_type('numpy.ndarray' if annotation is np.ndarray else 'cupy.ndarray')
     if isinstance(annotation, typing.TypeVar):
-        return public_type(annotation.__bound__ or Any)
+        return public_type(annotation.__bound__ or Any, module)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return typing.Union[tuple(map(public_type, arguments))]  # noqa: UP007 -- also of strings
+        return typing.Union[tuple(  # noqa: UP007 -- also of strings
+            public_type(one, module) for one in arguments)]
     if arguments and origin is not typing.Literal:
-        arguments = tuple([*map(public_type, one)] if isinstance(one, list) else public_type(one)
-                          for one in arguments)
+        arguments = tuple(
+            [public_type(part, module) for part in one] if isinstance(one, list)
+            else public_type(one, module) for one in arguments)
         return annotation.copy_with(arguments) if hasattr(annotation, 'copy_with') else (
             origin[arguments])
     if isinstance(annotation, type) and annotation.__name__.startswith('_'):
@@ -207,20 +269,33 @@ def public_type(annotation: Any) -> Any:
     return annotation
 
 
+def evaluated(source: str, module: str) -> Any:
+    """Evaluate the source of a type. In a union, it may contain aliases that are strings."""
+    tree = ast.parse(source, mode='eval').body
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.BitOr):
+        return typing.Union[tuple(  # noqa: UP007
+            public_type(ast.unparse(part), module) for part in (tree.left, tree.right))]
+    return eval(source, {}, names_of_types(module))
+
+
 class DTypeLike:
     """Shown for ``numpy.typing.DTypeLike``, which is a union of private types."""
 
 
 DTypeLike.__module__ = 'numpy.typing'
 
-#: Shown for arrays, with the package, which Sphinx would omit.
-NUMPY_ARRAY, CUPY_ARRAY = (
-    type(name, (), {'__module__': 'builtins'}) for name in ('numpy.ndarray', 'cupy.ndarray'))
-
 
 def link_pages(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Link to the pages that a docstring mentions, such as ``docs/checkpoints.md``."""
     lines[:] = [re.sub(r'\bdocs/([\w/]+)\.md\b', r':doc:`/docs/\1`', line) for line in lines]
+
+
+def shorten_types(app: Sphinx, what: str, name: str, obj: Any, options: Any,
+                  lines: list[str]) -> None:
+    """Omit modules from the types of attributes, as autodoc does from other types."""
+    lines[:] = [
+        re.sub(r'\b(\w+\.)+(?=[A-Z])', '', line) if re.match(' *:(var)?type', line) else line
+        for line in lines]
 
 
 def link_documentation(app: Sphinx, page: str, template: str, context: dict[str, Any],
@@ -281,6 +356,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect('autodoc-before-process-signature', show_public_types, priority=400)
     app.connect('autodoc-process-signature', show_public_attributes, priority=400)
     app.connect('autodoc-process-docstring', link_pages)
+    app.connect('autodoc-process-docstring', shorten_types, priority=900)  # after napoleon
     app.connect('html-page-context', link_documentation)
     app.connect('html-page-context', break_contents)
     app.connect('html-page-context', fold_sidebar, priority=900)  # after the theme

@@ -95,11 +95,19 @@ def test_parts_of_a_stream_are_joined(monkeypatch):
 def test_types_are_public(monkeypatch):
     import numpy as np
 
+    import chainermn
+
     class _Private(dict):
         pass
 
+    def names(annotation, module='chainermn._types'):
+        shown = public_type(annotation, module)
+        return [each.__name__ for each in typing.get_args(shown) or [shown]]
+
     array = type('ndarray', (), {})  # in place of CuPy's
     public_type = run_path('appearance.py', monkeypatch)['public_type']
-    assert public_type(_Private) is dict
-    assert [each.__name__ for each in typing.get_args(public_type(np.ndarray | array))] == [
-        'numpy.ndarray', 'cupy.ndarray']
+    assert names(_Private) == ['dict']
+    assert names(np.ndarray | array) == ['numpy.ndarray', 'cupy.ndarray']
+    assert names('VariableOrArray | None') == [
+        'Variable', 'numpy.ndarray', 'cupy.ndarray', 'NoneType']
+    assert names('CommunicatorBase', chainermn.datasets.__name__) == ['CommunicatorBase']
