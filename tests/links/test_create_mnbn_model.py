@@ -130,3 +130,25 @@ def test_links_in_other_attributes_are_replaced(comm):
     wanted = Layers()(x.reshape(-1, 2)).array.reshape(x.shape)  # all examples in one process
     np.testing.assert_allclose(model(x[comm.rank]).array, wanted[comm.rank], rtol=1e-4, atol=1e-5)
     assert model.layers[0] is model.by_name['normalization'][0] is model.bn
+
+
+@pytest.mark.parametrize('is_alone', [True, False])
+def test_conversion_to_pytorch(comm, is_alone):
+    """One rank converts the model without the others; the module equals one of one rank."""
+    torch = pytest.importorskip('torch')
+    import chainer_compat
+
+    model = Block()
+    model.bn.avg_var[...] = 2
+    converted = create_mnbn_model(model, comm)
+    comm.bcast_data(converted)
+    model.copyparams(converted)
+    x = np.random.RandomState(comm.rank).randn(4, 3).astype('f')
+    if comm.rank == 0 or not is_alone:
+        module = chainer_compat.to_torch(converted, x, train=True)
+        expected = chainer_compat.to_torch(model, x, train=True)
+        for each in module, expected:
+            each.train()(torch.from_numpy(x)).sum().backward()
+        for (name, value), (_, other) in zip(
+                module.state_dict().items(), expected.state_dict().items(), strict=True):
+            np.testing.assert_array_equal(value, other, name)

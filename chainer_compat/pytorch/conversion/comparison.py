@@ -25,6 +25,7 @@ from chainer_compat.pytorch.conversion.module_runs import (
     tensors,
     unchanged,
 )
+from chainer_compat.pytorch.conversion.patches import on_one_rank
 from chainer_compat.pytorch.conversion.references import TracedCall, flattened, mapped
 from chainer_compat.pytorch.conversion.tracing import Trace
 from chainer_compat.pytorch.conversion.tracked_array import Array
@@ -66,6 +67,7 @@ class Comparison:
         return f'{verdict} (largest relative differences: {", ".join(rows) or "none"})'
 
 
+@on_one_rank()
 def compare(model: chainer.Link, module: torch.nn.Module, *inputs: Any, train: bool | None = None,
             call: Callable[..., Any] | None = None) -> Comparison:
     """Compare a module with the model that it was converted from.

@@ -17,6 +17,7 @@ from chainer_compat.pytorch.conversion.comparison import compare_run, difference
 from chainer_compat.pytorch.conversion.errors import ConversionError, showing_user_code
 from chainer_compat.pytorch.conversion.first_run import first_run
 from chainer_compat.pytorch.conversion.module import Builder
+from chainer_compat.pytorch.conversion.patches import on_one_rank
 from chainer_compat.pytorch.conversion.references import TracedCall, flattened, mapped
 from chainer_compat.pytorch.conversion.tracing import Trace, copied, run_again, trace, trace_again
 
@@ -25,6 +26,7 @@ MEMORY = 2 ** 30
 
 
 @showing_user_code
+@on_one_rank()
 def to_torch(model: chainer.Link, *inputs: Any, train: bool = False,
              dynamic_batch: bool | None = None, call: Callable[..., Any] | None = None
              ) -> fx.GraphModule:

@@ -21,6 +21,7 @@ from chainer_compat.pytorch.conversion.comparison import ROUNDING, difference
 from chainer_compat.pytorch.conversion.convert import converted
 from chainer_compat.pytorch.conversion.errors import ConversionError, showing_user_code
 from chainer_compat.pytorch.conversion.module_runs import as_array, tensors
+from chainer_compat.pytorch.conversion.patches import on_one_rank
 from chainer_compat.pytorch.conversion.references import flattened, mapped
 from chainer_compat.pytorch.conversion.tracing import Trace
 from chainer_compat.pytorch.expressions.noise import DRAWN
@@ -32,6 +33,7 @@ TOLERANCE = 50.
 
 
 @showing_user_code
+@on_one_rank()
 def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
             dynamic_batch: bool | None = None, call: Callable[..., Any] | None = None,
             opset_version: int | None = None) -> None:

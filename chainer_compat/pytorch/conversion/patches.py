@@ -1,4 +1,4 @@
-"""Replacements in Chainer and NumPy during a recorded run."""
+"""Replacements in Chainer and NumPy during a conversion and its recorded runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from chainer import FunctionNode, Variable
+from chainer.functions.normalization import batch_normalization
 
 from chainer_compat.pytorch.conversion.tracked_array import Array, Current, tracks_copies
 
@@ -25,6 +26,26 @@ class RunRecorder(Protocol):
 
     def draw(self, name: str, size: Any) -> Any:
         """Return random numbers."""
+
+
+@contextlib.contextmanager
+def on_one_rank() -> Iterator[None]:
+    """Let batch normalization use the batch of this rank only.
+
+    The links of ``create_mnbn_model`` would wait for the other ranks.
+    """
+    node = batch_normalization.BatchNormalization
+    original = node.__init__
+
+    def init(self: FunctionNode, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self._impl_selector = batch_normalization._impl_selector
+
+    node.__init__ = init
+    try:
+        yield
+    finally:
+        node.__init__ = original
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from chainer_compat.pytorch.conversion.comparison import compare
 from chainer_compat.pytorch.conversion.errors import ConversionError, name_of_kind
 from chainer_compat.pytorch.conversion.first_run import as_conversion_error, check_model
 from chainer_compat.pytorch.conversion.module_runs import tensors
+from chainer_compat.pytorch.conversion.patches import on_one_rank
 from chainer_compat.pytorch.conversion.references import Leaf, TracedCall, identity
 from chainer_compat.pytorch.conversion.tracing import trace
 from chainer_compat.pytorch.conversion.tracked_array import Array
@@ -23,6 +24,7 @@ from chainer_compat.pytorch.conversion.tracked_array import Array
 TENSORS = 'weight', 'bias', 'running_mean', 'running_var'
 
 
+@on_one_rank()
 def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any], *inputs: Any,
                  call: Callable[..., Any] | None = None) -> None:
     """Copy the weights of a PyTorch module into a Chainer model.
