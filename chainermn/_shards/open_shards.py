@@ -196,8 +196,9 @@ class _Samples:
 
     def __init__(self, samples: Object, opened_by_reader: bool) -> None:
         if not hasattr(samples, '__len__') or not hasattr(samples, '__getitem__'):
-            raise TypeError(f'a shard needs len() and [index], but is {type(samples).__name__}. '
-                            'Write a stream to files with chainermn.datasets.write_shards.')
+            raise TypeError(
+                f'a shard must support len() and indexing, but {type(samples).__name__} does not. '
+                'Write a stream to files with chainermn.datasets.write_shards, then read those.')
         self._samples, self._opened_by_reader = samples, opened_by_reader
 
     def __len__(self) -> int:

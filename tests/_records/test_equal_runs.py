@@ -152,7 +152,7 @@ def test_replicas(naive, folder):
     found, = replicas(naive, folder / 'before', change_bias)
     assert (found.update, found.rank) == (4, f'rank0 and rank{naive.size - 1}')
     assert found.what == 'the parameters before the update'
-    assert found.notes[0].startswith('the parameter /1/b before the update (of LinearFunction, '
+    assert found.notes[0].startswith('the parameter /1/b (of LinearFunction, '
                                      'called at test_equal_runs.py:')
     assert not any('the output of' in note for note in found.notes)  # the batches differ
 
