@@ -126,8 +126,8 @@ class HostLinks:
                 if host.is_next:
                     streams.write(
                         f'chainermn: the network connection to {host.text} was lost '
-                        f'({os.strerror(host.error)}), but MPI still reaches it. The job '
-                        'continues; a later failure of this host may not be detected.\n')
+                        f'({os.strerror(host.error)}), but MPI still reaches the host. '
+                        'The job continues; a later failure of this host may not be detected.\n')
                 continue
             is_silent = host.error in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
             if host.asked_at is not None and now > host.asked_at + (

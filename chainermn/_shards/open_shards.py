@@ -78,7 +78,7 @@ class Opener:
             return ParquetShard(shard) if suffix == '.parquet' else open_arrow(shard)
         kind = f'{suffix!r} files' if suffix else 'files without a suffix'
         raise ValueError(f'no reader for {kind}: pass reader=, a function that opens a path and '
-                         'returns an object with len() and [index]')
+                         'returns an object that supports len() and indexing')
 
     def measure(self, shard: Object) -> tuple[int, int]:
         """Return the number of samples, and the size in bytes: -1 if the shard is not a file."""

@@ -70,7 +70,7 @@ def test_a_resumed_run(naive, folder, steps):
         found, = differences.between(a, b)
         assert found.what.startswith('one run takes a step, and the other copies')
         assert found.update == 5
-        assert found.notes[0].startswith('B copies them after a resume')
+        assert found.notes[0].startswith('B copies the parameters, as after a resume')
     for record in b.ranks.values():
         numbers = [int(line.split()[0]) for line in record.lines]
         assert numbers == [*range(2, 13)]  # the first one copied
@@ -183,7 +183,8 @@ def test_replicas(naive, folder):
 def test_replicas_without_details(naive, folder):
     found, = replicas(naive, folder / 'later', change_bias, details=5)
     assert found.notes[0].startswith('The mean gradients are the same')
-    assert 'is 6. There, the first difference is the parameter /1/b before' in found.notes[1]
+    assert 'is 6. There, the first difference is the parameter /1/b (of Linear' in found.notes[1]
+    assert ') before the update, relative' in found.notes[1]
     found, = replicas(naive, folder / 'none', change_bias, details=100)
     assert 'record again with details of update 4' in found.notes[1]
     assert (naive.size < 3) == (len(found.notes) < 3)
