@@ -1,8 +1,8 @@
 """Startup hook: makes ``import chainermn`` find ChainerMN 8, and patches Chainer on import.
 
 A ``.pth`` file in site-packages imports this file and calls :func:`enable` in every Python
-process of the environment, so this file imports nothing else, not even other modules of this
-package.
+process of the environment, so at startup this file imports only ``os`` and ``sys``, unless one of
+the following variables requires more.
 
 Environment variables:
     CHAINERMN_OVERLAY: ``0`` leaves ``sys.path`` unchanged, so ``import chainermn`` finds the old

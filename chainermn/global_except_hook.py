@@ -355,7 +355,7 @@ def _call(hook: Callable[[], object], details: str) -> None:
         hook()
     except Exception:
         streams.write(f'Error in the exception hook of the script:\n{traceback.format_exc()}\n'
-                       f'It was called for:\n{details}')
+                       f'The hook was called for:\n{details}')
 
 
 def shared_memory() -> set[str]:

@@ -23,7 +23,7 @@ def torch_kernels(module: ModuleType) -> None:
 
 @patch(*OF_IMAGES)
 def images_with_channels_last(module: ModuleType) -> None:
-    """All versions: dropout, sums and means of images that PyTorch's kernels return are faster."""
+    """All versions: dropout, sum and mean are faster on images returned by PyTorch's kernels."""
     for name, kernel in OF_IMAGES[module.__name__].items():
         dispatch.replace(module, name, kernel, lambda *args, **kwargs: False)
 
@@ -51,10 +51,11 @@ def fused_updates(module: ModuleType) -> None:
         return
     name = RULES[module.__name__]
     dispatch.replace(module, f'{name}.update_core_cpu', 'updates.update_core', _is_large_parameter)
-    one_pass.accept(getattr(module, name))  # again, because it stores the functions of the rule
+    # Register the rule again: one_pass stores its functions, and one was just replaced.
+    one_pass.accept(getattr(module, name))
 
 
-#: Number of elements from which an update imports PyTorch, which takes seconds.
+#: Minimum number of elements for which an update imports PyTorch; the import takes seconds.
 MANY = 1 << 22
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: spend more time in Python: for ResNet-50 with MomentumSGD, 1 << 14 took twice as long.
 BLOCK = 1 << 17
 
-#: The same for rules with a formula, which only uses one temporary array.
+#: Same as above, for rules with a formula: a formula uses only one temporary array.
 BLOCK_OF_FORMULA = 1 << 16
 
 

@@ -157,7 +157,7 @@ def _update(params: list[Any], accepted: set[Any]) -> Plan | None:
                 can_be_planned = False
                 _update_groups(groups, changed, read)  # changes the step of a tied parameter's rule
             # If data or states share memory with the gradient, the rule may change the gradient
-            # before it reads it again.
+            # before it reads the gradient again.
             if grad not in member.owners:
                 key = _key(member, rule, param._loss_scale, are_numbers)
         if member is None or key is None:

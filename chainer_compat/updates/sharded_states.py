@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-#: The name of the snapshot entry that tells which elements the state next to it covers: the first
+#: The name of the snapshot entry with the elements that the state next to it covers: the first
 #: element, the end, and the shape of the parameter.
 ENTRY = 'sharded_elements'
 

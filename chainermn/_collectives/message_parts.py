@@ -27,7 +27,8 @@ _MAX_TEXT = 500
 INLINE = 8192
 MAX_SIZE = _MARK.size + _MAX_TEXT + message_header.MAX_SIZE + INLINE
 
-#: The first byte of a pickle. A small object is sent without a header, which starts with its kind.
+#: The first byte of a pickle. A small object is sent without a header. Headers start with a kind,
+#: which is always smaller than this byte.
 PICKLE = pickle.PROTO[0]
 _OBJECT = MessageHeader(Kind.OBJECT)  # the header of a small object
 assert max(Kind) < PICKLE

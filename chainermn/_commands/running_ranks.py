@@ -71,7 +71,7 @@ def _file(process: int) -> tuple[pathlib.Path, str] | None:
         if folder.stat().st_uid != os.getuid():  # root can see the jobs of all users
             return None
         for path in (folder / 'fd').iterdir():
-            with contextlib.suppress(OSError):  # it has been closed
+            with contextlib.suppress(OSError):  # the file has been closed
                 if found := _FILE.match(os.readlink(path)):
                     return path, found[1]
     return None

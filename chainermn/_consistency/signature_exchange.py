@@ -1,13 +1,13 @@
 """Compares the calls of all ranks and exchanges small data with the same messages.
 
-In step k, each rank sends all it knows to the rank 2**k below and receives from the rank 2**k
-above, so that after log2(size) steps it has heard from all ranks (Bruck et al. 1997). Every
+In step k, each rank sends all data it has to the rank 2**k below and receives from the rank 2**k
+above, so that after log2(size) steps it has the data of all ranks (Bruck et al. 1997). Every
 exchange sends the same messages between the same ranks; only their contents differ. Hence ranks
 that call different operations do not block each other, and all of them notice.
 
-If all ranks are on one node, they switch to shared memory after some exchanges, because scripts
-with few exchanges do not need it. All ranks switch before the same exchange, regardless of their
-calls.
+If all ranks are on one node, they switch to shared memory after some exchanges, because the
+allocation does not pay off in scripts that make few calls. All ranks switch before the same
+exchange, regardless of their calls.
 """
 from __future__ import annotations
 

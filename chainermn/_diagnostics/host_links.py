@@ -50,7 +50,8 @@ class Host:
     def __init__(self, name: str, ranks: Sequence[int], world: Sequence[int], is_next: bool
                  ) -> None:
         self.name = name
-        self.is_next = is_next  # in the ring; of a link's two ends, this one prints a warning
+        # Whether it is next in the ring. Only the rank that precedes it warns of a lost link.
+        self.is_next = is_next
         self.ranks = ranks  # in the communicator
         self.text = f'host {name} ({ranks_text(world)})'
         self.error: int | None = None  # why the link was lost
@@ -125,8 +126,8 @@ class HostLinks:
                 if host.is_next:
                     streams.write(
                         f'chainermn: the network connection to {host.text} was lost '
-                        f'({os.strerror(host.error)}), but MPI still reaches it. The job '
-                        'continues; a later failure of this host may not be detected.\n')
+                        f'({os.strerror(host.error)}), but MPI still reaches the host. '
+                        'The job continues; a later failure of this host may not be detected.\n')
                 continue
             is_silent = host.error in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
             if host.asked_at is not None and now > host.asked_at + (

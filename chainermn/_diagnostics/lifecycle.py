@@ -160,9 +160,10 @@ def _end(*, is_finalized: bool = False) -> None:
                 global_except_hook.abort_job(
                     f'{left} was interrupted on this rank, which then reached the end of the '
                     'script',
-                    'An exception such as KeyboardInterrupt or SystemExit interrupted it, for '
-                    'example from a signal handler, and the other ranks may still wait for this '
-                    'rank. Handle signals between operations, and do not catch these exceptions.\n')
+                    'An exception such as KeyboardInterrupt or SystemExit interrupted the '
+                    'operation, for example from a signal handler, and the other ranks may still '
+                    'wait for this rank. Handle signals between operations, and do not catch these '
+                    'exceptions.\n')
             if _all_have_finished():
                 clean_end.run()
             rank_state.shutdown().may_exit = True

@@ -47,7 +47,7 @@ class Sample(NamedTuple):
     log: Mapping[str, float]  # the newest entry of LogReport
     state: str  # as text
     is_waiting: bool  # whether the main thread is in an operation
-    state_seconds: float  # time in this state; 0 if it makes progress
+    state_seconds: float  # time in this state; 0 if the rank makes progress
 
 
 class Viewer:

@@ -37,7 +37,7 @@ def _run(offer: Offer, n_ranks: int) -> None:
     link = host_connection.connect(offer)
     if link is None and environment.flag(environment.DEBUG):
         streams.write(f'chainermn: no network connection from {os.uname().nodename} to chainermn '
-                      'run, which therefore relies on new logins to this host\n')
+                      'run, so chainermn run relies on new logins to this host\n')
     while link is not None:
         # Python 3.14 crashes if the variable of a with statement is reassigned inside it.
         with contextlib.suppress(OSError), link:

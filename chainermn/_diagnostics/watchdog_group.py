@@ -22,12 +22,12 @@ class MessageType(enum.IntEnum):
 
     ALARM = 1
     RESPONSE = 2
-    STATE = 3  # to the rank that detects deadlocks
+    STATE = 3  # sent to the rank that detects deadlocks
     CONFIRM = 4
     CONFIRMED = 5
     ASK = 6
     ANSWER = 7
-    PING = 8  # to the ranks of a host whose link was lost
+    PING = 8  # sent to the ranks of a host whose link was lost
     PONG = 9
     WATCH = 10  # asks for a sample
     SAMPLE = 11
@@ -113,7 +113,7 @@ class WatchdogGroup:
         self.detector = DeadlockDetector()  # used by the first rank
         self.question: Question | None = None
         self.is_dump_requested = False
-        self._requests: list[tuple[int, MPI.Request]] = []  # with the receiving rank
+        self._requests: list[tuple[int, MPI.Request]] = []  # the receiving rank and the request
 
     def send(self, tag: MessageType, content: Content, ranks: Iterable[int]) -> None:
         """Send a message to some ranks of this group."""

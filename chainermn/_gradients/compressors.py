@@ -59,8 +59,8 @@ def get(compression: Compression) -> Compressor | PowerSGD | None:
     parameters = dict(compression)
     kind = parameters.pop('type', None)
     if kind is None:
-        raise ValueError("the dict passed as compression needs a 'type', such as "
-                         f"{{'type': '2bit'}}, but is {compression!r}")
+        raise ValueError(f"compression has no 'type': {compression!r}. Add one, such as "
+                         "{'type': '2bit'}.")
     if not isinstance(kind, str) or kind not in _TYPES:
         raise ValueError(f'unknown compression type {kind!r}; use one of '
                          + ', '.join(map(repr, _TYPES)))
@@ -169,7 +169,7 @@ class Bf16:
         bits = x.view(np.uint32)
         rounded = bits >> np.uint32(16)
         rounded &= np.uint32(1)
-        rounded += np.uint32(0x7fff)  # together with the lowest remaining bit: rounds ties to even
+        rounded += np.uint32(0x7fff)  # adding 0x7fff plus the lowest kept bit rounds ties to even
         rounded += bits
         rounded >>= np.uint32(16)
         # The payload of a NaN may be in the lower half only, or overflow when it is rounded.

@@ -1,4 +1,4 @@
-"""Casts between float32 and 16-bit formats on CPUs, with the results of IEEE 754 casts.
+"""Casts between float32 and 16-bit formats on CPUs, with the same results as IEEE 754 casts.
 
 NumPy casts float16 one value at a time; these functions use vector instructions. They process the
 values in chunks that fit into the CPU cache.
@@ -80,7 +80,7 @@ def _to_bfloat16(x: np.ndarray) -> np.ndarray:
     bits = x.view(np.uint32)
     rounded = bits >> np.uint32(16)
     rounded &= np.uint32(1)
-    rounded += np.uint32(0x7fff)  # together with the lowest remaining bit: rounds ties to even
+    rounded += np.uint32(0x7fff)  # adding 0x7fff plus the lowest kept bit rounds ties to even
     rounded += bits
     upper = _upper(rounded)
     is_nan = np.isnan(x)

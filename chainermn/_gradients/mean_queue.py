@@ -57,7 +57,7 @@ class _Submission(NamedTuple):
 
 
 class MeanQueue:
-    """The queue that :meth:`CommunicatorBase.mean_queue` returns. Its use is described there.
+    """The queue that :meth:`CommunicatorBase.mean_queue` returns; see that method for its use.
 
     Args:
         mpi_comm: A communicator that nothing else uses.
@@ -140,7 +140,7 @@ class MeanQueue:
             with recorder.span('wait', 'wait'):
                 while not any(submission.request.Test() for _ in range(_POLLS)):
                     time.sleep(0 if self._urgent else _POLL_INTERVAL)
-            # Select the device even for a discarded list, so that the list is freed there.
+            # Select the device even for a discarded list, so that the list is freed on that device.
             with on_device():
                 if number < self._limit:
                     average_list()
@@ -267,7 +267,7 @@ class MeanQueue:
 
 
 def _computed_on(arrays: ParameterList) -> Callable[[], AbstractContextManager[None]]:
-    """Return a context for the thread that selects the device and waits for the arrays there."""
+    """Return a context for the thread that selects the arrays' device and waits for them."""
     if arrays.on_host:
         return contextlib.nullcontext
     device: Device = next(x.device for x in arrays if array_buffers.on_device(x))

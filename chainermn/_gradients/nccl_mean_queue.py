@@ -23,7 +23,7 @@ from chainermn._types import Array, DeviceEvent, Model
 
 
 class NcclMeanQueue:
-    """The queue that :meth:`CommunicatorBase.mean_queue` returns. Its use is described there.
+    """The queue that :meth:`CommunicatorBase.mean_queue` returns; see that method for its use.
 
     Args:
         mpi_comm: A communicator that nothing else uses.

@@ -16,7 +16,7 @@ from chainermn._types import Array, Serializer
 class PowerSGD:
     """Low-rank compression: an all-reduce of two low-rank factors for each gradient.
 
-    A gradient ``M`` of shape (n, m), or (n, ...) flattened to that, is approximated by ``P Q^T``,
+    A gradient ``M`` of shape (n, m), or flattened to this shape, is approximated by ``P Q^T``,
     where ``P`` has shape (n, rank) and ``Q`` (m, rank)::
 
         M = gradient + error

@@ -15,7 +15,7 @@ _Key = tuple[str, np.dtype, int]
 class _Memory(NamedTuple):
     buffer: np.ndarray
     lease: weakref.ref[_Lease]
-    round: int  # the last round that used it
+    round: int  # the last round that used this memory
 
 
 class _Lease:

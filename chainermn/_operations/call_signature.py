@@ -121,8 +121,8 @@ class Update(NamedTuple):
 
     Attributes:
         number: The number of the update, for errors.
-        since_last: The number of updates begun since the last exchange between ranks, including
-            this one. The ranks compare it.
+        since_last: The number of updates begun since gradients were last averaged, including this
+            one. The ranks compare this number.
     """
 
     number: int
@@ -138,7 +138,8 @@ class Update(NamedTuple):
         if iteration is None and not self.since_last:
             return ''
         return (f', update {self.number}' if iteration is None else f', iteration {iteration}') + (
-            f', {self.since_last} updates since the last exchange' if self.since_last > 1 else '')
+            f', {self.since_last} updates since gradients were last averaged'
+            if self.since_last > 1 else '')
 
 
 #: For calls that no optimizer makes.
@@ -148,8 +149,8 @@ NO_UPDATE = Update(0, 0)
 class CallSignature(NamedTuple):
     """The unpacked signature of one rank's call.
 
-    ``update`` is the number of updates that an optimizer has begun since the last exchange between
-    ranks, or 0 if no optimizer makes the call. ``caller`` is the digest of the :class:`Caller`.
+    ``update`` is the number of updates that an optimizer has begun since gradients were last
+    averaged, or 0 if no optimizer makes the call. ``caller`` is the digest of the :class:`Caller`.
     ``number`` depends on the operation: a digest of shapes or parameters, a length in bytes, or the
     way in which shapes are sent. If ``ndim`` exceeds ``MAX_INLINE_DIMS``, ``shape`` is empty and
     ``number`` is the digest of the shape.

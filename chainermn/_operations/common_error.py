@@ -1,9 +1,9 @@
 """Selects the rank that prints an uncaught error, and the frames that it shows.
 
 If all ranks raise an error, only one rank prints it. If Chainer's Trainer has already printed an
-error, the report of the job shows it in one line. An error that this package raises to explain a
-mistake is printed with the frames of user code only, because the mistake is there. A note can add
-the place in the model.
+error, the report of the job shows it in one line. If this package raises an error to explain a
+mistake in user code, only the frames of user code are printed. A note can add the place in the
+model.
 """
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ def raise_on_all_ranks(comm: Ranks, operation: str) -> Iterator[None]:
 def raise_together(comm: HasChannel, operation: str) -> Iterator[None]:
     """Raise an error of the block on all ranks. Collective: every rank enters the block.
 
-    Unlike :func:`raise_on_all_ranks`, it also works with third-party communicators, which do not
-    compare calls: there, the ranks exchange their errors at the end of the block.
+    Unlike :func:`raise_on_all_ranks`, this function also works with third-party communicators.
+    These do not compare calls, so the ranks send each other their errors at the end of the block.
 
     Args:
         comm: A ChainerMN communicator.

@@ -36,7 +36,7 @@ def open_atomic(path: str, sync: bool = True) -> Iterator[BinaryIO]:
     """
     folder, name = os.path.split(path)
     part = os.path.join(folder, temporary_name(name))
-    remove(part)  # O_EXCL requires that no file or link is there
+    remove(part)  # O_EXCL fails if the path exists, even as a link
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, 'wb') as file:

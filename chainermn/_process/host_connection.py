@@ -92,7 +92,7 @@ def addresses() -> list[str]:
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as file:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has no address
+            with contextlib.suppress(OSError):  # the interface has no IPv4 address
                 answer = fcntl.ioctl(file, _SIOCGIFADDR, struct.pack('256s', name.encode()))
                 found.append(socket.inet_ntop(socket.AF_INET, answer[20:24]))
     with contextlib.suppress(OSError), open('/proc/net/if_inet6', encoding='utf-8') as lines:

@@ -91,7 +91,7 @@ async def _write(pages: AsyncIterator[bytes], path: str) -> None:
     try:
         async for page in pages:
             with contextlib.suppress(FileNotFoundError):
-                os.remove(part)  # O_EXCL requires that no file or link is there
+                os.remove(part)  # O_EXCL fails if the path exists, even as a link
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             with open(descriptor, 'wb') as file:
                 file.write(page)

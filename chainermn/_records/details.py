@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-_TEXTS = {'before': 'the parameter {} before the update', 'own': "the rank's gradient of {}",
-          'mean': 'the mean gradient of {}', 'after': 'the parameter {} after the update'}
+#: Descriptions of a parameter or gradient: its path, and the function that uses it.
+_TEXTS = {'before': 'the parameter {}{} before the update', 'own': "the rank's gradient of {}{}",
+          'mean': 'the mean gradient of {}{}', 'after': 'the parameter {}{} after the update'}
 
 
 def places(a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence[str] = 'AB',
@@ -56,7 +57,7 @@ def parameters(a: Mapping[str, Any], b: Mapping[str, Any], keys: Iterable[str],
         one, two = a.get(key, {}), b.get(key, {})
         for path in one:
             if path in two and _differs(one[path], two[path], limit):
-                yield _TEXTS[key].format(path) + _use(a, path) + _norms(one[path], two[path])
+                yield _TEXTS[key].format(path, _use(a, path)) + _norms(one[path], two[path])
                 break
 
 

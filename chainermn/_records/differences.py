@@ -294,10 +294,10 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
             for key in settings.numbers(one, two))
     notes = _batch(a, b, found) if found.column == 'batch' else []
     if found.column == 'copied':
-        notes.append(f'{"A" if row["copied"] == "True" else "B"} copies them after a resume or '
-                     'when layers are initialized. After a resume, pass the optimizer as well, so '
-                     'that each update changes the parameters: checkpointer.maybe_load(trainer, '
-                     'optimizer).')
+        notes.append(f'{"A" if row["copied"] == "True" else "B"} copies the parameters, as after a '
+                     'resume or when layers are initialized. After a resume, pass the optimizer as '
+                     'well, so that each update changes the parameters: '
+                     'checkpointer.maybe_load(trainer, optimizer).')
     what = _CAUSES[found.column]
     if is_rounding and precision:
         notes.append(f'Rounding to {precision} explains differences of up to {limit:.0e}.')

@@ -78,7 +78,7 @@ class Opener:
             return ParquetShard(shard) if suffix == '.parquet' else open_arrow(shard)
         kind = f'{suffix!r} files' if suffix else 'files without a suffix'
         raise ValueError(f'no reader for {kind}: pass reader=, a function that opens a path and '
-                         'returns an object with len() and [index]')
+                         'returns an object that supports len() and indexing')
 
     def measure(self, shard: Object) -> tuple[int, int]:
         """Return the number of samples, and the size in bytes: -1 if the shard is not a file."""
@@ -196,8 +196,9 @@ class _Samples:
 
     def __init__(self, samples: Object, opened_by_reader: bool) -> None:
         if not hasattr(samples, '__len__') or not hasattr(samples, '__getitem__'):
-            raise TypeError(f'a shard needs len() and [index], but is {type(samples).__name__}. '
-                            'Write a stream to files with chainermn.datasets.write_shards.')
+            raise TypeError(
+                f'a shard must support len() and indexing, but {type(samples).__name__} does not. '
+                'Write a stream to files with chainermn.datasets.write_shards, then read those.')
         self._samples, self._opened_by_reader = samples, opened_by_reader
 
     def __len__(self) -> int:

@@ -20,8 +20,7 @@ class Prefetch(Generic[_T]):
     An error is raised when its turn comes, and no items follow it.
 
     Args:
-        items: A generator, or another iterator with ``close()``. It runs in the thread and is
-            closed there.
+        items: A generator, or another iterator with ``close()``. The thread runs and closes it.
         n: The number of items to compute in advance. With 0, there is no thread.
         interrupt: Function that any thread may call when the items are no longer needed.
     """
@@ -31,7 +30,7 @@ class Prefetch(Generic[_T]):
         self._items = items
         self._process = os.getpid()
         self._thread: _ReaderThread[_T] | None = _ReaderThread(items, n, interrupt) if n else None
-        # It also runs at exit, before the interpreter is torn down.
+        # The finalizer also runs at exit, before the interpreter is torn down.
         self._finalizer = weakref.finalize(
             self, _close, self._thread or items, self._process)
 

@@ -128,11 +128,12 @@ class _Window:
 
     def __init__(self, key: tuple[int, int], shards: np.ndarray, counts: np.ndarray,
                  order: np.ndarray | None) -> None:
-        self.key = key  # epoch and number
+        self.key = key  # the epoch, and the number of this window
         self.members = frozenset(shards.tolist())
         self._shards = shards
         self._starts = np.cumsum(counts) - counts
-        self._order = order  # of its samples, which are numbered across its shards
+        #: The order of the window's samples, which are numbered across its shards.
+        self._order = order
 
     def positions(self, begin: int, end: int) -> np.ndarray:
         """Return the numbers of the samples in an interval of the order, sorted by shard."""

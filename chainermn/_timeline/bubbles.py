@@ -12,7 +12,7 @@ _STEP = re.compile(r'(forward|backward) of stage (\d+), micro-batch (\d+)')
 
 
 class Bubbles(NamedTuple):
-    """The share of bubbles in the time of all calls of a pipeline."""
+    """The bubble fraction: the share of bubbles in the time of all calls of a pipeline."""
 
     n_ranks: int
     n_micro_batches: int  # in the largest call

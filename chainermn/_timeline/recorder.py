@@ -152,7 +152,7 @@ def _create(path: pathlib.Path) -> int:
             _lock(existing, path)
         finally:
             os.close(existing)
-    path.unlink(missing_ok=True)  # other users may own it or be able to read it
+    path.unlink(missing_ok=True)  # another user may own the old file, or may read it
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     _lock(file, path)
     return file

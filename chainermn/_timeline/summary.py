@@ -30,7 +30,7 @@ class Shares(NamedTuple):
 
     spans: dict[str, float]  # by name, such as forward; excludes the operations inside
     communicating: float  # time in operations, excluding waiting
-    waiting: float  # time that it waited for other ranks
+    waiting: float  # time that the thread waited for other ranks
     background: float  # communication in other threads
 
 
@@ -39,7 +39,7 @@ class Straggler(NamedTuple):
 
     rank: int
     seconds: float  # delay, averaged over the other ranks
-    last: int  # number of collective calls in which it arrived last
+    last: int  # number of collective calls in which this rank arrived last
     calls: int  # total number of collective calls
 
 

@@ -87,7 +87,7 @@ def device_in_thread(device_id: int | None) -> Device:
     """Return a device for a with statement in a thread of this package.
 
     If the thread has not used a GPU yet, this device remains its current device. Otherwise, CuPy
-    would switch to device 0 at the end of the statement and allocate memory for a context there.
+    would switch to device 0 at the end of the statement and allocate memory on it for a context.
     """
     import cupy
 

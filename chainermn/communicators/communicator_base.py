@@ -979,7 +979,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             [array([0.5, 0.5], dtype=float32)]
         """
         raise ValueError(f'{type(self).__name__} averages gradients in its own '
-                         'multi_node_mean_grad, which cannot run during backward; use '
+                         'multi_node_mean_grad, which cannot run during the backward pass. Use '
                          'overlap=False.')
 
     def check_replicas(self, model: Model) -> None:

@@ -61,9 +61,10 @@ def check(n_bytes: int, shares: Sequence[float], nodes: Sequence[NodeMemory], ro
         if n_bytes * share > free[name]:
             raise DataSizeError(
                 f'the dataset needs about {_text(n_bytes)}, of which the ranks on node {name} '
-                f'would receive {_text(n_bytes * share)}, but only {_text(free[name])} is free '
-                'there. Write the dataset to files with chainermn.datasets.write_shards and read '
-                'them with chainermn.iterators.ShardedIterator, or scatter a list of paths.')
+                f'would receive {_text(n_bytes * share)}, but that node has only '
+                f'{_text(free[name])} free. Write the dataset to files with '
+                'chainermn.datasets.write_shards and read them with '
+                'chainermn.iterators.ShardedIterator, or scatter a list of paths.')
 
 
 def estimate(dataset: Object) -> int:

@@ -118,8 +118,9 @@ class ObservationAggregator(chainer.training.Extension):
             try:
                 self.observation_history = _load_values(serializer['history'])
             except KeyError:
-                warnings.warn('The snapshot does not contain the values that ObservationAggregator '
-                              'had not aggregated yet.', RuntimeWarning, stacklevel=2)
+                warnings.warn('The snapshot has no pending values of ObservationAggregator, so its '
+                              'next result covers only the iterations after the resume.',
+                              RuntimeWarning, stacklevel=2)
         elif all(np.asarray(value).dtype.kind in 'biufc' for value in self.observation_history):
             _save_values(serializer['history'], self.observation_history)
         else:

@@ -33,11 +33,11 @@ class Node(chainer.FunctionNode):
 class Communication(Node):
     """Base class of nodes that communicate.
 
-    Chainer runs backward of the nodes in descending order of their graph ranks. By default, the
-    graph rank of a node is the number of nodes before it, so a node that gets its input from
-    another MPI rank would come last, and backward would run in a different order than on that rank.
-    Here, each call gets a larger graph rank than the calls before it, so on every MPI rank,
-    backward runs in the reverse order of the calls.
+    In the backward pass, Chainer visits the nodes in descending order of their graph ranks. By
+    default, the graph rank of a node is the number of nodes before it, so a node that gets its
+    input from another MPI rank would come last, in a different order than on that rank. Here, each
+    call gets a larger graph rank than the calls before it, so on every MPI rank, the backward pass
+    runs in the reverse order of the calls.
     """
 
     _newest = 0  # the largest graph rank so far

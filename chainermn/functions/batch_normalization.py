@@ -66,7 +66,7 @@ class MultiNodeBNImplSelector:
 
 
 class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
-    r"""Communicates once in forward (an all-gather) and once in backward (an all-reduce).
+    r"""Communicates once per forward pass (all-gather) and once per backward pass (all-reduce).
 
     Forward merges the count :math:`n_r`, the mean :math:`\mu_r` and the variance
     :math:`\sigma_r^2` of each rank (Chan, Golub and LeVeque, 1983). This is numerically stable,

@@ -187,7 +187,8 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
             if name in self.__dict__:
                 serializer(name, self.__dict__[name])
         if isinstance(unwrap(self.actual_iterator), chainer.iterators.MultithreadIterator):
-            serializer('_order', self._order)  # which loads this name even if it is None
+            # MultithreadIterator loads this name even if the order is None.
+            serializer('_order', self._order)
         elif self._order is not None:
             serializer('order', self._order)
         if 'previous_epoch_detail' in self.__dict__:

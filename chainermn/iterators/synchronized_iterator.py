@@ -46,13 +46,13 @@ def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator:
         if not hasattr(actual_iterator, 'order_sampler'):
             raise ValueError(f'{type(actual_iterator).__name__} has no order_sampler. Use '
                              'SerialIterator, MultiprocessIterator or MultithreadIterator.')
-    # Every rank draws a seed, so that the states of numpy.random stay identical if they were.
+    # Every rank draws a seed, so that identical states of numpy.random stay identical.
     seed = np.random.randint(0, 2**32 - 1, dtype=np.uint32)
     with communicator.called_by('create_synchronized_iterator'):
         seed = communicator.bcast_obj(seed)
     sampler = chainer.iterators.ShuffleOrderSampler(np.random.RandomState(seed))
     actual_iterator.order_sampler = sampler
-    if hasattr(actual_iterator, '_prefetch_loop'):  # MultiprocessIterator draws later orders there
+    if hasattr(actual_iterator, '_prefetch_loop'):  # draws the later orders of MultiprocessIterator
         actual_iterator._prefetch_loop.order_sampler = sampler
     actual_iterator.reset()
     return _SynchronizedIterator(actual_iterator)

@@ -254,7 +254,7 @@ class DistSyncBackend(_DistBackend):
              ) -> list[list[Array]]:
         reads = shard_reads(layouts, rows, self.size)
         if all(ids is None for reads_of_key in rows for ids in reads_of_key):
-            # All ranks read the same arrays, so a server's reply to its own rank is right for all.
+            # All ranks read the same arrays, so a server's reply to its own rank is valid for all.
             digest = _digest('pull', layouts)
             request = join(encode(reads[self.rank]))
             with self._called_by('pull'):

@@ -207,7 +207,7 @@ class OptimizerUpdater:
         return rule
 
     def _hooks(self, timing: str) -> Collection[_Hook]:
-        hookable = self.optimizer._hookable  # None if it is not set up
+        hookable = self.optimizer._hookable  # None if the optimizer is not set up
         hooks = getattr(hookable, f'_{timing}_update_hooks', {})
         for name, hook in hooks.items():
             if not getattr(hook, 'call_for_each_param', False):

@@ -57,7 +57,8 @@ def _converted(bn: Model, comm: CommunicatorBase, communication_backend: str,
                copies: dict[int, object]) -> MultiNodeBatchNormalization:
     if bn.axis not in (None, (0, *range(2, 1 + len(bn.axis or ())))):
         raise ValueError('multi-node batch normalization averages over all axes except axis 1, but '
-                         f'the model has axis={bn.axis}. Remove the argument axis from the model.')
+                         f'a link has axis={bn.axis}. Remove the axis argument of '
+                         'BatchNormalization.')
     if bn.avg_mean is None:
         raise ValueError('multi-node batch normalization needs the number of channels. Pass size '
                          'to BatchNormalization.')

@@ -47,10 +47,10 @@ class Pipeline:
 
         optimizer.update(chainermn.Pipeline(model, lossfun), x, t)
 
-    A call computes the loss *and* the gradients, because backward of the first micro-batches runs
-    before forward of the last ones. Call ``backward()`` on the result to add the gradients to those
-    of the parameters; until then, the model is unchanged. In ``chainer.no_backprop_mode()``,
-    a call computes only the loss.
+    A call computes the loss *and* the gradients, because the backward pass of the first
+    micro-batches runs before the forward pass of the last ones. Call ``backward()`` on the result
+    to accumulate the gradients in the parameters; until then, the model is unchanged. In
+    ``chainer.no_backprop_mode()``, a call computes only the loss.
 
     Args:
         model: The :class:`MultiNodeChainList` of this rank, or a link that contains it, such as
@@ -60,15 +60,16 @@ class Pipeline:
             would depend on ``n_micro_batches``. ``None`` if ``model`` returns the loss.
         n_micro_batches: Number of micro-batches in a batch. A batch with fewer examples is divided
             into single examples.
-        schedule: ``'1f1b'`` alternates forward and backward. The number of micro-batches in a
-            stage is at most one more than the number of stages from it to the output, so memory
-            does not grow with ``n_micro_batches``. ``'gpipe'`` runs forward of all micro-batches,
-            then backward of all.
+        schedule: ``'1f1b'`` alternates forward and backward passes. The number of micro-batches in
+            a stage is at most one more than the number of stages from this stage to the output, so
+            memory does not grow with ``n_micro_batches``. ``'gpipe'`` runs the forward passes of
+            all micro-batches, then all backward passes.
         tied: Parameters that several ranks share, by name. Each of these ranks passes its own
             parameter, with the same shape and dtype. The parameters start with the value of the
-            first of these ranks and get the sum of the gradients of all.
-        recompute: Whether stages save only their inputs and repeat forward before backward, with
-            the state that links and random generators had in the first forward pass.
+            first of these ranks and get the sum of the gradients of all these ranks.
+        recompute: Whether stages save only their inputs and repeat the forward pass before the
+            backward pass, with the state that links and random generators had in the first forward
+            pass.
         communicator: Communicator for a model that contains no ``MultiNodeChainList``. Such a model
             communicates through :mod:`chainermn.functions` and is one stage as a whole.
 
@@ -160,7 +161,8 @@ class Pipeline:
         execution = Execution(self._comm, plan.stages, work, StageMessages(
             self._comm, plan.stages, self._n_calls, self._transfers))
         has_backprop = bool(chainer.config.enable_backprop)
-        # Without a MultiNodeChainList, the stages communicate in their own code and run together.
+        # Without a MultiNodeChainList, each rank is one stage that sends its own messages, so run
+        # all forward passes first.
         schedule = self.schedule if self._model.chain_list is not None else 'gpipe'
         with collected.collecting() if has_backprop else contextlib.nullcontext():
             execution.run(steps_of(self._comm.rank, clock_cycles(

@@ -61,9 +61,10 @@ def create_multi_node_optimizer(
     random numbers on each rank.
 
     With ``n_accumulations=2``, two updates are equivalent to one update with a batch of twice the
-    size. An update without a step ends after backward: ``t`` does not change, hooks are not called,
-    and the gradients are ``None`` afterwards. Without ``lossfun``, call ``cleargrads`` before each
-    backward, as usual. An update that copies parameters does not accumulate gradients.
+    size. An update without a step ends after the backward pass: ``t`` does not change, hooks are
+    not called, and the gradients are ``None`` afterwards. Without ``lossfun``, call ``cleargrads``
+    before each ``backward()``, as usual. An update that copies parameters does not accumulate
+    gradients.
 
     Accumulated gradients and the residuals of compression are saved with the optimizer. They differ
     between ranks, so only snapshots of all ranks contain all of them, such as the snapshots of the
@@ -90,8 +91,8 @@ def create_multi_node_optimizer(
             'threshold': 0.5}``, or a compressor; see :mod:`chainermn.communicators.compression`.
             If the compressor has state and another optimizer already uses it, this optimizer gets a
             copy without the state.
-        overlap: Whether ``update(lossfun, ...)`` averages gradients in buckets during backward;
-            false by default. Each step uses the gradients of its own update. ``True`` has no
+        overlap: Whether ``update(lossfun, ...)`` averages gradients in buckets during the backward
+            pass; false by default. Each step uses the gradients of its own update. ``True`` has no
             effect if all ranks are on one node without free cores; ``'always'`` overlaps even
             then: docs/overlap.md.
         bucket_mb: Size of the largest bucket in MiB (2**20 bytes); 25 by default. Large buckets

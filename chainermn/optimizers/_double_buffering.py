@@ -7,9 +7,9 @@
     send        -          g2 ......   g3 ......    g4 ......
     step        -          -           mean(g2)     mean(g3)
 
-The model and its copy are the two buffers. After each backward, they swap their gradients. Then
-the copy has the new gradients, which are averaged during the next update, and the model has the
-previous means, which the actual optimizer uses.
+The model and its copy are the two buffers. After each backward pass, they swap their gradients.
+Then the copy has the new gradients, which are averaged during the next update, and the model has
+the previous means, which the actual optimizer uses.
 """
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class DoubleBuffering(GradientAveraging):
     communicated_target: Model = None
     _queue: GradientQueue  # created in the first update
     _means: Mapping[str, Array] = MappingProxyType({})  # of the gradients in flight, by path
-    _loaded: Mapping[str, Array] = MappingProxyType({})  # means in a snapshot, until an update
+    #: Means loaded from a snapshot, by path, until an update uses them.
+    _loaded: Mapping[str, Array] = MappingProxyType({})
     _loaded_scale: float | None = None  # their loss scale
     _has_sent = False  # whether the next update steps
 
@@ -49,10 +50,10 @@ class DoubleBuffering(GradientAveraging):
         """Begin an update while the gradients of the last one are in flight."""
 
     def skip(self) -> None:
-        """Do nothing, because the gradients for the step after the skipped one are in flight."""
+        """Do nothing, because the gradients of the current update are already in flight."""
 
     def reset(self) -> None:
-        self._drop()
+        self._finish_in_flight()
         self._loaded = {}
         self.communicated_target = None
         super().reset()
@@ -83,7 +84,7 @@ class DoubleBuffering(GradientAveraging):
 
     def broadcast(self) -> None:
         self._loaded = {}
-        self._drop()
+        self._finish_in_flight()
         super().broadcast()
         self._create_buffer()
 
@@ -96,7 +97,7 @@ class DoubleBuffering(GradientAveraging):
 
     def mean(self, shards: Sequence[Shard] | None) -> bool:
         self._restore()
-        has_means = self._drop()
+        has_means = self._finish_in_flight()
         self.swap_grad(*([*by_first_path(sorted(model.namedparams())).values()]
                          for model in (self.actual_optimizer.target, self.communicated_target)))
         gradients, _ = self._queue.gradients(
@@ -109,7 +110,7 @@ class DoubleBuffering(GradientAveraging):
         return has_means
 
     def serialize(self, serializer: Serializer) -> None:
-        """Save or load the means that the next update steps with. None may be in flight."""
+        """Save or load the means of the next step. No gradients may be in flight."""
         super().serialize(serializer)
         is_loading = isinstance(serializer, chainer.Deserializer)
         if is_loading or self._has_sent:
@@ -151,7 +152,7 @@ class DoubleBuffering(GradientAveraging):
             'join does not support double buffering. Create the optimizer with '
             'double_buffering=False.'))
 
-    def _drop(self) -> bool:
+    def _finish_in_flight(self) -> bool:
         """Wait for the gradients in flight. Afterwards, none are in flight.
 
         Returns:

@@ -32,9 +32,9 @@ class _CompressorUsers(runtime.ProcessState):
 
 
 class GradientAveraging:
-    """Replaces the gradients of a model with their means over all ranks, after backward.
+    """Replaces the gradients of a model with their means over all ranks, after the backward pass.
 
-    Subclasses send gradients earlier or later and have the state that they need for this.
+    Subclasses send gradients earlier or later and store the state that they need for this.
 
     Args:
         actual_optimizer: The optimizer of the model.

@@ -1,10 +1,10 @@
-"""Detects when the gradient of a parameter is complete, while backward still runs.
+"""Detects when the gradient of a parameter is complete, while the backward pass still runs.
 
-Chainer stores the gradients of parameters only at the end of backward. But a gradient is complete
-as soon as all functions that use the parameter have run. So this module walks the graph before
-backward to count these functions and wraps each step of backward. The graph is not changed: the
-same functions run in the same order. If PyTorch computes the gradients of several functions
-together, its kernels announce each complete gradient.
+Chainer stores the gradients of parameters only at the end of the backward pass. But a gradient is
+complete as soon as all functions that use the parameter have run. So this module walks the graph
+before the backward pass to count these functions, and wraps each step of the pass. The graph is not
+changed: the same functions run in the same order. If PyTorch computes the gradients of several
+functions together, its kernels announce each complete gradient.
 """
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def watch(loss: Variable, nodes: Collection[VariableNode],
         loss: The loss.
         nodes: The ``node`` of each parameter to watch.
         ready: Function that is called as ``ready(node, gradient)`` as soon as a gradient is
-            complete. The array is not written to before backward ends, but code that runs during
-            backward may replace it. The function is not called for all nodes, for example if a
-            function of the graph returns no gradient for an input.
+            complete. The array is not written to before the backward pass ends, but code that runs
+            during the pass may replace it. The function is not called for all nodes, for example if
+            a function of the graph returns no gradient for an input.
 
     Returns:
         A context manager whose value is the nodes that the loss depends on.
@@ -100,7 +100,7 @@ def _watched_step(func: FunctionNode, target_input_indexes: tuple[int, ...],
     """Run Chainer's function, which appends to the lists in ``grad_inputs``."""
     watched: _Watch | None = getattr(_of_thread, 'watch', None)
     ready = of_thread.ready
-    # The backward of a function may run another backward.
+    # The backward method of a function may run another backward pass.
     _of_thread.watch = of_thread.ready = None
     try:
         _step(func, target_input_indexes, grad_outputs, grad_inputs, is_debug)

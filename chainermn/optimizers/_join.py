@@ -8,7 +8,7 @@
     mean of        0,1   0,1    1     1     (the sum divided by 2 or by 1, as configured)
 
 Each update of an active rank and each turn of an exhausted rank start with a small collective in
-which the ranks exchange their next operations.
+which the ranks tell each other their next operation.
 """
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from chainermn.optimizers._join_hook import JoinHook, Shapes
 from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers._participants import AllRanks, Operation
 
-#: The numbers that ranks exchange: exhausted, or the next operation.
-_EXHAUSTED, _BROADCAST, _EXCHANGE = range(3)
-_CODES: dict[Operation, int] = {'broadcast': _BROADCAST, 'exchange': _EXCHANGE}
+#: The numbers that ranks send to each other: exhausted, or the next operation.
+_EXHAUSTED, _BROADCAST, _AVERAGE = range(3)
+_CODES: dict[Operation, int] = {'broadcast': _BROADCAST, 'average': _AVERAGE}
 _OPERATIONS = {code: operation for operation, code in _CODES.items()}
 
 
@@ -45,12 +45,12 @@ def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = Tru
          ) -> AbstractContextManager[None]:
     """Return a context in which ranks can train with different numbers of batches.
 
-    Collective: every rank enters and leaves the context. It also works around ``trainer.run()``. A
-    rank that has exhausted its batches waits at the end of the block and takes part in the updates
-    of the others with gradients of zero. It also steps, so that the model and the optimizer stay
-    identical on all ranks. When the last rank has finished, all ranks get its model, including
-    persistent values, and the state of its optimizer. (If several ranks finish last, the one with
-    the highest number counts.) A rank may have no batches at all.
+    Collective: every rank enters and leaves the context. It can also wrap ``trainer.run()``. A rank
+    that has exhausted its batches waits at the end of the block and takes part in the updates of
+    the others with gradients of zero. It also applies these updates to its own model, so that the
+    model and the optimizer stay identical on all ranks. When the last rank has finished, all ranks
+    get its model, including persistent values, and the state of its optimizer. (If several ranks
+    finish last, the one with the highest rank number is used.) A rank may have no batches at all.
 
     As usual, the first ``update`` only copies parameters. With ``n_accumulations``, a rank that
     finishes within an accumulation still contributes its accumulated gradients.
@@ -100,7 +100,7 @@ def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = Tru
 class Join(AllRanks, AbstractContextManager[None]):
     """See :func:`join`."""
 
-    are_in_step = False
+    are_in_lockstep = False
 
     def __init__(self, communicator: CommunicatorBase, hook: JoinHook,
                  divide_by_initial_world_size: bool, throw: bool) -> None:

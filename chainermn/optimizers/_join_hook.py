@@ -36,7 +36,7 @@ class JoinHook:
         """Return a context in which the next operation compares settings for the last time."""
         settings = self._optimizer._settings
         if settings.is_compared and (target := self._optimizer.target) is not None:
-            # At the end of a join, all ranks get t and the states of one.
+            # At the end of a join, all ranks get t and the states of one rank.
             settings.compare(sorted(target.namedparams()), with_t=False)
         try:
             with self._optimizer.communicator.called_by(settings.caller):
@@ -57,11 +57,11 @@ class JoinHook:
             keep_scale(optimizer.actual_optimizer)
             accumulation.give(optimizer.target,
                               accumulation.n if as_if_whole else accumulation.count)
-            optimizer._participants.announce('exchange')
+            optimizer._participants.announce('average')
             optimizer._step()
 
     def layout(self, operation: Operation) -> Shapes | None:
-        """Return the argument for :meth:`main_hook` on other ranks, or ``None`` if not needed.
+        """Return the layout for :meth:`main_hook` on other ranks; ``None`` if they need none.
 
         Args:
             operation: The next operation of this rank.
@@ -69,7 +69,7 @@ class JoinHook:
         Returns:
             The shapes of the parameters that are broadcast, or that have gradients.
         """
-        if operation == 'exchange' and self._optimizer.zero_fill:
+        if operation == 'average' and self._optimizer.zero_fill:
             return None  # all gradients are averaged
         params = self._optimizer.target.namedparams(include_uninit=False)
         return {path: param.shape for path, param in params
@@ -80,7 +80,7 @@ class JoinHook:
 
         Args:
             operation: The operation of the other rank.
-            layout: The result of :meth:`layout` there, or ``None`` if it is not needed.
+            layout: The result of :meth:`layout` on that rank; ``None`` if it is not needed.
         """
         optimizer, target = self._optimizer, self._optimizer.target
         optimizer._averaging.begin()

@@ -38,8 +38,8 @@ class UpdateProgress:
 
     Attributes:
         n_started: Number of updates since gradients were last averaged. The ranks compare it when
-            they average gradients. An update that raised an error on one rank counts on this rank,
-            so the rank is then ahead of the others.
+            they average gradients. A failed update is still counted on the rank that raised the
+            error, so that rank is then ahead of the others.
         is_started: Whether other ranks still wait for this rank in the current update.
         n_before: Number of updates before gradients were last averaged, including the updates of a
             loaded snapshot, for error messages. Negative before the first update.
@@ -175,7 +175,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         Raises:
             RuntimeError: On all ranks, if the optimizer has no model.
             ValueError: On all ranks, if they are at different updates, because one rank raised an
-                error in an earlier update and the script continued with the next update there.
+                error in an earlier update and the script on that rank went on to the next update.
 
         Example:
             >>> for _ in range(3):
@@ -205,7 +205,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         if recording is not None:
             recording.record_gradients(self, [param for _, param in named],
                                     'buckets' in self._averaging.public)
-        if self._settings.is_compared and self._participants.are_in_step:
+        if self._settings.is_compared and self._participants.are_in_lockstep:
             self._settings.compare(named)
         if is_changed:
             self._participants.announce('broadcast')
@@ -214,21 +214,21 @@ class MultiNodeOptimizer(OptimizerProxy):
                 recording.record_copy()
             self.target_params = seen  # not after an error: other ranks may not get here
         elif accumulation.add(target):
-            self._participants.announce('exchange')
+            self._participants.announce('average')
             self._step(*args, **kwds)
         self._progress.is_started = False
         if recording is not None:
             recording.end(self)
 
     def gather_states(self) -> dict[str, dict[str, Object]]:
-        """Gather the states of the update rules, which may be sharded over the ranks.
+        """Gather the states of the update rules, which may be sharded across the ranks.
 
         Collective: every rank calls it.
 
         Returns:
-            On all ranks, the states by path of the parameter, for all initialized parameters with
-            an update rule. A state is a dict of arrays with the shape and device of the parameter,
-            by name. The arrays may be the optimizer's own arrays, not copies.
+            On all ranks, a dict from parameter path to state, for all initialized parameters with
+            an update rule. A state maps names to arrays with the parameter's shape and device. The
+            arrays may be the optimizer's own arrays, not copies.
 
         Example:
             >>> adam = chainer.optimizers.Adam()
@@ -318,8 +318,8 @@ class MultiNodeOptimizer(OptimizerProxy):
         loss = lossfun(*args, **kwds)
         if not hasattr(loss, 'backward'):
             self.communicator.refuse('the multi-node optimizer', TypeError(
-                'the function of update(lossfun, ...) must return the loss, a scalar Variable, not '
-                f'{loss!r}.'))
+                'the function passed to update(lossfun, ...) must return the loss, a scalar '
+                f'Variable, not {loss!r}.'))
         return loss
 
     def _begin(self, has_loss: bool) -> None:
@@ -371,7 +371,7 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     def _current_update(self) -> Update:
         """Return the counts that the ranks compare, except in a join, where they may differ."""
-        if not self._participants.are_in_step:
+        if not self._participants.are_in_lockstep:
             return NO_UPDATE
         count = self._progress.n_started
         return Update(self._progress.n_before + count, count)

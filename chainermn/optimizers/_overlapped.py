@@ -1,4 +1,4 @@
-"""Overlap: gradients are averaged while backward computes the gradients of earlier layers.
+"""Overlap: the backward pass continues while gradients of later layers are averaged.
 
 ::
 
@@ -7,11 +7,11 @@
     average             mean ......  mean ......
     step                                        with all means
 
-Parameters are assigned to buckets in the order in which backward finishes them on rank 0 in the
-first update of each run, including resumed runs. A bucket is averaged once its gradients and all
-previous buckets are complete, so the order is the same on all ranks. Gradients that are missing at
-the end of backward, such as the gradients of a layer that this rank's loss did not use, are
-averaged then.
+Parameters are assigned to buckets in the order in which the backward pass finishes their gradients
+on rank 0 in the first update of each run, including resumed runs. A bucket is averaged once its
+gradients and all previous buckets are complete, so the order is the same on all ranks. Gradients
+that are still missing at the end of the backward pass, such as the gradients of a layer that this
+rank's loss did not use, are averaged at that time.
 """
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SMALLEST = 2**20
 
 
 class Overlapped(GradientAveraging):
-    """Averages gradients in buckets during backward, or all afterwards if that takes less time.
+    """Averages gradients in buckets during the backward pass, or after it if that is faster.
 
     Args:
         actual_optimizer, communicator, zero_fill, compression: See :class:`GradientAveraging`.
@@ -44,7 +44,7 @@ class Overlapped(GradientAveraging):
 
     Attributes:
         buckets: The paths of the parameters of each bucket.
-        n_early: Number of buckets that the last update submitted during backward.
+        n_early: Number of buckets that the last update submitted during the backward pass.
     """
 
     public = *GradientAveraging.public, 'buckets', 'n_early'
@@ -64,7 +64,7 @@ class Overlapped(GradientAveraging):
         #: Whether the parameters have been assigned to buckets. There may be no buckets.
         self._are_assigned = False
         self.n_early = 0
-        #: Paths in the order in which backward finished them, in the last update.
+        #: Paths in the order in which the last backward pass finished their gradients.
         self._order: list[str] = []
         #: Whether a failed update of any optimizer has left gradients in the queue.
         self._has_failed = False
@@ -72,7 +72,7 @@ class Overlapped(GradientAveraging):
 
     def _forget(self) -> None:
         """Discard the gradients of an update."""
-        #: Gradients that were complete before the end of backward, by path.
+        #: Gradients that were complete before the end of the backward pass, by path.
         self._early: dict[str, Array] = {}
         #: Means of the submitted gradients, by path.
         self._means: dict[str, Array] = {}
@@ -161,7 +161,8 @@ class Overlapped(GradientAveraging):
             self._submit({path: gradients[path] for path in bucket if path in gradients}, scale)
         self._submit({path: gradient for path, gradient in gradients.items()
                       if path not in self._means}, scale)
-        # These gradients changed on some rank. In later updates, average them after backward.
+        # These gradients changed on some rank. In later updates, average them after the backward
+        # pass.
         if again := sorted({path for paths in late for path in paths or ()}):
             self._queue.wait()
             self._rollback(again)
@@ -189,8 +190,8 @@ def _assigned(sizes: dict[str, int], bucket_bytes: int) -> list[list[str]]:
     A parameter that is larger than a bucket gets a bucket together with small parameters that
     follow it, such as its bias. The first buckets are smaller, so that averaging starts early: each
     is at most half as large as all previous buckets together. The last buckets are also smaller,
-    because little of backward is left to hide their averaging: each is at most a third of the
-    remaining parameters. No bucket is made smaller than 1 MiB.
+    because little of the backward pass is left to hide their averaging: each is at most a third of
+    the remaining parameters. No bucket is made smaller than 1 MiB.
     """
     buckets: list[list[str]] = []
     total = sum(sizes.values())

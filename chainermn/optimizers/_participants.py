@@ -6,17 +6,17 @@ from typing import Literal
 from chainermn._types import Model
 
 #: The collective operation of an update.
-Operation = Literal['broadcast', 'exchange']
+Operation = Literal['broadcast', 'average']
 
 
 class AllRanks:
     """All ranks, each with its own batches. Base class of :class:`~._join.Join`.
 
     Attributes:
-        are_in_step: Whether all ranks are at the same update, so that they can compare counts.
+        are_in_lockstep: Whether all ranks are at the same update, so that they can compare counts.
     """
 
-    are_in_step = True
+    are_in_lockstep = True
 
     def announce(self, operation: Operation) -> None:
         """Start an operation of this rank. Collective: every rank calls it."""

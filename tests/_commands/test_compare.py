@@ -136,7 +136,7 @@ def test_a_running_job(tmp_path, command_output):
         wait_until(lambda: command_output('compare', tmp_path / 'a')[0], 30)
         _, text = command_output('compare', tmp_path / 'a')
         assert re.search('First difference: the parameters before the update, update [0-9]+, rank0 '
-                         'and rank1\n  the parameter /1/b before the update ', text), text
+                         r'and rank1\n  the parameter /1/b \(of .*\) before the update', text), text
 
 
 def test_wrong_arguments(tmp_path, usage_error):

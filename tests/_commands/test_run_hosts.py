@@ -243,9 +243,9 @@ def test_a_host_is_lost_while_the_job_starts_but_not_while_its_ranks_are_connect
     assert said(err) == [
         f'job failed after T (b is unreachable: {refused("b")}); restarting',
         f'starting 2 of 4 ranks: b is unreachable ({refused("b")})',
-        f'warning: no new process could be started on a:2 for 2 seconds ({refused("a")}). The job '
-        'continues, because its ranks are connected; a restart would wait for these hosts, or '
-        'start without them.',
+        'warning: for the last 2 seconds, no new process could be started on a:2 '
+        f'({refused("a")}). The job continues, because its ranks are connected; a restart would '
+        'wait for these hosts, or start without them.',
         'job succeeded after 1 restart']
 
 
@@ -304,7 +304,7 @@ def test_only_a_host_that_is_not_connected_is_lost(monkeypatch):
         job = Outage(monkeypatch, links)
         assert job.go_on(600, 'a') is None
         assert len(job.warnings) == 1 and job.warnings[0].startswith(
-            'warning: no new process could be started on a:2 for 120 seconds (refused). The job')
+            'warning: for the last 120 seconds, no new process could be started on a:2 (refused).')
         assert job.go_on(300, '') is None  # a second outage is another warning
         assert job.go_on(600, 'ab') is None and len(job.warnings) == 2
         connections[0].close()
@@ -322,7 +322,8 @@ def test_a_failure_of_all_hosts_ends_no_job(monkeypatch, numbers):
         job = Outage(monkeypatch, links)
         assert job.go_on(10_000, 'abc') is None
         warning, = job.warnings
-        assert warning.startswith('warning: no new process could be started on a:2, b:2 for 120 s')
+        assert warning.startswith('warning: for the last 120 seconds, no new process could be '
+                                  'started on a:2, b:2')
         assert 'The job continues, because no host is reachable; a restart' in warning
         assert job.go_on(110, 'ab') is None
         assert job.go_on(30, 'ab') == 'a is unreachable: refused'

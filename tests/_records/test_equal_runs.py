@@ -70,7 +70,7 @@ def test_a_resumed_run(naive, folder, steps):
         found, = differences.between(a, b)
         assert found.what.startswith('one run takes a step, and the other copies')
         assert found.update == 5
-        assert found.notes[0].startswith('B copies them after a resume')
+        assert found.notes[0].startswith('B copies the parameters, as after a resume')
     for record in b.ranks.values():
         numbers = [int(line.split()[0]) for line in record.lines]
         assert numbers == [*range(2, 13)]  # the first one copied
@@ -152,7 +152,7 @@ def test_replicas(naive, folder):
     found, = replicas(naive, folder / 'before', change_bias)
     assert (found.update, found.rank) == (4, f'rank0 and rank{naive.size - 1}')
     assert found.what == 'the parameters before the update'
-    assert found.notes[0].startswith('the parameter /1/b before the update (of LinearFunction, '
+    assert found.notes[0].startswith('the parameter /1/b (of LinearFunction, '
                                      'called at test_equal_runs.py:')
     assert not any('the output of' in note for note in found.notes)  # the batches differ
 
@@ -183,7 +183,8 @@ def test_replicas(naive, folder):
 def test_replicas_without_details(naive, folder):
     found, = replicas(naive, folder / 'later', change_bias, details=5)
     assert found.notes[0].startswith('The mean gradients are the same')
-    assert 'is 6. There, the first difference is the parameter /1/b before' in found.notes[1]
+    assert 'is 6. There, the first difference is the parameter /1/b (of Linear' in found.notes[1]
+    assert ') before the update, relative' in found.notes[1]
     found, = replicas(naive, folder / 'none', change_bias, details=100)
     assert 'record again with details of update 4' in found.notes[1]
     assert (naive.size < 3) == (len(found.notes) < 3)

@@ -49,8 +49,8 @@ def test_get(meant, kind):
 @pytest.mark.parametrize('meant, error, message', [
     ('1bit', ValueError, "unknown compression type '1bit'; use one of 'fp16', 'bf16', '2bit'"),
     ({'type': ['2bit']}, ValueError, 'unknown compression type'),
-    ({}, ValueError, "needs a 'type'"),
-    ({'threshold': 1}, ValueError, "needs a 'type'"),
+    ({}, ValueError, "has no 'type'"),
+    ({'threshold': 1}, ValueError, "has no 'type'"),
     ({'type': '2bit', 'treshold': 1}, ValueError, 'no parameter treshold; it has threshold'),
     ({'type': 'fp16', 'threshold': 1}, ValueError, 'no parameter threshold'),
     (2, TypeError, 'compress and decompress, not 2'),

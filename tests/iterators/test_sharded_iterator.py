@@ -216,7 +216,7 @@ def test_a_snapshot_of_other_shards_is_an_error(comm, shared_folder):
     ('n_prefetch', -1, 'n_prefetch must be'), ('on_error', 'ignore', 'on_error must be'),
     ('shards', 'nothing-*.npz', 'no file matches'), ('shards', '.', 'Pass a pattern'),
     ('shards', [], 'is empty'), ('shards', [range(0)], 'have 0 samples'),
-    ('shards', [3], 'a shard needs len')])
+    ('shards', [3], r'a shard must support len\(\) and indexing, but int does not')])
 def test_an_invalid_argument_on_one_rank_is_an_error_on_all(comm, option, value, error):
     arguments = {'shards': [range(10)], 'batch_size': 1}
     if comm.rank == comm.size - 1 or option == 'shards':

@@ -67,7 +67,8 @@ def test_overlap(comm, program):
 
 
 @law(programs(mode='double buffering'),
-     planted(DoubleBuffering, '_drop', lambda drop: lambda self: drop(self) or True))
+     planted(DoubleBuffering, '_finish_in_flight',
+             lambda finish: lambda self: finish(self) or True))
 def test_double_buffering(comm, program):
     """``double_buffering`` matches one process that applies gradients one update late."""
     check_against_one_process(comm, program)

@@ -74,7 +74,7 @@ def test_all_ranks_raise(comm, options, before, failing):
     text = str(info.value)
     assert comm.allgather_obj(text) == [text] * comm.size
     ahead = next(line for line in text.splitlines() if line.startswith(f'  rank {failing}: '))
-    assert 'since the last exchange' in ahead
+    assert 'since gradients were last averaged' in ahead
     assert 'model.cleargrads(); optimizer.update()' in text and 'load a checkpoint' in text
 
 
@@ -88,7 +88,7 @@ def test_the_numbers_of_updates(comm):
         update(optimizer)
     text = str(info.value)
     call = 'the multi-node optimizer (multi_node_mean_grad), update'
-    assert f'rank 1: {call} 7, 2 updates since the last exchange, called at ' in text
+    assert f'rank 1: {call} 7, 2 updates since gradients were last averaged, called at ' in text
     assert '<- updates differ' in text
     assert f': {call} 6, called at ' in text
 

@@ -44,8 +44,7 @@ def load_snapshot(path: str | Path, model: chainer.Link, name: str = 'the model'
             contains a parameter or persistent value of another shape.
 
     Warns:
-        UserWarning: For each newer iteration that was skipped, because a file is missing or
-            damaged.
+        UserWarning: For each newer iteration that was skipped because a file is missing or damaged.
     """
     path = files_of(Path(path))[0]
     with read(path) as arrays:
@@ -102,7 +101,8 @@ def _is_complete(files: Mapping[int, Path], ranks: int) -> bool:
 
     Args:
         files: The files of the iteration, by rank.
-        ranks: The number of ranks that wrote files without a tag. A restart can change it.
+        ranks: Number of ranks, used only for files without a tag. Tagged files list their ranks,
+            because a restart can change the number.
     """
     try:
         first = _tag(files[0])
@@ -110,7 +110,7 @@ def _is_complete(files: Mapping[int, Path], ranks: int) -> bool:
             return len(files) == ranks
         return all((_tag(files[rank]) or {}).get('save') == first['save']
                    for rank in first['writers'])
-    except Exception:  # damaged files can raise nearly any class
+    except Exception:  # reading a damaged file can raise almost any exception
         return False
 
 

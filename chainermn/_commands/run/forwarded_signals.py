@@ -26,7 +26,7 @@ class Signals:
 
     def __init__(self, forwarded: Collection[int]) -> None:
         self.ending: int | None = None  # the first signal that stops the job
-        self.is_urgent = False  # whether SIGINT followed it
+        self.is_urgent = False  # whether SIGINT followed the first signal
         self._forwarded = forwarded
         self._notices: list[int] = []
         self._ending_at = 0.

@@ -23,8 +23,8 @@ class Links:
 
     def __init__(self, n_ranks: int) -> None:
         self.are_complete = False  # whether the hosts of all ranks are connected
-        #: Whether a connection has failed since they were last complete. A clean close does not
-        #: count.
+        #: Whether a connection has failed since all connections were last open. A clean close does
+        #: not count.
         self.has_lost_host = False
         self._n_ranks = n_ranks
         self._listener = host_connection.listen()
@@ -76,7 +76,8 @@ class Links:
         try:
             if not handshake.is_complete:
                 return handshake.read()
-            more = link.recv(max(_NUMBER - len(self._numbers[link]), 1))  # 1: to see the end
+            # Read at least one byte, to notice when the connection is closed.
+            more = link.recv(max(_NUMBER - len(self._numbers[link]), 1))
             self._numbers[link] += more
             return bool(more)
         except OSError:

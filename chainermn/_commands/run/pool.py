@@ -127,7 +127,7 @@ class Watch:
         self._probe: Probe | None = None
         self._next_at = now + pool.interval
         self._alive_at = dict.fromkeys(ranks, now)  # when each host was last known to be alive
-        self._linked_at = now  # when last all connections were open, or a probe failed
+        self._linked_at = now  # when all connections were last open, or a probe last failed
         self._answered_at = now  # when all hosts last responded
         self._has_warned = False
 
@@ -179,10 +179,10 @@ class Watch:
         elif why and not self._has_warned and now > self._answered_at + self._lost_after:
             self._has_warned = True
             where = hosts.text({host: self._ranks[host] for host in failing})
-            self._say(f'warning: no new process could be started on {where} for '
-                      f'{self._lost_after} seconds ({next(iter(failing.values()))}). The job '
-                      f'continues, because {why}; a restart would wait for these hosts, '
-                      'or start without them.')
+            self._say(f'warning: for the last {self._lost_after} seconds, no new process could be '
+                      f'started on {where} ({next(iter(failing.values()))}). The job continues, '
+                      f'because {why}; a restart would wait for these hosts, or start without '
+                      'them.')
         return None
 
     def _growth(self, errors: Mapping[str, str], now: float) -> Ending | None:

@@ -30,7 +30,7 @@ class NodeNcclTransport(DeviceTransport):
         self._nccl = NcclGroup(self._intra, all_ranks=self.mpi_comm, record=group.record())
 
     def _staged(self, buffer: Array) -> Array:
-        return buffer  # NCCL sums it first
+        return buffer  # NCCL sums the buffer first
 
     def _sum(self, buffer: Array, on_device: bool) -> Array:
         self._nccl.connect()

@@ -51,7 +51,7 @@ SMALL_CHUNK = 64 * 1024
 SMALL_EXCHANGE = 4 * SMALL_CHUNK
 
 _INPUTS = 2 * LAG  # for the chunks between `pack` and `reduce`
-_PLANS = 256  # at most, in the cache; a model has one per bucket
+_PLANS = 256  # maximum number of cached plans; a model has one plan per bucket
 
 
 class _Interrupted(runtime.ProcessState):
@@ -289,7 +289,7 @@ class SharedMemory:
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS:
-                del self._plans[next(iter(self._plans))]  # the oldest
+                del self._plans[next(iter(self._plans))]  # the oldest plan
             plan = self._plans[key] = self._planner.plan(arrays, owners, is_sum, is_encoded)
         return plan
 

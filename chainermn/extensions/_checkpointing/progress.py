@@ -115,7 +115,7 @@ def _order(arrays: Mapping[str, np.ndarray], prefix: str) -> np.ndarray | None:
 
 
 class IteratorProgress:
-    """The progress of a saved iterator, for the iterator that continues from there.
+    """The progress of a saved iterator, from which another iterator continues.
 
     Args:
         arrays: The saved arrays by name.

@@ -22,8 +22,8 @@ class Selection(NamedTuple):
     path: str | None  # the file that this rank reads, if it reads one
     size: int | None  # number of ranks of the job that saved it; None if unknown
     is_for_all: bool  # whether rank 0 reads for all ranks
-    are_buffers_equal: bool = True  # in all replicas, if rank 0 reads for all ranks
-    paths: tuple[str, ...] = ()  # the files to merge on rank 0, if it reads for all ranks
+    are_buffers_equal: bool = True  # False if rank 0 reads for all ranks, whose buffers differ
+    paths: tuple[str, ...] = ()  # the files that rank 0 merges if it reads for all ranks
 
 
 class _VerifiedFile(NamedTuple):
@@ -155,7 +155,7 @@ def _select_for_all(comm: CommunicatorBase, names: SaveNames, writers: Sequence[
     with raise_together(comm, 'loading'):
         if comm.rank == 0:
             if not needs_others(paths[0]):
-                del paths[1:]  # any file will do
+                del paths[1:]  # any single file is sufficient
             problems = [f'rank 0: {path}: the file is missing' for path in paths
                         if not os.path.exists(path)]
     if problems := comm.bcast_obj(problems):

@@ -28,7 +28,7 @@ class Work(NamedTuple):
         weights: The share of each micro-batch in the loss.
         scale: The gradient of the loss.
         add_gradients: Function that moves the gradients of a micro-batch out of the parameters.
-        recompute: Whether backward repeats forward instead of using a saved graph.
+        recompute: Whether backward steps repeat the forward step instead of using a saved graph.
     """
 
     link_of: Callable[[Stage], Model]
@@ -43,7 +43,7 @@ class _Saved(NamedTuple):
     """The values of a forward step that its backward step needs."""
 
     inputs: Sequence[Value]
-    output: Value | None  # with its graph
+    output: Value | None  # has its graph
     recomputation: Recomputation | None
 
 
@@ -66,7 +66,7 @@ class Execution:
         self._comm, self._stages, self._work = comm, stages, work
         self._messages = messages
         self._saved: dict[tuple[int, int], _Saved] = {}
-        self._begun: dict[int, Recomputation | None] = {}  # the latest one of each stage
+        self._begun: dict[int, Recomputation | None] = {}  # the latest one, by stage
         self._differences: list[tuple[str, Array | bool]] = []
         self.loss: Array | None = None
         self.observations = Observations()

@@ -22,7 +22,7 @@ NAMES: tuple[Name, ...] = '1f1b', 'gpipe'
 
 
 class Step(NamedTuple):
-    """Forward or backward of a micro-batch in a stage."""
+    """The forward or backward pass of a micro-batch in a stage."""
 
     stage: int
     micro_batch: int

@@ -77,14 +77,15 @@ def connect(parts: Sequence[Sequence[ListedLink]]) -> tuple[Stage, ...]:
             if not sent[other, rank]:
                 raise ValueError(
                     f'Pipeline: {_part(parts, link).name} on rank {rank} receives from rank '
-                    f'{other}, but no link there sends to it. Add a link with rank_out={rank} '
-                    f'on rank {other}.')
+                    f'{other}, but no link on rank {other} sends to rank {rank}. Add a link with '
+                    f'rank_out={rank} on rank {other}.')
             sources[link].append(sent[other, rank].pop(0))
     for (rank, other), left in sorted(sent.items()):
         if left:
             raise ValueError(
                 f'Pipeline: {_part(parts, left[0]).name} on rank {rank} sends to rank {other}, but '
-                f'no link there receives it. Add a link with rank_in={rank} on rank {other}.')
+                f'no link on rank {other} receives from rank {rank}. Add a link with '
+                f'rank_in={rank} on rank {other}.')
     return _stages(parts, _sorted(parts, sources), sources)
 
 

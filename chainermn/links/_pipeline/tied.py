@@ -82,7 +82,7 @@ class Tied:
         """Return the arrays of all the given ranks, which include this one."""
         comm = self._comm
         others = [rank for rank in ranks if rank != comm.rank]
-        with comm.called_by('the exchange of tied parameters in Pipeline'):
+        with comm.called_by('the all-gather of tied parameters in Pipeline'):
             sends = [comm.isend(x, rank, tag) for rank in others]
             found = {rank: comm.recv(rank, tag) for rank in others}
             comm.waitall(sends)

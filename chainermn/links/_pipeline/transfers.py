@@ -1,13 +1,12 @@
 """Transfers of device arrays on a separate CUDA stream, while the device computes.
 
-MPI carries the messages of all communicators, even if they use NCCL, because operations of an NCCL
-communicator run in the order in which they are posted, and ranks that post receives ahead post them
-in different orders. MPI reads and writes an array while the host waits, so this happens on the
-transfer stream, where nothing else runs:
+MPI carries the messages of all communicators. NCCL would run operations in the order in which they
+are posted, and ranks that post receives early do so in different orders. MPI reads and writes an
+array while the host waits, so this happens on the transfer stream, where nothing else runs:
 
-- An array to send is copied on the stream that computes it. Once the device has made the copy, the
-  host passes the copy to MPI. Until then, the host continues and queues the next step.
-- A received array is copied on the stream that computes, which frees and reuses memory in its own
+- An array to send is copied on the compute stream. Once the device has made the copy, the host
+  passes the copy to MPI. Until then, the host continues and queues the next step.
+- A received array is copied on the compute stream, because memory is freed and reused in stream
   order. The received array is kept in memory until the device has made the copy.
 """
 from __future__ import annotations

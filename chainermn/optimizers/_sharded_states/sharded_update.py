@@ -53,7 +53,8 @@ class _RuleState(NamedTuple):
 
 class _States(runtime.ProcessState):
     def __init__(self) -> None:
-        #: For rules whose state may be incomplete. Two optimizers may have the same rule.
+        #: The elements of each rule whose state may be partial. Keyed by rule for the whole
+        #: process, because two optimizers can share a rule.
         self.by_rule: weakref.WeakKeyDictionary[UpdateRule, _StateElements] = (
             weakref.WeakKeyDictionary())
 
@@ -77,7 +78,7 @@ class ShardedUpdate(FullUpdate):
         self._items: list[Item] = []
         self._rules: list[UpdateRule] = []
         self._shards: list[Shard] = []
-        #: The elements that this rank updates, of each parameter.
+        #: For each parameter, the elements that this rank updates.
         self._elements: Shard = {}
         self._pieces: dict[str, Parameter] = {}  # the elements of this rank's shard
         self._local_needs_all = False
@@ -181,14 +182,14 @@ class ShardedUpdate(FullUpdate):
         self.prepare(optimizer)
         params = with_rules(optimizer.target)
         with self._communicator.called_by(self._caller):
-            of_ranks = self._communicator.allgather_obj({
+            by_rank = self._communicator.allgather_obj({
                 path: StateShard(*self._elements[path], param.update_rule.state or {})
                 for path, param in params.items()})
-        return {path: sharded_states.join(path, param.shape, [states[path] for states in of_ranks])
+        return {path: sharded_states.join(path, param.shape, [states[path] for states in by_rank])
                 for path, param in params.items()}
 
     def serialize(self, optimizer: Optimizer, serializer: Serializer, is_root: bool) -> None:
-        """Save or load the optimizer, and to which elements the states of this rank belong."""
+        """Save or load the optimizer and the elements that each state on this rank covers."""
         is_loading = isinstance(serializer, chainer.Deserializer)
         if is_loading:
             self._begin_loading(optimizer.target, sharded_states.load_shard(
@@ -237,7 +238,7 @@ class ShardedUpdate(FullUpdate):
 
     def _sharded_parameters(self, target: Model, paths: Mapping[int, str]
                             ) -> list[ShardedParameter]:
-        """Return the initialized parameters. Rank 0 counts those that are not sharded."""
+        """Return the initialized parameters. Only rank 0 includes unsharded ones in norms."""
         sharded = {item.path for item in self._items if not item.is_tied}
         is_first = self._communicator.rank == 0
         found = []

@@ -34,9 +34,10 @@ def test_messages_between_two_ranks_arrive_in_the_order_sent():
      '  rank 0: a needs the output of link 0 on rank 1\n'
      '  rank 1: b needs the output of link 0 on rank 0\n'),
     ([[Part('a', [0], [0])]], '  rank 0: a needs the output of link 0 on rank 0\n'),
-    ([[Part('a', None, [1])], []], 'a on rank 0 sends to rank 1, but no link there receives it'),
+    ([[Part('a', None, [1])], []],
+     'a on rank 0 sends to rank 1, but no link on rank 1 receives from rank 0'),
     ([[], [Part('a', [0], None)]],
-     'a on rank 1 receives from rank 0, but no link there sends to it'),
+     'a on rank 1 receives from rank 0, but no link on rank 0 sends to rank 1'),
     ([[Part('a', None, [1]), Part('x', None, [1])], [Part('b', [0], None)]],
      'x on rank 0 sends to rank 1')])
 def test_wrong_lists(parts, text):
