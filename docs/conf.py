@@ -24,7 +24,7 @@ project = 'ChainerMN'
 author = copyright = 'ChainerMN 8 authors'
 version = release = runpy.run_path(str(ROOT / 'chainermn' / '_version.py'))['__version__']
 
-root_doc = 'docs/contents'  # front.md with a toctree, which GitHub would show as code
+root_doc = 'docs/index'  # front.md with a toctree, which GitHub would show as code
 #: The address of the repository, such as https://github.com/NAME/chainermn. If it is not
 #: set, pages omit the command that clones the repository.
 REPOSITORY = os.environ.get('DOCS_REPOSITORY', '').rstrip('/')
@@ -101,7 +101,7 @@ html_show_sphinx = False
 #: The site has no README.md, because it resembles the front page. Links to its sections lead to
 #: these pages.
 PAGES_OF_README = {
-    None: 'contents.rst', '#install': 'install.md', '#from-chainer-to-chainermn': 'tutorial.md',
+    None: 'index.rst', '#install': 'install.md', '#from-chainer-to-chainermn': 'tutorial.md',
     '#errors-instead-of-hangs': 'reliability.md',
 }
 

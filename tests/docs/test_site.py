@@ -62,10 +62,10 @@ def test_lines_of_a_diff_are_wrapped_like_code(monkeypatch):
 
 
 @pytest.mark.parametrize('page, link, to', [
-    ('docs/install', '../README.md', 'contents.rst'),
+    ('docs/install', '../README.md', 'index.rst'),
     ('docs/reference/commands', '../../README.md#install', '../install.md'),
     ('CONTRIBUTING', 'README.md#run-an-example-and-the-tests', 'path:README.md'),
-    ('docs/index', '../examples/mnist/README.md', '../examples/mnist/README.md')])
+    ('docs/all_pages', '../examples/mnist/README.md', '../examples/mnist/README.md')])
 def test_links_to_the_readme(page, link, to, monkeypatch):
     source = [f'[text]({link})']
     run_path('conf.py', monkeypatch)['replace_readme'](None, page, source)
