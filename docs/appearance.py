@@ -1,11 +1,12 @@
 """Sphinx extension: how code, types and the sidebar of the site look. docs/_static has the styles.
 
 - Blocks of commands, files and output have different styles. A file has its name as a title, from
-  the comment ``<!-- file: NAME -->`` above its block.
+  the comment ``<!-- file: NAME -->`` above its block. If the block is a diff, a tab has the file.
 - Each line of code is an element, so that long lines can be indented where they are wrapped.
 - Types are public: a private class is shown as its public base class, and an alias as its types.
 - Docstrings link to the pages that they mention. Source pages link to the documentation of objects.
 - The sidebar shows one section at a time.
+- On phones, rows of the tables of some pages are blocks.
 """
 
 from __future__ import annotations
@@ -31,13 +32,17 @@ import sphinx.highlighting
 import sphinx.pycode
 import sphinx.util.logging
 from sphinx.application import Sphinx
+from sphinx_design.shared import create_component
 
 #: Classes of blocks, by language. See code.css.
 KINDS = {'sh': 'command', 'bash': 'command', 'text': 'output', 'diff': 'diff'}
 
 
-#: Columns of a block, and of one in small print, at the width of the page. See code.css.
-COLUMNS, WIDE = 101, 122
+#: Columns of a block, and of ones in small print, at the width of the page. See code.css.
+COLUMNS, WIDE, WIDER = 101, 107, 116
+
+#: Pages with tables whose rows are blocks on phones.
+STACKED = {'docs/comparison', 'docs/migrating', 'docs/migrating_horovod', 'docs/migrating_pytorch'}
 
 #: A line of output with several columns. See code.css.
 ROW = re.compile(r'^(?:.*?\S {2,}(?=\S)){3}', re.MULTILINE)
@@ -96,17 +101,39 @@ def style_blocks(app: Sphinx, doctree: docutils.nodes.document) -> None:
             block['classes'].append(kind)
         if block.get('language') in ('none', app.config.highlight_language):
             logger.warning('code without a language', location=block, type='appearance')
-        if kind == 'output' and COLUMNS < max(map(len, block.astext().splitlines())) <= WIDE:
-            block['classes'].append('wide')
+        width = max(map(len, block.astext().splitlines()))
+        if kind == 'output' and COLUMNS < width <= WIDER:
+            block['classes'].append('wide' if width <= WIDE else 'wider')
         if kind == 'output' and len(ROW.findall(block.astext())) > 1:
             block['classes'].append('columns')
         if name:
-            title = docutils.nodes.caption(name, name)
-            # The classes are those of a code-block directive with a caption.
-            file = docutils.nodes.container('', title, block.deepcopy(), literal_block=True,
-                                            classes=['literal-block-wrapper'])
-            doctree.set_id(file)
-            block.replace_self(file)
+            if block.get('language') == 'diff':
+                text = re.sub('^(?:-.*\n?|[+ ])', '', block.astext(), flags=re.MULTILINE)
+                file = docutils.nodes.literal_block(text, text, language='python', classes=['code'])
+                block.replace_self(tabs({'Changes': titled(doctree, name, block),
+                                         'Complete file': titled(doctree, name, file)}))
+            else:
+                block.replace_self(titled(doctree, name, block))
+
+
+def titled(doctree: docutils.nodes.document, name: str, block: docutils.nodes.literal_block
+           ) -> docutils.nodes.container:
+    """Return a copy of a block with the name of the file as its title."""
+    # The classes are those of a code-block directive with a caption.
+    file = docutils.nodes.container(
+        '', docutils.nodes.caption(name, name), block.deepcopy(), literal_block=True,
+        classes=['literal-block-wrapper'])
+    doctree.set_id(file)
+    return file
+
+
+def tabs(contents: dict[str, docutils.nodes.Node]) -> docutils.nodes.container:
+    """Return tabs with these labels, as the directives of sphinx-design do."""
+    return create_component('tab-set', classes=['sd-tab-set'], children=[
+        create_component('tab-item', classes=['sd-tab-item'], selected=False, children=[
+            docutils.nodes.rubric(label, label, classes=['sd-tab-label']),
+            create_component('tab-content', classes=['sd-tab-content'], children=[content])])
+        for label, content in contents.items()])
 
 
 def file_name(block: docutils.nodes.literal_block) -> str:
@@ -136,6 +163,9 @@ def join_streams(merge: Callable[[list[Any]], list[Any]], outputs: list[Any]) ->
             streams[name]['text'] += output['text']
             continue
         joined.append(output)
+        if 'traceback' in output:  # omit the folders of this machine
+            output['traceback'] = [re.sub(r'~?/(?:[\w.+~-]+/)*(?=chainermn/)', '.../', part)
+                                   for part in output['traceback']]
         if name:
             streams[name] = output
     return merge(joined)
@@ -318,6 +348,23 @@ def link_documentation(app: Sphinx, page: str, template: str, context: dict[str,
         context['body'])
 
 
+def label_cells(app: Sphinx, page: str, template: str, context: dict[str, Any],
+                doctree: docutils.nodes.document | None) -> None:
+    """Give each cell of a table the title of its column, for rows that are blocks on phones."""
+    if page not in STACKED:
+        return
+    body = bs4.BeautifulSoup(context['body'], 'html.parser')
+    for table in body.select('table'):
+        table['class'].append('stacked')
+        titles = [cell.get_text(strip=True) for cell in table.select('thead th')]
+        for row in table.select('tbody tr'):
+            for title, cell in zip(titles, row.select('td'), strict=True):
+                cell['data-title'] = title
+                if not cell.get_text(strip=True):
+                    cell['class'] = [*cell.get('class', []), 'empty']
+    context['body'] = str(body)
+
+
 def break_contents(app: Sphinx, page: str, template: str, context: dict[str, Any],
                    doctree: docutils.nodes.document | None) -> None:
     """Allow line breaks within the names in the contents beside a page."""
@@ -358,6 +405,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect('autodoc-process-docstring', link_pages)
     app.connect('autodoc-process-docstring', shorten_types, priority=900)  # after napoleon
     app.connect('html-page-context', link_documentation)
+    app.connect('html-page-context', label_cells)
     app.connect('html-page-context', break_contents)
     app.connect('html-page-context', fold_sidebar, priority=900)  # after the theme
     return {'version': '1', 'parallel_read_safe': True}

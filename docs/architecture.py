@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import html
 import pathlib
+import re
 import sys
 import textwrap
 from typing import Any
@@ -26,8 +27,8 @@ ORDER = [
 ]
 #: Modules that are not shown: the facade, the entry point, and modules that only define names.
 HIDDEN = {'__init__', '__main__', '_at_import', '_types', '_version', 'shims'}
-PER_ROW = 7
-WIDTH, HEIGHT, LOW, GAP, MARGIN = 156, 98, 44, 14, 16
+PER_ROW = 5
+WIDTH, HEIGHT, LOW, GAP, MARGIN = 160, 98, 44, 14, 16
 BETWEEN = 44  # pixels between layers
 
 BOX = '<rect x="{}" y="{}" width="{}" height="{}" rx="4" fill="{}" stroke="#345"/>'
@@ -59,6 +60,7 @@ def read_code(package: Any) -> tuple[dict[str, set[str]], dict[str, str]]:
         if path.parts[1:] in ((), ('__init__.py',)):
             text = ast.get_docstring(ast.parse((package.root / path).read_text(encoding='utf-8')))
             first = (text or '').splitlines()[0].replace('``', '')
+            first = re.sub(r':\w+:`(?:[\w.]+\.)?(\w+)`', r'\1', first)  # roles
             ideas[part] = first.split('. ')[0].rstrip('.')
     return imports, ideas
 
@@ -94,9 +96,9 @@ def draw(package: Any) -> str:
             end = min(max(start, left + 20), left + its_width - 20)
             lines.append(LINE.format(start, y + height, end, top - 2))
         boxes.append(BOX.format(x, y, width, height, '#f8f6ee' if module[0] == '_' else '#eef3f8'))
-        boxes.append(TEXT.format(x + 8, y + 18, 13, ' font-weight="bold"', module))
-        for n, text in enumerate(textwrap.wrap(ideas[module], width // 6 - 3)):
-            boxes.append(TEXT.format(x + 8, y + 34 + 14 * n, 11, '', html.escape(text)))
+        boxes.append(TEXT.format(x + 8, y + 18, 14, ' font-weight="bold"', module))
+        for n, text in enumerate(textwrap.wrap(ideas[module], width // 7)):
+            boxes.append(TEXT.format(x + 8, y + 34 + 14 * n, 12, '', html.escape(text)))
     size = (2 * MARGIN + PER_ROW * (WIDTH + GAP) - GAP,
             max(y + height for _, y, _, height in places.values()) + MARGIN)
     return '\n'.join([

@@ -24,7 +24,11 @@ project = 'ChainerMN'
 author = copyright = 'ChainerMN 8 authors'
 version = release = runpy.run_path(str(ROOT / 'chainermn' / '_version.py'))['__version__']
 
-root_doc = 'docs/contents'  # front.md with a toctree, which GitHub would show as code
+root_doc = 'docs/index'  # front.md with a toctree, which GitHub would show as code
+#: The address of the repository, such as https://github.com/NAME/chainermn. If it is not
+#: set, pages omit the command that clones the repository.
+REPOSITORY = os.environ.get('DOCS_REPOSITORY', '').rstrip('/')
+
 include_patterns = [
     'docs/**', 'CHANGELOG.md', 'CONTRIBUTING.md', 'examples/*/README.md',
     'examples/launch/digits.ipynb',
@@ -32,7 +36,7 @@ include_patterns = [
 exclude_patterns = ['docs/front.md', 'docs/_build', '**/.*', '**/__pycache__']
 
 extensions = [
-    'appearance', 'myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.autosummary', 'sphinx.ext.mathjax',
+    'appearance', 'myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.autosummary',
     'sphinx.ext.napoleon', 'sphinx.ext.viewcode', 'sphinx_copybutton', 'sphinx_design',
 ]
 
@@ -89,12 +93,15 @@ html_theme_options = {
         'color-block': '#1d2128', 'color-terminal': '#07090c',
     },
 }
+if REPOSITORY:
+    html_theme_options |= {'source_repository': REPOSITORY, 'source_branch': 'HEAD',
+                           'top_of_page_buttons': ['view']}
 html_show_sphinx = False
 
 #: The site has no README.md, because it resembles the front page. Links to its sections lead to
 #: these pages.
 PAGES_OF_README = {
-    None: 'contents.rst', '#install': 'install.md', '#from-chainer-to-chainermn': 'tutorial.md',
+    None: 'index.rst', '#install': 'install.md', '#from-chainer-to-chainermn': 'tutorial.md',
     '#errors-instead-of-hangs': 'reliability.md',
 }
 
@@ -125,8 +132,37 @@ def break_code(app: Sphinx, doctree: docutils.nodes.document) -> None:
         code.extend(filter(None, itertools.chain(*itertools.zip_longest(parts, breaks))))
 
 
+def break_default_values(app: Sphinx, domain: str, kind: str,
+                         content: docutils.nodes.Element) -> None:
+    """Allow line breaks in default values, between words."""
+    for value in content.parent.findall(docutils.nodes.inline):
+        if 'default_value' in value['classes'] and len(value.astext()) > 20:
+            words = re.split(r'(?<=[._])(?=\w{3})', value.astext())
+            value.children = []
+            for i, word in enumerate(words):
+                value.extend([docutils.nodes.raw('', '<wbr>', format='html')] * bool(i)
+                             + [docutils.nodes.Text(word)])
+
+
+def replace_address(text: str) -> str:
+    """Insert the address of the repository, or omit the commands that need it."""
+    command = 'git clone ADDRESS_OF_THIS_REPOSITORY'
+    if REPOSITORY:
+        return text.replace(command, f'git clone {REPOSITORY}')
+    return re.sub(rf'^{command}.*\n| \(`{command}[^`]*`\)', '', text, flags=re.MULTILINE)
+
+
+def replace_address_in_blocks(app: Sphinx, doctree: docutils.nodes.document) -> None:
+    """Replace the address in blocks of code, also of the included front.md."""
+    for block in doctree.findall(docutils.nodes.literal_block):
+        text = replace_address(block.astext())
+        if text != block.astext():
+            block.rawsource, block.children = text, []
+            block += docutils.nodes.Text(text)
+
+
 def replace_readme(app: Sphinx, page: str, source: list[str]) -> None:
-    """Let links to sections of README.md lead to pages; others download the file."""
+    """Let links to sections of README.md lead to pages; others download it. Replace the address."""
     folder = (ROOT / page).parent
 
     def replace(link: re.Match[str]) -> str:
@@ -137,11 +173,14 @@ def replace_readme(app: Sphinx, page: str, source: list[str]) -> None:
             return f'](path:{path})'
         return f']({os.path.relpath(ROOT / "docs" / PAGES_OF_README[section], folder)})'
 
+    source[0] = replace_address(source[0])
     source[0] = re.sub(r'\]\(((?:\.\./)*README\.md)(#[\w-]+)?\)', replace, source[0])
 
 
 def setup(app: Sphinx) -> None:
     """Register the transformations of links and code."""
     app.connect('source-read', replace_readme)
+    app.connect('object-description-transform', break_default_values)
     app.connect('doctree-read', link_folders)
     app.connect('doctree-read', break_code)
+    app.connect('doctree-read', replace_address_in_blocks)

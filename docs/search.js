@@ -11,8 +11,8 @@ var Scorer = {
   partialTerm: 2,
 
   score: ([page, , , , score]) => {
+    const query = new URLSearchParams(location.search).get("q") || "";
     if (page === "docs/troubleshooting") {
-      const query = new URLSearchParams(location.search).get("q") || "";
       return score + (query.trim().split(/\s+/).length > 2 ? 20 : 3); // 20: probably a message
     }
     if (
@@ -20,6 +20,8 @@ var Scorer = {
       /^docs\/(benchmarks|decisions|developers|inside_chainer_compat|releasing|test_results|reference\/by_module)$/.test(page)
     )
       return score - 12;
+    if (/^docs\/(install|tutorial)$/.test(page))
+      return score + (/\b(gpus?|install|start)/i.test(query) ? 12 : 4);
     return /^docs\/(?!contents$|index$)\w+$/.test(page) ? score + 4 : score;
   },
 };

@@ -76,7 +76,7 @@ def test_version():
     """Only chainermn/_version.py defines it; pip, the site and the pages show the same version."""
     number, is_unreleased, _ = chainermn.__version__.partition('.dev')
     texts = {name: ROOT.joinpath(name).read_text(encoding='utf-8') for name in (
-        'CHANGELOG.md', 'CITATION.cff', 'README.md', 'docs/conf.py', 'docs/index.md',
+        'CHANGELOG.md', 'CITATION.cff', 'README.md', 'docs/conf.py', 'docs/all_pages.md',
         'pyproject.toml', 'setup.py')}
     assert importlib.metadata.version('chainermn') == chainermn.__version__, (
         'install the package again')

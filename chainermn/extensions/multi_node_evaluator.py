@@ -39,20 +39,16 @@ _E = TypeVar('_E', bound=_Evaluator)
 
 def create_multi_node_evaluator(actual_evaluator: _E, communicator: CommunicatorBase, *,
                                 allow_different_models: bool = False) -> _E:
-    r"""Make an evaluator return means over all ranks.
+    """Make an evaluator return means over all ranks.
 
     The evaluator is changed in place: its ``evaluate`` becomes collective (every rank calls it) and
     returns the same result on every rank. Each rank evaluates the batches of its own iterator. The
-    result for each key is
-
-    .. math::
-        \text{result} = \frac{\sum_r n_r v_r}{\sum_r n_r}
-
-    where :math:`v_r` is the value of rank :math:`r` alone (with Chainer's ``Evaluator``, the mean
-    over its batches) and :math:`n_r` is the number of examples of its iterator. So shards may have
-    any length. Ranks with an empty shard, or without the key, do not count. If no rank uses an
-    iterator of the evaluator, because ``evaluate`` is overridden, all ranks have the same weight.
-    If any of these values is NaN, the result is NaN.
+    result for each key is the weighted mean ``sum(n * v) / sum(n)`` over all ranks, where ``v`` is
+    the value of a rank alone (with Chainer's ``Evaluator``, the mean over its batches) and ``n`` is
+    the number of examples of its iterator. So shards may have any length. Ranks with an empty
+    shard, or without the key, do not count. If no rank uses an iterator of the evaluator, because
+    ``evaluate`` is overridden, all ranks have the same weight. If any of these values is NaN, the
+    result is NaN.
 
     An exception in ``evaluate`` on one rank is raised on all ranks. A TypeError is raised on all
     ranks if ``evaluate`` returns anything other than a dict of numbers.

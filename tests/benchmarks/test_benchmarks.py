@@ -149,19 +149,24 @@ def test_the_page_begins_with_answers():
 
 
 def test_the_figures_of_the_front_page():
-    front = ' '.join(DOCS.with_name('front.md').read_text(encoding='utf-8').split())
+    text = DOCS.with_name('front.md').read_text(encoding='utf-8')
     steps, = (table for table in TABLES['tables'](
         (DOCS / 'training_step.txt').read_text(encoding='utf-8')) if 'float32' in table.caption)
     longest = max(float(row[-1]) for row in steps.rows if row[1:3] == ['1', '1'])
-    assert f'at most {longest - 1:.0%} longer' in front
+    assert f'at most {longest - 1:.0%} longer' in ' '.join(text.split())
     value = run_path('_summary.py')['Results'](DOCS).value
-    for dtype, text in ('float32', ' times as long'), ('bfloat16', ' times in bfloat16'):
-        ours, theirs = (value('gpu_step', 'time, ms', f'{name}, {dtype}')
-                        for name in ('ChainerMN 8', 'PyTorch'))
-        assert f'{ours / theirs:.1f}{text}' in front
-    ours, theirs = (value('mean_grad', f'{name}, ms', 'ResNet-50, 102 MB', '2')
-                    for name in ('ChainerMN 8', 'PyTorch DDP'))
-    assert f'takes {ours:.0f} ms; PyTorch DDP with gloo takes {theirs:.0f} ms' in front
+    names = 'ChainerMN 8', 'PyTorch'
+    pairs = [[value('gpu_step', 'time, ms', f'{name}, {dtype}') for name in names]
+             for dtype in ('float32', 'tf32', 'bfloat16')]
+    on_gpu = [f'{ours / theirs:.1f}' for ours, theirs in pairs]
+    columns = 'ChainerMN 8, ms', 'PyTorch DDP, ms'
+    pairs = [[value('mean_grad', column, 'ResNet-50, 102 MB', '2') for column in columns],
+             [value('hosts', column, '1', '2', '1', caption='Gradients') for column in columns]]
+    shown = re.findall(r'^\| .* \| ([\d.]+) \|$', text, re.MULTILINE)
+    assert shown == [*on_gpu, *(f'{ours / theirs:.2f}' for ours, theirs in pairs)]
+    page = ' '.join(DOCS.with_name('comparison.md').read_text(encoding='utf-8').split())
+    assert ('took {} times as long as in PyTorch with float32, {} times with TF32, and {} times '
+            'with bfloat16'.format(*on_gpu)) in page
 
 
 def test_every_benchmark_has_a_question():

@@ -12,8 +12,8 @@ DOCS = pathlib.Path(__file__).parents[2] / 'docs'
 RUN_BLOCKS = runpy.run_path(str(DOCS / 'run_blocks.py'))
 
 #: Columns of a block, which docs/_static/code.css makes room for.
-COLUMNS = int(re.search(r'^COLUMNS, WIDE = (\d+)', DOCS.joinpath('appearance.py').read_text(
-    encoding='utf-8'), re.M)[1])
+COLUMNS = int(re.search(r'^COLUMNS, WIDE, WIDER = (\d+)',
+                        DOCS.joinpath('appearance.py').read_text(encoding='utf-8'), re.M)[1])
 
 
 def blocks():

@@ -44,17 +44,17 @@ def test_files_that_a_page_names():
 
 
 def test_the_index_has_all_pages():
-    index = ROOT.joinpath('docs/index.md').read_text(encoding='utf-8')
-    pages = {path.name for path in ROOT.glob('docs/*.md')} - {'front.md', 'index.md'}
+    index = ROOT.joinpath('docs/all_pages.md').read_text(encoding='utf-8')
+    pages = {path.name for path in ROOT.glob('docs/*.md')} - {'front.md', 'all_pages.md'}
     assert len(pages) > 10
     assert not {page for page in pages if f']({page})' not in index}
-    contents = ROOT.joinpath('docs/contents.rst').read_text(encoding='utf-8').split()
+    contents = ROOT.joinpath('docs/index.rst').read_text(encoding='utf-8').split()
     assert not {page for page in pages if page.removesuffix('.md') not in contents}
 
 
 def test_the_index_and_the_site_have_the_same_sections():
-    index = ROOT.joinpath('docs/index.md').read_text(encoding='utf-8')
-    contents = ROOT.joinpath('docs/contents.rst').read_text(encoding='utf-8')
+    index = ROOT.joinpath('docs/all_pages.md').read_text(encoding='utf-8')
+    contents = ROOT.joinpath('docs/index.rst').read_text(encoding='utf-8')
     assert re.findall(r'^(?:\*\*|## )(\w[\w ]+)(?:\*\*)?$', index, re.M) == re.findall(
         '^   :caption: (.*)$', contents, re.M) == [
             'Getting started', 'Guides', 'Clusters', 'Performance', 'Troubleshooting', 'Migrating',
@@ -63,7 +63,7 @@ def test_the_index_and_the_site_have_the_same_sections():
 
 def test_the_sidebar_has_no_title_twice():
     docs = ROOT / 'docs'
-    contents = docs.joinpath('contents.rst').read_text(encoding='utf-8')
+    contents = docs.joinpath('index.rst').read_text(encoding='utf-8')
     titles = {}
     for name in re.findall(r'^   ((?:\.\./)*[\w/]+)$', contents, re.M):
         for page in docs.glob(f'{name}.md'):

@@ -10,10 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip('sphinx')
+docutils = pytest.importorskip('docutils')
+pytest.importorskip('sphinx_design')
 pytest.importorskip('bs4')
 pytestmark = pytest.mark.mpi_skip
 
+importlib.import_module('docutils.nodes')
+importlib.import_module('docutils.utils')
 DOCS = pathlib.Path(__file__).parents[2] / 'docs'
 
 
@@ -59,10 +62,10 @@ def test_lines_of_a_diff_are_wrapped_like_code(monkeypatch):
 
 
 @pytest.mark.parametrize('page, link, to', [
-    ('docs/install', '../README.md', 'contents.rst'),
+    ('docs/install', '../README.md', 'index.rst'),
     ('docs/reference/commands', '../../README.md#install', '../install.md'),
     ('CONTRIBUTING', 'README.md#run-an-example-and-the-tests', 'path:README.md'),
-    ('docs/index', '../examples/mnist/README.md', '../examples/mnist/README.md')])
+    ('docs/all_pages', '../examples/mnist/README.md', '../examples/mnist/README.md')])
 def test_links_to_the_readme(page, link, to, monkeypatch):
     source = [f'[text]({link})']
     run_path('conf.py', monkeypatch)['replace_readme'](None, page, source)
@@ -78,6 +81,61 @@ def test_pages_for_sections_of_the_readme(monkeypatch):
         assert (DOCS / page).is_file()
 
 
+@pytest.mark.parametrize('address, command, text', [
+    ('https://host/clone', 'git clone https://host/clone chainermn\n',
+     'Clone it (`git clone https://host/clone chainermn`), and'),
+    ('', '', 'Clone it, and')])
+def test_the_address_of_the_repository(address, command, text, monkeypatch):
+    monkeypatch.setenv('DOCS_REPOSITORY', address)
+    configuration = run_path('conf.py', monkeypatch)
+    before = 'git clone ADDRESS_OF_THIS_REPOSITORY chainermn'
+    assert configuration['replace_address'](f'{before}\nls') == f'{command}ls'
+    assert configuration['replace_address'](f'Clone it (`{before}`), and') == text
+    assert ('source_repository' in configuration['html_theme_options']) == bool(address)
+    for page in 'front.md', 'install.md':
+        assert before in DOCS.joinpath(page).read_text(encoding='utf-8')
+
+
+def test_default_values_are_broken_between_words(monkeypatch):
+    value = docutils.nodes.inline('', 'chainer.dataset.concat_examples',
+                                  classes=['default_value'])
+    content = docutils.nodes.container()
+    docutils.nodes.container('', value, content)
+    run_path('conf.py', monkeypatch)['break_default_values'](None, 'py', 'function', content)
+    assert [each.astext() for each in value] == [
+        'chainer.', '<wbr>', 'dataset.', '<wbr>', 'concat_', '<wbr>', 'examples']
+
+
+def test_a_diff_of_a_file_has_a_tab_with_the_file(monkeypatch):
+    document = docutils.utils.new_document('page')
+    text = ' a\n-b\n+c\n'
+    document += [docutils.nodes.comment('', '<!-- file: x.py -->'),
+                 docutils.nodes.literal_block(text, text, language='diff')]
+    app = SimpleNamespace(config=SimpleNamespace(highlight_language='default'))
+    run_path('appearance.py', monkeypatch)['style_blocks'](app, document)
+    assert [(each['language'], each.astext())
+            for each in document.findall(docutils.nodes.literal_block)] == [
+                ('diff', text), ('python', 'a\nc\n')]
+    assert [each.astext() for each in document.findall(docutils.nodes.rubric)] == [
+        'Changes', 'Complete file']
+
+
+def test_cells_have_the_titles_of_their_columns(monkeypatch):
+    table = ('<table class="docutils"><thead><tr><th>a</th><th>b</th></tr></thead>'
+             '<tbody><tr><td>1</td><td> </td></tr></tbody></table>')
+    context = {'body': table}
+    label_cells = run_path('appearance.py', monkeypatch)['label_cells']
+    label_cells(None, 'docs/install', '', context, None)
+    assert context['body'] == table
+    label_cells(None, 'docs/comparison', '', context, None)
+    assert '<td data-title="a">1</td><td class="empty" data-title="b"> </td>' in context['body']
+
+
+def test_pages_with_blocks_as_rows_exist(monkeypatch):
+    for page in run_path('appearance.py', monkeypatch)['STACKED']:
+        assert DOCS.parent.joinpath(f'{page}.md').is_file()
+
+
 def test_pages_whose_scores_differ():
     for names in re.findall(r'\(([\w/\\|]{20,})\)', DOCS.joinpath('search.js').read_text()):
         for name in names.replace('\\', '').split('|'):
@@ -90,6 +148,14 @@ def test_parts_of_a_stream_are_joined(monkeypatch):
     joined = run_path('appearance.py', monkeypatch)['join_streams'](lambda merged: merged, outputs)
     assert [(each['name'], each['text']) for each in joined] == [
         ('stdout', 'a\nbc\n'), ('stderr', 'x')]
+
+
+def test_tracebacks_of_notebooks_have_no_folders_of_this_machine(monkeypatch):
+    error = {'output_type': 'error', 'traceback': [
+        f'File {folder}chainermn/_file.py:1, in' for folder in ('/a/chainermn/', '~/')]}
+    joined = run_path('appearance.py', monkeypatch)['join_streams'](
+        lambda merged: merged, [error])
+    assert joined[0]['traceback'] == ['File .../chainermn/_file.py:1, in'] * 2
 
 
 def test_types_are_public(monkeypatch):
