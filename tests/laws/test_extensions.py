@@ -47,16 +47,16 @@ class NaNEvaluator(extensions.Evaluator):
         return super().evaluate() or {'main/value': np.nan}
 
 
-def shards(comm, counts, batch_size):
+def shards(comm, counts, batch_size, is_sampled):
     """Return the examples of all ranks, and an iterator over the examples of this rank.
 
-    If their number is odd, an order sampler selects them from the examples of all ranks.
+    If ``is_sampled``, an order sampler selects them from the examples of all ranks.
     """
     data = [np.random.RandomState(rank).randn(counts[rank % len(counts)])
             for rank in range(comm.size)]
     ends = np.cumsum([0, *map(len, data)])
     mine = np.arange(*ends[comm.rank:comm.rank + 2])
-    if ends[-1] % 2:
+    if is_sampled:
         return data, chainer.iterators.SerialIterator(
             list(np.concatenate(data)), batch_size, repeat=False,
             order_sampler=lambda order, position: mine)
@@ -64,15 +64,16 @@ def shards(comm, counts, batch_size):
         list(data[comm.rank]), batch_size, repeat=False, shuffle=False)
 
 
-@law(st.tuples(COUNTS, st.integers(1, 4), st.sampled_from([extensions.Evaluator, NaNEvaluator])),
+@law(st.tuples(COUNTS, st.integers(1, 4), st.booleans(),
+               st.sampled_from([extensions.Evaluator, NaNEvaluator])),
      planted(
     multi_node_evaluator, '_weights', lambda weights: lambda by_rank: weights(
         [(min(n, 1), keys) for n, keys in by_rank])), examples=20)
 def test_evaluator(comm, program):
     """The multi-node evaluator returns the mean over the examples of all ranks."""
-    counts, batch_size, kind = program
+    counts, batch_size, is_sampled, kind = program
     # Use batches of one size, because Chainer's evaluator averages the means of the batches.
-    data, iterator = shards(comm, [n * batch_size for n in counts], batch_size)
+    data, iterator = shards(comm, [n * batch_size for n in counts], batch_size, is_sampled)
     evaluator = chainermn.create_multi_node_evaluator(kind(iterator, Model()), comm)
     everything = np.concatenate(data)
     for result in [evaluator() for _ in range(2)]:
@@ -82,13 +83,13 @@ def test_evaluator(comm, program):
             assert [*map(str, result.values())] == ['nan'] * (kind is NaNEvaluator)
 
 
-@law(st.tuples(COUNTS, st.integers(1, 4), st.integers(0, 3)),
+@law(st.tuples(COUNTS, st.integers(1, 4), st.booleans(), st.integers(0, 3)),
      planted(_generic_multi_node_evaluator, 'zip_longest', lambda _: (
          lambda *rows, fillvalue: zip(*rows, strict=False))), examples=10)
 def test_generic_evaluator(comm, program):
     """``GenericMultiNodeEvaluator`` gets the results of all ranks, batch by batch."""
-    counts, batch_size, root = program
-    data, iterator = shards(comm, counts, batch_size)
+    counts, batch_size, is_sampled, root = program
+    data, iterator = shards(comm, counts, batch_size, is_sampled)
     evaluator = chainermn.extensions.GenericMultiNodeEvaluator(
         comm, iterator, lambda x: x.tolist(), root=root % comm.size)
     batches = [[x[i:i + batch_size].tolist() for i in range(0, len(x), batch_size)] for x in data]
