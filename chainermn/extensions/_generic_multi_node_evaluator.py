@@ -11,6 +11,7 @@ import chainer
 from chainermn._operations.on_all_ranks import raise_on_all_ranks, raise_together
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._epoch_length import is_empty
 from chainermn.extensions._replica_check import ReplicaCheck
 
 _NOTHING = object()
@@ -175,7 +176,7 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
             iterator.reset()
         else:
             iterator = copy.copy(iterator)
-        if not len(getattr(iterator, 'dataset', [()])):
+        if is_empty(iterator):
             return  # Chainer's iterators would divide by zero
         for batch in iterator:
             converted = self.converter(batch, self.device)

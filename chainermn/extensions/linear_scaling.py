@@ -11,6 +11,7 @@ from chainermn._operations.on_all_ranks import on_all_ranks, raise_together
 from chainermn._types import Optimizer
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._epoch_length import samples_per_epoch
 
 
 class LinearScaling(chainer.training.Extension):
@@ -99,7 +100,7 @@ class LinearScaling(chainer.training.Extension):
                              f'of {", ".join(map(repr, sorted(known)))}')
         iterator = trainer.updater.get_iterator('main')
         accumulation = getattr(optimizer, '_accumulation', None)
-        return _RankSettings(iterator.batch_size, len(iterator.dataset),
+        return _RankSettings(iterator.batch_size, samples_per_epoch(iterator),
                              1 if accumulation is None else accumulation.n,
                              (known[self.attr], self.base_batch_size, self.warmup_epochs))
 

@@ -17,6 +17,7 @@ from chainermn._process.program_place import program_place
 from chainermn._types import Array, Object
 from chainermn.communicators._recognize import as_communicator, overrides
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._epoch_length import is_empty
 from chainermn.extensions._generic_multi_node_evaluator import (
     GenericMultiNodeEvaluator,
     check_ends,
@@ -178,7 +179,7 @@ def _checked(observation: Object) -> dict[str, Value]:
 class _CountingIterator(Delegate, wraps='iterator'):
     """Appends the length of every batch to ``counts``.
 
-    It stops immediately if the dataset is empty, because Chainer's iterators would divide by zero.
+    It stops immediately if there are no samples, because Chainer's iterators would divide by zero.
     """
 
     iterator: chainer.dataset.Iterator
@@ -192,7 +193,7 @@ class _CountingIterator(Delegate, wraps='iterator'):
         return self
 
     def __next__(self) -> Any:  # a batch of any type
-        if len(getattr(self.iterator, 'dataset', [()])) == 0:
+        if is_empty(self.iterator):
             raise StopIteration
         batch = next(self.iterator)
         self.counts.append(len(batch) if hasattr(batch, '__len__') else 1)

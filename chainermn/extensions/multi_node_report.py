@@ -15,7 +15,7 @@ from chainer.training.extensions import progress_bar
 
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions._observation import count_samples
+from chainermn.extensions._epoch_length import count_samples
 
 _MEANS = extensions.LogReport, extensions.PlotReport
 _WRITERS = extensions.PrintReport, extensions.ProgressBar

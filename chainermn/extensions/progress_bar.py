@@ -13,7 +13,7 @@ from chainer.training.extensions import util
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
-from chainermn.extensions._observation import count_samples
+from chainermn.extensions._epoch_length import count_samples
 
 _WINDOW = 20.  # seconds over which the speed is measured
 _COLUMNS = 100

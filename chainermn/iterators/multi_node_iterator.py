@@ -73,6 +73,7 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
     epoch_detail: float
     previous_epoch_detail: float | None
     _order: Object  # order of the examples in this epoch; None if they are not shuffled
+    _epoch_size: int  # number of examples in an epoch
 
     if TYPE_CHECKING:  # attributes of the actual iterator, for editors
         dataset: Dataset
@@ -165,12 +166,19 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
         return self.communicator.rank == self.rank_master
 
     def _own_progress(self, with_order: bool = False) -> dict[str, Object]:
-        """Return the progress. Include the order only if it has changed, because it is large."""
+        """Return the progress.
+
+        Args:
+            with_order: Whether to include the order even if it has not changed, and the number of
+                examples per epoch, which never changes.
+        """
         actual = self.actual_iterator
         values = [(name, getattr(actual, name, _MISSING)) for name in _PROGRESS]
         progress = {name: value for name, value in values if value is not _MISSING}
         if with_order or progress.get('is_new_epoch'):
             progress['_order'] = getattr(getattr(actual, '_state', None), 'order', None)
+        if with_order and (size := getattr(actual, '_epoch_size', None)) is not None:
+            progress['_epoch_size'] = size
         return progress
 
     def _share_progress(self) -> None:

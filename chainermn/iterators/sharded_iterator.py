@@ -213,7 +213,11 @@ class ShardedIterator(chainer.dataset.Iterator):
     @property
     def dataset(self) -> Sized:
         """An object whose length is the number of samples of this rank in an epoch."""
-        return range(self._batches.length())
+        return range(self._epoch_size)
+
+    @property
+    def _epoch_size(self) -> int:  # the name in Chainer's iterators
+        return self._batches.length()
 
     def serialize(self, serializer: Serializer) -> None:
         """Save or load the position, which all ranks share.

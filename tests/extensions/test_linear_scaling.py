@@ -1,4 +1,6 @@
 """The learning rate of each update is that of Goyal et al. (2017), the same on all ranks."""
+import functools
+
 import chainer
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from shared_fixtures import communicators
 from small_trainer import make_trainer
 
 from chainermn.extensions import LinearScaling
+from chainermn.iterators import MultiNodeOrderSampler, create_multi_node_iterator
 
 pytestmark = pytest.mark.usefixtures('own_folder')
 
@@ -68,6 +71,49 @@ def test_decay(comm):
     np.testing.assert_allclose(found[4:9], full)
     np.testing.assert_allclose(found[9:19], full * 0.1)
     np.testing.assert_allclose(found[19:], full * 0.01)
+
+
+@pytest.mark.filterwarnings('ignore:.* multi-threaded, use of fork:DeprecationWarning')
+@pytest.mark.parametrize('kind, options', [
+    ('SerialIterator', {}), ('MultithreadIterator', {'n_threads': 1}),
+    ('MultiprocessIterator', {'n_processes': 1})])
+def test_an_order_sampler_divides_the_dataset(comm, kind, options):
+    """The schedule of ``docs/large_batches.md``, with 10 updates per epoch on any number of ranks.
+
+    On 2 ranks: 0.22, 0.34, 0.4, 0.04, 0.04.
+    """
+    n, found = 20 * comm.size, {}
+    trainer = make_trainer(
+        comm, 'out', (10, 'epoch'), chainer.optimizers.MomentumSGD(0.1), length=n,
+        iterator=functools.partial(getattr(chainer.iterators, kind),
+                                   order_sampler=MultiNodeOrderSampler(n, comm), **options))
+    trainer.extend(LinearScaling(comm, 1, decay=lambda epoch: 0.1 if epoch >= 8 else 1))
+
+    def read(trainer):
+        found[trainer.updater.iteration] = trainer.updater.get_optimizer('main').lr
+
+    trainer.extend(read, trigger=(2, 'epoch'))
+    trainer.run()
+    k = 2 * comm.size
+    assert found == pytest.approx({
+        10 * epoch: 0.1 * (1 + (k - 1) * min(epoch / 5, 1)) * (0.1 if epoch >= 8 else 1)
+        for epoch in (2, 4, 6, 8, 10)})
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_multi_node_iterator_uses_the_order_of_one_rank(comm):
+    """The length of an epoch is half of the last rank's dataset, on all ranks."""
+    def iterator(data, batch_size):
+        options = {'order_sampler': lambda order, position: np.arange(10)} if is_root else {}
+        return create_multi_node_iterator(
+            chainer.iterators.SerialIterator(data if is_root else data[:7], batch_size, **options),
+            comm, comm.size - 1)
+
+    is_root = comm.rank == comm.size - 1
+    alone = comm.split(comm.rank, 0)
+    found = rates(comm, LinearScaling(alone, 1, 2), length=20, iterator=iterator)
+    np.testing.assert_allclose(found, [0.1 * (1 + min(i / 10, 1)) for i in range(1, 30)])
+    alone.finalize()
 
 
 def test_another_attribute(comm):

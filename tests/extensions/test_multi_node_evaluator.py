@@ -58,6 +58,21 @@ def test_reports_to_the_current_reporter(comm):
     assert reporter.observation == {'val/' + KEY: pytest.approx((comm.size - 1) / 2)}
 
 
+def test_batches_of_one_rank(comm):
+    """The other ranks have an iterator without examples."""
+    def iterator():
+        examples = [1., 2., 6.] if comm.rank == 0 else []
+        return chainermn.iterators.create_multi_node_iterator(
+            SerialIterator(examples, 1, repeat=False, shuffle=False), comm)
+
+    evaluator = create_multi_node_evaluator(Evaluator(iterator(), Model()), comm)
+    assert evaluator() == {KEY: pytest.approx(3)}
+    evaluator = GenericMultiNodeEvaluator(comm, iterator(), lambda x: float(x[0]))
+    evaluator.aggregate = sorted
+    assert evaluator() == ([1.] * comm.size + [2.] * comm.size + [6.] * comm.size
+                           if comm.rank == 0 else None)
+
+
 def test_nan_stays_nan(comm):
     examples = [1.0, float('nan')] if comm.rank == comm.size - 1 else [1.0]
     assert np.isnan(make(comm, examples)()[KEY])

@@ -12,6 +12,7 @@ from shared_fixtures import communicators
 
 from chainermn import create_multi_node_optimizer
 from chainermn.extensions import create_multi_node_report
+from chainermn.iterators import MultiNodeOrderSampler
 
 size = MPI.COMM_WORLD.size
 
@@ -84,16 +85,21 @@ def test_rank_0_prints(comm, tmp_path):
     assert f'examples/sec on {ranks}, ' in text and 'iters/sec. Estimated time' in text
 
 
-def test_examples_of_all_ranks_are_counted(comm, tmp_path):
-    """Rank r has 2 (r + 1) examples, and one epoch: each of 2 r + 1 the rate of an iteration."""
+@pytest.mark.parametrize('split', ['scattered', 'sampler'])
+def test_examples_of_all_ranks_are_counted(comm, tmp_path, split):
+    """Scattered, rank r has 6 (r + 1) examples, in batches of 2 (r + 1); otherwise, 6 and 2."""
     out = io.StringIO()
     bar = create_multi_node_report(extensions.ProgressBar(update_interval=1, out=out), comm)
     data = np.zeros((6 + 6 * comm.rank, 1), 'f')
-    train(comm, tmp_path, [bar], batches(data, 2 + 2 * comm.rank), (3, 'iteration'))
+    iterator, in_all = batches(data, 2 + 2 * comm.rank), sum(2 + 2 * rank for rank in range(size))
+    if split == 'sampler':
+        iterator, in_all = chainer.iterators.SerialIterator(
+            np.zeros((6 * size, 1), 'f'), 2,
+            order_sampler=MultiNodeOrderSampler(6 * size, comm)), 2 * size
+    train(comm, tmp_path, [bar], iterator, (3, 'iteration'))
     if comm.rank == 0:
         examples, iterations = re.findall(
             r'([\d.e+]+) examples/sec on \d+ ranks?, ([\d.e+]+) iters/sec', out.getvalue())[-1]
-        in_all = sum(2 + 2 * rank for rank in range(size))  # of an iteration
         assert float(examples) / float(iterations) == pytest.approx(in_all, rel=1e-3)
 
 

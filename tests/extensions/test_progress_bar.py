@@ -1,11 +1,13 @@
 """The progress bar of all ranks: printed by rank 0 alone, also after a resume."""
 
+import functools
 import importlib.util
 import io
 import re
 import sys
 import types
 
+import chainer
 import pytest
 from small_trainer import make_trainer
 
@@ -35,9 +37,15 @@ def clock(monkeypatch):
         monotonic=lambda: float(next(times))))
 
 
-def test_rank_0_prints_the_speed_of_all_ranks(comm, tmp_path, clock, style):
-    out = Terminal()
-    trainer = make_trainer(comm, tmp_path, (4, 'epoch'), length=12)
+@pytest.mark.parametrize('split', ['scattered', 'sampler'])
+def test_rank_0_prints_the_speed_of_all_ranks(comm, tmp_path, clock, style, split):
+    out, options = Terminal(), {'length': 12}
+    if split == 'sampler':
+        n = 12 * comm.size
+        options = {'length': n, 'iterator': functools.partial(
+            chainer.iterators.SerialIterator,
+            order_sampler=chainermn.iterators.MultiNodeOrderSampler(n, comm))}
+    trainer = make_trainer(comm, tmp_path, (4, 'epoch'), **options)
     trainer.extend(ProgressBar(comm, out=out))
     trainer.run()
     if comm.rank:

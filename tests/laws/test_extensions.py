@@ -1,5 +1,6 @@
 """Laws of extensions: N ranks report the same as one process with all examples."""
 
+import functools
 from itertools import zip_longest
 
 import chainer
@@ -12,10 +13,18 @@ from laws.law import law, planted
 import chainermn
 from chainermn.extensions import (
     _generic_multi_node_evaluator,
+    linear_scaling,
     multi_node_evaluator,
     observation_aggregator,
 )
+from chainermn.extensions._epoch_length import count_samples
 from chainermn.extensions.allreduce_persistent import AllreducePersistent
+from chainermn.iterators import (
+    MultiNodeOrderSampler,
+    ShardedIterator,
+    create_multi_node_iterator,
+    create_synchronized_iterator,
+)
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -38,23 +47,33 @@ class NaNEvaluator(extensions.Evaluator):
         return super().evaluate() or {'main/value': np.nan}
 
 
-def shards(comm, counts, batch_size):
-    """Return the examples of all ranks, and an iterator over the examples of this rank."""
+def shards(comm, counts, batch_size, is_sampled):
+    """Return the examples of all ranks, and an iterator over the examples of this rank.
+
+    If ``is_sampled``, an order sampler selects them from the examples of all ranks.
+    """
     data = [np.random.RandomState(rank).randn(counts[rank % len(counts)])
             for rank in range(comm.size)]
+    ends = np.cumsum([0, *map(len, data)])
+    mine = np.arange(*ends[comm.rank:comm.rank + 2])
+    if is_sampled:
+        return data, chainer.iterators.SerialIterator(
+            list(np.concatenate(data)), batch_size, repeat=False,
+            order_sampler=lambda order, position: mine)
     return data, chainer.iterators.SerialIterator(
         list(data[comm.rank]), batch_size, repeat=False, shuffle=False)
 
 
-@law(st.tuples(COUNTS, st.integers(1, 4), st.sampled_from([extensions.Evaluator, NaNEvaluator])),
+@law(st.tuples(COUNTS, st.integers(1, 4), st.booleans(),
+               st.sampled_from([extensions.Evaluator, NaNEvaluator])),
      planted(
     multi_node_evaluator, '_weights', lambda weights: lambda by_rank: weights(
         [(min(n, 1), keys) for n, keys in by_rank])), examples=20)
 def test_evaluator(comm, program):
     """The multi-node evaluator returns the mean over the examples of all ranks."""
-    counts, batch_size, kind = program
+    counts, batch_size, is_sampled, kind = program
     # Use batches of one size, because Chainer's evaluator averages the means of the batches.
-    data, iterator = shards(comm, [n * batch_size for n in counts], batch_size)
+    data, iterator = shards(comm, [n * batch_size for n in counts], batch_size, is_sampled)
     evaluator = chainermn.create_multi_node_evaluator(kind(iterator, Model()), comm)
     everything = np.concatenate(data)
     for result in [evaluator() for _ in range(2)]:
@@ -64,19 +83,80 @@ def test_evaluator(comm, program):
             assert [*map(str, result.values())] == ['nan'] * (kind is NaNEvaluator)
 
 
-@law(st.tuples(COUNTS, st.integers(1, 4), st.integers(0, 3)),
+@law(st.tuples(COUNTS, st.integers(1, 4), st.booleans(), st.integers(0, 3)),
      planted(_generic_multi_node_evaluator, 'zip_longest', lambda _: (
          lambda *rows, fillvalue: zip(*rows, strict=False))), examples=10)
 def test_generic_evaluator(comm, program):
     """``GenericMultiNodeEvaluator`` gets the results of all ranks, batch by batch."""
-    counts, batch_size, root = program
-    data, iterator = shards(comm, counts, batch_size)
+    counts, batch_size, is_sampled, root = program
+    data, iterator = shards(comm, counts, batch_size, is_sampled)
     evaluator = chainermn.extensions.GenericMultiNodeEvaluator(
         comm, iterator, lambda x: x.tolist(), root=root % comm.size)
     batches = [[x[i:i + batch_size].tolist() for i in range(0, len(x), batch_size)] for x in data]
     expected = [batch for row in zip_longest(*batches) for batch in row if batch]
     results = [evaluator() for _ in range(2)]
     assert results == [expected if comm.rank == root % comm.size else None] * 2
+
+
+class Batches(chainer.training.updaters.StandardUpdater):
+    """An updater that takes batches without using them."""
+
+    def __init__(self, iterator):
+        super().__init__(iterator, chainer.optimizers.SGD(0.1).setup(Model()))
+
+    def update_core(self):
+        next(self.get_iterator('main'))
+
+
+KINDS = {
+    'serial': chainer.iterators.SerialIterator,
+    'threads': functools.partial(chainer.iterators.MultithreadIterator, n_threads=1),
+    'processes': functools.partial(chainer.iterators.MultiprocessIterator, n_processes=1),
+}
+
+
+def third(n):
+    """Return an order sampler that selects a third of the samples."""
+    return lambda order, position: np.arange(n // 3)
+
+
+#: Iterators over ``n`` samples of all ranks; ``create`` has the arguments of Chainer's iterators.
+SPLITS = {
+    'scattered': lambda comm, n, size, create: create(
+        chainermn.scatter_dataset(range(n), comm), size),
+    'sampler': lambda comm, n, size, create: create(
+        range(n), size, order_sampler=MultiNodeOrderSampler(n, comm)),
+    'sharded': lambda comm, n, size, create: ShardedIterator([range(n)], size, comm),
+    'third': lambda comm, n, size, create: create(range(n), size, order_sampler=third(n)),
+    'synchronized': lambda comm, n, size, create: create_synchronized_iterator(
+        create(range(n), size), comm),
+    'multi-node': lambda comm, n, size, create: create_multi_node_iterator(
+        create(range(n), size, order_sampler=third(n)) if comm.rank == 0 else create([0], size),
+        comm),
+}
+
+
+@pytest.mark.filterwarnings('ignore:.* multi-threaded, use of fork:DeprecationWarning')
+@law(st.tuples(st.sampled_from([*SPLITS]), st.sampled_from([*KINDS]), st.integers(9, 40),
+               st.integers(1, 4), st.sampled_from([0.5, 1, 2])),
+     planted(linear_scaling, 'samples_per_epoch', lambda _: lambda iterator: len(iterator.dataset)))
+def test_epochs(comm, program):
+    """``LinearScaling`` and progress bars count the updater's epochs, for any split of the data."""
+    split, kind, n, batch_size, warmup = program
+    trainer = chainer.training.Trainer(
+        Batches(SPLITS[split](comm, n, batch_size, KINDS[kind])), (3, 'epoch'))
+    trainer.extend(chainermn.extensions.LinearScaling(
+        comm, 1, warmup, decay=lambda epoch: 1 / (1 + epoch)))
+    samples = count_samples(comm, trainer)
+
+    def read(trainer):
+        updater, count = trainer.updater, batch_size * comm.size
+        np.testing.assert_allclose(samples * updater.epoch_detail, updater.iteration * count)
+        np.testing.assert_allclose(updater.get_optimizer('main').lr, 0.1 * (
+            1 + (count - 1) * min(updater.epoch_detail / warmup, 1)) / (1 + updater.epoch_detail))
+
+    trainer.extend(read, trigger=(1, 'iteration'), priority=-1)
+    trainer.run()
 
 
 class Observations(chainer.training.updaters.StandardUpdater):

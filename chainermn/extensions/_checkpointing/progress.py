@@ -17,6 +17,7 @@ import numpy as np
 
 from chainermn._types import Object
 from chainermn.extensions._checkpointing.parts import SavedParts
+from chainermn.extensions._epoch_length import samples_per_epoch
 
 EPOCHS = 'chainermn/epochs'  # name of the array with the values of epoch_detail, as JSON
 
@@ -167,6 +168,6 @@ class IteratorProgress:
 
 def _length(iterator: Object) -> int:
     try:
-        return len(iterator.dataset)
+        return samples_per_epoch(iterator)
     except (AttributeError, TypeError):  # there is no dataset, or it has no length
         return 0

@@ -139,6 +139,23 @@ def test_a_custom_iterator_restarts():
     assert trainer.updater.get_iterator('main').secret == 10
 
 
+class OneThird(chainer.iterators.SerialIterator):
+    """Takes only a third of its dataset, in the same order in each epoch."""
+
+    def __init__(self, dataset, batch_size, shuffle):
+        super().__init__(dataset, batch_size, order_sampler=lambda order, position: np.arange(
+            len(dataset) // 3))
+
+
+def test_an_order_sampler_that_selects_samples():
+    """The fraction of the epoch is a fraction of the order, not of the dataset."""
+    arrays = saved_arrays(make_trainer(60, 2, 5, kind=OneThird))  # half of 20 samples
+    trainer = make_trainer(30, 2, 5, kind=OneThird)
+    load_resized(arrays, trainer)
+    iterator = trainer.updater.get_iterator('main')
+    assert iterator.epoch_detail == 0.5 and next(iterator) == [5, 6]
+
+
 def test_a_model_without_a_trainer():
     model, loaded = chainer.links.Linear(2, 2), chainer.links.Linear(2, 2)
     serializer = chainer.serializers.DictionarySerializer()
