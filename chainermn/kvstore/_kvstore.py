@@ -420,8 +420,8 @@ class KVStore:
                               dump_optimizer: bool = False) -> None:
         """Write the optimizer's states, such as momenta and float32 copies, and ``t`` to a file.
 
-        The NPZ file does not contain the values of the keys; pull and save them separately. The file is
-        replaced atomically.
+        The NPZ file does not contain the values of the keys; pull and save them separately. An old
+        file is replaced atomically.
 
         Collective in ``dist`` types: every rank calls it. Rank 0 writes the states of all ranks to
         one file, which any number of ranks can load.

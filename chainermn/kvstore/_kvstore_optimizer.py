@@ -4,7 +4,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import chainer
 import numpy as np
@@ -296,8 +296,8 @@ def _by_first_path(named: Iterable[tuple[str, chainer.Parameter]]) -> _Parameter
     return dict(first.values())
 
 
-def _loaded(serializer: chainer.AbstractSerializer, name: str, default: object) -> object:
-    """Return a value of a snapshot, or ``default`` if it has none. When saving, save ``default``."""
+def _loaded(serializer: chainer.AbstractSerializer, name: str, default: object) -> Any:
+    """Return a value of a snapshot, or ``default`` if it has none. Save ``default`` if saving."""
     try:
         return serializer(name, default)
     except KeyError:

@@ -20,9 +20,9 @@ class Lazy(chainer.Chain):
 
     def __init__(self, rank):
         super().__init__()
-        random = np.random.RandomState(rank)
+        start = np.random.RandomState(rank).randn(3, 5).astype('f')  # differs between ranks
         with self.init_scope():
-            self.l1 = L.Linear(None, 3, initialW=lambda x: x.__setitem__(..., random.randn(*x.shape)))
+            self.l1 = L.Linear(None, 3, initialW=start)
             self.l2 = L.Linear(3, 3, initialW=.1)
             self.l3 = self.l2
             self.frozen = chainer.Parameter(np.ones(2, 'f'))

@@ -1,7 +1,7 @@
 """Laws of stores: any calls match NumPy in float64 and Chainer's optimizers; resumed trainings.
 
-The reference of the first law is one process that has the values of all workers and follows the definition: a push
-sums the values, possibly after compression, and merges the sum; a pull reads.
+The reference of the first law is one process that has the values of all workers and follows the
+definition: a push sums the values, possibly after compression, and merges the sum; a pull reads.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import copy
 
 import chainer
 import numpy as np
+import pytest
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 from hypothesis import strategies as st
@@ -454,6 +455,7 @@ def without_states(restore):
     return changed
 
 
+@pytest.mark.filterwarnings('ignore:overflow', 'ignore:invalid value', 'ignore:divide by zero')
 @law(trainings(), planted(_optimizer_updater.OptimizerUpdater, 'restore', without_states))
 def test_resumed_stores(comm, program, tmp_path):
     """A resumed training through a KVStore is bitwise identical to an uninterrupted one."""
